@@ -1,0 +1,55 @@
+// Element types and reduction operators, as the wire and the kernels name them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace hbm {
+
+// The values travel in message headers: append, never renumber.
+enum class Dtype : uint8_t {
+  kBool,
+  kUInt8,
+  kInt8,
+  kUInt16,
+  kInt16,
+  kUInt32,
+  kInt32,
+  kUInt64,
+  kInt64,
+  kFloat16,
+  kBFloat16,
+  kFloat32,
+  kFloat64,
+  kComplex32,   // two float16
+  kComplex64,   // two float32
+  kComplex128,  // two float64
+  kFloat8E5M2,
+  kFloat8E4M3FN,
+  kFloat8E5M2FNUZ,
+  kFloat8E4M3FNUZ,
+  kFloat8E8M0FNU,  // a scale: it has neither zero nor sign
+  kFloat4E2M1X2,   // two 4-bit floats in a byte
+  kQuantized8,     // integers whose scale and zero point live elsewhere
+  kQuantized32,
+};
+inline constexpr size_t kDtypeCount = 24;
+
+enum class ReduceOp : uint8_t {
+  kSum,
+  kAvg,
+  kProduct,
+  kMin,
+  kMax,
+  kBand,
+  kBor,
+  kBxor,
+  kPremulSum,
+};
+inline constexpr size_t kReduceOpCount = 9;
+
+size_t element_size(Dtype dtype) noexcept;     // bytes
+const char* dtype_name(Dtype dtype) noexcept;  // as PyTorch prints it, without "torch."
+const char* reduce_op_name(ReduceOp op) noexcept;
+
+}  // namespace hbm

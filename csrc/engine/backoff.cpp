@@ -1,0 +1,41 @@
+#include "engine/backoff.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+namespace hbm {
+namespace {
+
+constexpr uint32_t kSpins = 400;         // about 100 us of polling MPI
+constexpr uint32_t kYields = 200;        // then give the core away, still quick to notice
+constexpr uint32_t kShortestSleep = 20;  // us; the kernel's timer slack adds about 50
+constexpr uint32_t kLongestSleep = 1000;
+
+inline void relax() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield" ::: "memory");
+#endif
+}
+
+}  // namespace
+
+void Backoff::pause() noexcept {
+  const uint32_t spins = crowded_ ? 0 : kSpins;
+  const uint32_t step = idle_polls_++;
+  if (step < spins) {
+    relax();
+  } else if (step < spins + kYields) {
+    sched_yield();
+  } else {
+    const uint32_t doublings = std::min<uint32_t>((step - spins - kYields) / 16, 10);
+    const uint32_t us = std::min(kShortestSleep << doublings, kLongestSleep);
+    std::this_thread::sleep_for(std::chrono::microseconds(us));
+  }
+}
+
+}  // namespace hbm

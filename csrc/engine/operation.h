@@ -1,0 +1,46 @@
+// What the queue drives: a communication operation that never blocks.
+//
+// An operation is a small state machine. begin() posts what needs no peer, and each poll() moves on
+// as far as the peers' messages allow, so one operation can be carried by whichever thread has time
+// for it: the caller, whoever waits, or the queue's worker.
+//
+// Threads: the queue calls begin(), poll() and abandon() from one thread at a time, with
+// happens-before between the calls; an operation needs no lock of its own.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace hbm {
+
+enum class Progress {
+  kIdle,    // nothing new: the caller may back off
+  kActive,  // something moved
+  kDone,    // complete; poll() is not called again
+};
+
+class Operation {
+ public:
+  virtual ~Operation() = default;
+
+  // Copies in and posts what needs no peer. Called once, before the first poll().
+  virtual void begin() = 0;
+
+  virtual Progress poll() = 0;
+
+  // "allreduce #7 (1000 float32, SUM) of group 0", for errors.
+  virtual std::string describe() const = 0;
+
+  // Group ranks that this operation waits for: those that a timeout names.
+  virtual std::vector<int> missing() const = 0;
+
+  // Gives up what is pending after an error or a timeout; memory that a late message may still be
+  // written to stays alive until it cannot be. No call follows but the destructor.
+  virtual void abandon() noexcept = 0;
+
+  // True when begin() alone hands the peers all that they need of this rank, so that nobody else
+  // waits while this rank computes. Such an operation may stay undriven for a while.
+  virtual bool self_sufficient() const = 0;
+};
+
+}  // namespace hbm

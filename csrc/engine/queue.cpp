@@ -1,0 +1,321 @@
+#include "engine/queue.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "engine/backoff.h"
+
+namespace hbm {
+namespace {
+
+constexpr std::chrono::milliseconds kWatchEvery{500};
+constexpr std::chrono::seconds kLingerFor{1};
+constexpr std::chrono::microseconds kGlance{20};  // cheaper than waking the worker
+
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "unknown error";
+  }
+}
+
+}  // namespace
+
+void Ticket::let_go() {
+  operation_.reset();
+  frame_ = {};
+}
+
+Queue::Queue(Order order, bool crowded, Hooks hooks)
+    : order_(order), crowded_(crowded), hooks_(std::move(hooks)) {}
+
+std::shared_ptr<Queue> Queue::create(Order order, bool crowded, Hooks hooks) {
+  return std::shared_ptr<Queue>(new Queue(order, crowded, std::move(hooks)));
+}
+
+Queue::~Queue() {
+  if (worker_ == nullptr) return;
+  if (fork_.in_child()) {
+    (void)worker_.release();  // the thread exists in the parent alone
+  } else {
+    worker_->detach();  // this is the worker, letting go of the last reference
+  }
+}
+
+std::shared_ptr<Ticket> Queue::enqueue(std::unique_ptr<Operation> operation,
+                                       std::chrono::milliseconds timeout, Frame frame) {
+  if (fork_.in_child()) {
+    throw Error(ErrorKind::kUnsupported,
+                operation->describe() +
+                    " was called in a forked child; only the process that made the group may "
+                    "communicate (start processes with the spawn method instead)");
+  }
+  auto ticket = std::make_shared<Ticket>();
+  ticket->small_ = operation->self_sufficient();
+  ticket->operation_ = std::move(operation);
+  ticket->frame_ = std::move(frame);
+  ticket->timeout_ = timeout;
+  ticket->submitted_at_ = Clock::now();
+  if (order_ == Order::kUnordered) step(*ticket);  // begins it, before it is shared
+
+  Lock lock(mutex_);
+  if (broken_) {
+    const std::string cause = message_of(broken_);
+    lock.unlock();
+    if (ticket->begun_) ticket->operation_->abandon();
+    throw Error(ErrorKind::kAborted, ticket->operation_->describe() +
+                                         " was refused because the group failed earlier: " + cause);
+  }
+  pending_.push_back(ticket);
+  if (order_ == Order::kUnordered) interrupted_.store(true, std::memory_order_release);
+  return ticket;
+}
+
+void Queue::launch(const std::shared_ptr<Ticket>& ticket, Mode mode) {
+  Lock lock(mutex_);
+  if (mode == Mode::kSync) {
+    drive(lock, ticket.get(), Clock::time_point::max());
+    return;
+  }
+  if (!driving_) drive(lock, nullptr, Clock::time_point::min());  // often clears what is in front
+  if (ticket->done()) return;
+  const bool begun = order_ == Order::kUnordered || ticket == pending_.front();
+  ticket->wanted_ = !(ticket->small_ && begun && !driving_);
+  wake_worker(ticket->wanted_);
+}
+
+bool Queue::wait(const std::shared_ptr<Ticket>& ticket, Clock::time_point deadline) {
+  if (ticket->done()) return true;
+  Lock lock(mutex_);
+  drive(lock, ticket.get(), deadline);
+  return ticket->done();
+}
+
+bool Queue::test(const std::shared_ptr<Ticket>& ticket) {
+  if (ticket->done()) return true;
+  Lock lock(mutex_);
+  if (!driving_) drive(lock, nullptr, Clock::time_point::min());
+  return ticket->done();
+}
+
+void Queue::when_done(const std::shared_ptr<Ticket>& ticket, std::function<void()> callback) {
+  {
+    Lock lock(mutex_);
+    if (!driving_) drive(lock, ticket.get(), Clock::now() + kGlance);
+    if (!ticket->done()) {
+      ticket->callbacks_.push_back(std::move(callback));
+      ticket->wanted_ = true;
+      wake_worker(true);
+      return;
+    }
+  }
+  callback();
+}
+
+void Queue::abort(const std::string& reason) {
+  Lock lock(mutex_);
+  if (!broken_) broken_ = std::make_exception_ptr(Error(ErrorKind::kAborted, reason));
+  while (driving_) {
+    interrupted_.store(true, std::memory_order_release);
+    changed_.wait_for(lock, std::chrono::milliseconds(1));
+  }
+  fail_pending(lock);
+}
+
+void Queue::stop() {
+  if (fork_.in_child()) return;
+  abort("the group was destroyed");
+  std::unique_ptr<std::thread> worker;
+  {
+    Lock lock(mutex_);
+    stopping_ = true;
+    work_.notify_all();
+    if (worker_ && worker_->get_id() != std::this_thread::get_id()) worker = std::move(worker_);
+  }
+  if (worker) worker->join();
+}
+
+std::exception_ptr Queue::broken() const {
+  Lock lock(mutex_);
+  return broken_;
+}
+
+bool Queue::idle() const {
+  Lock lock(mutex_);
+  return pending_.empty();
+}
+
+// Drives what is active until `target` is done or `deadline` has passed; with no target, until
+// nothing is pending. A deadline in the past means one attempt.
+void Queue::drive(Lock& lock, const Ticket* target, Clock::time_point deadline) {
+  do {
+    if (target != nullptr && target->done()) return;
+    if (driving_) {
+      if (deadline == Clock::time_point::max()) {
+        changed_.wait(lock);
+      } else if (changed_.wait_until(lock, deadline) == std::cv_status::timeout) {
+        return;
+      }
+      continue;
+    }
+    if (broken_) fail_pending(lock);
+    if (pending_.empty()) return;
+    const auto tickets = active();
+    driving_ = true;
+    interrupted_.store(false, std::memory_order_relaxed);
+    lock.unlock();
+    const Outcome outcome = poll_until(tickets, deadline);
+    lock.lock();
+    settle(lock, outcome);
+  } while (deadline == Clock::time_point::max() || Clock::now() < deadline);
+}
+
+Queue::Outcome Queue::poll_until(const std::vector<std::shared_ptr<Ticket>>& tickets,
+                                 Clock::time_point deadline) {
+  Backoff backoff(crowded_);
+  Clock::time_point next_watch = Clock::time_point::max();
+  for (;;) {
+    bool moved = false;
+    for (const auto& ticket : tickets) {
+      try {
+        const Progress progress = step(*ticket);
+        if (progress == Progress::kDone) return {ticket, nullptr};
+        moved = moved || progress == Progress::kActive;
+      } catch (...) {
+        return {ticket, std::current_exception()};
+      }
+    }
+    if (interrupted_.load(std::memory_order_acquire)) return {};
+    const Clock::time_point now = Clock::now();
+    if (now >= deadline) return {};
+    if (moved) {
+      backoff.reset();
+      continue;
+    }
+    if (next_watch == Clock::time_point::max()) next_watch = now + kWatchEvery;
+    if (now >= next_watch && hooks_.watch) {
+      try {
+        hooks_.watch();
+      } catch (...) {
+        return {tickets.front(), std::current_exception(), true};
+      }
+      next_watch = now + kWatchEvery;
+    }
+    backoff.pause();
+  }
+}
+
+// Begins the ticket's operation or moves it on; runs the epilogue when it is complete.
+Progress Queue::step(Ticket& ticket) {
+  if (!ticket.begun_) {
+    if (ticket.frame_.prologue) ticket.frame_.prologue();
+    ticket.begun_ = true;
+    ticket.begun_at_ = Clock::now();
+    ticket.operation_->begin();
+    if (order_ == Order::kUnordered) return Progress::kActive;
+  }
+  const Progress progress = ticket.operation_->poll();
+  if (progress == Progress::kDone) {
+    if (ticket.frame_.epilogue) ticket.frame_.epilogue();
+  } else if (progress == Progress::kIdle && Clock::now() - ticket.begun_at_ >= ticket.timeout_) {
+    const std::vector<int> missing = ticket.operation_->missing();
+    throw Error(ErrorKind::kTimeout,
+                ticket.operation_->describe() + " timed out after " +
+                    std::to_string(ticket.timeout_.count()) + " ms; " +
+                    (hooks_.name_ranks ? hooks_.name_ranks(missing) : std::string("no rank named")));
+  }
+  return progress;
+}
+
+// Ends the driver's turn: takes back driving_ and publishes what came of it.
+void Queue::settle(Lock& lock, const Outcome& outcome) {
+  if (outcome.ticket) {
+    lock.unlock();
+    if (outcome.error) {
+      outcome.ticket->operation_->abandon();
+      if (hooks_.failed) hooks_.failed(outcome.error);
+    }
+    outcome.ticket->let_go();
+    lock.lock();
+    const bool breaks = order_ == Order::kOrdered || outcome.breaks;
+    if (outcome.error && breaks && !broken_) broken_ = outcome.error;
+  }
+  driving_ = false;
+  if (outcome.ticket) finish(lock, outcome.ticket, outcome.error);
+  if (broken_) fail_pending(lock);
+  changed_.notify_all();
+}
+
+// Makes the ticket done and calls its callbacks, without the lock.
+void Queue::finish(Lock& lock, const std::shared_ptr<Ticket>& ticket, std::exception_ptr error) {
+  const auto place = std::find(pending_.begin(), pending_.end(), ticket);
+  if (place == pending_.end()) return;
+  pending_.erase(place);
+  const auto callbacks = std::move(ticket->callbacks_);
+  ticket->error_ = std::move(error);
+  ticket->done_.store(true, std::memory_order_release);
+  changed_.notify_all();
+  if (callbacks.empty()) return;
+  lock.unlock();
+  for (const auto& callback : callbacks) callback();
+  lock.lock();
+}
+
+void Queue::fail_pending(Lock& lock) {
+  while (!pending_.empty() && !driving_) {
+    const auto ticket = pending_.front();
+    driving_ = true;
+    lock.unlock();
+    const auto error = std::make_exception_ptr(
+        Error(ErrorKind::kAborted,
+              ticket->operation_->describe() + " was given up: " + message_of(broken_)));
+    if (ticket->begun_) ticket->operation_->abandon();
+    ticket->let_go();
+    lock.lock();
+    driving_ = false;
+    finish(lock, ticket, error);
+  }
+}
+
+std::vector<std::shared_ptr<Ticket>> Queue::active() const {
+  if (order_ == Order::kOrdered) return {pending_.front()};
+  return {pending_.begin(), pending_.end()};
+}
+
+std::shared_ptr<Ticket> Queue::work_waiting(Clock::time_point now) const {
+  for (const auto& ticket : pending_) {
+    if (ticket->wanted_ || now - ticket->submitted_at_ >= kAdoptAfter) return ticket;
+  }
+  return nullptr;
+}
+
+void Queue::wake_worker(bool hand_over) {
+  last_small_ = Clock::now();
+  if (!worker_ && !stopping_) {
+    worker_ = std::make_unique<std::thread>([self = shared_from_this()] { self->work(); });
+  } else if (hand_over || !lingering_) {
+    work_.notify_one();
+  }
+}
+
+void Queue::work() {
+  Lock lock(mutex_);
+  while (!stopping_) {
+    const Clock::time_point now = Clock::now();
+    if (const std::shared_ptr<Ticket> ticket = work_waiting(now)) {
+      drive(lock, ticket.get(), Clock::time_point::max());
+    } else if (!pending_.empty() || now - last_small_ < kLingerFor) {
+      lingering_ = true;
+      work_.wait_for(lock, kAdoptAfter);
+    } else {
+      lingering_ = false;
+      work_.wait(lock);
+    }
+  }
+}
+
+}  // namespace hbm

@@ -1,0 +1,170 @@
+// Runs a group's operations: in the order of issue (collectives), or all at once (point to point).
+//
+// Whoever needs an operation carries it. A synchronous caller drives its own; a small asynchronous
+// operation on an idle queue is begun at issue and finished by whoever waits for it, with no thread
+// hand-over; everything else is driven by the queue's worker thread. A worker that has seen small
+// operations stays half awake and adopts one that nobody has waited for within kAdoptAfter, so
+// progress never depends on the user calling wait().
+//
+// At most one thread drives at a time (driving_), and it holds no lock while it polls. Every wait
+// polls or ends by notification from the driver, so abort() and stop() always get through.
+//
+// An error in an ordered queue breaks it: what is queued behind fails with it, and so does every
+// later submit(). In an unordered queue only the operation itself fails.
+//
+// Threads: every member may be called from any thread. Lock order: mutex_ only; hooks, operations,
+// prologues, epilogues and callbacks are called without it.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/fork.h"
+#include "engine/operation.h"
+
+namespace hbm {
+
+using Clock = std::chrono::steady_clock;
+
+enum class Mode {
+  kSync,   // the caller waits: drive it here if the queue is idle
+  kAsync,  // begin it here if it is small and the queue is idle, else hand it to the worker
+};
+
+// What goes around an operation, on the thread that drives it.
+struct Frame {
+  std::function<void()> prologue;  // just before begin(): gathers strided input
+  std::function<void()> epilogue;  // after the last poll(), before anyone sees it done
+};
+
+// One submitted operation, shared by the queue and whoever waits for it.
+class Ticket {
+ public:
+  bool done() const noexcept { return done_.load(std::memory_order_acquire); }
+  // Null on success. REQUIRES: done().
+  std::exception_ptr error() const noexcept { return error_; }
+
+ private:
+  friend class Queue;
+
+  // Gives back the staging memory and the tensors, before anyone may see the ticket done: whoever
+  // waited can then be sure that no other thread drops the last reference to a tensor.
+  void let_go();
+
+  std::unique_ptr<Operation> operation_;  // used by the driver alone
+  Frame frame_;
+  bool begun_ = false;  // written by the driver, or before the ticket is shared
+  Clock::time_point begun_at_;
+  std::chrono::milliseconds timeout_{};  // counted from begin()
+  Clock::time_point submitted_at_;
+  bool small_ = false;
+  bool wanted_ = false;                          // guarded by Queue::mutex_: the worker shall drive
+  std::vector<std::function<void()>> callbacks_;  // guarded by Queue::mutex_
+  std::exception_ptr error_;                     // written before done_ is released
+  std::atomic<bool> done_{false};                // release in finish() pairs with acquire in done()
+};
+
+class Queue : public std::enable_shared_from_this<Queue> {
+ public:
+  struct Hooks {
+    // Called about twice a second while a driver waits; throws to fail what is pending (the news
+    // of another rank's failure).
+    std::function<void()> watch;
+    // Called with each error that an operation ended in.
+    std::function<void(const std::exception_ptr& error)> failed;
+    // What a timeout says of the ranks that the operation waited for.
+    std::function<std::string(const std::vector<int>& ranks)> name_ranks;
+  };
+
+  enum class Order { kOrdered, kUnordered };
+
+  static constexpr std::chrono::milliseconds kAdoptAfter{50};
+
+  // `crowded`: more ranks than cores here, see Backoff.
+  static std::shared_ptr<Queue> create(Order order, bool crowded, Hooks hooks);
+  ~Queue();
+  Queue(const Queue&) = delete;
+  Queue& operator=(const Queue&) = delete;
+
+  // Gives the operation its place; never waits. An unordered queue also begins it, so that messages
+  // leave in the order of issue. Throws Error(kAborted) on a broken queue, Error(kUnsupported) in a
+  // forked child, and what begin() throws.
+  std::shared_ptr<Ticket> enqueue(std::unique_ptr<Operation> operation,
+                                  std::chrono::milliseconds timeout, Frame frame);
+
+  // Sets it going. In Mode::kSync the ticket is done on return. An error of the operation is left
+  // in the ticket.
+  void launch(const std::shared_ptr<Ticket>& ticket, Mode mode);
+
+  // Drives or waits until the ticket is done; false when `deadline` came first (the operation goes
+  // on).
+  bool wait(const std::shared_ptr<Ticket>& ticket, Clock::time_point deadline);
+
+  // One attempt to move on, without waiting; true when the ticket is done.
+  bool test(const std::shared_ptr<Ticket>& ticket);
+
+  // Calls `callback` once the ticket is done (at once if it is), on whichever thread drives it; the
+  // worker drives if nobody else does.
+  void when_done(const std::shared_ptr<Ticket>& ticket, std::function<void()> callback);
+
+  // Fails all that is pending with Error(kAborted, reason), and breaks the queue.
+  void abort(const std::string& reason);
+
+  // abort(), then ends the worker. Idempotent; must be called before the last reference goes.
+  void stop();
+
+  // Null while the queue is sound, else the error that broke it.
+  std::exception_ptr broken() const;
+
+  bool idle() const;
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  struct Outcome {
+    std::shared_ptr<Ticket> ticket;  // null: no ticket ended
+    std::exception_ptr error;
+    bool breaks = false;
+  };
+
+  Queue(Order order, bool crowded, Hooks hooks);
+  void drive(Lock& lock, const Ticket* target, Clock::time_point deadline);
+  Outcome poll_until(const std::vector<std::shared_ptr<Ticket>>& tickets,
+                     Clock::time_point deadline);
+  Progress step(Ticket& ticket);
+  void settle(Lock& lock, const Outcome& outcome);
+  void finish(Lock& lock, const std::shared_ptr<Ticket>& ticket, std::exception_ptr error);
+  void fail_pending(Lock& lock);
+  std::vector<std::shared_ptr<Ticket>> active() const;
+  std::shared_ptr<Ticket> work_waiting(Clock::time_point now) const;
+  void wake_worker(bool hand_over);
+  void work();
+
+  const ForkGuard fork_;
+  const Order order_;
+  const bool crowded_;
+  const Hooks hooks_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;  // a ticket is done, or driving_ was given up
+  std::condition_variable work_;     // the worker has something to do
+  std::deque<std::shared_ptr<Ticket>> pending_;  // in order of issue
+  bool driving_ = false;
+  bool lingering_ = false;  // the worker looks in every kAdoptAfter
+  bool stopping_ = false;
+  Clock::time_point last_small_;
+  std::exception_ptr broken_;
+  std::unique_ptr<std::thread> worker_;
+  std::atomic<bool> interrupted_{false};  // the driver shall look at the queue's state again
+};
+
+}  // namespace hbm

@@ -1,0 +1,99 @@
+// A bounded heap of memkind memory under one placement policy.
+//
+// Nothing here is ever killed for lack of memory: a request past the budget, or past what the
+// policy's nodes have free, throws Error(kExhausted) (kBind, kInterleave) or spills to DDR
+// (kPreferred) before a page is touched. Under kBind and kInterleave the pages of a block are in
+// place when allocate() returns, so that what was granted cannot be missing later; under
+// kPreferred and kDdr they come when they are first touched, and the kernel sends to DDR what HBM
+// no longer holds by then. (A container's own memory limit is outside of all this: the kernel
+// enforces it by killing, whatever the node.)
+//
+// memkind keeps freed memory for later blocks, on the node it came from: a thread that has moved to
+// another node may get memory of the old one. placement.h tells where a block really is.
+//
+// A forked child must neither allocate nor free: allocate() throws Error(kUnavailable) there, and
+// free() is a no-op, because the parent still owns the blocks.
+//
+// Threads: every member may be called from any thread. A block costs some 20 us under the HBM
+// policies (the kernel is asked for the node's free bytes): staging.h is for small and frequent
+// requests.
+#pragma once
+
+#include <memkind.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "memory/fork.h"
+#include "memory/policy.h"
+
+namespace hbm::memory {
+
+struct HeapStats {
+  uint64_t budget_bytes = 0;  // 0: unbounded
+  uint64_t in_use_bytes = 0;
+  uint64_t peak_bytes = 0;   // of in_use_bytes
+  uint64_t hbm_bytes = 0;    // of in_use_bytes: asked of HBM nodes
+  uint64_t ddr_bytes = 0;    // of in_use_bytes: DDR, by policy or spilled
+  uint64_t allocations = 0;  // since the heap was made
+  uint64_t spills = 0;  // allocations that kPreferred sent to DDR: HBM full, or past the budget
+};
+
+class Heap {
+ public:
+  // The budget bounds the bytes in use; under kPreferred, those of them in HBM. 0 is no bound.
+  // Throws Error(kUnavailable) when the policy needs HBM and the machine has none, and
+  // Error(kInvalid) when MEMKIND_HBW_NODES names nodes that do not exist.
+  Heap(Policy policy, uint64_t budget_bytes);
+
+  // Blocks that were not freed stay valid, and are lost.
+  ~Heap() = default;
+  Heap(const Heap&) = delete;
+  Heap& operator=(const Heap&) = delete;
+
+  // At least `bytes` bytes (0 counts as 1), aligned to 64 bytes, or to a page from a page up.
+  // Under kPreferred a request past the budget comes from DDR and still counts in ddr_bytes.
+  // Throws Error(kExhausted) as said above, and under every policy for a request past what the
+  // whole machine has free.
+  void* allocate(size_t bytes);
+
+  // `block` is null or came from this heap's allocate().
+  void free(void* block) noexcept;
+
+  // In a forked child all is zero but the budget: it owns nothing.
+  HeapStats stats() const;
+  Policy policy() const noexcept { return policy_; }
+
+ private:
+  struct Block {
+    memkind_t kind;
+    size_t bytes;
+    bool hbm;
+  };
+  struct Return {
+    memkind_t kind;
+    void operator()(void* block) const noexcept { memkind_free(kind, block); }
+  };
+  using Owned = std::unique_ptr<void, Return>;
+  class Charge;
+
+  Owned take(memkind_t kind, size_t bytes) const;
+  void* allocate_hbm(size_t bytes, std::string* shortage);
+  void* allocate_ddr(size_t bytes);
+  std::string place(void* block, size_t bytes) const;
+  std::string request(size_t bytes) const;
+
+  const Policy policy_;
+  const ForkGuard fork_;
+  bool has_hbm_ = false;  // the policy wants HBM and memkind has it; set once, by the constructor
+
+  mutable std::mutex mutex_;  // guards all below
+  std::unordered_map<void*, Block> blocks_;
+  HeapStats stats_;
+};
+
+}  // namespace hbm::memory

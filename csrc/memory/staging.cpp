@@ -1,0 +1,160 @@
+#include "memory/staging.h"
+
+#include <algorithm>
+#include <bit>
+#include <new>
+#include <string>
+
+#include "base/error.h"
+
+namespace hbm::memory {
+namespace {
+
+// What a request really takes: its size class, or itself past the largest.
+size_t capacity_for(size_t bytes) noexcept {
+  if (bytes > StagingPool::kLargestClass) return bytes;
+  return std::bit_ceil(std::max(bytes, StagingPool::kSmallestClass));
+}
+
+}  // namespace
+
+Buffer::~Buffer() {
+  if (block_ != nullptr) pool_->release(block_, size_, overflow_);
+}
+
+void Buffer::swap(Buffer& other) noexcept {
+  std::swap(pool_, other.pool_);
+  std::swap(block_, other.block_);
+  std::swap(size_, other.size_);
+  std::swap(overflow_, other.overflow_);
+}
+
+std::shared_ptr<StagingPool> StagingPool::make(std::shared_ptr<Heap> heap, uint64_t budget_bytes) {
+  return std::shared_ptr<StagingPool>(new StagingPool(std::move(heap), budget_bytes));
+}
+
+StagingPool::StagingPool(std::shared_ptr<Heap> heap, uint64_t budget_bytes)
+    : heap_(std::move(heap)), budget_bytes_(budget_bytes) {}
+
+StagingPool::~StagingPool() { trim(); }
+
+Buffer StagingPool::acquire(size_t bytes) {
+  fork_.require_owner("take staging memory from its parent's pool");
+  const size_t capacity = capacity_for(bytes);
+  void* block = take_kept(capacity);
+  if (block == nullptr) block = take_new(capacity);
+  if (block == nullptr) return overflow(bytes);
+  return Buffer(shared_from_this(), block, bytes, /*overflow=*/false);
+}
+
+void StagingPool::trim() noexcept {
+  if (fork_.in_child()) return;
+  std::lock_guard trim_lock(trim_mutex_);
+  for (size_t i = 0; i < kClasses; ++i) {
+    Shelf& shelf = shelves_[i];
+    Link* first;
+    {
+      std::lock_guard lock(shelf.mutex);
+      first = std::exchange(shelf.first, nullptr);
+      shelf.count = 0;
+    }
+    while (first != nullptr) {
+      Link* const next = first->next;
+      heap_->free(first);
+      unreserve(kSmallestClass << i);
+      first = next;
+    }
+  }
+}
+
+StagingStats StagingPool::stats() const {
+  StagingStats stats{.budget_bytes = budget_bytes_};
+  if (fork_.in_child()) return stats;
+  stats.reserved_bytes = reserved_bytes_.load(std::memory_order_relaxed);
+  for (size_t i = 0; i < kClasses; ++i) {
+    std::lock_guard lock(shelves_[i].mutex);
+    stats.kept_bytes += shelves_[i].count * (kSmallestClass << i);
+  }
+  const HeapStats past = overflow_heap_.stats();
+  stats.overflow_bytes = past.in_use_bytes;
+  stats.overflows = past.allocations;
+  return stats;
+}
+
+StagingPool::Shelf& StagingPool::shelf_for(size_t capacity) noexcept {
+  return shelves_[std::countr_zero(capacity) - std::countr_zero(kSmallestClass)];
+}
+
+bool StagingPool::reserve(size_t capacity) noexcept {
+  uint64_t reserved = reserved_bytes_.load(std::memory_order_relaxed);
+  do {
+    if (reserved > budget_bytes_ || capacity > budget_bytes_ - reserved) return false;
+  } while (!reserved_bytes_.compare_exchange_weak(reserved, reserved + capacity,
+                                                  std::memory_order_relaxed));
+  return true;
+}
+
+void StagingPool::unreserve(size_t capacity) noexcept {
+  reserved_bytes_.fetch_sub(capacity, std::memory_order_relaxed);
+}
+
+// Null when no block of this size is kept.
+void* StagingPool::take_kept(size_t capacity) noexcept {
+  if (capacity > kLargestClass) return nullptr;
+  Shelf& shelf = shelf_for(capacity);
+  std::lock_guard lock(shelf.mutex);
+  Link* const block = shelf.first;
+  if (block == nullptr) return nullptr;
+  shelf.first = block->next;
+  shelf.count -= 1;
+  return block;
+}
+
+// Null when the budget does not allow it, whatever is given back.
+void* StagingPool::take_new(size_t capacity) {
+  if (!reserve(capacity)) {
+    if (capacity > budget_bytes_) return nullptr;
+    trim();
+    if (!reserve(capacity)) return nullptr;
+  }
+  try {
+    return heap_->allocate(capacity);
+  } catch (...) {
+    unreserve(capacity);
+    throw;
+  }
+}
+
+Buffer StagingPool::overflow(size_t bytes) {
+  const Policy policy = heap_->policy();
+  if (policy == Policy::kBind || policy == Policy::kInterleave) {
+    throw Error(ErrorKind::kExhausted,
+                "cannot take " + std::to_string(bytes) + " bytes of staging memory: " +
+                    std::to_string(reserved_bytes_.load(std::memory_order_relaxed)) + " of " +
+                    std::to_string(budget_bytes_) + " bytes are in use, and memory policy \"" +
+                    policy_name(policy) +
+                    "\" allows no other; raise staging_bytes (HBMCOMM_STAGING_BYTES), or use "
+                    "\"preferred\"");
+  }
+  return Buffer(shared_from_this(), overflow_heap_.allocate(bytes), bytes, /*overflow=*/true);
+}
+
+void StagingPool::release(void* block, size_t bytes, bool overflow) noexcept {
+  if (fork_.in_child()) return;
+  if (overflow) {
+    overflow_heap_.free(block);
+    return;
+  }
+  const size_t capacity = capacity_for(bytes);
+  if (capacity > kLargestClass) {
+    heap_->free(block);
+    unreserve(capacity);
+    return;
+  }
+  Shelf& shelf = shelf_for(capacity);
+  std::lock_guard lock(shelf.mutex);
+  shelf.first = new (block) Link{shelf.first};
+  shelf.count += 1;
+}
+
+}  // namespace hbm::memory

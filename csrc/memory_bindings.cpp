@@ -1,0 +1,152 @@
+#include "memory_bindings.h"
+
+#include <torch/extension.h>
+
+#include <array>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "memory/binding.h"
+#include "memory/heap.h"
+#include "memory/kinds.h"
+#include "memory/placement.h"
+#include "memory/topology.h"
+
+namespace py = pybind11;
+
+namespace hbm {
+namespace {
+
+// This process' heaps for tensors, one a policy, made when first asked for and unbounded: what
+// bounds them is what the nodes have free. Never destroyed, because tensors may outlive any order
+// of destruction at exit.
+class ProcessHeaps {
+ public:
+  static ProcessHeaps& instance() {
+    static auto* const heaps = new ProcessHeaps;
+    return *heaps;
+  }
+
+  std::shared_ptr<memory::Heap> get(memory::Policy policy) {
+    fork_.require_owner("allocate from its parent's heap");
+    std::lock_guard lock(mutex_);
+    std::shared_ptr<memory::Heap>& heap = heaps_[static_cast<size_t>(policy)];
+    if (heap == nullptr) heap = std::make_shared<memory::Heap>(policy, /*budget_bytes=*/0);
+    return heap;
+  }
+
+  // Of the policies used so far.
+  std::map<std::string, memory::HeapStats> stats() {
+    std::map<std::string, memory::HeapStats> found;
+    if (fork_.in_child()) return found;
+    std::lock_guard lock(mutex_);
+    for (const auto& heap : heaps_) {
+      if (heap != nullptr) found.emplace(memory::policy_name(heap->policy()), heap->stats());
+    }
+    return found;
+  }
+
+ private:
+  const memory::ForkGuard fork_;
+  std::mutex mutex_;  // guards heaps_
+  std::array<std::shared_ptr<memory::Heap>, memory::kPolicyCount> heaps_;
+};
+
+size_t byte_count(const std::vector<int64_t>& shape, c10::ScalarType dtype) {
+  size_t bytes = c10::elementSize(dtype);
+  bool fits = true;
+  for (const int64_t extent : shape) {
+    if (extent < 0) {
+      throw Error(ErrorKind::kInvalid, "a shape has no negative extent: " + std::to_string(extent));
+    }
+    fits &= !__builtin_mul_overflow(bytes, static_cast<size_t>(extent), &bytes);
+  }
+  if (!fits || bytes > static_cast<size_t>(std::numeric_limits<int64_t>::max())) {
+    throw Error(ErrorKind::kInvalid, "the shape is larger than the address space");
+  }
+  return bytes;
+}
+
+at::Tensor empty(const std::vector<int64_t>& shape, c10::ScalarType dtype,
+                 const std::string& policy) {
+  if (c10::isQIntType(dtype)) {
+    throw Error(ErrorKind::kUnsupported,
+                std::string("no quantized tensors: ") + c10::toString(dtype));
+  }
+  const size_t bytes = byte_count(shape, dtype);
+  const std::shared_ptr<memory::Heap> heap =
+      ProcessHeaps::instance().get(memory::parse_policy(policy));
+  void* const block = heap->allocate(bytes);
+  return at::from_blob(
+      block, shape, [heap](void* freed) { heap->free(freed); },
+      at::TensorOptions().dtype(dtype).device(at::kCPU));
+}
+
+std::map<int, uint64_t> where(uintptr_t address, size_t bytes) {
+  return memory::where(reinterpret_cast<const void*>(address), bytes);
+}
+
+std::string bind(const std::string& mode, int local_rank, int local_size) {
+  return memory::bind(memory::parse_bind_mode(mode), local_rank, local_size);
+}
+
+py::dict as_dict(const memory::NodeInfo& node) {
+  using namespace py::literals;
+  return py::dict("id"_a = node.id, "total_bytes"_a = node.total_bytes,
+                  "free_bytes"_a = node.free_bytes, "is_hbm"_a = node.is_hbm,
+                  "has_cpus"_a = node.has_cpus, "cpus"_a = node.cpus);
+}
+
+py::dict as_dict(const std::string& policy, const memory::HeapStats& stats) {
+  using namespace py::literals;
+  return py::dict("policy"_a = policy, "in_use_bytes"_a = stats.in_use_bytes,
+                  "peak_bytes"_a = stats.peak_bytes, "hbm_bytes"_a = stats.hbm_bytes,
+                  "ddr_bytes"_a = stats.ddr_bytes, "allocations"_a = stats.allocations,
+                  "spills"_a = stats.spills);
+}
+
+std::string memkind_version() {
+  const int version = memkind_get_version();  // major * 1000000 + minor * 1000 + patch
+  return std::to_string(version / 1000000) + "." + std::to_string(version / 1000 % 1000) + "." +
+         std::to_string(version % 1000);
+}
+
+py::dict info() {
+  using namespace py::literals;
+  memory::Topology found;
+  {
+    py::gil_scoped_release unlocked;
+    found = memory::discover();
+  }
+  py::list nodes;
+  for (const memory::NodeInfo& node : found.nodes) nodes.append(as_dict(node));
+  py::list heaps;
+  for (const auto& [policy, stats] : ProcessHeaps::instance().stats()) {
+    heaps.append(as_dict(policy, stats));
+  }
+  return py::dict("hbm_available"_a = found.hbm_available, "hbm_source"_a = found.hbm_source,
+                  "mode"_a = memory::memory_mode_name(found.mode),
+                  "mode_source"_a = found.mode_source, "cluster"_a = found.cluster,
+                  "cpu_node"_a = found.cpu_node, "closest_hbm_nodes"_a = found.closest_hbm,
+                  "memkind_version"_a = memkind_version(), "nodes"_a = nodes, "heaps"_a = heaps);
+}
+
+}  // namespace
+
+void register_memory(py::module_& m) {
+  using Unlocked = py::call_guard<py::gil_scoped_release>;
+  m.def(
+      "memory_available", [] { return memory::why_unavailable(MEMKIND_HBW).empty(); }, Unlocked());
+  m.def("memory_info", &info);
+  m.def("memory_empty", &empty, py::arg("shape"), py::arg("dtype"), py::arg("policy"), Unlocked());
+  m.def("memory_where", &where, py::arg("address"), py::arg("bytes"), Unlocked());
+  m.def("memory_bind", &bind, py::arg("mode"), py::arg("local_rank"), py::arg("local_size"),
+        Unlocked());
+}
+
+}  // namespace hbm

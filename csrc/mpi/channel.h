@@ -1,0 +1,22 @@
+// What an operation over MPI needs: who takes part, the communicator, and where to stage.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "memory/staging.h"
+#include "mpi/communicator.h"
+
+namespace hbm::mpi {
+
+struct Channel {
+  int rank = 0;
+  int size = 1;
+  std::string group;                           // as errors name it: "group default_pg"
+  std::shared_ptr<Communicator> communicator;  // null in a group of one
+  std::shared_ptr<memory::StagingPool> staging;
+  size_t chunk_bytes = 0;                      // payload of the largest message; equal on all ranks
+};
+
+}  // namespace hbm::mpi

@@ -1,0 +1,66 @@
+// What stands in front of every message: enough for the receiver to see that both ranks are in the
+// same operation, and to say exactly how they differ when they are not.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/dtype.h"
+
+namespace hbm::mpi {
+
+enum class OpCode : uint8_t {
+  kBroadcast,
+  kAllreduce,
+  kReduce,
+  kAllgather,
+  kGather,
+  kScatter,
+  kReduceScatter,
+  kAlltoall,
+  kBarrier,
+  kSendRecv,
+};
+
+const char* op_name(OpCode op) noexcept;
+
+// What all ranks of an operation must agree on.
+struct Signature {
+  OpCode op{};
+  Dtype dtype{};
+  ReduceOp reduce_op{};  // kSum where nothing is reduced
+  int32_t root = -1;     // group rank, -1 for rootless operations; send and recv: the tag
+  uint64_t sequence = 0;
+};
+
+struct MessageHeader {
+  uint32_t magic;
+  uint8_t op;
+  uint8_t dtype;
+  uint8_t reduce_op;
+  uint8_t reserved;
+  int32_t root;
+  uint32_t part;          // which message of the stream this is
+  uint64_t sequence;
+  uint64_t count;         // elements of the whole stream from this sender to this receiver
+  uint64_t payload;       // bytes that follow in this message
+  uint64_t transfer;      // send and recv: names the sender's transfer
+  uint64_t padding[2];    // the payload starts on a cache line
+};
+
+inline constexpr uint32_t kMagic = 0x314d4248;  // "HBM1": another layout gets another number
+inline constexpr size_t kHeaderBytes = 64;
+static_assert(sizeof(MessageHeader) == kHeaderBytes);
+
+MessageHeader make_header(const Signature& signature, uint64_t count, uint32_t part,
+                          uint64_t payload) noexcept;
+
+// Throws Error(kMismatch) unless `found`, from group rank `peer`, is what `expected` says.
+void check_header(const MessageHeader& found, const MessageHeader& expected, int peer,
+                  const std::string& group);
+
+// "allreduce #7 (SUM) of 1000 float32".
+std::string describe(const MessageHeader& header);
+
+}  // namespace hbm::mpi

@@ -1,0 +1,97 @@
+#include "pg_bindings.h"
+
+#include <pybind11/chrono.h>
+#include <torch/extension.h>
+
+#include "mpi/library.h"
+#include "mpi/world.h"
+#include "pg_hbm.h"
+#include "pg_types.h"
+#include "reduce/reduce.h"
+
+namespace py = pybind11;
+
+namespace hbm {
+namespace {
+
+using Unlocked = py::call_guard<py::gil_scoped_release>;
+
+c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                         int size, std::chrono::milliseconds timeout,
+                                         const c10::intrusive_ptr<GroupOptions>& options,
+                                         const std::string& name,
+                                         const std::vector<uint64_t>& global_ranks) {
+  auto own = options ? options : translated([] { return GroupOptions::from_environment(); });
+  own = c10::make_intrusive<GroupOptions>(*own);
+  own->timeout = timeout;
+  own->group_name = name;
+  own->global_ranks_in_group = global_ranks;
+  return c10::make_intrusive<ProcessGroupHbm>(store, rank, size, own, name);
+}
+
+py::dict mpi_info() {
+  using namespace py::literals;
+  const mpi::Library& library = mpi::library();
+  return py::dict("library"_a = library.path, "version"_a = library.version,
+                  "abi"_a = "MPICH (libmpi.so.12)", "found_by"_a = library.found_by);
+}
+
+py::dict build_info() {
+  using namespace py::literals;
+  return py::dict("version"_a = HBM_VERSION, "torch_version"_a = HBM_TORCH_VERSION,
+                  "mpi_header"_a = MPICH_VERSION);
+}
+
+}  // namespace
+
+void register_process_group(py::module_& m) {
+  py::module_::import("torch._C._distributed_c10d");  // the base classes
+
+  py::class_<GroupOptions, c10d::Backend::Options, c10::intrusive_ptr<GroupOptions>>(m, "Options")
+      .def(py::init([](const py::object& memory, const py::object& staging_bytes,
+                       std::optional<int64_t> reduce_threads,
+                       std::optional<std::string> parameter_server) {
+             const auto defaults = GroupOptions::from_environment();
+             return c10::make_intrusive<GroupOptions>(
+                 memory.is_none() ? memory::policy_name(defaults->policy)
+                                  : memory.cast<std::string>(),
+                 staging_bytes.is_none() ? defaults->staging_bytes
+                                         : staging_bytes.cast<uint64_t>(),
+                 reduce_threads, std::move(parameter_server));
+           }),
+           py::kw_only(), py::arg("memory") = py::none(), py::arg("staging_bytes") = py::none(),
+           py::arg("reduce_threads") = py::none(), py::arg("parameter_server") = py::none())
+      .def_property_readonly(
+          "memory", [](const GroupOptions& self) { return memory::policy_name(self.policy); })
+      .def_readonly("staging_bytes", &GroupOptions::staging_bytes);
+
+  py::class_<ProcessGroupHbm, c10d::Backend, c10::intrusive_ptr<ProcessGroupHbm>>(
+      m, "ProcessGroupHbm")
+      .def("memory_stats", &ProcessGroupHbm::getMemoryStats, Unlocked());
+
+  m.def("create", &create, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
+        py::arg("options"), py::arg("name"), py::arg("global_ranks"), Unlocked());
+
+  m.def("set_mpi_search_path", &mpi::set_search_path, py::arg("directories"));
+  m.def("mpi_info", &mpi_info);
+  m.def(
+      "mpi_launched",
+      [] {
+        const mpi::World& world = mpi::World::launched();
+        return std::make_pair(world.rank(), world.size());
+      },
+      Unlocked());
+  m.def(
+      "mpi_broadcast",
+      [](const std::string& value) { return mpi::World::launched().broadcast(value); }, Unlocked());
+  m.def(
+      "mpi_finalize",
+      [](std::chrono::milliseconds patience) {
+        if (mpi::World* world = mpi::World::current()) world->finalize_together(patience);
+      },
+      py::arg("patience"), Unlocked());
+  m.def("build_info", &build_info);
+  m.def("reduce_isa", &reduce_isa);
+}
+
+}  // namespace hbm

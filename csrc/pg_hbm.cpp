@@ -1,0 +1,312 @@
+#include "pg_hbm.h"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/record_function.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <thread>
+#include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "memory/binding.h"
+#include "memory/process.h"
+#include "memory/topology.h"
+#include "mpi/graveyard.h"
+#include "pg_store.h"
+#include "pg_types.h"
+
+namespace hbm {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Tensors that c10d allocates through the group (DDP's buckets, for one).
+class HeapAllocator final : public c10::Allocator {
+ public:
+  explicit HeapAllocator(std::shared_ptr<memory::Heap> heap) : heap_(std::move(heap)) {}
+
+  c10::DataPtr allocate(size_t bytes) override {
+    // Each block keeps the heap alive: a tensor may outlive its group.
+    auto* block = new Block{heap_, translated([&] { return heap_->allocate(bytes); })};
+    return {block->data, block, &release, c10::Device(c10::kCPU)};
+  }
+
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+ private:
+  struct Block {
+    std::shared_ptr<memory::Heap> heap;
+    void* data;
+  };
+
+  static void release(void* context) {
+    const std::unique_ptr<Block> block(static_cast<Block*>(context));
+    block->heap->free(block->data);
+  }
+
+  const std::shared_ptr<memory::Heap> heap_;
+};
+
+// Once in a process: binds it if HBMCOMM_BIND says so, and tells where it runs.
+void bind_once(int local_rank, int local_size) {
+  static std::once_flag once;
+  std::call_once(once, [&] {
+    const char* wanted = std::getenv("HBMCOMM_BIND");
+    const auto mode = memory::parse_bind_mode(wanted != nullptr && *wanted != '\0' ? wanted : "none");
+    if (mode != memory::BindMode::kNone) {
+      log::info("bound to " + memory::bind(mode, local_rank, local_size));
+    } else if (log::enabled(log::Level::kInfo)) {
+      log::info("not bound (HBMCOMM_BIND=none); running on NUMA node " +
+                std::to_string(memory::discover().cpu_node));
+    }
+  });
+}
+
+}  // namespace
+
+ProcessGroupHbm::ProcessGroupHbm(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                 c10::intrusive_ptr<GroupOptions> options, std::string name)
+    : Backend(rank, size),
+      options_(std::move(options)),
+      name_("group \"" + std::move(name) + "\""),
+      c10d_store_(store),
+      channel_(std::make_shared<mpi::Channel>()),
+      timeout_ms_(options_->timeout.count()) {
+  translated([&] {
+    store_ = make_key_value(store);
+    channel_->rank = rank;
+    channel_->size = size;
+    channel_->group = name_;
+    channel_->chunk_bytes = mpi::chunk_bytes(options_->staging_bytes, size);
+    connect(Clock::now() + options_->timeout);
+  });
+  init();
+}
+
+void ProcessGroupHbm::connect(Clock::time_point deadline) {
+  mpi::sweep();
+  // The layout of messages and the cutting into chunks are the version that ranks must share.
+  const mpi::Member self = mpi::introduce(HBM_VERSION, channel_->chunk_bytes);
+  mpi::Meeting meeting = mpi::meet(*store_, self, rank_, size_, name_, deadline);
+  members_ = std::move(meeting.members);
+  failure_key_ = meeting.prefix + "failure";
+
+  int local_rank = 0;
+  int local_size = 0;
+  for (int r = 0; r < size_; ++r) {
+    if (members_[static_cast<size_t>(r)].node != self.node) continue;
+    if (r < rank_) ++local_rank;
+    ++local_size;
+  }
+  bind_once(local_rank, local_size);
+  channel_->staging = memory::process_staging(options_->policy, options_->staging_bytes);
+  heap_ = memory::process_heap(options_->policy);
+  if (size_ > 1) channel_->communicator = mpi::connect(store_, members_, rank_, name_, deadline);
+
+  const bool crowded = local_size > sysconf(_SC_NPROCESSORS_ONLN);
+  collectives_ = Queue::create(Queue::Order::kOrdered, crowded, hooks());
+  transfers_ = Queue::create(Queue::Order::kUnordered, crowded, hooks());
+}
+
+ProcessGroupHbm::~ProcessGroupHbm() { shutdown(); }
+
+Queue::Hooks ProcessGroupHbm::hooks() {
+  // The queues are stopped before the group ends, so the hooks may refer to it.
+  return {[this] { watch(); }, [this](const std::exception_ptr& error) { publish(error); },
+          [this](const std::vector<int>& ranks) { return name_ranks(ranks); }};
+}
+
+// Looks whether another rank has published a failure.
+void ProcessGroupHbm::watch() {
+  std::optional<std::string> failure;
+  try {
+    failure = store_->get(failure_key_);
+  } catch (const Error& error) {
+    // The rank that hosts the store may have ended rightly; the timeout still bounds the wait.
+    log::info(std::string("cannot look for other ranks' failures: ") + error.what());
+    return;
+  }
+  if (failure) throw Error(ErrorKind::kPeer, name_ + " has failed: " + *failure);
+}
+
+void ProcessGroupHbm::publish(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& ours) {
+    if (ours.kind() == ErrorKind::kPeer) return;  // it came from there
+    try {
+      store_->set(failure_key_, "rank " + std::to_string(rank_) + ": " + ours.what());
+    } catch (const Error& unreachable) {
+      log::warn(std::string("cannot tell the other ranks of a failure: ") + unreachable.what());
+    }
+  } catch (const std::exception& other) {
+    log::warn(std::string("an operation failed on this rank alone: ") + other.what());
+  }
+}
+
+std::string ProcessGroupHbm::name_ranks(const std::vector<int>& ranks) const {
+  if (ranks.empty()) return "every rank had joined";
+  std::string text = "missing ranks: ";
+  for (const int rank : ranks) {
+    const mpi::Member& member = members_[static_cast<size_t>(rank)];
+    if (text.back() != ' ') text += ", ";
+    text += std::to_string(rank) + " (pid " + std::to_string(member.pid) + " on " + member.host + ")";
+  }
+  return text;
+}
+
+milliseconds ProcessGroupHbm::timeout_or_default(milliseconds timeout) const {
+  return timeout == c10d::kUnsetTimeout ? milliseconds(timeout_ms_.load()) : timeout;
+}
+
+int ProcessGroupHbm::check_root(int64_t root, const char* operation) const {
+  if (root < 0 || root >= size_) {
+    throw Error(ErrorKind::kInvalid, std::string(operation) + ": rank " + std::to_string(root) +
+                                         " is not in " + name_ + ", which has ranks 0 to " +
+                                         std::to_string(size_ - 1));
+  }
+  return static_cast<int>(root);
+}
+
+void ProcessGroupHbm::check_list(size_t found, const char* operation, const char* argument) const {
+  if (found != static_cast<size_t>(size_)) {
+    throw Error(ErrorKind::kInvalid, std::string(operation) + ": " + argument + " has " +
+                                         std::to_string(found) + " tensors for " +
+                                         std::to_string(size_) + " ranks");
+  }
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, Views views,
+                                                    const MakeOperation& make) {
+  auto work = c10::make_intrusive<WorkHbm>(rank_, call.type, call.name, call.inputs, call.outputs,
+                                           collectives_);
+  std::unique_lock issue(issue_mutex_);
+  auto operation = make(sequence_ + 1);
+  const uint64_t sequence = ++sequence_;
+  return submit(collectives_, call, std::move(work), std::move(views), std::move(operation),
+                sequence, std::move(issue));
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::transfer(
+    const Call& call, Views views,
+    const std::function<std::unique_ptr<Operation>(std::shared_ptr<int>)>& make) {
+  auto work = c10::make_intrusive<WorkHbm>(rank_, call.type, call.name, call.inputs, call.outputs,
+                                           transfers_);
+  auto operation = make(work->source_slot());
+  return submit(transfers_, call, std::move(work), std::move(views), std::move(operation), 0, {});
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::submit(
+    const std::shared_ptr<Queue>& queue, const Call& call, c10::intrusive_ptr<WorkHbm> work,
+    Views views, std::unique_ptr<Operation> operation, uint64_t sequence,
+    std::unique_lock<std::mutex> issue) {
+  auto ticket =
+      queue->enqueue(std::move(operation), timeout_or_default(call.timeout),
+                     views.take_frame(work->end_of_range()));
+  if (issue.owns_lock()) issue.unlock();
+  work->bind(ticket, sequence);
+  if (at::hasCallbacks()) {
+    RECORD_PARAM_COMMS_DATA(
+        std::make_tuple(static_cast<int64_t>(sequence), c10d::isP2POp(call.type)),
+        std::make_tuple(pg_uid_, pg_desc_), call.inputs, call.outputs, rank_, call.name + 4,
+        call.inputs.empty() ? 0 : call.inputs.front().numel(),
+        call.outputs.empty() ? 0 : call.outputs.front().numel(),
+        call.outputs.empty() ? at::kByte : call.outputs.front().scalar_type(),
+        std::vector<int64_t>(), std::vector<int64_t>(), -1, -1, size_);
+  }
+  queue->launch(ticket, call.async ? Mode::kAsync : Mode::kSync);
+  const std::lock_guard lock(coalescing_mutex_);
+  if (coalescing_) coalesced_.push_back(work);
+  return work;
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::all_of(
+    c10d::OpType type, std::vector<c10::intrusive_ptr<c10d::Work>> works) {
+  return c10::make_intrusive<WorkAll>(rank_, type, std::move(works));
+}
+
+uint64_t ProcessGroupHbm::getSequenceNumberForGroup() {
+  const std::lock_guard lock(issue_mutex_);
+  return sequence_;
+}
+
+void ProcessGroupHbm::setTimeout(milliseconds timeout) {
+  timeout_ms_.store(timeout.count());
+  options_->timeout = timeout;
+}
+
+c10d::ErrorType ProcessGroupHbm::getError() {
+  const std::exception_ptr error = collectives_->broken();
+  if (!error) return c10d::ErrorType::SUCCESS;
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& ours) {
+    if (ours.kind() == ErrorKind::kTimeout) return c10d::ErrorType::TIMEOUT;
+    if (ours.kind() == ErrorKind::kPeer) return c10d::ErrorType::REMOTE_ERROR;
+  } catch (...) {
+    return c10d::ErrorType::COMM_ERROR;
+  }
+  return c10d::ErrorType::COMM_ERROR;
+}
+
+void ProcessGroupHbm::abort() {
+  const std::string reason = name_ + " was aborted on rank " + std::to_string(rank_);
+  publish(std::make_exception_ptr(Error(ErrorKind::kAborted, reason)));
+  collectives_->abort(reason);
+  transfers_->abort(reason);
+}
+
+void ProcessGroupHbm::shutdown() {
+  if (collectives_) collectives_->stop();
+  if (transfers_) transfers_->stop();
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupHbm::split(
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  const auto place = std::find(ranks.begin(), ranks.end(), rank_);
+  if (place == ranks.end()) return nullptr;
+  auto options = c10::dynamic_intrusive_pointer_cast<GroupOptions>(opts);
+  return c10::make_intrusive<ProcessGroupHbm>(
+      store, static_cast<int>(place - ranks.begin()), static_cast<int>(ranks.size()),
+      options ? options : options_, opts && !opts->group_name.empty() ? opts->group_name : name_);
+}
+
+bool ProcessGroupHbm::supportsTensorAlloc(c10::DeviceIndex /*device*/) { return true; }
+
+at::Tensor ProcessGroupHbm::allocateTensor(long size, at::TensorOptions options) {
+  const at::ScalarType type = c10::typeMetaToScalarType(options.dtype());
+  const std::shared_ptr<memory::Heap> heap = heap_;
+  void* block = translated(
+      [&] { return heap->allocate(static_cast<size_t>(size) * c10::elementSize(type)); });
+  return at::from_blob(block, {size}, [heap](void* freed) { heap->free(freed); },
+                       at::TensorOptions().dtype(type).device(at::kCPU));
+}
+
+std::shared_ptr<c10::Allocator> ProcessGroupHbm::getMemAllocator() {
+  return std::make_shared<HeapAllocator>(heap_);
+}
+
+std::unordered_map<std::string, uint64_t> ProcessGroupHbm::getMemoryStats() {
+  const memory::HeapStats tensors = heap_->stats();
+  const memory::StagingStats staging = channel_->staging->stats();
+  return {{"tensors.in_use_bytes", tensors.in_use_bytes},
+          {"tensors.peak_bytes", tensors.peak_bytes},
+          {"tensors.hbm_bytes", tensors.hbm_bytes},
+          {"tensors.ddr_bytes", tensors.ddr_bytes},
+          {"tensors.spills", tensors.spills},
+          {"staging.budget_bytes", staging.budget_bytes},
+          {"staging.reserved_bytes", staging.reserved_bytes},
+          {"staging.kept_bytes", staging.kept_bytes},
+          {"staging.overflow_bytes", staging.overflow_bytes},
+          {"staging.abandoned_bytes", mpi::sweep()}};
+}
+
+}  // namespace hbm

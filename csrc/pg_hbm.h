@@ -1,0 +1,179 @@
+// The process group "hbm": a c10d backend whose collectives go over MPI, staged in high-bandwidth
+// memory. docs/design.md tells how its parts fit together.
+//
+// A group has two queues: collectives run in the order of issue, point-to-point operations all at
+// once. Arguments are checked before anything is sent; an error after that breaks the group, is
+// published in the store, and reaches every rank that waits.
+//
+// Threads: every member may be called from any thread. issue_mutex_ makes an operation's sequence
+// number and its place in the queue one step; it is never held while anything waits.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include "engine/queue.h"
+#include "memory/heap.h"
+#include "mpi/collectives.h"
+#include "mpi/meeting.h"
+#include "pg_checks.h"
+#include "pg_options.h"
+#include "pg_views.h"
+#include "pg_work.h"
+
+namespace hbm {
+
+class ProcessGroupHbm final : public c10d::Backend {
+ public:
+  // Meets the other ranks in `store` and connects. Throws (as PyTorch errors): a rank that does not
+  // come before the timeout, ranks that do not fit together, no MPI library.
+  ProcessGroupHbm(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                  c10::intrusive_ptr<GroupOptions> options, std::string name);
+  ~ProcessGroupHbm() override;
+
+  const std::string getBackendName() const override { return kBackendName; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+
+  // pg_ops_move.cpp
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
+                                           const c10d::BroadcastOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
+                                           std::vector<at::Tensor>& inputs,
+                                           const c10d::AllgatherOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
+                                                 const c10d::AllgatherOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> allgather_coalesced(
+      std::vector<std::vector<at::Tensor>>& output_lists, std::vector<at::Tensor>& inputs,
+      const c10d::AllgatherOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(
+      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::AllgatherOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> gather(std::vector<std::vector<at::Tensor>>& outputs,
+                                        std::vector<at::Tensor>& inputs,
+                                        const c10d::GatherOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> scatter(std::vector<at::Tensor>& outputs,
+                                         std::vector<std::vector<at::Tensor>>& inputs,
+                                         const c10d::ScatterOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
+                                               std::vector<int64_t>& output_splits,
+                                               std::vector<int64_t>& input_splits,
+                                               const c10d::AllToAllOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> alltoall(std::vector<at::Tensor>& outputs,
+                                          std::vector<at::Tensor>& inputs,
+                                          const c10d::AllToAllOptions& opts) override;
+
+  // pg_ops_reduce.cpp
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           const c10d::AllreduceOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> allreduce_coalesced(
+      std::vector<at::Tensor>& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> allreduce_sparse(std::vector<at::Tensor>& tensors,
+                                                  const c10d::AllreduceOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> reduce(std::vector<at::Tensor>& tensors,
+                                        const c10d::ReduceOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> reduce_scatter(std::vector<at::Tensor>& outputs,
+                                                std::vector<std::vector<at::Tensor>>& inputs,
+                                                const c10d::ReduceScatterOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
+      at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(
+      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::ReduceScatterOptions& opts) override;
+
+  // pg_ops_sync.cpp: point to point, barriers, coalescing
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override;
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int from,
+                                      int tag) override;
+  c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  c10::intrusive_ptr<c10d::Work> endCoalescing() override;
+
+  // pg_hbm.cpp: life cycle, state, memory
+  void setSequenceNumberForGroup() override {}  // starts at 0 on every rank
+  uint64_t getSequenceNumberForGroup() override;
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  c10d::ErrorType getError() override;
+  void abort() override;
+  void shutdown() override;
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+  bool supportsTensorAlloc(c10::DeviceIndex device) override;
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  std::shared_ptr<c10::Allocator> getMemAllocator() override;
+  std::unordered_map<std::string, uint64_t> getMemoryStats() override;
+
+ private:
+  // What the operations of every family tell run().
+  struct Call {
+    c10d::OpType type;
+    const char* name;  // "hbm:all_reduce", as the profiler shows it
+    std::vector<at::Tensor> inputs;
+    std::vector<at::Tensor> outputs;
+    std::chrono::milliseconds timeout;
+    bool async;
+  };
+  using MakeOperation = std::function<std::unique_ptr<Operation>(uint64_t sequence)>;
+
+  // Gives a collective its sequence number and its place in the queue.
+  c10::intrusive_ptr<c10d::Work> run(const Call& call, Views views, const MakeOperation& make);
+  // Begins a point-to-point operation.
+  c10::intrusive_ptr<c10d::Work> transfer(
+      const Call& call, Views views,
+      const std::function<std::unique_ptr<Operation>(std::shared_ptr<int> source)>& make);
+  c10::intrusive_ptr<c10d::Work> submit(const std::shared_ptr<Queue>& queue, const Call& call,
+                                        c10::intrusive_ptr<WorkHbm> work, Views views, std::unique_ptr<Operation> operation,
+                                        uint64_t sequence, std::unique_lock<std::mutex> issue);
+  c10::intrusive_ptr<c10d::Work> all_of(c10d::OpType type,
+                                        std::vector<c10::intrusive_ptr<c10d::Work>> works);
+
+  std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
+  int check_root(int64_t root, const char* operation) const;
+  void check_list(size_t found, const char* operation, const char* argument) const;
+  void check_peer(int peer, int tag, const char* operation) const;
+  void check_tag(int tag, const char* operation) const;
+  std::vector<at::Tensor> root_list(const std::vector<std::vector<at::Tensor>>& lists, int root,
+                                    const char* operation, const char* argument,
+                                    const at::Tensor& own) const;
+  c10::intrusive_ptr<c10d::Work> receive(std::vector<at::Tensor>& tensors, int from, int tag,
+                                         c10d::OpType type, const char* name);
+  mpi::Source reduction_input(Views& views, const at::Tensor& tensor, const c10d::ReduceOp& op);
+
+  void connect(std::chrono::steady_clock::time_point deadline);
+  Queue::Hooks hooks();
+  void watch();
+  void publish(const std::exception_ptr& error);
+  std::string name_ranks(const std::vector<int>& ranks) const;
+
+  const c10::intrusive_ptr<GroupOptions> options_;
+  const std::string name_;
+  const c10::intrusive_ptr<c10d::Store> c10d_store_;
+  std::shared_ptr<KeyValue> store_;
+  std::string failure_key_;
+  std::vector<mpi::Member> members_;
+  std::shared_ptr<mpi::Channel> channel_;
+  std::shared_ptr<memory::Heap> heap_;
+  std::shared_ptr<Queue> collectives_;
+  std::shared_ptr<Queue> transfers_;
+
+  std::mutex issue_mutex_;
+  uint64_t sequence_ = 0;         // guarded by issue_mutex_
+  uint64_t barriers_ = 0;         // monitored ones; guarded by issue_mutex_
+  std::atomic<int64_t> timeout_ms_;
+
+  std::mutex coalescing_mutex_;   // guards the two below; taken alone
+  bool coalescing_ = false;
+  std::vector<c10::intrusive_ptr<c10d::Work>> coalesced_;
+};
+
+}  // namespace hbm

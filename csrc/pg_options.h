@@ -1,0 +1,31 @@
+// What a user may choose for a group. torch_hbmcomm.Options in Python, whose docstring is the
+// reference; every field has an environment variable that gives its default.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "memory/policy.h"
+
+namespace hbm {
+
+inline constexpr const char* kBackendName = "hbm";
+
+struct GroupOptions final : c10d::Backend::Options {
+  // Throws Error(kInvalid) for a value that makes no sense.
+  GroupOptions(std::string memory, uint64_t staging_bytes, std::optional<int64_t> reduce_threads,
+          std::optional<std::string> parameter_server);
+
+  // From HBMCOMM_MEMORY and HBMCOMM_STAGING_BYTES.
+  static c10::intrusive_ptr<GroupOptions> from_environment();
+
+  const memory::Policy policy;
+  const uint64_t staging_bytes;
+};
+
+// "1073741824", "512M" or "1G" to bytes; throws Error(kInvalid) naming `source`.
+uint64_t parse_bytes(const std::string& text, const std::string& source);
+
+}  // namespace hbm

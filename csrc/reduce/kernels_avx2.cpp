@@ -1,0 +1,28 @@
+// The kernels for x86-64 with AVX2 and F16C; empty elsewhere.
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "reduce/kernels.h"
+#include "reduce/minifloat.h"
+#include "reduce/scale_integer.h"
+
+#pragma GCC target("avx2,f16c")
+#define HBM_F16C
+
+namespace hbm {
+namespace {
+#include "reduce/kernels.inc"
+#include "reduce/plans.inc"
+}  // namespace
+
+const Kernels kAvx2Kernels = {"avx2", plan};
+
+}  // namespace hbm
+
+#endif

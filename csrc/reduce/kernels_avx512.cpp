@@ -1,0 +1,28 @@
+// The kernels for x86-64 with AVX-512 (F, BW, DQ, VL); empty elsewhere.
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "reduce/kernels.h"
+#include "reduce/minifloat.h"
+#include "reduce/scale_integer.h"
+
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,f16c,prefer-vector-width=512")
+#define HBM_F16C
+
+namespace hbm {
+namespace {
+#include "reduce/kernels.inc"
+#include "reduce/plans.inc"
+}  // namespace
+
+const Kernels kAvx512Kernels = {"avx512", plan};
+
+}  // namespace hbm
+
+#endif

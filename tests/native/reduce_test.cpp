@@ -1,0 +1,341 @@
+// Every dtype and operator on every instruction set that this processor runs, bit for bit against
+// reduce_reference.h.
+#include "reduce/reduce.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <ostream>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "reduce/kernels.h"
+#include "reduce_reference.h"
+
+namespace hbm {
+namespace {
+
+constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg,  ReduceOp::kProduct,
+                             ReduceOp::kMin, ReduceOp::kMax,  ReduceOp::kBand,
+                             ReduceOp::kBor, ReduceOp::kBxor, ReduceOp::kPremulSum};
+
+constexpr size_t kManyLanes = 5003;  // more than a block of any dtype
+
+std::vector<Dtype> reducible_dtypes() {
+  std::vector<Dtype> dtypes;
+  for (size_t i = 0; i < kDtypeCount; ++i) {
+    const auto dtype = static_cast<Dtype>(i);
+    if (reduce_unsupported(dtype, ReduceOp::kSum) == nullptr) dtypes.push_back(dtype);
+  }
+  return dtypes;
+}
+
+using Bytes = std::vector<std::byte>;
+
+// Random bits half of the time; else numbers near 1, of which sums and products stay finite.
+Bytes random_elements(Dtype dtype, size_t count, std::mt19937_64& random) {
+  Bytes bytes(count * element_size(dtype));
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  if (random() % 2 == 0) return bytes;
+  std::uniform_real_distribution<float> near_one(-2, 2);
+  const auto fill = [&]<class T>(T, auto encode) {
+    for (size_t i = 0; i < bytes.size() / sizeof(T); ++i) {
+      reference::set<T>(bytes.data(), i, static_cast<T>(encode(near_one(random))));
+    }
+  };
+  const auto same = [](float value) { return value; };
+  const auto by = [](const reference::Format& format) {
+    return [&format](float value) { return format.encode(value); };
+  };
+  switch (dtype) {
+    case Dtype::kFloat16:
+    case Dtype::kComplex32:
+      fill(uint16_t{}, by(reference::kHalf));
+      break;
+    case Dtype::kBFloat16:
+      fill(uint16_t{}, reference::encode_bfloat16);
+      break;
+    case Dtype::kFloat32:
+    case Dtype::kComplex64:
+      fill(float{}, same);
+      break;
+    case Dtype::kFloat64:
+    case Dtype::kComplex128:
+      fill(double{}, same);
+      break;
+    case Dtype::kFloat8E5M2:
+      fill(uint8_t{}, by(reference::kE5M2));
+      break;
+    case Dtype::kFloat8E4M3FN:
+      fill(uint8_t{}, by(reference::kE4M3FN));
+      break;
+    case Dtype::kFloat8E5M2FNUZ:
+      fill(uint8_t{}, by(reference::kE5M2FNUZ));
+      break;
+    case Dtype::kFloat8E4M3FNUZ:
+      fill(uint8_t{}, by(reference::kE4M3FNUZ));
+      break;
+    default:
+      break;
+  }
+  return bytes;
+}
+
+struct Target {
+  const Kernels* kernels;
+  Dtype dtype;
+};
+
+std::vector<Target> targets() {
+  std::vector<Target> all;
+  for (const Kernels* kernels : runnable_kernels()) {
+    for (Dtype dtype : reducible_dtypes()) all.push_back({kernels, dtype});
+  }
+  return all;
+}
+
+void PrintTo(const Target& target, std::ostream* out) {
+  *out << target.kernels->name << " " << dtype_name(target.dtype);
+}
+
+std::string target_name(const testing::TestParamInfo<Target>& info) {
+  return std::string(info.param.kernels->name) + "_" + dtype_name(info.param.dtype);
+}
+
+class ReduceTest : public testing::TestWithParam<Target> {
+ protected:
+  static constexpr size_t kNoAlias = SIZE_MAX;
+  static constexpr std::byte kGuard{0xA5};
+
+  // Compares one call with the reference; `alias` is the source that dst is; `shift` bytes put
+  // every array off its alignment.
+  void check(size_t n, size_t count, ReduceOp op, size_t alias = kNoAlias, size_t shift = 0) {
+    const auto [kernels, dtype] = GetParam();
+    const size_t bytes = count * element_size(dtype);
+    std::vector<Bytes> arrays;
+    std::vector<const void*> sources;
+    for (size_t k = 0; k < n; ++k) {
+      Bytes array(shift, kGuard);
+      const Bytes elements = random_elements(dtype, count, random_);
+      array.insert(array.end(), elements.begin(), elements.end());
+      array.push_back(kGuard);
+      arrays.push_back(std::move(array));
+      sources.push_back(arrays.back().data() + shift);
+    }
+    const size_t divisor = 1 + random_() % 9;
+    Bytes expected(bytes);
+    reference::reduce(expected.data(), sources, count, dtype, op, divisor);
+
+    Bytes apart(shift + bytes + 1, kGuard);
+    Bytes& out = alias == kNoAlias ? apart : arrays[alias];
+    reduce_with(*kernels, out.data() + shift, sources.data(), n, count, dtype, op, divisor);
+
+    const std::string where = std::string(reduce_op_name(op)) + " n=" + std::to_string(n) +
+                              " count=" + std::to_string(count) +
+                              " alias=" + std::to_string(alias) + " shift=" + std::to_string(shift);
+    const size_t width = element_size(dtype);
+    for (size_t i = 0; i < count; ++i) {
+      const std::byte* got = out.data() + shift + i * width;
+      ASSERT_TRUE(std::equal(got, got + width, expected.data() + i * width))
+          << where << " element " << i << ": got "
+          << testing::PrintToString(Bytes(got, got + width)) << ", expected "
+          << testing::PrintToString(
+                 Bytes(expected.data() + i * width, expected.data() + (i + 1) * width));
+    }
+    ASSERT_EQ(out.back(), kGuard) << where << " wrote past the end";
+  }
+
+  std::vector<ReduceOp> ops() const {
+    std::vector<ReduceOp> defined;
+    for (ReduceOp op : kOps) {
+      if (reduce_unsupported(GetParam().dtype, op) == nullptr) defined.push_back(op);
+    }
+    return defined;
+  }
+
+  std::mt19937_64 random_{20240607};
+};
+
+TEST_P(ReduceTest, AgreesWithReference) {
+  for (ReduceOp op : ops()) {
+    for (size_t n : {1, 2, 3, 4, 8, 64}) {
+      for (size_t count : {0, 1, 2, 7, 31, 127, 1021}) check(n, count, op);
+    }
+    for (size_t n : {1, 2, 3, 8}) check(n, kManyLanes, op);
+  }
+}
+
+TEST_P(ReduceTest, RunsInPlaceOfAnySource) {
+  for (ReduceOp op : ops()) {
+    for (size_t n : {1, 2, 3, 4}) {
+      for (size_t alias = 0; alias < n; ++alias) check(n, kManyLanes, op, alias);
+    }
+  }
+}
+
+TEST_P(ReduceTest, NeedsNoAlignment) {
+  for (ReduceOp op : ops()) {
+    for (size_t shift : {1, 3}) {
+      check(2, 1021, op, kNoAlias, shift);
+      check(3, 1021, op, 1, shift);
+    }
+  }
+}
+
+TEST_P(ReduceTest, RefusesWhatHasNoMeaning) {
+  const auto [kernels, dtype] = GetParam();
+  const std::byte source[16] = {};
+  std::byte out[16];
+  const void* sources[] = {source, source};
+  for (ReduceOp op : kOps) {
+    if (reduce_unsupported(dtype, op) == nullptr) continue;
+    try {
+      reduce_with(*kernels, out, sources, 2, 1, dtype, op, 1);
+      FAIL() << reduce_op_name(op);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kUnsupported);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Reduce, ReduceTest, testing::ValuesIn(targets()), target_name);
+
+// Typed examples, on every instruction set.
+
+template <class T>
+std::vector<T> reduced(const Kernels& kernels, const std::vector<std::vector<T>>& sources,
+                       Dtype dtype, ReduceOp op) {
+  std::vector<const void*> pointers;
+  for (const auto& source : sources) pointers.push_back(source.data());
+  std::vector<T> out(sources[0].size());
+  reduce_with(kernels, out.data(), pointers.data(), pointers.size(), out.size(), dtype, op,
+              sources.size());
+  return out;
+}
+
+template <class T>
+T scaled(const Kernels& kernels, T value, Dtype dtype, double factor) {
+  T out;
+  scale_with(kernels, &out, &value, 1, dtype, factor);
+  return out;
+}
+
+class KernelsTest : public testing::TestWithParam<const Kernels*> {};
+
+TEST_P(KernelsTest, AverageOfNarrowIntegersNeverOverflows) {
+  using S = std::vector<int8_t>;
+  EXPECT_EQ(reduced<int8_t>(*GetParam(), {{127, -128, -128, 1}, {127, -128, -127, -2}},
+                            Dtype::kInt8, ReduceOp::kAvg),
+            (S{127, -128, -127, 0}));
+  using U = std::vector<uint8_t>;
+  EXPECT_EQ(reduced<uint8_t>(*GetParam(), {{255, 255}, {255, 255}, {255, 254}}, Dtype::kUInt8,
+                             ReduceOp::kAvg),
+            (U{255, 254}));
+}
+
+TEST_P(KernelsTest, MinAndMaxPropagateNan) {
+  for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
+    const auto out =
+        reduced<float>(*GetParam(), {{NAN, 1, 1}, {1, -NAN, 1}, {1, 1, NAN}}, Dtype::kFloat32, op);
+    for (float value : out) EXPECT_EQ(reference::get<uint32_t>(&value, 0), 0x7FC00000u);
+  }
+}
+
+TEST_P(KernelsTest, NarrowFloatsRoundOnce) {
+  // 2048 + 1 + 1: rounding each step to float16 would stay at 2048.
+  const auto code = [](float value) {
+    return static_cast<uint16_t>(reference::kHalf.encode(value));
+  };
+  EXPECT_EQ(reduced<uint16_t>(*GetParam(), {{code(2048)}, {code(1)}, {code(1)}}, Dtype::kFloat16,
+                              ReduceOp::kSum)[0],
+            code(2050));
+}
+
+TEST_P(KernelsTest, ScalesFloats) {
+  const Kernels& kernels = *GetParam();
+  EXPECT_EQ(scaled(kernels, 3.0f, Dtype::kFloat32, 0.1), 3.0f * 0.1f);
+  EXPECT_EQ(scaled(kernels, 3.0, Dtype::kFloat64, 0.1), 3.0 * 0.1);
+  EXPECT_EQ(scaled(kernels, uint16_t{0x3F80}, Dtype::kBFloat16, -2), 0xC000);
+  EXPECT_EQ(scaled(kernels, uint16_t{0x7BFF}, Dtype::kFloat16, 2), 0x7C00);
+  EXPECT_EQ(scaled(kernels, uint8_t{0x7E}, Dtype::kFloat8E4M3FN, -2), 0xFE);
+  EXPECT_EQ(scaled(kernels, uint8_t{0x7F}, Dtype::kFloat8E4M3FNUZ, 2), 0x80);
+}
+
+TEST_P(KernelsTest, ScalesIntegersTowardsZeroWithinRange) {
+  const Kernels& kernels = *GetParam();
+  EXPECT_EQ(scaled<int32_t>(kernels, -7, Dtype::kInt32, 0.5), -3);
+  EXPECT_EQ(scaled<int32_t>(kernels, 3, Dtype::kInt32, 1.0 / 3), 1);
+  EXPECT_EQ(scaled<int8_t>(kernels, 100, Dtype::kInt8, -2), -128);
+  EXPECT_EQ(scaled<uint8_t>(kernels, 100, Dtype::kUInt8, 3), 255);
+  EXPECT_EQ(scaled<uint16_t>(kernels, 100, Dtype::kUInt16, -1), 0);
+  EXPECT_EQ(scaled<int32_t>(kernels, 1, Dtype::kInt32, NAN), 0);
+  EXPECT_EQ(scaled<uint32_t>(kernels, 1, Dtype::kUInt32, INFINITY), UINT32_MAX);
+
+  constexpr Dtype kSigned = Dtype::kInt64;
+  EXPECT_EQ(scaled<int64_t>(kernels, 3, kSigned, 1.0 / 3), 1);
+  EXPECT_EQ(scaled<int64_t>(kernels, INT64_MAX, kSigned, 1), INT64_MAX);
+  EXPECT_EQ(scaled<int64_t>(kernels, INT64_MIN, kSigned, 1), INT64_MIN);
+  EXPECT_EQ(scaled<int64_t>(kernels, INT64_MIN, kSigned, -1), INT64_MAX);
+  EXPECT_EQ(scaled<int64_t>(kernels, INT64_MAX, kSigned, -2), INT64_MIN);
+  EXPECT_EQ(scaled<int64_t>(kernels, (1ll << 62) + 3, kSigned, -0.5), -(1ll << 61) - 1);
+  EXPECT_EQ(scaled<int64_t>(kernels, INT64_MAX, kSigned, 1e-300), 0);
+  EXPECT_EQ(scaled<int64_t>(kernels, INT64_MAX, kSigned, 0), 0);
+  EXPECT_EQ(scaled<int64_t>(kernels, -5, kSigned, -INFINITY), INT64_MAX);
+  EXPECT_EQ(scaled<int64_t>(kernels, INT64_MAX, kSigned, NAN), 0);
+
+  constexpr Dtype kUnsigned = Dtype::kUInt64;
+  EXPECT_EQ(scaled<uint64_t>(kernels, UINT64_MAX, kUnsigned, 1), UINT64_MAX);
+  EXPECT_EQ(scaled<uint64_t>(kernels, UINT64_MAX, kUnsigned, 0.5), UINT64_MAX / 2);
+  EXPECT_EQ(scaled<uint64_t>(kernels, UINT64_MAX, kUnsigned, 1.5), UINT64_MAX);
+  EXPECT_EQ(scaled<uint64_t>(kernels, UINT64_MAX, kUnsigned, -1), 0u);
+}
+
+// Random elements and factors, above a block and in place: every target gives the baseline's bits.
+TEST_P(KernelsTest, ScaleAgreesWithBaseline) {
+  std::mt19937_64 random(7);
+  for (Dtype dtype : reducible_dtypes()) {
+    if (reduce_unsupported(dtype, ReduceOp::kPremulSum) != nullptr) continue;
+    for (double factor : {1.0, -0.3, 1e6, 0.0, double{NAN}, double{INFINITY}}) {
+      Bytes expected = random_elements(dtype, kManyLanes, random);
+      Bytes got = expected;
+      scale_with(kBaselineKernels, expected.data(), expected.data(), kManyLanes, dtype, factor);
+      scale_with(*GetParam(), got.data(), got.data(), kManyLanes, dtype, factor);
+      EXPECT_EQ(got, expected) << dtype_name(dtype) << " times " << factor;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Reduce, KernelsTest, testing::ValuesIn(runnable_kernels()),
+                         [](const auto& info) { return std::string(info.param->name); });
+
+TEST(KernelsNamed, PicksBestAndRefusesUnknown) {
+  EXPECT_EQ(&kernels_named(""), runnable_kernels().front());
+  for (const Kernels* kernels : runnable_kernels()) {
+    EXPECT_EQ(&kernels_named(kernels->name), kernels);
+  }
+  try {
+    kernels_named("sse9");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kInvalid);
+  }
+}
+
+TEST(ReduceUnsupported, KnowsWhatHasNoMeaning) {
+  EXPECT_EQ(reduce_unsupported(Dtype::kBool, ReduceOp::kBxor), nullptr);
+  EXPECT_NE(reduce_unsupported(Dtype::kBool, ReduceOp::kAvg), nullptr);
+  EXPECT_NE(reduce_unsupported(Dtype::kBool, ReduceOp::kPremulSum), nullptr);
+  EXPECT_NE(reduce_unsupported(Dtype::kComplex64, ReduceOp::kMax), nullptr);
+  EXPECT_NE(reduce_unsupported(Dtype::kFloat32, ReduceOp::kBor), nullptr);
+  for (Dtype moved :
+       {Dtype::kFloat8E8M0FNU, Dtype::kFloat4E2M1X2, Dtype::kQuantized8, Dtype::kQuantized32}) {
+    for (ReduceOp op : kOps) EXPECT_NE(reduce_unsupported(moved, op), nullptr);
+  }
+  EXPECT_EQ(reducible_dtypes().size(), 20u);
+}
+
+}  // namespace
+}  // namespace hbm

@@ -1,0 +1,64 @@
+"""Fixtures: `ranks` (every world size in turn) and pools of that many ranks.
+
+`@pytest.mark.ranks(2, 4)` limits a test to those world sizes; HBMCOMM_TEST_RANKS=N limits the run
+to one. The session keeps one pool at a time: pytest runs all tests of a world size together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import Pool, all_world_sizes
+
+SHORT_TIMEOUT = 2.0  # seconds, of the group of a fresh pool
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "ranks(*sizes): the world sizes to run this test with")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "ranks" not in metafunc.fixturenames:
+        return
+    sizes = all_world_sizes()
+    for mark in metafunc.definition.iter_markers("ranks"):
+        sizes = tuple(size for size in sizes if size in mark.args)
+    metafunc.parametrize("ranks", sizes, scope="session", ids=lambda size: f"{size}ranks")
+
+
+@pytest.fixture(scope="session")
+def pool(ranks: int) -> Iterator[Pool]:
+    """The session's pool of `ranks` ranks. A test that may harm the group takes `fresh_pool`."""
+    shared = Pool(ranks)
+    yield shared
+    assert not any(shared.close()), "a rank of the pool left with an error code"
+
+
+@pytest.fixture
+def fresh_pool(ranks: int) -> Iterator[Pool]:
+    """A pool for this test alone, with a short group timeout; killed at the end."""
+    own = Pool(ranks, timeout=SHORT_TIMEOUT)
+    yield own
+    own.kill()
+
+
+@pytest.fixture
+def bare_pool(ranks: int) -> Iterator[Pool]:
+    """Ranks with no group; the test's functions form their own. Killed at the end."""
+    own = Pool(ranks, bare=True)
+    yield own
+    own.kill()
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """Fails the test if it leaves an entry in /dev/shm behind."""
+    shm = Path("/dev/shm")
+    before = set(os.listdir(shm))
+    yield
+    left = set(os.listdir(shm)) - before
+    assert not left, f"left behind in {shm}: {sorted(left)}"

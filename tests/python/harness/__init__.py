@@ -1,0 +1,15 @@
+"""Test harness of the process group: pools of ranks, reference results, scripts run as users do.
+
+A test sends a module-level function to every rank of a pool (`pool.run(function, *arguments)`). It
+is called there with a `Context` first, and what it returns comes back as a list by rank.
+"""
+
+import pytest
+
+from harness.context import BACKEND, Context, all_world_sizes
+from harness.pool import Pool, RankFailure
+
+# For what the stand-in cannot do (HBMCOMM_TEST_BACKEND=gloo).
+beyond_gloo = pytest.mark.skipif(BACKEND == "gloo", reason="Gloo cannot do this")
+
+__all__ = ["BACKEND", "Context", "Pool", "RankFailure", "all_world_sizes", "beyond_gloo"]

@@ -1,0 +1,41 @@
+"""What a test function knows about the rank it runs in, and what the environment asks for."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+# The backend under test. "gloo" exercises the tests themselves.
+BACKEND = os.environ.get("HBMCOMM_TEST_BACKEND", "hbm")
+
+WORLD_SIZES = (1, 2, 3, 4, 8)
+
+
+def all_world_sizes() -> tuple[int, ...]:
+    """The world sizes to test: all, or the one that HBMCOMM_TEST_RANKS names."""
+    chosen = os.environ.get("HBMCOMM_TEST_RANKS")
+    return WORLD_SIZES if chosen is None else (int(chosen),)
+
+
+@dataclass
+class Context:
+    """One rank of a pool. The default group runs BACKEND; `gloo` holds the same ranks over Gloo."""
+
+    rank: int
+    size: int
+    gloo: dist.ProcessGroup | None  # None in a bare pool, whose ranks have no group yet
+    folder: Path  # shared by the ranks of the pool, private to it
+    seed: int  # the same on every rank, new for every call
+    shared_random: random.Random = field(init=False)  # draws the same values on every rank
+    own_random: random.Random = field(init=False)  # draws other values on every rank
+    generator: torch.Generator = field(init=False)  # for data: other values on every rank
+
+    def __post_init__(self) -> None:
+        self.shared_random = random.Random(self.seed)
+        self.own_random = random.Random(f"{self.seed}/{self.rank}")
+        self.generator = torch.Generator().manual_seed(self.seed * 1009 + self.rank)

@@ -1,0 +1,85 @@
+"""One rank of a pool: forms its groups, then runs the functions that the test process sends.
+
+Talks over one pipe: receives (function, arguments, seed), answers Ok(result) or Error(...). An
+end of file means that the test process is done, or gone: the rank leaves by the ordinary way out,
+so that a hang at exit shows. Output goes to a file of the pool's folder; SIGUSR1 adds the stacks
+of all threads to it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+import traceback
+import warnings
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from harness.context import BACKEND, Context
+
+
+@dataclass
+class Ok:
+    result: Any
+
+
+@dataclass
+class Error:
+    kind: str  # name of the exception's class
+    trace: str
+
+
+def log_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.log"
+
+
+def form_groups(folder: Path, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+    """Makes the default group over BACKEND and returns the reference group over Gloo."""
+    store = dist.FileStore(str(folder / "store"), size)
+    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=size, timeout=timeout)
+    return dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
+
+
+def main(
+    pipe: Connection, folder: Path, rank: int, size: int, timeout: timedelta | None
+) -> None:
+    """Entry point of the process. No `timeout`: a bare rank, which forms no group by itself."""
+    log = os.open(log_path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    faulthandler.enable(file=sys.stderr)
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch|typing_extensions")
+    torch.set_num_threads(1)
+
+    gloo: dist.ProcessGroup | None = None
+    try:
+        if timeout is not None:
+            gloo = form_groups(folder, rank, size, timeout)
+    except Exception as error:
+        pipe.send(Error(type(error).__name__, traceback.format_exc()))
+        return
+    pipe.send(Ok(None))
+    while True:
+        try:
+            function, arguments, seed = pickle.loads(pipe.recv_bytes())
+        except EOFError:
+            break
+        answer: Ok | Error
+        try:
+            answer = Ok(function(Context(rank, size, gloo, folder, seed), *arguments))
+        except Exception as error:
+            answer = Error(type(error).__name__, traceback.format_exc())
+        sys.stdout.flush()
+        pipe.send(answer)
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,296 @@
+"""Wrong arguments, options and environment: an exception that names what is wrong, and no hang."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_group
+
+from harness import BACKEND, Context, Pool, beyond_gloo
+
+pytestmark = beyond_gloo
+
+Call = Callable[[Context], Any]
+
+
+def ones(count: int = 4, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(count, dtype=dtype)
+
+
+def group() -> Any:
+    """The backend without the checks of torch.distributed in front of it."""
+    return _get_default_group()
+
+
+# Wrong on every rank in the same way: found before anything is sent. (call, words of the message)
+LOCAL_MISTAKES: dict[str, tuple[Call, str]] = {
+    "all_reduce of a device tensor": (
+        lambda c: dist.all_reduce(torch.empty(3, device="meta")),
+        "meta",
+    ),
+    "broadcast of a device tensor": (
+        lambda c: dist.broadcast(torch.empty(3, device="meta"), 0),
+        "meta",
+    ),
+    "all_gather of too few outputs": (
+        lambda c: group().allgather([[ones()] * (c.size - 1)], [ones()]).wait(),
+        r"\d",
+    ),
+    "all_gather of too many outputs": (
+        lambda c: group().allgather([[ones() for _ in range(c.size + 1)]], [ones()]).wait(),
+        r"\d",
+    ),
+    "all_gather into another size": (
+        lambda c: group().allgather([[ones(5) for _ in range(c.size)]], [ones()]).wait(),
+        r"5",
+    ),
+    "all_gather into another dtype": (
+        lambda c: (
+            group()
+            .allgather([[ones(4, torch.int32) for _ in range(c.size)]], [ones()])
+            .wait()
+        ),
+        r"(?i)int",
+    ),
+    "all_gather_into_tensor of a wrong size": (
+        lambda c: dist.all_gather_into_tensor(ones(4 * c.size + 1), ones()),
+        r"\d",
+    ),
+    "reduce_scatter_tensor of a wrong size": (
+        lambda c: dist.reduce_scatter_tensor(ones(4), ones(4 * c.size + 1)),
+        r"\d",
+    ),
+    "reduce_scatter of too few inputs": (
+        lambda c: group().reduce_scatter([ones()], [[ones()] * (c.size + 1)]).wait(),
+        r"\d",
+    ),
+    "all_to_all_single not divisible": (
+        lambda c: dist.all_to_all_single(ones(4 * c.size + 1), ones(4 * c.size + 1)),
+        r"\d",
+    ),
+    "all_to_all_single with splits that do not add up": (
+        lambda c: dist.all_to_all_single(ones(c.size), ones(c.size), [2] * c.size, [1] * c.size),
+        r"\d",
+    ),
+    "all_to_all_single with too few splits": (
+        lambda c: dist.all_to_all_single(ones(4), ones(4), [4] * (c.size + 1), [1] * c.size),
+        r"\d",
+    ),
+    "all_to_all of too few tensors": (
+        lambda c: group().alltoall([ones()] * (c.size + 1), [ones()] * c.size).wait(),
+        r"\d",
+    ),
+    "all_gather into overlapping outputs": (
+        lambda c: dist.all_gather([OVERLAP[r : r + 2] for r in range(c.size)], ones(2)),
+        r"(?i)overlap",
+    ),
+    "all_gather_into_tensor onto its own input": (
+        lambda c: dist.all_gather_into_tensor(OVERLAP[: 2 * c.size], OVERLAP[1:3]),
+        r"(?i)overlap",
+    ),
+    "all_reduce of an expanded tensor": (
+        lambda c: dist.all_reduce(torch.ones(1).expand(4)),
+        r"(?i)overlap|stride|memory",
+    ),
+    "all_reduce of two tensors": (
+        lambda c: group().allreduce([ones(), ones()]).wait(),
+        r"(?i)one|1|2",
+    ),
+    "all_reduce of no tensor": (lambda c: group().allreduce([]).wait(), r"."),
+    "coalesced reduction of two dtypes": (
+        lambda c: group().allreduce_coalesced([ones(), ones(4, torch.int32)]).wait(),
+        r"(?i)int",
+    ),
+    "band of floats": (lambda c: dist.all_reduce(ones(), dist.ReduceOp.BAND), r"(?i)float"),
+    "min of complex numbers": (
+        lambda c: dist.all_reduce(ones(4, torch.complex64), dist.ReduceOp.MIN),
+        r"(?i)complex",
+    ),
+    "sparse broadcast": (lambda c: dist.broadcast(ones().to_sparse(), 0), r"(?i)sparse"),
+    "sparse all_reduce by product": (
+        lambda c: dist.all_reduce(ones().to_sparse(), dist.ReduceOp.PRODUCT),
+        r"(?i)sparse|sum",
+    ),
+    "broadcast from beyond the group": (
+        lambda c: group().broadcast(ones(), c.size + 3).wait(),
+        r"\d",
+    ),
+    "reduce to a negative root": (lambda c: group().reduce(ones(), -2).wait(), r"-2"),
+    "send beyond the group": (lambda c: group().send([ones()], c.size, 0).wait(), r"\d"),
+    "recv from a negative rank": (lambda c: group().recv([ones()], -3, 0).wait(), r"-3"),
+    "send with a negative tag": (
+        lambda c: group().send([ones()], (c.rank + 1) % c.size, -1).wait(),
+        r"(?i)tag",
+    ),
+}
+OVERLAP = torch.zeros(64)
+
+
+def check_local_mistakes(context: Context) -> None:
+    missed = []
+    for name, (call, words) in LOCAL_MISTAKES.items():
+        try:
+            call(context)
+        except (ValueError, TypeError, RuntimeError, IndexError) as error:
+            if not re.search(words, str(error)):
+                missed.append(f"{name}: message lacks {words!r}: {error}")
+        else:
+            missed.append(f"{name}: no error")
+    total = ones()
+    dist.all_reduce(total)
+    assert total[0].item() == context.size, "the group suffered from a refused call"
+    assert not missed, "\n".join(missed)
+
+
+@pytest.mark.ranks(2, 4)
+def test_mistakes_are_refused_and_the_group_goes_on(pool: Pool) -> None:
+    pool.run(check_local_mistakes)
+
+
+# Ranks disagree: at least one rank raises, naming the difference, and none hangs.
+
+
+def shapes(context: Context) -> Any:
+    return dist.all_reduce(ones(4 + context.rank))
+
+
+def large_shapes(context: Context) -> Any:
+    return dist.all_reduce(ones(400_000 + context.rank))
+
+
+def shapes_of_broadcast(context: Context) -> Any:
+    return dist.broadcast(ones(4 + context.rank), 0)
+
+
+def shapes_of_all_gather(context: Context) -> Any:
+    mine = ones(4 + context.rank)
+    return dist.all_gather([torch.empty_like(mine) for _ in range(context.size)], mine)
+
+
+def dtypes(context: Context) -> Any:
+    return dist.all_reduce(ones(4, torch.float32 if context.rank else torch.int32))
+
+
+def operators(context: Context) -> Any:
+    return dist.all_reduce(ones(), dist.ReduceOp.MAX if context.rank else dist.ReduceOp.SUM)
+
+
+def roots(context: Context) -> Any:
+    return dist.broadcast(ones(), context.rank % 2)
+
+
+def collectives(context: Context) -> Any:
+    if context.rank == 0:
+        return dist.all_reduce(ones())
+    return dist.broadcast(ones(), 0)
+
+
+def splits(context: Context) -> Any:
+    give = [1] * context.size
+    take = [2 if sender == 0 and context.rank else 1 for sender in range(context.size)]
+    return dist.all_to_all_single(ones(sum(take)), ones(sum(give)), take, give)
+
+
+def message_sizes(context: Context) -> Any:
+    if context.rank == 0:
+        return dist.send(ones(5), 1)
+    if context.rank == 1:
+        return dist.recv(ones(4), 0)
+    return None
+
+
+DISAGREEMENTS = [
+    (shapes, r"\b[45]\b|\b1[68]\b|\b20\b"),
+    (large_shapes, r"\d"),
+    (shapes_of_broadcast, r"\d"),
+    (shapes_of_all_gather, r"\d"),
+    (dtypes, r"(?i)int|float"),
+    (operators, r"(?i)max|sum"),
+    (roots, r"(?i)root|rank"),
+    (collectives, r"(?i)all_?reduce|broadcast"),
+    (splits, r"\d"),
+    (message_sizes, r"\d"),
+]
+
+
+def disagree(context: Context, call: Call) -> str | None:
+    try:
+        call(context)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize(
+    ("call", "words"), DISAGREEMENTS, ids=[call.__name__ for call, _ in DISAGREEMENTS]
+)
+def test_ranks_that_disagree(fresh_pool: Pool, call: Call, words: str) -> None:
+    errors = [error for error in fresh_pool.run(disagree, call, limit=20) if error]
+    assert errors, "no rank raised"
+    assert any(re.search(words, error) for error in errors), errors
+
+
+# Options and environment.
+
+
+def refused_start(context: Context, environment_only: bool, options: dict[str, Any]) -> str:
+    import torch_hbmcomm as hbmcomm
+
+    store = dist.FileStore(str(context.folder / f"store{context.seed}"), context.size)
+    try:
+        pg_options = None if environment_only else hbmcomm.Options(**options)
+        dist.init_process_group(
+            BACKEND,
+            store=store,
+            rank=context.rank,
+            world_size=context.size,
+            timeout=timedelta(seconds=5),
+            pg_options=pg_options,
+        )
+        dist.all_reduce(ones())
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError(f"{options} was accepted")
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"memory": "fastest"}, "fastest"),
+        ({"staging_bytes": -1}, "-1"),
+        ({"reduce_threads": -2}, "-2"),
+        ({"no_such_option": 1}, "no_such_option"),
+        ({"parameter_server": "http://nowhere"}, "http://nowhere"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_wrong_option(bare_pool: Pool, options: dict[str, Any], words: str) -> None:
+    for message in bare_pool.run(refused_start, False, options):
+        assert words in message, message
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HBMCOMM_MEMORY", "fastest"),
+        ("HBMCOMM_STAGING_BYTES", "lots"),
+        ("HBMCOMM_REDUCE_THREADS", "-2"),
+        ("HBMCOMM_NODE", "moon"),
+    ],
+)
+def test_wrong_environment(ranks: int, name: str, value: str) -> None:
+    pool = Pool(ranks, bare=True, environment={name: value})
+    try:
+        for message in pool.run(refused_start, True, {}):
+            assert name in message and value in message, message
+    finally:
+        pool.kill()

@@ -1,0 +1,335 @@
+"""The command line: what it prints, its exit status, and the JSON that scripts read."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+import torch_hbmcomm
+from torch_hbmcomm.bench import result as bench_result
+from torch_hbmcomm.bench import table
+from torch_hbmcomm.bench.sizes import format_bytes, ladder, parse_bytes
+from torch_hbmcomm.cli import app, environment, probes
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = {probe.__name__ for probe in probes.PROBES} - {"package"} | {"torch_hbmcomm"}
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, list(arguments))
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch_hbmcomm.cli", *arguments]
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+
+
+class FakeExtension(ModuleType):
+    """A working torch_hbmcomm._C, as far as `info` asks it."""
+
+    def __init__(
+        self,
+        torch_version: str = str(torch.__version__),
+        mpi_error: str | None = None,
+        hbm: bool = True,
+    ) -> None:
+        super().__init__("torch_hbmcomm._C")
+        self._torch_version = torch_version
+        self._mpi_error = mpi_error
+        self._hbm = hbm
+
+    def build_info(self) -> dict[str, str]:
+        return {"torch_version": self._torch_version}
+
+    def reduce_isa(self) -> str:
+        return "avx512"
+
+    def memory_available(self) -> bool:
+        return self._hbm
+
+    def memory_info(self) -> dict[str, object]:
+        node = {"id": 0, "total_bytes": 4096, "free_bytes": 1024, "has_cpus": True, "cpus": "0-1"}
+        return {
+            "hbm_available": self._hbm,
+            "hbm_source": "a fake",
+            "mode": "flat" if self._hbm else "none",
+            "mode_source": "a fake",
+            "cluster": "1",
+            "cpu_node": 0,
+            "closest_hbm_nodes": [0] if self._hbm else [],
+            "memkind_version": "1.14.0",
+            "nodes": [{**node, "is_hbm": self._hbm}],
+            "heaps": [],
+        }
+
+    def mpi_info(self) -> dict[str, str]:
+        if self._mpi_error is not None:
+            raise RuntimeError(self._mpi_error)
+        return {
+            "library": "/lib/libmpi.so.12",
+            "version": "MPICH Version: 5",
+            "abi": "MPICH",
+            "found_by": "the system",
+        }
+
+
+StandIn = Callable[[ModuleType | None], None]
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """Calling it puts an extension in the place of torch_hbmcomm._C; None cannot be imported."""
+
+    def replace(extension: ModuleType | None) -> None:
+        monkeypatch.setitem(sys.modules, "torch_hbmcomm._C", extension)
+        monkeypatch.delattr(torch_hbmcomm, "_C", raising=False)
+
+    return replace
+
+
+@pytest.fixture
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in environment.settings(os.environ):
+        monkeypatch.delenv(name)
+
+
+def test_help_does_not_import_torch() -> None:
+    script = (
+        "import sys, torch_hbmcomm.cli; "
+        "from typer.testing import CliRunner; "
+        "result = CliRunner().invoke(torch_hbmcomm.cli.app, ['--help']); "
+        "assert result.exit_code == 0, result.output; "
+        "assert 'torch' not in sys.modules"
+    )
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environ, check=True)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["info", "--help"], ["bench", "collectives", "--help"]]
+)
+def test_help(arguments: list[str]) -> None:
+    assert invoke(*arguments).exit_code == 0
+
+
+def test_version() -> None:
+    result = invoke("--version")
+    assert result.exit_code == 0
+    assert result.output.startswith("hbmcomm ")
+
+
+def test_info_on_this_machine_is_json_whatever_is_missing() -> None:
+    result = run("info", "--json")
+    document = json.loads(result.stdout)
+    assert set(document) == ROWS | {"usable"}
+    assert result.returncode == (0 if document["usable"] else 1), result.stderr
+    for row in ROWS:
+        assert {"state", "value", "found_by", "remedy"} <= set(document[row])
+        if document[row]["state"] != "ok":
+            assert document[row]["remedy"]
+    assert document["cpu"]["cores"] >= 1
+
+
+def test_info_says_usable_when_everything_is_there(stand_in: StandIn, no_settings: None) -> None:
+    stand_in(FakeExtension())
+    result = invoke("info", "--json")
+    document = json.loads(result.output)
+    assert result.exit_code == 0
+    assert document["usable"]
+    assert document["mpi"]["found_by"] == "the system"
+    assert document["cpu"]["reduce_isa"] == "avx512"
+
+
+@pytest.mark.parametrize(
+    ("extension", "row", "cause"),
+    [
+        (None, "torch", "extension cannot be loaded"),
+        (FakeExtension(torch_version="1.9.0"), "torch", "built for 1.9.0"),
+        (FakeExtension(mpi_error="no MPI library was found"), "mpi", "no MPI library was found"),
+    ],
+)
+def test_info_shows_what_is_broken_as_a_row(
+    stand_in: StandIn, extension: ModuleType | None, row: str, cause: str
+) -> None:
+    stand_in(extension)
+    document = json.loads(invoke("info", "--json").output)
+    assert document[row]["state"] == "broken"
+    assert cause in document[row]["value"]
+    assert document[row]["remedy"]
+
+    shown = invoke("info")
+    assert shown.exit_code == 1
+    assert cause in " ".join(shown.output.split())
+
+
+def test_info_works_without_high_bandwidth_memory(stand_in: StandIn, no_settings: None) -> None:
+    stand_in(FakeExtension(hbm=False))
+    document = json.loads(invoke("info", "--json").output)
+    assert document["usable"]
+    assert document["hbm"]["state"] == "warning"
+
+
+@pytest.mark.parametrize("policy", ["bind", "hbm-please"])
+def test_info_refuses_a_policy_that_cannot_be(
+    stand_in: StandIn, no_settings: None, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    stand_in(FakeExtension(hbm=False))
+    monkeypatch.setenv("HBMCOMM_MEMORY", policy)
+    result = invoke("info", "--json")
+    document = json.loads(result.output)
+    assert result.exit_code == 1
+    assert document["policy"]["state"] == "broken"
+    assert "preferred" in document["policy"]["remedy"]
+
+
+def test_info_flags_unknown_settings(
+    stand_in: StandIn, no_settings: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(FakeExtension())
+    monkeypatch.setenv("HBMCOMM_LOG", "info")
+    monkeypatch.setenv("HBMCOMM_MEMROY", "bind")
+    settings = json.loads(invoke("info", "--json").output)["settings"]
+    assert settings["set"] == {"HBMCOMM_LOG": "info", "HBMCOMM_MEMROY": "bind"}
+    assert settings["unknown"] == ["HBMCOMM_MEMROY"]
+    assert "HBMCOMM_MEMORY" in settings["remedy"]
+
+
+def test_every_setting_that_the_sources_name_is_known() -> None:
+    sources = [
+        *(ROOT / "csrc").rglob("*.cpp"),
+        *(ROOT / "csrc").rglob("*.h"),
+        *(ROOT / "torch_hbmcomm").rglob("*.py"),
+    ]
+    named = {
+        name for path in sources for name in re.findall(r'"(HBMCOMM_[A-Z_]+)"', path.read_text())
+    }
+    assert named - set(environment.VARIABLES) == set()
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({}, "none"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "by hand"),
+        ({"PMI_RANK": "0", "PMI_FD": "7"}, "mpiexec"),
+        ({"SLURM_STEP_ID": "0", "PMI_RANK": "0"}, "srun"),
+        ({"TORCHELASTIC_RUN_ID": "x", "SLURM_STEP_ID": "0", "RANK": "0"}, "torchrun"),
+        ({"SLURM_JOB_ID": "1"}, "none"),
+    ],
+)
+def test_launcher(environ: dict[str, str], name: str) -> None:
+    assert environment.launcher(environ)[0] == name
+
+
+def test_sizes() -> None:
+    assert [parse_bytes(text) for text in ("8", "4 KiB", "64MiB")] == [8, 4096, 64 << 20]
+    assert [format_bytes(count) for count in (8, 4096, 1536, 64 << 20)] == [
+        "8 B", "4 KiB", "1.5 KiB", "64 MiB",
+    ]  # fmt: skip
+    assert ladder(8, 1000) == [8, 64, 512, 1000]
+    for text in ("", "0", "-8", "8KB", "many"):
+        with pytest.raises(ValueError, match="not a size"):
+            parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--collectives", "allreduce,gossip"], ["gossip", "allreduce", "reduce_scatter"]),
+        (["--backends", "carrier-pigeon"], ["carrier-pigeon", "hbm", "gloo"]),
+        (["--sizes", "8,lots"], ["lots", "KiB"]),
+        (["--min-bytes", "1MiB", "--max-bytes", "8"], ["1 MiB", "8 B"]),
+        (["--json", "/nowhere/at/all.json"], ["/nowhere/at/all.json", "directory"]),
+    ],
+)
+def test_bench_refuses_what_it_does_not_know(arguments: list[str], told: list[str]) -> None:
+    result = invoke("bench", "collectives", *arguments)
+    assert result.exit_code == 2
+    for word in told:
+        assert word in result.output
+
+
+def test_bench_measures_and_writes_json(tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    result = run(
+        *("bench", "collectives", "--backends", "gloo", "--sizes", "8,4096", "--rounds", "3"),
+        *("--startup-rounds", "1", "--collectives", "allreduce,alltoall,barrier,sendrecv"),
+        *("--json", str(file)),
+    )
+    assert result.returncode == 0, result.stderr
+    assert "alltoall" in result.stdout
+    assert "2 ranks, median of 3 rounds" in " ".join(result.stdout.split())
+
+    document = json.loads(file.read_text())
+    assert set(document) == {"machine", "contenders", "ranks", "rounds", "measurements"}
+    assert set(document["machine"]) == {"cpu", "cores", "python", "torch", "torch_hbmcomm", "time"}
+    assert document["contenders"] == ["gloo"]
+    measured = document["measurements"]
+    assert [(entry["collective"], entry["bytes"]) for entry in measured] == [
+        ("allreduce", 8), ("allreduce", 4096),
+        ("alltoall", 8), ("alltoall", 4096),
+        ("barrier", 0),
+        ("sendrecv", 8), ("sendrecv", 4096),
+        ("startup", 0),
+    ]  # fmt: skip
+    for entry in measured:
+        assert set(entry) == {"collective", "bytes", "contender", "samples_us", "median_us"}
+        assert len(entry["samples_us"]) == (1 if entry["collective"] == "startup" else 3)
+        assert min(entry["samples_us"]) <= entry["median_us"] <= max(entry["samples_us"])
+
+
+@pytest.fixture
+def two_contenders() -> bench_result.Result:
+    return bench_result.Result(
+        machine={"cpu": "a processor", "cores": 2, "torch": "2"},
+        contenders=["gloo", "hbm"],
+        ranks=2,
+        rounds=1,
+        measurements=[
+            bench_result.Measurement("allreduce", 8, "gloo", [30.0]),
+            bench_result.Measurement("allreduce", 8, "hbm", [10.0]),
+            bench_result.Measurement("broadcast", 8, "gloo", [5.0]),
+            bench_result.Measurement("broadcast", 8, "hbm", [10.0]),
+        ],
+    )
+
+
+def test_table_compares_with_hbm_and_marks_where_it_is_slower(
+    two_contenders: bench_result.Result,
+) -> None:
+    console = Console(force_terminal=True, color_system="standard", width=100)
+    with console.capture() as captured:
+        console.print(table.render(two_contenders))
+    lines = captured.get().splitlines()
+    faster = next(line for line in lines if "allreduce" in line)
+    slower = next(line for line in lines if "broadcast" in line)
+    red = "\x1b[31m"
+    assert "3.00" in faster and red not in faster
+    assert "0.50" in slower and red in slower
+
+
+def test_plot(two_contenders: bench_result.Result, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot = importlib.import_module("torch_hbmcomm.bench.plot")
+    plot.save(two_contenders, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is not None, reason="has matplotlib")
+def test_bench_without_matplotlib_says_what_to_install(tmp_path: Path) -> None:
+    result = invoke("bench", "collectives", "--png", str(tmp_path / "plot.png"))
+    assert result.exit_code == 1
+    assert "torch_hbmcomm[bench]" in result.stderr

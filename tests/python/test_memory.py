@@ -1,0 +1,273 @@
+"""torch_hbmcomm.memory. memkind looks at its environment once per process, so what depends on it
+runs in a process of its own, with node 0 named as HBM or with no HBM named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+
+from torch_hbmcomm import memory
+
+PRELUDE = """
+import gc, os
+import numpy as np
+import pytest
+import torch
+from torch_hbmcomm import memory
+"""
+
+
+def run(body: str, **environment: str) -> str:
+    """Runs `body` in a new process; its assertions fail the test, so does any signal."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HBMCOMM_", "MEMKIND_"))
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(body)],
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stderr
+
+
+def with_hbm(body: str, **environment: str) -> str:
+    return run(body, MEMKIND_HBW_NODES="0", **environment)
+
+
+def without_hbm(body: str, **environment: str) -> str:
+    """On a machine that has HBM of its own there is no way to hide it: the body does not run."""
+    return run("if memory.available(): raise SystemExit\n" + textwrap.dedent(body), **environment)
+
+
+def test_import_is_cheap() -> None:
+    run("import sys; assert 'torch_hbmcomm._C' not in sys.modules")
+
+
+def test_every_policy_with_hbm() -> None:
+    with_hbm("""
+        assert memory.available()
+        tensors = []
+        for policy in ("preferred", "bind", "interleave", "ddr"):
+            tensor = memory.empty((256, 1024), policy=policy).fill_(1)
+            assert tensor.shape == (256, 1024) and tensor.dtype == torch.float32
+            assert tensor.sum() == 256 * 1024
+            assert sum(memory.where(tensor).values()) == tensor.nbytes
+            tensors.append(tensor)
+            if policy != "ddr":
+                assert memory.where(tensor) == {0: tensor.nbytes}
+        heaps = {heap.policy: heap for heap in memory.info().heaps}
+        assert heaps["bind"].hbm_bytes == heaps["bind"].peak_bytes == 1 << 20
+        assert heaps["ddr"].ddr_bytes == 1 << 20 and heaps["ddr"].hbm_bytes == 0
+    """)
+
+
+def test_without_hbm_only_the_strict_policies_fail() -> None:
+    log = without_hbm("""
+        for policy in ("bind", "interleave"):
+            with pytest.raises(RuntimeError, match="memkind finds none"):
+                memory.empty(10, policy=policy)
+        for policy in ("preferred", "ddr", "preferred"):
+            memory.empty(10, policy=policy).fill_(1)
+        found = memory.info()
+        assert not found.hbm_available and found.closest_hbm_nodes == ()
+    """)
+    assert log.count("uses DDR") <= 1, "said once"
+
+
+def test_the_environment_gives_the_policy() -> None:
+    with_hbm(
+        """
+        memory.empty(10)
+        memory.empty_numpy(10)
+        (heap,) = memory.info().heaps
+        assert heap.policy == "interleave" and heap.allocations == 2
+        assert memory.info().settings["HBMCOMM_MEMORY"] == "interleave"
+        """,
+        HBMCOMM_MEMORY="interleave",
+    )
+    run(
+        """
+        with pytest.raises(ValueError, match="HBMCOMM_MEMORY must be one of"):
+            memory.empty(10)
+        """,
+        HBMCOMM_MEMORY="mcdram",
+    )
+
+
+def test_nodes_that_do_not_exist_are_an_error() -> None:
+    run(
+        """
+        assert not memory.available()
+        with pytest.raises(ValueError, match="MEMKIND_HBW_NODES=no-node"):
+            memory.empty(10)
+        """,
+        MEMKIND_HBW_NODES="no-node",
+    )
+
+
+def test_too_much_is_an_error_and_no_kill() -> None:
+    with_hbm("""
+        too_much = memory.info().nodes[0].free_bytes
+        for policy in ("bind", "interleave"):
+            with pytest.raises(MemoryError, match="HBM node 0 can give"):
+                memory.empty(too_much, dtype=torch.uint8, policy=policy)
+        for policy in ("preferred", "bind", "interleave", "ddr"):
+            with pytest.raises(MemoryError):
+                memory.empty_numpy(1 << 60, dtype="uint8", policy=policy)
+    """)
+
+
+def test_memory_lives_as_long_as_a_view_of_it() -> None:
+    with_hbm("""
+        def in_use():
+            return memory.info().heaps[0].in_use_bytes
+
+        view = memory.empty(1 << 20, dtype=torch.uint8)[5:10].fill_(3)
+        row = memory.empty_numpy((4, 1 << 18), dtype="uint8")[2]
+        row[:] = 4
+        gc.collect()
+        assert in_use() == 2 << 20
+        assert view.tolist() == [3] * 5 and row.max() == 4
+        del view, row
+        gc.collect()
+        assert in_use() == 0
+    """)
+
+
+def test_a_forked_child_neither_allocates_nor_frees() -> None:
+    with_hbm("""
+        tensor = memory.empty(1 << 18).fill_(7)
+        child = os.fork()
+        if child == 0:
+            try:
+                assert tensor[-1] == 7
+                with pytest.raises(RuntimeError, match="a forked child cannot"):
+                    memory.empty(10)
+                del tensor
+                gc.collect()
+                assert memory.info().heaps == ()
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert tensor.min() == 7
+        assert memory.info().heaps[0].in_use_bytes == tensor.nbytes
+    """)
+
+
+@pytest.mark.parametrize("shape", [0, (0,), (3, 0, 2), (), 5, [2, 3], torch.Size([2, 2])])
+def test_shapes(shape: int | list[int] | tuple[int, ...]) -> None:
+    expected = np.empty(shape).shape
+    assert tuple(memory.empty(shape, policy="ddr").shape) == expected
+    array = memory.empty_numpy(shape, policy="ddr")
+    assert array.shape == expected and array.dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.int64, torch.complex128])
+def test_torch_dtypes(dtype: torch.dtype) -> None:
+    tensor = memory.empty((3, 4), dtype, "ddr").fill_(1)
+    assert tensor.dtype == dtype and tensor.is_contiguous() and tensor.data_ptr() % 64 == 0
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float64", np.complex64, np.dtype("i4,f8")])
+def test_numpy_dtypes(dtype: object) -> None:
+    array = memory.empty_numpy((3, 4), dtype, "ddr")  # type: ignore[arg-type]
+    assert array.dtype == np.dtype(dtype)  # type: ignore[call-overload]
+    assert array.flags.c_contiguous and array.flags.writeable and array.flags.aligned
+    assert array.data.nbytes == array.nbytes
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments"),
+    [
+        (ValueError, {"shape": (-1, 2)}),
+        (ValueError, {"shape": (1 << 62, 8)}),
+        (TypeError, {"shape": 2.5}),
+        (TypeError, {"shape": "12"}),
+        (TypeError, {"shape": None}),
+        (ValueError, {"shape": 1, "policy": "hbm"}),
+        (TypeError, {"shape": 1, "policy": 1}),
+    ],
+)
+def test_bad_arguments(error: type[Exception], arguments: dict[str, object]) -> None:
+    for make in (memory.empty, memory.empty_numpy):
+        with pytest.raises(error):
+            make(**arguments)  # type: ignore[arg-type]
+
+
+def test_bad_dtypes() -> None:
+    with pytest.raises(TypeError, match=r"torch\.dtype"):
+        memory.empty(1, "float32")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="quantized"):
+        memory.empty(1, torch.qint8)
+    with pytest.raises(ValueError, match="Python objects"):
+        memory.empty_numpy(1, object)
+    with pytest.raises(TypeError):
+        memory.empty_numpy(1, "no such type")
+
+
+def test_where_takes_any_strides() -> None:
+    tensor = torch.ones(64, 1024)
+    assert sum(memory.where(tensor).values()) == tensor.nbytes
+    assert sum(memory.where(tensor.t()).values()) == tensor.nbytes
+    assert sum(memory.where(tensor[3:5, 7]).values()) == 4096 + 4
+    assert memory.where(tensor[:0]) == {}
+    array = np.ones((64, 128))
+    assert sum(memory.where(array[::-1, ::-1]).values()) == array.nbytes
+    assert sum(memory.where(array[5]).values()) == 1024
+
+
+def test_where_counts_touched_pages_alone() -> None:
+    array = memory.empty_numpy(256 << 20, "uint8", "ddr")
+    array[: 64 << 20] = 1
+    touched = sum(memory.where(array).values())
+    assert 64 << 20 <= touched < array.nbytes
+
+
+def test_where_refuses_what_has_no_place() -> None:
+    with pytest.raises(ValueError, match="meta"):
+        memory.where(torch.empty(3, device="meta"))
+    with pytest.raises(ValueError, match="sparse"):
+        memory.where(torch.eye(3).to_sparse())
+    with pytest.raises(TypeError, match="list"):
+        memory.where([1, 2])  # type: ignore[arg-type]
+
+
+def test_info_describes_the_machine() -> None:
+    found = memory.info()
+    assert found.memkind_version.count(".") == 2
+    assert found.nodes and all(node.total_bytes >= 0 for node in found.nodes)
+    assert any(node.has_cpus and node.cpus for node in found.nodes)
+    assert memory.available() == found.hbm_available
+    with pytest.raises(AttributeError):
+        found.mode = "flat"  # type: ignore[misc]
+
+
+def test_bind() -> None:
+    run(
+        """
+        allowed = os.sched_getaffinity(0)
+        assert "not bound" in memory.bind("none", 0, 1)
+        assert "one core" in memory.bind()  # from the environment
+        assert os.sched_getaffinity(0) < allowed or len(allowed) <= 2
+        assert "NUMA node" in memory.bind("numa", 0, 1)
+        with pytest.raises(ValueError, match="100000 local ranks"):
+            memory.bind("core", 0, 100000)
+        with pytest.raises(ValueError, match="mode must be one of none, core, numa"):
+            memory.bind("socket", 0, 1)
+        """,
+        HBMCOMM_BIND="core",
+        LOCAL_RANK="0",
+        LOCAL_WORLD_SIZE="1",
+    )

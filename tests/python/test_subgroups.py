@@ -1,0 +1,175 @@
+"""Groups of some of the ranks: new_group, split_group, overlapping, reordered, many, released."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import BACKEND, Context, Pool, beyond_gloo
+
+
+def total_over(group: dist.ProcessGroup | None, value: float, size: int = 3) -> float:
+    data = torch.full((size,), value)
+    dist.all_reduce(data, group=group)
+    assert (data == data[0]).all()
+    return data[0].item()
+
+
+def check_every_subset(context: Context) -> None:
+    """All subsets of up to three ranks, in several orders of the list."""
+    for count in range(1, min(context.size, 3) + 1):
+        for members in itertools.combinations(range(context.size), count):
+            listed = list(members)
+            context.shared_random.shuffle(listed)
+            group = dist.new_group(listed)
+            if context.rank in members:
+                assert total_over(group, context.rank + 1.0) == sum(members) + count
+                assert dist.get_backend(group) == BACKEND
+                dist.destroy_process_group(group)
+
+
+@pytest.mark.ranks(1, 2, 3, 4)
+def test_every_small_subset(pool: Pool) -> None:
+    pool.run(check_every_subset)
+
+
+def check_only_members_call(context: Context) -> None:
+    """With use_local_synchronization the others need not call at all."""
+    members = list(range(0, context.size, 2))
+    if context.rank in members:
+        group = dist.new_group(members, use_local_synchronization=True)
+        assert total_over(group, 1.0) == len(members)
+        dist.destroy_process_group(group)
+    dist.barrier()
+
+
+@pytest.mark.ranks(2, 3, 4, 8)
+def test_only_members_call(pool: Pool) -> None:
+    pool.run(check_only_members_call)
+
+
+def check_roots_and_sources(context: Context) -> None:
+    """Roots, sources and destinations are global ranks, unless group_* says otherwise."""
+    members = list(range(1, context.size))
+    group = dist.new_group(members)
+    if context.rank in members:
+        data = torch.tensor([float(context.rank)])
+        dist.broadcast(data, src=members[-1], group=group)
+        assert data.item() == members[-1]
+        data.fill_(context.rank)
+        dist.broadcast(data, group_src=0, group=group)
+        assert data.item() == members[0]
+        if context.rank == members[0]:
+            dist.send(torch.ones(1), members[-1], group=group)
+        elif context.rank == members[-1]:
+            got = torch.zeros(1)
+            assert dist.recv(got, group=group) == members[0]
+            assert got.item() == 1.0
+        dist.destroy_process_group(group)
+    dist.barrier()
+
+
+@pytest.mark.ranks(3, 4, 8)
+def test_roots_are_global_ranks(pool: Pool) -> None:
+    pool.run(check_roots_and_sources)
+
+
+def check_grid(context: Context) -> None:
+    """Rows and columns of a grid of ranks, used in turn: overlapping groups."""
+    columns = 2
+    rows = context.size // columns
+    grid = torch.arange(context.size).reshape(rows, columns)
+    row_groups = [dist.new_group(row.tolist()) for row in grid]
+    column_groups = [dist.new_group(column.tolist()) for column in grid.t()]
+    row, column = divmod(context.rank, columns)
+    for step in range(20):
+        value = context.rank + step + 0.0
+        works = []
+        across, down = torch.tensor([value]), torch.tensor([value])
+        works.append(dist.all_reduce(across, group=row_groups[row], async_op=True))
+        works.append(dist.all_reduce(down, group=column_groups[column], async_op=True))
+        for work in works:
+            assert work is not None
+            work.wait()
+        assert across.item() == grid[row].sum().item() + step * columns
+        assert down.item() == grid[:, column].sum().item() + step * rows
+    dist.barrier()
+    dist.destroy_process_group(row_groups[row])
+    dist.destroy_process_group(column_groups[column])
+
+
+@pytest.mark.ranks(2, 4, 8)
+def test_rows_and_columns(pool: Pool) -> None:
+    pool.run(check_grid)
+
+
+def check_made_and_released(context: Context, count: int) -> None:
+    for step in range(count):
+        group = dist.new_group()
+        if step % 10 == 0:
+            assert total_over(group, 1.0) == context.size
+        dist.destroy_process_group(group)
+    gc.collect()
+    assert total_over(None, 1.0) == context.size
+
+
+@pytest.mark.ranks(1, 2, 4)
+def test_many_groups_made_and_released(pool: Pool) -> None:
+    pool.run(check_made_and_released, 60, limit=100)
+
+
+def check_unused_group(context: Context) -> None:
+    """A group that is made and never used costs no trouble at its end."""
+    dist.new_group(timeout=timedelta(seconds=5))
+    assert total_over(None, 2.0) == 2.0 * context.size
+
+
+def test_unused_group(pool: Pool) -> None:
+    pool.run(check_unused_group)
+
+
+def check_split_group(context: Context) -> None:
+    import torch_hbmcomm as hbmcomm
+
+    halves = [list(range(0, context.size, 2)), list(range(1, context.size, 2))]
+    group = hbmcomm.split_group(split_ranks=halves)
+    mine = halves[context.rank % 2]
+    assert group is not None and dist.get_world_size(group) == len(mine)
+    assert total_over(group, context.rank + 0.0) == sum(mine)
+
+    first = hbmcomm.split_group(split_ranks=[[0]])
+    assert (first is not None) == (context.rank == 0)
+    dist.barrier()
+
+
+@beyond_gloo
+@pytest.mark.ranks(2, 3, 4, 8)
+def test_split_group(pool: Pool) -> None:
+    pool.run(check_split_group)
+
+
+def check_names(context: Context) -> None:
+    group = dist.new_group(group_desc="two words")
+    assert group.group_desc == "two words"
+    assert total_over(group, 1.0) == context.size
+    dist.destroy_process_group(group)
+
+
+def test_described_group(pool: Pool) -> None:
+    pool.run(check_names)
+
+
+def check_gloo_beside(context: Context) -> None:
+    """Groups of another backend over the same ranks, in turn with ours."""
+    for step in range(20):
+        group = context.gloo if step % 2 else None
+        assert total_over(group, 1.0, size=1 + 1000 * step) == context.size
+
+
+def test_gloo_group_beside(pool: Pool) -> None:
+    pool.run(check_gloo_beside)

@@ -1,0 +1,277 @@
+"""Peers that never come, die or abort: a precise error on every survivor, and a clean exit."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_group
+
+from conftest import SHORT_TIMEOUT
+from harness import Context, Pool, RankFailure, beyond_gloo
+
+# How late an error may come on a loaded machine, in seconds after the timeout.
+SLACK = 15.0
+
+Operation = Callable[[Context], Any]
+
+
+def ones(count: int = 8) -> torch.Tensor:
+    return torch.ones(count)
+
+
+OPERATIONS: dict[str, Operation] = {
+    "all_reduce": lambda c: dist.all_reduce(ones()),
+    "all_reduce_large": lambda c: dist.all_reduce(ones(1_000_000)),
+    "all_reduce_async": lambda c: dist.all_reduce(ones(), async_op=True).wait(),  # type: ignore[union-attr]
+    "reduce": lambda c: dist.reduce(ones(), 0),
+    "all_gather": lambda c: dist.all_gather([ones() for _ in range(c.size)], ones()),
+    "all_gather_into_tensor": lambda c: dist.all_gather_into_tensor(ones(8 * c.size), ones()),
+    "reduce_scatter": lambda c: dist.reduce_scatter(ones(), [ones() for _ in range(c.size)]),
+    "all_to_all": lambda c: dist.all_to_all_single(ones(8 * c.size), ones(8 * c.size)),
+    "barrier": lambda c: dist.barrier(),
+    "gather": lambda c: dist.gather(
+        ones(), [ones() for _ in range(c.size)] if c.rank == 0 else None, 0
+    ),
+}
+
+
+def attempt(context: Context, call: Operation) -> tuple[str, str, float]:
+    """(class name, message, seconds) of the error that the call must raise."""
+    start = time.monotonic()
+    try:
+        call(context)
+    except Exception as error:
+        is_backend_error = isinstance(error, dist.DistBackendError)
+        kind = "DistBackendError" if is_backend_error else type(error).__name__
+        return kind, str(error), time.monotonic() - start
+    raise AssertionError("no error although a rank never came")
+
+
+def without_last(context: Context, name: str) -> tuple[str, str, float] | None:
+    """The last rank stays away. A gather's senders may be done before anybody misses it."""
+    dist.all_reduce(ones())
+    if context.rank == context.size - 1 or (name == "gather" and context.rank > 0):
+        time.sleep(SHORT_TIMEOUT)
+        return None
+    return attempt(context, OPERATIONS[name])
+
+
+@beyond_gloo
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_absent_rank(fresh_pool: Pool, ranks: int, name: str) -> None:
+    outcomes = fresh_pool.run(without_last, name, limit=SHORT_TIMEOUT + SLACK)
+    absent = ranks - 1
+    told = [outcome for outcome in outcomes if outcome]
+    assert told
+    for kind, message, seconds in told:
+        assert kind == "DistBackendError", message
+        assert seconds > SHORT_TIMEOUT * 0.5, f"came after {seconds} s: {message}"
+        operation = name.removesuffix("_large").removesuffix("_async").replace("_", "_?")
+        assert re.search(operation, message), message
+        assert re.search(r"(?i)group", message), message
+        assert re.search(r"(?i)seq", message), message
+        assert re.search(rf"(?i)ranks?\b[^.;]*\b{absent}\b", message), message
+    assert fresh_pool.close() == [0] * ranks
+
+
+def lonely_recv(context: Context) -> tuple[str, str, float] | None:
+    if context.rank:
+        return None
+    return attempt(context, lambda c: dist.recv(ones(), 1))
+
+
+def lonely_large_send(context: Context) -> tuple[str, str, float] | None:
+    if context.rank:
+        return None
+    return attempt(context, lambda c: dist.send(ones(4_000_000), 1))
+
+
+def lonely_recv_from_any(context: Context) -> tuple[str, str, float] | None:
+    if context.rank:
+        return None
+    return attempt(context, lambda c: dist.recv(ones()))
+
+
+@beyond_gloo
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("call", [lonely_recv, lonely_large_send, lonely_recv_from_any])
+def test_message_without_peer(fresh_pool: Pool, call: Callable[..., Any]) -> None:
+    outcome, _ = fresh_pool.run(call, limit=SHORT_TIMEOUT + SLACK)
+    kind, message, _ = outcome
+    assert kind == "DistBackendError", message
+    assert re.search(r"(?i)send|recv|receive", message), message
+    assert fresh_pool.close() == [0, 0]
+
+
+def short_wait(context: Context) -> tuple[str, str, float] | None:
+    """wait(timeout) gives up before the operation's own timeout."""
+    if context.rank:
+        time.sleep(1.5)
+        dist.all_reduce(ones())
+        return None
+    work = dist.all_reduce(ones(), async_op=True)
+    assert work is not None
+    outcome = attempt(context, lambda c: work.wait(timedelta(milliseconds=200)))
+    return outcome
+
+
+@pytest.mark.ranks(2)
+def test_wait_with_a_shorter_timeout(ranks: int) -> None:
+    pool = Pool(ranks, timeout=30)
+    try:
+        outcome, _ = pool.run(short_wait, limit=30)
+        assert outcome[2] < 20, outcome
+    except RankFailure as failure:
+        # The peer of a rank that gave up may fail; the rank itself must have its error.
+        assert 0 not in failure.kinds, failure
+    finally:
+        pool.kill()
+
+
+def group_timeout(context: Context) -> tuple[str, str, float] | None:
+    """A sub-group has the timeout that new_group was given, whatever the default group has."""
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    dist.all_reduce(ones(), group=group)
+    if context.rank:
+        return None
+    return attempt(context, lambda c: dist.all_reduce(ones(), group=group))
+
+
+@beyond_gloo
+@pytest.mark.ranks(2)
+def test_timeout_of_a_subgroup(ranks: int) -> None:
+    pool = Pool(ranks, timeout=60)
+    try:
+        kind, message, seconds = pool.run(group_timeout, limit=40)[0]
+        assert kind == "DistBackendError" and seconds < 30, message
+    finally:
+        pool.kill()
+
+
+def after_failure(context: Context) -> list[str]:
+    """A group that has failed says so at once, and says why."""
+    if context.rank == context.size - 1:
+        time.sleep(SHORT_TIMEOUT + 1)
+        return []
+    attempt(context, lambda c: dist.all_reduce(ones()))
+    start = time.monotonic()
+    _, message, _ = attempt(context, lambda c: dist.broadcast(ones(), 0))
+    return [message] if time.monotonic() - start < SHORT_TIMEOUT / 2 else ["slow"]
+
+
+@beyond_gloo
+@pytest.mark.ranks(2, 4)
+def test_failed_group_stays_failed(fresh_pool: Pool, ranks: int) -> None:
+    for messages in fresh_pool.run(after_failure, limit=SHORT_TIMEOUT + SLACK)[:-1]:
+        assert messages != ["slow"] and messages[0]
+    assert fresh_pool.close() == [0] * ranks
+
+
+def abort_from_thread(context: Context) -> tuple[str, str, float] | None:
+    """abort() by another thread unblocks a waiting one long before the timeout."""
+    if context.rank:
+        time.sleep(2)
+        return None
+    threading.Timer(0.5, _get_default_group().abort).start()
+    return attempt(context, lambda c: dist.all_reduce(ones()))
+
+
+@beyond_gloo
+@pytest.mark.ranks(2)
+def test_abort_unblocks(ranks: int) -> None:
+    pool = Pool(ranks, timeout=100)
+    try:
+        kind, message, seconds = pool.run(abort_from_thread, limit=30)[0]
+        assert kind == "DistBackendError" and seconds < 15, message
+        assert re.search("(?i)abort", message), message
+        assert pool.close() == [0] * ranks
+    finally:
+        pool.kill()
+
+
+def new_group_after_failure(context: Context) -> float:
+    """After a timeout the ranks may part with the group and form another."""
+    if context.rank != context.size - 1:
+        attempt(context, lambda c: dist.all_reduce(ones()))
+    dist.destroy_process_group()
+    dist.init_process_group(
+        os.environ.get("HBMCOMM_TEST_BACKEND", "hbm"),
+        store=dist.FileStore(str(context.folder / "second"), context.size),
+        rank=context.rank,
+        world_size=context.size,
+        timeout=timedelta(seconds=30),
+    )
+    total = ones()
+    dist.all_reduce(total)
+    return total[0].item()
+
+
+@beyond_gloo
+@pytest.mark.ranks(2, 4)
+def test_new_group_after_a_timeout(fresh_pool: Pool, ranks: int) -> None:
+    assert fresh_pool.run(new_group_after_failure, limit=60) == [float(ranks)] * ranks
+
+
+# Death.
+
+
+def die_or_wait(context: Context, size: int) -> tuple[str, str, float] | None:
+    dist.all_reduce(ones())
+    if context.rank == context.size - 1:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return attempt(context, lambda c: dist.all_reduce(ones(size)))
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("size", [1, 2_000_000])
+def test_killed_rank(ranks: int, size: int, nothing_left: None) -> None:
+    """Survivors hear of a death at once, not after the timeout."""
+    pool = Pool(ranks, timeout=100)
+    try:
+        with pytest.raises(RankFailure) as failure:
+            pool.run(die_or_wait, size, limit=40)
+        assert failure.value.kinds == {ranks - 1: "died"}, failure.value
+    finally:
+        pool.kill()
+
+
+# hbmcomm.monitored_barrier
+
+
+def monitored(context: Context, wait_all: bool) -> tuple[str, str, float] | None:
+    import torch_hbmcomm as hbmcomm
+
+    hbmcomm.monitored_barrier(timeout=timedelta(seconds=20))
+    if context.rank in (1, 2):
+        time.sleep(3)
+        return None
+    return attempt(
+        context,
+        lambda c: hbmcomm.monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=wait_all),
+    )
+
+
+@beyond_gloo
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("wait_all", [False, True])
+def test_monitored_barrier_names_who_is_missing(ranks: int, wait_all: bool) -> None:
+    pool = Pool(ranks, timeout=60)
+    try:
+        message = pool.run(monitored, wait_all, limit=60)[0][1]
+    finally:
+        pool.kill()
+    assert re.search(r"\b1\b", message), message
+    if wait_all:
+        assert re.search(r"\b1\b.*\b2\b", message), message

@@ -1,0 +1,32 @@
+"""What `import torch` runs (entry point torch.backends): makes "hbm" known, and loads nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+
+def register() -> None:
+    """Registers the backend "hbm" and the init method "mpi://", once."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available():
+        return  # a PyTorch without torch.distributed has no use for us
+    if "hbm" in distributed.Backend.backend_list:
+        return
+    distributed.Backend.register_backend("hbm", _create, extended_api=True, devices=["cpu"])
+    # torch.distributed.rendezvous is hidden behind a function of the same name.
+    rendezvous: Any = sys.modules["torch.distributed.rendezvous"]
+    rendezvous.register_rendezvous_handler("mpi", _rendezvous)
+
+
+def _create(distributed_options: Any, group_options: Any) -> Any:
+    from torch_hbmcomm.backend import create
+
+    return create(distributed_options, group_options)
+
+
+def _rendezvous(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
+    from torch_hbmcomm.rendezvous import rendezvous
+
+    return rendezvous(url, **options)

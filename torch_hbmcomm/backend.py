@@ -1,0 +1,40 @@
+"""Makes process groups: what init_process_group("hbm") and new_group(backend="hbm") call."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import Any
+
+from torch_hbmcomm.native import load
+
+_C = load()
+
+Options = _C.Options
+
+
+def create(distributed_options: Any, group_options: Any) -> Any:
+    """The backend of one group, made by torch.distributed (extended_api).
+
+    Raises ValueError for options of another backend, DistBackendError when a rank does not come
+    before the timeout, and RuntimeError when MPI is missing or does not fit.
+    """
+    if group_options is not None and not isinstance(group_options, Options):
+        raise ValueError(
+            "pg_options for the backend hbm must be torch_hbmcomm.Options, not "
+            f"{type(group_options).__module__}.{type(group_options).__qualname__}"
+        )
+    return _C.create(
+        store=distributed_options.store,
+        rank=distributed_options.group_rank,
+        size=distributed_options.group_size,
+        timeout=_milliseconds(distributed_options.timeout),
+        options=group_options,
+        name=distributed_options.group_id,
+        global_ranks=distributed_options.global_ranks_in_group,
+    )
+
+
+def _milliseconds(timeout: timedelta) -> timedelta:
+    """PyTorch's options hold seconds as a float32: 300.0 s come back as 299.999999 s."""
+    return timedelta(milliseconds=math.ceil(timeout / timedelta(milliseconds=1) - 0.5))

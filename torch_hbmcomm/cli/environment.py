@@ -1,0 +1,45 @@
+"""What the environment says: who started this process, and how torch_hbmcomm was configured."""
+
+import difflib
+from collections.abc import Mapping
+
+VARIABLES = {
+    "HBMCOMM_BIND": "CPUs of each rank: none (the default), core or numa",
+    "HBMCOMM_ISA": "instruction set of the reduction kernels, instead of the best one",
+    "HBMCOMM_LOG": "lowest level shown: error, warn (the default), info or debug",
+    "HBMCOMM_MEMORY": "where memory comes from: preferred (the default), bind, interleave or ddr",
+    "HBMCOMM_MPI_LIB": "path of the MPI library to load",
+    "HBMCOMM_NODE_ID": "sets ranks with different values apart, as if on different nodes",
+    "HBMCOMM_REDUCE_THREADS": "threads that reduce",
+    "HBMCOMM_STAGING_BYTES": "bound of the staging memory, in bytes",
+}
+
+
+def launcher(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Its name, and the variable that gave it away. The innermost launcher wins: torchrun under
+    srun is torchrun."""
+    signs = {
+        "torchrun": ("TORCHELASTIC_RUN_ID",),
+        "srun": ("SLURM_STEP_ID",),
+        "mpiexec": ("PMI_FD", "PMI_PORT", "PMI_RANK", "PMIX_RANK"),
+        "by hand": ("RANK",),
+    }
+    for name, variables in signs.items():
+        for variable in variables:
+            if variable in environ:
+                return name, variable
+    return "none", "no launcher's variables are set"
+
+
+def settings(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: environ[name] for name in sorted(environ) if name.startswith("HBMCOMM_")}
+
+
+def unknown(names: Mapping[str, str]) -> dict[str, str]:
+    """For each name that no part of torch_hbmcomm reads: what to do about it."""
+    advice = {}
+    for name in names:
+        if name not in VARIABLES:
+            close = difflib.get_close_matches(name, VARIABLES, n=1)
+            advice[name] = f"did you mean {close[0]}?" if close else "nothing reads it; unset it"
+    return advice

@@ -1,0 +1,230 @@
+"""Looks at one thing each and says what is there, how it was found and, if it is not, what to do.
+
+No probe needs a process group. A probe raises ImportError when it needs the extension and there is
+none, RuntimeError or ValueError when the library names a cause; look() makes findings of these.
+"""
+
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args
+
+from torch_hbmcomm import memory
+from torch_hbmcomm.bench import machine
+from torch_hbmcomm.bench.sizes import format_bytes
+from torch_hbmcomm.cli import environment
+
+_RDMA_DEVICES = Path("/sys/class/infiniband")
+_TRANSPORT_VARIABLES = ("UCX_TLS", "FI_PROVIDER", "MPIR_CVAR_CH4_NETMOD")
+
+
+class State(Enum):
+    OK = "ok"
+    WARNING = "warning"  # works, though not as one may expect
+    BROKEN = "broken"  # the backend cannot work here
+
+
+@dataclass(frozen=True)
+class Finding:
+    """value: for people. data: the same for machines."""
+
+    name: str
+    value: str
+    found_by: str = ""
+    state: State = State.OK
+    remedy: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def package() -> Finding:
+    version = machine.installed_version()
+    if version is None:
+        return Finding(
+            "torch_hbmcomm",
+            "not installed",
+            "package metadata",
+            State.WARNING,
+            "install it with pip, or torch will not find the backend hbm by itself",
+        )
+    return Finding("torch_hbmcomm", version, "package metadata", data={"version": version})
+
+
+def torch() -> Finding:
+    try:
+        import torch
+    except ImportError as error:
+        return _broken("torch", str(error), "import torch", "install torch")
+    found = str(torch.__version__)
+    try:
+        built_for = _extension().build_info()["torch_version"]
+    except ImportError as error:
+        return _broken(
+            "torch",
+            f"{found}; the extension cannot be loaded: {error}",
+            "import torch_hbmcomm._C",
+            f"rebuild torch_hbmcomm for torch {found}",
+            {"found": found},
+        )
+    data = {"found": found, "built_for": built_for}
+    if _minor(found) != _minor(built_for):
+        return _broken(
+            "torch",
+            f"{found}; built for {built_for}",
+            "torch_hbmcomm._C",
+            f"install torch {built_for}, or rebuild torch_hbmcomm for {found}",
+            data,
+        )
+    return Finding("torch", f"{found}; built for {built_for}", "torch_hbmcomm._C", data=data)
+
+
+def cpu() -> Finding:
+    data: dict[str, Any] = {"model": machine.cpu_model(), "cores": machine.cores()}
+    try:
+        data["reduce_isa"] = _extension().reduce_isa()
+        kernels = f"reduction kernels: {data['reduce_isa']}"
+    except ImportError:
+        kernels = "reduction kernels: unknown without the extension"
+    value = f"{data['model']}, {data['cores']} cores; {kernels}"
+    return Finding("cpu", value, "/proc/cpuinfo, CPU affinity", data=data)
+
+
+def numa() -> Finding:
+    nodes = memory.info().nodes
+    value = "\n".join(
+        f"node {node.id}{' (HBM)' if node.is_hbm else ''}: {format_bytes(node.total_bytes)}, "
+        f"{format_bytes(node.free_bytes)} free, "
+        + (f"cpus {node.cpus}" if node.cpus else "no cpus")
+        for node in nodes
+    )
+    return Finding(
+        "numa", value, "hwloc, memkind", data={"nodes": [asdict(node) for node in nodes]}
+    )
+
+
+def hbm() -> Finding:
+    found = memory.info()
+    closest = ", ".join(map(str, found.closest_hbm_nodes)) or "none"
+    absent = not found.hbm_available and found.mode != "cache"
+    return Finding(
+        "hbm",
+        f"{'none to allocate from' if absent else 'mode ' + found.mode}; closest nodes: {closest}\n"
+        f"CPU nodes a socket: {found.cluster}; memkind {found.memkind_version}",
+        f"{found.hbm_source}\n{found.mode_source}",
+        State.WARNING if absent else State.OK,
+        "if this machine has HBM nodes, name them in MEMKIND_HBW_NODES" if absent else "",
+        {
+            "available": found.hbm_available,
+            "mode": found.mode,
+            "cluster": found.cluster,
+            "closest_nodes": found.closest_hbm_nodes,
+            "memkind_version": found.memkind_version,
+        },
+    )
+
+
+def policy() -> Finding:
+    chosen = os.environ.get("HBMCOMM_MEMORY")
+    value = chosen or "preferred"
+    found_by = "HBMCOMM_MEMORY" if chosen else "default"
+    choices = get_args(memory.Policy)
+    if value not in choices:
+        remedy = f"set HBMCOMM_MEMORY to one of {', '.join(choices)}"
+        return _broken("policy", f"no such policy: {value}", found_by, remedy)
+    if value in ("bind", "interleave") and not memory.available():
+        remedy = "set HBMCOMM_MEMORY to preferred or ddr"
+        return _broken("policy", f"{value}, which needs HBM; there is none", found_by, remedy)
+    return Finding("policy", value, found_by, data={"name": value})
+
+
+def mpi() -> Finding:
+    try:
+        found = _extension().mpi_info()
+    except RuntimeError as error:
+        return _broken(
+            "mpi",
+            str(error),
+            "HBMCOMM_MPI_LIB, the mpich wheel, the system",
+            "pip install mpich, or set HBMCOMM_MPI_LIB to the path of an MPICH libmpi.so",
+        )
+    value = f"{found['version']}\n{found['library']} (ABI: {found['abi']})"
+    return Finding("mpi", value, found["found_by"], data=dict(found))
+
+
+def transports() -> Finding:
+    devices = sorted(path.name for path in _RDMA_DEVICES.glob("*"))
+    chosen = {name: os.environ[name] for name in _TRANSPORT_VARIABLES if name in os.environ}
+    value = [
+        "MPI chooses" if not chosen else " ".join(f"{key}={text}" for key, text in chosen.items()),
+        f"RDMA devices: {', '.join(devices) or 'none'}",
+    ]
+    return Finding(
+        "transports",
+        "\n".join(value),
+        f"{_RDMA_DEVICES}, {', '.join(_TRANSPORT_VARIABLES)}",
+        data={"rdma_devices": devices, "chosen": chosen},
+    )
+
+
+def launcher() -> Finding:
+    name, sign = environment.launcher(os.environ)
+    return Finding("launcher", name, sign, data={"name": name})
+
+
+def settings() -> Finding:
+    found = environment.settings(os.environ)
+    advice = environment.unknown(found)
+    return Finding(
+        "settings",
+        "\n".join(f"{name}={value}" for name, value in found.items()) or "none",
+        "HBMCOMM_* in the environment",
+        State.WARNING if advice else State.OK,
+        "\n".join(f"{name} is unknown: {what}" for name, what in advice.items()),
+        {"set": found, "unknown": list(advice)},
+    )
+
+
+PROBES: tuple[Callable[[], Finding], ...] = (
+    package,
+    torch,
+    cpu,
+    numa,
+    hbm,
+    policy,
+    mpi,
+    transports,
+    launcher,
+    settings,
+)
+
+
+def _extension() -> ModuleType:
+    return importlib.import_module("torch_hbmcomm._C")
+
+
+def look() -> list[Finding]:
+    """All findings, in the order in which people read them."""
+    return [_look(probe) for probe in PROBES]
+
+
+def _look(probe: Callable[[], Finding]) -> Finding:
+    try:
+        return probe()
+    except ImportError:
+        cause, remedy = "unknown: the extension finds it", "mend the row torch first"
+    except (RuntimeError, ValueError) as error:
+        cause, remedy = str(error), "mend the cause that is named"
+    return _broken(probe.__name__, cause, "torch_hbmcomm._C", remedy)
+
+
+def _broken(
+    name: str, cause: str, found_by: str, remedy: str, data: dict[str, Any] | None = None
+) -> Finding:
+    return Finding(name, cause, found_by, State.BROKEN, remedy, data or {})
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])

@@ -1,0 +1,88 @@
+"""What torch.distributed offers for its own backends only, refusing others by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def monitored_barrier(
+    group: dist.ProcessGroup | None = None,
+    timeout: timedelta | None = None,
+    wait_all_ranks: bool = False,
+) -> None:
+    """A barrier that tells which ranks did not come.
+
+    As torch.distributed.monitored_barrier, which in PyTorch 2.13 refuses every backend but Gloo.
+
+    Args:
+        group: an hbm group; None means the default group
+        timeout: None means the group's own
+        wait_all_ranks: name every missing rank, instead of the first
+
+    Raises:
+        DistBackendError: on every rank that came, naming the missing ones
+        ValueError: the group's CPU backend is not hbm
+    """
+    backend = _backend(group, "monitored_barrier")
+    backend.monitored_barrier(
+        timeout=backend.options._timeout if timeout is None else timeout,
+        wait_all_ranks=wait_all_ranks,
+    )
+
+
+def split_group(
+    ranks: Sequence[Sequence[int]],
+    group: dist.ProcessGroup | None = None,
+    timeout: timedelta | None = None,
+    options: Any = None,
+) -> dist.ProcessGroup | None:
+    """Splits a group into disjoint smaller ones.
+
+    As torch.distributed.split_group, which in PyTorch 2.13 refuses backends outside of PyTorch.
+    Only the ranks of one new group wait for each other.
+
+    Args:
+        ranks: for each new group, its ranks in `group`
+        group: an hbm group; None means the default group. Every rank of it calls.
+        timeout: of the new groups; None means that of `group`
+        options: torch_hbmcomm.Options of the new groups; None means those of `group`
+
+    Returns:
+        the new group that this rank is in, or None
+
+    Raises:
+        ValueError: a rank that is not in the group or is named twice
+    """
+    parent = dist.group.WORLD if group is None else group
+    backend = _backend(group, "split_group")
+    named = [rank for part in ranks for rank in part]
+    if sorted(set(named)) != sorted(named) or any(not 0 <= r < backend.size() for r in named):
+        raise ValueError(
+            f"split_group: ranks={[list(part) for part in ranks]} must name ranks of the group "
+            f"(0 to {backend.size() - 1}), each at most once"
+        )
+    for part in ranks:
+        if backend.rank() in part:
+            return dist.new_group(
+                [dist.get_global_rank(parent, rank) for rank in part],
+                timeout=backend.options._timeout if timeout is None else timeout,
+                backend="hbm",
+                pg_options=backend.options if options is None else options,
+                use_local_synchronization=True,
+            )
+    return None
+
+
+def _backend(group: dist.ProcessGroup | None, function: str) -> Any:
+    chosen = dist.group.WORLD if group is None else group
+    if chosen is None:
+        raise ValueError(f"{function}: there is no default group; call init_process_group first")
+    backend = chosen._get_backend(torch.device("cpu"))
+    if backend.name() != "hbm":
+        raise ValueError(f"{function}: the group's CPU backend is {backend.name()}, not hbm")
+    return backend

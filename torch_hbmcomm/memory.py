@@ -1,0 +1,272 @@
+"""Tensors and arrays in high-bandwidth memory, and what memory this machine has.
+
+    import torch_hbmcomm as hbmcomm
+
+    weights = hbmcomm.memory.empty((4096, 4096), policy="bind")
+    hbmcomm.memory.where(weights)  # {4: 67108864}: all of it on NUMA node 4
+
+Policies:
+
+* ``preferred``: the closest HBM node; DDR when it is full or absent
+* ``bind``: the closest HBM node; ``MemoryError`` when it is full, ``RuntimeError`` when absent
+* ``interleave``: pages in turn over the HBM nodes; errors as for ``bind``
+* ``ddr``: ordinary memory
+
+``docs/memory.md`` says more. In a process forked from one that has allocated here, ``empty`` and
+``empty_numpy`` raise ``RuntimeError``, and inherited tensors stay readable.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+
+__all__ = [
+    "BindMode",
+    "Heap",
+    "Info",
+    "Node",
+    "Policy",
+    "available",
+    "bind",
+    "empty",
+    "empty_numpy",
+    "info",
+    "where",
+]
+
+Policy = Literal["preferred", "bind", "interleave", "ddr"]
+BindMode = Literal["none", "core", "numa"]
+
+_SETTINGS = (
+    "HBMCOMM_MEMORY",
+    "HBMCOMM_STAGING_BYTES",
+    "HBMCOMM_BIND",
+    "MEMKIND_HBW_NODES",
+    "MEMKIND_HBW_THRESHOLD",
+)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A NUMA node."""
+
+    id: int
+    total_bytes: int
+    free_bytes: int
+    """Free pages and half of the file cache."""
+    is_hbm: bool
+    has_cpus: bool
+    cpus: str
+    """As in ``"0-3,8"``; empty for a node of memory alone."""
+
+
+@dataclass(frozen=True)
+class Heap:
+    """What this process' tensors and arrays of one policy take."""
+
+    policy: Policy
+    in_use_bytes: int
+    peak_bytes: int
+    hbm_bytes: int
+    """Of ``in_use_bytes``: asked of HBM nodes."""
+    ddr_bytes: int
+    """Of ``in_use_bytes``: DDR, by policy or because HBM was short."""
+    allocations: int
+    spills: int
+    """Allocations that went to DDR because HBM was short."""
+
+
+@dataclass(frozen=True)
+class Info:
+    """The memory of this machine, and how each fact was found."""
+
+    hbm_available: bool
+    hbm_source: str
+    """How memkind found HBM, or its reason for finding none."""
+    mode: Literal["none", "flat", "cache", "hybrid"]
+    """HBM as nodes of its own (flat), as a cache in front of DDR, or both (hybrid)."""
+    mode_source: str
+    cluster: str
+    """CPU nodes a socket, as in ``"4 (SNC-4)"``."""
+    cpu_node: int | None
+    """The NUMA node of the CPU that this thread runs on."""
+    closest_hbm_nodes: tuple[int, ...]
+    """The HBM nodes closest to ``cpu_node``."""
+    memkind_version: str
+    nodes: tuple[Node, ...]
+    heaps: tuple[Heap, ...]
+    """One for each policy that this process has used."""
+    settings: dict[str, str]
+    """The environment variables that bear on memory and are set."""
+
+
+def available() -> bool:
+    """Whether memkind can allocate from high-bandwidth memory here."""
+    return bool(_native().memory_available())
+
+
+def info() -> Info:
+    """What memory this machine has. Takes milliseconds: it reads the machine anew."""
+    found: dict[str, Any] = _native().memory_info()
+    found["nodes"] = tuple(Node(**node) for node in found["nodes"])
+    found["heaps"] = tuple(Heap(**heap) for heap in found["heaps"])
+    found["closest_hbm_nodes"] = tuple(found["closest_hbm_nodes"])
+    found["cpu_node"] = None if found["cpu_node"] < 0 else found["cpu_node"]
+    settings = {name: os.environ[name] for name in _SETTINGS if name in os.environ}
+    return Info(**found, settings=settings)
+
+
+def empty(
+    shape: int | Iterable[int],
+    dtype: torch.dtype | None = None,
+    policy: Policy | None = None,
+) -> torch.Tensor:
+    """An uninitialised CPU tensor in memory of the given policy.
+
+    ``dtype`` None is ``torch.float32``; ``policy`` None takes ``HBMCOMM_MEMORY``, and without it
+    ``"preferred"``. The memory goes back when the last tensor that shares it is gone.
+
+    Raises ValueError or TypeError for a bad argument, MemoryError when the memory is not there,
+    and RuntimeError when the policy needs HBM and the machine has none.
+    """
+    import torch
+
+    if dtype is None:
+        dtype = torch.float32
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype must be a torch.dtype such as torch.float32, not {dtype!r}")
+    tensor: torch.Tensor = _native().memory_empty(_shape(shape), dtype, _policy(policy))
+    return tensor
+
+
+def empty_numpy(
+    shape: int | Iterable[int],
+    dtype: npt.DTypeLike = "float32",
+    policy: Policy | None = None,
+) -> np.ndarray[Any, Any]:
+    """An uninitialised NumPy array in memory of the given policy: see ``empty``.
+
+    It is writable and contiguous, hence a buffer for mpi4py, and keeps its memory alive.
+    """
+    import numpy as np
+    import torch
+
+    element = np.dtype(dtype)
+    if element.hasobject:
+        raise ValueError(f"dtype {element} holds Python objects, which need memory of Python's own")
+    extents = _shape(shape)
+    if any(extent < 0 for extent in extents):
+        raise ValueError(f"a shape has no negative extent: {tuple(extents)}")
+    size = element.itemsize
+    for extent in extents:
+        size *= extent
+    if size > np.iinfo(np.intp).max:
+        raise ValueError(f"shape {tuple(extents)} of {element} is larger than the address space")
+    block: torch.Tensor = _native().memory_empty([size], torch.uint8, _policy(policy))
+    return np.ndarray(extents, element, buffer=block.numpy())
+
+
+def where(memory: torch.Tensor | np.ndarray[Any, Any]) -> dict[int, int]:
+    """NUMA node -> bytes of a CPU tensor or NumPy array that lie on it now.
+
+    Only pages that have been written are anywhere, so the sum may be less than the size.
+    Of a strided view, all between its first and its last byte counts.
+    """
+    import numpy as np
+    import torch
+
+    if isinstance(memory, torch.Tensor):
+        if memory.device.type != "cpu" or memory.layout != torch.strided:
+            raise ValueError(
+                f"where() takes dense CPU tensors, not {memory.layout} on {memory.device}"
+            )
+        itemsize = memory.element_size()
+        strides = [stride * itemsize for stride in memory.stride()]
+        extent = _extent(memory.data_ptr(), tuple(memory.shape), strides, itemsize)
+    elif isinstance(memory, np.ndarray):
+        address = memory.__array_interface__["data"][0]
+        extent = _extent(address, memory.shape, memory.strides, memory.itemsize)
+    else:
+        raise TypeError(f"where() takes a torch.Tensor or a numpy.ndarray, not {type(memory)}")
+    nodes: dict[int, int] = _native().memory_where(*extent)
+    return nodes
+
+
+def bind(
+    mode: BindMode | None = None,
+    local_rank: int | None = None,
+    local_size: int | None = None,
+) -> str:
+    """Binds this process' threads to CPUs of its own, and with them to the nearest memory.
+
+    ``core`` gives each local rank a core, ``numa`` a NUMA node, ``none`` changes nothing; all stay
+    within the CPUs that the process is allowed. What is None comes from ``HBMCOMM_BIND`` (default
+    ``none``), ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` (set by torchrun; default 0 and 1). Call it
+    before memory is allocated. Returns what was bound, in words.
+
+    Raises ValueError for a bad argument and for more ranks than cores under ``core``.
+    """
+    if mode is not None:
+        chosen = _choice("mode", mode, BindMode)
+    else:
+        chosen = _choice("HBMCOMM_BIND", os.environ.get("HBMCOMM_BIND") or "none", BindMode)
+    if local_rank is None:
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if local_size is None:
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return str(_native().memory_bind(chosen, local_rank, local_size))
+
+
+def _native() -> Any:
+    import torch  # noqa: F401  (loads the libraries that the native module is linked to)
+
+    from torch_hbmcomm import _C
+
+    return _C
+
+
+def _shape(shape: int | Iterable[int]) -> list[int]:
+    try:
+        return [operator.index(extent) for extent in _as_iterable(shape)]
+    except TypeError:
+        raise TypeError(f"shape must be an integer or a sequence of integers: {shape!r}") from None
+
+
+def _as_iterable(shape: int | Iterable[int]) -> Iterable[int]:
+    return shape if isinstance(shape, Iterable) else (shape,)
+
+
+def _policy(policy: Policy | None) -> str:
+    if policy is not None:
+        return _choice("policy", policy, Policy)
+    return _choice("HBMCOMM_MEMORY", os.environ.get("HBMCOMM_MEMORY") or "preferred", Policy)
+
+
+def _choice(name: str, value: object, literal: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, not {value!r}")
+    choices = get_args(literal)
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+    return value
+
+
+def _extent(
+    address: int, shape: Sequence[int], byte_strides: Sequence[int], itemsize: int
+) -> tuple[int, int]:
+    """(first address, bytes) from the first to the last byte of a strided array."""
+    if 0 in shape:
+        return address, 0
+    reach = [(size - 1) * stride for size, stride in zip(shape, byte_strides, strict=True)]
+    before = sum(step for step in reach if step < 0)
+    after = sum(step for step in reach if step > 0)
+    return address + before, after - before + itemsize
