@@ -1,5 +1,5 @@
 // The native module: every part registers its own names.
-#include <torch/extension.h>
+#include <pybind11/pybind11.h>
 
 #include "base/error.h"
 #include "memory_bindings.h"
@@ -14,9 +14,14 @@ void translate(std::exception_ptr error) {
   } catch (const hbm::Error& ours) {
     switch (ours.kind()) {
       case hbm::ErrorKind::kInvalid:
-      case hbm::ErrorKind::kUnsupported: PyErr_SetString(PyExc_ValueError, ours.what()); return;
-      case hbm::ErrorKind::kExhausted: PyErr_SetString(PyExc_MemoryError, ours.what()); return;
-      default: PyErr_SetString(PyExc_RuntimeError, ours.what());
+      case hbm::ErrorKind::kUnsupported:
+        PyErr_SetString(PyExc_ValueError, ours.what());
+        return;
+      case hbm::ErrorKind::kExhausted:
+        PyErr_SetString(PyExc_MemoryError, ours.what());
+        return;
+      default:
+        PyErr_SetString(PyExc_RuntimeError, ours.what());
     }
   }
 }

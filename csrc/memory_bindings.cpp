@@ -1,12 +1,11 @@
 #include "memory_bindings.h"
 
-#include <torch/extension.h>
+#include <ATen/ops/from_blob.h>
+#include <torch/csrc/utils/pybind.h>
 
-#include <array>
 #include <limits>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -15,47 +14,13 @@
 #include "memory/heap.h"
 #include "memory/kinds.h"
 #include "memory/placement.h"
+#include "memory/process.h"
 #include "memory/topology.h"
 
 namespace py = pybind11;
 
 namespace hbm {
 namespace {
-
-// This process' heaps for tensors, one a policy, made when first asked for and unbounded: what
-// bounds them is what the nodes have free. Never destroyed, because tensors may outlive any order
-// of destruction at exit.
-class ProcessHeaps {
- public:
-  static ProcessHeaps& instance() {
-    static auto* const heaps = new ProcessHeaps;
-    return *heaps;
-  }
-
-  std::shared_ptr<memory::Heap> get(memory::Policy policy) {
-    fork_.require_owner("allocate from its parent's heap");
-    std::lock_guard lock(mutex_);
-    std::shared_ptr<memory::Heap>& heap = heaps_[static_cast<size_t>(policy)];
-    if (heap == nullptr) heap = std::make_shared<memory::Heap>(policy, /*budget_bytes=*/0);
-    return heap;
-  }
-
-  // Of the policies used so far.
-  std::map<std::string, memory::HeapStats> stats() {
-    std::map<std::string, memory::HeapStats> found;
-    if (fork_.in_child()) return found;
-    std::lock_guard lock(mutex_);
-    for (const auto& heap : heaps_) {
-      if (heap != nullptr) found.emplace(memory::policy_name(heap->policy()), heap->stats());
-    }
-    return found;
-  }
-
- private:
-  const memory::ForkGuard fork_;
-  std::mutex mutex_;  // guards heaps_
-  std::array<std::shared_ptr<memory::Heap>, memory::kPolicyCount> heaps_;
-};
 
 size_t byte_count(const std::vector<int64_t>& shape, c10::ScalarType dtype) {
   size_t bytes = c10::elementSize(dtype);
@@ -79,8 +44,7 @@ at::Tensor empty(const std::vector<int64_t>& shape, c10::ScalarType dtype,
                 std::string("no quantized tensors: ") + c10::toString(dtype));
   }
   const size_t bytes = byte_count(shape, dtype);
-  const std::shared_ptr<memory::Heap> heap =
-      ProcessHeaps::instance().get(memory::parse_policy(policy));
+  const std::shared_ptr<memory::Heap> heap = memory::process_heap(memory::parse_policy(policy));
   void* const block = heap->allocate(bytes);
   return at::from_blob(
       block, shape, [heap](void* freed) { heap->free(freed); },
@@ -102,9 +66,9 @@ py::dict as_dict(const memory::NodeInfo& node) {
                   "has_cpus"_a = node.has_cpus, "cpus"_a = node.cpus);
 }
 
-py::dict as_dict(const std::string& policy, const memory::HeapStats& stats) {
+py::dict as_dict(memory::Policy policy, const memory::HeapStats& stats) {
   using namespace py::literals;
-  return py::dict("policy"_a = policy, "in_use_bytes"_a = stats.in_use_bytes,
+  return py::dict("policy"_a = memory::policy_name(policy), "in_use_bytes"_a = stats.in_use_bytes,
                   "peak_bytes"_a = stats.peak_bytes, "hbm_bytes"_a = stats.hbm_bytes,
                   "ddr_bytes"_a = stats.ddr_bytes, "allocations"_a = stats.allocations,
                   "spills"_a = stats.spills);
@@ -126,7 +90,7 @@ py::dict info() {
   py::list nodes;
   for (const memory::NodeInfo& node : found.nodes) nodes.append(as_dict(node));
   py::list heaps;
-  for (const auto& [policy, stats] : ProcessHeaps::instance().stats()) {
+  for (const auto& [policy, stats] : memory::process_heap_stats()) {
     heaps.append(as_dict(policy, stats));
   }
   return py::dict("hbm_available"_a = found.hbm_available, "hbm_source"_a = found.hbm_source,

@@ -1,7 +1,7 @@
 #include "pg_bindings.h"
 
 #include <pybind11/chrono.h>
-#include <torch/extension.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "mpi/library.h"
 #include "mpi/world.h"
@@ -48,16 +48,14 @@ void register_process_group(py::module_& m) {
   py::module_::import("torch._C._distributed_c10d");  // the base classes
 
   py::class_<GroupOptions, c10d::Backend::Options, c10::intrusive_ptr<GroupOptions>>(m, "Options")
-      .def(py::init([](const py::object& memory, const py::object& staging_bytes,
+      .def(py::init([](std::optional<std::string> memory, std::optional<int64_t> staging_bytes,
                        std::optional<int64_t> reduce_threads,
                        std::optional<std::string> parameter_server) {
              const auto defaults = GroupOptions::from_environment();
              return c10::make_intrusive<GroupOptions>(
-                 memory.is_none() ? memory::policy_name(defaults->policy)
-                                  : memory.cast<std::string>(),
-                 staging_bytes.is_none() ? defaults->staging_bytes
-                                         : staging_bytes.cast<uint64_t>(),
-                 reduce_threads, std::move(parameter_server));
+                 memory.value_or(memory::policy_name(defaults->policy)),
+                 staging_bytes.value_or(defaults->staging_bytes), reduce_threads,
+                 std::move(parameter_server));
            }),
            py::kw_only(), py::arg("memory") = py::none(), py::arg("staging_bytes") = py::none(),
            py::arg("reduce_threads") = py::none(), py::arg("parameter_server") = py::none())
@@ -65,8 +63,8 @@ void register_process_group(py::module_& m) {
           "memory", [](const GroupOptions& self) { return memory::policy_name(self.policy); })
       .def_readonly("staging_bytes", &GroupOptions::staging_bytes);
 
-  py::class_<ProcessGroupHbm, c10d::Backend, c10::intrusive_ptr<ProcessGroupHbm>>(
-      m, "ProcessGroupHbm")
+  py::class_<ProcessGroupHbm, c10d::Backend, c10::intrusive_ptr<ProcessGroupHbm>>(m,
+                                                                                  "ProcessGroupHbm")
       .def("memory_stats", &ProcessGroupHbm::getMemoryStats, Unlocked());
 
   m.def("create", &create, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),

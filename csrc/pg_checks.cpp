@@ -74,10 +74,9 @@ void check_disjoint(const std::vector<at::Tensor>& tensors, const char* argument
             [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
   for (size_t i = 1; i < extents.size(); ++i) {
     if (extents[i].begin >= extents[i - 1].end) continue;
-    throw Error(ErrorKind::kInvalid, std::string(argument) + " " +
-                                         std::to_string(extents[i - 1].index) + " and " +
-                                         std::to_string(extents[i].index) +
-                                         " share memory; each needs its own");
+    throw Error(ErrorKind::kInvalid,
+                std::string(argument) + " " + std::to_string(extents[i - 1].index) + " and " +
+                    std::to_string(extents[i].index) + " share memory; each needs its own");
   }
 }
 
@@ -99,11 +98,10 @@ void check_same_count(const at::Tensor& a, const at::Tensor& b, const char* name
 void check_parts(const at::Tensor& whole, const at::Tensor& part, int ranks,
                  const char* name_of_whole, const char* name_of_part) {
   if (whole.numel() == part.numel() * ranks) return;
-  throw Error(ErrorKind::kInvalid, std::string(name_of_whole) + " must have " +
-                                       std::to_string(ranks) + " times the elements of " +
-                                       name_of_part + ", which has " +
-                                       std::to_string(part.numel()) + "; it has " +
-                                       std::to_string(whole.numel()));
+  throw Error(ErrorKind::kInvalid,
+              std::string(name_of_whole) + " must have " + std::to_string(ranks) +
+                  " times the elements of " + name_of_part + ", which has " +
+                  std::to_string(part.numel()) + "; it has " + std::to_string(whole.numel()));
 }
 
 void check_own_part(const void* own, const at::Tensor& whole, const at::Tensor& part,

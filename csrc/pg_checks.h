@@ -31,7 +31,8 @@ void check_same_count(const at::Tensor& a, const at::Tensor& b, const char* name
 void check_parts(const at::Tensor& whole, const at::Tensor& part, int ranks,
                  const char* name_of_whole, const char* name_of_part);
 
-// `part` may be this rank's part of `whole` (which lies at `own`), or lie elsewhere; not in between.
+// `part` may be this rank's part of `whole` (which lies at `own`), or lie elsewhere; not in
+// between.
 void check_own_part(const void* own, const at::Tensor& whole, const at::Tensor& part,
                     const char* operation);
 

@@ -59,7 +59,8 @@ void bind_once(int local_rank, int local_size) {
   static std::once_flag once;
   std::call_once(once, [&] {
     const char* wanted = std::getenv("HBMCOMM_BIND");
-    const auto mode = memory::parse_bind_mode(wanted != nullptr && *wanted != '\0' ? wanted : "none");
+    const auto mode =
+        memory::parse_bind_mode(wanted != nullptr && *wanted != '\0' ? wanted : "none");
     if (mode != memory::BindMode::kNone) {
       log::info("bound to " + memory::bind(mode, local_rank, local_size));
     } else if (log::enabled(log::Level::kInfo)) {
@@ -157,7 +158,8 @@ std::string ProcessGroupHbm::name_ranks(const std::vector<int>& ranks) const {
   for (const int rank : ranks) {
     const mpi::Member& member = members_[static_cast<size_t>(rank)];
     if (text.back() != ' ') text += ", ";
-    text += std::to_string(rank) + " (pid " + std::to_string(member.pid) + " on " + member.host + ")";
+    text +=
+        std::to_string(rank) + " (pid " + std::to_string(member.pid) + " on " + member.host + ")";
   }
   return text;
 }
@@ -207,9 +209,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::submit(
     const std::shared_ptr<Queue>& queue, const Call& call, c10::intrusive_ptr<WorkHbm> work,
     Views views, std::unique_ptr<Operation> operation, uint64_t sequence,
     std::unique_lock<std::mutex> issue) {
-  auto ticket =
-      queue->enqueue(std::move(operation), timeout_or_default(call.timeout),
-                     views.take_frame(work->end_of_range()));
+  auto ticket = queue->enqueue(std::move(operation), timeout_or_default(call.timeout),
+                               views.take_frame(work->end_of_range()));
   if (issue.owns_lock()) issue.unlock();
   work->bind(ticket, sequence);
   if (at::hasCallbacks()) {
@@ -286,8 +287,9 @@ at::Tensor ProcessGroupHbm::allocateTensor(long size, at::TensorOptions options)
   const std::shared_ptr<memory::Heap> heap = heap_;
   void* block = translated(
       [&] { return heap->allocate(static_cast<size_t>(size) * c10::elementSize(type)); });
-  return at::from_blob(block, {size}, [heap](void* freed) { heap->free(freed); },
-                       at::TensorOptions().dtype(type).device(at::kCPU));
+  return at::from_blob(
+      block, {size}, [heap](void* freed) { heap->free(freed); },
+      at::TensorOptions().dtype(type).device(at::kCPU));
 }
 
 std::shared_ptr<c10::Allocator> ProcessGroupHbm::getMemAllocator() {

@@ -88,8 +88,7 @@ class ProcessGroupHbm final : public c10d::Backend {
 
   // pg_ops_sync.cpp: point to point, barriers, coalescing
   c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override;
-  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int from,
-                                      int tag) override;
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int from, int tag) override;
   c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
@@ -132,8 +131,9 @@ class ProcessGroupHbm final : public c10d::Backend {
       const Call& call, Views views,
       const std::function<std::unique_ptr<Operation>(std::shared_ptr<int> source)>& make);
   c10::intrusive_ptr<c10d::Work> submit(const std::shared_ptr<Queue>& queue, const Call& call,
-                                        c10::intrusive_ptr<WorkHbm> work, Views views, std::unique_ptr<Operation> operation,
-                                        uint64_t sequence, std::unique_lock<std::mutex> issue);
+                                        c10::intrusive_ptr<WorkHbm> work, Views views,
+                                        std::unique_ptr<Operation> operation, uint64_t sequence,
+                                        std::unique_lock<std::mutex> issue);
   c10::intrusive_ptr<c10d::Work> all_of(c10d::OpType type,
                                         std::vector<c10::intrusive_ptr<c10d::Work>> works);
 
@@ -167,11 +167,11 @@ class ProcessGroupHbm final : public c10d::Backend {
   std::shared_ptr<Queue> transfers_;
 
   std::mutex issue_mutex_;
-  uint64_t sequence_ = 0;         // guarded by issue_mutex_
-  uint64_t barriers_ = 0;         // monitored ones; guarded by issue_mutex_
+  uint64_t sequence_ = 0;  // guarded by issue_mutex_
+  uint64_t barriers_ = 0;  // monitored ones; guarded by issue_mutex_
   std::atomic<int64_t> timeout_ms_;
 
-  std::mutex coalescing_mutex_;   // guards the two below; taken alone
+  std::mutex coalescing_mutex_;  // guards the two below; taken alone
   bool coalescing_ = false;
   std::vector<c10::intrusive_ptr<c10d::Work>> coalesced_;
 };

@@ -47,11 +47,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather(
     Views views;
     const mpi::Source in = views.input(input);
     const std::vector<mpi::Sink> outs = views.outputs(outputs.front());
-    return run({OpType::ALLGATHER, "hbm:all_gather", inputs, outputs.front(), opts.timeout,
-                opts.asyncOp},
-               std::move(views), [&](uint64_t sequence) {
-                 return mpi::make_allgather(channel_, sequence, in, outs, dtype);
-               });
+    return run(
+        {OpType::ALLGATHER, "hbm:all_gather", inputs, outputs.front(), opts.timeout, opts.asyncOp},
+        std::move(views), [&](uint64_t sequence) {
+          return mpi::make_allgather(channel_, sequence, in, outs, dtype);
+        });
   });
 }
 
@@ -68,8 +68,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::_allgather_base(
     const std::vector<mpi::Sink> outs =
         split_evenly(views.output(output), size_, element_size(dtype));
     check_own_part(outs[static_cast<size_t>(rank_)].data, output, input, "all_gather_into_tensor");
-    return run({OpType::_ALLGATHER_BASE, "hbm:all_gather_into_tensor", {input}, {output},
-                opts.timeout, opts.asyncOp},
+    return run({OpType::_ALLGATHER_BASE,
+                "hbm:all_gather_into_tensor",
+                {input},
+                {output},
+                opts.timeout,
+                opts.asyncOp},
                std::move(views), [&](uint64_t sequence) {
                  return mpi::make_allgather(channel_, sequence, in, outs, dtype);
                });
@@ -162,8 +166,8 @@ std::vector<at::Tensor> ProcessGroupHbm::root_list(
     return {};
   }
   if (lists.size() != 1) {
-    throw Error(ErrorKind::kInvalid, name + " is missing on the root (rank " +
-                                         std::to_string(root) + ")");
+    throw Error(ErrorKind::kInvalid,
+                name + " is missing on the root (rank " + std::to_string(root) + ")");
   }
   check_list(lists.front().size(), operation, argument);
   check_tensors(lists.front(), name.c_str());
@@ -192,13 +196,14 @@ std::vector<Part> slices(const Part& whole, const at::Tensor& tensor,
     lengths.assign(static_cast<size_t>(ranks), rows / ranks);
   }
   const int64_t total = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
-  const bool negative = std::any_of(lengths.begin(), lengths.end(), [](int64_t n) { return n < 0; });
+  const bool negative =
+      std::any_of(lengths.begin(), lengths.end(), [](int64_t n) { return n < 0; });
   if (lengths.size() != static_cast<size_t>(ranks) || total != rows || negative) {
-    throw Error(ErrorKind::kInvalid,
-                name + " split sizes must be " + std::to_string(ranks) +
-                    " numbers, none negative, that sum up to its " + std::to_string(rows) +
-                    " rows; got " + std::to_string(lengths.size()) + " with sum " +
-                    std::to_string(total));
+    throw Error(ErrorKind::kInvalid, name + " split sizes must be " + std::to_string(ranks) +
+                                         " numbers, none negative, that sum up to its " +
+                                         std::to_string(rows) + " rows; got " +
+                                         std::to_string(lengths.size()) + " with sum " +
+                                         std::to_string(total));
   }
   const size_t row = rows == 0 ? 0 : static_cast<size_t>(tensor.numel() / rows);
   std::vector<Part> parts;
@@ -213,9 +218,10 @@ std::vector<Part> slices(const Part& whole, const at::Tensor& tensor,
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall_base(
-    at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-    std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                              std::vector<int64_t>& output_splits,
+                                                              std::vector<int64_t>& input_splits,
+                                                              const c10d::AllToAllOptions& opts) {
   return translated([&] {
     check_tensor(output, "all_to_all_single: output");
     check_tensor(input, "all_to_all_single: input");
@@ -226,11 +232,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall_base(
     const auto sources = slices(views.input(input), input, input_splits, size_, "input");
     const auto sinks = slices(views.output(output), output, output_splits, size_, "output");
     check_same_count_self(sources, sinks, rank_, "all_to_all_single");
-    return run({OpType::ALLTOALL_BASE, "hbm:all_to_all", {input}, {output}, opts.timeout,
-                opts.asyncOp},
-               std::move(views), [&](uint64_t sequence) {
-                 return mpi::make_alltoall(channel_, sequence, sources, sinks, dtype);
-               });
+    return run(
+        {OpType::ALLTOALL_BASE, "hbm:all_to_all", {input}, {output}, opts.timeout, opts.asyncOp},
+        std::move(views), [&](uint64_t sequence) {
+          return mpi::make_alltoall(channel_, sequence, sources, sinks, dtype);
+        });
   });
 }
 

@@ -119,8 +119,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce_scatter(
       sources.push_back(reduction_input(views, input, opts.reduceOp));
     }
     const mpi::Sink out = views.output(output);
-    return run({OpType::REDUCE_SCATTER, "hbm:reduce_scatter", inputs.front(), outputs,
-                opts.timeout, opts.asyncOp},
+    return run({OpType::REDUCE_SCATTER, "hbm:reduce_scatter", inputs.front(), outputs, opts.timeout,
+                opts.asyncOp},
                std::move(views), [&](uint64_t sequence) {
                  return mpi::make_reduce_scatter(channel_, sequence, sources, out.data, dtype, op);
                });
@@ -142,8 +142,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::_reduce_scatter_base(
     check_own_part(sources[static_cast<size_t>(rank_)].data, input, output,
                    "reduce_scatter_tensor");
     const mpi::Sink out = views.output(output);
-    return run({OpType::_REDUCE_SCATTER_BASE, "hbm:reduce_scatter_tensor", {input}, {output},
-                opts.timeout, opts.asyncOp},
+    return run({OpType::_REDUCE_SCATTER_BASE,
+                "hbm:reduce_scatter_tensor",
+                {input},
+                {output},
+                opts.timeout,
+                opts.asyncOp},
                std::move(views), [&](uint64_t sequence) {
                  return mpi::make_reduce_scatter(channel_, sequence, sources, out.data, dtype, op);
                });

@@ -42,10 +42,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::send(std::vector<at::Tensor>& te
     Views views;
     const mpi::Source in = views.input(tensor);
     const Dtype dtype = to_dtype(tensor.scalar_type());
-    return transfer({OpType::SEND, "hbm:send", tensors, {}, c10d::kUnsetTimeout, true},
-                    std::move(views), [&](const std::shared_ptr<int>&) {
-                      return mpi::make_send(channel_, in, dtype, to, tag);
-                    });
+    return transfer(
+        {OpType::SEND, "hbm:send", tensors, {}, c10d::kUnsetTimeout, true}, std::move(views),
+        [&](const std::shared_ptr<int>&) { return mpi::make_send(channel_, in, dtype, to, tag); });
   });
 }
 
@@ -116,8 +115,9 @@ void ProcessGroupHbm::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
       if (!wait_all_ranks) break;
     }
     const std::string verdict =
-        missing.empty() ? "" : "monitored_barrier of " + name_ + " timed out after " +
-                                   std::to_string(timeout.count()) + " ms; " + name_ranks(missing);
+        missing.empty() ? ""
+                        : "monitored_barrier of " + name_ + " timed out after " +
+                              std::to_string(timeout.count()) + " ms; " + name_ranks(missing);
     store->set(verdict_key, verdict);
     if (!verdict.empty()) throw Error(ErrorKind::kTimeout, verdict);
   });

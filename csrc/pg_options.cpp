@@ -1,6 +1,7 @@
 #include "pg_options.h"
 
 #include <cctype>
+#include <charconv>
 #include <cstdlib>
 #include <limits>
 
@@ -9,23 +10,32 @@
 namespace hbm {
 namespace {
 
-constexpr uint64_t kDefaultStagingBytes = uint64_t{1} << 30;
-constexpr uint64_t kLeastStagingBytes = 64 << 10;
+constexpr int64_t kLeastStagingBytes = 64 << 10;
 
 std::string environment(const char* name, const std::string& fallback) {
   const char* value = std::getenv(name);
   return value != nullptr && *value != '\0' ? value : fallback;
 }
 
+int64_t parse_threads(const std::string& text) {
+  int64_t threads = 0;
+  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), threads);
+  if (failure != std::errc() || end != text.data() + text.size()) {
+    throw Error(ErrorKind::kInvalid, "HBMCOMM_REDUCE_THREADS=" + text + " is not a number");
+  }
+  return threads;
+}
+
 }  // namespace
 
-GroupOptions::GroupOptions(std::string memory, uint64_t staging, std::optional<int64_t> reduce_threads,
-                 std::optional<std::string> parameter_server)
+GroupOptions::GroupOptions(const std::string& memory, int64_t staging,
+                           std::optional<int64_t> reduce_threads,
+                           std::optional<std::string> parameter_server)
     : c10d::Backend::Options(kBackendName),
       policy(memory::parse_policy(memory)),
-      staging_bytes(staging) {
-  if (staging_bytes < kLeastStagingBytes) {
-    throw Error(ErrorKind::kInvalid, "staging_bytes is " + std::to_string(staging_bytes) +
+      staging_bytes(static_cast<uint64_t>(staging)) {
+  if (staging < kLeastStagingBytes) {
+    throw Error(ErrorKind::kInvalid, "staging_bytes is " + std::to_string(staging) +
                                          "; the least is " + std::to_string(kLeastStagingBytes));
   }
   if (reduce_threads && *reduce_threads != 1) {
@@ -40,14 +50,21 @@ GroupOptions::GroupOptions(std::string memory, uint64_t staging, std::optional<i
 }
 
 c10::intrusive_ptr<GroupOptions> GroupOptions::from_environment() {
-  const uint64_t staging = parse_bytes(
-      environment("HBMCOMM_STAGING_BYTES", std::to_string(kDefaultStagingBytes)),
-      "HBMCOMM_STAGING_BYTES");
-  return c10::make_intrusive<GroupOptions>(environment("HBMCOMM_MEMORY", "preferred"), staging,
-                                      std::nullopt, std::nullopt);
+  const std::string memory = environment("HBMCOMM_MEMORY", "preferred");
+  const std::string staging = environment("HBMCOMM_STAGING_BYTES", "1G");
+  const std::string threads = environment("HBMCOMM_REDUCE_THREADS", "1");
+  try {
+    return c10::make_intrusive<GroupOptions>(memory, parse_bytes(staging, "HBMCOMM_STAGING_BYTES"),
+                                             parse_threads(threads), std::nullopt);
+  } catch (const Error& error) {
+    throw Error(error.kind(), std::string(error.what()) +
+                                  " (from the environment: HBMCOMM_MEMORY=" + memory +
+                                  ", HBMCOMM_STAGING_BYTES=" + staging +
+                                  ", HBMCOMM_REDUCE_THREADS=" + threads + ")");
+  }
 }
 
-uint64_t parse_bytes(const std::string& text, const std::string& source) {
+int64_t parse_bytes(const std::string& text, const std::string& source) {
   size_t digits = 0;
   while (digits < text.size() && std::isdigit(static_cast<unsigned char>(text[digits])) != 0) {
     ++digits;
@@ -62,9 +79,9 @@ uint64_t parse_bytes(const std::string& text, const std::string& source) {
     throw Error(ErrorKind::kInvalid,
                 source + "=" + text + " is not a number of bytes such as 1073741824, 512M or 1G");
   }
-  const uint64_t number = std::stoull(text.substr(0, digits));
-  if (number > (std::numeric_limits<uint64_t>::max() >> shift)) {
-    throw Error(ErrorKind::kInvalid, source + "=" + text + " is more than 64 bits hold");
+  const int64_t number = std::stoll(text.substr(0, digits));
+  if (number > (std::numeric_limits<int64_t>::max() >> shift)) {
+    throw Error(ErrorKind::kInvalid, source + "=" + text + " is more than 63 bits hold");
   }
   return number << shift;
 }

@@ -15,10 +15,10 @@ inline constexpr const char* kBackendName = "hbm";
 
 struct GroupOptions final : c10d::Backend::Options {
   // Throws Error(kInvalid) for a value that makes no sense.
-  GroupOptions(std::string memory, uint64_t staging_bytes, std::optional<int64_t> reduce_threads,
-          std::optional<std::string> parameter_server);
+  GroupOptions(const std::string& memory, int64_t staging_bytes,
+               std::optional<int64_t> reduce_threads, std::optional<std::string> parameter_server);
 
-  // From HBMCOMM_MEMORY and HBMCOMM_STAGING_BYTES.
+  // From HBMCOMM_MEMORY, HBMCOMM_STAGING_BYTES and HBMCOMM_REDUCE_THREADS.
   static c10::intrusive_ptr<GroupOptions> from_environment();
 
   const memory::Policy policy;
@@ -26,6 +26,6 @@ struct GroupOptions final : c10d::Backend::Options {
 };
 
 // "1073741824", "512M" or "1G" to bytes; throws Error(kInvalid) naming `source`.
-uint64_t parse_bytes(const std::string& text, const std::string& source);
+int64_t parse_bytes(const std::string& text, const std::string& source);
 
 }  // namespace hbm

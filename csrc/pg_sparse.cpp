@@ -28,17 +28,23 @@ class SparseAllreduce final : public mpi::GroupOperation {
     own_count_ = indices_.size(1);
     std::vector<mpi::Sink> sinks;
     for (int64_t& count : counts_) sinks.push_back({&count, 1});
-    start(mpi::make_allgather(channel_, signature_.sequence, {&own_count_, 1}, sinks,
-                              Dtype::kInt64));
+    start(
+        mpi::make_allgather(channel_, signature_.sequence, {&own_count_, 1}, sinks, Dtype::kInt64));
   }
 
   Progress poll() override {
     const Progress progress = stage_->poll();
     if (progress != Progress::kDone) return progress;
     switch (stages_done_++) {
-      case 0: all_indices_ = gather(indices_.t().contiguous()); return Progress::kActive;
-      case 1: all_values_ = gather(values_); return Progress::kActive;
-      default: add_up(); return Progress::kDone;
+      case 0:
+        all_indices_ = gather(indices_.t().contiguous());
+        return Progress::kActive;
+      case 1:
+        all_values_ = gather(values_);
+        return Progress::kActive;
+      default:
+        add_up();
+        return Progress::kDone;
     }
   }
 
@@ -63,8 +69,8 @@ class SparseAllreduce final : public mpi::GroupOperation {
       std::vector<int64_t> shape = own.sizes().vec();
       shape.front() = rows;
       received.push_back(at::empty(shape, own.options()));
-      sinks.push_back({received.back().mutable_data_ptr(),
-                       static_cast<size_t>(received.back().numel())});
+      sinks.push_back(
+          {received.back().mutable_data_ptr(), static_cast<size_t>(received.back().numel())});
     }
     start(mpi::make_allgather(channel_, signature_.sequence,
                               {sent_.const_data_ptr(), static_cast<size_t>(sent_.numel())}, sinks,

@@ -1,5 +1,5 @@
-// allreduce of sparse COO tensors: every rank gets every rank's indices and values, and adds them up
-// in rank order.
+// allreduce of sparse COO tensors: every rank gets every rank's indices and values, and adds them
+// up in rank order.
 #pragma once
 
 #include <ATen/core/Tensor.h>

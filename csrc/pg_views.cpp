@@ -1,10 +1,12 @@
 #include "pg_views.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
 #include <utility>
 
+#include "base/error.h"
 #include "pg_types.h"
 #include "reduce/reduce.h"
 
@@ -28,6 +30,10 @@ mpi::Source Views::input(const at::Tensor& tensor) {
 }
 
 mpi::Sink Views::output(const at::Tensor& tensor) {
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+    throw Error(ErrorKind::kInvalid,
+                "an output tensor has elements that share memory (it was expanded); clone() it");
+  }
   const auto count = static_cast<size_t>(tensor.numel());
   if (usable(tensor)) return {keep(tensor).mutable_data_ptr(), count};
   const at::Tensor twin = keep(at::empty_like(tensor, at::MemoryFormat::Contiguous));

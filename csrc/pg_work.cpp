@@ -43,13 +43,13 @@ std::exception_ptr WorkHbm::exception() const {
 }
 
 std::vector<at::Tensor> WorkHbm::result() {
-  TORCH_CHECK(ticket_->done(), "result() was called before the operation was complete; call wait()");
+  TORCH_CHECK(ticket_->done(),
+              "result() was called before the operation was complete; call wait()");
   return outputs_;
 }
 
 bool WorkHbm::wait(std::chrono::milliseconds timeout) {
-  const auto deadline =
-      timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
+  const auto deadline = timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
   const bool done = queue_->wait(ticket_, deadline);
   TORCH_CHECK_WITH(DistBackendError, done, "wait() timed out after ", timeout.count(),
                    " ms; the operation (", c10d::opTypeToString(opType_), " #", sequence_,

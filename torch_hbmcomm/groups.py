@@ -36,10 +36,11 @@ def monitored_barrier(
 
 
 def split_group(
-    ranks: Sequence[Sequence[int]],
-    group: dist.ProcessGroup | None = None,
+    parent_pg: dist.ProcessGroup | None = None,
+    split_ranks: Sequence[Sequence[int]] = (),
     timeout: timedelta | None = None,
-    options: Any = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
 ) -> dist.ProcessGroup | None:
     """Splits a group into disjoint smaller ones.
 
@@ -47,10 +48,11 @@ def split_group(
     Only the ranks of one new group wait for each other.
 
     Args:
-        ranks: for each new group, its ranks in `group`
-        group: an hbm group; None means the default group. Every rank of it calls.
-        timeout: of the new groups; None means that of `group`
-        options: torch_hbmcomm.Options of the new groups; None means those of `group`
+        parent_pg: an hbm group, every rank of which calls; None means the default group
+        split_ranks: for each new group, its ranks in `parent_pg`
+        timeout: of the new groups; None means that of `parent_pg`
+        pg_options: torch_hbmcomm.Options of the new groups; None means those of `parent_pg`
+        group_desc: of the new groups
 
     Returns:
         the new group that this rank is in, or None
@@ -58,22 +60,23 @@ def split_group(
     Raises:
         ValueError: a rank that is not in the group or is named twice
     """
-    parent = dist.group.WORLD if group is None else group
-    backend = _backend(group, "split_group")
-    named = [rank for part in ranks for rank in part]
-    if sorted(set(named)) != sorted(named) or any(not 0 <= r < backend.size() for r in named):
+    parent = dist.group.WORLD if parent_pg is None else parent_pg
+    backend = _backend(parent, "split_group")
+    named = [rank for part in split_ranks for rank in part]
+    if len(set(named)) != len(named) or any(not 0 <= rank < backend.size() for rank in named):
         raise ValueError(
-            f"split_group: ranks={[list(part) for part in ranks]} must name ranks of the group "
-            f"(0 to {backend.size() - 1}), each at most once"
+            f"split_group: split_ranks={[list(part) for part in split_ranks]} must name ranks of "
+            f"the group (0 to {backend.size() - 1}), each at most once"
         )
-    for part in ranks:
+    for part in split_ranks:
         if backend.rank() in part:
             return dist.new_group(
                 [dist.get_global_rank(parent, rank) for rank in part],
                 timeout=backend.options._timeout if timeout is None else timeout,
                 backend="hbm",
-                pg_options=backend.options if options is None else options,
+                pg_options=backend.options if pg_options is None else pg_options,
                 use_local_synchronization=True,
+                group_desc=group_desc,
             )
     return None
 

@@ -227,11 +227,9 @@ def bind(
 
 
 def _native() -> Any:
-    import torch  # noqa: F401  (loads the libraries that the native module is linked to)
+    from torch_hbmcomm.native import load
 
-    from torch_hbmcomm import _C
-
-    return _C
+    return load()
 
 
 def _shape(shape: int | Iterable[int]) -> list[int]:

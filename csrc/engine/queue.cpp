@@ -223,10 +223,10 @@ Progress Queue::step(Ticket& ticket) {
     if (ticket.frame_.epilogue) ticket.frame_.epilogue();
   } else if (progress == Progress::kIdle && Clock::now() - ticket.begun_at_ >= ticket.timeout_) {
     const std::vector<int> missing = ticket.operation_->missing();
-    throw Error(ErrorKind::kTimeout,
-                ticket.operation_->describe() + " timed out after " +
-                    std::to_string(ticket.timeout_.count()) + " ms; " +
-                    (hooks_.name_ranks ? hooks_.name_ranks(missing) : std::string("no rank named")));
+    throw Error(ErrorKind::kTimeout, ticket.operation_->describe() + " timed out after " +
+                                         std::to_string(ticket.timeout_.count()) + " ms; " +
+                                         (hooks_.name_ranks ? hooks_.name_ranks(missing)
+                                                            : std::string("no rank named")));
   }
   return progress;
 }

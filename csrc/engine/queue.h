@@ -68,10 +68,10 @@ class Ticket {
   std::chrono::milliseconds timeout_{};  // counted from begin()
   Clock::time_point submitted_at_;
   bool small_ = false;
-  bool wanted_ = false;                          // guarded by Queue::mutex_: the worker shall drive
+  bool wanted_ = false;  // guarded by Queue::mutex_: the worker shall drive
   std::vector<std::function<void()>> callbacks_;  // guarded by Queue::mutex_
-  std::exception_ptr error_;                     // written before done_ is released
-  std::atomic<bool> done_{false};                // release in finish() pairs with acquire in done()
+  std::exception_ptr error_;                      // written before done_ is released
+  std::atomic<bool> done_{false};  // release in finish() pairs with acquire in done()
 };
 
 class Queue : public std::enable_shared_from_this<Queue> {
@@ -155,8 +155,8 @@ class Queue : public std::enable_shared_from_this<Queue> {
   const Hooks hooks_;
 
   mutable std::mutex mutex_;
-  std::condition_variable changed_;  // a ticket is done, or driving_ was given up
-  std::condition_variable work_;     // the worker has something to do
+  std::condition_variable changed_;              // a ticket is done, or driving_ was given up
+  std::condition_variable work_;                 // the worker has something to do
   std::deque<std::shared_ptr<Ticket>> pending_;  // in order of issue
   bool driving_ = false;
   bool lingering_ = false;  // the worker looks in every kAdoptAfter

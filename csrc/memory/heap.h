@@ -28,7 +28,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "memory/fork.h"
+#include "base/fork.h"
 #include "memory/policy.h"
 
 namespace hbm::memory {

@@ -25,19 +25,21 @@ Shared& shared() {
 std::shared_ptr<Heap> process_heap(Policy policy) {
   shared().fork.require_owner("allocate from its parent's heap");
   const std::lock_guard lock(shared().mutex);
-  auto& heap = shared().heaps[policy];
-  if (heap == nullptr) heap = std::make_shared<Heap>(policy, /*budget_bytes=*/0);
-  return heap;
+  auto& heaps = shared().heaps;
+  const auto found = heaps.find(policy);
+  if (found != heaps.end()) return found->second;
+  return heaps.emplace(policy, std::make_shared<Heap>(policy, /*budget_bytes=*/0)).first->second;
 }
 
 std::shared_ptr<StagingPool> process_staging(Policy policy, uint64_t budget_bytes) {
   shared().fork.require_owner("use its parent's staging pool");
   const std::lock_guard lock(shared().mutex);
-  auto& pool = shared().pools[{policy, budget_bytes}];
-  if (pool == nullptr) {
-    pool = StagingPool::make(std::make_shared<Heap>(policy, budget_bytes), budget_bytes);
-  }
-  return pool;
+  auto& pools = shared().pools;
+  const std::pair key(policy, budget_bytes);
+  const auto found = pools.find(key);
+  if (found != pools.end()) return found->second;
+  auto heap = std::make_shared<Heap>(policy, budget_bytes);
+  return pools.emplace(key, StagingPool::make(std::move(heap), budget_bytes)).first->second;
 }
 
 std::map<Policy, HeapStats> process_heap_stats() {

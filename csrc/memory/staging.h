@@ -25,7 +25,7 @@
 #include <mutex>
 #include <utility>
 
-#include "memory/fork.h"
+#include "base/fork.h"
 #include "memory/heap.h"
 
 namespace hbm::memory {

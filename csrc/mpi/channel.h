@@ -16,7 +16,7 @@ struct Channel {
   std::string group;                           // as errors name it: "group default_pg"
   std::shared_ptr<Communicator> communicator;  // null in a group of one
   std::shared_ptr<memory::StagingPool> staging;
-  size_t chunk_bytes = 0;                      // payload of the largest message; equal on all ranks
+  size_t chunk_bytes = 0;  // payload of the largest message; equal on all ranks
 };
 
 }  // namespace hbm::mpi

@@ -43,7 +43,8 @@ void Exchange::post(Round& round, size_t part) {
   }
   for (const Outgoing& stream : outgoing_) {
     if (part >= parts_of(stream.source.count)) continue;
-    const auto* from = static_cast<const std::byte*>(stream.source.data) + part * chunk_ * element();
+    const auto* from =
+        static_cast<const std::byte*>(stream.source.data) + part * chunk_ * element();
     round.send(stream.peers, from, part_count(part, stream.source.count) * element(),
                stream.source.count);
   }
@@ -162,7 +163,8 @@ size_t chunk_bytes(uint64_t staging_bytes, int size) noexcept {
   constexpr uint64_t kOperationBytes = 16 << 20;
   constexpr uint64_t kSmallest = 4 << 10;
   constexpr uint64_t kLargest = 512 << 10;
-  const uint64_t share = std::min(staging_bytes, kOperationBytes) / (4 * static_cast<uint64_t>(size));
+  const uint64_t share =
+      std::min(staging_bytes, kOperationBytes) / (4 * static_cast<uint64_t>(size));
   return static_cast<size_t>(std::clamp(share / kSmallest * kSmallest, kSmallest, kLargest));
 }
 

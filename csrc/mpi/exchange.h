@@ -45,8 +45,8 @@ class Exchange final : public Pipeline {
   const std::vector<Outgoing> outgoing_;
   const std::vector<Incoming> incoming_;
   const Local local_;
-  const size_t chunk_;   // elements a message
-  size_t largest_ = 0;   // elements of the largest outgoing stream
+  const size_t chunk_;  // elements a message
+  size_t largest_ = 0;  // elements of the largest outgoing stream
 };
 
 }  // namespace hbm::mpi

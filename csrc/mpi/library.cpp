@@ -62,14 +62,16 @@ void resolve(void* handle, const std::string& path, const char* name, Function& 
 void require_mpich_abi(void* handle, const std::string& path) {
   if (dlsym(handle, "ompi_mpi_comm_world") != nullptr) {
     throw Error(ErrorKind::kUnavailable,
-                path + " is Open MPI, whose ABI differs; install MPICH (pip install mpich, or "
-                       "apt install libmpich12) or name one in HBMCOMM_MPI_LIB");
+                path +
+                    " is Open MPI, whose ABI differs; install MPICH (pip install mpich, or "
+                    "apt install libmpich12) or name one in HBMCOMM_MPI_LIB");
   }
   if (dlsym(handle, "MPI_Abi_get_version") != nullptr &&
       path.find("mpi_abi") != std::string::npos) {
     throw Error(ErrorKind::kUnavailable,
-                path + " has the MPI 5 standard ABI; name the libmpi.so.12 beside it in "
-                       "HBMCOMM_MPI_LIB");
+                path +
+                    " has the MPI 5 standard ABI; name the libmpi.so.12 beside it in "
+                    "HBMCOMM_MPI_LIB");
   }
 }
 

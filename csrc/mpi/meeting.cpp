@@ -80,8 +80,8 @@ void require_equal(const std::vector<Member>& members, std::string Member::* fie
     const Member& member = members[r];
     found += "\n  rank " + std::to_string(r) + ": ";
     found += member.world_rank < 0 ? "no MPI yet"
-                                   : "rank " + std::to_string(member.world_rank) + " of a world of " +
-                                         std::to_string(member.world_size);
+                                   : "rank " + std::to_string(member.world_rank) +
+                                         " of a world of " + std::to_string(member.world_size);
   }
   throw Error(ErrorKind::kUnavailable,
               "the ranks of " + group +
@@ -114,7 +114,7 @@ bool share_a_world(const std::vector<Member>& members, const std::string& group)
 std::string node_key() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  struct stat shared {};
+  struct stat shared{};
   if (stat("/dev/shm", &shared) != 0) shared.st_dev = 0;
   const char* forced = std::getenv("HBMCOMM_NODE_ID");
   return boot + "/" + std::to_string(shared.st_dev) + "/" + (forced != nullptr ? forced : "");
@@ -152,12 +152,11 @@ Meeting meet(KeyValue& store, const Member& self, int rank, int size, const std:
     for (int r = 0; r < size; ++r) {
       if (!store.get(keys[static_cast<size_t>(r)])) absent.push_back(r);
     }
-    throw Error(ErrorKind::kTimeout, "rank " + std::to_string(rank) + " of " + group + " met " +
-                                         std::to_string(size - static_cast<int>(absent.size())) +
-                                         " of " + std::to_string(size) +
-                                         " ranks before the timeout; missing ranks: " +
-                                         list(absent) +
-                                         ". Did they start, and with the same world size?");
+    throw Error(ErrorKind::kTimeout,
+                "rank " + std::to_string(rank) + " of " + group + " met " +
+                    std::to_string(size - static_cast<int>(absent.size())) + " of " +
+                    std::to_string(size) + " ranks before the timeout; missing ranks: " +
+                    list(absent) + ". Did they start, and with the same world size?");
   }
   std::vector<Member> members;
   for (const std::string& key : keys) members.push_back(decode(store.get(key).value()));
@@ -188,7 +187,8 @@ std::shared_ptr<Communicator> connect(std::shared_ptr<KeyValue> store,
     const std::string key = "hbm/world/" + members[0].host + "/" + std::to_string(members[0].pid);
     if (rank == 0) store->set(key, random_id());
     if (!store->wait({key}, deadline)) {
-      throw Error(ErrorKind::kTimeout, "rank 0 of " + group + " did not name the MPI world in time");
+      throw Error(ErrorKind::kTimeout,
+                  "rank 0 of " + group + " did not name the MPI world in time");
     }
     world = &World::form(store, store->get(key).value(), rank, size, nodes_of(members), deadline);
     for (int r = 0; r < size; ++r) world_ranks.push_back(r);

@@ -16,7 +16,7 @@ namespace hbm::mpi {
 
 // What a rank says of itself.
 struct Member {
-  std::string version;      // of torch_hbmcomm
+  std::string version;  // of torch_hbmcomm
   std::string host;
   long pid = 0;
   std::string node;         // equal on ranks that share memory, see node_key()
@@ -26,8 +26,8 @@ struct Member {
   int world_size = 0;
 };
 
-// Names the memory that this process can share: the kernel's boot, its /dev/shm, and HBMCOMM_NODE_ID
-// (which forces ranks of one machine apart).
+// Names the memory that this process can share: the kernel's boot, its /dev/shm, and
+// HBMCOMM_NODE_ID (which forces ranks of one machine apart).
 std::string node_key();
 
 // This process' own record.

@@ -13,16 +13,26 @@ bool reduces(OpCode op) {
 
 const char* op_name(OpCode op) noexcept {
   switch (op) {
-    case OpCode::kBroadcast: return "broadcast";
-    case OpCode::kAllreduce: return "allreduce";
-    case OpCode::kReduce: return "reduce";
-    case OpCode::kAllgather: return "allgather";
-    case OpCode::kGather: return "gather";
-    case OpCode::kScatter: return "scatter";
-    case OpCode::kReduceScatter: return "reduce_scatter";
-    case OpCode::kAlltoall: return "alltoall";
-    case OpCode::kBarrier: return "barrier";
-    case OpCode::kSendRecv: return "send/recv";
+    case OpCode::kBroadcast:
+      return "broadcast";
+    case OpCode::kAllreduce:
+      return "allreduce";
+    case OpCode::kReduce:
+      return "reduce";
+    case OpCode::kAllgather:
+      return "allgather";
+    case OpCode::kGather:
+      return "gather";
+    case OpCode::kScatter:
+      return "scatter";
+    case OpCode::kReduceScatter:
+      return "reduce_scatter";
+    case OpCode::kAlltoall:
+      return "alltoall";
+    case OpCode::kBarrier:
+      return "barrier";
+    case OpCode::kSendRecv:
+      return "send/recv";
   }
   return "unknown operation";
 }
@@ -78,8 +88,9 @@ void check_header(const MessageHeader& found, const MessageHeader& expected, int
   std::string text = "ranks disagree in " + group + ": this rank is in " + describe(expected) +
                      ", rank " + std::to_string(peer) + " is in " + describe(found);
   if (describe(expected) == describe(found)) {
-    text += "; they cut it into different messages (HBMCOMM_STAGING_BYTES or Options.staging_bytes "
-            "differs between the ranks)";
+    text +=
+        "; they cut it into different messages (HBMCOMM_STAGING_BYTES or Options.staging_bytes "
+        "differs between the ranks)";
   }
   throw Error(ErrorKind::kMismatch, text);
 }

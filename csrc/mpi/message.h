@@ -41,12 +41,12 @@ struct MessageHeader {
   uint8_t reduce_op;
   uint8_t reserved;
   int32_t root;
-  uint32_t part;          // which message of the stream this is
+  uint32_t part;  // which message of the stream this is
   uint64_t sequence;
-  uint64_t count;         // elements of the whole stream from this sender to this receiver
-  uint64_t payload;       // bytes that follow in this message
-  uint64_t transfer;      // send and recv: names the sender's transfer
-  uint64_t padding[2];    // the payload starts on a cache line
+  uint64_t count;       // elements of the whole stream from this sender to this receiver
+  uint64_t payload;     // bytes that follow in this message
+  uint64_t transfer;    // send and recv: names the sender's transfer
+  uint64_t padding[2];  // the payload starts on a cache line
 };
 
 inline constexpr uint32_t kMagic = 0x314d4248;  // "HBM1": another layout gets another number

@@ -80,7 +80,7 @@ class TwoPhase : public GroupOperation {
   bool poll_first(Progress& progress);
   bool poll_second(Progress& progress);
 
-  const size_t block_;   // elements
+  const size_t block_;  // elements
   const size_t blocks_;
   size_t passed_ = 0;    // blocks whose first phase is complete
   size_t finished_ = 0;  // blocks whose second phase is complete

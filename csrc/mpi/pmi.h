@@ -27,7 +27,7 @@ std::string process_mapping(const std::vector<int>& node_of);
 class PmiResponder {
  public:
   struct Job {
-    std::string name;          // unique per job: MPICH names its shared segment after it
+    std::string name;  // unique per job: MPICH names its shared segment after it
     int rank = 0;
     int size = 1;
     std::vector<int> node_of;  // see process_mapping()

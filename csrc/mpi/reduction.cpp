@@ -10,8 +10,8 @@ namespace hbm::mpi {
 namespace {
 
 // Up to here one round of whole tensors beats two phases of shards.
-constexpr size_t kOneShotBytes = 4096;        // to each peer
-constexpr size_t kOneShotTotal = 64 * 1024;   // to all peers
+constexpr size_t kOneShotBytes = 4096;       // to each peer
+constexpr size_t kOneShotTotal = 64 * 1024;  // to all peers
 
 size_t result_receives(const Channel& channel, int root) {
   return root < 0 || root == channel.rank ? static_cast<size_t>(channel.size - 1) : 0;
@@ -44,18 +44,18 @@ OneShotReduction::OneShotReduction(std::shared_ptr<Channel> channel, const Signa
                                    const Reduction& reduction)
     : GroupOperation(std::move(channel), signature, reduction.count),
       reduction_(reduction),
-      round_(channel_, 1, result_receives(*channel_, reduction.root),
-             reduction.count * element()) {}
+      round_(channel_, 1, result_receives(*channel_, reduction.root), reduction.count * element()) {
+}
 
 void OneShotReduction::begin() {
   round_.open(signature_, 0, 0);
   if (takes_result()) {
     for (const int peer : peers()) round_.receive(peer, bytes(), reduction_.count);
   }
-  const std::vector<int> to =
-      reduction_.root < 0              ? peers()
-      : reduction_.root == channel_->rank ? std::vector<int>{}
-                                       : std::vector<int>{reduction_.root};
+  const std::vector<int> to = reduction_.root < 0 ? peers()
+                              : reduction_.root == channel_->rank
+                                  ? std::vector<int>{}
+                                  : std::vector<int>{reduction_.root};
   round_.send(to, reduction_.in, bytes(), reduction_.count);
 }
 

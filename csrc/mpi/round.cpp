@@ -44,8 +44,7 @@ void Round::post(std::span<const int> peers, size_t bytes, uint64_t count) {
   const MessageHeader header = make_header(signature_, count, part_, bytes);
   std::memcpy(message, &header, kHeaderBytes);
   for (const int peer : peers) {
-    requests_.push_back(
-        channel_->communicator->isend(message, kHeaderBytes + bytes, peer, tag_));
+    requests_.push_back(channel_->communicator->isend(message, kHeaderBytes + bytes, peer, tag_));
     pending_.push_back({peer, -1, {}});
     ++outstanding_;
   }
@@ -61,8 +60,7 @@ void Round::receive(int peer, size_t bytes, uint64_t count) {
   const size_t index = used_receives_++;
   requests_.push_back(
       channel_->communicator->irecv(receive_slot(index), kHeaderBytes + bytes, peer, tag_));
-  pending_.push_back(
-      {peer, static_cast<int>(index), make_header(signature_, count, part_, bytes)});
+  pending_.push_back({peer, static_cast<int>(index), make_header(signature_, count, part_, bytes)});
   slot_of_[static_cast<size_t>(peer)] = static_cast<int>(index);
   ++outstanding_;
 }

@@ -102,8 +102,8 @@ World::World(const Library& library, std::string id, std::string origin)
   mpi_.Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
   mpi_.check(mpi_.Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
   mpi_.check(mpi_.Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
-  log::info("MPI world of " + std::to_string(size_) + " (" + origin_ + "), " + mpi_.version +
-            ", " + mpi_.path);
+  log::info("MPI world of " + std::to_string(size_) + " (" + origin_ + "), " + mpi_.version + ", " +
+            mpi_.path);
 }
 
 World* World::current() {
@@ -120,8 +120,8 @@ World& World::form(std::shared_ptr<KeyValue> store, const std::string& id, int r
   const Library& mpi = library();
   const HiddenLauncher hidden;
   // Both outlive this call if MPI_Init never returns.
-  auto responder = std::make_shared<PmiResponder>(
-      store, PmiResponder::Job{id, rank, size, node_of, deadline});
+  auto responder =
+      std::make_shared<PmiResponder>(store, PmiResponder::Job{id, rank, size, node_of, deadline});
   if (!run_abandonable([&mpi, responder] { initialise(mpi); }, deadline)) {
     throw Error(ErrorKind::kTimeout,
                 "MPI_Init did not finish in time on rank " + std::to_string(rank) +
@@ -166,8 +166,9 @@ std::shared_ptr<Communicator> World::communicator(const std::vector<int>& world_
     mpi_.Group_free(&everyone);
   };
   if (!run_abandonable(create, deadline)) {
-    throw Error(ErrorKind::kTimeout,
-                "MPI_Comm_create_group did not finish in time: a rank of the group ended meanwhile");
+    throw Error(
+        ErrorKind::kTimeout,
+        "MPI_Comm_create_group did not finish in time: a rank of the group ended meanwhile");
   }
   return std::make_shared<Communicator>(mpi_, *created);
 }

@@ -26,7 +26,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-FEATURES = ("plugin", "ddp", "subgroup")
+FEATURES = ("plugin", "ddp", "subgroup", "gpu", "cuda")
 TEST_TIMEOUT_SECONDS = 90
 
 

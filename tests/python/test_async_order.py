@@ -53,7 +53,9 @@ def check_mixture(context: Context) -> None:
             checks.append((copy, float(root)))
         elif kind == "all_gather":
             parts = [torch.empty(step + 1) for _ in range(size)]
-            works.append(dist.all_gather(parts, torch.full((step + 1,), rank * 10.0), async_op=True))
+            works.append(
+                dist.all_gather(parts, torch.full((step + 1,), rank * 10.0), async_op=True)
+            )
             checks += [(part, sender * 10.0) for sender, part in enumerate(parts)]
         else:
             works.append(dist.barrier(async_op=True))

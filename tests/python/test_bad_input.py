@@ -52,9 +52,7 @@ LOCAL_MISTAKES: dict[str, tuple[Call, str]] = {
     ),
     "all_gather into another dtype": (
         lambda c: (
-            group()
-            .allgather([[ones(4, torch.int32) for _ in range(c.size)]], [ones()])
-            .wait()
+            group().allgather([[ones(4, torch.int32) for _ in range(c.size)]], [ones()]).wait()
         ),
         r"(?i)int",
     ),

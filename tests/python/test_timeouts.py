@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_group
 
-from conftest import SHORT_TIMEOUT
-from harness import Context, Pool, RankFailure, beyond_gloo
+from harness import BACKEND, SHORT_TIMEOUT, Context, Pool, RankFailure, beyond_gloo
+from harness.pool import DIED
 
 # How late an error may come on a loaded machine, in seconds after the timeout.
 SLACK = 15.0
@@ -32,7 +32,7 @@ def ones(count: int = 8) -> torch.Tensor:
 OPERATIONS: dict[str, Operation] = {
     "all_reduce": lambda c: dist.all_reduce(ones()),
     "all_reduce_large": lambda c: dist.all_reduce(ones(1_000_000)),
-    "all_reduce_async": lambda c: dist.all_reduce(ones(), async_op=True).wait(),  # type: ignore[union-attr]
+    "all_reduce_async": lambda c: _get_default_group().allreduce([ones()]).wait(),
     "reduce": lambda c: dist.reduce(ones(), 0),
     "all_gather": lambda c: dist.all_gather([ones() for _ in range(c.size)], ones()),
     "all_gather_into_tensor": lambda c: dist.all_gather_into_tensor(ones(8 * c.size), ones()),
@@ -122,8 +122,7 @@ def short_wait(context: Context) -> tuple[str, str, float] | None:
         return None
     work = dist.all_reduce(ones(), async_op=True)
     assert work is not None
-    outcome = attempt(context, lambda c: work.wait(timedelta(milliseconds=200)))
-    return outcome
+    return attempt(context, lambda c: work.wait(timedelta(milliseconds=200)))
 
 
 @pytest.mark.ranks(2)
@@ -206,7 +205,7 @@ def new_group_after_failure(context: Context) -> float:
         attempt(context, lambda c: dist.all_reduce(ones()))
     dist.destroy_process_group()
     dist.init_process_group(
-        os.environ.get("HBMCOMM_TEST_BACKEND", "hbm"),
+        BACKEND,
         store=dist.FileStore(str(context.folder / "second"), context.size),
         rank=context.rank,
         world_size=context.size,
@@ -234,6 +233,7 @@ def die_or_wait(context: Context, size: int) -> tuple[str, str, float] | None:
     return attempt(context, lambda c: dist.all_reduce(ones(size)))
 
 
+@beyond_gloo
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("size", [1, 2_000_000])
 def test_killed_rank(ranks: int, size: int, nothing_left: None) -> None:
@@ -242,7 +242,7 @@ def test_killed_rank(ranks: int, size: int, nothing_left: None) -> None:
     try:
         with pytest.raises(RankFailure) as failure:
             pool.run(die_or_wait, size, limit=40)
-        assert failure.value.kinds == {ranks - 1: "died"}, failure.value
+        assert failure.value.kinds == {ranks - 1: DIED}, failure.value
     finally:
         pool.kill()
 

@@ -6,10 +6,18 @@ is called there with a `Context` first, and what it returns comes back as a list
 
 import pytest
 
-from harness.context import BACKEND, Context, all_world_sizes
+from harness.context import BACKEND, SHORT_TIMEOUT, Context, all_world_sizes
 from harness.pool import Pool, RankFailure
 
 # For what the stand-in cannot do (HBMCOMM_TEST_BACKEND=gloo).
 beyond_gloo = pytest.mark.skipif(BACKEND == "gloo", reason="Gloo cannot do this")
 
-__all__ = ["BACKEND", "Context", "Pool", "RankFailure", "all_world_sizes", "beyond_gloo"]
+__all__ = [
+    "BACKEND",
+    "SHORT_TIMEOUT",
+    "Context",
+    "Pool",
+    "RankFailure",
+    "all_world_sizes",
+    "beyond_gloo",
+]

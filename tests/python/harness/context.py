@@ -15,6 +15,8 @@ BACKEND = os.environ.get("HBMCOMM_TEST_BACKEND", "hbm")
 
 WORLD_SIZES = (1, 2, 3, 4, 8)
 
+SHORT_TIMEOUT = 2.0  # seconds; of the group of a pool that a test has for itself
+
 
 def all_world_sizes() -> tuple[int, ...]:
     """The world sizes to test: all, or the one that HBMCOMM_TEST_RANKS names."""

@@ -178,9 +178,7 @@ class Pool:
             raise self._failure(what, troubles, kinds)
         return [results[rank] for rank in range(self.size)]
 
-    def _failure(
-        self, what: str, troubles: dict[int, str], kinds: dict[int, str]
-    ) -> RankFailure:
+    def _failure(self, what: str, troubles: dict[int, str], kinds: dict[int, str]) -> RankFailure:
         """Describes the trouble, with the ranks' output and stacks, and ends the pool."""
         for rank, kind in kinds.items():
             pid = self._processes[rank].pid

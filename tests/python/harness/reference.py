@@ -95,7 +95,9 @@ def _wide(tensor: torch.Tensor) -> Array:
 def _narrow(array: Array, dtype: torch.dtype) -> torch.Tensor:
     if not dtype.is_floating_point and dtype != torch.bool:
         array = array.astype(torch.empty(0, dtype=dtype).numpy().dtype)
-    return torch.empty(array.shape, dtype=dtype).copy_(torch.from_numpy(np.ascontiguousarray(array)))
+    return torch.empty(array.shape, dtype=dtype).copy_(
+        torch.from_numpy(np.ascontiguousarray(array))
+    )
 
 
 def _divided(total: Array, count: int) -> Array:

@@ -49,16 +49,15 @@ def form_groups(folder: Path, rank: int, size: int, timeout: timedelta) -> dist.
     return dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
 
 
-def main(
-    pipe: Connection, folder: Path, rank: int, size: int, timeout: timedelta | None
-) -> None:
+def main(pipe: Connection, folder: Path, rank: int, size: int, timeout: timedelta | None) -> None:
     """Entry point of the process. No `timeout`: a bare rank, which forms no group by itself."""
     log = os.open(log_path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     faulthandler.enable(file=sys.stderr)
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch|typing_extensions")
+    warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecated")
+    warnings.filterwarnings("ignore", message="ComplexHalf support is experimental")
     torch.set_num_threads(1)
 
     gloo: dist.ProcessGroup | None = None

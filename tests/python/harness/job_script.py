@@ -1,0 +1,46 @@
+"""The script of the bootstrap tests: forms the group as told, uses it, prints one line a rank."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--init-method", default="env://")
+    parser.add_argument("--fail-rank", type=int, default=-1, help="this rank raises")
+    parser.add_argument("--mpi4py-first", action="store_true")
+    parser.add_argument("--keep", action="store_true", help="do not destroy the group")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.mpi4py_first:
+        from mpi4py import MPI
+
+        assert MPI.COMM_WORLD.Get_size() >= 1
+    backend = os.environ["HBMCOMM_TEST_BACKEND"]
+    timeout = timedelta(seconds=60)
+    dist.init_process_group(backend, init_method=arguments.init_method, timeout=timeout)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for count in (1, 100_000):
+        data = torch.full((count,), rank + 1.0)
+        dist.all_reduce(data)
+        assert (data == size * (size + 1) / 2).all(), data
+    if rank == arguments.fail_rank:
+        raise RuntimeError("this rank was told to fail")
+    if arguments.fail_rank >= 0:
+        dist.all_reduce(torch.ones(1))  # the failed rank never joins
+    print(f"rank {rank} of {size} done", flush=True)
+    if not arguments.keep:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Jobs run as users run them: a script under torchrun, mpiexec or by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.context import BACKEND
+
+JOB_SCRIPT = Path(__file__).with_name("job_script.py")
+BIN = Path(sys.executable).parent
+
+
+@dataclass
+class Finished:
+    code: int
+    output: str  # stdout and stderr together
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The caller's environment without a launcher's variables, plus `extra`."""
+    launchers = ("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "PMI", "TORCHELASTIC_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
+    return kept | {"HBMCOMM_TEST_BACKEND": BACKEND, "OMP_NUM_THREADS": "1"} | extra
+
+
+class Job:
+    """A running command, with all that it starts; killed when the `with` block ends."""
+
+    def __init__(self, command: Sequence[str | Path], **extra: str) -> None:
+        self._process = subprocess.Popen(
+            [str(part) for part in command],
+            env=environment(**extra),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # all of it has ended
+        self._process.wait()
+
+    def finish(self, limit: float = 120) -> Finished:
+        """Waits for the end; an AssertionError with the output if it does not come."""
+        try:
+            output, _ = self._process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            output, _ = self._process.communicate()
+            raise AssertionError(f"did not end within {limit} s; output:\n{output}") from None
+        return Finished(self._process.returncode, output)
+
+
+def run(command: Sequence[str | Path], limit: float = 120, **extra: str) -> Finished:
+    with Job(command, **extra) as job:
+        return job.finish(limit)
+
+
+def run_code(code: str, limit: float = 120, **extra: str) -> Finished:
+    return run([sys.executable, "-c", code], limit, **extra)
+
+
+def torchrun(ranks: int, *arguments: str) -> list[str | Path]:
+    """The command that runs the job script with `ranks` ranks on this machine."""
+    return [BIN / "torchrun", "--standalone", f"--nproc-per-node={ranks}", JOB_SCRIPT, *arguments]
+
+
+def mpiexec(ranks: int, *arguments: str) -> list[str | Path]:
+    return [BIN / "mpiexec", "-n", str(ranks), sys.executable, JOB_SCRIPT, *arguments]

@@ -1,0 +1,248 @@
+"""How a group comes to be: every rendezvous and launcher, re-initialisation, failure at the start.
+
+Also what `import torch` costs once the package is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import BACKEND, Context, Pool, beyond_gloo
+from harness.jobs import BIN, JOB_SCRIPT, Finished, Job, mpiexec, run, run_code, torchrun
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def assert_done(finished: Finished, ranks: int) -> None:
+    assert finished.code == 0, finished.output
+    for rank in range(ranks):
+        assert finished.output.count(f"rank {rank} of {ranks} done") == 1, finished.output
+
+
+def form_and_use(context: Context, timeout: float = 60, **where: Any) -> None:
+    """Forms the default group, reduces with it, destroys it."""
+    where.setdefault("backend", BACKEND)
+    dist.init_process_group(timeout=timedelta(seconds=timeout), **where)
+    data = torch.full((1000,), context.rank + 1.0)
+    dist.all_reduce(data)
+    assert (data == context.size * (context.size + 1) / 2).all(), data
+    dist.destroy_process_group()
+
+
+# Rendezvous.
+
+
+def by_environment(context: Context, port: int) -> None:
+    os.environ.update(
+        RANK=str(context.rank),
+        WORLD_SIZE=str(context.size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    form_and_use(context)
+
+
+@pytest.mark.ranks(1, 2, 4)
+def test_environment(bare_pool: Pool) -> None:
+    bare_pool.run(by_environment, free_port())
+
+
+def by_url(context: Context, url: str, **more: Any) -> None:
+    form_and_use(context, init_method=url, rank=context.rank, world_size=context.size, **more)
+
+
+@pytest.mark.ranks(2, 4)
+def test_tcp(bare_pool: Pool) -> None:
+    bare_pool.run(by_url, f"tcp://127.0.0.1:{free_port()}")
+
+
+@pytest.mark.ranks(2, 4)
+def test_file(bare_pool: Pool, tmp_path: Path) -> None:
+    bare_pool.run(by_url, f"file://{tmp_path}/store")
+
+
+def by_hash_store(context: Context) -> None:
+    form_and_use(context, store=dist.HashStore(), rank=0, world_size=1)
+
+
+@pytest.mark.ranks(1)
+def test_one_rank_over_a_hash_store(bare_pool: Pool) -> None:
+    bare_pool.run(by_hash_store)
+
+
+def named_by_device(context: Context, url: str) -> None:
+    by_url(context, url, backend=f"cpu:{BACKEND}")
+
+
+@pytest.mark.ranks(2)
+def test_named_by_device(bare_pool: Pool, tmp_path: Path) -> None:
+    bare_pool.run(named_by_device, f"file://{tmp_path}/store")
+
+
+def in_debug_detail(context: Context, url: str) -> None:
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    by_url(context, url)
+
+
+@pytest.mark.ranks(2)
+def test_debug_detail(bare_pool: Pool, tmp_path: Path) -> None:
+    bare_pool.run(in_debug_detail, f"file://{tmp_path}/store")
+
+
+def three_times(context: Context, url: str) -> None:
+    for attempt in range(3):
+        by_url(context, url + str(attempt))
+
+
+@pytest.mark.ranks(1, 2, 4)
+def test_three_times_in_one_process(bare_pool: Pool, tmp_path: Path) -> None:
+    bare_pool.run(three_times, f"file://{tmp_path}/store")
+    assert not any(bare_pool.close())
+
+
+@beyond_gloo
+@pytest.mark.ranks(2, 4)
+def test_three_times_over_mpi(ranks: int, tmp_path: Path) -> None:
+    pool = Pool(ranks, bare=True, environment={"HBMCOMM_NODE": "mpi"})
+    try:
+        pool.run(three_times, f"file://{tmp_path}/store")
+        assert not any(pool.close())
+    finally:
+        pool.kill()
+
+
+def without_rank_1(context: Context, url: str) -> str:
+    if context.rank == 1:
+        return ""
+    try:
+        by_url(context, url, timeout=3)
+    except Exception as error:
+        return str(error)
+    raise AssertionError("no error although a rank never came")
+
+
+@pytest.mark.ranks(3)
+def test_world_that_is_never_complete(bare_pool: Pool, tmp_path: Path) -> None:
+    """Rank 1 never comes: the others name it, after the timeout."""
+    first, _, third = bare_pool.run(without_rank_1, f"file://{tmp_path}/store", limit=30)
+    if BACKEND != "gloo":
+        for message in (first, third):
+            assert re.search(r"(?i)ranks?\b[^.;]*\b1\b", message), message
+
+
+# Launchers.
+
+
+@pytest.mark.ranks(2, 4)
+def test_two_agents_make_two_nodes(ranks: int) -> None:
+    """Two torchrun agents; HBMCOMM_NODE_ID makes the ranks of each a node of their own."""
+    port = free_port()
+    with ExitStack() as stack:
+        jobs = []
+        for node in range(2):
+            command = [
+                BIN / "torchrun",
+                "--nnodes=2",
+                f"--nproc-per-node={ranks // 2}",
+                f"--node-rank={node}",
+                "--master-addr=127.0.0.1",
+                f"--master-port={port}",
+                JOB_SCRIPT,
+            ]
+            jobs.append(stack.enter_context(Job(command, HBMCOMM_NODE_ID=f"node{node}")))
+        finished = [job.finish() for job in jobs]
+    assert_done(Finished(max(f.code for f in finished), "".join(f.output for f in finished)), ranks)
+
+
+@beyond_gloo
+@pytest.mark.ranks(1, 2, 4)
+def test_mpiexec(ranks: int) -> None:
+    assert_done(run(mpiexec(ranks, "--init-method", "mpi://")), ranks)
+
+
+@beyond_gloo
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("launch", [torchrun, mpiexec])
+def test_mpi4py_imported_first(ranks: int, launch: object) -> None:
+    """mpi4py has initialised MPI in its own way; the group fits in or says what to do."""
+    assert callable(launch)
+    method = ["--init-method", "mpi://"] if launch is mpiexec else []
+    assert_done(run(launch(ranks, "--mpi4py-first", *method)), ranks)
+
+
+@beyond_gloo
+@pytest.mark.ranks(2)
+def test_mpi_forced_within_the_node(ranks: int) -> None:
+    assert_done(run(torchrun(ranks), HBMCOMM_NODE="mpi"), ranks)
+
+
+# The end of a job.
+
+
+@pytest.mark.ranks(2)
+def test_exit_without_destroying(ranks: int) -> None:
+    assert_done(run(torchrun(ranks, "--keep")), ranks)
+
+
+@pytest.mark.ranks(2, 4)
+def test_exception_in_one_rank_ends_the_job(ranks: int) -> None:
+    finished = run(torchrun(ranks, "--fail-rank", "1"), limit=60)
+    assert finished.code != 0
+    assert "this rank was told to fail" in finished.output
+
+
+@beyond_gloo
+@pytest.mark.ranks(2)
+def test_exception_in_one_rank_under_mpiexec(ranks: int) -> None:
+    finished = run(mpiexec(ranks, "--init-method", "mpi://", "--fail-rank", "1"), limit=60)
+    assert finished.code != 0
+    assert "this rank was told to fail" in finished.output
+
+
+# The cost of being installed.
+
+
+@beyond_gloo
+def test_import_torch_loads_neither_the_module_nor_mpi() -> None:
+    finished = run_code("""
+import sys, torch
+assert "torch_hbmcomm._C" not in sys.modules
+maps = open("/proc/self/maps").read()
+assert "libmpi" not in maps, "libmpi is loaded"
+assert "torch_hbmcomm/_C" not in maps
+import torch.distributed as dist
+assert dist.is_backend_available("hbm")
+""")
+    assert finished.code == 0, finished.output
+
+
+@beyond_gloo
+def test_import_torch_stays_quick() -> None:
+    finished = run_code("""
+import os, time
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+import torch
+start = time.perf_counter()
+from torch_hbmcomm import _autoload
+_autoload.register()
+print("milliseconds:", (time.perf_counter() - start) * 1e3)
+""")
+    assert finished.code == 0, finished.output
+    assert float(finished.output.rpartition("milliseconds:")[2]) < 50
