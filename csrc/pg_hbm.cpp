@@ -80,6 +80,9 @@ ProcessGroupHbm::ProcessGroupHbm(const c10::intrusive_ptr<c10d::Store>& store, i
       c10d_store_(store),
       channel_(std::make_shared<mpi::Channel>()),
       timeout_ms_(options_->timeout.count()) {
+  const auto& global_ranks = options_->global_ranks_in_group;
+  log::set_rank(global_ranks.empty() ? rank
+                                     : static_cast<int>(global_ranks[static_cast<size_t>(rank)]));
   translated([&] {
     store_ = make_key_value(store);
     channel_->rank = rank;

@@ -44,4 +44,9 @@ void write(Level level, const std::string& message) noexcept {
   }
 }
 
+void notice(const std::string& message) noexcept {
+  const bool spokesman = rank_prefix.load(std::memory_order_relaxed) <= 0;
+  write(spokesman ? Level::kWarn : Level::kInfo, message);
+}
+
 }  // namespace hbm::log

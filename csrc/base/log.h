@@ -15,6 +15,9 @@ bool enabled(Level level) noexcept;
 
 void write(Level level, const std::string& message) noexcept;
 
+// What every rank would say alike: warn on rank 0 and outside of a job, info elsewhere.
+void notice(const std::string& message) noexcept;
+
 inline void error(const std::string& message) noexcept { write(Level::kError, message); }
 inline void warn(const std::string& message) noexcept { write(Level::kWarn, message); }
 inline void info(const std::string& message) noexcept { write(Level::kInfo, message); }

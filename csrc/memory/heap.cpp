@@ -22,7 +22,7 @@ const size_t kPage = static_cast<size_t>(sysconf(_SC_PAGESIZE));
 
 // Both are conditions of the machine, not of one heap: one line a process says enough.
 void warn_once(std::atomic<bool>& said, const std::string& message) {
-  if (!said.exchange(true, std::memory_order_relaxed)) log::warn(message);
+  if (!said.exchange(true, std::memory_order_relaxed)) log::notice(message);
 }
 std::atomic<bool> said_absent{false};
 std::atomic<bool> said_full{false};

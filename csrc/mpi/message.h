@@ -1,5 +1,6 @@
 // What stands in front of every message: enough for the receiver to see that both ranks are in the
-// same operation, and to say exactly how they differ when they are not.
+// same operation, and to say exactly how they differ when they are not. docs/messages.md is this
+// header's twin.
 #pragma once
 
 #include <cstddef>

@@ -1,11 +1,10 @@
 #include "mpi/world.h"
 
-#include <dirent.h>
 #include <unistd.h>
 
 #include <array>
 #include <cstdlib>
-#include <cstring>
+#include <fstream>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -19,6 +18,14 @@
 
 namespace hbm::mpi {
 namespace {
+
+// MPI's state cannot be used by a forked child, which must not even ask for it.
+void require_owner(const ForkGuard& fork) {
+  if (!fork.in_child()) return;
+  throw Error(ErrorKind::kUnavailable,
+              "MPI was initialised in the parent of this forked process, and cannot be used here; "
+              "start processes that communicate with the spawn method");
+}
 
 std::mutex creation;     // guards the making of the world; held by form(), launched(), current()
 World* world = nullptr;  // never destroyed, as MPI is not
@@ -79,18 +86,14 @@ bool is_initialised(const Library& mpi) {
   return initialised != 0;
 }
 
-// MPICH names its shared segment after the job. Once every rank has mapped it, it needs no name;
-// a process killed later then leaves nothing behind.
-void unlink_segments(const std::string& id) {
-  DIR* directory = opendir("/dev/shm");
-  if (directory == nullptr) return;
-  while (const dirent* entry = readdir(directory)) {
-    if (std::strstr(entry->d_name, "mpich_shm") != nullptr &&
-        std::strstr(entry->d_name, id.c_str()) != nullptr) {
-      unlinkat(dirfd(directory), entry->d_name, 0);
-    }
+// MPICH leaves its shared segment's name behind when a process is killed. Once every rank has mapped
+// the segment it needs no name; those that this process maps are its job's own.
+void unlink_segments() {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    const size_t path = line.find("/dev/shm/mpich_shm_");
+    if (path != std::string::npos) unlink(line.c_str() + path);
   }
-  closedir(directory);
 }
 
 }  // namespace
@@ -108,6 +111,7 @@ World::World(const Library& library, std::string id, std::string origin)
 
 World* World::current() {
   const std::lock_guard lock(creation);
+  if (world != nullptr) require_owner(world->fork_);
   if (world == nullptr && already_loaded() && is_initialised(library())) {
     world = new World(library(), "", "code that ran before hbm, such as mpi4py");
   }
@@ -135,7 +139,7 @@ World& World::form(std::shared_ptr<KeyValue> store, const std::string& id, int r
   if (!store->wait({key + "/all"}, deadline)) {
     throw Error(ErrorKind::kTimeout, "not every rank came out of MPI_Init in time");
   }
-  unlink_segments(id);
+  unlink_segments();
   world = new World(mpi, id, "hbm, through its own PMI");
   return *world;
 }
@@ -147,6 +151,7 @@ World& World::launched() {
   const bool ours = !is_initialised(mpi);
   if (ours) initialise(mpi);
   world = new World(mpi, "", ours ? "hbm, through the launcher" : "code that ran before hbm");
+  if (ours && world->meet(Deadline::max())) unlink_segments();
   return *world;
 }
 
@@ -182,18 +187,23 @@ std::string World::broadcast(std::string value) {
   return value;
 }
 
+bool World::meet(Deadline deadline) {
+  MPI_Request all = MPI_REQUEST_NULL;
+  mpi_.check(mpi_.Ibarrier(MPI_COMM_WORLD, &all), "MPI_Ibarrier");
+  Backoff backoff(true);
+  for (;; backoff.pause()) {
+    int met = 0;
+    mpi_.check(mpi_.Test(&all, &met, MPI_STATUS_IGNORE), "MPI_Test");
+    if (met != 0) return true;
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+  }
+}
+
 void World::finalize_together(std::chrono::milliseconds patience) noexcept {
   try {
     if (!is_initialised(mpi_)) return;
     const Deadline deadline = std::chrono::steady_clock::now() + patience;
-    MPI_Request goodbye = MPI_REQUEST_NULL;
-    mpi_.check(mpi_.Ibarrier(MPI_COMM_WORLD, &goodbye), "MPI_Ibarrier");
-    Backoff backoff(true);
-    for (int all = 0; all == 0; backoff.pause()) {
-      mpi_.check(mpi_.Test(&goodbye, &all, MPI_STATUS_IGNORE), "MPI_Test");
-      if (all == 0 && std::chrono::steady_clock::now() >= deadline) return;
-    }
-    run_abandonable([this] { mpi_.Finalize(); }, deadline + patience);
+    if (meet(deadline)) run_abandonable([this] { mpi_.Finalize(); }, deadline + patience);
   } catch (const std::exception& error) {
     log::info(std::string("MPI was left without MPI_Finalize: ") + error.what());
   }

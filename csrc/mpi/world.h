@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/fork.h"
 #include "base/key_value.h"
 #include "mpi/communicator.h"
 
@@ -22,7 +23,8 @@ using Deadline = std::chrono::steady_clock::time_point;
 
 class World {
  public:
-  // The world of this process, or null while there is none. A world that somebody else initialised
+  // The world of this process, or null while there is none; throws Error(kUnavailable) in
+  // a child forked from its owner. A world that somebody else initialised
   // (mpi4py) is adopted here, without waiting for anyone.
   static World* current();
 
@@ -56,8 +58,12 @@ class World {
   const std::string& origin() const noexcept { return origin_; }
 
  private:
+  // Waits for every rank of the world to call this; false when the deadline came first.
+  bool meet(Deadline deadline);
+
   World(const Library& library, std::string id, std::string origin);
 
+  const ForkGuard fork_;
   const Library& mpi_;
   std::string id_;
   std::string origin_;  // who initialised MPI, for errors

@@ -24,18 +24,23 @@ def ones(count: int = 4, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def group() -> Any:
-    """The backend without the checks of torch.distributed in front of it."""
+    """The group without the checks of torch.distributed in front of it."""
     return _get_default_group()
+
+
+def backend() -> Any:
+    """The backend without PyTorch's dispatcher in front of it, which answers for meta tensors."""
+    return _get_default_group()._get_backend(torch.device("cpu"))
 
 
 # Wrong on every rank in the same way: found before anything is sent. (call, words of the message)
 LOCAL_MISTAKES: dict[str, tuple[Call, str]] = {
     "all_reduce of a device tensor": (
-        lambda c: dist.all_reduce(torch.empty(3, device="meta")),
+        lambda c: backend().allreduce([torch.empty(3, device="meta")]).wait(),
         "meta",
     ),
     "broadcast of a device tensor": (
-        lambda c: dist.broadcast(torch.empty(3, device="meta"), 0),
+        lambda c: backend().broadcast([torch.empty(3, device="meta")]).wait(),
         "meta",
     ),
     "all_gather of too few outputs": (
@@ -86,11 +91,11 @@ LOCAL_MISTAKES: dict[str, tuple[Call, str]] = {
     ),
     "all_gather into overlapping outputs": (
         lambda c: dist.all_gather([OVERLAP[r : r + 2] for r in range(c.size)], ones(2)),
-        r"(?i)overlap",
+        r"(?i)overlap|share memory",
     ),
     "all_gather_into_tensor onto its own input": (
         lambda c: dist.all_gather_into_tensor(OVERLAP[: 2 * c.size], OVERLAP[1:3]),
-        r"(?i)overlap",
+        r"(?i)overlap|share memory",
     ),
     "all_reduce of an expanded tensor": (
         lambda c: dist.all_reduce(torch.ones(1).expand(4)),
@@ -282,7 +287,8 @@ def test_wrong_option(bare_pool: Pool, options: dict[str, Any], words: str) -> N
         ("HBMCOMM_MEMORY", "fastest"),
         ("HBMCOMM_STAGING_BYTES", "lots"),
         ("HBMCOMM_REDUCE_THREADS", "-2"),
-        ("HBMCOMM_NODE", "moon"),
+        ("HBMCOMM_ISA", "sse9"),
+        ("HBMCOMM_LOG", "loud"),
     ],
 )
 def test_wrong_environment(ranks: int, name: str, value: str) -> None:

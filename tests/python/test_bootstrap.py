@@ -117,15 +117,15 @@ def test_three_times_in_one_process(bare_pool: Pool, tmp_path: Path) -> None:
     assert not any(bare_pool.close())
 
 
-@beyond_gloo
+def three_times_as_nodes(context: Context, url: str) -> None:
+    os.environ["HBMCOMM_NODE_ID"] = f"node{context.rank}"
+    three_times(context, url)
+
+
 @pytest.mark.ranks(2, 4)
-def test_three_times_over_mpi(ranks: int, tmp_path: Path) -> None:
-    pool = Pool(ranks, bare=True, environment={"HBMCOMM_NODE": "mpi"})
-    try:
-        pool.run(three_times, f"file://{tmp_path}/store")
-        assert not any(pool.close())
-    finally:
-        pool.kill()
+def test_three_times_with_a_node_for_each_rank(bare_pool: Pool, tmp_path: Path) -> None:
+    bare_pool.run(three_times_as_nodes, f"file://{tmp_path}/store")
+    assert not any(bare_pool.close())
 
 
 def without_rank_1(context: Context, url: str) -> str:
@@ -185,12 +185,6 @@ def test_mpi4py_imported_first(ranks: int, launch: object) -> None:
     assert callable(launch)
     method = ["--init-method", "mpi://"] if launch is mpiexec else []
     assert_done(run(launch(ranks, "--mpi4py-first", *method)), ranks)
-
-
-@beyond_gloo
-@pytest.mark.ranks(2)
-def test_mpi_forced_within_the_node(ranks: int) -> None:
-    assert_done(run(torchrun(ranks), HBMCOMM_NODE="mpi"), ranks)
 
 
 # The end of a job.

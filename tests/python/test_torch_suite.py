@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 
 from harness import BACKEND
-from run_torch_suite import names, read_pass_list, run_suite, shortfall
+from run_torch_suite import read_pass_list, run_suite, shortfall
 
 GLOO_LIST = Path(__file__).with_name("torch_suite_gloo.txt")
 
 
+@pytest.mark.torch_suite
 @pytest.mark.ranks(4)
+@pytest.mark.timeout(600)
 def test_torch_suite(ranks: int, tmp_path: Path) -> None:
     log = tmp_path / "suite.log"
-    found = run_suite(BACKEND, ranks, [], log)
-    gaps = shortfall(found, read_pass_list(GLOO_LIST))
+    gaps = shortfall(run_suite(BACKEND, ranks, [], log), read_pass_list(GLOO_LIST))
     assert not gaps, f"{gaps}\noutput in {log}"
-    failed = names(found, "failed")
-    assert not failed, f"{sorted(failed)}\noutput in {log}"

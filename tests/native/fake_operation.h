@@ -1,0 +1,105 @@
+// Operations whose progress a test decides.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "engine/operation.h"
+
+namespace hbm {
+
+// What a test shares with the operation that it gave to a queue. The plain members are set before
+// that, or read once the ticket is done.
+struct Script {
+  std::string name = "operation";
+  bool small = false;
+  std::vector<int> missing;
+  std::function<void()> on_begin = [] {};
+  std::function<Progress()> on_poll = [this] {
+    return ready.load() ? Progress::kDone : Progress::kIdle;
+  };
+
+  std::atomic<bool> ready = false;
+  std::atomic<bool> begun = false;
+  std::atomic<bool> abandoned = false;
+  std::atomic<bool> destroyed = false;
+
+  std::thread::id begun_by;
+  std::thread::id polled_by;  // the last time
+  int calls = 0;              // not atomic: the queue orders the calls
+};
+
+class FakeOperation final : public Operation {
+ public:
+  explicit FakeOperation(std::shared_ptr<Script> script) : script_(std::move(script)) {}
+  ~FakeOperation() override { script_->destroyed = true; }
+
+  void begin() override {
+    const Call call(*this);
+    EXPECT_FALSE(script_->begun.exchange(true)) << script_->name << " was begun twice";
+    script_->begun_by = std::this_thread::get_id();
+    script_->on_begin();
+  }
+
+  Progress poll() override {
+    const Call call(*this);
+    EXPECT_TRUE(script_->begun) << script_->name << " was polled before it was begun";
+    EXPECT_FALSE(over_) << script_->name << " was polled after it had ended";
+    script_->polled_by = std::this_thread::get_id();
+    const Progress progress = script_->on_poll();
+    over_ = progress == Progress::kDone;
+    return progress;
+  }
+
+  void abandon() noexcept override {
+    const Call call(*this);
+    EXPECT_FALSE(script_->abandoned.exchange(true)) << script_->name << " was abandoned twice";
+    over_ = true;
+  }
+
+  std::string describe() const override { return script_->name; }
+  std::vector<int> missing() const override { return script_->missing; }
+  bool self_sufficient() const override { return script_->small; }
+
+ private:
+  // One thread at a time.
+  class Call {
+   public:
+    explicit Call(FakeOperation& operation) : operation_(operation) {
+      EXPECT_FALSE(operation_.inside_.exchange(true, std::memory_order_relaxed))
+          << operation_.script_->name << " is driven by two threads";
+      ++operation_.script_->calls;
+    }
+    ~Call() { operation_.inside_.store(false, std::memory_order_relaxed); }
+
+   private:
+    FakeOperation& operation_;
+  };
+
+  const std::shared_ptr<Script> script_;
+  std::atomic<bool> inside_ = false;  // relaxed, so that it orders nothing that the queue must order
+  bool over_ = false;
+};
+
+inline std::shared_ptr<Script> script(std::string name, bool small = false) {
+  auto made = std::make_shared<Script>();
+  made->name = std::move(name);
+  made->small = small;
+  return made;
+}
+
+// Complete at the first poll().
+inline std::shared_ptr<Script> ready_script(std::string name, bool small = false) {
+  auto made = script(std::move(name), small);
+  made->ready = true;
+  return made;
+}
+
+}  // namespace hbm

@@ -1,0 +1,94 @@
+// A key-value store for ranks that are processes of one machine: a file for each key.
+#pragma once
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/key_value.h"
+
+namespace hbm {
+
+class FileStore final : public KeyValue {
+ public:
+  // `directory` exists, and is the same for all processes.
+  explicit FileStore(std::filesystem::path directory) : directory_(std::move(directory)) {}
+
+  // A reader sees the old value or the new one: the file appears by a rename.
+  void set(const std::string& key, const std::string& value) override {
+    const std::filesystem::path draft = file(key + "." + std::to_string(gettid()) + ".draft");
+    std::ofstream(draft, std::ios::binary) << value;
+    std::filesystem::rename(draft, file(key));
+  }
+
+  std::optional<std::string> get(const std::string& key) override {
+    std::ifstream in(file(key), std::ios::binary);
+    if (!in) return std::nullopt;
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  }
+
+  bool wait(const std::vector<std::string>& keys, Deadline deadline) override {
+    for (const std::string& key : keys) {
+      while (!std::filesystem::exists(file(key))) {
+        if (std::chrono::steady_clock::now() >= deadline) return false;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+    return true;
+  }
+
+  long add(const std::string& key, long amount) override {
+    const Lock lock(directory_ / "lock");
+    const long sum = std::stol(get(key).value_or("0")) + amount;
+    set(key, std::to_string(sum));
+    return sum;
+  }
+
+ private:
+  // Held by one process (or thread) at a time; the kernel takes it back from a dead one.
+  class Lock {
+   public:
+    explicit Lock(const std::filesystem::path& path)
+        : descriptor_(open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600)) {
+      if (descriptor_ < 0 || flock(descriptor_, LOCK_EX) != 0) {
+        throw std::system_error(errno, std::generic_category(), path);
+      }
+    }
+    ~Lock() { close(descriptor_); }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
+   private:
+    int descriptor_;
+  };
+
+  // Keys have slashes and other signs; the file's name has its bytes in hexadecimal instead.
+  std::filesystem::path file(const std::string& key) const {
+    std::string name;
+    for (const char c : key) {
+      constexpr const char* kDigits = "0123456789abcdef";
+      const auto byte = static_cast<unsigned char>(c);
+      if (isalnum(byte) != 0 || c == '.') {
+        name += c;
+      } else {
+        name += {'_', kDigits[byte / 16], kDigits[byte % 16]};
+      }
+    }
+    return directory_ / name;
+  }
+
+  const std::filesystem::path directory_;
+};
+
+}  // namespace hbm

@@ -1,0 +1,82 @@
+// A queue, what its hooks were told, and short names for what the tests do with it.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/queue.h"
+#include "fake_operation.h"
+
+namespace hbm {
+
+using std::chrono::milliseconds;
+
+inline constexpr milliseconds kLong{60'000};
+
+class QueueTest : public testing::Test {
+ protected:
+  using TicketPtr = std::shared_ptr<Ticket>;
+
+  explicit QueueTest(Queue::Order order = Queue::Order::kOrdered)
+      : queue_(Queue::create(order, /*crowded=*/true,
+                             {[this] { watch_(); },
+                              [this](const std::exception_ptr& error) {
+                                const std::lock_guard lock(mutex_);
+                                failures_.push_back(error);
+                              },
+                              [](const std::vector<int>& ranks) {
+                                std::string text = "waiting for";
+                                for (const int rank : ranks) text += " " + std::to_string(rank);
+                                return text;
+                              }})) {}
+  ~QueueTest() override { queue_->stop(); }
+
+  TicketPtr enqueue(const std::shared_ptr<Script>& script, milliseconds timeout = kLong,
+                    Frame frame = {}) {
+    return queue_->enqueue(std::make_unique<FakeOperation>(script), timeout, std::move(frame));
+  }
+
+  TicketPtr submit(const std::shared_ptr<Script>& script, Mode mode = Mode::kAsync,
+                   milliseconds timeout = kLong, Frame frame = {}) {
+    auto ticket = enqueue(script, timeout, std::move(frame));
+    queue_->launch(ticket, mode);
+    return ticket;
+  }
+
+  bool wait(const TicketPtr& ticket) { return queue_->wait(ticket, Clock::now() + kLong); }
+
+  std::vector<std::exception_ptr> failures() {
+    const std::lock_guard lock(mutex_);
+    return failures_;
+  }
+
+  std::function<void()> watch_ = [] {};  // to be set before the first operation
+  const std::shared_ptr<Queue> queue_;
+
+ private:
+  std::mutex mutex_;  // guards failures_
+  std::vector<std::exception_ptr> failures_;
+};
+
+class UnorderedQueueTest : public QueueTest {
+ protected:
+  UnorderedQueueTest() : QueueTest(Queue::Order::kUnordered) {}
+};
+
+// Looks now and then, without driving anything; false when it did not come true in a minute.
+inline bool eventually(const std::function<bool()>& condition) {
+  const Clock::time_point limit = Clock::now() + kLong;
+  while (!condition()) {
+    if (Clock::now() >= limit) return false;
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  return true;
+}
+
+}  // namespace hbm

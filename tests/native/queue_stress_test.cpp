@@ -1,0 +1,108 @@
+// Many threads, random delays: every operation ends once, and nothing hangs.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "base/error.h"
+#include "engine/queue.h"
+#include "queue_fixture.h"
+
+namespace hbm {
+namespace {
+
+constexpr int kThreads = 6;
+constexpr milliseconds kRunFor{700};
+
+// Takes a random number of polls, some of them slow.
+std::shared_ptr<Script> random_script(std::mt19937& random) {
+  const auto op = script("op", random() % 2 == 0);
+  op->on_poll = [left = random() % 30, slow = random() % 8 == 0]() mutable {
+    if (slow) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    if (left == 0) return Progress::kDone;
+    return --left % 3 == 0 ? Progress::kActive : Progress::kIdle;
+  };
+  return op;
+}
+
+class QueueStress : public QueueTest, public testing::WithParamInterface<Queue::Order> {
+ protected:
+  QueueStress() : QueueTest(GetParam()) {}
+
+  // One operation, handed in and waited for in one of the ways that there are.
+  void one(std::mt19937& random) {
+    const auto ticket =
+        submit(random_script(random), random() % 3 == 0 ? Mode::kSync : Mode::kAsync);
+    if (random() % 4 == 0) {
+      ++callbacks_due_;
+      queue_->when_done(ticket, [this] { ++callbacks_; });
+    }
+    switch (random() % 4) {
+      case 0:
+        EXPECT_TRUE(wait(ticket));
+        break;
+      case 1:
+        queue_->wait(ticket, Clock::now() + std::chrono::microseconds(random() % 300));
+        break;
+      case 2:
+        queue_->test(ticket);
+        break;
+      default:
+        break;
+    }
+    const std::lock_guard lock(mutex_);
+    tickets_.push_back(ticket);
+  }
+
+  // Until the queue breaks or the time is over.
+  void run(const std::function<void()>& meanwhile) {
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads; ++t) {
+      threads.emplace_back([this, t] {
+        std::mt19937 random(static_cast<unsigned>(t));
+        const Clock::time_point end = Clock::now() + kRunFor;
+        try {
+          while (Clock::now() < end) one(random);
+        } catch (const Error& error) {
+          EXPECT_EQ(error.kind(), ErrorKind::kAborted) << error.what();
+        }
+      });
+    }
+    meanwhile();
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  std::atomic<int> callbacks_due_ = 0;
+  std::atomic<int> callbacks_ = 0;
+  std::mutex mutex_;  // guards tickets_ until the threads are joined
+  std::vector<TicketPtr> tickets_;
+};
+
+TEST_P(QueueStress, EverythingEnds) {
+  run([] {});
+  for (const auto& ticket : tickets_) {
+    EXPECT_TRUE(wait(ticket));
+    EXPECT_FALSE(ticket->error());
+  }
+  EXPECT_TRUE(eventually([this] { return queue_->idle() && callbacks_ == callbacks_due_; }));
+}
+
+TEST_P(QueueStress, EverythingEndsWhenItIsAborted) {
+  run([this] {
+    std::this_thread::sleep_for(kRunFor / 3);
+    std::thread aborts([this] { queue_->abort("enough"); });
+    queue_->stop();
+    aborts.join();
+  });
+  for (const auto& ticket : tickets_) EXPECT_TRUE(ticket->done());
+  EXPECT_TRUE(eventually([this] { return callbacks_ == callbacks_due_; }));
+  EXPECT_TRUE(queue_->idle());
+}
+
+INSTANTIATE_TEST_SUITE_P(Orders, QueueStress,
+                         testing::Values(Queue::Order::kOrdered, Queue::Order::kUnordered),
+                         [](const auto& info) {
+                           return info.param == Queue::Order::kOrdered ? "Ordered" : "Unordered";
+                         });
+
+}  // namespace
+}  // namespace hbm

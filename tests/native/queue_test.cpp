@@ -1,0 +1,275 @@
+// Who drives an operation, when, and in which order.
+#include "engine/queue.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "engine/backoff.h"
+#include "expect_error.h"
+#include "queue_fixture.h"
+
+namespace hbm {
+namespace {
+
+const auto this_thread = [] { return std::this_thread::get_id(); };
+
+TEST_F(QueueTest, SyncRunsOnTheCallersThread) {
+  const auto op = ready_script("op");
+  std::vector<std::string> steps;
+  const auto note = [&](const char* step) {
+    EXPECT_EQ(this_thread(), op->begun_by == std::thread::id{} ? this_thread() : op->begun_by);
+    steps.push_back(step);
+  };
+  op->on_begin = [&] { note("begin"); };
+  const auto ticket = submit(op, Mode::kSync, kLong,
+                             {[&] { note("prologue"); }, [&] { note("epilogue"); }});
+  EXPECT_TRUE(ticket->done());
+  EXPECT_FALSE(ticket->error());
+  EXPECT_EQ(op->begun_by, this_thread());
+  EXPECT_EQ(op->polled_by, this_thread());
+  EXPECT_EQ(steps, (std::vector<std::string>{"prologue", "begin", "epilogue"}));
+  EXPECT_TRUE(queue_->idle());
+}
+
+TEST_F(QueueTest, OrderedOneAfterTheOther) {
+  std::vector<std::string> steps;  // the queue orders the calls that write it
+  std::vector<TicketPtr> tickets;
+  for (const char* name : {"a", "b", "c", "d"}) {
+    const auto op = script(name, *name != 'c');
+    op->on_begin = [&steps, name] { steps.push_back(std::string("begin ") + name); };
+    op->on_poll = [&steps, name, polls = 0]() mutable {
+      if (++polls < 5) return polls % 2 == 0 ? Progress::kActive : Progress::kIdle;
+      steps.push_back(std::string("end ") + name);
+      return Progress::kDone;
+    };
+    tickets.push_back(submit(op));
+  }
+  EXPECT_TRUE(wait(tickets.back()));
+  for (const auto& ticket : tickets) EXPECT_TRUE(ticket->done());
+  EXPECT_EQ(steps, (std::vector<std::string>{"begin a", "end a", "begin b", "end b", "begin c",
+                                             "end c", "begin d", "end d"}));
+}
+
+TEST_F(QueueTest, SmallAsyncIsBegunAtIssueAndFinishedByTheWaiter) {
+  const auto op = script("op", /*small=*/true);
+  const Clock::time_point start = Clock::now();
+  const auto ticket = submit(op);
+  EXPECT_TRUE(op->begun);
+  EXPECT_EQ(op->begun_by, this_thread());
+  op->ready = true;
+  EXPECT_TRUE(wait(ticket));
+  if (Clock::now() - start < Queue::kAdoptAfter) {
+    EXPECT_EQ(op->polled_by, this_thread());
+  }
+}
+
+TEST_F(QueueTest, SmallAsyncBehindACompleteOneIsBegunAtIssue) {
+  const auto first = script("first", /*small=*/true);
+  const auto second = script("second", /*small=*/true);
+  const auto first_ticket = submit(first);
+  first->ready = true;
+  const Clock::time_point start = Clock::now();
+  const auto second_ticket = submit(second);
+  if (Clock::now() - start < Queue::kAdoptAfter) {
+    EXPECT_TRUE(first_ticket->done());
+    EXPECT_EQ(second->begun_by, this_thread());
+  }
+  EXPECT_TRUE(second->begun);
+  second->ready = true;
+  EXPECT_TRUE(wait(second_ticket));
+}
+
+TEST_F(QueueTest, LargeAsyncIsDrivenByTheWorkerAtOnce) {
+  const auto op = script("op");
+  const auto ticket = submit(op);
+  EXPECT_TRUE(eventually([&] { return op->begun.load(); }));
+  op->ready = true;
+  EXPECT_TRUE(eventually([&] { return ticket->done(); }));
+  EXPECT_NE(op->polled_by, this_thread());
+}
+
+TEST_F(QueueTest, TheWorkerAdoptsWhatNobodyWaitsFor) {
+  for (int round = 0; round < 2; ++round) {  // with a new worker, then with a lingering one
+    const auto op = script("op", /*small=*/true);
+    const Clock::time_point start = Clock::now();
+    const auto ticket = submit(op);
+    op->ready = true;
+    EXPECT_TRUE(eventually([&] { return ticket->done(); }));
+    EXPECT_GE(Clock::now() - start, Queue::kAdoptAfter);
+    EXPECT_NE(op->polled_by, this_thread());
+  }
+}
+
+TEST_F(QueueTest, TestMakesOneAttempt) {
+  const auto op = script("op", /*small=*/true);
+  const auto ticket = submit(op);
+  EXPECT_FALSE(queue_->test(ticket));
+  op->ready = true;
+  EXPECT_TRUE(eventually([&] { return queue_->test(ticket); }));
+}
+
+TEST_F(QueueTest, WaitMayEndBeforeTheOperation) {
+  const auto op = script("op", /*small=*/true);
+  const auto ticket = submit(op);
+  const Clock::time_point start = Clock::now();
+  EXPECT_FALSE(queue_->wait(ticket, start + milliseconds(20)));
+  EXPECT_GE(Clock::now() - start, milliseconds(20));
+  EXPECT_FALSE(ticket->done());
+  EXPECT_FALSE(op->abandoned);
+  op->ready = true;
+  EXPECT_TRUE(wait(ticket));
+  EXPECT_FALSE(ticket->error());
+}
+
+TEST_F(QueueTest, AWaitersDeadlineHoldsWhileAnotherThreadDrives) {
+  const auto op = script("op");
+  const auto ticket = enqueue(op);
+  std::thread driver([&] { queue_->launch(ticket, Mode::kSync); });
+  EXPECT_TRUE(eventually([&] { return op->begun.load(); }));
+  EXPECT_FALSE(queue_->wait(ticket, Clock::now() + milliseconds(20)));
+  op->ready = true;
+  driver.join();
+  EXPECT_TRUE(ticket->done());
+}
+
+TEST_F(QueueTest, WhoeverIsLeftTakesOver) {
+  const auto first = script("first");
+  const auto second = script("second");
+  const auto first_ticket = enqueue(first);
+  const auto second_ticket = enqueue(second);
+  std::thread waits_for_second([&] { EXPECT_TRUE(wait(second_ticket)); });
+  std::thread waits_for_first([&] { EXPECT_TRUE(wait(first_ticket)); });
+  EXPECT_TRUE(eventually([&] { return first->begun.load(); }));
+  first->ready = true;
+  waits_for_first.join();
+  EXPECT_TRUE(eventually([&] { return second->begun.load(); }));
+  second->ready = true;
+  waits_for_second.join();
+}
+
+TEST_F(QueueTest, LetsGoOfTheOperationBeforeItIsDone) {
+  const auto op = ready_script("op");
+  auto held = std::make_shared<int>(0);
+  const std::weak_ptr<int> watched = held;
+  const auto ticket =
+      submit(op, Mode::kSync, kLong, {[held = std::move(held)] {}, [] {}});
+  EXPECT_TRUE(op->destroyed);
+  EXPECT_TRUE(watched.expired());
+}
+
+TEST_F(QueueTest, CallbackOfADoneTicketRunsAtOnce) {
+  const auto ticket = submit(ready_script("op"), Mode::kSync);
+  std::thread::id by;
+  queue_->when_done(ticket, [&] { by = this_thread(); });
+  EXPECT_EQ(by, this_thread());
+}
+
+TEST_F(QueueTest, CallbacksRunInOrderWithNobodyWaiting) {
+  const auto op = script("op", /*small=*/true);
+  const auto ticket = submit(op);
+  std::vector<int> order;
+  std::atomic<int> called = 0;
+  for (int i = 0; i < 3; ++i) {
+    queue_->when_done(ticket, [&, i] {
+      EXPECT_TRUE(ticket->done());
+      order.push_back(i);
+      ++called;
+    });
+  }
+  EXPECT_EQ(called, 0);
+  op->ready = true;
+  EXPECT_TRUE(eventually([&] { return called == 3; }));
+  EXPECT_EQ(order, (std::vector<int>{0, 1, 2}));
+}
+
+TEST_F(QueueTest, CallbacksMayEnqueueAndWait) {
+  std::atomic<int> left = 100;
+  std::function<void()> next = [&] {
+    if (--left <= 0) return;
+    submit(ready_script("inner"), Mode::kSync);
+    const auto op = script("chained", left % 2 == 0);
+    const auto ticket = submit(op);
+    queue_->when_done(ticket, next);
+    op->ready = true;
+  };
+  next();
+  EXPECT_TRUE(eventually([&] { return left <= 0 && queue_->idle(); }));
+  EXPECT_FALSE(queue_->broken());
+}
+
+TEST_F(QueueTest, ACallbacksLastReferenceIsDroppedWithoutTheLock) {
+  struct Waits {
+    explicit Waits(std::shared_ptr<Queue> queue) : queue(std::move(queue)) {}
+    ~Waits() { EXPECT_TRUE(queue->idle()); }  // takes the lock
+    std::shared_ptr<Queue> queue;
+  };
+  const auto op = script("op");
+  const auto ticket = submit(op);
+  queue_->when_done(ticket, [held = std::make_shared<Waits>(queue_)] {});
+  op->ready = true;
+  EXPECT_TRUE(wait(ticket));
+  EXPECT_TRUE(eventually([&] { return queue_->idle(); }));
+}
+
+TEST_F(UnorderedQueueTest, BeginsAtEnqueueAndEndsInAnyOrder) {
+  const auto first = script("first");
+  const auto second = script("second");
+  const auto first_ticket = enqueue(first);
+  const auto second_ticket = enqueue(second);
+  EXPECT_TRUE(first->begun && second->begun);
+  EXPECT_EQ(first->begun_by, this_thread());
+  queue_->launch(first_ticket, Mode::kAsync);
+  queue_->launch(second_ticket, Mode::kAsync);
+  second->ready = true;
+  EXPECT_TRUE(wait(second_ticket));
+  EXPECT_FALSE(first_ticket->done());
+  first->ready = true;
+  EXPECT_TRUE(wait(first_ticket));
+}
+
+TEST_F(UnorderedQueueTest, ADriverTakesUpWhatComesLater) {
+  const auto first = script("first");
+  const auto first_ticket = enqueue(first);
+  std::thread driver([&] { queue_->launch(first_ticket, Mode::kSync); });
+  EXPECT_TRUE(eventually([&] { return first->calls > 1; }));
+  const auto second_ticket = enqueue(ready_script("second"));
+  EXPECT_TRUE(eventually([&] { return second_ticket->done(); }));
+  first->ready = true;
+  driver.join();
+}
+
+TEST_F(QueueTest, AForkedChildIsRefused) {
+  const auto running = submit(script("running"));  // the worker drives at the time of the fork
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    expect_error(ErrorKind::kUnsupported, {"called in a forked child", "spawn"},
+                 [this] { enqueue(script("childs")); });
+    queue_->stop();
+    _exit(HasFailure() ? 1 : 0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+TEST(Backoff, SleepsLongerUntilItIsReset) {
+  for (const bool crowded : {false, true}) {
+    Backoff backoff(crowded);
+    const auto pause = [&backoff] {
+      const Clock::time_point start = Clock::now();
+      backoff.pause();
+      return Clock::now() - start;
+    };
+    for (int i = 0; i < 750; ++i) pause();
+    EXPECT_GE(pause(), milliseconds(1));
+    backoff.reset();
+    auto shortest = pause();
+    for (int i = 0; i < 50; ++i) shortest = std::min(shortest, pause());
+    EXPECT_LT(shortest, milliseconds(1));
+  }
+}
+
+}  // namespace
+}  // namespace hbm
