@@ -25,6 +25,12 @@ namespace {
 
 using std::chrono::milliseconds;
 
+// Keys of a group in the store, behind its prefix.
+constexpr const char* kFailure = "failure";  // what broke the group, from whoever saw it first
+constexpr const char* kLeft = "left/";       // + rank: it destroyed the group in good order
+
+constexpr milliseconds kPartingPatience{1000};
+
 // Tensors that c10d allocates through the group (DDP's buckets, for one).
 class HeapAllocator final : public c10::Allocator {
  public:
@@ -70,6 +76,13 @@ void bind_once(int local_rank, int local_size) {
   });
 }
 
+// A failed collective leaves the ranks at different places, so all must know. What came from
+// another rank is known already.
+bool breaks_collectives(ErrorKind kind) { return kind != ErrorKind::kPeer; }
+
+// A send or receive that timed out is its own affair.
+bool breaks_transfers(ErrorKind kind) { return kind == ErrorKind::kMismatch; }
+
 }  // namespace
 
 ProcessGroupHbm::ProcessGroupHbm(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
@@ -97,10 +110,10 @@ ProcessGroupHbm::ProcessGroupHbm(const c10::intrusive_ptr<c10d::Store>& store, i
 void ProcessGroupHbm::connect(Clock::time_point deadline) {
   mpi::sweep();
   // The layout of messages and the cutting into chunks are the version that ranks must share.
-  const mpi::Member self = mpi::introduce(HBM_VERSION, channel_->chunk_bytes);
+  const mpi::Member self = mpi::introduce(HBM_VERSION, channel_->chunk_bytes, size_ > 1);
   mpi::Meeting meeting = mpi::meet(*store_, self, rank_, size_, name_, deadline);
   members_ = std::move(meeting.members);
-  failure_key_ = meeting.prefix + "failure";
+  prefix_ = meeting.prefix;
 
   int local_rank = 0;
   int local_size = 0;
@@ -114,39 +127,48 @@ void ProcessGroupHbm::connect(Clock::time_point deadline) {
   heap_ = memory::process_heap(options_->policy);
   if (size_ > 1) channel_->communicator = mpi::connect(store_, members_, rank_, name_, deadline);
 
-  const bool crowded = local_size > sysconf(_SC_NPROCESSORS_ONLN);
-  collectives_ = Queue::create(Queue::Order::kOrdered, crowded, hooks());
-  transfers_ = Queue::create(Queue::Order::kUnordered, crowded, hooks());
+  crowded_ = local_size > sysconf(_SC_NPROCESSORS_ONLN);
+  collectives_ = Queue::create(Queue::Order::kOrdered, crowded_, hooks(&breaks_collectives));
+  transfers_ = Queue::create(Queue::Order::kUnordered, crowded_, hooks(&breaks_transfers));
 }
 
-ProcessGroupHbm::~ProcessGroupHbm() { shutdown(); }
+ProcessGroupHbm::~ProcessGroupHbm() { stop(); }
 
-Queue::Hooks ProcessGroupHbm::hooks() {
-  // The queues are stopped before the group ends, so the hooks may refer to it.
-  return {[this] { watch(); }, [this](const std::exception_ptr& error) { publish(error); },
+// The queues are stopped before the group ends, so the hooks may refer to it.
+Queue::Hooks ProcessGroupHbm::hooks(bool (*concerns_all)(ErrorKind)) {
+  return {[this](const std::vector<int>& missing) { watch(missing); },
+          [this, concerns_all](const std::exception_ptr& error) { publish(error, concerns_all); },
           [this](const std::vector<int>& ranks) { return name_ranks(ranks); }};
 }
 
-// Looks whether another rank has published a failure.
-void ProcessGroupHbm::watch() {
+// Looks whether another rank has published a failure, or one that is waited for has left.
+void ProcessGroupHbm::watch(const std::vector<int>& missing) {
   std::optional<std::string> failure;
+  std::vector<int> left;
   try {
-    failure = store_->get(failure_key_);
+    failure = store_->get(prefix_ + kFailure);
+    for (const int rank : missing) {
+      if (store_->get(prefix_ + kLeft + std::to_string(rank))) left.push_back(rank);
+    }
   } catch (const Error& error) {
     // The rank that hosts the store may have ended rightly; the timeout still bounds the wait.
     log::info(std::string("cannot look for other ranks' failures: ") + error.what());
     return;
   }
   if (failure) throw Error(ErrorKind::kPeer, name_ + " has failed: " + *failure);
+  if (!left.empty()) {
+    throw Error(ErrorKind::kPeer,
+                name_ + " was destroyed on a rank that this one waits for; " + name_ranks(left));
+  }
 }
 
-void ProcessGroupHbm::publish(const std::exception_ptr& error) {
+void ProcessGroupHbm::publish(const std::exception_ptr& error, bool (*concerns_all)(ErrorKind)) {
   try {
     std::rethrow_exception(error);
   } catch (const Error& ours) {
-    if (ours.kind() == ErrorKind::kPeer) return;  // it came from there
+    if (!concerns_all(ours.kind())) return;
     try {
-      store_->set(failure_key_, "rank " + std::to_string(rank_) + ": " + ours.what());
+      store_->set(prefix_ + kFailure, "rank " + std::to_string(rank_) + ": " + ours.what());
     } catch (const Error& unreachable) {
       log::warn(std::string("cannot tell the other ranks of a failure: ") + unreachable.what());
     }
@@ -262,14 +284,41 @@ c10d::ErrorType ProcessGroupHbm::getError() {
 
 void ProcessGroupHbm::abort() {
   const std::string reason = name_ + " was aborted on rank " + std::to_string(rank_);
-  publish(std::make_exception_ptr(Error(ErrorKind::kAborted, reason)));
+  publish(std::make_exception_ptr(Error(ErrorKind::kAborted, reason)), &breaks_collectives);
   collectives_->abort(reason);
   transfers_->abort(reason);
 }
 
 void ProcessGroupHbm::shutdown() {
+  if (!collectives_ || shut_down_.exchange(true)) return;
+  part();
+  stop();
+}
+
+void ProcessGroupHbm::stop() {
   if (collectives_) collectives_->stop();
   if (transfers_) transfers_->stop();
+}
+
+// A last barrier, so that no rank ends while MPI still holds a message of its: what a rank has sent
+// is on its way only as long as that rank calls MPI. A rank that does not come in kPartingPatience
+// is not waited for.
+void ProcessGroupHbm::part() {
+  if (channel_->communicator == nullptr || channel_->communicator->in_child()) return;
+  if (collectives_->broken() || !collectives_->idle()) return;
+  try {
+    const auto farewell = Queue::create(Queue::Order::kOrdered, crowded_, {});
+    const uint64_t sequence = getSequenceNumberForGroup() + 1;
+    const auto ticket =
+        farewell->enqueue(mpi::make_barrier(channel_, sequence),
+                          std::min(kPartingPatience, milliseconds(timeout_ms_)), {});
+    farewell->launch(ticket, Mode::kSync);
+    farewell->stop();
+    store_->set(prefix_ + kLeft + std::to_string(rank_), "1");
+    if (ticket->error()) std::rethrow_exception(ticket->error());
+  } catch (const Error& error) {
+    log::info(name_ + " was destroyed before every rank came to do so: " + error.what());
+  }
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupHbm::split(

@@ -18,6 +18,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
+#include "base/error.h"
 #include "engine/queue.h"
 #include "memory/heap.h"
 #include "mpi/collectives.h"
@@ -150,21 +151,25 @@ class ProcessGroupHbm final : public c10d::Backend {
   mpi::Source reduction_input(Views& views, const at::Tensor& tensor, const c10d::ReduceOp& op);
 
   void connect(std::chrono::steady_clock::time_point deadline);
-  Queue::Hooks hooks();
-  void watch();
-  void publish(const std::exception_ptr& error);
+  void part();
+  void stop();
+  Queue::Hooks hooks(bool (*concerns_all)(ErrorKind));
+  void watch(const std::vector<int>& missing);
+  void publish(const std::exception_ptr& error, bool (*concerns_all)(ErrorKind));
   std::string name_ranks(const std::vector<int>& ranks) const;
 
   const c10::intrusive_ptr<GroupOptions> options_;
   const std::string name_;
   const c10::intrusive_ptr<c10d::Store> c10d_store_;
   std::shared_ptr<KeyValue> store_;
-  std::string failure_key_;
+  std::string prefix_;  // of this group's keys in the store
   std::vector<mpi::Member> members_;
   std::shared_ptr<mpi::Channel> channel_;
   std::shared_ptr<memory::Heap> heap_;
   std::shared_ptr<Queue> collectives_;
   std::shared_ptr<Queue> transfers_;
+  bool crowded_ = false;
+  std::atomic<bool> shut_down_{false};
 
   std::mutex issue_mutex_;
   uint64_t sequence_ = 0;  // guarded by issue_mutex_

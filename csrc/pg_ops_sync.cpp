@@ -93,7 +93,7 @@ void ProcessGroupHbm::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
     }
     const milliseconds timeout = timeout_or_default(opts.timeout);
     const auto deadline = Clock::now() + timeout;
-    const std::string prefix = failure_key_ + "/monitored_barrier" + std::to_string(number) + "/";
+    const std::string prefix = prefix_ + "monitored_barrier" + std::to_string(number) + "/";
     const std::string verdict_key = prefix + "verdict";
     const auto store = make_key_value(c10d_store_);
     store->set(prefix + std::to_string(rank_), "1");

@@ -1,4 +1,4 @@
-"""init_method="mpi://": the launcher (mpiexec, srun) says who the ranks are.
+"""init_method="mpi://": the launcher (mpiexec, srun --mpi=pmi2) says who the ranks are.
 
 MPI is initialised here, through the launcher's PMI. Rank 0 then serves a TCPStore, as c10d needs
 one, and tells the others its address over MPI. Set MASTER_ADDR where rank 0's host name does not
@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -20,7 +21,12 @@ import torch.distributed as dist
 from torch_hbmcomm.native import load
 
 _PATIENCE = timedelta(seconds=2)  # for the other ranks to end, before MPI is left as it is
-_stores = 0
+
+# Where launchers write the number of processes that they started.
+_SIZES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+
+_store: dist.TCPStore | None = None  # the job's: it serves every group until the process ends
+_groups = 0
 
 
 def rendezvous(
@@ -28,36 +34,72 @@ def rendezvous(
 ) -> Iterator[tuple[dist.Store, int, int]]:
     """Yields (store, rank, world size), as torch.distributed's rendezvous handlers do.
 
-    Raises RuntimeError when MPI cannot be initialised, and ValueError for a URL with anything
-    behind mpi://.
+    Raises ValueError for a URL with anything behind mpi://, and RuntimeError when MPI cannot be
+    initialised, when the launcher did not tell MPI of the ranks, or when the store is out of reach.
     """
-    global _stores
-    given = url.removeprefix("mpi://").partition("?")
-    if given[0] or any(not part.endswith("=-1") for part in given[2].split("&") if part):
+    global _store, _groups
+    target, _, query = url.removeprefix("mpi://").partition("?")
+    if target or any(not part.endswith("=-1") for part in query.split("&") if part):
         raise ValueError(
             f'init_method="{url}": nothing may follow mpi://, and neither rank nor world_size be '
             "given: the launcher knows them"
         )
     native = load()
     rank, size = native.mpi_launched()
-    if _stores == 0:
+    _require_launcher(size)
+    if _store is None:
         atexit.register(native.mpi_finalize, _PATIENCE)
-    store = _serve(timeout) if rank == 0 else None
-    address = json.loads(native.mpi_broadcast(_address(store) if store else ""))
-    if store is None:
-        same_host = address["host"] == socket.gethostname()
-        name = "127.0.0.1" if same_host else address["address"]
-        store = dist.TCPStore(name, address["port"], is_master=False, timeout=timeout)
-    _stores += 1
-    yield dist.PrefixStore(f"mpi{_stores}", store), rank, size
+        _store = _serve(native, timeout) if rank == 0 else _join(native, timeout)
+    _groups += 1
+    store = dist.PrefixStore(f"mpi{_groups}", _store)
+    store.set_timeout(timeout)
+    yield store, rank, size
 
 
-def _serve(timeout: timedelta) -> dist.TCPStore:
-    port = int(os.environ.get("MASTER_PORT", "0"))
-    return dist.TCPStore("0.0.0.0", port, is_master=True, timeout=timeout, wait_for_workers=False)
+def _require_launcher(size: int) -> None:
+    """Ranks that MPI takes for jobs of one would each train alone, and nobody would notice."""
+    started = {name: os.environ[name] for name in _SIZES if os.environ.get(name, "1") != "1"}
+    if size > 1 or not started:
+        return
+    name, count = next(iter(started.items()))
+    raise RuntimeError(
+        f'init_method="mpi://": {name}={count} processes were started, but MPI knows of this one '
+        "alone: the launcher does not speak MPICH's PMI. Start with MPICH's mpiexec or with "
+        '`srun --mpi=pmi2`; under torchrun leave init_method out (see docs/running.md, "Slurm")'
+    )
 
 
-def _address(store: dist.TCPStore) -> str:
-    host = socket.gethostname()
-    address = os.environ.get("MASTER_ADDR", host)
-    return json.dumps({"host": host, "address": address, "port": store.port})
+def _serve(native: Any, timeout: timedelta) -> dist.TCPStore:
+    port = os.environ.get("MASTER_PORT", "0")
+    try:
+        store = dist.TCPStore(
+            "127.0.0.1", int(port), is_master=True, timeout=timeout, wait_for_workers=False
+        )
+    except Exception as error:
+        native.mpi_broadcast(json.dumps({"error": f"MASTER_PORT={port}: {error}"}))
+        raise
+    host = os.environ.get("MASTER_ADDR", socket.gethostname())
+    address = {"host": host, "port": store.port, "network": _network()}
+    native.mpi_broadcast(json.dumps(address))
+    return store
+
+
+def _join(native: Any, timeout: timedelta) -> dist.TCPStore:
+    address = json.loads(native.mpi_broadcast(""))
+    if "error" in address:
+        raise RuntimeError(f"rank 0 could not serve the store: {address['error']}")
+    host = "127.0.0.1" if address["network"] == _network() else address["host"]
+    try:
+        return dist.TCPStore(host, address["port"], is_master=False, timeout=timeout)
+    except dist.DistError as error:
+        raise RuntimeError(
+            f"rank 0's store at {host}:{address['port']} is out of reach from "
+            f"{socket.gethostname()}; set MASTER_ADDR to an address of rank 0's node that this "
+            f"node reaches (and MASTER_PORT to a port that is open): {error}"
+        ) from error
+
+
+def _network() -> str:
+    """Equal on processes that reach each other at 127.0.0.1."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"

@@ -174,10 +174,8 @@ void Queue::drive(Lock& lock, const Ticket* target, Clock::time_point deadline) 
   } while (deadline == Clock::time_point::max() || Clock::now() < deadline);
 }
 
-Queue::Outcome Queue::poll_until(const std::vector<std::shared_ptr<Ticket>>& tickets,
-                                 Clock::time_point deadline) {
+Queue::Outcome Queue::poll_until(const Tickets& tickets, Clock::time_point deadline) {
   Backoff backoff(crowded_);
-  Clock::time_point next_watch = Clock::time_point::max();
   for (;;) {
     bool moved = false;
     for (const auto& ticket : tickets) {
@@ -196,17 +194,26 @@ Queue::Outcome Queue::poll_until(const std::vector<std::shared_ptr<Ticket>>& tic
       backoff.reset();
       continue;
     }
-    if (next_watch == Clock::time_point::max()) next_watch = now + kWatchEvery;
-    if (now >= next_watch && hooks_.watch) {
-      try {
-        hooks_.watch();
-      } catch (...) {
-        return {tickets.front(), std::current_exception(), true};
-      }
-      next_watch = now + kWatchEvery;
+    if (watch_due_ == Clock::time_point::max()) watch_due_ = now + kWatchEvery;
+    if (now >= watch_due_) {
+      const Outcome news = watch(tickets);
+      if (news.ticket) return news;  // the watch stays due, for the other tickets
+      watch_due_ = Clock::time_point::max();
     }
     backoff.pause();
   }
+}
+
+Queue::Outcome Queue::watch(const Tickets& tickets) const {
+  if (!hooks_.watch) return {};
+  for (const auto& ticket : tickets) {
+    try {
+      hooks_.watch(ticket->operation_->missing());
+    } catch (...) {
+      return {ticket, std::current_exception()};
+    }
+  }
+  return {};
 }
 
 // Begins the ticket's operation or moves it on; runs the epilogue when it is complete.
@@ -241,8 +248,8 @@ void Queue::settle(Lock& lock, const Outcome& outcome) {
     }
     outcome.ticket->let_go();
     lock.lock();
-    const bool breaks = order_ == Order::kOrdered || outcome.breaks;
-    if (outcome.error && breaks && !broken_) broken_ = outcome.error;
+    if (outcome.error && order_ == Order::kOrdered && !broken_) broken_ = outcome.error;
+    if (!outcome.error) watch_due_ = Clock::time_point::max();
   }
   driving_ = false;
   if (outcome.ticket) finish(lock, outcome.ticket, outcome.error);
@@ -281,7 +288,7 @@ void Queue::fail_pending(Lock& lock) {
   }
 }
 
-std::vector<std::shared_ptr<Ticket>> Queue::active() const {
+Queue::Tickets Queue::active() const {
   if (order_ == Order::kOrdered) return {pending_.front()};
   return {pending_.begin(), pending_.end()};
 }

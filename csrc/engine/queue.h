@@ -77,9 +77,9 @@ class Ticket {
 class Queue : public std::enable_shared_from_this<Queue> {
  public:
   struct Hooks {
-    // Called about twice a second while a driver waits; throws to fail what is pending (the news
-    // of another rank's failure).
-    std::function<void()> watch;
+    // Called about twice a second while a driver waits for the ranks `missing`; throws to fail
+    // the operation (the news of another rank's failure).
+    std::function<void(const std::vector<int>& missing)> watch;
     // Called with each error that an operation ended in.
     std::function<void(const std::exception_ptr& error)> failed;
     // What a timeout says of the ranks that the operation waited for.
@@ -130,21 +130,21 @@ class Queue : public std::enable_shared_from_this<Queue> {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
+  using Tickets = std::vector<std::shared_ptr<Ticket>>;
   struct Outcome {
     std::shared_ptr<Ticket> ticket;  // null: no ticket ended
     std::exception_ptr error;
-    bool breaks = false;
   };
 
   Queue(Order order, bool crowded, Hooks hooks);
   void drive(Lock& lock, const Ticket* target, Clock::time_point deadline);
-  Outcome poll_until(const std::vector<std::shared_ptr<Ticket>>& tickets,
-                     Clock::time_point deadline);
+  Outcome poll_until(const Tickets& tickets, Clock::time_point deadline);
+  Outcome watch(const Tickets& tickets) const;
   Progress step(Ticket& ticket);
   void settle(Lock& lock, const Outcome& outcome);
   void finish(Lock& lock, const std::shared_ptr<Ticket>& ticket, std::exception_ptr error);
   void fail_pending(Lock& lock);
-  std::vector<std::shared_ptr<Ticket>> active() const;
+  Tickets active() const;
   std::shared_ptr<Ticket> work_waiting(Clock::time_point now) const;
   void wake_worker(bool hand_over);
   void work();
@@ -159,7 +159,8 @@ class Queue : public std::enable_shared_from_this<Queue> {
   std::condition_variable work_;                 // the worker has something to do
   std::deque<std::shared_ptr<Ticket>> pending_;  // in order of issue
   bool driving_ = false;
-  bool lingering_ = false;  // the worker looks in every kAdoptAfter
+  Clock::time_point watch_due_ = Clock::time_point::max();  // the driver's alone
+  bool lingering_ = false;                                  // the worker looks in every kAdoptAfter
   bool stopping_ = false;
   Clock::time_point last_small_;
   std::exception_ptr broken_;

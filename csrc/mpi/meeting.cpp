@@ -25,6 +25,7 @@ std::string encode(const Member& member) {
        << member.pid << '\n'
        << member.node << '\n'
        << member.chunk_bytes << '\n'
+       << member.problem << '\n'
        << member.world_id << '\n'
        << member.world_rank << '\n'
        << member.world_size << '\n';
@@ -44,6 +45,7 @@ Member decode(const std::string& text) {
   member.pid = std::stol(line());
   member.node = line();
   member.chunk_bytes = line();
+  member.problem = line();
   member.world_id = line();
   member.world_rank = std::stoi(line());
   member.world_size = std::stoi(line());
@@ -120,7 +122,7 @@ std::string node_key() {
   return boot + "/" + std::to_string(shared.st_dev) + "/" + (forced != nullptr ? forced : "");
 }
 
-Member introduce(const std::string& version, size_t chunk_bytes) {
+Member introduce(const std::string& version, size_t chunk_bytes, bool needs_mpi) {
   Member self;
   self.version = version;
   std::array<char, 256> host{};
@@ -129,10 +131,17 @@ Member introduce(const std::string& version, size_t chunk_bytes) {
   self.pid = getpid();
   self.node = node_key();
   self.chunk_bytes = std::to_string(chunk_bytes);
-  if (const World* world = World::current()) {
-    self.world_id = world->id();
-    self.world_rank = world->rank();
-    self.world_size = world->size();
+  if (!needs_mpi) return self;
+  try {
+    library();
+    if (const World* world = World::current()) {
+      self.world_id = world->id();
+      self.world_rank = world->rank();
+      self.world_size = world->size();
+    }
+  } catch (const Error& error) {
+    self.problem = error.what();
+    std::replace(self.problem.begin(), self.problem.end(), '\n', ' ');
   }
   return self;
 }
@@ -160,6 +169,12 @@ Meeting meet(KeyValue& store, const Member& self, int rank, int size, const std:
   }
   std::vector<Member> members;
   for (const std::string& key : keys) members.push_back(decode(store.get(key).value()));
+  for (int r = 0; r < size; ++r) {
+    const std::string& problem = members[static_cast<size_t>(r)].problem;
+    if (problem.empty()) continue;
+    throw Error(ErrorKind::kUnavailable,
+                "rank " + std::to_string(r) + " of " + group + " cannot take part: " + problem);
+  }
   require_equal(members, &Member::version, "the version of torch_hbmcomm", group);
   require_equal(members, &Member::chunk_bytes, "the staging chunk (from staging_bytes)", group);
   return {members, prefix};

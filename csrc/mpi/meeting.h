@@ -21,6 +21,7 @@ struct Member {
   long pid = 0;
   std::string node;         // equal on ranks that share memory, see node_key()
   std::string chunk_bytes;  // must be equal on all ranks
+  std::string problem;      // why it cannot take part; empty if it can
   std::string world_id;     // of its MPI world; empty: none, or one that has no name yet
   int world_rank = -1;      // -1: MPI is not initialised
   int world_size = 0;
@@ -30,17 +31,18 @@ struct Member {
 // HBMCOMM_NODE_ID (which forces ranks of one machine apart).
 std::string node_key();
 
-// This process' own record.
-Member introduce(const std::string& version, size_t chunk_bytes);
+// This process' own record. Loads the MPI library if `needs_mpi`; a failure goes into `problem`, so
+// that no rank waits for one that cannot come.
+Member introduce(const std::string& version, size_t chunk_bytes, bool needs_mpi);
 
 struct Meeting {
   std::vector<Member> members;
   std::string prefix;  // of keys that belong to this meeting alone
 };
 
-// Exchanges records. Throws Error(kTimeout) naming the ranks that did not come, Error(kMismatch)
-// when versions or chunk sizes differ. `store` is the group's own; a second meeting of the same
-// ranks in the same store is told from the first.
+// Exchanges records. Throws Error(kTimeout) naming the ranks that did not come, Error(kUnavailable)
+// when one cannot take part, Error(kMismatch) when versions or chunk sizes differ. `store` is the
+// group's own; a second meeting of the same ranks in the same store is told from the first.
 Meeting meet(KeyValue& store, const Member& self, int rank, int size, const std::string& group,
              Deadline deadline);
 

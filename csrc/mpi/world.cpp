@@ -86,8 +86,8 @@ bool is_initialised(const Library& mpi) {
   return initialised != 0;
 }
 
-// MPICH leaves its shared segment's name behind when a process is killed. Once every rank has mapped
-// the segment it needs no name; those that this process maps are its job's own.
+// MPICH leaves its shared segment's name behind when a process is killed. Once every rank has
+// mapped the segment it needs no name; those that this process maps are its job's own.
 void unlink_segments() {
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {

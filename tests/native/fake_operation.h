@@ -84,7 +84,8 @@ class FakeOperation final : public Operation {
   };
 
   const std::shared_ptr<Script> script_;
-  std::atomic<bool> inside_ = false;  // relaxed, so that it orders nothing that the queue must order
+  std::atomic<bool> inside_ =
+      false;  // relaxed, so that it orders nothing that the queue must order
   bool over_ = false;
 };
 

@@ -22,8 +22,8 @@ TEST_F(QueueTest, SyncRunsOnTheCallersThread) {
     steps.push_back(step);
   };
   op->on_begin = [&] { note("begin"); };
-  const auto ticket = submit(op, Mode::kSync, kLong,
-                             {[&] { note("prologue"); }, [&] { note("epilogue"); }});
+  const auto ticket =
+      submit(op, Mode::kSync, kLong, {[&] { note("prologue"); }, [&] { note("epilogue"); }});
   EXPECT_TRUE(ticket->done());
   EXPECT_FALSE(ticket->error());
   EXPECT_EQ(op->begun_by, this_thread());
@@ -152,8 +152,7 @@ TEST_F(QueueTest, LetsGoOfTheOperationBeforeItIsDone) {
   const auto op = ready_script("op");
   auto held = std::make_shared<int>(0);
   const std::weak_ptr<int> watched = held;
-  const auto ticket =
-      submit(op, Mode::kSync, kLong, {[held = std::move(held)] {}, [] {}});
+  const auto ticket = submit(op, Mode::kSync, kLong, {[held = std::move(held)] {}, [] {}});
   EXPECT_TRUE(op->destroyed);
   EXPECT_TRUE(watched.expired());
 }

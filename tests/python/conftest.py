@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from harness import SHORT_TIMEOUT, Pool, all_world_sizes
 
 

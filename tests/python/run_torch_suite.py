@@ -94,7 +94,7 @@ def run_in_this_process(backend: str, ranks: int, keywords: list[str]) -> dict[s
 
     class TorchSuite(upstream.TestDistBackend, upstream.DistributedTest._DistTestBase):
         def setUp(self) -> None:
-            super().setUp()
+            super().setUp()  # type: ignore[no-untyped-call]
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
         def _check_return_codes(self, fn: Any, elapsed_time: float) -> None:
@@ -164,8 +164,8 @@ def write_pass_list(path: Path, backend: str, ranks: int, outcomes: dict[str, Ou
     import torch
 
     header = [
-        f"# What {backend} passes of PyTorch {torch.__version__}'s suite at {ranks} ranks. Written by",
-        f"# python tests/python/run_torch_suite.py --backend {backend} --ranks {ranks} --record FILE",
+        f"# What {backend} passes of the suite of PyTorch {torch.__version__} at {ranks} ranks, by",
+        f"# tests/python/run_torch_suite.py --backend {backend} --ranks {ranks} --record FILE",
     ]
     path.write_text("\n".join(header + sorted(names(outcomes, "passed"))) + "\n")
 

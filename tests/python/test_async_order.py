@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
-
 from harness import Context, Pool, beyond_gloo
 from harness.data import assert_reduced, gathered, random_numbers
 from harness.reference import reduced
+
+pytestmark = pytest.mark.conformance
 
 SIZES = [1, 7, 1000, 20_000, 300_000]
 
@@ -203,7 +205,7 @@ def check_group_per_thread(context: Context) -> None:
             expected = (index + 1) * context.size * (context.size - 1) / 2
             assert (data == expected).all(), (index, step)
 
-    in_threads([lambda i=i, g=g: traffic(i, g) for i, g in enumerate(groups)])
+    in_threads([partial(traffic, index, group) for index, group in enumerate(groups)])
     for group in groups:
         dist.destroy_process_group(group)
 
@@ -223,7 +225,7 @@ def check_waits_in_threads(context: Context) -> None:
         work.wait()
         assert (data[index % len(works)] == context.size).all()
 
-    in_threads([lambda i=i: wait_for(i) for i in range(2 * len(works))])
+    in_threads([partial(wait_for, index) for index in range(2 * len(works))])
 
 
 def test_waiting_in_other_threads(pool: Pool) -> None:

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-
 from harness import BACKEND, Context, Pool, beyond_gloo
 from harness.jobs import BIN, JOB_SCRIPT, Finished, Job, mpiexec, run, run_code, torchrun
+from torch._C._distributed_c10d import DebugLevel, HashStore, set_debug_level
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -79,7 +79,7 @@ def test_file(bare_pool: Pool, tmp_path: Path) -> None:
 
 
 def by_hash_store(context: Context) -> None:
-    form_and_use(context, store=dist.HashStore(), rank=0, world_size=1)
+    form_and_use(context, store=HashStore(), rank=0, world_size=1)
 
 
 @pytest.mark.ranks(1)
@@ -97,7 +97,7 @@ def test_named_by_device(bare_pool: Pool, tmp_path: Path) -> None:
 
 
 def in_debug_detail(context: Context, url: str) -> None:
-    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    set_debug_level(DebugLevel.DETAIL)
     by_url(context, url)
 
 
@@ -157,7 +157,7 @@ def test_two_agents_make_two_nodes(ranks: int) -> None:
     with ExitStack() as stack:
         jobs = []
         for node in range(2):
-            command = [
+            command: list[str | Path] = [
                 BIN / "torchrun",
                 "--nnodes=2",
                 f"--nproc-per-node={ranks // 2}",
@@ -179,12 +179,18 @@ def test_mpiexec(ranks: int) -> None:
 
 @beyond_gloo
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("launch", [torchrun, mpiexec])
-def test_mpi4py_imported_first(ranks: int, launch: object) -> None:
-    """mpi4py has initialised MPI in its own way; the group fits in or says what to do."""
-    assert callable(launch)
-    method = ["--init-method", "mpi://"] if launch is mpiexec else []
-    assert_done(run(launch(ranks, "--mpi4py-first", *method)), ranks)
+def test_mpi4py_imported_first_under_mpiexec(ranks: int) -> None:
+    """The group joins the MPI world that mpi4py has initialised."""
+    assert_done(run(mpiexec(ranks, "--init-method", "mpi://", "--mpi4py-first")), ranks)
+
+
+@beyond_gloo
+@pytest.mark.ranks(2)
+def test_mpi4py_imported_first_under_torchrun(ranks: int) -> None:
+    """There mpi4py makes a world of one process, for good: the error says what to do."""
+    finished = run(torchrun(ranks, "--mpi4py-first"), limit=90)
+    assert finished.code != 0
+    assert "import mpi4py after" in finished.output, finished.output
 
 
 # The end of a job.
@@ -222,6 +228,7 @@ maps = open("/proc/self/maps").read()
 assert "libmpi" not in maps, "libmpi is loaded"
 assert "torch_hbmcomm/_C" not in maps
 import torch.distributed as dist
+from torch._C._distributed_c10d import DebugLevel, HashStore, set_debug_level
 assert dist.is_backend_available("hbm")
 """)
     assert finished.code == 0, finished.output

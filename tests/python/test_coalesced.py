@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _coalescing_manager, _get_default_group
-
 from harness import BACKEND, Context, Pool, beyond_gloo
 from harness.data import assert_reduced, assert_same, gathered, random_bits, random_numbers
 from harness.reference import reduced
+from torch.distributed.distributed_c10d import _coalescing_manager, _get_default_group
+
+pytestmark = pytest.mark.conformance
 
 # An empty one, small ones, and one above a staging chunk; Gloo refuses the empty one.
 SIZES = ([] if BACKEND == "gloo" else [0]) + [1, 3, 1021, 300_000]

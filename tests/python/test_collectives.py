@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_default_group
-
 from harness import Context, Pool, beyond_gloo
 from harness.data import (
     ALL_DTYPES,
@@ -20,7 +18,6 @@ from harness.data import (
     assert_reduced,
     assert_same,
     bits,
-    from_bits,
     gathered,
     random_bits,
     random_numbers,
@@ -33,6 +30,9 @@ from harness.reference import (
     reduced,
     supported_operators,
 )
+from torch.distributed.distributed_c10d import _get_default_group
+
+pytestmark = pytest.mark.conformance
 
 Group = dist.ProcessGroup | None
 Tensors = list[torch.Tensor]
@@ -155,7 +155,7 @@ MOVES = [
     pytest.param(all_to_all, marks=beyond_gloo),
 ]
 # What moves the same bytes over Gloo, where Gloo lacks the operation.
-BY_GLOO = {
+BY_GLOO: dict[str, Callable[..., Tensors]] = {
     "all_to_all": all_to_all_single_unequal,
     "all_gather_into_stacked_tensor": all_gather_into_tensor,
 }

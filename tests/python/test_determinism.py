@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-
 from harness import Context, Pool, beyond_gloo
 from harness.data import LARGE_SIZES, assert_same, gathered, random_numbers
 from harness.reference import reduced
+
+pytestmark = pytest.mark.conformance
 
 SIZES = [1, 2, 3, 5, 17, 100, 1021, 4096, 30_011, 65_537, 131_072, *LARGE_SIZES]
 

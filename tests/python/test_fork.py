@@ -9,10 +9,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from harness import Context, Pool, beyond_gloo
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
-
-from harness import Context, Pool, beyond_gloo
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
 

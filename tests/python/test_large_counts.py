@@ -10,7 +10,6 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-
 from harness import Context, Pool
 
 COUNT = 2**31 + 1

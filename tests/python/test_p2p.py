@@ -7,11 +7,10 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-
 from harness import Context, Pool, beyond_gloo
 from harness.data import ALL_DTYPES, LARGE_SIZES, SMALL_SIZES, assert_same, random_bits, supported
 
-pytestmark = pytest.mark.ranks(2, 3, 4, 8)
+pytestmark = [pytest.mark.conformance, pytest.mark.ranks(2, 3, 4, 8)]
 
 
 def neighbours(context: Context) -> tuple[int, int]:

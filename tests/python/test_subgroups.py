@@ -9,8 +9,9 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-
 from harness import BACKEND, Context, Pool, beyond_gloo
+
+pytestmark = pytest.mark.conformance
 
 
 def total_over(group: dist.ProcessGroup | None, value: float, size: int = 3) -> float:

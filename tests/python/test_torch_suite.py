@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from harness import BACKEND
 from run_torch_suite import read_pass_list, run_suite, shortfall
 

@@ -13,6 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from harness import Context, Pool, beyond_gloo
+from harness.data import assert_same, gathered
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import DeviceMesh
@@ -24,8 +26,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
-
-from harness import Context, Pool, beyond_gloo
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
 
@@ -85,27 +85,37 @@ def weights(model: nn.Module) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def check(context: Context, function: Train, tolerance: float) -> None:
-    ours = function(context, dist.group.WORLD)  # type: ignore[arg-type]
+def world() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
+def assert_close(mine: torch.Tensor, other: torch.Tensor, tolerance: float, what: str) -> None:
+    torch.testing.assert_close(
+        mine, other, rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}: {text}"
+    )
+
+
+def assert_replicated(context: Context, tensors: list[torch.Tensor]) -> None:
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    for rank, other in enumerate(gathered(context, flat)):
+        assert_same(other, flat, f"rank {rank} against rank {context.rank}")
+
+
+def check(context: Context, function: Train, tolerance: float) -> list[torch.Tensor]:
+    """Both runs agree; returns what the backend under test gave."""
+    ours = function(context, world())
     assert context.gloo is not None
     theirs = function(context, context.gloo)
     assert ours and len(ours) == len(theirs)
-    for index, (mine, reference) in enumerate(zip(ours, theirs, strict=True)):
-        torch.testing.assert_close(
-            mine,
-            reference,
-            rtol=tolerance,
-            atol=tolerance,
-            msg=lambda text, index=index: f"tensor {index}: {text}",
-        )
+    for index, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+        assert_close(mine, other, tolerance, f"tensor {index} of {function.__name__}")
+    return ours
 
 
 def check_replicas(context: Context, function: Train, tolerance: float) -> None:
-    check(context, function, tolerance)
-    flat = torch.cat([t.flatten() for t in function(context, dist.group.WORLD)])  # type: ignore[arg-type]
-    everyone = [torch.empty_like(flat) for _ in range(context.size)]
-    dist.all_gather(everyone, flat, group=context.gloo)
-    assert all(torch.equal(other, flat) for other in everyone), "replicas differ"
+    assert_replicated(context, check(context, function, tolerance))
 
 
 # DistributedDataParallel.
@@ -219,7 +229,8 @@ def test_ddp(pool: Pool, function: Train, tolerance: float) -> None:
 
 
 def power_sgd(context: Context, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    model = ddp(group)
+    """One bucket: with several, the callbacks of one rank start their stages in another order."""
+    model = ddp(group, bucket_cap_mb=25)
     state = powerSGD_hook.PowerSGDState(
         process_group=group, matrix_approximation_rank=2, start_powerSGD_iter=2
     )
@@ -229,14 +240,10 @@ def power_sgd(context: Context, group: dist.ProcessGroup) -> list[torch.Tensor]:
 
 def check_power_sgd(context: Context) -> None:
     """Its second stage starts in a callback of its first, which Gloo does not survive: no twin."""
-    group = dist.group.WORLD
-    assert group is not None
-    first, second = power_sgd(context, group), power_sgd(context, group)
-    flat = torch.cat([tensor.flatten() for tensor in first])
-    assert torch.equal(flat, torch.cat([tensor.flatten() for tensor in second]))
-    everyone = [torch.empty_like(flat) for _ in range(context.size)]
-    dist.all_gather(everyone, flat, group=context.gloo)
-    assert all(torch.equal(other, flat) for other in everyone), "replicas differ"
+    first, second = power_sgd(context, world()), power_sgd(context, world())
+    for index, (one, other) in enumerate(zip(first, second, strict=True)):
+        assert_same(one, other, f"parameter {index} in a second run")
+    assert_replicated(context, first)
 
 
 @beyond_gloo
@@ -256,7 +263,8 @@ def sharded(group: dist.ProcessGroup, model: nn.Module, **options: Any) -> nn.Mo
     mesh = mesh_of(group)
     for layer in list(model.children()):
         fully_shard(layer, mesh=mesh, **options)
-    return fully_shard(model, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+    return model
 
 
 def whole(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -338,7 +346,7 @@ def redistribute(context: Context, group: dist.ProcessGroup) -> list[torch.Tenso
             partial.redistribute(mesh, [Replicate()]).to_local(),
             partial.redistribute(mesh, [Shard(0)]).to_local(),
         ]
-        results.append((rows @ rows.t()).full_tensor())
+        results += whole([rows @ rows.t()])
     return results
 
 

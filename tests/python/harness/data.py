@@ -107,6 +107,8 @@ def assert_reduced(actual: torch.Tensor, expected: torch.Tensor, what: str) -> N
     """assert_same(); closeness only while Gloo stands in, which reduces in another order."""
     if BACKEND == "gloo" and actual.dtype.is_floating_point:
         slack = max(1e-5, 8 * torch.finfo(actual.dtype).eps)
-        torch.testing.assert_close(actual, expected, rtol=slack, atol=slack * 4, msg=what)
+        torch.testing.assert_close(
+            actual, expected, rtol=slack, atol=slack * 4, msg=lambda text: f"{what}: {text}"
+        )
     else:
         assert_same(actual, expected, what)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -46,10 +47,8 @@ class Job:
         return self
 
     def __exit__(self, *error: object) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):  # all of it has ended
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # all of it has ended
         self._process.wait()
 
     def finish(self, limit: float = 120) -> Finished:

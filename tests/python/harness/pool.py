@@ -32,7 +32,7 @@ _context.set_forkserver_preload(
 )
 
 START_SECONDS = 60.0
-GRACE_SECONDS = 5.0  # what the others get to answer once one rank has failed
+GRACE_SECONDS = 10.0  # what the others get to answer once one rank has failed
 EXIT_SECONDS = 20.0
 LOG_TAIL = 6000  # characters
 

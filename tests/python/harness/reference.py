@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _make_nccl_premul_sum
 
-from harness.data import ALL_DTYPES, BACKEND, COMPLEX, FLOAT, FLOAT8, INTEGER
+from harness.context import BACKEND
+from harness.data import ALL_DTYPES, COMPLEX, FLOAT, FLOAT8, INTEGER
 
 Array = np.ndarray[Any, Any]
 
@@ -65,7 +67,7 @@ def supported_operators() -> list[str]:
 def reduce_op(name: str) -> Any:
     """The torch operator of a lower-case name; PREMUL_FACTOR is premul_sum's factor."""
     if name == "premul_sum":
-        return dist._make_nccl_premul_sum(PREMUL_FACTOR)
+        return _make_nccl_premul_sum(PREMUL_FACTOR)
     return getattr(dist.ReduceOp, name.upper())
 
 
@@ -105,7 +107,8 @@ def _divided(total: Array, count: int) -> Array:
     if total.dtype.kind in "iu":
         quotient: Array = (total - np.fmod(total, divisor)) // divisor
         return quotient
-    return np.divide(total, divisor)
+    ratio: Array = np.divide(total, divisor)
+    return ratio
 
 
 def _scaled(tensor: torch.Tensor) -> torch.Tensor:

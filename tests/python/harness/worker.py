@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from harness.context import BACKEND, Context
 
@@ -44,9 +45,10 @@ def log_path(folder: Path, rank: int) -> Path:
 
 def form_groups(folder: Path, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
     """Makes the default group over BACKEND and returns the reference group over Gloo."""
-    store = dist.FileStore(str(folder / "store"), size)
+    store = FileStore(str(folder / "store"), size)
     dist.init_process_group(BACKEND, store=store, rank=rank, world_size=size, timeout=timeout)
-    return dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
+    gloo: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
+    return gloo
 
 
 def main(pipe: Connection, folder: Path, rank: int, size: int, timeout: timedelta | None) -> None:

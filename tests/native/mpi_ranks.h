@@ -1,0 +1,56 @@
+// Ranks over real MPI, for tests without a launcher: processes forked from one that has neither
+// threads nor MPI yet.
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "engine/queue.h"
+#include "mpi/channel.h"
+
+namespace hbm::mpi {
+
+inline constexpr std::chrono::milliseconds kPatience{60'000};
+
+// What a process group has: the channel and the two queues. Stops them when it goes.
+class Group {
+ public:
+  // All ranks call it, with the same name and chunk. The first group forms the MPI world, later
+  // ones are cut from it.
+  Group(const std::filesystem::path& directory, const std::string& name, int rank, int size,
+        size_t chunk_bytes);
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  std::shared_ptr<Channel> channel;
+  std::shared_ptr<Queue> collectives;
+  std::shared_ptr<Queue> transfers;
+  uint64_t sequence = 0;
+
+  // Runs a collective to its end and returns its error.
+  std::exception_ptr run(std::unique_ptr<Operation> operation,
+                         std::chrono::milliseconds timeout = kPatience);
+};
+
+struct Rank {
+  int rank;
+  int size;
+  std::filesystem::path directory;  // for what the ranks share, see FileStore
+
+  Group group(const std::string& name, size_t chunk_bytes) const {
+    return {directory, name, rank, size, chunk_bytes};
+  }
+};
+
+// Runs `body` in `size` processes; what fails there fails the test. Those in `killed` are expected
+// to end by SIGKILL, the others to come to the end of `body`, leaving no name in /dev/shm. Skips
+// the test where there is no MPI library.
+void run_ranks(int size, const std::function<void(const Rank&)>& body,
+               const std::set<int>& killed = {});
+
+}  // namespace hbm::mpi
