@@ -65,6 +65,11 @@ void register_process_group(py::module_& m) {
 
   py::class_<ProcessGroupHbm, c10d::Backend, c10::intrusive_ptr<ProcessGroupHbm>>(m,
                                                                                   "ProcessGroupHbm")
+      .def_property_readonly(
+          "options",
+          [](ProcessGroupHbm& self) {
+            return c10::dynamic_intrusive_pointer_cast<GroupOptions>(self.getBackendOptions());
+          })
       .def("memory_stats", &ProcessGroupHbm::getMemoryStats, Unlocked());
 
   m.def("create", &create, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),

@@ -317,7 +317,11 @@ void ProcessGroupHbm::part() {
     store_->set(prefix_ + kLeft + std::to_string(rank_), "1");
     if (ticket->error()) std::rethrow_exception(ticket->error());
   } catch (const Error& error) {
-    log::info(name_ + " was destroyed before every rank came to do so: " + error.what());
+    if (error.kind() == ErrorKind::kMismatch) {
+      log::error(name_ + " was destroyed after its ranks had come apart: " + error.what());
+    } else {
+      log::info(name_ + " was destroyed before every rank came to do so: " + error.what());
+    }
   }
 }
 

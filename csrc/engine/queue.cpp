@@ -13,6 +13,8 @@ constexpr std::chrono::milliseconds kWatchEvery{500};
 constexpr std::chrono::seconds kLingerFor{1};
 constexpr std::chrono::microseconds kGlance{20};  // cheaper than waking the worker
 
+thread_local const Queue* worker_of = nullptr;  // the queue whose worker this thread is
+
 std::string message_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
@@ -35,15 +37,6 @@ Queue::Queue(Order order, bool crowded, Hooks hooks)
 
 std::shared_ptr<Queue> Queue::create(Order order, bool crowded, Hooks hooks) {
   return std::shared_ptr<Queue>(new Queue(order, crowded, std::move(hooks)));
-}
-
-Queue::~Queue() {
-  if (worker_ == nullptr) return;
-  if (fork_.in_child()) {
-    (void)worker_.release();  // the thread exists in the parent alone
-  } else {
-    worker_->detach();  // this is the worker, letting go of the last reference
-  }
 }
 
 std::shared_ptr<Ticket> Queue::enqueue(std::unique_ptr<Operation> operation,
@@ -129,14 +122,12 @@ void Queue::abort(const std::string& reason) {
 void Queue::stop() {
   if (fork_.in_child()) return;
   abort("the group was destroyed");
-  std::unique_ptr<std::thread> worker;
-  {
-    Lock lock(mutex_);
-    stopping_ = true;
-    work_.notify_all();
-    if (worker_ && worker_->get_id() != std::this_thread::get_id()) worker = std::move(worker_);
-  }
-  if (worker) worker->join();
+  Lock lock(mutex_);
+  stopping_ = true;
+  work_.notify_all();
+  // A worker that calls this (from a callback) ends after it.
+  const int self = worker_of == this ? 1 : 0;
+  changed_.wait(lock, [&] { return workers_ <= self; });
 }
 
 std::exception_ptr Queue::broken() const {
@@ -267,9 +258,12 @@ void Queue::finish(Lock& lock, const std::shared_ptr<Ticket>& ticket, std::excep
   ticket->done_.store(true, std::memory_order_release);
   changed_.notify_all();
   if (callbacks.empty()) return;
+  const bool on_worker = worker_ == std::this_thread::get_id();
+  if (on_worker) worker_busy_ = true;
   lock.unlock();
   for (const auto& callback : callbacks) callback();
   lock.lock();
+  if (on_worker && worker_ == std::this_thread::get_id()) worker_busy_ = false;
 }
 
 void Queue::fail_pending(Lock& lock) {
@@ -302,16 +296,23 @@ std::shared_ptr<Ticket> Queue::work_waiting(Clock::time_point now) const {
 
 void Queue::wake_worker(bool hand_over) {
   last_small_ = Clock::now();
-  if (!worker_ && !stopping_) {
-    worker_ = std::make_unique<std::thread>([self = shared_from_this()] { self->work(); });
+  const bool none = worker_ == std::thread::id();
+  if (none || (hand_over && worker_busy_)) {
+    // A callback may wait for what is handed over here, so a worker inside of one is replaced.
+    worker_busy_ = false;
+    ++workers_;
+    std::thread thread([self = shared_from_this()] { self->work(); });
+    worker_ = thread.get_id();
+    thread.detach();
   } else if (hand_over || !lingering_) {
     work_.notify_one();
   }
 }
 
 void Queue::work() {
+  worker_of = this;
   Lock lock(mutex_);
-  while (!stopping_) {
+  while (!stopping_ && worker_ == std::this_thread::get_id()) {
     const Clock::time_point now = Clock::now();
     if (const std::shared_ptr<Ticket> ticket = work_waiting(now)) {
       drive(lock, ticket.get(), Clock::time_point::max());
@@ -323,6 +324,8 @@ void Queue::work() {
       work_.wait(lock);
     }
   }
+  --workers_;
+  changed_.notify_all();
 }
 
 }  // namespace hbm

@@ -92,7 +92,6 @@ class Queue : public std::enable_shared_from_this<Queue> {
 
   // `crowded`: more ranks than cores here, see Backoff.
   static std::shared_ptr<Queue> create(Order order, bool crowded, Hooks hooks);
-  ~Queue();
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
 
@@ -120,7 +119,8 @@ class Queue : public std::enable_shared_from_this<Queue> {
   // Fails all that is pending with Error(kAborted, reason), and breaks the queue.
   void abort(const std::string& reason);
 
-  // abort(), then ends the worker. Idempotent; must be called before the last reference goes.
+  // abort(), then waits for the worker to end. Idempotent; must be called before the last reference
+  // goes.
   void stop();
 
   // Null while the queue is sound, else the error that broke it.
@@ -164,7 +164,9 @@ class Queue : public std::enable_shared_from_this<Queue> {
   bool stopping_ = false;
   Clock::time_point last_small_;
   std::exception_ptr broken_;
-  std::unique_ptr<std::thread> worker_;
+  std::thread::id worker_;    // none before the first is needed
+  bool worker_busy_ = false;  // it is in a callback, which may wait for anything
+  int workers_ = 0;           // threads in work(): the worker, and replaced ones on their way out
   std::atomic<bool> interrupted_{false};  // the driver shall look at the queue's state again
 };
 

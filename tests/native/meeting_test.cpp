@@ -111,7 +111,7 @@ TEST(Meeting, NodesAreNumberedByFirstAppearance) {
 }
 
 TEST(Meeting, AProcessIntroducesItself) {
-  const Member self = introduce("1.0", 8192);
+  const Member self = introduce("1.0", 8192, /*needs_mpi=*/false);
   EXPECT_EQ(self.version, "1.0");
   EXPECT_EQ(self.pid, getpid());
   EXPECT_EQ(self.chunk_bytes, "8192");

@@ -101,8 +101,8 @@ Group::Group(const std::filesystem::path& directory, const std::string& name, in
   const Deadline deadline = Clock::now() + kPatience;
   std::filesystem::create_directories(directory / name);
   const auto store = std::make_shared<FileStore>(directory / name);
-  const Meeting meeting =
-      meet(*store, introduce("test", chunk_bytes), rank, size, "group " + name, deadline);
+  const Meeting meeting = meet(*store, introduce("test", chunk_bytes, /*needs_mpi=*/size > 1), rank,
+                               size, "group " + name, deadline);
   channel->rank = rank;
   channel->size = size;
   channel->group = "group " + name;

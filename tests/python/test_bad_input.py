@@ -186,7 +186,9 @@ def operators(context: Context) -> Any:
 
 
 def roots(context: Context) -> Any:
-    return dist.broadcast(ones(), context.rank % 2)
+    """A root hears nothing of the others before the next collective."""
+    dist.broadcast(ones(), context.rank % 2)
+    dist.barrier()
 
 
 def collectives(context: Context) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -28,8 +27,7 @@ def check_all_reduce_coalesced(context: Context) -> None:
     for async_op in (False, True):
         data = numbers(context)
         expected = [reduced(gathered(context, tensor), "sum") for tensor in data]
-        with warnings.catch_warnings(action="ignore"):
-            work = dist.all_reduce_coalesced(data, async_op=async_op)
+        work = dist.all_reduce_coalesced(data, async_op=async_op)
         if work is not None:
             work.wait()
         for tensor, total in zip(data, expected, strict=True):
@@ -40,8 +38,7 @@ def check_all_gather_coalesced(context: Context) -> None:
     data = numbers(context)
     expected = [gathered(context, tensor) for tensor in data]
     got = [[torch.empty_like(tensor) for tensor in data] for _ in range(context.size)]
-    with warnings.catch_warnings(action="ignore"):
-        dist.all_gather_coalesced(got, data)
+    dist.all_gather_coalesced(got, data)
     for rank, tensors in enumerate(got):
         for index, tensor in enumerate(tensors):
             assert_same(tensor, expected[index][rank], f"tensor {index} of rank {rank}")

@@ -1,0 +1,154 @@
+// What ranks that disagree, come late or die make of an operation over real MPI.
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "expect_error.h"
+#include "mpi/collectives.h"
+#include "mpi/graveyard.h"
+#include "mpi/point_to_point.h"
+#include "mpi_ranks.h"
+
+namespace hbm::mpi {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr size_t kChunk = 4096;
+constexpr milliseconds kShort{500};
+
+// One rank's allreduce in a trial; rank 1 differs from the others in one thing.
+struct Call {
+  size_t count = 100;
+  Dtype dtype = Dtype::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  uint64_t sequence = 1;
+};
+
+std::unique_ptr<Operation> allreduce(const Group& group, const Call& call,
+                                     std::vector<double>& data) {
+  data.resize(call.count);
+  return make_allreduce(group.channel, call.sequence, data.data(), data.data(), call.count,
+                        call.dtype, call.op);
+}
+
+TEST(MpiMismatch, EveryRankIsToldHowTheyDiffer) {
+  struct Case {
+    std::string name;
+    std::string words;  // for the ranks that get both headers
+    std::function<void(Call&)> change;
+  };
+  const std::vector<Case> cases = {
+      {"shorter", "99 float32", [](Call& call) { call.count = 99; }},
+      {"longer", "", [](Call& call) { call.count = 101; }},
+      {"dtype", "100 int32", [](Call& call) { call.dtype = Dtype::kInt32; }},
+      {"wider", "", [](Call& call) { call.dtype = Dtype::kFloat64; }},
+      {"op", "(MAX)", [](Call& call) { call.op = ReduceOp::kMax; }},
+      {"sequence", "#2", [](Call& call) { call.sequence = 2; }},
+      {"none", "0 float32", [](Call& call) { call.count = 0; }},
+  };
+  run_ranks(2, [&](const Rank& rank) {
+    for (const Case& each : cases) {
+      SCOPED_TRACE(each.name);
+      Group group = rank.group(each.name, kChunk);
+      Call call;
+      if (rank.rank == 1) each.change(call);
+      std::vector<double> data;
+      const auto error = group.run(allreduce(group, call, data));
+      expect_error(ErrorKind::kMismatch,
+                   {"ranks disagree in group " + each.name, "allreduce #", each.words}, error);
+    }
+  });
+}
+
+TEST(MpiMismatch, OfTheOperationAndOfLargeTensors) {
+  run_ranks(3, [](const Rank& rank) {
+    {
+      Group group = rank.group("operation", kChunk);
+      std::vector<double> data;
+      const auto error =
+          group.run(rank.rank == 1 ? make_barrier(group.channel, 1) : allreduce(group, {}, data));
+      expect_error(ErrorKind::kMismatch, {"ranks disagree in group operation"}, error);
+    }
+    Group group = rank.group("large", kChunk);
+    std::vector<double> data;
+    Call call{.count = 100'000, .dtype = Dtype::kFloat64};
+    if (rank.rank == 1) call.count -= 1;
+    const auto error = group.run(allreduce(group, call, data));
+    expect_error(ErrorKind::kMismatch, {"ranks disagree in group large"}, error);
+  });
+}
+
+TEST(MpiMismatch, OfATransferFailsItAlone) {
+  run_ranks(2, [](const Rank& rank) {
+    Group group = rank.group("transfers", kChunk);
+    const auto run = [&group](std::unique_ptr<Operation> operation) {
+      const auto ticket = group.transfers->enqueue(std::move(operation), kPatience, {});
+      group.transfers->launch(ticket, Mode::kSync);
+      return ticket->error();
+    };
+    std::vector<float> data(10, 1.0f);
+    const auto source = std::make_shared<int>(kAnyRank);
+    if (rank.rank == 0) {
+      EXPECT_FALSE(run(make_send(group.channel, {data.data(), 10}, Dtype::kFloat32, 1, 3)));
+      EXPECT_FALSE(run(make_send(group.channel, {data.data(), 10}, Dtype::kFloat32, 1, 3)));
+    } else {
+      expect_error(
+          ErrorKind::kMismatch, {"tag 3 of 9 float32", "tag 3 of 10 float32"},
+          run(make_receive(group.channel, {data.data(), 9}, Dtype::kFloat32, 0, 3, source)));
+      EXPECT_FALSE(
+          run(make_receive(group.channel, {data.data(), 10}, Dtype::kFloat32, 0, 3, source)));
+    }
+  });
+}
+
+TEST(MpiFailure, AKilledRankIsNamed) {
+  constexpr int kVictim = 2;
+  const auto body = [](const Rank& rank) {
+    Group small = rank.group("small", kChunk);
+    Group large = rank.group("large", kChunk);
+    Group moves = rank.group("moves", kChunk);
+    EXPECT_FALSE(small.run(make_barrier(small.channel, ++small.sequence)));
+    if (rank.rank == kVictim) raise(SIGKILL);
+
+    std::vector<double> data;
+    const auto names_it = [](const std::exception_ptr& error) {
+      expect_error(ErrorKind::kTimeout, {"timed out after 500 ms", "missing ranks: 2"}, error);
+    };
+    names_it(small.run(allreduce(small, {}, data), kShort));
+    names_it(
+        large.run(allreduce(large, {.count = 100'000, .dtype = Dtype::kFloat64}, data), kShort));
+    const std::vector<Sink> nothing(3);
+    names_it(moves.run(make_allgather(moves.channel, 1, {}, nothing, Dtype::kInt8), kShort));
+    expect_error(ErrorKind::kAborted, {"refused because the group failed earlier"},
+                 [&] { small.run(make_barrier(small.channel, ++small.sequence)); });
+  };
+  run_ranks(3, body, {kVictim});
+}
+
+TEST(MpiFailure, ALateRankHarmsNobody) {
+  run_ranks(2, [](const Rank& rank) {
+    Group early = rank.group("early", kChunk);
+    Group after = rank.group("after", kChunk);
+    std::vector<double> data;
+    if (rank.rank == 1) {
+      std::this_thread::sleep_for(2 * kShort);
+      EXPECT_FALSE(early.run(allreduce(early, {}, data)));  // the other's data lay ready
+    } else {
+      expect_error(ErrorKind::kTimeout, {"missing ranks: 1"},
+                   early.run(allreduce(early, {}, data), kShort));
+    }
+    EXPECT_FALSE(after.run(make_barrier(after.channel, ++after.sequence)));
+    const Clock::time_point limit = Clock::now() + kPatience;
+    while (sweep() > 0 && Clock::now() < limit) std::this_thread::sleep_for(milliseconds(1));
+    EXPECT_EQ(sweep(), 0u);
+  });
+}
+
+}  // namespace
+}  // namespace hbm::mpi
