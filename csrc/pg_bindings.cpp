@@ -70,6 +70,7 @@ void register_process_group(py::module_& m) {
           [](ProcessGroupHbm& self) {
             return c10::dynamic_intrusive_pointer_cast<GroupOptions>(self.getBackendOptions());
           })
+      .def("get_error", &ProcessGroupHbm::getError, Unlocked())
       .def("memory_stats", &ProcessGroupHbm::getMemoryStats, Unlocked());
 
   m.def("create", &create, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),

@@ -3,7 +3,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import Backend, ErrorType, Store
 
 class Options:
     """What a user may choose for a group.
@@ -35,13 +35,14 @@ class Options:
     @property
     def staging_bytes(self) -> int: ...
 
-class ProcessGroupHbm(dist.ProcessGroup):
+class ProcessGroupHbm(Backend):
     @property
-    def options(self) -> Options: ...
+    def options(self) -> Options: ...  # type: ignore[override]
+    def get_error(self) -> ErrorType: ...
     def memory_stats(self) -> dict[str, int]: ...
 
 def create(
-    store: dist.Store,
+    store: Store,
     rank: int,
     size: int,
     timeout: timedelta,

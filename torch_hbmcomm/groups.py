@@ -28,7 +28,7 @@ def monitored_barrier(
         DistBackendError: on every rank that came, naming the missing ones
         ValueError: the group's CPU backend is not hbm
     """
-    backend = _backend(group, "monitored_barrier")
+    _, backend = _backend(group, "monitored_barrier")
     backend.monitored_barrier(
         timeout=backend.options._timeout if timeout is None else timeout,
         wait_all_ranks=wait_all_ranks,
@@ -60,8 +60,7 @@ def split_group(
     Raises:
         ValueError: a rank that is not in the group or is named twice
     """
-    parent = dist.group.WORLD if parent_pg is None else parent_pg
-    backend = _backend(parent, "split_group")
+    parent, backend = _backend(parent_pg, "split_group")
     named = [rank for part in split_ranks for rank in part]
     if len(set(named)) != len(named) or any(not 0 <= rank < backend.size() for rank in named):
         raise ValueError(
@@ -70,7 +69,7 @@ def split_group(
         )
     for part in split_ranks:
         if backend.rank() in part:
-            return dist.new_group(
+            group: dist.ProcessGroup = dist.new_group(
                 [dist.get_global_rank(parent, rank) for rank in part],
                 timeout=backend.options._timeout if timeout is None else timeout,
                 backend="hbm",
@@ -78,14 +77,16 @@ def split_group(
                 use_local_synchronization=True,
                 group_desc=group_desc,
             )
+            return group
     return None
 
 
-def _backend(group: dist.ProcessGroup | None, function: str) -> Any:
+def _backend(group: dist.ProcessGroup | None, function: str) -> tuple[dist.ProcessGroup, Any]:
+    """The group (None means the default one) and its backend, which must be hbm."""
     chosen = dist.group.WORLD if group is None else group
     if chosen is None:
         raise ValueError(f"{function}: there is no default group; call init_process_group first")
     backend = chosen._get_backend(torch.device("cpu"))
     if backend.name() != "hbm":
         raise ValueError(f"{function}: the group's CPU backend is {backend.name()}, not hbm")
-    return backend
+    return chosen, backend

@@ -43,8 +43,8 @@ def load() -> ModuleType:
     built_for = native.build_info()["torch_version"]
     if built_for.split(".")[:2] != found.split(".")[:2]:
         raise ImportError(
-            f"torch_hbmcomm's native module was built for PyTorch {built_for}, and this is {found}; "
-            "rebuild it with `make build`"
+            f"torch_hbmcomm's native module was built for PyTorch {built_for}, and this is "
+            f"{found}; rebuild it with `make build`"
         )
     native.set_mpi_search_path(_mpi_directories())
     return native

@@ -1,0 +1,120 @@
+"""What a group tells of itself, and the memory that it gives out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import Context, Pool, beyond_gloo
+from torch.nn.parallel import DistributedDataParallel
+
+import torch_hbmcomm as hbmcomm
+
+pytestmark = beyond_gloo
+
+
+def backend() -> Any:
+    return dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+
+
+def check_profiler_ranges(context: Context) -> None:
+    with torch.profiler.profile(record_shapes=True) as profile:
+        dist.all_reduce(torch.ones(10))
+        dist.broadcast(torch.ones(10), 0, async_op=True).wait()
+        dist.barrier()
+    names = {event.key for event in profile.key_averages()}
+    assert {"hbm:all_reduce", "hbm:broadcast", "hbm:barrier", "record_param_comms"} <= names
+
+
+def check_memory_from_the_group(context: Context) -> None:
+    group = backend()
+    assert group.supports_tensor_alloc(torch.device("cpu"))
+    before = group.memory_stats()["tensors.in_use_bytes"]
+    tensor = group.allocate_tensor(1000, dtype=torch.float64, device=torch.device("cpu"))
+    assert tensor.shape == (1000,) and tensor.dtype == torch.float64
+    tensor.fill_(context.rank)
+    assert group.memory_stats()["tensors.in_use_bytes"] == before + 8000
+    assert sum(hbmcomm.memory.where(tensor).values()) == 8000
+    dist.all_reduce(tensor)
+    assert (tensor == sum(range(context.size))).all()
+    del tensor
+    assert group.memory_stats()["tensors.in_use_bytes"] == before
+
+
+def check_ddp_buckets(context: Context) -> None:
+    """DDP takes its buckets from the group; they outlive DDP and stay readable."""
+    before = backend().memory_stats()["tensors.in_use_bytes"]
+    layer = torch.nn.Linear(100, 100)
+    model = DistributedDataParallel(layer, gradient_as_bucket_view=True)
+    for _ in range(3):
+        model(torch.ones(4, 100)).sum().backward()
+    used = backend().memory_stats()["tensors.in_use_bytes"] - before
+    assert used == 4 * (100 * 100 + 100)
+    del model
+    gradient = layer.weight.grad
+    assert gradient is not None and torch.isfinite(gradient).all()
+
+
+def check_staging_is_bounded(context: Context) -> None:
+    dist.all_reduce(torch.ones(5_000_000))
+    stats = backend().memory_stats()
+    least = 1 if context.size > 1 else 0  # one rank stages nothing
+    assert least <= stats["staging.reserved_bytes"] <= stats["staging.budget_bytes"]
+    assert stats["staging.overflow_bytes"] == 0
+    assert stats["staging.abandoned_bytes"] == 0
+
+
+def check_state(context: Context) -> None:
+    group = backend()
+    assert (group.rank(), group.size(), group.name()) == (context.rank, context.size, "hbm")
+    assert isinstance(group.options, hbmcomm.Options)
+    first = group._get_sequence_number_for_group()
+    works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(5)]
+    for work in works:
+        work.wait()
+    assert group._get_sequence_number_for_group() == first + 5
+    assert re.search("SUCCESS", str(group.get_error()))
+
+
+@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.parametrize(
+    "check",
+    [
+        check_profiler_ranges,
+        check_memory_from_the_group,
+        check_staging_is_bounded,
+        check_state,
+    ],
+)
+def test_process_group(pool: Pool, check: Callable[[Context], None]) -> None:
+    pool.run(check)
+
+
+@pytest.mark.ranks(2)
+def test_ddp_takes_its_buckets_from_the_group(pool: Pool) -> None:
+    pool.run(with_environment, check_ddp_buckets, "DDP_DISABLE_COMM_MEM", "0")
+
+
+def with_environment(
+    context: Context, check: Callable[[Context], None], name: str, value: str
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(name, value)
+        check(context)
+
+
+def check_error_state(context: Context) -> str:
+    if context.rank == 0:
+        with pytest.raises(dist.DistBackendError, match="missing ranks: 1"):
+            dist.all_reduce(torch.ones(3))
+        return str(backend().get_error())
+    return ""
+
+
+@pytest.mark.ranks(2)
+def test_error_state(fresh_pool: Pool) -> None:
+    assert "TIMEOUT" in fresh_pool.run(check_error_state, limit=60)[0]
