@@ -75,6 +75,26 @@ void require_mpich_abi(void* handle, const std::string& path) {
   }
 }
 
+std::string path_of(void* handle) {
+  link_map* map = nullptr;
+  dlinfo(handle, RTLD_DI_LINKMAP, &map);
+  return map->l_name;
+}
+
+// Two MPI libraries would both talk to the launcher, and hang.
+void require_alone(void* handle, const std::string& path) {
+  for (const char* soname : kSonames) {
+    void* other = dlopen(soname, RTLD_NOW | RTLD_NOLOAD);
+    if (other == nullptr) continue;
+    dlclose(other);
+    if (other == handle) continue;
+    throw Error(ErrorKind::kUnavailable,
+                path + " is to be used for MPI, but this process has loaded " + path_of(other) +
+                    " already (mpi4py does so); have one MPI library alone: unset "
+                    "HBMCOMM_MPI_LIB, or set it to the one that is loaded");
+  }
+}
+
 Library load() {
   std::string tried;
   const Found found = find_library(tried);
@@ -85,11 +105,10 @@ Library load() {
                     tried);
   }
   Library loaded;
-  link_map* map = nullptr;
-  dlinfo(found.handle, RTLD_DI_LINKMAP, &map);
-  loaded.path = map->l_name;
+  loaded.path = path_of(found.handle);
   loaded.found_by = found.by;
   require_mpich_abi(found.handle, loaded.path);
+  require_alone(found.handle, loaded.path);
 #define HBM_MPI_RESOLVE(name) resolve(found.handle, loaded.path, "MPI_" #name, loaded.name);
   HBM_MPI_FUNCTIONS(HBM_MPI_RESOLVE)
 #undef HBM_MPI_RESOLVE
