@@ -19,6 +19,7 @@
 #include "mpi/graveyard.h"
 #include "pg_store.h"
 #include "pg_types.h"
+#include "reduce/reduce.h"
 
 namespace hbm {
 namespace {
@@ -109,6 +110,7 @@ ProcessGroupHbm::ProcessGroupHbm(const c10::intrusive_ptr<c10d::Store>& store, i
 
 void ProcessGroupHbm::connect(Clock::time_point deadline) {
   mpi::sweep();
+  reduce_isa();  // a bad HBMCOMM_ISA is an error here, not in the first reduction
   // The layout of messages and the cutting into chunks are the version that ranks must share.
   const mpi::Member self = mpi::introduce(HBM_VERSION, channel_->chunk_bytes, size_ > 1);
   mpi::Meeting meeting = mpi::meet(*store_, self, rank_, size_, name_, deadline);
@@ -212,6 +214,7 @@ void ProcessGroupHbm::check_list(size_t found, const char* operation, const char
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, Views views,
                                                     const MakeOperation& make) {
+  collectives_->require_owner(call.name);
   auto work = c10::make_intrusive<WorkHbm>(rank_, call.type, call.name, call.inputs, call.outputs,
                                            collectives_);
   std::unique_lock issue(issue_mutex_);
@@ -224,6 +227,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, Views view
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::transfer(
     const Call& call, Views views,
     const std::function<std::unique_ptr<Operation>(std::shared_ptr<int>)>& make) {
+  transfers_->require_owner(call.name);
   auto work = c10::make_intrusive<WorkHbm>(rank_, call.type, call.name, call.inputs, call.outputs,
                                            transfers_);
   auto operation = make(work->source_slot());

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from torch_hbmcomm.native import load
 
@@ -25,20 +26,20 @@ _PATIENCE = timedelta(seconds=2)  # for the other ranks to end, before MPI is le
 # Where launchers write the number of processes that they started.
 _SIZES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 
-_store: dist.TCPStore | None = None  # the job's: it serves every group until the process ends
+_store: TCPStore | None = None  # the job's: it serves every group until the process ends
 _groups = 0
 
 
 def rendezvous(
     url: str, timeout: timedelta = dist.default_pg_timeout, **_: Any
-) -> Iterator[tuple[dist.Store, int, int]]:
+) -> Iterator[tuple[Store, int, int]]:
     """Yields (store, rank, world size), as torch.distributed's rendezvous handlers do.
 
     Raises ValueError for a URL with anything behind mpi://, and RuntimeError when MPI cannot be
     initialised, when the launcher did not tell MPI of the ranks, or when the store is out of reach.
     """
     global _store, _groups
-    target, _, query = url.removeprefix("mpi://").partition("?")
+    target, _question_mark, query = url.removeprefix("mpi://").partition("?")
     if target or any(not part.endswith("=-1") for part in query.split("&") if part):
         raise ValueError(
             f'init_method="{url}": nothing may follow mpi://, and neither rank nor world_size be '
@@ -51,7 +52,7 @@ def rendezvous(
         atexit.register(native.mpi_finalize, _PATIENCE)
         _store = _serve(native, timeout) if rank == 0 else _join(native, timeout)
     _groups += 1
-    store = dist.PrefixStore(f"mpi{_groups}", _store)
+    store = PrefixStore(f"mpi{_groups}", _store)
     store.set_timeout(timeout)
     yield store, rank, size
 
@@ -69,10 +70,10 @@ def _require_launcher(size: int) -> None:
     )
 
 
-def _serve(native: Any, timeout: timedelta) -> dist.TCPStore:
+def _serve(native: Any, timeout: timedelta) -> TCPStore:
     port = os.environ.get("MASTER_PORT", "0")
     try:
-        store = dist.TCPStore(
+        store = TCPStore(
             "127.0.0.1", int(port), is_master=True, timeout=timeout, wait_for_workers=False
         )
     except Exception as error:
@@ -84,13 +85,13 @@ def _serve(native: Any, timeout: timedelta) -> dist.TCPStore:
     return store
 
 
-def _join(native: Any, timeout: timedelta) -> dist.TCPStore:
+def _join(native: Any, timeout: timedelta) -> TCPStore:
     address = json.loads(native.mpi_broadcast(""))
     if "error" in address:
         raise RuntimeError(f"rank 0 could not serve the store: {address['error']}")
     host = "127.0.0.1" if address["network"] == _network() else address["host"]
     try:
-        return dist.TCPStore(host, address["port"], is_master=False, timeout=timeout)
+        return TCPStore(host, address["port"], is_master=False, timeout=timeout)
     except dist.DistError as error:
         raise RuntimeError(
             f"rank 0's store at {host}:{address['port']} is out of reach from "

@@ -39,14 +39,17 @@ std::shared_ptr<Queue> Queue::create(Order order, bool crowded, Hooks hooks) {
   return std::shared_ptr<Queue>(new Queue(order, crowded, std::move(hooks)));
 }
 
+void Queue::require_owner(const char* operation) const {
+  if (!fork_.in_child()) return;
+  throw Error(ErrorKind::kUnsupported,
+              std::string(operation) +
+                  " was called in a forked child; only the process that made the group may "
+                  "communicate (start processes with the spawn method instead)");
+}
+
 std::shared_ptr<Ticket> Queue::enqueue(std::unique_ptr<Operation> operation,
                                        std::chrono::milliseconds timeout, Frame frame) {
-  if (fork_.in_child()) {
-    throw Error(ErrorKind::kUnsupported,
-                operation->describe() +
-                    " was called in a forked child; only the process that made the group may "
-                    "communicate (start processes with the spawn method instead)");
-  }
+  if (fork_.in_child()) require_owner(operation->describe().c_str());
   auto ticket = std::make_shared<Ticket>();
   ticket->small_ = operation->self_sufficient();
   ticket->operation_ = std::move(operation);

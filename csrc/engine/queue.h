@@ -95,6 +95,9 @@ class Queue : public std::enable_shared_from_this<Queue> {
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
 
+  // Throws Error(kUnsupported), naming `operation`, in a forked child.
+  void require_owner(const char* operation) const;
+
   // Gives the operation its place; never waits. An unordered queue also begins it, so that messages
   // leave in the order of issue. Throws Error(kAborted) on a broken queue, Error(kUnsupported) in a
   // forked child, and what begin() throws.

@@ -71,7 +71,7 @@ struct StagingStats {
 class StagingPool : public std::enable_shared_from_this<StagingPool> {
  public:
   static constexpr size_t kSmallestClass = 64;
-  static constexpr size_t kLargestClass = size_t{1} << 20;
+  static constexpr size_t kLargestClass = size_t{16} << 20;
 
   // The budget bounds reserved_bytes; 0 hands out nothing but overflow.
   static std::shared_ptr<StagingPool> make(std::shared_ptr<Heap> heap, uint64_t budget_bytes);
@@ -101,7 +101,7 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
     Link* first = nullptr;
     uint64_t count = 0;
   };
-  static constexpr size_t kClasses = 15;  // 64 B, 128 B, ... 1 MiB
+  static constexpr size_t kClasses = 19;  // 64 B, 128 B, ... 16 MiB
   static_assert(kSmallestClass << (kClasses - 1) == kLargestClass);
 
   StagingPool(std::shared_ptr<Heap> heap, uint64_t budget_bytes);

@@ -1,6 +1,7 @@
 // broadcast: small tensors go from the root to each rank; large ones block by block, the root
 // dealing one shard to each rank (first phase) and each rank handing its own to the others (second
-// phase), so that the root's link carries the data about once. Van de Geijn's scheme.
+// phase), so that the root's link carries the data about twice, however many ranks there are. Van
+// de Geijn's scheme.
 #include <cstring>
 #include <utility>
 

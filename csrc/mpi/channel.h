@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -18,5 +19,10 @@ struct Channel {
   std::shared_ptr<memory::StagingPool> staging;
   size_t chunk_bytes = 0;  // payload of the largest message; equal on all ranks
 };
+
+// The chunk of a group of `size` ranks: the largest with which an operation stays within
+// `staging_bytes` and within what one operation may take. Throws Error(kInvalid), saying how much
+// is needed, if not even the smallest fits.
+size_t chunk_bytes(uint64_t staging_bytes, int size);
 
 }  // namespace hbm::mpi

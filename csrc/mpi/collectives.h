@@ -70,7 +70,4 @@ std::unique_ptr<Operation> make_alltoall(ChannelPtr channel, uint64_t sequence,
 
 std::unique_ptr<Operation> make_barrier(ChannelPtr channel, uint64_t sequence);
 
-// Payload of the largest message in a group of `size` ranks that may stage `staging_bytes`.
-size_t chunk_bytes(uint64_t staging_bytes, int size) noexcept;
-
 }  // namespace hbm::mpi

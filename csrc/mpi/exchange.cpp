@@ -158,14 +158,4 @@ std::unique_ptr<Operation> make_barrier(ChannelPtr channel, uint64_t sequence) {
                                     from_all_but(rank, nothing), Exchange::Local{});
 }
 
-size_t chunk_bytes(uint64_t staging_bytes, int size) noexcept {
-  // Two rounds of up to size - 1 messages each way are in flight in an operation.
-  constexpr uint64_t kOperationBytes = 16 << 20;
-  constexpr uint64_t kSmallest = 4 << 10;
-  constexpr uint64_t kLargest = 512 << 10;
-  const uint64_t share =
-      std::min(staging_bytes, kOperationBytes) / (4 * static_cast<uint64_t>(size));
-  return static_cast<size_t>(std::clamp(share / kSmallest * kSmallest, kSmallest, kLargest));
-}
-
 }  // namespace hbm::mpi

@@ -14,9 +14,9 @@
 
 namespace hbm::mpi {
 
-// A message of up to this many bytes leaves at once (MPI's eager protocol), whether or not the
-// receiver is there.
-inline constexpr size_t kEagerBytes = 8192 - kHeaderBytes;
+// A message of up to this many bytes of payload leaves at once (MPI's eager protocol), whether or
+// not the receiver is there. MPICH's own limit lies near 8,000 bytes and depends on the network.
+inline constexpr size_t kEagerBytes = 4096;
 
 class GroupOperation : public Operation {
  public:

@@ -71,7 +71,7 @@ void TwoPhase::open_first(size_t block) {
 // Completes the first phase of the next block; its second phase takes the round that the block
 // before the last one has left.
 bool TwoPhase::poll_first(Progress& progress) {
-  if (passed_ == blocks_ || passed_ - finished_ == 2) return false;
+  if (!awaits_first()) return false;
   Round& first = first_[passed_ % 2];
   const Progress polled = first.poll();
   if (polled != Progress::kIdle) progress = Progress::kActive;
@@ -85,7 +85,7 @@ bool TwoPhase::poll_first(Progress& progress) {
 }
 
 bool TwoPhase::poll_second(Progress& progress) {
-  if (finished_ == passed_) return false;
+  if (!awaits_second()) return false;
   Round& second = second_[finished_ % 2];
   const Progress polled = second.poll();
   if (polled != Progress::kIdle) progress = Progress::kActive;
@@ -104,10 +104,11 @@ Progress TwoPhase::poll() {
   return progress;
 }
 
+// Of the rounds that poll() asks about: in the others, what has arrived is not yet known.
 std::vector<int> TwoPhase::missing() const {
   std::vector<int> ranks;
-  for (const Round& round : first_) ranks = merge(std::move(ranks), round.missing());
-  for (const Round& round : second_) ranks = merge(std::move(ranks), round.missing());
+  if (awaits_first()) ranks = first_[passed_ % 2].missing();
+  if (awaits_second()) ranks = merge(std::move(ranks), second_[finished_ % 2].missing());
   return ranks;
 }
 

@@ -76,6 +76,9 @@ class TwoPhase : public GroupOperation {
   virtual void deliver(const Round& second, size_t block) = 0;
 
  private:
+  // A round that the block before the last one still uses is not free for the next.
+  bool awaits_first() const { return passed_ < blocks_ && passed_ - finished_ < 2; }
+  bool awaits_second() const { return finished_ < passed_; }
   void open_first(size_t block);
   bool poll_first(Progress& progress);
   bool poll_second(Progress& progress);

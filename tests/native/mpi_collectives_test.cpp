@@ -184,10 +184,10 @@ class Trial {
     queue->launch(ticket, Mode::kAsync);
     if (own_() % 8 == 0) queue->test(ticket);
     checks_.push_back({queue, std::move(ticket), std::move(what), std::move(right)});
-    if (shared_() % 4 == 0) finish();
   }
   void collective(std::unique_ptr<Operation> operation, std::function<bool()> right) {
     submit(group_.collectives, std::move(operation), std::move(right));
+    if (shared_() % 4 == 0) finish();
   }
 
   template <typename T>

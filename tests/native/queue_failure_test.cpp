@@ -55,8 +55,7 @@ TEST_F(QueueTest, AnErrorBreaksAnOrderedQueue) {
                [this] { enqueue(script("late")); });
 }
 
-TEST_F(QueueTest, EveryStepMayFail) {
-  const auto op = ready_script("op");
+TEST(QueueErrors, EveryStepMayFail) {
   const auto begins = ready_script("begins");
   begins->on_begin = fail;
   struct Case {
@@ -103,15 +102,43 @@ TEST_F(UnorderedQueueTest, BeginThrowsAtEnqueue) {
   EXPECT_FALSE(queue_->broken());
 }
 
-TEST_F(UnorderedQueueTest, TheWatchFailsAll) {
-  watch_ = [] { throw Error(ErrorKind::kPeer, "rank 3 has failed"); };
-  const auto first = enqueue(script("first"));
-  const auto second = enqueue(script("second"));
-  EXPECT_TRUE(wait(second));
-  EXPECT_TRUE(wait(first));
-  expect_error(ErrorKind::kPeer, {"rank 3 has failed"}, first->error());
-  expect_error(ErrorKind::kAborted, {"second was given up", "rank 3"}, second->error());
-  EXPECT_TRUE(queue_->broken());
+TEST_F(QueueTest, TheWatchBreaksAnOrderedQueue) {
+  watch_ = [](const std::vector<int>& missing) {
+    EXPECT_EQ(missing, std::vector{3});
+    throw Error(ErrorKind::kPeer, "rank 3 has failed");
+  };
+  const auto op = script("op");
+  op->missing = {3};
+  const auto ticket = enqueue(op);
+  const auto behind_ticket = enqueue(script("behind"));
+  EXPECT_TRUE(wait(ticket));
+  EXPECT_TRUE(wait(behind_ticket));
+  expect_error(ErrorKind::kPeer, {"rank 3 has failed"}, ticket->error());
+  expect_error(ErrorKind::kAborted, {"behind was given up", "rank 3"}, behind_ticket->error());
+  EXPECT_TRUE(op->abandoned);
+}
+
+TEST_F(UnorderedQueueTest, TheWatchFailsWhatItConcerns) {
+  watch_ = [](const std::vector<int>& missing) {
+    if (missing == std::vector{3}) throw Error(ErrorKind::kPeer, "rank 3 has failed");
+  };
+  const auto good = script("good");
+  good->missing = {2};
+  const auto good_ticket = enqueue(good);
+  std::vector<TicketPtr> bad;
+  for (const char* name : {"first", "second"}) {
+    const auto op = script(name);
+    op->missing = {3};
+    bad.push_back(enqueue(op));
+  }
+  for (const auto& ticket : bad) {
+    EXPECT_TRUE(wait(ticket));
+    expect_error(ErrorKind::kPeer, {"rank 3 has failed"}, ticket->error());
+  }
+  EXPECT_FALSE(good_ticket->done() || queue_->broken());
+  good->ready = true;
+  EXPECT_TRUE(wait(good_ticket));
+  EXPECT_FALSE(good_ticket->error());
 }
 
 TEST_F(QueueTest, AbortWhileIdleAndTwice) {

@@ -25,7 +25,7 @@ class QueueTest : public testing::Test {
 
   explicit QueueTest(Queue::Order order = Queue::Order::kOrdered)
       : queue_(Queue::create(order, /*crowded=*/true,
-                             {[this] { watch_(); },
+                             {[this](const std::vector<int>& missing) { watch_(missing); },
                               [this](const std::exception_ptr& error) {
                                 const std::lock_guard lock(mutex_);
                                 failures_.push_back(error);
@@ -56,7 +56,8 @@ class QueueTest : public testing::Test {
     return failures_;
   }
 
-  std::function<void()> watch_ = [] {};  // to be set before the first operation
+  std::function<void(const std::vector<int>&)> watch_ = [](const auto&) {
+  };  // to be set before the first operation
   const std::shared_ptr<Queue> queue_;
 
  private:
