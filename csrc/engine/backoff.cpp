@@ -9,8 +9,8 @@
 namespace hbm {
 namespace {
 
-constexpr uint32_t kSpins = 400;         // about 100 us of polling MPI
-constexpr uint32_t kYields = 200;        // then give the core away, still quick to notice
+constexpr uint32_t kSpins = 64;          // about 15 us of polling MPI
+constexpr uint32_t kYields = 2000;       // then give the core away, still quick to notice
 constexpr uint32_t kShortestSleep = 20;  // us; the kernel's timer slack adds about 50
 constexpr uint32_t kLongestSleep = 1000;
 

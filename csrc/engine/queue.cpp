@@ -79,8 +79,11 @@ void Queue::launch(const std::shared_ptr<Ticket>& ticket, Mode mode) {
   }
   if (!driving_) drive(lock, nullptr, Clock::time_point::min());  // often clears what is in front
   if (ticket->done()) return;
-  const bool begun = order_ == Order::kUnordered || ticket == pending_.front();
-  ticket->wanted_ = !(ticket->small_ && begun && !driving_);
+  if (!driving_ && ticket == pending_.front() && !ticket->begun_) {
+    drive(lock, nullptr, Clock::time_point::min());
+    if (ticket->done()) return;
+  }
+  ticket->wanted_ = driving_ || !ticket->begun_ || !ticket->small_;  // begun_ is the driver's
   wake_worker(ticket->wanted_);
 }
 
@@ -256,7 +259,7 @@ void Queue::finish(Lock& lock, const std::shared_ptr<Ticket>& ticket, std::excep
   const auto place = std::find(pending_.begin(), pending_.end(), ticket);
   if (place == pending_.end()) return;
   pending_.erase(place);
-  const auto callbacks = std::move(ticket->callbacks_);
+  auto callbacks = std::move(ticket->callbacks_);
   ticket->error_ = std::move(error);
   ticket->done_.store(true, std::memory_order_release);
   changed_.notify_all();
@@ -265,6 +268,7 @@ void Queue::finish(Lock& lock, const std::shared_ptr<Ticket>& ticket, std::excep
   if (on_worker) worker_busy_ = true;
   lock.unlock();
   for (const auto& callback : callbacks) callback();
+  callbacks.clear();  // whatever they hold may lock this queue when it goes
   lock.lock();
   if (on_worker && worker_ == std::this_thread::get_id()) worker_busy_ = false;
 }

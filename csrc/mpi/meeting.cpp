@@ -114,12 +114,15 @@ bool share_a_world(const std::vector<Member>& members, const std::string& group)
 }  // namespace
 
 std::string node_key() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  struct stat shared{};
-  if (stat("/dev/shm", &shared) != 0) shared.st_dev = 0;
+  std::string key;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> key;
+  for (const char* shared : {"/dev/shm", "/proc/self/ns/pid", "/proc/self/ns/user"}) {
+    struct stat found{};
+    stat(shared, &found);  // zeros where there is none
+    key += "/" + std::to_string(found.st_dev) + ":" + std::to_string(found.st_ino);
+  }
   const char* forced = std::getenv("HBMCOMM_NODE_ID");
-  return boot + "/" + std::to_string(shared.st_dev) + "/" + (forced != nullptr ? forced : "");
+  return key + "/" + (forced != nullptr ? forced : "");
 }
 
 Member introduce(const std::string& version, size_t chunk_bytes, bool needs_mpi) {

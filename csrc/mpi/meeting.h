@@ -27,8 +27,9 @@ struct Member {
   int world_size = 0;
 };
 
-// Names the memory that this process can share: the kernel's boot, its /dev/shm, and
-// HBMCOMM_NODE_ID (which forces ranks of one machine apart).
+// Names the memory that this process can share: the kernel's boot, its /dev/shm, its PID and user
+// namespaces (within a node MPICH reads a peer's memory, by PID), and HBMCOMM_NODE_ID (which forces
+// ranks of one machine apart).
 std::string node_key();
 
 // This process' own record. Loads the MPI library if `needs_mpi`; a failure goes into `problem`, so

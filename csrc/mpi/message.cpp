@@ -62,7 +62,9 @@ std::string describe(const MessageHeader& header) {
   }
   if (op == OpCode::kBarrier) return text;
   if (reduces(op)) {
-    text += std::string(" (") + reduce_op_name(static_cast<ReduceOp>(header.reduce_op)) + ")";
+    const bool known = header.reduce_op < kReduceOpCount;
+    text += std::string(" (") +
+            (known ? reduce_op_name(static_cast<ReduceOp>(header.reduce_op)) : "?") + ")";
   }
   text += " of " + std::to_string(header.count) + " " +
           (header.dtype < kDtypeCount ? dtype_name(static_cast<Dtype>(header.dtype)) : "?");
