@@ -8,7 +8,7 @@ EXTRAS := bench examples lint test
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 BUILD_PACKAGES := g++ python3-dev python3-venv libmemkind-dev libnuma-dev libhwloc-dev
-TEST_PACKAGES := cmake iproute2 libgtest-dev libmpich12 munge ninja-build slurm-wlm
+TEST_PACKAGES := cmake iproute2 libgtest-dev mpich munge ninja-build slurm-wlm
 
 # Directories too: their time changes when a file is added or removed.
 NATIVE := $(shell find csrc -type d -o -name '*.cpp' -o -name '*.h' -o -name '*.inc')

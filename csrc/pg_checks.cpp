@@ -110,6 +110,25 @@ void check_own_part(const void* own, const at::Tensor& whole, const at::Tensor& 
   check_disjoint({whole, part}, (std::string(operation) + ": input and output").c_str());
 }
 
+void check_apart(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs,
+                 int own, const char* operation) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    for (size_t o = 0; o < outputs.size(); ++o) {
+      const bool is_own = (inputs.size() == 1 || static_cast<int>(i) == own) &&
+                          (outputs.size() == 1 || static_cast<int>(o) == own);
+      if (is_own && inputs[i].const_data_ptr() == outputs[o].const_data_ptr()) continue;
+      const Extent input = extent_of(inputs[i], i);
+      const Extent output = extent_of(outputs[o], o);
+      const bool both = inputs[i].is_contiguous() && outputs[o].is_contiguous() &&
+                        inputs[i].numel() > 0 && outputs[o].numel() > 0;
+      if (!both || input.end <= output.begin || output.end <= input.begin) continue;
+      throw Error(ErrorKind::kInvalid, std::string(operation) + ": input " + std::to_string(i) +
+                                           " and output " + std::to_string(o) +
+                                           " share memory; each needs its own");
+    }
+  }
+}
+
 void check_pairs(size_t outputs, size_t inputs, const char* operation) {
   if (outputs == inputs && outputs > 0) return;
   throw Error(ErrorKind::kInvalid, std::string(operation) + ": " + std::to_string(outputs) +

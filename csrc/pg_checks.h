@@ -36,6 +36,11 @@ void check_parts(const at::Tensor& whole, const at::Tensor& part, int ranks,
 void check_own_part(const void* own, const at::Tensor& whole, const at::Tensor& part,
                     const char* operation);
 
+// No tensor of `inputs` shares memory with one of `outputs`, but for rank `own`'s, which may be one
+// and the same (own: -1 for none).
+void check_apart(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs,
+                 int own, const char* operation);
+
 // A list of inputs and one of outputs belong together.
 void check_pairs(size_t outputs, size_t inputs, const char* operation);
 

@@ -61,13 +61,24 @@ class HeapAllocator final : public c10::Allocator {
   const std::shared_ptr<memory::Heap> heap_;
 };
 
+std::string describe(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+}
+
+memory::BindMode bind_mode() {
+  const char* wanted = std::getenv("HBMCOMM_BIND");
+  return memory::parse_bind_mode(wanted != nullptr && *wanted != '\0' ? wanted : "none");
+}
+
 // Once in a process: binds it if HBMCOMM_BIND says so, and tells where it runs.
 void bind_once(int local_rank, int local_size) {
   static std::once_flag once;
   std::call_once(once, [&] {
-    const char* wanted = std::getenv("HBMCOMM_BIND");
-    const auto mode =
-        memory::parse_bind_mode(wanted != nullptr && *wanted != '\0' ? wanted : "none");
+    const memory::BindMode mode = bind_mode();
     if (mode != memory::BindMode::kNone) {
       log::info("bound to " + memory::bind(mode, local_rank, local_size));
     } else if (log::enabled(log::Level::kInfo)) {
@@ -110,10 +121,17 @@ ProcessGroupHbm::ProcessGroupHbm(const c10::intrusive_ptr<c10d::Store>& store, i
 
 void ProcessGroupHbm::connect(Clock::time_point deadline) {
   mpi::sweep();
-  reduce_isa();  // a bad HBMCOMM_ISA is an error here, not in the first reduction
-  // The layout of messages and the cutting into chunks are the version that ranks must share.
-  const mpi::Member self = mpi::introduce(HBM_VERSION, channel_->chunk_bytes, size_ > 1);
-  mpi::Meeting meeting = mpi::meet(*store_, self, rank_, size_, name_, deadline);
+  // The version stands for the layout of messages and the cutting into chunks.
+  mpi::Member self = mpi::introduce(HBM_VERSION, channel_->chunk_bytes, size_ > 1);
+  const std::exception_ptr own = prepare();
+  if (own) self.problem = describe(own);
+  mpi::Meeting meeting;
+  try {
+    meeting = mpi::meet(*store_, self, rank_, size_, name_, deadline);
+  } catch (const Error&) {
+    if (own) std::rethrow_exception(own);  // in its own words and of its own kind
+    throw;
+  }
   members_ = std::move(meeting.members);
   prefix_ = meeting.prefix;
 
@@ -125,13 +143,35 @@ void ProcessGroupHbm::connect(Clock::time_point deadline) {
     ++local_size;
   }
   bind_once(local_rank, local_size);
-  channel_->staging = memory::process_staging(options_->policy, options_->staging_bytes);
-  heap_ = memory::process_heap(options_->policy);
   if (size_ > 1) channel_->communicator = mpi::connect(store_, members_, rank_, name_, deadline);
 
   crowded_ = local_size > sysconf(_SC_NPROCESSORS_ONLN);
   collectives_ = Queue::create(Queue::Order::kOrdered, crowded_, hooks(&breaks_collectives));
-  transfers_ = Queue::create(Queue::Order::kUnordered, crowded_, hooks(&breaks_transfers));
+  Queue::Hooks of_transfers = hooks(&breaks_transfers);
+  of_transfers.failed = [this, publish = of_transfers.failed](const std::exception_ptr& error) {
+    publish(error);
+    try {
+      std::rethrow_exception(error);
+    } catch (const Error& ours) {
+      if (breaks_transfers(ours.kind())) collectives_->abort(ours.what());
+    } catch (const std::exception& other) {
+      collectives_->abort(other.what());
+    }
+  };
+  transfers_ = Queue::create(Queue::Order::kUnordered, crowded_, std::move(of_transfers));
+}
+
+// Takes what this rank needs of its machine, before the others come to rely on it.
+std::exception_ptr ProcessGroupHbm::prepare() {
+  try {
+    reduce_isa();
+    bind_mode();
+    channel_->staging = memory::process_staging(options_->policy, options_->staging_bytes);
+    heap_ = memory::process_heap(options_->policy);
+    return nullptr;
+  } catch (const Error&) {
+    return std::current_exception();
+  }
 }
 
 ProcessGroupHbm::~ProcessGroupHbm() { stop(); }
@@ -169,13 +209,17 @@ void ProcessGroupHbm::publish(const std::exception_ptr& error, bool (*concerns_a
     std::rethrow_exception(error);
   } catch (const Error& ours) {
     if (!concerns_all(ours.kind())) return;
-    try {
-      store_->set(prefix_ + kFailure, "rank " + std::to_string(rank_) + ": " + ours.what());
-    } catch (const Error& unreachable) {
-      log::warn(std::string("cannot tell the other ranks of a failure: ") + unreachable.what());
-    }
+    announce(ours.what());
   } catch (const std::exception& other) {
-    log::warn(std::string("an operation failed on this rank alone: ") + other.what());
+    announce(other.what());
+  }
+}
+
+void ProcessGroupHbm::announce(const std::string& failure) {
+  try {
+    store_->set(prefix_ + kFailure, "rank " + std::to_string(rank_) + ": " + failure);
+  } catch (const Error& unreachable) {
+    log::warn(std::string("cannot tell the other ranks of a failure: ") + unreachable.what());
   }
 }
 
@@ -253,7 +297,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::submit(
   }
   queue->launch(ticket, call.async ? Mode::kAsync : Mode::kSync);
   const std::lock_guard lock(coalescing_mutex_);
-  if (coalescing_) coalesced_.push_back(work);
+  if (coalescing_ == std::this_thread::get_id()) coalesced_.push_back(work);
   return work;
 }
 
@@ -287,6 +331,7 @@ c10d::ErrorType ProcessGroupHbm::getError() {
 }
 
 void ProcessGroupHbm::abort() {
+  if (collectives_->in_forked_child()) return;
   const std::string reason = name_ + " was aborted on rank " + std::to_string(rank_);
   publish(std::make_exception_ptr(Error(ErrorKind::kAborted, reason)), &breaks_collectives);
   collectives_->abort(reason);
@@ -294,8 +339,13 @@ void ProcessGroupHbm::abort() {
 }
 
 void ProcessGroupHbm::shutdown() {
-  if (!collectives_ || shut_down_.exchange(true)) return;
+  if (!collectives_ || collectives_->in_forked_child() || shut_down_.exchange(true)) return;
   part();
+  try {
+    store_->set(prefix_ + kLeft + std::to_string(rank_), "1");
+  } catch (const Error& unreachable) {
+    log::info(std::string("cannot tell the other ranks of leaving: ") + unreachable.what());
+  }
   stop();
 }
 
@@ -308,7 +358,7 @@ void ProcessGroupHbm::stop() {
 // is on its way only as long as that rank calls MPI. A rank that does not come in kPartingPatience
 // is not waited for.
 void ProcessGroupHbm::part() {
-  if (channel_->communicator == nullptr || channel_->communicator->in_child()) return;
+  if (channel_->communicator == nullptr) return;
   if (collectives_->broken() || !collectives_->idle()) return;
   try {
     const auto farewell = Queue::create(Queue::Order::kOrdered, crowded_, {});
@@ -318,7 +368,6 @@ void ProcessGroupHbm::part() {
                           std::min(kPartingPatience, milliseconds(timeout_ms_)), {});
     farewell->launch(ticket, Mode::kSync);
     farewell->stop();
-    store_->set(prefix_ + kLeft + std::to_string(rank_), "1");
     if (ticket->error()) std::rethrow_exception(ticket->error());
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kMismatch) {

@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
@@ -151,11 +152,13 @@ class ProcessGroupHbm final : public c10d::Backend {
   mpi::Source reduction_input(Views& views, const at::Tensor& tensor, const c10d::ReduceOp& op);
 
   void connect(std::chrono::steady_clock::time_point deadline);
+  std::exception_ptr prepare();
   void part();
   void stop();
   Queue::Hooks hooks(bool (*concerns_all)(ErrorKind));
   void watch(const std::vector<int>& missing);
   void publish(const std::exception_ptr& error, bool (*concerns_all)(ErrorKind));
+  void announce(const std::string& failure);
   std::string name_ranks(const std::vector<int>& ranks) const;
 
   const c10::intrusive_ptr<GroupOptions> options_;
@@ -177,7 +180,7 @@ class ProcessGroupHbm final : public c10d::Backend {
   std::atomic<int64_t> timeout_ms_;
 
   std::mutex coalescing_mutex_;  // guards the two below; taken alone
-  bool coalescing_ = false;
+  std::thread::id coalescing_;   // who has called startCoalescing(); none: nobody
   std::vector<c10::intrusive_ptr<c10d::Work>> coalesced_;
 };
 

@@ -43,6 +43,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather(
     check_same_count(input, outputs.front()[static_cast<size_t>(rank_)], "all_gather: the input",
                      "the output for this rank");
     check_disjoint(outputs.front(), "all_gather: outputs");
+    check_apart(inputs, outputs.front(), rank_, "all_gather");
     const Dtype dtype = to_dtype(input.scalar_type());
     Views views;
     const mpi::Source in = views.input(input);
@@ -120,7 +121,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather(
     const int root = check_root(opts.rootRank, "gather");
     const std::vector<at::Tensor> gathered =
         root_list(outputs, root, "gather", "gather_list", input);
-    if (root == rank_) check_disjoint(gathered, "gather: outputs");
+    check_disjoint(gathered, "gather: outputs");
+    check_apart(inputs, gathered, rank_, "gather");
     const Dtype dtype = to_dtype(input.scalar_type());
     Views views;
     const mpi::Source in = views.input(input);
@@ -140,6 +142,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::scatter(
     const int root = check_root(opts.rootRank, "scatter");
     const std::vector<at::Tensor> scattered =
         root_list(inputs, root, "scatter", "scatter_list", output);
+    check_apart(scattered, outputs, rank_, "scatter");
     const Dtype dtype = to_dtype(output.scalar_type());
     Views views;
     const std::vector<mpi::Source> ins = views.inputs(scattered);
@@ -250,6 +253,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall(std::vector<at::Tensor>
     check_tensors(outputs, "all_to_all: output");
     check_same_type(inputs.front(), outputs.front(), "all_to_all");
     check_disjoint(outputs, "all_to_all: outputs");
+    check_apart(inputs, outputs, -1, "all_to_all");
     const Dtype dtype = to_dtype(inputs.front().scalar_type());
     Views views;
     const auto sources = views.inputs(inputs);

@@ -106,11 +106,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce_scatter(
     check_same_type(inputs.front().front(), output, "reduce_scatter");
     const at::Tensor& own = inputs.front()[static_cast<size_t>(rank_)];
     check_same_count(own, output, "reduce_scatter: the input for this rank", "the output");
-    for (size_t r = 0; r < inputs.front().size(); ++r) {
-      if (r != static_cast<size_t>(rank_)) {
-        check_disjoint({inputs.front()[r], output}, "reduce_scatter: an input and the output");
-      }
-    }
+    check_apart(inputs.front(), outputs, rank_, "reduce_scatter");
     const Dtype dtype = to_dtype(output.scalar_type());
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
     Views views;

@@ -125,13 +125,13 @@ void ProcessGroupHbm::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
 
 void ProcessGroupHbm::startCoalescing() {
   const std::lock_guard lock(coalescing_mutex_);
-  coalescing_ = true;
+  coalescing_ = std::this_thread::get_id();
   coalesced_.clear();
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::endCoalescing() {
   const std::lock_guard lock(coalescing_mutex_);
-  coalescing_ = false;
+  coalescing_ = std::thread::id();
   return all_of(OpType::COALESCED, std::exchange(coalesced_, {}));
 }
 

@@ -1,6 +1,7 @@
 #include "pg_sparse.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 
 #include <string>
 #include <utility>
@@ -22,6 +23,7 @@ class SparseAllreduce final : public mpi::GroupOperation {
         counts_(size(), 0) {}
 
   void begin() override {
+    const at::AutoDispatchBelowADInplaceOrView plain;
     const at::Tensor own = tensor_.coalesce();
     indices_ = own.indices().contiguous();
     values_ = own.values().contiguous();
@@ -79,6 +81,7 @@ class SparseAllreduce final : public mpi::GroupOperation {
   }
 
   void add_up() {
+    const at::AutoDispatchBelowADInplaceOrView plain;
     const auto sparse = [this](size_t r) {
       return at::sparse_coo_tensor(all_indices_[r].t(), all_values_[r], tensor_.sizes(),
                                    tensor_.options());

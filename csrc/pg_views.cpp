@@ -1,6 +1,7 @@
 #include "pg_views.h"
 
 #include <ATen/MemoryOverlap.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -11,6 +12,23 @@
 #include "reduce/reduce.h"
 
 namespace hbm {
+
+namespace {
+
+// Plain copies of data, whoever drives: neither autograd nor inference mode has a say in them.
+void copy_all(const std::vector<std::pair<at::Tensor, at::Tensor>>& copies) {
+  const at::AutoDispatchBelowADInplaceOrView plain;
+  for (const auto& [to, from] : copies) to.copy_(from);
+}
+
+void check_writable(const at::Tensor& tensor) {
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+    throw Error(ErrorKind::kInvalid,
+                "an output tensor has elements that share memory (it was expanded); clone() it");
+  }
+}
+
+}  // namespace
 
 bool Views::usable(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
@@ -30,10 +48,7 @@ mpi::Source Views::input(const at::Tensor& tensor) {
 }
 
 mpi::Sink Views::output(const at::Tensor& tensor) {
-  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
-    throw Error(ErrorKind::kInvalid,
-                "an output tensor has elements that share memory (it was expanded); clone() it");
-  }
+  check_writable(tensor);
   const auto count = static_cast<size_t>(tensor.numel());
   if (usable(tensor)) return {keep(tensor).mutable_data_ptr(), count};
   const at::Tensor twin = keep(at::empty_like(tensor, at::MemoryFormat::Contiguous));
@@ -68,6 +83,7 @@ mpi::Sink Views::packed(const std::vector<at::Tensor>& tensors, double factor) {
   const at::Tensor whole = keep(at::empty({count}, tensors.front().options()));
   int64_t start = 0;
   for (const at::Tensor& tensor : tensors) {
+    check_writable(tensor);
     const at::Tensor part = whole.narrow(0, start, tensor.numel()).view(tensor.sizes());
     copies_in_.emplace_back(part, tensor);
     copies_out_.emplace_back(tensor, part);
@@ -93,7 +109,7 @@ Frame Views::take_frame(std::function<void()> at_end) {
   Frame frame;
   if (!copies_in_.empty() || !scalings_.empty()) {
     frame.prologue = [copies = std::move(copies_in_), scalings = std::move(scalings_)] {
-      for (const auto& [to, from] : copies) to.copy_(from);
+      copy_all(copies);
       for (const auto& [tensor, factor] : scalings) {
         scale(tensor.mutable_data_ptr(), tensor.const_data_ptr(),
               static_cast<size_t>(tensor.numel()), to_dtype(tensor.scalar_type()), factor);
@@ -102,7 +118,7 @@ Frame Views::take_frame(std::function<void()> at_end) {
   }
   frame.epilogue = [kept = std::move(kept_), copies = std::move(copies_out_),
                     at_end = std::move(at_end)] {
-    for (const auto& [to, from] : copies) to.copy_(from);
+    copy_all(copies);
     if (at_end) at_end();
   };
   return frame;

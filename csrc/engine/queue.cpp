@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kWatchEvery{500};
 constexpr std::chrono::seconds kLingerFor{1};
+constexpr std::chrono::milliseconds kFollowerLooks{20};
 constexpr std::chrono::microseconds kGlance{20};  // cheaper than waking the worker
 
 thread_local const Queue* worker_of = nullptr;  // the queue whose worker this thread is
@@ -60,11 +61,12 @@ std::shared_ptr<Ticket> Queue::enqueue(std::unique_ptr<Operation> operation,
 
   Lock lock(mutex_);
   if (broken_) {
-    const std::string cause = message_of(broken_);
+    const std::string refusal =
+        ticket->operation_->describe() +
+        " was refused because the group failed earlier: " + message_of(broken_);
     lock.unlock();
     if (ticket->begun_) ticket->operation_->abandon();
-    throw Error(ErrorKind::kAborted, ticket->operation_->describe() +
-                                         " was refused because the group failed earlier: " + cause);
+    throw Error(ErrorKind::kAborted, refusal);
   }
   pending_.push_back(ticket);
   if (order_ == Order::kUnordered) interrupted_.store(true, std::memory_order_release);
@@ -84,31 +86,33 @@ void Queue::launch(const std::shared_ptr<Ticket>& ticket, Mode mode) {
     if (ticket->done()) return;
   }
   ticket->wanted_ = driving_ || !ticket->begun_ || !ticket->small_;  // begun_ is the driver's
-  wake_worker(ticket->wanted_);
+  wake_worker(lock, ticket->wanted_);
 }
 
 bool Queue::wait(const std::shared_ptr<Ticket>& ticket, Clock::time_point deadline) {
   if (ticket->done()) return true;
+  require_owner("wait()");
   Lock lock(mutex_);
   drive(lock, ticket.get(), deadline);
   return ticket->done();
 }
 
 bool Queue::test(const std::shared_ptr<Ticket>& ticket) {
-  if (ticket->done()) return true;
+  if (ticket->done() || fork_.in_child()) return ticket->done();
   Lock lock(mutex_);
   if (!driving_) drive(lock, nullptr, Clock::time_point::min());
   return ticket->done();
 }
 
 void Queue::when_done(const std::shared_ptr<Ticket>& ticket, std::function<void()> callback) {
-  {
+  if (!ticket->done()) {
+    require_owner("get_future()");
     Lock lock(mutex_);
     if (!driving_) drive(lock, ticket.get(), Clock::now() + kGlance);
     if (!ticket->done()) {
       ticket->callbacks_.push_back(std::move(callback));
       ticket->wanted_ = true;
-      wake_worker(true);
+      wake_worker(lock, true);
       return;
     }
   }
@@ -116,6 +120,7 @@ void Queue::when_done(const std::shared_ptr<Ticket>& ticket, std::function<void(
 }
 
 void Queue::abort(const std::string& reason) {
+  if (fork_.in_child()) return;
   Lock lock(mutex_);
   if (!broken_) broken_ = std::make_exception_ptr(Error(ErrorKind::kAborted, reason));
   while (driving_) {
@@ -131,26 +136,30 @@ void Queue::stop() {
   Lock lock(mutex_);
   stopping_ = true;
   work_.notify_all();
+  follow_.notify_all();
   // A worker that calls this (from a callback) ends after it.
   const int self = worker_of == this ? 1 : 0;
   changed_.wait(lock, [&] { return workers_ <= self; });
 }
 
 std::exception_ptr Queue::broken() const {
+  if (fork_.in_child()) return nullptr;
   Lock lock(mutex_);
   return broken_;
 }
 
 bool Queue::idle() const {
+  if (fork_.in_child()) return true;
   Lock lock(mutex_);
   return pending_.empty();
 }
 
 // Drives what is active until `target` is done or `deadline` has passed; with no target, until
 // nothing is pending. A deadline in the past means one attempt.
-void Queue::drive(Lock& lock, const Ticket* target, Clock::time_point deadline) {
+void Queue::drive(Lock& lock, const Ticket* target, Clock::time_point deadline, bool leading) {
   do {
     if (target != nullptr && target->done()) return;
+    if (leading && !ready_.empty()) return;
     if (driving_) {
       if (deadline == Clock::time_point::max()) {
         changed_.wait(lock);
@@ -254,23 +263,18 @@ void Queue::settle(Lock& lock, const Outcome& outcome) {
   changed_.notify_all();
 }
 
-// Makes the ticket done and calls its callbacks, without the lock.
+// Makes the ticket done, and leaves its callbacks to a worker.
 void Queue::finish(Lock& lock, const std::shared_ptr<Ticket>& ticket, std::exception_ptr error) {
   const auto place = std::find(pending_.begin(), pending_.end(), ticket);
   if (place == pending_.end()) return;
   pending_.erase(place);
-  auto callbacks = std::move(ticket->callbacks_);
   ticket->error_ = std::move(error);
   ticket->done_.store(true, std::memory_order_release);
+  for (auto& callback : ticket->callbacks_) ready_.push_back(std::move(callback));
+  const bool callbacks = !ticket->callbacks_.empty();
+  ticket->callbacks_.clear();
   changed_.notify_all();
-  if (callbacks.empty()) return;
-  const bool on_worker = worker_ == std::this_thread::get_id();
-  if (on_worker) worker_busy_ = true;
-  lock.unlock();
-  for (const auto& callback : callbacks) callback();
-  callbacks.clear();  // whatever they hold may lock this queue when it goes
-  lock.lock();
-  if (on_worker && worker_ == std::this_thread::get_id()) worker_busy_ = false;
+  if (callbacks) wake_worker(lock, true);
 }
 
 void Queue::fail_pending(Lock& lock) {
@@ -301,28 +305,61 @@ std::shared_ptr<Ticket> Queue::work_waiting(Clock::time_point now) const {
   return nullptr;
 }
 
-void Queue::wake_worker(bool hand_over) {
+// Sees to it that a worker leads, or will as soon as it looks; the lock is held.
+void Queue::wake_worker(const Lock& /*held*/, bool hand_over) {
   last_small_ = Clock::now();
-  const bool none = worker_ == std::thread::id();
-  if (none || (hand_over && worker_busy_)) {
-    // A callback may wait for what is handed over here, so a worker inside of one is replaced.
-    worker_busy_ = false;
-    ++workers_;
-    std::thread thread([self = shared_from_this()] { self->work(); });
-    worker_ = thread.get_id();
-    thread.detach();
-  } else if (hand_over || !lingering_) {
-    work_.notify_one();
+  if (leading_) {
+    if (hand_over || !lingering_) work_.notify_one();
+  } else if (followers_ > 0) {
+    follow_.notify_one();
+  } else {
+    start_worker();
   }
+}
+
+void Queue::start_worker() {
+  if (starting_) return;
+  starting_ = true;
+  ++workers_;
+  std::thread([self = shared_from_this()] { self->work(); }).detach();
 }
 
 void Queue::work() {
   worker_of = this;
   Lock lock(mutex_);
-  while (!stopping_ && worker_ == std::this_thread::get_id()) {
+  starting_ = false;
+  while (!stopping_ || !ready_.empty()) {
+    if (!ready_.empty()) {
+      run_callbacks(lock);
+    } else if (!leading_) {
+      leading_ = true;
+      lead(lock);
+      leading_ = false;
+    } else if (!follow(lock)) {
+      break;
+    }
+  }
+  --workers_;
+  changed_.notify_all();
+}
+
+// A callback may wait for anything, an operation of this queue included, so the one who runs it
+// does not lead meanwhile, and somebody is there to.
+void Queue::run_callbacks(Lock& lock) {
+  auto batch = std::exchange(ready_, {});
+  if (!pending_.empty()) wake_worker(lock, true);
+  lock.unlock();
+  for (const auto& callback : batch) callback();
+  batch.clear();  // what they hold may lock this queue when it goes
+  lock.lock();
+}
+
+// The leader's turn: drives what waits for a worker, until there are callbacks to run.
+void Queue::lead(Lock& lock) {
+  while (!stopping_ && ready_.empty()) {
     const Clock::time_point now = Clock::now();
     if (const std::shared_ptr<Ticket> ticket = work_waiting(now)) {
-      drive(lock, ticket.get(), Clock::time_point::max());
+      drive(lock, ticket.get(), Clock::time_point::max(), /*leading=*/true);
     } else if (!pending_.empty() || now - last_small_ < kLingerFor) {
       lingering_ = true;
       work_.wait_for(lock, kAdoptAfter);
@@ -331,8 +368,17 @@ void Queue::work() {
       work_.wait(lock);
     }
   }
-  --workers_;
-  changed_.notify_all();
+}
+
+// Waits for a chance to lead or for callbacks; false when a second brought neither.
+bool Queue::follow(Lock& lock) {
+  const Clock::time_point end = Clock::now() + kLingerFor;
+  ++followers_;
+  while (!stopping_ && leading_ && ready_.empty() && Clock::now() < end) {
+    follow_.wait_for(lock, kFollowerLooks);
+  }
+  --followers_;
+  return stopping_ || !leading_ || !ready_.empty();
 }
 
 }  // namespace hbm

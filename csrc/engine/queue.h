@@ -6,6 +6,9 @@
 // operations stays half awake and adopts one that nobody has waited for within kAdoptAfter, so
 // progress never depends on the user calling wait().
 //
+// Callbacks run on workers. The worker that leads (drives) stops doing so before it runs any, and
+// another takes over, so a callback may wait for operations of the same queue.
+//
 // At most one thread drives at a time (driving_), and it holds no lock while it polls. Every wait
 // polls or ends by notification from the driver, so abort() and stop() always get through.
 //
@@ -115,8 +118,8 @@ class Queue : public std::enable_shared_from_this<Queue> {
   // One attempt to move on, without waiting; true when the ticket is done.
   bool test(const std::shared_ptr<Ticket>& ticket);
 
-  // Calls `callback` once the ticket is done (at once if it is), on whichever thread drives it; the
-  // worker drives if nobody else does.
+  // Calls `callback` once the ticket is done: here and at once if it is, else on a worker. No other
+  // call ever runs it, so a caller that holds a lock meets no foreign code.
   void when_done(const std::shared_ptr<Ticket>& ticket, std::function<void()> callback);
 
   // Fails all that is pending with Error(kAborted, reason), and breaks the queue.
@@ -130,6 +133,7 @@ class Queue : public std::enable_shared_from_this<Queue> {
   std::exception_ptr broken() const;
 
   bool idle() const;
+  bool in_forked_child() const noexcept { return fork_.in_child(); }
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -140,7 +144,7 @@ class Queue : public std::enable_shared_from_this<Queue> {
   };
 
   Queue(Order order, bool crowded, Hooks hooks);
-  void drive(Lock& lock, const Ticket* target, Clock::time_point deadline);
+  void drive(Lock& lock, const Ticket* target, Clock::time_point deadline, bool leading = false);
   Outcome poll_until(const Tickets& tickets, Clock::time_point deadline);
   Outcome watch(const Tickets& tickets) const;
   Progress step(Ticket& ticket);
@@ -149,8 +153,12 @@ class Queue : public std::enable_shared_from_this<Queue> {
   void fail_pending(Lock& lock);
   Tickets active() const;
   std::shared_ptr<Ticket> work_waiting(Clock::time_point now) const;
-  void wake_worker(bool hand_over);
+  void wake_worker(const Lock& held, bool hand_over);
+  void start_worker();
   void work();
+  void run_callbacks(Lock& lock);
+  void lead(Lock& lock);
+  bool follow(Lock& lock);
 
   const ForkGuard fork_;
   const Order order_;
@@ -159,7 +167,8 @@ class Queue : public std::enable_shared_from_this<Queue> {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;              // a ticket is done, or driving_ was given up
-  std::condition_variable work_;                 // the worker has something to do
+  std::condition_variable work_;                 // the leading worker has something to do
+  std::condition_variable follow_;               // there is no leader, or there are callbacks
   std::deque<std::shared_ptr<Ticket>> pending_;  // in order of issue
   bool driving_ = false;
   Clock::time_point watch_due_ = Clock::time_point::max();  // the driver's alone
@@ -167,10 +176,12 @@ class Queue : public std::enable_shared_from_this<Queue> {
   bool stopping_ = false;
   Clock::time_point last_small_;
   std::exception_ptr broken_;
-  std::thread::id worker_;    // none before the first is needed
-  bool worker_busy_ = false;  // it is in a callback, which may wait for anything
-  int workers_ = 0;           // threads in work(): the worker, and replaced ones on their way out
-  std::atomic<bool> interrupted_{false};  // the driver shall look at the queue's state again
+  std::deque<std::function<void()>> ready_;  // callbacks of tickets that are done
+  int workers_ = 0;                          // threads in work()
+  int followers_ = 0;                        // of these: waiting for a chance to lead
+  bool leading_ = false;                     // one of them leads
+  bool starting_ = false;                    // one of them has not come to work() yet
+  std::atomic<bool> interrupted_{false};     // the driver shall look at the queue's state again
 };
 
 }  // namespace hbm

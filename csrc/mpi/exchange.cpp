@@ -13,11 +13,10 @@ Exchange::Exchange(std::shared_ptr<Channel> channel, const Signature& signature,
       incoming_(std::move(incoming)),
       local_(local),
       chunk_(channel_->chunk_bytes / element()) {
-  for (const Outgoing& stream : outgoing_) largest_ = std::max(largest_, stream.source.count);
-  size_t longest = largest_;
-  for (const Incoming& stream : incoming_) longest = std::max(longest, stream.sink.count);
-  prepare(parts_of(longest), outgoing_.size(), incoming_.size(),
-          std::min(longest, chunk_) * element());
+  for (const Outgoing& stream : outgoing_) longest_ = std::max(longest_, stream.source.count);
+  for (const Incoming& stream : incoming_) longest_ = std::max(longest_, stream.sink.count);
+  prepare(parts_of(longest_), outgoing_.size(), incoming_.size(),
+          std::min(longest_, chunk_) * element());
 }
 
 // A stream of nothing still has one message: it tells the peer that this rank has come.
@@ -30,10 +29,10 @@ size_t Exchange::part_count(size_t part, size_t count) const {
 }
 
 void Exchange::begin() {
+  Pipeline::begin();
   if (local_.sink.count > 0 && local_.sink.data != local_.source.data) {
     std::memcpy(local_.sink.data, local_.source.data, local_.sink.count * element());
   }
-  Pipeline::begin();
 }
 
 void Exchange::post(Round& round, size_t part) {
@@ -61,7 +60,7 @@ void Exchange::deliver(const Round& round, size_t part) {
 }
 
 bool Exchange::self_sufficient() const {
-  return parts() == 1 && largest_ * element() <= kEagerBytes;
+  return parts() == 1 && longest_ * element() <= kEagerBytes;
 }
 
 namespace {

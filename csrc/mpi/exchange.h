@@ -46,7 +46,7 @@ class Exchange final : public Pipeline {
   const std::vector<Incoming> incoming_;
   const Local local_;
   const size_t chunk_;  // elements a message
-  size_t largest_ = 0;  // elements of the largest outgoing stream
+  size_t longest_ = 0;  // elements of the longest stream
 };
 
 }  // namespace hbm::mpi

@@ -19,13 +19,15 @@ namespace hbm::mpi {
 namespace {
 
 std::string encode(const Member& member) {
+  std::string problem = member.problem;
+  std::replace(problem.begin(), problem.end(), '\n', ' ');
   std::ostringstream text;
   text << member.version << '\n'
        << member.host << '\n'
        << member.pid << '\n'
        << member.node << '\n'
        << member.chunk_bytes << '\n'
-       << member.problem << '\n'
+       << problem << '\n'
        << member.world_id << '\n'
        << member.world_rank << '\n'
        << member.world_size << '\n';
@@ -144,7 +146,6 @@ Member introduce(const std::string& version, size_t chunk_bytes, bool needs_mpi)
     }
   } catch (const Error& error) {
     self.problem = error.what();
-    std::replace(self.problem.begin(), self.problem.end(), '\n', ' ');
   }
   return self;
 }

@@ -71,7 +71,7 @@ class Transfer : public GroupOperation {
         peer_(peer),
         first_(channel_, kHeaderBytes + kFirstBytes) {
     const size_t window = std::min(kWindow, chunks());
-    for (size_t i = 0; i < window; ++i) chunks_.emplace_back(channel_, channel_->chunk_bytes);
+    for (size_t i = 0; i < window; ++i) chunks_.emplace_back(channel_, bytes_of(0));
   }
 
   std::vector<int> missing() const override {

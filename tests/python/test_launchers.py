@@ -205,7 +205,7 @@ def test_containers(prepare: str) -> None:
 
 DEBIAN_MPICH = next(iter(Path("/usr/lib").glob("*/libmpich.so.12")), None)
 
-with_debian_mpich = pytest.mark.skipif(DEBIAN_MPICH is None, reason="needs libmpich12")
+with_debian_mpich = pytest.mark.skipif(DEBIAN_MPICH is None, reason="needs Debian's mpich")
 
 
 @with_debian_mpich

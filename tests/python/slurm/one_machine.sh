@@ -4,8 +4,8 @@
 #     sudo tests/python/slurm/one_machine.sh srun -N 2 -n 4 --mpi=pmi2 python script.py
 #
 # Directory, ports, configuration and key are its own: it neither needs nor touches an installed
-# cluster. Needs root, and slurm-wlm and munge (Debian, Ubuntu). Exits as the command does; with 70, after its logs, if
-# the cluster does not come up.
+# cluster. Needs root, and slurm-wlm and munge (Debian, Ubuntu). Exits as the command does; with 70,
+# after its logs, if the cluster does not come up.
 set -euo pipefail
 
 home=$(mktemp -d)
