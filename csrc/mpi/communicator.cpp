@@ -32,6 +32,19 @@ MPI_Request Communicator::irecv(void* data, size_t bytes, int peer, int tag) {
   return request;
 }
 
+MPI_Request Communicator::irecv_any(void* data, size_t bytes, int tag, int& peer) {
+  MPI_Message message = MPI_MESSAGE_NULL;
+  MPI_Request request = MPI_REQUEST_NULL;
+  MPI_Status status;
+  int found = 0;
+  mpi_.check(mpi_.Improbe(MPI_ANY_SOURCE, tag, comm_, &found, &message, &status), "MPI_Improbe");
+  if (found == 0) return MPI_REQUEST_NULL;
+  mpi_.check(mpi_.Imrecv(data, static_cast<int>(bytes), MPI_BYTE, &message, &request),
+             "MPI_Imrecv");
+  peer = status.MPI_SOURCE;
+  return request;
+}
+
 void Communicator::cancel_receive(MPI_Request& request) noexcept {
   if (request != MPI_REQUEST_NULL && !fork_.in_child()) mpi_.Cancel(&request);
 }

@@ -27,8 +27,13 @@ class Communicator {
 
   MPI_Request isend(const void* data, size_t bytes, int peer, int tag);
 
-  // `peer` may be MPI_ANY_SOURCE. `bytes` is the most that may arrive.
+  // `bytes` is the most that may arrive.
   MPI_Request irecv(void* data, size_t bytes, int peer, int tag);
+
+  // Receives a message that is there already, from whichever peer sent it, and sets `peer`;
+  // MPI_REQUEST_NULL if there is none. A posted MPI_ANY_SOURCE receive would do the same, but MPICH
+  // 5.0.2 loses some when peers are on this node and on others.
+  MPI_Request irecv_any(void* data, size_t bytes, int tag, int& peer);
 
   // Asks MPI to give up a receive; the request still has to be completed.
   void cancel_receive(MPI_Request& request) noexcept;

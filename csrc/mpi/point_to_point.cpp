@@ -41,12 +41,18 @@ class Message {
     request_ = channel_->communicator->irecv(memory_.data(), memory_.size(), peer, tag);
   }
 
-  bool arrived(int* source = nullptr) {
+  // False if no peer has sent a message with this tag yet.
+  bool receive_any(int tag, int& peer) {
+    receiving_ = true;
+    request_ = channel_->communicator->irecv_any(memory_.data(), memory_.size(), tag, peer);
+    return request_ != MPI_REQUEST_NULL;
+  }
+
+  bool arrived() {
     const Library& mpi = channel_->communicator->mpi();
     int done = 0;
-    MPI_Status status;
-    mpi.check(mpi.Test(&request_, &done, &status), receiving_ ? "MPI_Irecv" : "MPI_Isend");
-    if (done != 0 && source != nullptr) *source = status.MPI_SOURCE;
+    mpi.check(mpi.Test(&request_, &done, MPI_STATUS_IGNORE),
+              receiving_ ? "MPI_Irecv" : "MPI_Isend");
     return done != 0;
   }
 
@@ -157,13 +163,14 @@ class Receive final : public Transfer {
         source_(std::move(source)) {}
 
   void begin() override {
-    first_.receive(peer_ == kAnyRank ? MPI_ANY_SOURCE : peer_, signature_.root);
+    if (peer_ != kAnyRank) first_.receive(peer_, signature_.root);
   }
 
   Progress poll() override {
     Progress progress = Progress::kIdle;
     if (!first_done_) {
-      if (!first_.arrived(&peer_)) return Progress::kIdle;
+      if (peer_ == kAnyRank && !first_.receive_any(signature_.root, peer_)) return Progress::kIdle;
+      if (!first_.arrived()) return Progress::kIdle;
       take_first();
       progress = Progress::kActive;
     }

@@ -377,9 +377,10 @@ TEST(Staging, KeptBlocksMakeRoomForOtherSizes) {
 
 TEST(Staging, LargeBlocksGoBackToTheHeap) {
   without_hbm([] {
-    const auto pool = make_pool(Policy::kPreferred, 8 * kMiB);
-    Buffer large = pool->acquire(3 * kMiB);
-    EXPECT_EQ(pool->stats().reserved_bytes, 3 * kMiB);
+    const auto pool = make_pool(Policy::kPreferred, 64 * kMiB);
+    const size_t bytes = StagingPool::kLargestClass + kMiB;
+    Buffer large = pool->acquire(bytes);
+    EXPECT_EQ(pool->stats().reserved_bytes, bytes);
     large = Buffer();
     EXPECT_EQ(pool->stats().reserved_bytes, 0u);
     EXPECT_EQ(pool->stats().overflows, 0u);
