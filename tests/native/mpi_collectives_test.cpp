@@ -344,7 +344,7 @@ class Trial {
   // Everybody sends to the root, which takes them as they come.
   template <typename T>
   void any_source() {
-    const int tag = 7;
+    const int tag = 100 + static_cast<int>(group_.sequence);  // no other trial's
     const int to = root();
     const auto all = inputs<T>(count<T>());
     if (rank_ != to) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from datetime import timedelta
@@ -300,3 +301,20 @@ def test_wrong_environment(ranks: int, name: str, value: str) -> None:
             assert name in message and value in message, message
     finally:
         pool.kill()
+
+
+def one_rank_cannot(context: Context) -> str:
+    if context.rank == 1:
+        os.environ["HBMCOMM_BIND"] = "sock"
+    try:
+        dist.new_group(backend="hbm")
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@pytest.mark.ranks(2)
+def test_every_rank_hears_of_one_that_cannot_take_part(fresh_pool: Pool) -> None:
+    other, wrong = fresh_pool.run(one_rank_cannot, limit=20)
+    assert "rank 1" in other and "cannot take part" in other and "sock" in other
+    assert wrong.startswith("ValueError") and "sock" in wrong

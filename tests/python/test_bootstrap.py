@@ -6,6 +6,7 @@ Also what `import torch` costs once the package is installed.
 from __future__ import annotations
 
 import os
+import random
 import re
 import socket
 from contextlib import ExitStack
@@ -24,10 +25,15 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Below the range that the kernel gives to outgoing connections, so that none takes it."""
+    for port in random.sample(range(20000, 32000), 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("0.0.0.0", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("no free port found")
 
 
 def assert_done(finished: Finished, ranks: int) -> None:

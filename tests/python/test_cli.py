@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -18,6 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import torch_hbmcomm
+from torch_hbmcomm import native
 from torch_hbmcomm.bench import result as bench_result
 from torch_hbmcomm.bench import table
 from torch_hbmcomm.bench.sizes import format_bytes, ladder, parse_bytes
@@ -53,6 +54,9 @@ class FakeExtension(ModuleType):
 
     def build_info(self) -> dict[str, str]:
         return {"torch_version": self._torch_version}
+
+    def set_mpi_search_path(self, directories: list[str]) -> None:
+        pass
 
     def reduce_isa(self) -> str:
         return "avx512"
@@ -90,14 +94,16 @@ StandIn = Callable[[ModuleType | None], None]
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     """Calling it puts an extension in the place of torch_hbmcomm._C; None cannot be imported."""
 
     def replace(extension: ModuleType | None) -> None:
         monkeypatch.setitem(sys.modules, "torch_hbmcomm._C", extension)
         monkeypatch.delattr(torch_hbmcomm, "_C", raising=False)
+        native.load.cache_clear()
 
-    return replace
+    yield replace
+    native.load.cache_clear()
 
 
 @pytest.fixture
