@@ -14,7 +14,8 @@ pytestmark = beyond_gloo
 
 def check_strided_parameter(context: Context) -> None:
     """A channels_last parameter requires grad and is strided."""
-    layer = torch.nn.Conv2d(8, 8, 3).to(memory_format=torch.channels_last)
+    layer = torch.nn.Conv2d(8, 8, 3)
+    layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
         layer.weight.fill_(context.rank + 1.0)
     for async_op in (False, True):
