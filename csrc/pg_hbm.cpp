@@ -27,7 +27,7 @@ namespace {
 using std::chrono::milliseconds;
 
 // Keys of a group in the store, behind its prefix.
-constexpr const char* kFailure = "failure";  // what broke the group, from whoever saw it first
+constexpr const char* kFailure = "failure";  // what broke the group: the latest report
 constexpr const char* kLeft = "left/";       // + rank: it destroyed the group in good order
 
 constexpr milliseconds kPartingPatience{1000};
@@ -354,7 +354,7 @@ void ProcessGroupHbm::stop() {
   if (transfers_) transfers_->stop();
 }
 
-// A last barrier, so that no rank ends while MPI still holds a message of its: what a rank has sent
+// A last barrier, so that no rank ends while MPI still holds a message of it: what a rank has sent
 // is on its way only as long as that rank calls MPI. A rank that does not come in kPartingPatience
 // is not waited for.
 void ProcessGroupHbm::part() {

@@ -13,7 +13,7 @@
 // polls or ends by notification from the driver, so abort() and stop() always get through.
 //
 // An error in an ordered queue breaks it: what is queued behind fails with it, and so does every
-// later submit(). In an unordered queue only the operation itself fails.
+// later enqueue(). In an unordered queue only the operation itself fails.
 //
 // Threads: every member may be called from any thread. Lock order: mutex_ only; hooks, operations,
 // prologues, epilogues and callbacks are called without it.
