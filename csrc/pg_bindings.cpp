@@ -80,14 +80,18 @@ void register_process_group(py::module_& m) {
   m.def("mpi_info", &mpi_info);
   m.def(
       "mpi_launched",
-      [] {
-        const mpi::World& world = mpi::World::launched();
+      [](std::chrono::milliseconds timeout) {
+        const mpi::World& world = mpi::World::launched(Clock::now() + timeout);
         return std::make_pair(world.rank(), world.size());
       },
-      Unlocked());
+      py::arg("timeout"), Unlocked());
   m.def(
       "mpi_broadcast",
-      [](const std::string& value) { return mpi::World::launched().broadcast(value); }, Unlocked());
+      [](const std::string& value, std::chrono::milliseconds timeout) {
+        const auto deadline = Clock::now() + timeout;
+        return mpi::World::launched(deadline).broadcast(value, deadline);
+      },
+      py::arg("value"), py::arg("timeout"), Unlocked());
   m.def(
       "mpi_finalize",
       [](std::chrono::milliseconds patience) {

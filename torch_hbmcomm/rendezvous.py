@@ -36,7 +36,8 @@ def rendezvous(
     """Yields (store, rank, world size), as torch.distributed's rendezvous handlers do.
 
     Raises ValueError for a URL with anything behind mpi://, and RuntimeError when MPI cannot be
-    initialised, when the launcher did not tell MPI of the ranks, or when the store is out of reach.
+    initialised or a rank does not come before the timeout, when the launcher did not tell MPI of
+    the ranks, or when the store is out of reach.
     """
     global _store, _groups
     target, _question_mark, query = url.removeprefix("mpi://").partition("?")
@@ -46,7 +47,7 @@ def rendezvous(
             "given: the launcher knows them"
         )
     native = load()
-    rank, size = native.mpi_launched()
+    rank, size = native.mpi_launched(timeout)
     _require_launcher(size)
     if _store is None:
         atexit.register(native.mpi_finalize, _PATIENCE)
@@ -77,16 +78,16 @@ def _serve(native: Any, timeout: timedelta) -> TCPStore:
             "127.0.0.1", int(port), is_master=True, timeout=timeout, wait_for_workers=False
         )
     except Exception as error:
-        native.mpi_broadcast(json.dumps({"error": f"MASTER_PORT={port}: {error}"}))
+        native.mpi_broadcast(json.dumps({"error": f"MASTER_PORT={port}: {error}"}), timeout)
         raise
     host = os.environ.get("MASTER_ADDR", socket.gethostname())
     address = {"host": host, "port": store.port, "network": _network()}
-    native.mpi_broadcast(json.dumps(address))
+    native.mpi_broadcast(json.dumps(address), timeout)
     return store
 
 
 def _join(native: Any, timeout: timedelta) -> TCPStore:
-    address = json.loads(native.mpi_broadcast(""))
+    address = json.loads(native.mpi_broadcast("", timeout))
     if "error" in address:
         raise RuntimeError(f"rank 0 could not serve the store: {address['error']}")
     host = "127.0.0.1" if address["network"] == _network() else address["host"]

@@ -144,14 +144,24 @@ World& World::form(std::shared_ptr<KeyValue> store, const std::string& id, int r
   return *world;
 }
 
-World& World::launched() {
+World& World::launched(Deadline deadline) {
   const std::lock_guard lock(creation);
-  if (world != nullptr) return *world;
+  if (world != nullptr) {
+    require_owner(world->fork_);
+    return *world;
+  }
   const Library& mpi = library();
   const bool ours = !is_initialised(mpi);
-  if (ours) initialise(mpi);
+  if (ours && !run_abandonable([&mpi] { initialise(mpi); }, deadline)) {
+    throw Error(ErrorKind::kTimeout,
+                "MPI_Init did not finish in time: not every rank that the launcher started came");
+  }
   world = new World(mpi, "", ours ? "hbm, through the launcher" : "code that ran before hbm");
-  if (ours && world->meet(Deadline::max())) unlink_segments();
+  if (!ours) return *world;
+  if (!world->meet(deadline)) {
+    throw Error(ErrorKind::kTimeout, "not every rank of the launcher's job came in time");
+  }
+  unlink_segments();
   return *world;
 }
 
@@ -178,13 +188,19 @@ std::shared_ptr<Communicator> World::communicator(const std::vector<int>& world_
   return std::make_shared<Communicator>(mpi_, *created);
 }
 
-std::string World::broadcast(std::string value) {
-  auto size = static_cast<unsigned long>(value.size());
-  mpi_.check(mpi_.Bcast(&size, 1, MPI_UNSIGNED_LONG, 0, MPI_COMM_WORLD), "MPI_Bcast");
-  value.resize(size);
-  mpi_.check(mpi_.Bcast(value.data(), static_cast<int>(size), MPI_BYTE, 0, MPI_COMM_WORLD),
-             "MPI_Bcast");
-  return value;
+std::string World::broadcast(std::string value, Deadline deadline) {
+  auto sent = std::make_shared<std::string>(std::move(value));  // the call may outlive this one
+  const auto call = [this, sent] {
+    auto size = static_cast<unsigned long>(sent->size());
+    mpi_.check(mpi_.Bcast(&size, 1, MPI_UNSIGNED_LONG, 0, MPI_COMM_WORLD), "MPI_Bcast");
+    sent->resize(size);
+    mpi_.check(mpi_.Bcast(sent->data(), static_cast<int>(size), MPI_BYTE, 0, MPI_COMM_WORLD),
+               "MPI_Bcast");
+  };
+  if (!run_abandonable(call, deadline)) {
+    throw Error(ErrorKind::kTimeout, "rank 0's word did not reach this rank over MPI in time");
+  }
+  return *sent;
 }
 
 bool World::meet(Deadline deadline) {

@@ -36,15 +36,17 @@ class World {
 
   // Initialises MPI through the launcher that started this process (mpiexec, srun), if nobody has
   // done so yet.
-  static World& launched();
+  // Throws Error(kTimeout) when another rank does not come before the deadline.
+  static World& launched(Deadline deadline);
 
   // A communicator of the given world ranks, in that order. Only its members call; they have met
   // before. `tag` tells creations apart that run at the same time.
   std::shared_ptr<Communicator> communicator(const std::vector<int>& world_ranks, int tag,
                                              Deadline deadline);
 
-  // Sends rank 0's `value` to every rank of the world. REQUIRES: all ranks call it.
-  std::string broadcast(std::string value);
+  // Sends rank 0's `value` to every rank of the world. REQUIRES: all ranks call it. Throws
+  // Error(kTimeout) when they do not before the deadline.
+  std::string broadcast(std::string value, Deadline deadline);
 
   // At the end of a launched process: if every rank comes here within `patience`, finalises MPI.
   // Otherwise leaves MPI as it is: a plain exit is clean.

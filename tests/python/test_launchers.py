@@ -12,6 +12,7 @@ from pathlib import Path
 from subprocess import PIPE
 
 import pytest
+from conftest import orphans
 from harness import beyond_gloo
 from harness.jobs import BIN, JOB_SCRIPT, Finished, Job, mpiexec, run, torchrun
 from test_bootstrap import assert_done, free_port
@@ -31,6 +32,19 @@ for attempt in range(3):
     assert (ones == size).all()
     dist.destroy_process_group()
 print(f"rank {rank} of {size} done")
+"""
+
+LATE_RANK = """
+import datetime, os, time
+import torch.distributed as dist
+if os.environ["PMI_RANK"] == "1":
+    time.sleep(8)
+    os._exit(0)
+try:
+    dist.init_process_group("hbm", init_method="mpi://", timeout=datetime.timedelta(seconds=1))
+except RuntimeError as error:
+    print(error, flush=True)
+    os._exit(3)
 """
 
 MPI4PY_AFTER = """
@@ -68,6 +82,17 @@ def test_mpi4py_imported_after(ranks: int) -> None:
 @pytest.mark.ranks(2)
 def test_exit_without_destroying_over_mpi(ranks: int) -> None:
     assert_done(run(mpiexec(ranks, *OVER_MPI, "--keep")), ranks)
+
+
+@pytest.mark.ranks(2)
+def test_rank_that_never_comes(ranks: int) -> None:
+    """The launcher started it, so MPI waits for it, but no longer than the timeout says."""
+    before = orphans()
+    finished = run(mpiexec_code(ranks, LATE_RANK), limit=60)
+    assert finished.code == 3
+    assert "not every rank that the launcher started came" in finished.output, finished.output
+    for name in orphans() - before:  # MPI never came to the point at which it could be unlinked
+        Path("/dev/shm", name).unlink()
 
 
 @pytest.mark.ranks(2)
