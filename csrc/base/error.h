@@ -17,6 +17,7 @@ enum class ErrorKind {
   kAborted,      // abort() or an earlier failure of the group        -> DistBackendError
   kMismatch,     // ranks disagree on what operation they are in      -> DistBackendError
   kPeer,         // another rank failed                               -> DistBackendError
+  kDeath,        // another rank's process has ended                  -> DistBackendError
   kNetwork,      // MPI, the store or a socket reported a failure     -> DistNetworkError
 };
 

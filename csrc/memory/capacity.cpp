@@ -79,6 +79,8 @@ uint64_t machine_room() {
   return less_margin(info.bytes("MemAvailable"), info.bytes("MemTotal"));
 }
 
+uint64_t machine_total() { return MemInfo("/proc/meminfo").bytes("MemTotal"); }
+
 std::vector<int> block_nodes(const void* block) {
   constexpr size_t kBits = 8 * sizeof(unsigned long);
   std::array<unsigned long, NUMA_NUM_NODES / kBits> mask{};

@@ -24,6 +24,9 @@ uint64_t room_on(const std::vector<int>& nodes, bool interleave);
 // What ordinary memory can give, by the kernel's own estimate over the whole machine.
 uint64_t machine_room();
 
+// All memory of the machine, whatever is in use.
+uint64_t machine_total();
+
 // The nodes that the kernel's policy for the block's pages names; all of the block must come from
 // one mapping. Empty under the default policy (ordinary memory).
 // Throws Error(kUnavailable) when the kernel refuses the question.

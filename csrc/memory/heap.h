@@ -19,28 +19,18 @@
 // requests.
 #pragma once
 
-#include <memkind.h>
-
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <mutex>
 #include <string>
-#include <unordered_map>
 
 #include "base/fork.h"
+#include "memory/ledger.h"
 #include "memory/policy.h"
 
 namespace hbm::memory {
 
-struct HeapStats {
+struct HeapStats : Usage {
   uint64_t budget_bytes = 0;  // 0: unbounded
-  uint64_t in_use_bytes = 0;
-  uint64_t peak_bytes = 0;   // of in_use_bytes
-  uint64_t hbm_bytes = 0;    // of in_use_bytes: asked of HBM nodes
-  uint64_t ddr_bytes = 0;    // of in_use_bytes: DDR, by policy or spilled
-  uint64_t allocations = 0;  // since the heap was made
-  uint64_t spills = 0;  // allocations that kPreferred sent to DDR: HBM full, or past the budget
 };
 
 class Heap {
@@ -69,31 +59,15 @@ class Heap {
   Policy policy() const noexcept { return policy_; }
 
  private:
-  struct Block {
-    memkind_t kind;
-    size_t bytes;
-    bool hbm;
-  };
-  struct Return {
-    memkind_t kind;
-    void operator()(void* block) const noexcept { memkind_free(kind, block); }
-  };
-  using Owned = std::unique_ptr<void, Return>;
-  class Charge;
-
-  Owned take(memkind_t kind, size_t bytes) const;
-  void* allocate_hbm(size_t bytes, std::string* shortage);
+  void* allocate_hbm(size_t bytes, std::string* reason);
   void* allocate_ddr(size_t bytes);
-  std::string place(void* block, size_t bytes) const;
-  std::string request(size_t bytes) const;
+  std::string past_budget(size_t bytes, uint64_t used) const;
 
   const Policy policy_;
+  const uint64_t budget_bytes_;
+  const bool has_hbm_;  // the policy wants HBM and memkind has it
   const ForkGuard fork_;
-  bool has_hbm_ = false;  // the policy wants HBM and memkind has it; set once, by the constructor
-
-  mutable std::mutex mutex_;  // guards all below
-  std::unordered_map<void*, Block> blocks_;
-  HeapStats stats_;
+  Ledger ledger_;
 };
 
 }  // namespace hbm::memory

@@ -1,0 +1,67 @@
+#include "memory/commit.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "memory/block.h"
+#include "memory/capacity.h"
+#include "memory/placement.h"
+
+namespace hbm::memory {
+namespace {
+
+// Processes that commit at the same moment share the nodes' margin slice by slice.
+constexpr size_t kSlice = size_t{16} << 20;
+
+const size_t kPage = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+
+void touch(char* begin, size_t bytes) noexcept {
+  volatile char* page = begin;
+  for (size_t offset = 0; offset < bytes; offset += kPage) page[offset] = 0;
+}
+
+uint64_t bytes_in_place(const void* block, size_t bytes, const std::vector<int>& nodes) {
+  uint64_t sum = 0;
+  for (const auto& [node, there] : where(block, bytes)) {
+    if (std::find(nodes.begin(), nodes.end(), node) != nodes.end()) sum += there;
+  }
+  return sum;
+}
+
+uint64_t fitting_bytes(const void* block, size_t bytes, Policy policy,
+                       const std::vector<int>& nodes) {
+  const uint64_t room = room_on(nodes, policy == Policy::kInterleave);
+  if (bytes <= room) return bytes;
+  return std::min<uint64_t>(bytes, room + bytes_in_place(block, bytes, nodes));
+}
+
+}  // namespace
+
+uint64_t commit(void* block, size_t bytes, Policy policy, const std::vector<int>& nodes,
+                int give_back) {
+  if (policy == Policy::kPreferred) return fitting_bytes(block, bytes, policy, nodes);
+  char* const begin = static_cast<char*>(block);
+  for (size_t done = 0; done < bytes;) {
+    const size_t left = bytes - done;
+    const uint64_t fitting = fitting_bytes(begin + done, left, policy, nodes);
+    if (fitting < left) {
+      if (done != 0) madvise(block, done, give_back);
+      return done + fitting;
+    }
+    const size_t slice = std::min(left, kSlice);
+    touch(begin + done, slice);
+    done += slice;
+  }
+  return bytes;
+}
+
+std::string shortage(size_t bytes, Policy policy, const std::vector<int>& nodes, uint64_t fitting) {
+  std::string names;
+  for (int node : nodes) names += (names.empty() ? "" : ",") + std::to_string(node);
+  return cannot_allocate(bytes, policy) + ": HBM node " + names + " can give " +
+         std::to_string(fitting);
+}
+
+}  // namespace hbm::memory
