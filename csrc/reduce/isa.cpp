@@ -8,7 +8,7 @@
 namespace hbm {
 namespace {
 
-constexpr std::array<std::string_view, 3> kNames = {"baseline", "avx2", "avx512"};
+constexpr std::array<std::string_view, 4> kNames = {"baseline", "avx2", "avx512", "neon"};
 
 struct Runnable {
   std::array<const Kernels*, kNames.size()> best_first{};

@@ -1,8 +1,8 @@
 // The seam between the driver (reduce.cpp) and the loops, which are compiled once per instruction
 // set. Internal to csrc/reduce and its tests.
 //
-// A kernel handles n lanes: one lane is an element, or one of the two parts of a complex number.
-// Pointers need no alignment; out may be an input, and overlaps none otherwise.
+// A kernel handles lanes: one lane is an element, or one of the two parts of a complex number.
+// Pointers need no alignment; a destination may be a source, and overlaps none otherwise.
 #pragma once
 
 #include <cstddef>
@@ -13,23 +13,23 @@
 
 namespace hbm {
 
-using Convert = void (*)(void* out, const void* in, size_t n);
-using Combine = void (*)(void* out, const void* a, const void* b, size_t n);  // out = a op b
-using Divide = void (*)(void* out, const void* in, size_t n, size_t divisor);
-using Multiply = void (*)(void* out, const void* in, size_t n, double factor);
+struct Operands {
+  void* const* dsts;
+  size_t m;
+  const void* const* srcs;
+  size_t n;
+  size_t lanes;  // of each array
+};
 
-// How one dtype is reduced by one operator: decode -> combine... -> divide -> encode, where every
-// step but combine may be absent (null).
+// Folds all sources, and stores the result in all destinations, in one pass over memory.
+using Fold = void (*)(const Operands& operands, size_t divisor);  // the divisor of AVG
+using Scale = void (*)(void* out, const void* in, size_t lanes, double factor);
+
+// How one dtype is reduced by one operator.
 struct Plan {
-  size_t lanes = 1;   // per element
-  size_t stored = 0;  // bytes of a lane in memory
-  size_t wide = 0;    // bytes of a lane that combine, divide and multiply see
-  Combine combine = nullptr;
-  Divide divide = nullptr;      // AVG alone
-  Multiply multiply = nullptr;  // PREMUL_SUM alone, run by scale()
-  Convert decode = nullptr;     // stored -> wide
-  Convert encode = nullptr;     // wide -> stored
-  Combine pair = nullptr;       // stored op stored -> stored: all of the above for two sources
+  size_t lanes = 1;  // per element
+  Fold fold = nullptr;
+  Scale scale = nullptr;  // PREMUL_SUM alone
 };
 
 struct Kernels {
@@ -38,7 +38,7 @@ struct Kernels {
   Plan (*plan)(Dtype dtype, ReduceOp op);
 };
 
-extern const Kernels kBaselineKernels;
+extern const Kernels kBaselineKernels;  // named "neon" on AArch64, which has no processor without
 #if defined(__x86_64__)
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
@@ -50,9 +50,9 @@ std::span<const Kernels* const> runnable_kernels() noexcept;
 // The one of that name, or the best if it is empty. Throws as reduce_isa() does.
 const Kernels& kernels_named(std::string_view name);
 
-// reduce() and scale() on chosen kernels.
-void reduce_with(const Kernels& kernels, void* dst, const void* const* srcs, size_t n, size_t count,
-                 Dtype dtype, ReduceOp op, size_t divisor);
+// reduce_to() and scale() on chosen kernels.
+void reduce_with(const Kernels& kernels, void* const* dsts, size_t m, const void* const* srcs,
+                 size_t n, size_t count, Dtype dtype, ReduceOp op, size_t divisor);
 void scale_with(const Kernels& kernels, void* dst, const void* src, size_t count, Dtype dtype,
                 double factor);
 

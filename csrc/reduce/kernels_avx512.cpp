@@ -7,16 +7,20 @@
 #include <cstdint>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #include "reduce/kernels.h"
-#include "reduce/minifloat.h"
 #include "reduce/scale_integer.h"
 
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,f16c,prefer-vector-width=512")
 #define HBM_F16C
+#define HBM_VECTOR_BYTES 64
+
+#include "reduce/minifloat.h"
 
 namespace hbm {
 namespace {
+#include "reduce/codecs.inc"
 #include "reduce/kernels.inc"
 #include "reduce/plans.inc"
 }  // namespace

@@ -3,17 +3,27 @@
 #include <cstdint>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #include "reduce/kernels.h"
 #include "reduce/minifloat.h"
 #include "reduce/scale_integer.h"
 
+#define HBM_VECTOR_BYTES 16
+
 namespace hbm {
 namespace {
+#include "reduce/codecs.inc"
 #include "reduce/kernels.inc"
 #include "reduce/plans.inc"
 }  // namespace
 
-const Kernels kBaselineKernels = {"baseline", plan};
+#if defined(__aarch64__)
+constexpr const char* kName = "neon";
+#else
+constexpr const char* kName = "baseline";
+#endif
+
+const Kernels kBaselineKernels = {kName, plan};
 
 }  // namespace hbm

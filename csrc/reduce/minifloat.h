@@ -26,65 +26,99 @@ inline constexpr uint32_t kFloatSign = 0x80000000;
 inline constexpr uint32_t kFloatInfinity = 0x7F800000;
 inline constexpr uint32_t kFloatNan = 0x7FC00000;
 
-[[gnu::always_inline]] constexpr float float_of(uint32_t bits) {
-  return __builtin_bit_cast(float, bits);
+// The conversions take a scalar, or a vector of the compiler's (vector_size) of 32-bit lanes.
+
+template <class T, class Lane>
+struct ShapedAs {
+  typedef Lane Type __attribute__((vector_size(sizeof(T))));
+};
+template <class Lane>
+struct ShapedAs<float, Lane> {
+  using Type = Lane;
+};
+template <class Lane>
+struct ShapedAs<uint32_t, Lane> {
+  using Type = Lane;
+};
+template <class Lane>
+struct ShapedAs<int32_t, Lane> {
+  using Type = Lane;
+};
+template <class T>
+using Floats = typename ShapedAs<T, float>::Type;
+template <class T>
+using Bits = typename ShapedAs<T, uint32_t>::Type;
+template <class T>
+using Integers = typename ShapedAs<T, int32_t>::Type;
+
+template <class T>
+[[gnu::always_inline]] constexpr Floats<T> float_of(T bits) {
+  return __builtin_bit_cast(Floats<T>, bits);
 }
 
-[[gnu::always_inline]] constexpr uint32_t bits_of(float value) {
-  return __builtin_bit_cast(uint32_t, value);
+template <class T>
+[[gnu::always_inline]] constexpr Bits<T> bits_of(T value) {
+  return __builtin_bit_cast(Bits<T>, value);
+}
+
+template <class T>
+[[gnu::always_inline]] constexpr Integers<T> signed_of(T bits) {
+  return __builtin_bit_cast(Integers<T>, bits);
 }
 
 // Magnitudes are signed integers: processors without AVX-512 compare no others.
 
-template <Minifloat F>
-[[gnu::always_inline]] constexpr float decode_minifloat(uint32_t code) {
+template <Minifloat F, class T>
+[[gnu::always_inline]] constexpr Floats<T> decode_minifloat(T code) {
   constexpr int shift = 23 - F.mantissa;
   constexpr int32_t rebias = (127 - F.bias) << 23;
   constexpr int32_t smallest_normal = rebias + (1 << 23);
   constexpr int32_t overflow = F.overflow;
-  const auto magnitude = static_cast<int32_t>(code & (F.sign - 1));
-  const uint32_t sign = (code & F.sign) * (kFloatSign / F.sign);
+  constexpr int32_t infinity = kFloatInfinity;
+  using Ints = Integers<T>;
+  const auto magnitude = signed_of(code & (F.sign - 1));
+  const T sign = (code & F.sign) * (kFloatSign / F.sign);
 
-  const int32_t normal = (magnitude << shift) + rebias;
+  const Ints normal = (magnitude << shift) + rebias;
   // A subnormal is the mantissa of a number whose implicit one is then taken away.
-  const auto subnormal = static_cast<int32_t>(
+  const auto subnormal = signed_of(
       bits_of(float_of((magnitude << shift) + smallest_normal) - float_of(smallest_normal)));
-  int32_t bits = magnitude < 1 << F.mantissa ? subnormal : normal;
-  if constexpr (F.infinite) bits = magnitude >= overflow ? kFloatInfinity : bits;
-  if constexpr (F.unsigned_zero) return float_of(code == F.nan ? kFloatNan : bits | sign);
-  return float_of(magnitude > overflow ? kFloatNan : bits | sign);
+  Ints bits = magnitude < (1 << F.mantissa) ? subnormal : normal;
+  if constexpr (F.infinite) bits = magnitude >= overflow ? infinity : bits;
+  if constexpr (F.unsigned_zero) return float_of(code == F.nan ? kFloatNan : bits_of(bits) | sign);
+  return float_of(magnitude > overflow ? kFloatNan : bits_of(bits) | sign);
 }
 
-template <Minifloat F>
-[[gnu::always_inline]] constexpr uint32_t encode_minifloat(float value) {
+template <Minifloat F, class T>
+[[gnu::always_inline]] constexpr Bits<T> encode_minifloat(T value) {
   constexpr int shift = 23 - F.mantissa;
   constexpr int32_t rebias = (127 - F.bias) << 23;
   constexpr int32_t smallest_normal = rebias + (1 << 23);
   // Added to a subnormal, it leaves the code in the last bits of the sum, rounded by the addition.
   constexpr int32_t aligner = smallest_normal + (shift << 23);
   constexpr int32_t overflow = F.overflow;
-  const auto magnitude = static_cast<int32_t>(bits_of(value) & ~kFloatSign);
+  constexpr int32_t infinity = kFloatInfinity;
+  constexpr int32_t nan = F.nan;
+  using Ints = Integers<T>;
+  const auto magnitude = signed_of(bits_of(value) & ~kFloatSign);
 
-  const int32_t odd = magnitude >> shift & 1;
-  const int32_t normal = (magnitude - rebias + ((1 << (shift - 1)) - 1 + odd)) >> shift;
-  const auto subnormal =
-      static_cast<int32_t>(bits_of(float_of(magnitude) + float_of(aligner))) - aligner;
-  int32_t code = magnitude < smallest_normal ? subnormal : normal;
+  const Ints odd = magnitude >> shift & 1;
+  const Ints normal = (magnitude - rebias + ((1 << (shift - 1)) - 1 + odd)) >> shift;
+  const Ints subnormal = signed_of(bits_of(float_of(magnitude) + float_of(aligner))) - aligner;
+  Ints code = magnitude < smallest_normal ? subnormal : normal;
   code = code < overflow ? code : overflow;
-  code = magnitude > static_cast<int32_t>(kFloatInfinity) ? static_cast<int32_t>(F.nan) : code;
-  const uint32_t sign = (bits_of(value) & kFloatSign) / (kFloatSign / F.sign);
-  if constexpr (F.unsigned_zero) return code == 0 ? 0 : code | sign;
-  return code | sign;
+  code = magnitude > infinity ? nan : code;
+  const Bits<T> sign = (bits_of(value) & kFloatSign) / (kFloatSign / F.sign);
+  if constexpr (F.unsigned_zero) return code == 0 ? 0 : bits_of(code) | sign;
+  return bits_of(code) | sign;
 }
 
-[[gnu::always_inline]] constexpr float decode_bfloat16(uint16_t code) {
-  return float_of(static_cast<uint32_t>(code) << 16);
-}
-
-[[gnu::always_inline]] constexpr uint16_t encode_bfloat16(float value) {
-  const uint32_t bits = bits_of(value);
-  const uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-  return static_cast<uint16_t>((bits & ~kFloatSign) > kFloatInfinity ? kFloatNan >> 16 : rounded);
+// A bfloat16 is the upper half of a float32: rounds a number or the canonical NaN to the nearest
+// one, and leaves something in the lower half.
+template <class T>
+[[gnu::always_inline]] constexpr Bits<T> round_bfloat16(T value) {
+  const Bits<T> bits = bits_of(value);
+  return bits + 0x7FFF + (bits >> 16 & 1);
 }
 
 }  // namespace hbm

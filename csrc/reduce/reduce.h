@@ -34,6 +34,11 @@ const char* reduce_unsupported(Dtype dtype, ReduceOp op) noexcept;
 void reduce(void* dst, const void* const* srcs, size_t n, size_t count, Dtype dtype, ReduceOp op,
             size_t divisor);
 
+// As reduce(), with the result stored in each of dsts[0] .. dsts[m-1], each of which may be one of
+// the sources, and overlaps neither sources nor destinations otherwise. REQUIRES: m >= 1.
+void reduce_to(void* const* dsts, size_t m, const void* const* srcs, size_t n, size_t count,
+               Dtype dtype, ReduceOp op, size_t divisor);
+
 // dst[i] = src[i] * factor, for PREMUL_SUM. dst may equal src.
 // float64 and complex128 multiply in float64, the other floats in float32 by the factor rounded to
 // float32. Integers multiply in float64 (those beyond 2^53 exactly), truncate towards zero and
@@ -41,8 +46,8 @@ void reduce(void* dst, const void* const* srcs, size_t n, size_t count, Dtype dt
 // REQUIRES: reduce_unsupported(dtype, ReduceOp::kPremulSum) == nullptr.
 void scale(void* dst, const void* src, size_t count, Dtype dtype, double factor);
 
-// The instruction set of the kernels in use: "avx512", "avx2" or "baseline"; the best that this
-// processor runs, unless HBMCOMM_ISA names another. It changes speed, never bits.
+// The instruction set of the kernels in use: "avx512", "avx2", "neon" or "baseline"; the best that
+// this processor runs, unless HBMCOMM_ISA names another. It changes speed, never bits.
 // Throws Error if HBMCOMM_ISA names none (kInvalid) or one that cannot run here (kUnavailable);
 // reduce() and scale() throw the same, so ask once at start.
 const char* reduce_isa();
