@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 
 #include "base/error.h"
+#include "bench_bindings.h"
 #include "memory_bindings.h"
 #include "pg_bindings.h"
 
@@ -30,6 +31,7 @@ void translate(std::exception_ptr error) {
 
 PYBIND11_MODULE(_C, m) {
   pybind11::register_exception_translator(&translate);
+  hbm::register_bench(m);
   hbm::register_memory(m);
   hbm::register_process_group(m);
 }

@@ -1,6 +1,5 @@
 #include "memory_bindings.h"
 
-#include <ATen/ops/from_blob.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <limits>
@@ -11,18 +10,18 @@
 
 #include "base/error.h"
 #include "memory/binding.h"
-#include "memory/heap.h"
 #include "memory/kinds.h"
 #include "memory/placement.h"
 #include "memory/process.h"
 #include "memory/topology.h"
+#include "tensor_memory.h"
 
 namespace py = pybind11;
 
 namespace hbm {
 namespace {
 
-size_t byte_count(const std::vector<int64_t>& shape, c10::ScalarType dtype) {
+void check_size(const std::vector<int64_t>& shape, c10::ScalarType dtype) {
   size_t bytes = c10::elementSize(dtype);
   bool fits = true;
   for (const int64_t extent : shape) {
@@ -34,7 +33,6 @@ size_t byte_count(const std::vector<int64_t>& shape, c10::ScalarType dtype) {
   if (!fits || bytes > static_cast<size_t>(std::numeric_limits<int64_t>::max())) {
     throw Error(ErrorKind::kInvalid, "the shape is larger than the address space");
   }
-  return bytes;
 }
 
 at::Tensor empty(const std::vector<int64_t>& shape, c10::ScalarType dtype,
@@ -43,12 +41,8 @@ at::Tensor empty(const std::vector<int64_t>& shape, c10::ScalarType dtype,
     throw Error(ErrorKind::kUnsupported,
                 std::string("no quantized tensors: ") + c10::toString(dtype));
   }
-  const size_t bytes = byte_count(shape, dtype);
-  const std::shared_ptr<memory::Heap> heap = memory::process_heap(memory::parse_policy(policy));
-  void* const block = heap->allocate(bytes);
-  return at::from_blob(
-      block, shape, [heap](void* freed) { heap->free(freed); },
-      at::TensorOptions().dtype(dtype).device(at::kCPU));
+  check_size(shape, dtype);
+  return tensor_in(memory::process_segment(memory::parse_policy(policy)), shape, dtype);
 }
 
 std::map<int, uint64_t> where(uintptr_t address, size_t bytes) {
@@ -66,12 +60,13 @@ py::dict as_dict(const memory::NodeInfo& node) {
                   "has_cpus"_a = node.has_cpus, "cpus"_a = node.cpus);
 }
 
-py::dict as_dict(memory::Policy policy, const memory::HeapStats& stats) {
+py::dict as_dict(memory::Policy policy, const memory::SegmentStats& stats) {
   using namespace py::literals;
   return py::dict("policy"_a = memory::policy_name(policy), "in_use_bytes"_a = stats.in_use_bytes,
                   "peak_bytes"_a = stats.peak_bytes, "hbm_bytes"_a = stats.hbm_bytes,
                   "ddr_bytes"_a = stats.ddr_bytes, "allocations"_a = stats.allocations,
-                  "spills"_a = stats.spills);
+                  "spills"_a = stats.spills,
+                  "page_bytes"_a = stats.page_bytes);
 }
 
 std::string memkind_version() {
@@ -89,15 +84,15 @@ py::dict info() {
   }
   py::list nodes;
   for (const memory::NodeInfo& node : found.nodes) nodes.append(as_dict(node));
-  py::list heaps;
-  for (const auto& [policy, stats] : memory::process_heap_stats()) {
-    heaps.append(as_dict(policy, stats));
+  py::list segments;
+  for (const auto& [policy, stats] : memory::process_segment_stats()) {
+    segments.append(as_dict(policy, stats));
   }
   return py::dict("hbm_available"_a = found.hbm_available, "hbm_source"_a = found.hbm_source,
                   "mode"_a = memory::memory_mode_name(found.mode),
                   "mode_source"_a = found.mode_source, "cluster"_a = found.cluster,
                   "cpu_node"_a = found.cpu_node, "closest_hbm_nodes"_a = found.closest_hbm,
-                  "memkind_version"_a = memkind_version(), "nodes"_a = nodes, "heaps"_a = heaps);
+                  "memkind_version"_a = memkind_version(), "nodes"_a = nodes, "segments"_a = segments);
 }
 
 }  // namespace
@@ -108,6 +103,10 @@ void register_memory(py::module_& m) {
       "memory_available", [] { return memory::why_unavailable(MEMKIND_HBW).empty(); }, Unlocked());
   m.def("memory_info", &info);
   m.def("memory_empty", &empty, py::arg("shape"), py::arg("dtype"), py::arg("policy"), Unlocked());
+  m.def(
+      "install_cpu_allocator",
+      [](const std::string& policy) { install_cpu_allocator(memory::parse_policy(policy)); },
+      py::arg("policy"), Unlocked());
   m.def("memory_where", &where, py::arg("address"), py::arg("bytes"), Unlocked());
   m.def("memory_bind", &bind, py::arg("mode"), py::arg("local_rank"), py::arg("local_size"),
         Unlocked());

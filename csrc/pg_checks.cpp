@@ -136,8 +136,8 @@ void check_pairs(size_t outputs, size_t inputs, const char* operation) {
                                        " inputs; they go in pairs, at least one");
 }
 
-void check_same_count_self(const std::vector<mpi::Source>& sources,
-                           const std::vector<mpi::Sink>& sinks, int rank, const char* operation) {
+void check_same_count_self(const std::vector<Source>& sources, const std::vector<Sink>& sinks,
+                           int rank, const char* operation) {
   const size_t sent = sources[static_cast<size_t>(rank)].count;
   const size_t taken = sinks[static_cast<size_t>(rank)].count;
   if (sent == taken) return;

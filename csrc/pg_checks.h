@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "mpi/collectives.h"
+#include "engine/collectives.h"
 
 namespace hbm {
 
@@ -45,7 +45,7 @@ void check_apart(const std::vector<at::Tensor>& inputs, const std::vector<at::Te
 void check_pairs(size_t outputs, size_t inputs, const char* operation);
 
 // What this rank sends itself is as long as what it takes from itself.
-void check_same_count_self(const std::vector<mpi::Source>& sources,
-                           const std::vector<mpi::Sink>& sinks, int rank, const char* operation);
+void check_same_count_self(const std::vector<Source>& sources, const std::vector<Sink>& sinks,
+                           int rank, const char* operation);
 
 }  // namespace hbm

@@ -1,6 +1,5 @@
 #include "pg_hbm.h"
 
-#include <ATen/ops/from_blob.h>
 #include <ATen/record_function.h>
 #include <unistd.h>
 
@@ -13,13 +12,19 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "cluster/collectives.h"
+#include "cluster/local_team.h"
 #include "memory/binding.h"
 #include "memory/process.h"
 #include "memory/topology.h"
+#include "mpi/collectives.h"
+#include "mpi/connect.h"
 #include "mpi/graveyard.h"
+#include "node/collectives.h"
 #include "pg_store.h"
 #include "pg_types.h"
 #include "reduce/reduce.h"
+#include "tensor_memory.h"
 
 namespace hbm {
 namespace {
@@ -32,42 +37,7 @@ constexpr const char* kLeft = "left/";       // + rank: it destroyed the group i
 
 constexpr milliseconds kPartingPatience{1000};
 
-// Tensors that c10d allocates through the group (DDP's buckets, for one).
-class HeapAllocator final : public c10::Allocator {
- public:
-  explicit HeapAllocator(std::shared_ptr<memory::Heap> heap) : heap_(std::move(heap)) {}
-
-  c10::DataPtr allocate(size_t bytes) override {
-    // Each block keeps the heap alive: a tensor may outlive its group.
-    auto* block = new Block{heap_, translated([&] { return heap_->allocate(bytes); })};
-    return {block->data, block, &release, c10::Device(c10::kCPU)};
-  }
-
-  void copy_data(void* to, const void* from, std::size_t bytes) const override {
-    default_copy_data(to, from, bytes);
-  }
-
- private:
-  struct Block {
-    std::shared_ptr<memory::Heap> heap;
-    void* data;
-  };
-
-  static void release(void* context) {
-    const std::unique_ptr<Block> block(static_cast<Block*>(context));
-    block->heap->free(block->data);
-  }
-
-  const std::shared_ptr<memory::Heap> heap_;
-};
-
-std::string describe(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& e) {
-    return e.what();
-  }
-}
+constexpr size_t kMostNodeChunk = 128 << 10;  // larger ones leave the processor's cache
 
 memory::BindMode bind_mode() {
   const char* wanted = std::getenv("HBMCOMM_BIND");
@@ -93,7 +63,9 @@ void bind_once(int local_rank, int local_size) {
 bool breaks_collectives(ErrorKind kind) { return kind != ErrorKind::kPeer; }
 
 // A send or receive that timed out is its own affair.
-bool breaks_transfers(ErrorKind kind) { return kind == ErrorKind::kMismatch; }
+bool breaks_transfers(ErrorKind kind) {
+  return kind == ErrorKind::kMismatch || kind == ErrorKind::kDeath;
+}
 
 }  // namespace
 
@@ -121,31 +93,29 @@ ProcessGroupHbm::ProcessGroupHbm(const c10::intrusive_ptr<c10d::Store>& store, i
 
 void ProcessGroupHbm::connect(Clock::time_point deadline) {
   mpi::sweep();
-  // The version stands for the layout of messages and the cutting into chunks.
-  mpi::Member self = mpi::introduce(HBM_VERSION, channel_->chunk_bytes, size_ > 1);
-  const std::exception_ptr own = prepare();
-  if (own) self.problem = describe(own);
-  mpi::Meeting meeting;
-  try {
-    meeting = mpi::meet(*store_, self, rank_, size_, name_, deadline);
-  } catch (const Error&) {
-    if (own) std::rethrow_exception(own);  // in its own words and of its own kind
-    throw;
-  }
-  members_ = std::move(meeting.members);
-  prefix_ = meeting.prefix;
+  std::optional<node::Door> door;
+  const bootstrap::Meeting meeting = bootstrap::meet(store_, rank_, size_, name_, deadline, [&] {
+    prepare();
+    // The version stands for the layout of messages and the cutting into chunks.
+    bootstrap::Member self = bootstrap::introduce(HBM_VERSION, channel_->chunk_bytes);
+    if (size_ > 1 && self.node_layer == bootstrap::kSharedMemory) {
+      self.segment = memory::policy_name(options_->policy);
+      self.door = door.emplace().name();
+    }
+    return self;
+  });
+  members_ = meeting.members;
+  prefix_ = meeting.party.prefix;
 
-  int local_rank = 0;
-  int local_size = 0;
-  for (int r = 0; r < size_; ++r) {
-    if (members_[static_cast<size_t>(r)].node != self.node) continue;
-    if (r < rank_) ++local_rank;
-    ++local_size;
-  }
-  bind_once(local_rank, local_size);
-  if (size_ > 1) channel_->communicator = mpi::connect(store_, members_, rank_, name_, deadline);
-
+  const std::vector<int> local = bootstrap::on_machine_of(rank_, members_);
+  const int local_size = static_cast<int>(local.size());
+  const auto local_rank = std::find(local.begin(), local.end(), rank_) - local.begin();
+  bind_once(static_cast<int>(local_rank), local_size);
+  neighbours_ = door ? node::explore(meeting, *door,
+                                     [this] { return segment_; })
+                     : node::apart(size_);
   crowded_ = local_size > sysconf(_SC_NPROCESSORS_ONLN);
+  choose_transport(meeting);
   collectives_ = Queue::create(Queue::Order::kOrdered, crowded_, hooks(&breaks_collectives));
   Queue::Hooks of_transfers = hooks(&breaks_transfers);
   of_transfers.failed = [this, publish = of_transfers.failed](const std::exception_ptr& error) {
@@ -161,30 +131,54 @@ void ProcessGroupHbm::connect(Clock::time_point deadline) {
   transfers_ = Queue::create(Queue::Order::kUnordered, crowded_, std::move(of_transfers));
 }
 
-// Takes what this rank needs of its machine, before the others come to rely on it.
-std::exception_ptr ProcessGroupHbm::prepare() {
-  try {
-    reduce_isa();
-    bind_mode();
-    channel_->staging = memory::process_staging(options_->policy, options_->staging_bytes);
-    heap_ = memory::process_heap(options_->policy);
-    return nullptr;
-  } catch (const Error&) {
-    return std::current_exception();
+// Shared memory within a node, MPI between nodes; MPI everywhere with HBMCOMM_NODE=mpi.
+void ProcessGroupHbm::choose_transport(const bootstrap::Meeting& meeting) {
+  const bool shared_memory = meeting.members.front().node_layer == bootstrap::kSharedMemory;
+  if (shared_memory) {
+    team_ = cluster::join(meeting, segment_, neighbours_,
+                          std::min(kMostNodeChunk, channel_->chunk_bytes), crowded_);
+    one_node_ = team_->size() == static_cast<size_t>(size_);
+    if (one_node_) {
+      transport_ = node::make_collectives(team_);
+      return;
+    }
   }
+  mpi::Connection connection;
+  if (size_ > 1) {
+    connection = mpi::connect(meeting, shared_memory ? neighbours_.node_of : std::vector<int>());
+    channel_->communicator = connection.communicator;
+  }
+  transport_ = mpi::make_collectives(channel_);
+  if (shared_memory) {
+    transport_ = cluster::make_collectives(
+        cluster::weave(meeting, connection, neighbours_.node_of, team_, *channel_), transport_);
+  }
+}
+
+// Takes what this rank needs of its machine, before the others come to rely on it.
+void ProcessGroupHbm::prepare() {
+  reduce_isa();
+  bind_mode();
+  channel_->staging = memory::process_staging(options_->policy, options_->staging_bytes);
+  segment_ = memory::process_segment(options_->policy);
 }
 
 ProcessGroupHbm::~ProcessGroupHbm() { stop(); }
 
 // The queues are stopped before the group ends, so the hooks may refer to it.
 Queue::Hooks ProcessGroupHbm::hooks(bool (*concerns_all)(ErrorKind)) {
-  return {[this](const std::vector<int>& missing) { watch(missing); },
+  return {[this](const Operation& operation) { watch(operation); },
           [this, concerns_all](const std::exception_ptr& error) { publish(error, concerns_all); },
+          [this] {
+            if (team_) team_->nudge();
+          },
           [this](const std::vector<int>& ranks) { return name_ranks(ranks); }};
 }
 
-// Looks whether another rank has published a failure, or one that is waited for has left.
-void ProcessGroupHbm::watch(const std::vector<int>& missing) {
+// Looks whether another rank has died or published a failure, or one that is waited for has left.
+void ProcessGroupHbm::watch(const Operation& operation) {
+  const std::vector<int> missing = operation.missing();
+  if (team_) team_->require_alive(missing, operation, [] { return false; });
   std::optional<std::string> failure;
   std::vector<int> left;
   try {
@@ -216,8 +210,10 @@ void ProcessGroupHbm::publish(const std::exception_ptr& error, bool (*concerns_a
 }
 
 void ProcessGroupHbm::announce(const std::string& failure) {
+  const std::string report = "rank " + std::to_string(rank_) + ": " + failure;
+  if (team_) team_->report(report, /*death=*/false);
   try {
-    store_->set(prefix_ + kFailure, "rank " + std::to_string(rank_) + ": " + failure);
+    store_->set(prefix_ + kFailure, report);
   } catch (const Error& unreachable) {
     log::warn(std::string("cannot tell the other ranks of a failure: ") + unreachable.what());
   }
@@ -227,7 +223,7 @@ std::string ProcessGroupHbm::name_ranks(const std::vector<int>& ranks) const {
   if (ranks.empty()) return "every rank had joined";
   std::string text = "missing ranks: ";
   for (const int rank : ranks) {
-    const mpi::Member& member = members_[static_cast<size_t>(rank)];
+    const bootstrap::Member& member = members_[static_cast<size_t>(rank)];
     if (text.back() != ' ') text += ", ";
     text +=
         std::to_string(rank) + " (pid " + std::to_string(member.pid) + " on " + member.host + ")";
@@ -264,8 +260,16 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, Views view
   std::unique_lock issue(issue_mutex_);
   auto operation = make(sequence_ + 1);
   const uint64_t sequence = ++sequence_;
-  return submit(collectives_, call, std::move(work), std::move(views), std::move(operation),
-                sequence, std::move(issue));
+  if (call.async || coalescing() || !collectives_->try_claim(call.name)) {
+    return submit(collectives_, call, std::move(work), std::move(views), std::move(operation),
+                  sequence, std::move(issue));
+  }
+  issue.unlock();
+  record(call, sequence);
+  collectives_->run_claimed(*operation, timeout_or_default(call.timeout),
+                            views.take_frame(work->end_of_range()));
+  work->bind(nullptr, sequence);
+  return work;
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::transfer(
@@ -286,19 +290,27 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::submit(
                                views.take_frame(work->end_of_range()));
   if (issue.owns_lock()) issue.unlock();
   work->bind(ticket, sequence);
-  if (at::hasCallbacks()) {
-    RECORD_PARAM_COMMS_DATA(
-        std::make_tuple(static_cast<int64_t>(sequence), c10d::isP2POp(call.type)),
-        std::make_tuple(pg_uid_, pg_desc_), call.inputs, call.outputs, rank_, call.name + 4,
-        call.inputs.empty() ? 0 : call.inputs.front().numel(),
-        call.outputs.empty() ? 0 : call.outputs.front().numel(),
-        call.outputs.empty() ? at::kByte : call.outputs.front().scalar_type(),
-        std::vector<int64_t>(), std::vector<int64_t>(), -1, -1, size_);
-  }
+  record(call, sequence);
   queue->launch(ticket, call.async ? Mode::kAsync : Mode::kSync);
   const std::lock_guard lock(coalescing_mutex_);
   if (coalescing_ == std::this_thread::get_id()) coalesced_.push_back(work);
   return work;
+}
+
+// Tells the profiler of an operation's arguments.
+void ProcessGroupHbm::record(const Call& call, uint64_t sequence) const {
+  if (!at::hasCallbacks()) return;
+  RECORD_PARAM_COMMS_DATA(std::make_tuple(static_cast<int64_t>(sequence), c10d::isP2POp(call.type)),
+                          std::make_tuple(pg_uid_, pg_desc_), call.inputs, call.outputs, rank_,
+                          call.name + 4, call.inputs.empty() ? 0 : call.inputs.front().numel(),
+                          call.outputs.empty() ? 0 : call.outputs.front().numel(),
+                          call.outputs.empty() ? at::kByte : call.outputs.front().scalar_type(),
+                          std::vector<int64_t>(), std::vector<int64_t>(), -1, -1, size_);
+}
+
+bool ProcessGroupHbm::coalescing() {
+  const std::lock_guard lock(coalescing_mutex_);
+  return coalescing_ == std::this_thread::get_id();
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::all_of(
@@ -358,14 +370,12 @@ void ProcessGroupHbm::stop() {
 // is on its way only as long as that rank calls MPI. A rank that does not come in kPartingPatience
 // is not waited for.
 void ProcessGroupHbm::part() {
-  if (channel_->communicator == nullptr) return;
-  if (collectives_->broken() || !collectives_->idle()) return;
+  if (size_ == 1 || collectives_->broken() || !collectives_->idle()) return;
   try {
     const auto farewell = Queue::create(Queue::Order::kOrdered, crowded_, {});
     const uint64_t sequence = getSequenceNumberForGroup() + 1;
-    const auto ticket =
-        farewell->enqueue(mpi::make_barrier(channel_, sequence),
-                          std::min(kPartingPatience, milliseconds(timeout_ms_)), {});
+    const auto ticket = farewell->enqueue(
+        transport_->barrier(sequence), std::min(kPartingPatience, milliseconds(timeout_ms_)), {});
     farewell->launch(ticket, Mode::kSync);
     farewell->stop();
     if (ticket->error()) std::rethrow_exception(ticket->error());
@@ -392,27 +402,23 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHbm::split(
 bool ProcessGroupHbm::supportsTensorAlloc(c10::DeviceIndex /*device*/) { return true; }
 
 at::Tensor ProcessGroupHbm::allocateTensor(long size, at::TensorOptions options) {
-  const at::ScalarType type = c10::typeMetaToScalarType(options.dtype());
-  const std::shared_ptr<memory::Heap> heap = heap_;
-  void* block = translated(
-      [&] { return heap->allocate(static_cast<size_t>(size) * c10::elementSize(type)); });
-  return at::from_blob(
-      block, {size}, [heap](void* freed) { heap->free(freed); },
-      at::TensorOptions().dtype(type).device(at::kCPU));
+  return translated(
+      [&] { return tensor_in(segment_, {size}, c10::typeMetaToScalarType(options.dtype())); });
 }
 
 std::shared_ptr<c10::Allocator> ProcessGroupHbm::getMemAllocator() {
-  return std::make_shared<HeapAllocator>(heap_);
+  return segment_allocator(segment_);
 }
 
 std::unordered_map<std::string, uint64_t> ProcessGroupHbm::getMemoryStats() {
-  const memory::HeapStats tensors = heap_->stats();
+  const memory::SegmentStats segment = segment_->stats();
   const memory::StagingStats staging = channel_->staging->stats();
-  return {{"tensors.in_use_bytes", tensors.in_use_bytes},
-          {"tensors.peak_bytes", tensors.peak_bytes},
-          {"tensors.hbm_bytes", tensors.hbm_bytes},
-          {"tensors.ddr_bytes", tensors.ddr_bytes},
-          {"tensors.spills", tensors.spills},
+  return {{"segment.in_use_bytes", segment.in_use_bytes},
+          {"segment.peak_bytes", segment.peak_bytes},
+          {"segment.hbm_bytes", segment.hbm_bytes},
+          {"segment.ddr_bytes", segment.ddr_bytes},
+          {"segment.spills", segment.spills},
+          {"segment.page_bytes", segment.page_bytes},
           {"staging.budget_bytes", staging.budget_bytes},
           {"staging.reserved_bytes", staging.reserved_bytes},
           {"staging.kept_bytes", staging.kept_bytes},

@@ -1,5 +1,5 @@
-// The process group "hbm": a c10d backend whose collectives go over MPI, staged in high-bandwidth
-// memory. docs/design.md tells how its parts fit together.
+// The process group "hbm": a c10d backend whose collectives go through shared high-bandwidth memory
+// within a node, and over MPI between nodes. docs/design.md tells how its parts fit together.
 //
 // A group has two queues: collectives run in the order of issue, point-to-point operations all at
 // once. Arguments are checked before anything is sent; an error after that breaks the group, is
@@ -20,10 +20,13 @@
 #include <vector>
 
 #include "base/error.h"
+#include "bootstrap/meeting.h"
+#include "engine/collectives.h"
 #include "engine/queue.h"
-#include "memory/heap.h"
-#include "mpi/collectives.h"
-#include "mpi/meeting.h"
+#include "memory/segment.h"
+#include "mpi/channel.h"
+#include "node/neighbours.h"
+#include "node/team.h"
 #include "pg_checks.h"
 #include "pg_options.h"
 #include "pg_views.h"
@@ -128,6 +131,10 @@ class ProcessGroupHbm final : public c10d::Backend {
 
   // Gives a collective its sequence number and its place in the queue.
   c10::intrusive_ptr<c10d::Work> run(const Call& call, Views views, const MakeOperation& make);
+  // The same without the queue, for a small synchronous allreduce within the node on an idle group;
+  // null where that does not apply.
+  c10::intrusive_ptr<c10d::Work> allreduce_at_once(std::vector<at::Tensor>& tensors, Dtype dtype,
+                                                   ReduceOp op, const c10d::AllreduceOptions& opts);
   // Begins a point-to-point operation.
   c10::intrusive_ptr<c10d::Work> transfer(
       const Call& call, Views views,
@@ -136,6 +143,8 @@ class ProcessGroupHbm final : public c10d::Backend {
                                         c10::intrusive_ptr<WorkHbm> work, Views views,
                                         std::unique_ptr<Operation> operation, uint64_t sequence,
                                         std::unique_lock<std::mutex> issue);
+  void record(const Call& call, uint64_t sequence) const;
+  bool coalescing();
   c10::intrusive_ptr<c10d::Work> all_of(c10d::OpType type,
                                         std::vector<c10::intrusive_ptr<c10d::Work>> works);
 
@@ -149,14 +158,15 @@ class ProcessGroupHbm final : public c10d::Backend {
                                     const at::Tensor& own) const;
   c10::intrusive_ptr<c10d::Work> receive(std::vector<at::Tensor>& tensors, int from, int tag,
                                          c10d::OpType type, const char* name);
-  mpi::Source reduction_input(Views& views, const at::Tensor& tensor, const c10d::ReduceOp& op);
+  Source reduction_input(Views& views, const at::Tensor& tensor, const c10d::ReduceOp& op);
 
   void connect(std::chrono::steady_clock::time_point deadline);
-  std::exception_ptr prepare();
+  void prepare();
   void part();
   void stop();
   Queue::Hooks hooks(bool (*concerns_all)(ErrorKind));
-  void watch(const std::vector<int>& missing);
+  void watch(const Operation& operation);
+  void choose_transport(const bootstrap::Meeting& meeting);
   void publish(const std::exception_ptr& error, bool (*concerns_all)(ErrorKind));
   void announce(const std::string& failure);
   std::string name_ranks(const std::vector<int>& ranks) const;
@@ -166,9 +176,13 @@ class ProcessGroupHbm final : public c10d::Backend {
   const c10::intrusive_ptr<c10d::Store> c10d_store_;
   std::shared_ptr<KeyValue> store_;
   std::string prefix_;  // of this group's keys in the store
-  std::vector<mpi::Member> members_;
+  std::vector<bootstrap::Member> members_;
+  node::Neighbourhood neighbours_;
   std::shared_ptr<mpi::Channel> channel_;
-  std::shared_ptr<memory::Heap> heap_;
+  std::shared_ptr<node::Team> team_;  // the ranks on this node; null with HBMCOMM_NODE=mpi
+  bool one_node_ = false;             // the team is the whole group
+  std::shared_ptr<Collectives> transport_;
+  std::shared_ptr<memory::Segment> segment_;  // of tensors, and of what the node shares
   std::shared_ptr<Queue> collectives_;
   std::shared_ptr<Queue> transfers_;
   bool crowded_ = false;

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "mpi/collectives.h"
 #include "pg_hbm.h"
 #include "pg_types.h"
 
@@ -20,10 +19,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::broadcast(std::vector<at::Tensor
     const int root = check_root(opts.rootRank, "broadcast");
     const Dtype dtype = to_dtype(tensor.scalar_type());
     Views views;
-    const mpi::Sink data = views.in_place(tensor);
+    const Sink data = views.in_place(tensor);
     return run({OpType::BROADCAST, "hbm:broadcast", tensors, tensors, opts.timeout, opts.asyncOp},
                std::move(views), [&](uint64_t sequence) {
-                 return mpi::make_broadcast(channel_, sequence, data.data, data.count, dtype, root);
+                 return transport_->broadcast(sequence, data.data, data.count, dtype, root);
                });
   });
 }
@@ -46,13 +45,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather(
     check_apart(inputs, outputs.front(), rank_, "all_gather");
     const Dtype dtype = to_dtype(input.scalar_type());
     Views views;
-    const mpi::Source in = views.input(input);
-    const std::vector<mpi::Sink> outs = views.outputs(outputs.front());
+    const Source in = views.input(input);
+    const std::vector<Sink> outs = views.outputs(outputs.front());
     return run(
         {OpType::ALLGATHER, "hbm:all_gather", inputs, outputs.front(), opts.timeout, opts.asyncOp},
-        std::move(views), [&](uint64_t sequence) {
-          return mpi::make_allgather(channel_, sequence, in, outs, dtype);
-        });
+        std::move(views),
+        [&](uint64_t sequence) { return transport_->allgather(sequence, in, outs, dtype); });
   });
 }
 
@@ -65,9 +63,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::_allgather_base(
     check_parts(output, input, size_, "all_gather_into_tensor: the output", "the input");
     const Dtype dtype = to_dtype(input.scalar_type());
     Views views;
-    const mpi::Source in = views.input(input);
-    const std::vector<mpi::Sink> outs =
-        split_evenly(views.output(output), size_, element_size(dtype));
+    const Source in = views.input(input);
+    const std::vector<Sink> outs = split_evenly(views.output(output), size_, element_size(dtype));
     check_own_part(outs[static_cast<size_t>(rank_)].data, output, input, "all_gather_into_tensor");
     return run({OpType::_ALLGATHER_BASE,
                 "hbm:all_gather_into_tensor",
@@ -75,9 +72,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::_allgather_base(
                 {output},
                 opts.timeout,
                 opts.asyncOp},
-               std::move(views), [&](uint64_t sequence) {
-                 return mpi::make_allgather(channel_, sequence, in, outs, dtype);
-               });
+               std::move(views),
+               [&](uint64_t sequence) { return transport_->allgather(sequence, in, outs, dtype); });
   });
 }
 
@@ -125,11 +121,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather(
     check_apart(inputs, gathered, rank_, "gather");
     const Dtype dtype = to_dtype(input.scalar_type());
     Views views;
-    const mpi::Source in = views.input(input);
-    const std::vector<mpi::Sink> outs = views.outputs(gathered);
+    const Source in = views.input(input);
+    const std::vector<Sink> outs = views.outputs(gathered);
     return run({OpType::GATHER, "hbm:gather", inputs, gathered, opts.timeout, opts.asyncOp},
                std::move(views), [&](uint64_t sequence) {
-                 return mpi::make_gather(channel_, sequence, in, outs, dtype, root);
+                 return transport_->gather(sequence, in, outs, dtype, root);
                });
   });
 }
@@ -145,11 +141,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::scatter(
     check_apart(scattered, outputs, rank_, "scatter");
     const Dtype dtype = to_dtype(output.scalar_type());
     Views views;
-    const std::vector<mpi::Source> ins = views.inputs(scattered);
-    const mpi::Sink out = views.output(output);
+    const std::vector<Source> ins = views.inputs(scattered);
+    const Sink out = views.output(output);
     return run({OpType::SCATTER, "hbm:scatter", scattered, outputs, opts.timeout, opts.asyncOp},
                std::move(views), [&](uint64_t sequence) {
-                 return mpi::make_scatter(channel_, sequence, ins, out, dtype, root);
+                 return transport_->scatter(sequence, ins, out, dtype, root);
                });
   });
 }
@@ -237,9 +233,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall_base(at::Tensor& output
     check_same_count_self(sources, sinks, rank_, "all_to_all_single");
     return run(
         {OpType::ALLTOALL_BASE, "hbm:all_to_all", {input}, {output}, opts.timeout, opts.asyncOp},
-        std::move(views), [&](uint64_t sequence) {
-          return mpi::make_alltoall(channel_, sequence, sources, sinks, dtype);
-        });
+        std::move(views),
+        [&](uint64_t sequence) { return transport_->alltoall(sequence, sources, sinks, dtype); });
   });
 }
 
@@ -261,7 +256,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall(std::vector<at::Tensor>
     check_same_count_self(sources, sinks, rank_, "all_to_all");
     return run({OpType::ALLTOALL, "hbm:all_to_all", inputs, outputs, opts.timeout, opts.asyncOp},
                std::move(views), [&](uint64_t sequence) {
-                 return mpi::make_alltoall(channel_, sequence, sources, sinks, dtype);
+                 return transport_->alltoall(sequence, sources, sinks, dtype);
                });
   });
 }

@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "mpi/collectives.h"
+#include "node/reduction.h"
 #include "pg_hbm.h"
 #include "pg_sparse.h"
 #include "pg_types.h"
@@ -12,8 +12,8 @@ namespace hbm {
 using c10d::OpType;
 using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
 
-mpi::Source ProcessGroupHbm::reduction_input(Views& views, const at::Tensor& tensor,
-                                             const c10d::ReduceOp& op) {
+Source ProcessGroupHbm::reduction_input(Views& views, const at::Tensor& tensor,
+                                        const c10d::ReduceOp& op) {
   if (op.op_ == c10d::ReduceOp::PREMUL_SUM) return views.input_times(tensor, premul_factor(op));
   return views.input(tensor);
 }
@@ -27,16 +27,40 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce(std::vector<at::Tensor
     const at::Tensor& tensor = single(tensors, "all_reduce");
     const Dtype dtype = to_dtype(tensor.scalar_type());
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
+    if (auto work = allreduce_at_once(tensors, dtype, op, opts)) return work;
     Views views;
-    const mpi::Sink data = op == ReduceOp::kPremulSum
-                               ? views.in_place_times(tensor, premul_factor(opts.reduceOp))
-                               : views.in_place(tensor);
+    const Sink data = op == ReduceOp::kPremulSum
+                          ? views.in_place_times(tensor, premul_factor(opts.reduceOp))
+                          : views.in_place(tensor);
     return run({OpType::ALLREDUCE, "hbm:all_reduce", tensors, tensors, opts.timeout, opts.asyncOp},
                std::move(views), [&](uint64_t sequence) {
-                 return mpi::make_allreduce(channel_, sequence, data.data, data.data, data.count,
-                                            dtype, op);
+                 return transport_->allreduce(sequence, data.data, data.data, data.count, dtype,
+                                              op);
                });
   });
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_at_once(
+    std::vector<at::Tensor>& tensors, Dtype dtype, ReduceOp op,
+    const c10d::AllreduceOptions& opts) {
+  const at::Tensor& tensor = tensors.front();
+  if (opts.asyncOp || !one_node_ || op == ReduceOp::kPremulSum) return nullptr;
+  if (tensor.nbytes() >= node::kDirectBytes || !Views::usable(tensor) || at::hasCallbacks()) {
+    return nullptr;
+  }
+  std::unique_lock issue(issue_mutex_);
+  if (coalescing() || !collectives_->try_claim("all_reduce")) return nullptr;
+  const uint64_t sequence = ++sequence_;
+  issue.unlock();
+  void* const data = tensor.mutable_data_ptr();
+  const auto count = static_cast<size_t>(tensor.numel());
+  node::Reduction operation(team_, Signature{OpCode::kAllreduce, dtype, op, -1, sequence},
+                            {data, data, count, -1, team_->size()});
+  collectives_->run_claimed(operation, timeout_or_default(opts.timeout));
+  auto work = c10::make_intrusive<WorkHbm>(rank_, OpType::ALLREDUCE, nullptr, tensors, tensors,
+                                           collectives_);
+  work->bind(nullptr, sequence);
+  return work;
 }
 
 // One message instead of one for each tensor: they are gathered into one buffer and copied back.
@@ -52,12 +76,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_coalesced(
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
     const double factor = op == ReduceOp::kPremulSum ? premul_factor(opts.reduceOp) : 1.0;
     Views views;
-    const mpi::Sink data = views.packed(tensors, factor);
+    const Sink data = views.packed(tensors, factor);
     return run({OpType::ALLREDUCE_COALESCED, "hbm:all_reduce_coalesced", tensors, tensors,
                 opts.timeout, opts.asyncOp},
                std::move(views), [&](uint64_t sequence) {
-                 return mpi::make_allreduce(channel_, sequence, data.data, data.data, data.count,
-                                            dtype, op);
+                 return transport_->allreduce(sequence, data.data, data.data, data.count, dtype,
+                                              op);
                });
   });
 }
@@ -69,7 +93,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_sparse(
     return run({OpType::_ALLREDUCE_SPARSE, "hbm:all_reduce_sparse", tensors, tensors, opts.timeout,
                 opts.asyncOp},
                Views(), [&](uint64_t sequence) {
-                 return make_sparse_allreduce(channel_, sequence, tensors.front());
+                 return make_sparse_allreduce(transport_, size_, sequence, tensors.front());
                });
   });
 }
@@ -82,12 +106,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce(std::vector<at::Tensor>& 
     const Dtype dtype = to_dtype(tensor.scalar_type());
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
     Views views;
-    const mpi::Source in = reduction_input(views, tensor, opts.reduceOp);
-    const mpi::Sink out = root == rank_ ? views.output(tensor) : mpi::Sink{};
+    const Source in = reduction_input(views, tensor, opts.reduceOp);
+    const Sink out = root == rank_ ? views.output(tensor) : Sink{};
     return run({OpType::REDUCE, "hbm:reduce", tensors, tensors, opts.timeout, opts.asyncOp},
                std::move(views), [&](uint64_t sequence) {
-                 return mpi::make_reduce(channel_, sequence, in.data, out.data, in.count, dtype, op,
-                                         root);
+                 return transport_->reduce(sequence, in.data, out.data, in.count, dtype, op, root);
                });
   });
 }
@@ -110,15 +133,15 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce_scatter(
     const Dtype dtype = to_dtype(output.scalar_type());
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
     Views views;
-    std::vector<mpi::Source> sources;
+    std::vector<Source> sources;
     for (const at::Tensor& input : inputs.front()) {
       sources.push_back(reduction_input(views, input, opts.reduceOp));
     }
-    const mpi::Sink out = views.output(output);
+    const Sink out = views.output(output);
     return run({OpType::REDUCE_SCATTER, "hbm:reduce_scatter", inputs.front(), outputs, opts.timeout,
                 opts.asyncOp},
                std::move(views), [&](uint64_t sequence) {
-                 return mpi::make_reduce_scatter(channel_, sequence, sources, out.data, dtype, op);
+                 return transport_->reduce_scatter(sequence, sources, out.data, dtype, op);
                });
   });
 }
@@ -133,11 +156,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::_reduce_scatter_base(
     const Dtype dtype = to_dtype(output.scalar_type());
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
     Views views;
-    const std::vector<mpi::Source> sources =
+    const std::vector<Source> sources =
         split_evenly(reduction_input(views, input, opts.reduceOp), size_, element_size(dtype));
     check_own_part(sources[static_cast<size_t>(rank_)].data, input, output,
                    "reduce_scatter_tensor");
-    const mpi::Sink out = views.output(output);
+    const Sink out = views.output(output);
     return run({OpType::_REDUCE_SCATTER_BASE,
                 "hbm:reduce_scatter_tensor",
                 {input},
@@ -145,7 +168,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::_reduce_scatter_base(
                 opts.timeout,
                 opts.asyncOp},
                std::move(views), [&](uint64_t sequence) {
-                 return mpi::make_reduce_scatter(channel_, sequence, sources, out.data, dtype, op);
+                 return transport_->reduce_scatter(sequence, sources, out.data, dtype, op);
                });
   });
 }

@@ -2,7 +2,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "mpi/point_to_point.h"
 #include "pg_hbm.h"
 #include "pg_store.h"
 #include "pg_types.h"
@@ -26,7 +25,7 @@ void ProcessGroupHbm::check_tag(int tag, const char* operation) const {
     throw Error(ErrorKind::kInvalid,
                 std::string(operation) + ": " + name_ + " has one rank, which has no peer");
   }
-  const int tags = channel_->communicator->user_tags();
+  const int tags = transport_->tags();
   if (tag < 0 || tag >= tags) {
     throw Error(ErrorKind::kInvalid, std::string(operation) + ": tag " + std::to_string(tag) +
                                          " is not between 0 and " + std::to_string(tags - 1) +
@@ -40,11 +39,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::send(std::vector<at::Tensor>& te
     const at::Tensor& tensor = single(tensors, "send");
     check_peer(to, tag, "send");
     Views views;
-    const mpi::Source in = views.input(tensor);
+    const Source in = views.input(tensor);
     const Dtype dtype = to_dtype(tensor.scalar_type());
     return transfer(
         {OpType::SEND, "hbm:send", tensors, {}, c10d::kUnsetTimeout, true}, std::move(views),
-        [&](const std::shared_ptr<int>&) { return mpi::make_send(channel_, in, dtype, to, tag); });
+        [&](const std::shared_ptr<int>&) { return transport_->send(in, dtype, to, tag); });
   });
 }
 
@@ -52,11 +51,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::receive(std::vector<at::Tensor>&
                                                         int tag, OpType type, const char* name) {
   const at::Tensor& tensor = single(tensors, "recv");
   Views views;
-  const mpi::Sink out = views.output(tensor);
+  const Sink out = views.output(tensor);
   const Dtype dtype = to_dtype(tensor.scalar_type());
   return transfer({type, name, {}, tensors, c10d::kUnsetTimeout, true}, std::move(views),
                   [&](std::shared_ptr<int> source) {
-                    return mpi::make_receive(channel_, out, dtype, from, tag, std::move(source));
+                    return transport_->receive(out, dtype, from, tag, std::move(source));
                   });
 }
 
@@ -72,14 +71,14 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::recvAnysource(std::vector<at::Te
                                                               int tag) {
   return translated([&] {
     check_tag(tag, "recv");
-    return receive(tensors, mpi::kAnyRank, tag, OpType::RECVANYSOURCE, "hbm:recv_any_source");
+    return receive(tensors, kAnyRank, tag, OpType::RECVANYSOURCE, "hbm:recv_any_source");
   });
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::barrier(const c10d::BarrierOptions& opts) {
   return translated([&] {
     return run({OpType::BARRIER, "hbm:barrier", {}, {}, opts.timeout, opts.asyncOp}, Views(),
-               [&](uint64_t sequence) { return mpi::make_barrier(channel_, sequence); });
+               [&](uint64_t sequence) { return transport_->barrier(sequence); });
   });
 }
 

@@ -7,20 +7,21 @@
 #include <utility>
 
 #include "base/error.h"
-#include "mpi/group_operation.h"
 #include "pg_types.h"
 
 namespace hbm {
 namespace {
 
 // Three allgathers, one after the other: the numbers of indices, the indices, the values. They have
-// one sequence number, and MPI keeps their messages in order.
-class SparseAllreduce final : public mpi::GroupOperation {
+// one sequence number, and the ranks do them in the same order.
+class SparseAllreduce final : public Operation {
  public:
-  SparseAllreduce(mpi::ChannelPtr channel, const mpi::Signature& signature, at::Tensor tensor)
-      : GroupOperation(std::move(channel), signature, static_cast<size_t>(tensor.numel())),
+  SparseAllreduce(std::shared_ptr<Collectives> transport, int ranks, uint64_t sequence,
+                  at::Tensor tensor)
+      : transport_(std::move(transport)),
+        sequence_(sequence),
         tensor_(std::move(tensor)),
-        counts_(size(), 0) {}
+        counts_(static_cast<size_t>(ranks), 0) {}
 
   void begin() override {
     const at::AutoDispatchBelowADInplaceOrView plain;
@@ -28,10 +29,9 @@ class SparseAllreduce final : public mpi::GroupOperation {
     indices_ = own.indices().contiguous();
     values_ = own.values().contiguous();
     own_count_ = indices_.size(1);
-    std::vector<mpi::Sink> sinks;
+    std::vector<Sink> sinks;
     for (int64_t& count : counts_) sinks.push_back({&count, 1});
-    start(
-        mpi::make_allgather(channel_, signature_.sequence, {&own_count_, 1}, sinks, Dtype::kInt64));
+    start(transport_->allgather(sequence_, {&own_count_, 1}, sinks, Dtype::kInt64));
   }
 
   Progress poll() override {
@@ -50,7 +50,14 @@ class SparseAllreduce final : public mpi::GroupOperation {
     }
   }
 
-  std::vector<int> missing() const override { return stage_->missing(); }
+  bool doze(std::chrono::steady_clock::time_point until) override { return stage_->doze(until); }
+  std::string describe() const override {
+    return "sparse allreduce #" + std::to_string(sequence_) + ", in which " +
+           (stage_ ? stage_->describe() : "nothing has begun");
+  }
+  std::vector<int> missing() const override {
+    return stage_ ? stage_->missing() : std::vector<int>();
+  }
   void abandon() noexcept override {
     if (stage_) stage_->abandon();
   }
@@ -66,7 +73,7 @@ class SparseAllreduce final : public mpi::GroupOperation {
   std::vector<at::Tensor> gather(const at::Tensor& own) {
     sent_ = own;
     std::vector<at::Tensor> received;
-    std::vector<mpi::Sink> sinks;
+    std::vector<Sink> sinks;
     for (const int64_t rows : counts_) {
       std::vector<int64_t> shape = own.sizes().vec();
       shape.front() = rows;
@@ -74,9 +81,9 @@ class SparseAllreduce final : public mpi::GroupOperation {
       sinks.push_back(
           {received.back().mutable_data_ptr(), static_cast<size_t>(received.back().numel())});
     }
-    start(mpi::make_allgather(channel_, signature_.sequence,
-                              {sent_.const_data_ptr(), static_cast<size_t>(sent_.numel())}, sinks,
-                              to_dtype(own.scalar_type())));
+    start(transport_->allgather(sequence_,
+                                {sent_.const_data_ptr(), static_cast<size_t>(sent_.numel())}, sinks,
+                                to_dtype(own.scalar_type())));
     return received;
   }
 
@@ -87,10 +94,12 @@ class SparseAllreduce final : public mpi::GroupOperation {
                                    tensor_.options());
     };
     at::Tensor sum = sparse(0);
-    for (size_t r = 1; r < size(); ++r) sum = at::add(sum, sparse(r)).coalesce();
+    for (size_t r = 1; r < counts_.size(); ++r) sum = at::add(sum, sparse(r)).coalesce();
     tensor_.copy_(sum.coalesce());
   }
 
+  const std::shared_ptr<Collectives> transport_;
+  const uint64_t sequence_;
   const at::Tensor tensor_;
   at::Tensor indices_;
   at::Tensor values_;
@@ -122,11 +131,9 @@ void check_sparse(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& 
   }
 }
 
-std::unique_ptr<Operation> make_sparse_allreduce(mpi::ChannelPtr channel, uint64_t sequence,
-                                                 const at::Tensor& tensor) {
-  const mpi::Signature signature{mpi::OpCode::kAllreduce, to_dtype(tensor.scalar_type()),
-                                 ReduceOp::kSum, -1, sequence};
-  return std::make_unique<SparseAllreduce>(std::move(channel), signature, tensor);
+OperationPtr make_sparse_allreduce(std::shared_ptr<Collectives> transport, int ranks,
+                                   uint64_t sequence, const at::Tensor& tensor) {
+  return std::make_unique<SparseAllreduce>(std::move(transport), ranks, sequence, tensor);
 }
 
 }  // namespace hbm

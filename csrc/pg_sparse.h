@@ -8,7 +8,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
 
-#include "mpi/collectives.h"
+#include "engine/collectives.h"
 
 namespace hbm {
 
@@ -17,7 +17,7 @@ namespace hbm {
 void check_sparse(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op);
 
 // `tensor` becomes the coalesced sum. Ranks may have different numbers of indices.
-std::unique_ptr<Operation> make_sparse_allreduce(mpi::ChannelPtr channel, uint64_t sequence,
-                                                 const at::Tensor& tensor);
+OperationPtr make_sparse_allreduce(std::shared_ptr<Collectives> transport, int ranks,
+                                   uint64_t sequence, const at::Tensor& tensor);
 
 }  // namespace hbm

@@ -39,7 +39,7 @@ const at::Tensor& Views::keep(at::Tensor tensor) {
   return kept_.back();
 }
 
-mpi::Source Views::input(const at::Tensor& tensor) {
+Source Views::input(const at::Tensor& tensor) {
   const auto count = static_cast<size_t>(tensor.numel());
   if (usable(tensor)) return {keep(tensor).const_data_ptr(), count};
   const at::Tensor twin = keep(at::empty_like(tensor, at::MemoryFormat::Contiguous));
@@ -47,7 +47,7 @@ mpi::Source Views::input(const at::Tensor& tensor) {
   return {twin.const_data_ptr(), count};
 }
 
-mpi::Sink Views::output(const at::Tensor& tensor) {
+Sink Views::output(const at::Tensor& tensor) {
   check_writable(tensor);
   const auto count = static_cast<size_t>(tensor.numel());
   if (usable(tensor)) return {keep(tensor).mutable_data_ptr(), count};
@@ -56,28 +56,28 @@ mpi::Sink Views::output(const at::Tensor& tensor) {
   return {twin.mutable_data_ptr(), count};
 }
 
-mpi::Sink Views::in_place(const at::Tensor& tensor) {
-  const mpi::Sink sink = output(tensor);
+Sink Views::in_place(const at::Tensor& tensor) {
+  const Sink sink = output(tensor);
   if (!copies_out_.empty() && copies_out_.back().second.is_same(kept_.back())) {
     copies_in_.emplace_back(kept_.back(), tensor);
   }
   return sink;
 }
 
-mpi::Source Views::input_times(const at::Tensor& tensor, double factor) {
+Source Views::input_times(const at::Tensor& tensor, double factor) {
   const at::Tensor twin = keep(at::empty_like(tensor, at::MemoryFormat::Contiguous));
   copies_in_.emplace_back(twin, tensor);
   scalings_.push_back({twin, factor});
   return {twin.const_data_ptr(), static_cast<size_t>(tensor.numel())};
 }
 
-mpi::Sink Views::in_place_times(const at::Tensor& tensor, double factor) {
-  const mpi::Sink sink = in_place(tensor);
+Sink Views::in_place_times(const at::Tensor& tensor, double factor) {
+  const Sink sink = in_place(tensor);
   scalings_.push_back({kept_.back(), factor});
   return sink;
 }
 
-mpi::Sink Views::packed(const std::vector<at::Tensor>& tensors, double factor) {
+Sink Views::packed(const std::vector<at::Tensor>& tensors, double factor) {
   int64_t count = 0;
   for (const at::Tensor& tensor : tensors) count += tensor.numel();
   const at::Tensor whole = keep(at::empty({count}, tensors.front().options()));
@@ -93,14 +93,14 @@ mpi::Sink Views::packed(const std::vector<at::Tensor>& tensors, double factor) {
   return {whole.mutable_data_ptr(), static_cast<size_t>(count)};
 }
 
-std::vector<mpi::Source> Views::inputs(const std::vector<at::Tensor>& tensors) {
-  std::vector<mpi::Source> sources;
+std::vector<Source> Views::inputs(const std::vector<at::Tensor>& tensors) {
+  std::vector<Source> sources;
   for (const at::Tensor& tensor : tensors) sources.push_back(input(tensor));
   return sources;
 }
 
-std::vector<mpi::Sink> Views::outputs(const std::vector<at::Tensor>& tensors) {
-  std::vector<mpi::Sink> sinks;
+std::vector<Sink> Views::outputs(const std::vector<at::Tensor>& tensors) {
+  std::vector<Sink> sinks;
   for (const at::Tensor& tensor : tensors) sinks.push_back(output(tensor));
   return sinks;
 }

@@ -12,26 +12,29 @@
 #include <utility>
 #include <vector>
 
+#include "engine/collectives.h"
 #include "engine/queue.h"
-#include "mpi/collectives.h"
 
 namespace hbm {
 
 class Views {
  public:
-  mpi::Source input(const at::Tensor& tensor);
-  mpi::Sink output(const at::Tensor& tensor);
-  mpi::Sink in_place(const at::Tensor& tensor);
-  std::vector<mpi::Source> inputs(const std::vector<at::Tensor>& tensors);
-  std::vector<mpi::Sink> outputs(const std::vector<at::Tensor>& tensors);
+  // Whether a tensor is used where it lies.
+  static bool usable(const at::Tensor& tensor);
+
+  Source input(const at::Tensor& tensor);
+  Sink output(const at::Tensor& tensor);
+  Sink in_place(const at::Tensor& tensor);
+  std::vector<Source> inputs(const std::vector<at::Tensor>& tensors);
+  std::vector<Sink> outputs(const std::vector<at::Tensor>& tensors);
 
   // All `tensors` (of one type), one after the other, as in_place().
-  mpi::Sink packed(const std::vector<at::Tensor>& tensors, double factor);
+  Sink packed(const std::vector<at::Tensor>& tensors, double factor);
 
   // As input() and in_place(), with every element multiplied by `factor` before the operation
   // begins. input_times() leaves the tensor itself as it is.
-  mpi::Source input_times(const at::Tensor& tensor, double factor);
-  mpi::Sink in_place_times(const at::Tensor& tensor, double factor);
+  Source input_times(const at::Tensor& tensor, double factor);
+  Sink in_place_times(const at::Tensor& tensor, double factor);
 
   // Keeps all tensors alive until the operation is done. `at_end` runs after the results are in
   // place. Call once.
@@ -43,7 +46,6 @@ class Views {
     double factor;
   };
 
-  static bool usable(const at::Tensor& tensor);
   const at::Tensor& keep(at::Tensor tensor);
 
   std::vector<at::Tensor> kept_;

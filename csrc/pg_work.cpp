@@ -33,22 +33,22 @@ void WorkHbm::bind(std::shared_ptr<Ticket> ticket, uint64_t sequence) {
   sequence_ = sequence;
 }
 
-bool WorkHbm::isCompleted() { return queue_->test(ticket_); }
+bool WorkHbm::isCompleted() { return done() || queue_->test(ticket_); }
 
-bool WorkHbm::isSuccess() const { return ticket_->done() && ticket_->error() == nullptr; }
+bool WorkHbm::isSuccess() const { return done() && exception() == nullptr; }
 
 std::exception_ptr WorkHbm::exception() const {
-  if (!ticket_->done() || !ticket_->error()) return nullptr;
+  if (!ticket_ || !ticket_->done() || !ticket_->error()) return nullptr;
   return to_torch(ticket_->error());
 }
 
 std::vector<at::Tensor> WorkHbm::result() {
-  TORCH_CHECK(ticket_->done(),
-              "result() was called before the operation was complete; call wait()");
+  TORCH_CHECK(done(), "result() was called before the operation was complete; call wait()");
   return outputs_;
 }
 
 bool WorkHbm::wait(std::chrono::milliseconds timeout) {
+  if (!ticket_) return true;
   const auto deadline = timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
   const bool done = queue_->wait(ticket_, deadline);
   TORCH_CHECK_WITH(DistBackendError, done, "wait() timed out after ", timeout.count(),
@@ -65,6 +65,10 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkHbm::getFuture() {
     const std::lock_guard lock(future_mutex_);
     if (future_) return future_;
     future_ = tensor_list_future();
+  }
+  if (!ticket_) {
+    future_->markCompleted(c10::IValue(outputs_));
+    return future_;
   }
   // The callback holds what it needs, and no reference to this work: that would be a cycle.
   queue_->when_done(ticket_, [future = future_, ticket = ticket_, outputs = outputs_]() mutable {

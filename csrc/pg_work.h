@@ -19,7 +19,8 @@ class WorkHbm final : public c10d::Work {
   WorkHbm(int rank, c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
           std::vector<at::Tensor> outputs, std::shared_ptr<Queue> queue);
 
-  // Binds the work to its ticket. Called once, before anyone else sees the work.
+  // Binds the work to its ticket, or to an operation that has succeeded already (no ticket). Called
+  // once, before anyone else sees the work.
   void bind(std::shared_ptr<Ticket> ticket, uint64_t sequence);
 
   // Ends the profiler range. Called by whoever completes the operation.
@@ -43,10 +44,12 @@ class WorkHbm final : public c10d::Work {
   uint64_t getSequencenumber() const override { return sequence_; }
 
  private:
+  bool done() const { return !ticket_ || ticket_->done(); }
+
   const std::vector<at::Tensor> outputs_;
   const std::shared_ptr<Queue> queue_;
   const std::shared_ptr<int> source_ = std::make_shared<int>(-1);
-  std::shared_ptr<Ticket> ticket_;
+  std::shared_ptr<Ticket> ticket_;  // null: done
   uint64_t sequence_ = 0;
   std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by future_mutex_; made when asked for

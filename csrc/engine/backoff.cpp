@@ -6,6 +6,8 @@
 #include <chrono>
 #include <thread>
 
+#include "base/relax.h"
+
 namespace hbm {
 namespace {
 
@@ -13,14 +15,6 @@ constexpr uint32_t kSpins = 64;          // about 15 us of polling MPI
 constexpr uint32_t kYields = 2000;       // then give the core away, still quick to notice
 constexpr uint32_t kShortestSleep = 20;  // us; the kernel's timer slack adds about 50
 constexpr uint32_t kLongestSleep = 1000;
-
-inline void relax() noexcept {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield" ::: "memory");
-#endif
-}
 
 }  // namespace
 

@@ -1,8 +1,8 @@
-#include "mpi/message.h"
+#include "engine/message.h"
 
 #include "base/error.h"
 
-namespace hbm::mpi {
+namespace hbm {
 namespace {
 
 bool reduces(OpCode op) {
@@ -97,4 +97,4 @@ void check_header(const MessageHeader& found, const MessageHeader& expected, int
   throw Error(ErrorKind::kMismatch, text);
 }
 
-}  // namespace hbm::mpi
+}  // namespace hbm

@@ -9,7 +9,7 @@
 
 #include "base/dtype.h"
 
-namespace hbm::mpi {
+namespace hbm {
 
 enum class OpCode : uint8_t {
   kBroadcast,
@@ -64,4 +64,4 @@ void check_header(const MessageHeader& found, const MessageHeader& expected, int
 // "allreduce #7 (SUM) of 1000 float32".
 std::string describe(const MessageHeader& header);
 
-}  // namespace hbm::mpi
+}  // namespace hbm

@@ -8,6 +8,7 @@
 // happens-before between the calls; an operation needs no lock of its own.
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -34,9 +35,18 @@ class Operation {
   // Group ranks that this operation waits for: those that a timeout names.
   virtual std::vector<int> missing() const = 0;
 
+  // Sleeps until poll() may find something new, at most until `until`. False, at once, if the
+  // operation knows of no such notice: the caller then polls at intervals. Throws Error(kPeer) when
+  // a rank that it waits for is known to be dead, or to have failed.
+  virtual bool doze(std::chrono::steady_clock::time_point /*until*/) { return false; }
+
   // Gives up what is pending after an error or a timeout; memory that a late message may still be
   // written to stays alive until it cannot be. No call follows but the destructor.
   virtual void abandon() noexcept = 0;
+
+  // After abandon(): true if other ranks may still write to the caller's buffers, which must then
+  // not be used for anything else.
+  virtual bool exposed() const { return false; }
 
   // True when begin() alone hands the peers all that they need of this rank, so that nobody else
   // waits while this rank computes. Such an operation may stay undriven for a while.

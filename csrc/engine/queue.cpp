@@ -12,7 +12,8 @@ namespace {
 constexpr std::chrono::milliseconds kWatchEvery{500};
 constexpr std::chrono::seconds kLingerFor{1};
 constexpr std::chrono::milliseconds kFollowerLooks{20};
-constexpr std::chrono::microseconds kGlance{20};  // cheaper than waking the worker
+constexpr std::chrono::milliseconds kLongestDoze{10};  // then the clock and the state count again
+constexpr std::chrono::microseconds kGlance{20};       // cheaper than waking the worker
 
 thread_local const Queue* worker_of = nullptr;  // the queue whose worker this thread is
 
@@ -26,11 +27,29 @@ std::string message_of(const std::exception_ptr& error) {
   }
 }
 
+Error given_up(const Operation& operation, const std::exception_ptr& cause) {
+  return {ErrorKind::kAborted, operation.describe() + " was given up: " + message_of(cause)};
+}
+
 }  // namespace
 
 void Ticket::let_go() {
-  operation_.reset();
+  operation_ = nullptr;
+  owned_.reset();
   frame_ = {};
+}
+
+void Ticket::abandon() {
+  if (begun_) {
+    operation_->abandon();
+    if (operation_->exposed()) {
+      static std::mutex mutex;
+      static auto* const kept = new std::vector<Frame>;
+      const std::lock_guard lock(mutex);
+      kept->push_back(std::move(frame_));
+    }
+  }
+  let_go();
 }
 
 Queue::Queue(Order order, bool crowded, Hooks hooks)
@@ -53,7 +72,8 @@ std::shared_ptr<Ticket> Queue::enqueue(std::unique_ptr<Operation> operation,
   if (fork_.in_child()) require_owner(operation->describe().c_str());
   auto ticket = std::make_shared<Ticket>();
   ticket->small_ = operation->self_sufficient();
-  ticket->operation_ = std::move(operation);
+  ticket->operation_ = operation.get();
+  ticket->owned_ = std::move(operation);
   ticket->frame_ = std::move(frame);
   ticket->timeout_ = timeout;
   ticket->submitted_at_ = Clock::now();
@@ -61,16 +81,64 @@ std::shared_ptr<Ticket> Queue::enqueue(std::unique_ptr<Operation> operation,
 
   Lock lock(mutex_);
   if (broken_) {
-    const std::string refusal =
-        ticket->operation_->describe() +
-        " was refused because the group failed earlier: " + message_of(broken_);
     lock.unlock();
     if (ticket->begun_) ticket->operation_->abandon();
-    throw Error(ErrorKind::kAborted, refusal);
+    refuse(ticket->operation_->describe());
   }
   pending_.push_back(ticket);
-  if (order_ == Order::kUnordered) interrupted_.store(true, std::memory_order_release);
+  const bool join = driving_ && order_ == Order::kUnordered;
+  lock.unlock();
+  if (join) interrupt();
   return ticket;
+}
+
+// What broke the queue stays as it is, so no lock is needed.
+void Queue::refuse(const std::string& operation) const {
+  throw Error(ErrorKind::kAborted,
+              operation + " was refused because the group failed earlier: " + message_of(broken_));
+}
+
+// Makes the driver look at the queue's state again.
+void Queue::interrupt() {
+  interrupted_.store(true, std::memory_order_release);
+  if (hooks_.nudge) hooks_.nudge();
+}
+
+bool Queue::try_claim(const char* what) {
+  if (fork_.in_child()) require_owner(what);
+  const Lock lock(mutex_);
+  if (broken_) refuse(what);
+  if (driving_ || !pending_.empty()) return false;
+  driving_ = true;
+  return true;
+}
+
+void Queue::run_claimed(Operation& operation, std::chrono::milliseconds timeout, Frame frame) {
+  Ticket ticket;
+  ticket.operation_ = &operation;
+  ticket.frame_ = std::move(frame);
+  ticket.timeout_ = timeout;
+  Ticket* const tickets[] = {&ticket};
+  Outcome outcome = poll_until(tickets, Clock::time_point::max());
+  Lock lock(mutex_);
+  while (outcome.ticket == nullptr) {  // interrupted
+    interrupted_.store(false, std::memory_order_relaxed);
+    if (broken_) {
+      outcome = {&ticket, std::make_exception_ptr(given_up(operation, broken_))};
+      break;
+    }
+    lock.unlock();
+    outcome = poll_until(tickets, Clock::time_point::max());
+    lock.lock();
+  }
+  settle(lock, outcome);
+  lock.unlock();
+  if (outcome.error) std::rethrow_exception(outcome.error);
+}
+
+void Queue::unclaim() {
+  Lock lock(mutex_);
+  settle(lock, {});
 }
 
 void Queue::launch(const std::shared_ptr<Ticket>& ticket, Mode mode) {
@@ -124,8 +192,10 @@ void Queue::abort(const std::string& reason) {
   Lock lock(mutex_);
   if (!broken_) broken_ = std::make_exception_ptr(Error(ErrorKind::kAborted, reason));
   while (driving_) {
-    interrupted_.store(true, std::memory_order_release);
-    changed_.wait_for(lock, std::chrono::milliseconds(1));
+    lock.unlock();
+    interrupt();
+    lock.lock();
+    if (driving_) changed_.wait_for(lock, std::chrono::milliseconds(1));
   }
   fail_pending(lock);
 }
@@ -180,11 +250,11 @@ void Queue::drive(Lock& lock, const Ticket* target, Clock::time_point deadline, 
   } while (deadline == Clock::time_point::max() || Clock::now() < deadline);
 }
 
-Queue::Outcome Queue::poll_until(const Tickets& tickets, Clock::time_point deadline) {
+Queue::Outcome Queue::poll_until(std::span<Ticket* const> tickets, Clock::time_point deadline) {
   Backoff backoff(crowded_);
   for (;;) {
     bool moved = false;
-    for (const auto& ticket : tickets) {
+    for (Ticket* const ticket : tickets) {
       try {
         const Progress progress = step(*ticket);
         if (progress == Progress::kDone) return {ticket, nullptr};
@@ -206,15 +276,20 @@ Queue::Outcome Queue::poll_until(const Tickets& tickets, Clock::time_point deadl
       if (news.ticket) return news;  // the watch stays due, for the other tickets
       watch_due_ = Clock::time_point::max();
     }
-    backoff.pause();
+    Ticket* const first = tickets.front();
+    try {
+      if (!first->operation_->doze(std::min(deadline, now + kLongestDoze))) backoff.pause();
+    } catch (...) {
+      return {first, std::current_exception()};
+    }
   }
 }
 
-Queue::Outcome Queue::watch(const Tickets& tickets) const {
+Queue::Outcome Queue::watch(std::span<Ticket* const> tickets) const {
   if (!hooks_.watch) return {};
-  for (const auto& ticket : tickets) {
+  for (Ticket* const ticket : tickets) {
     try {
-      hooks_.watch(ticket->operation_->missing());
+      hooks_.watch(*ticket->operation_);
     } catch (...) {
       return {ticket, std::current_exception()};
     }
@@ -249,10 +324,11 @@ void Queue::settle(Lock& lock, const Outcome& outcome) {
   if (outcome.ticket) {
     lock.unlock();
     if (outcome.error) {
-      outcome.ticket->operation_->abandon();
+      outcome.ticket->abandon();
       if (hooks_.failed) hooks_.failed(outcome.error);
+    } else {
+      outcome.ticket->let_go();
     }
-    outcome.ticket->let_go();
     lock.lock();
     if (outcome.error && order_ == Order::kOrdered && !broken_) broken_ = outcome.error;
     if (!outcome.error) watch_due_ = Clock::time_point::max();
@@ -264,9 +340,12 @@ void Queue::settle(Lock& lock, const Outcome& outcome) {
 }
 
 // Makes the ticket done, and leaves its callbacks to a worker.
-void Queue::finish(Lock& lock, const std::shared_ptr<Ticket>& ticket, std::exception_ptr error) {
-  const auto place = std::find(pending_.begin(), pending_.end(), ticket);
+void Queue::finish(Lock& lock, const Ticket* ended, std::exception_ptr error) {
+  const auto place =
+      std::find_if(pending_.begin(), pending_.end(),
+                   [ended](const std::shared_ptr<Ticket>& each) { return each.get() == ended; });
   if (place == pending_.end()) return;
+  const std::shared_ptr<Ticket> ticket = *place;
   pending_.erase(place);
   ticket->error_ = std::move(error);
   ticket->done_.store(true, std::memory_order_release);
@@ -282,20 +361,19 @@ void Queue::fail_pending(Lock& lock) {
     const auto ticket = pending_.front();
     driving_ = true;
     lock.unlock();
-    const auto error = std::make_exception_ptr(
-        Error(ErrorKind::kAborted,
-              ticket->operation_->describe() + " was given up: " + message_of(broken_)));
-    if (ticket->begun_) ticket->operation_->abandon();
-    ticket->let_go();
+    const auto error = std::make_exception_ptr(given_up(*ticket->operation_, broken_));
+    ticket->abandon();
     lock.lock();
     driving_ = false;
-    finish(lock, ticket, error);
+    finish(lock, ticket.get(), error);
   }
 }
 
-Queue::Tickets Queue::active() const {
-  if (order_ == Order::kOrdered) return {pending_.front()};
-  return {pending_.begin(), pending_.end()};
+std::vector<Ticket*> Queue::active() const {
+  if (order_ == Order::kOrdered) return {pending_.front().get()};
+  std::vector<Ticket*> all;
+  for (const auto& ticket : pending_) all.push_back(ticket.get());
+  return all;
 }
 
 std::shared_ptr<Ticket> Queue::work_waiting(Clock::time_point now) const {

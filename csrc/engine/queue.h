@@ -28,6 +28,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -64,7 +65,12 @@ class Ticket {
   // waited can then be sure that no other thread drops the last reference to a tensor.
   void let_go();
 
-  std::unique_ptr<Operation> operation_;  // used by the driver alone
+  // After an error: tells the operation, then let_go(). Keeps the tensors for ever if other ranks
+  // may still write to them.
+  void abandon();
+
+  std::unique_ptr<Operation> owned_;  // null: the operation is somebody else's (run_claimed)
+  Operation* operation_ = nullptr;    // used by the driver alone
   Frame frame_;
   bool begun_ = false;  // written by the driver, or before the ticket is shared
   Clock::time_point begun_at_;
@@ -80,11 +86,13 @@ class Ticket {
 class Queue : public std::enable_shared_from_this<Queue> {
  public:
   struct Hooks {
-    // Called about twice a second while a driver waits for the ranks `missing`; throws to fail
-    // the operation (the news of another rank's failure).
-    std::function<void(const std::vector<int>& missing)> watch;
+    // Called about twice a second while a driver waits for the operation's ranks; throws to fail it
+    // (the news of another rank's failure).
+    std::function<void(const Operation& operation)> watch;
     // Called with each error that an operation ended in.
     std::function<void(const std::exception_ptr& error)> failed;
+    // Wakes a driver that dozes (Operation::doze).
+    std::function<void()> nudge;
     // What a timeout says of the ranks that the operation waited for.
     std::function<std::string(const std::vector<int>& ranks)> name_ranks;
   };
@@ -110,6 +118,16 @@ class Queue : public std::enable_shared_from_this<Queue> {
   // Sets it going. In Mode::kSync the ticket is done on return. An error of the operation is left
   // in the ticket.
   void launch(const std::shared_ptr<Ticket>& ticket, Mode mode);
+
+  // The way of a synchronous operation on an idle queue, without a ticket and without allocating
+  // memory: try_claim() gives the caller the place in front of all that is enqueued from then on,
+  // or is false because the queue is not idle; run_claimed() drives the operation, which stays the
+  // caller's, to its end. Whoever has claimed must call run_claimed() or unclaim() next.
+  // run_claimed() throws the operation's error. try_claim() throws as enqueue() does; `what` names
+  // the operation.
+  bool try_claim(const char* what);
+  void run_claimed(Operation& operation, std::chrono::milliseconds timeout, Frame frame = {});
+  void unclaim();
 
   // Drives or waits until the ticket is done; false when `deadline` came first (the operation goes
   // on).
@@ -137,21 +155,22 @@ class Queue : public std::enable_shared_from_this<Queue> {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
-  using Tickets = std::vector<std::shared_ptr<Ticket>>;
   struct Outcome {
-    std::shared_ptr<Ticket> ticket;  // null: no ticket ended
+    Ticket* ticket = nullptr;  // null: no ticket ended
     std::exception_ptr error;
   };
 
   Queue(Order order, bool crowded, Hooks hooks);
   void drive(Lock& lock, const Ticket* target, Clock::time_point deadline, bool leading = false);
-  Outcome poll_until(const Tickets& tickets, Clock::time_point deadline);
-  Outcome watch(const Tickets& tickets) const;
+  Outcome poll_until(std::span<Ticket* const> tickets, Clock::time_point deadline);
+  Outcome watch(std::span<Ticket* const> tickets) const;
   Progress step(Ticket& ticket);
   void settle(Lock& lock, const Outcome& outcome);
-  void finish(Lock& lock, const std::shared_ptr<Ticket>& ticket, std::exception_ptr error);
+  void finish(Lock& lock, const Ticket* ticket, std::exception_ptr error);
+  void interrupt();
+  [[noreturn]] void refuse(const std::string& operation) const;
   void fail_pending(Lock& lock);
-  Tickets active() const;
+  std::vector<Ticket*> active() const;
   std::shared_ptr<Ticket> work_waiting(Clock::time_point now) const;
   void wake_worker(const Lock& held, bool hand_over);
   void start_worker();

@@ -4,7 +4,7 @@
 #include <bit>
 
 #include "base/error.h"
-#include "mpi/message.h"
+#include "engine/message.h"
 
 namespace hbm::mpi {
 namespace {

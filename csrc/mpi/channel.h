@@ -14,6 +14,7 @@ namespace hbm::mpi {
 struct Channel {
   int rank = 0;
   int size = 1;
+  int averaged = 0;                            // ranks that AVG divides by; 0: `size`
   std::string group;                           // as errors name it: "group default_pg"
   std::shared_ptr<Communicator> communicator;  // null in a group of one
   std::shared_ptr<memory::StagingPool> staging;

@@ -10,7 +10,7 @@
 
 #include "engine/operation.h"
 #include "mpi/channel.h"
-#include "mpi/message.h"
+#include "engine/message.h"
 
 namespace hbm::mpi {
 
@@ -24,7 +24,7 @@ class GroupOperation : public Operation {
       : channel_(std::move(channel)), signature_(signature), count_(count) {}
 
   std::string describe() const override {
-    return hbm::mpi::describe(make_header(signature_, count_, 0, 0)) + " on rank " +
+    return hbm::describe(make_header(signature_, count_, 0, 0)) + " on rank " +
            std::to_string(channel_->rank) + " of " + channel_->group;
   }
 

@@ -14,9 +14,6 @@
 
 namespace hbm::mpi {
 
-// `rank` of a receive from any rank.
-inline constexpr int kAnyRank = -1;
-
 // REQUIRES (both): 0 <= tag < channel->communicator->user_tags(); the peer is another rank.
 std::unique_ptr<Operation> make_send(ChannelPtr channel, Source in, Dtype dtype, int to, int tag);
 

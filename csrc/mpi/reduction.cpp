@@ -33,8 +33,10 @@ void reduce_round(void* out, const void* own, const Round& round, const Channel&
     sources.push_back(r == channel.rank ? own : round.payload(r));
   }
   if (count > 0) {
+    const auto divisor =
+        channel.averaged > 0 ? static_cast<size_t>(channel.averaged) : sources.size();
     reduce(out, sources.data(), sources.size(), count, signature.dtype, signature.reduce_op,
-           sources.size());
+           divisor);
   }
 }
 

@@ -15,7 +15,7 @@
 #include "engine/operation.h"
 #include "memory/staging.h"
 #include "mpi/channel.h"
-#include "mpi/message.h"
+#include "engine/message.h"
 
 namespace hbm::mpi {
 

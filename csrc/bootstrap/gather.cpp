@@ -1,0 +1,95 @@
+#include "bootstrap/gather.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <numeric>
+#include <optional>
+
+#include "base/error.h"
+
+namespace hbm::bootstrap {
+namespace {
+
+// What a rank tells begins with one of these.
+constexpr char kResult = '+';
+constexpr char kProblem = '!';
+constexpr char kRelayed = '>';  // a problem of another rank, which the text names
+
+// Lets the others read why this rank fails: the store may end with its process.
+constexpr std::chrono::seconds kLastWords{5};
+
+class ProblemElsewhere : public Error {
+ public:
+  explicit ProblemElsewhere(const std::string& text) : Error(ErrorKind::kUnavailable, text) {}
+};
+
+std::string list(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  return text;
+}
+
+[[noreturn]] void missed(const Party& party, const std::string& step, const std::vector<int>& among,
+                         const std::vector<std::string>& keys) {
+  std::vector<int> absent;
+  for (size_t i = 0; i < among.size(); ++i) {
+    if (!party.store->get(keys[i])) absent.push_back(among[i]);
+  }
+  throw Error(ErrorKind::kTimeout, "rank " + std::to_string(party.rank) + " of " + party.group +
+                                       " met " + std::to_string(among.size() - absent.size()) +
+                                       " of " + std::to_string(among.size()) +
+                                       " ranks before the timeout (step: " + step +
+                                       "); missing ranks: " + list(absent) +
+                                       ". Did they start, and with the same world size?");
+}
+
+}  // namespace
+
+std::vector<int> everyone(int size) {
+  std::vector<int> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+std::vector<std::string> gather(const Party& party, const std::string& step,
+                                const std::vector<int>& among,
+                                const std::function<std::string()>& tell) {
+  std::exception_ptr own;
+  std::string told;
+  try {
+    told = kResult + tell();
+  } catch (const ProblemElsewhere& error) {
+    own = std::current_exception();
+    told = kRelayed + std::string(error.what());
+  } catch (const std::exception& error) {
+    own = std::current_exception();
+    told = kProblem + std::string(error.what());
+  }
+  const std::string prefix = party.prefix + step + "/";
+  party.store->set(prefix + std::to_string(party.rank), told);
+
+  std::vector<std::string> keys;
+  for (const int rank : among) keys.push_back(prefix + std::to_string(rank));
+  if (own) {
+    party.store->wait(keys,
+                      std::min(party.deadline, std::chrono::steady_clock::now() + kLastWords));
+    std::rethrow_exception(own);  // in its own words and of its own kind
+  }
+  if (!party.store->wait(keys, party.deadline)) missed(party, step, among, keys);
+
+  std::vector<std::string> heard(static_cast<size_t>(party.size));
+  for (size_t i = 0; i < among.size(); ++i) {
+    const std::string record = party.store->get(keys[i]).value();
+    const std::string text = record.substr(1);
+    if (record.front() == kRelayed) throw ProblemElsewhere(text);
+    if (record.front() == kProblem) {
+      throw ProblemElsewhere("rank " + std::to_string(among[i]) + " of " + party.group +
+                             " cannot take part: " + text);
+    }
+    heard[static_cast<size_t>(among[i])] = text;
+  }
+  return heard;
+}
+
+}  // namespace hbm::bootstrap

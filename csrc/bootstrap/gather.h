@@ -1,0 +1,41 @@
+// One step of bootstrap: ranks tell one another something through the store, or why they cannot go
+// on, so that no rank waits for one that has failed, and whoever is missing is named.
+//
+// Threads: the ranks may be threads; each makes its calls one after another.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/key_value.h"
+
+namespace hbm::bootstrap {
+
+// One rank's place among ranks that gather.
+struct Party {
+  std::shared_ptr<KeyValue> store;
+  std::string prefix;  // of keys that belong to these ranks, and this once, alone
+  int rank;
+  int size;
+  std::string group;  // as errors name it
+  KeyValue::Deadline deadline;
+};
+
+// 0 to size - 1.
+std::vector<int> everyone(int size);
+
+// Hands what `tell` returns to the ranks `among` the party, this one included, and returns what
+// each of them told: at its rank; empty for ranks outside. All of them call it, once for each
+// `step`.
+//
+// An exception from `tell` is told as well, and thrown here once the others have come, or have not
+// for some seconds; on them it becomes Error(kUnavailable), "rank 2 of ... cannot take part: " and
+// its text. Throws Error(kTimeout) naming the ranks that did not come. Steps may be nested: what a
+// step within `tell` reports of another rank keeps its words.
+std::vector<std::string> gather(const Party& party, const std::string& step,
+                                const std::vector<int>& among,
+                                const std::function<std::string()>& tell);
+
+}  // namespace hbm::bootstrap

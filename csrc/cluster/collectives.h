@@ -1,0 +1,16 @@
+// The collectives of a group that spans several nodes: allreduce by way of the nodes' leaders, the
+// rest over MPI between all ranks (which goes through shared memory within a node).
+#pragma once
+
+#include <memory>
+
+#include "cluster/multi_leader.h"
+#include "engine/collectives.h"
+
+namespace hbm::cluster {
+
+// `flat`: over MPI, between all ranks.
+std::shared_ptr<Collectives> make_collectives(std::shared_ptr<const Fabric> fabric,
+                                              std::shared_ptr<Collectives> flat);
+
+}  // namespace hbm::cluster

@@ -1,0 +1,26 @@
+// reduce_scatter within a node: every member reduces what the others have for it, in the order of
+// the members, straight from their segments or from their slots.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "node/streams.h"
+
+namespace hbm::node {
+
+class ReduceScatter final : public Streams {
+ public:
+  // `divisor` (of AVG): ranks in the whole group.
+  ReduceScatter(std::shared_ptr<Team> team, const Signature& signature,
+                const std::vector<Source>& inputs, void* out, size_t divisor);
+
+ private:
+  void deliver(size_t round) override;
+
+  const Source own_;
+  std::byte* const out_;
+  const size_t divisor_;
+};
+
+}  // namespace hbm::node
