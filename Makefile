@@ -8,18 +8,21 @@ EXTRAS := bench examples lint test
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 BUILD_PACKAGES := g++ python3-dev python3-venv libmemkind-dev libnuma-dev libhwloc-dev
-TEST_PACKAGES := cmake iproute2 libgtest-dev mpich munge ninja-build slurm-wlm
+TEST_PACKAGES := cmake g++-aarch64-linux-gnu googletest iproute2 libgtest-dev mpich \
+  munge ninja-build qemu-user slurm-wlm
+VM_PACKAGES := busybox-static kmod qemu-system-x86 xz-utils zstd
 
 # Directories too: their time changes when a file is added or removed.
 NATIVE := $(shell find csrc -type d -o -name '*.cpp' -o -name '*.h' -o -name '*.inc')
-NATIVE_TESTS := $(wildcard tests/native/*)
-CLANG_FORMAT := find csrc tests/native -name '*.cpp' -o -name '*.h' -o -name '*.inc' \
+NATIVE_TESTS := $(wildcard tests/native/* tests/vm/*.cpp tests/vm/*.h tests/vm/CMakeLists.txt)
+CLANG_FORMAT := find csrc tests/native tests/vm -name '*.cpp' -o -name '*.h' -o -name '*.inc' \
   | xargs clang-format
 
 # Stamps.
 PACKAGES := $(VENV)/.packages
 EXTENSION := $(VENV)/.extension
 INSTALLED := $(VENV)/.installed
+KERNEL := build/vm/.kernel
 
 # ThreadSanitizer of GCC 12 cannot start under the address randomisation of recent kernels.
 TSAN_LAUNCHER := $(shell setarch -R true 2>/dev/null && echo setarch -R)
@@ -29,11 +32,11 @@ TSAN_LAUNCHER := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 .PHONY: help
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { sub("%", "N", $$1); printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## / { sub("%", "N", $$1); printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: deps
 deps:  ## install missing system packages (root or passwordless sudo), or name them
-	@scripts/system_packages.sh $(BUILD_PACKAGES) $(TEST_PACKAGES)
+	@scripts/system_packages.sh $(BUILD_PACKAGES) $(TEST_PACKAGES) $(VM_PACKAGES)
 
 .PHONY: venv
 venv: $(PACKAGES)  ## create .venv with all Python packages
@@ -47,7 +50,7 @@ demo: build  ## train a small classifier on 2 ranks
 	  examples/ddp_digits.py
 
 .PHONY: test
-test: native build  ## run every test: native, Python, PyTorch's own distributed suite
+test: native native-aarch64 build vm  ## run every test: native, virtual machines, Python
 	$(VENV)/bin/pytest
 
 test-%: build  ## run the collective conformance tests at N ranks: test-1 ... test-8
@@ -59,6 +62,14 @@ torch-suite: build  ## run PyTorch's own distributed suite over hbm
 
 .PHONY: native
 native: build/native/.tested  ## build and run the native tests
+
+.PHONY: native-aarch64
+native-aarch64: build/aarch64/.tested  ## the portable ones of them as AArch64, emulated
+
+.PHONY: vm
+vm: native build $(KERNEL)  ## check where memory lies, in virtual machines that have HBM
+	@scripts/system_packages.sh $(VM_PACKAGES)
+	$(VENV)/bin/pytest tests/vm
 
 .PHONY: sanitize
 sanitize: build/address/.tested build/thread/.tested  ## native tests under ASan, UBSan and TSan
@@ -104,6 +115,8 @@ $(INSTALLED): pyproject.toml setup.py | $(EXTENSION)
 	@touch $@
 
 build/native/.tested: CMAKE_FLAGS := -DCMAKE_BUILD_TYPE=RelWithDebInfo
+build/aarch64/.tested: CMAKE_FLAGS := -DCMAKE_BUILD_TYPE=RelWithDebInfo -DHBM_PORTABLE_ONLY=ON \
+  -DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/tests/native/aarch64.cmake
 build/address/.tested: CMAKE_FLAGS := -DCMAKE_BUILD_TYPE=Debug \
   -DCMAKE_CXX_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all"
 build/thread/.tested: CMAKE_FLAGS := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-fsanitize=thread
@@ -114,4 +127,9 @@ build/%/.tested: $(PACKAGES) $(NATIVE) $(NATIVE_TESTS)
 	  -DMPI_INCLUDE="$$(python scripts/native_requirements.py)"
 	cmake --build $(@D)
 	$(LAUNCHER) ctest --test-dir $(@D) --output-on-failure
+	@touch $@
+
+$(KERNEL): tests/vm/kernel.py tests/vm/init.sh | $(VENV)/bin/python
+	@scripts/system_packages.sh $(VM_PACKAGES)
+	$(VENV)/bin/python tests/vm/kernel.py
 	@touch $@

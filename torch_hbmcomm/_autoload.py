@@ -1,7 +1,9 @@
-"""What `import torch` runs (entry point torch.backends): makes "hbm" known, and loads nothing."""
+"""What `import torch` runs (entry point torch.backends): makes "hbm" known, and loads nothing
+unless HBMCOMM_ALLOCATOR asks for it."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +20,16 @@ def register() -> None:
     # torch.distributed.rendezvous is hidden behind a function of the same name.
     rendezvous: Any = sys.modules["torch.distributed.rendezvous"]
     rendezvous.register_rendezvous_handler("mpi", _rendezvous)
+    _place_tensors(os.environ.get("HBMCOMM_ALLOCATOR", "default"))
+
+
+def _place_tensors(where: str) -> None:
+    if where not in ("default", "segment"):
+        raise ValueError(f'HBMCOMM_ALLOCATOR={where} is neither "default" nor "segment"')
+    if where == "segment":
+        from torch_hbmcomm.memory import place_large_tensors_in_segment
+
+        place_large_tensors_in_segment()
 
 
 def _create(distributed_options: Any, group_options: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -24,6 +25,8 @@ def create(distributed_options: Any, group_options: Any) -> Any:
             "pg_options for the backend hbm must be torch_hbmcomm.Options, not "
             f"{type(group_options).__module__}.{type(group_options).__qualname__}"
         )
+    # DDP then asks the group for its buckets, which lie where the node's other ranks reduce them.
+    os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     return _C.create(
         store=distributed_options.store,
         rank=distributed_options.group_rank,

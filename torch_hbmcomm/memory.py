@@ -70,8 +70,8 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Heap:
-    """What this process' tensors and arrays of one policy take."""
+class Segment:
+    """The memory of one policy that this process shares with its node: tensors, arrays, slots."""
 
     policy: Policy
     in_use_bytes: int
@@ -83,6 +83,8 @@ class Heap:
     allocations: int
     spills: int
     """Allocations that went to DDR because HBM was short."""
+    page_bytes: int
+    """The largest page that the kernel gave."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class Info:
     """The HBM nodes closest to ``cpu_node``."""
     memkind_version: str
     nodes: tuple[Node, ...]
-    heaps: tuple[Heap, ...]
+    segments: tuple[Segment, ...]
     """One for each policy that this process has used."""
     settings: dict[str, str]
     """The environment variables that bear on memory and are set."""
@@ -118,11 +120,20 @@ def info() -> Info:
     """What memory this machine has. Takes milliseconds: it reads the machine anew."""
     found: dict[str, Any] = _native().memory_info()
     found["nodes"] = tuple(Node(**node) for node in found["nodes"])
-    found["heaps"] = tuple(Heap(**heap) for heap in found["heaps"])
+    found["segments"] = tuple(Segment(**segment) for segment in found["segments"])
     found["closest_hbm_nodes"] = tuple(found["closest_hbm_nodes"])
     found["cpu_node"] = None if found["cpu_node"] < 0 else found["cpu_node"]
     settings = {name: os.environ[name] for name in _SETTINGS if name in os.environ}
     return Info(**found, settings=settings)
+
+
+def place_large_tensors_in_segment() -> None:
+    """What HBMCOMM_ALLOCATOR=segment does: PyTorch's CPU allocator places tensors of 64 KiB and
+    more in this process' shared segment, under the policy that HBMCOMM_MEMORY names, from now on.
+
+    Raises RuntimeError when another library has replaced PyTorch's CPU allocator.
+    """
+    _native().install_cpu_allocator(_policy(None))
 
 
 def empty(

@@ -1,37 +1,41 @@
-// How the ranks of a group meet in the store, before MPI is there.
-#include "mpi/meeting.h"
+// How the ranks of a group meet in the store, before anything else is there.
+#include "bootstrap/meeting.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "bootstrap/process_id.h"
 #include "expect_error.h"
 #include "fake_store.h"
+#include "forked_ranks.h"
 
-namespace hbm::mpi {
+namespace hbm::bootstrap {
 namespace {
 
 using std::chrono::milliseconds;
 
-Deadline in(milliseconds time) { return std::chrono::steady_clock::now() + time; }
+constexpr milliseconds kPatience{60'000};
 
-Member member(int world_rank = -1, int world_size = 0, const std::string& world_id = "") {
+KeyValue::Deadline in(milliseconds time) { return std::chrono::steady_clock::now() + time; }
+
+Member member() {
   Member made;
   made.version = "1.0";
+  made.chunk_bytes = "4096";
+  made.node_layer = kSharedMemory;
   made.host = "host";
   made.pid = 42;
-  made.node = "node";
-  made.chunk_bytes = "4096";
-  made.world_id = world_id;
-  made.world_rank = world_rank;
-  made.world_size = world_size;
+  made.boot_id = "boot";
   return made;
 }
 
@@ -43,112 +47,149 @@ void on_ranks(int size, const std::function<void(int)>& act) {
 }
 
 TEST(Meeting, EveryRankGetsEveryRecord) {
-  FakeStore store;
+  const auto store = std::make_shared<FakeStore>();
   on_ranks(4, [&](int rank) {
-    Member self = member(rank, 4, "hbm1");
-    self.pid = 100 + rank;
-    self.node = "node" + std::to_string(rank / 2);
-    const Meeting meeting = meet(store, self, rank, 4, "group g", in(milliseconds(60'000)));
+    const Meeting meeting = meet(store, rank, 4, "group g", in(kPatience), [&] {
+      Member self = member();
+      self.pid = 100 + rank;
+      self.forced_node = "with \"quotes\"\nand lines";
+      self.network_namespace = "7";
+      self.segment = "ddr";
+      self.door = "door " + std::to_string(rank);
+      return self;
+    });
     ASSERT_EQ(meeting.members.size(), 4u);
     for (int r = 0; r < 4; ++r) {
       const Member& found = meeting.members[static_cast<size_t>(r)];
       EXPECT_EQ(found.version, "1.0");
+      EXPECT_EQ(found.chunk_bytes, "4096");
+      EXPECT_EQ(found.node_layer, kSharedMemory);
       EXPECT_EQ(found.host, "host");
       EXPECT_EQ(found.pid, 100 + r);
-      EXPECT_EQ(found.chunk_bytes, "4096");
-      EXPECT_EQ(found.world_id, "hbm1");
-      EXPECT_EQ(found.world_rank, r);
-      EXPECT_EQ(found.world_size, 4);
+      EXPECT_EQ(found.process, "");
+      EXPECT_EQ(found.boot_id, "boot");
+      EXPECT_EQ(found.network_namespace, "7");
+      EXPECT_EQ(found.forced_node, "with \"quotes\"\nand lines");
+      EXPECT_EQ(found.segment, "ddr");
+      EXPECT_EQ(found.door, "door " + std::to_string(r));
     }
-    EXPECT_EQ(nodes_of(meeting.members), (std::vector<int>{0, 0, 1, 1}));
   });
 }
 
 TEST(Meeting, ASecondOneIsToldFromTheFirst) {
-  FakeStore store;
+  const auto store = std::make_shared<FakeStore>();
   on_ranks(3, [&](int rank) {
-    std::vector<std::string> prefixes;
+    std::set<std::string> prefixes;
     for (int round = 0; round < 5; ++round) {
-      Member self = member();
-      self.pid = round;
-      const Meeting meeting = meet(store, self, rank, 3, "group g", in(milliseconds(60'000)));
+      const Meeting meeting = meet(store, rank, 3, "group g", in(kPatience), [&] {
+        Member self = member();
+        self.pid = round;
+        return self;
+      });
       for (const Member& found : meeting.members) EXPECT_EQ(found.pid, round);
-      for (const std::string& earlier : prefixes) EXPECT_NE(meeting.prefix, earlier);
-      prefixes.push_back(meeting.prefix);
+      EXPECT_TRUE(prefixes.insert(meeting.party.prefix).second);
     }
   });
 }
 
 TEST(Meeting, NamesTheRanksThatDidNotCome) {
-  FakeStore store;
+  const auto store = std::make_shared<FakeStore>();
   on_ranks(4, [&](int rank) {
     if (rank % 2 == 1) return;
     expect_error(ErrorKind::kTimeout,
                  {"rank " + std::to_string(rank) + " of group g met 2 of 4", "missing ranks: 1, 3"},
-                 [&] { meet(store, member(), rank, 4, "group g", in(milliseconds(200))); });
+                 [&] { meet(store, rank, 4, "group g", in(milliseconds(200)), member); });
   });
 }
 
-TEST(Meeting, VersionsAndChunksMustAgree) {
+TEST(Meeting, AProblemOfOneRankReachesAll) {
+  const auto store = std::make_shared<FakeStore>();
+  on_ranks(3, [&](int rank) {
+    if (rank == 1) {
+      expect_error(ErrorKind::kExhausted, {"no memory"}, [&] {
+        meet(store, rank, 3, "group g", in(kPatience),
+             []() -> Member { throw Error(ErrorKind::kExhausted, "no memory"); });
+      });
+    } else {
+      expect_error(ErrorKind::kUnavailable, {"rank 1 of group g cannot take part: no memory"},
+                   [&] { meet(store, rank, 3, "group g", in(kPatience), member); });
+    }
+  });
+}
+
+TEST(Meeting, WhatMustBeEqualIs) {
   const auto differ = [](const std::string& part, const std::function<void(Member&)>& change) {
-    FakeStore store;
+    const auto store = std::make_shared<FakeStore>();
     on_ranks(3, [&](int rank) {
       Member self = member();
       if (rank == 1) change(self);
       expect_error(ErrorKind::kMismatch, {part, "group g", "rank 0 has", "rank 1 has"},
-                   [&] { meet(store, self, rank, 3, "group g", in(milliseconds(60'000))); });
+                   [&] { meet(store, rank, 3, "group g", in(kPatience), [&] { return self; }); });
     });
   };
   differ("the version of torch_hbmcomm", [](Member& self) { self.version = "1.1"; });
   differ("the staging chunk", [](Member& self) { self.chunk_bytes = "8192"; });
+  differ("HBMCOMM_NODE", [](Member& self) { self.node_layer = kMpi; });
 }
 
-TEST(Meeting, NodesAreNumberedByFirstAppearance) {
-  std::vector<Member> members(5, member());
-  members[1].node = members[4].node = "z";
-  members[3].node = "a";
-  EXPECT_EQ(nodes_of(members), (std::vector<int>{0, 1, 0, 2, 1}));
-}
-
-TEST(Meeting, AProcessIntroducesItself) {
-  const Member self = introduce("1.0", 8192, /*needs_mpi=*/false);
-  EXPECT_EQ(self.version, "1.0");
-  EXPECT_EQ(self.pid, getpid());
-  EXPECT_EQ(self.chunk_bytes, "8192");
-  EXPECT_EQ(self.node, node_key());
-  EXPECT_FALSE(self.host.empty());
-  EXPECT_EQ(self.world_rank, -1);
-}
-
-TEST(Meeting, HbmcommNodeIdForcesRanksApart) {
-  const std::string before = node_key();
-  setenv("HBMCOMM_NODE_ID", "b", 1);
-  EXPECT_NE(node_key(), before);
-  unsetenv("HBMCOMM_NODE_ID");
-  EXPECT_EQ(node_key(), before);
-}
-
-TEST(Connect, RefusesRanksWithoutACommonWorld) {
-  const std::vector<std::vector<Member>> groups = {
-      {member(0, 2, "a"), member()},           // one rank initialised MPI, one did not
-      {member(0, 1, "a"), member(0, 1, "b")},  // two worlds
-      {member(0, 2, "a"), member(1, 3, "a")},  // two sizes
-      {member(0, 1, ""), member(0, 1, "")},    // the same rank twice: each has a world of its own
-  };
-  for (const auto& members : groups) {
-    expect_error(
-        ErrorKind::kUnavailable, {"group g", "do not share an MPI world", "rank 1: "}, [&] {
-          connect(std::make_shared<FakeStore>(), members, 0, "group g", in(milliseconds(60'000)));
-        });
-  }
-}
-
-TEST(Connect, WaitsForTheWorldsName) {
-  expect_error(ErrorKind::kTimeout, {"rank 0 of group g did not name the MPI world"}, [] {
-    connect(std::make_shared<FakeStore>(), {member(), member()}, 1, "group g",
-            in(milliseconds(20)));
+TEST(Meeting, FurtherStepsAreAmongSome) {
+  const auto store = std::make_shared<FakeStore>();
+  on_ranks(4, [&](int rank) {
+    const Meeting meeting = meet(store, rank, 4, "group g", in(kPatience), member);
+    if (rank == 1) return;
+    const auto heard =
+        gather(meeting.party, "step", {0, 2, 3}, [&] { return std::to_string(rank * rank); });
+    EXPECT_EQ(heard, (std::vector<std::string>{"0", "", "4", "9"}));
   });
 }
 
+TEST(Meeting, RanksOfOneKernelAreOnOneMachine) {
+  std::vector<Member> members(5, member());
+  members[1].boot_id = members[4].boot_id = "z";
+  members[3].forced_node = "a";
+  EXPECT_EQ(on_machine_of(0, members), (std::vector<int>{0, 2}));
+  EXPECT_EQ(on_machine_of(1, members), (std::vector<int>{1, 4}));
+  EXPECT_EQ(on_machine_of(3, members), (std::vector<int>{3}));
+}
+
+TEST(Introduction, TellsWhereAProcessIs) {
+  setenv("HBMCOMM_NODE_ID", "b", 1);
+  const Member self = introduce("1.0", 8192);
+  unsetenv("HBMCOMM_NODE_ID");
+  EXPECT_EQ(self.version, "1.0");
+  EXPECT_EQ(self.pid, getpid());
+  EXPECT_EQ(self.chunk_bytes, "8192");
+  EXPECT_EQ(self.process, process_id());
+  EXPECT_EQ(self.forced_node, "b");
+  EXPECT_FALSE(self.host.empty());
+  EXPECT_FALSE(self.boot_id.empty());
+  EXPECT_NE(self.network_namespace, "0");
+  EXPECT_EQ(introduce("1.0", 8192).forced_node, "");
+}
+
+TEST(Introduction, KnowsTwoNodeLayers) {
+  EXPECT_EQ(introduce("1.0", 1).node_layer, kSharedMemory);
+  for (const char* layer : {"mpi", "shm"}) {
+    setenv("HBMCOMM_NODE", layer, 1);
+    EXPECT_EQ(introduce("1.0", 1).node_layer, layer);
+  }
+  setenv("HBMCOMM_NODE", "smoke", 1);
+  expect_error(ErrorKind::kInvalid, {"HBMCOMM_NODE is \"smoke\"", "\"shm\"", "\"mpi\""},
+               [] { introduce("1.0", 1); });
+  unsetenv("HBMCOMM_NODE");
+}
+
+TEST(ProcessId, IsOfOneProcess) {
+  const std::string here = process_id();
+  EXPECT_EQ(here.size(), 32u);
+  EXPECT_EQ(process_id(), here);
+  EXPECT_NE(random_id(), here);
+  EXPECT_EQ(run_forked([&] {
+              EXPECT_NE(process_id(), here);
+              EXPECT_EQ(process_id(), process_id());
+            }),
+            0);
+}
+
 }  // namespace
-}  // namespace hbm::mpi
+}  // namespace hbm::bootstrap

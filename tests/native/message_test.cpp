@@ -1,5 +1,5 @@
 // Headers: their layout on the wire, what they say in words, and every way in which two differ.
-#include "mpi/message.h"
+#include "engine/message.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 
 #include "expect_error.h"
 
-namespace hbm::mpi {
+namespace hbm {
 namespace {
 
 const Signature kAllreduce{OpCode::kAllreduce, Dtype::kFloat32, ReduceOp::kSum, -1, 7};
@@ -96,4 +96,4 @@ TEST(Message, DifferencesNameBothRanksOperations) {
 }
 
 }  // namespace
-}  // namespace hbm::mpi
+}  // namespace hbm

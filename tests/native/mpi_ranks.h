@@ -10,6 +10,7 @@
 #include <string>
 
 #include "engine/queue.h"
+#include "forked_ranks.h"
 #include "mpi/channel.h"
 
 namespace hbm::mpi {
@@ -37,19 +38,14 @@ class Group {
                          std::chrono::milliseconds timeout = kPatience);
 };
 
-struct Rank {
-  int rank;
-  int size;
-  std::filesystem::path directory;  // for what the ranks share, see FileStore
-
+struct Rank : ForkedRank {
   Group group(const std::string& name, size_t chunk_bytes) const {
     return {directory, name, rank, size, chunk_bytes};
   }
 };
 
-// Runs `body` in `size` processes; what fails there fails the test. Those in `killed` are expected
-// to end by SIGKILL, the others to come to the end of `body`, leaving no name in /dev/shm. Skips
-// the test where there is no MPI library.
+// As run_forked_ranks(); those not in `killed` leave no name in /dev/shm. Skips the test where
+// there is no MPI library.
 void run_ranks(int size, const std::function<void(const Rank&)>& body,
                const std::set<int>& killed = {});
 

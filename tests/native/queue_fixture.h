@@ -25,11 +25,12 @@ class QueueTest : public testing::Test {
 
   explicit QueueTest(Queue::Order order = Queue::Order::kOrdered)
       : queue_(Queue::create(order, /*crowded=*/true,
-                             {[this](const std::vector<int>& missing) { watch_(missing); },
+                             {[this](const Operation& waiting) { watch_(waiting.missing()); },
                               [this](const std::exception_ptr& error) {
                                 const std::lock_guard lock(mutex_);
                                 failures_.push_back(error);
                               },
+                              {},
                               [](const std::vector<int>& ranks) {
                                 std::string text = "waiting for";
                                 for (const int rank : ranks) text += " " + std::to_string(rank);

@@ -22,7 +22,7 @@ constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg,  ReduceOp::kProduct
                              ReduceOp::kMin, ReduceOp::kMax,  ReduceOp::kBand,
                              ReduceOp::kBor, ReduceOp::kBxor, ReduceOp::kPremulSum};
 
-constexpr size_t kManyLanes = 5003;  // more than a block of any dtype
+constexpr size_t kManyLanes = 5003;  // many steps of any dtype, and a rest
 
 std::vector<Dtype> reducible_dtypes() {
   std::vector<Dtype> dtypes;
@@ -107,45 +107,41 @@ std::string target_name(const testing::TestParamInfo<Target>& info) {
 
 class ReduceTest : public testing::TestWithParam<Target> {
  protected:
-  static constexpr size_t kNoAlias = SIZE_MAX;
   static constexpr std::byte kGuard{0xA5};
 
-  // Compares one call with the reference; `alias` is the source that dst is; `shift` bytes put
-  // every array off its alignment.
-  void check(size_t n, size_t count, ReduceOp op, size_t alias = kNoAlias, size_t shift = 0) {
+  // Compares one call with the reference. A destination is the source of that number; from n on it
+  // is an array of its own. `shift` bytes put every array off its alignment.
+  void check(size_t n, size_t count, ReduceOp op, const std::vector<size_t>& destinations,
+             size_t shift = 0) {
     const auto [kernels, dtype] = GetParam();
-    const size_t bytes = count * element_size(dtype);
-    std::vector<Bytes> arrays;
-    std::vector<const void*> sources;
-    for (size_t k = 0; k < n; ++k) {
-      Bytes array(shift, kGuard);
-      const Bytes elements = random_elements(dtype, count, random_);
-      array.insert(array.end(), elements.begin(), elements.end());
+    const size_t width = element_size(dtype);
+    std::vector<Bytes> arrays(std::max(n, 1 + std::ranges::max(destinations)));
+    for (Bytes& array : arrays) {
+      array = random_elements(dtype, count, random_);
+      array.insert(array.begin(), shift, kGuard);
       array.push_back(kGuard);
-      arrays.push_back(std::move(array));
-      sources.push_back(arrays.back().data() + shift);
     }
+    std::vector<const void*> sources;
+    for (size_t k = 0; k < n; ++k) sources.push_back(arrays[k].data() + shift);
     const size_t divisor = 1 + random_() % 9;
-    Bytes expected(bytes);
+    Bytes expected(count * width);
     reference::reduce(expected.data(), sources, count, dtype, op, divisor);
 
-    Bytes apart(shift + bytes + 1, kGuard);
-    Bytes& out = alias == kNoAlias ? apart : arrays[alias];
-    reduce_with(*kernels, out.data() + shift, sources.data(), n, count, dtype, op, divisor);
-
-    const std::string where = std::string(reduce_op_name(op)) + " n=" + std::to_string(n) +
-                              " count=" + std::to_string(count) +
-                              " alias=" + std::to_string(alias) + " shift=" + std::to_string(shift);
-    const size_t width = element_size(dtype);
-    for (size_t i = 0; i < count; ++i) {
-      const std::byte* got = out.data() + shift + i * width;
-      ASSERT_TRUE(std::equal(got, got + width, expected.data() + i * width))
-          << where << " element " << i << ": got "
-          << testing::PrintToString(Bytes(got, got + width)) << ", expected "
-          << testing::PrintToString(
-                 Bytes(expected.data() + i * width, expected.data() + (i + 1) * width));
+    std::vector<Bytes> wanted = arrays;
+    std::vector<void*> outs;
+    for (size_t k : destinations) {
+      std::ranges::copy(expected, wanted[k].data() + shift);
+      outs.push_back(arrays[k].data() + shift);
     }
-    ASSERT_EQ(out.back(), kGuard) << where << " wrote past the end";
+    reduce_with(*kernels, outs.data(), outs.size(), sources.data(), n, count, dtype, op, divisor);
+
+    for (size_t k = 0; k < arrays.size(); ++k) {
+      const auto differs = std::ranges::mismatch(arrays[k], wanted[k]).in1 - arrays[k].begin();
+      ASSERT_EQ(arrays[k], wanted[k])
+          << reduce_op_name(op) << " n=" << n << " count=" << count << " divisor=" << divisor
+          << " destinations=" << testing::PrintToString(destinations) << " shift=" << shift
+          << " seed=" << seed_ << ": array " << k << " differs from byte " << differs - shift;
+    }
   }
 
   std::vector<ReduceOp> ops() const {
@@ -156,22 +152,37 @@ class ReduceTest : public testing::TestWithParam<Target> {
     return defined;
   }
 
-  std::mt19937_64 random_{20240607};
+  const unsigned seed_ = std::random_device()();
+  std::mt19937_64 random_{seed_};
 };
 
 TEST_P(ReduceTest, AgreesWithReference) {
   for (ReduceOp op : ops()) {
     for (size_t n : {1, 2, 3, 4, 8, 64}) {
-      for (size_t count : {0, 1, 2, 7, 31, 127, 1021}) check(n, count, op);
+      for (size_t count : {0, 1, 2, 7, 31, 127, 1021}) check(n, count, op, {n});
     }
-    for (size_t n : {1, 2, 3, 8}) check(n, kManyLanes, op);
+    for (size_t n : {1, 2, 3, 8}) check(n, kManyLanes, op, {n});
   }
 }
 
 TEST_P(ReduceTest, RunsInPlaceOfAnySource) {
   for (ReduceOp op : ops()) {
     for (size_t n : {1, 2, 3, 4}) {
-      for (size_t alias = 0; alias < n; ++alias) check(n, kManyLanes, op, alias);
+      for (size_t alias = 0; alias < n; ++alias) check(n, kManyLanes, op, {alias});
+    }
+  }
+}
+
+TEST_P(ReduceTest, StoresInEveryDestination) {
+  for (ReduceOp op : ops()) {
+    for (size_t n : {1, 2, 3, 5}) {
+      std::vector<size_t> destinations;
+      for (size_t m = 1; m <= n; ++m) {
+        destinations.insert(destinations.begin(), m - 1);
+        for (size_t count : {0, 1, 7, 257, 1021}) check(n, count, op, destinations);
+      }
+      check(n, kManyLanes, op, destinations);
+      check(n, 1021, op, {n, 0, n + 1}, 1);
     }
   }
 }
@@ -179,8 +190,9 @@ TEST_P(ReduceTest, RunsInPlaceOfAnySource) {
 TEST_P(ReduceTest, NeedsNoAlignment) {
   for (ReduceOp op : ops()) {
     for (size_t shift : {1, 3}) {
-      check(2, 1021, op, kNoAlias, shift);
-      check(3, 1021, op, 1, shift);
+      check(2, 1021, op, {2}, shift);
+      check(2, 1021, op, {1, 0}, shift);
+      check(3, 1021, op, {1}, shift);
     }
   }
 }
@@ -193,7 +205,8 @@ TEST_P(ReduceTest, RefusesWhatHasNoMeaning) {
   for (ReduceOp op : kOps) {
     if (reduce_unsupported(dtype, op) == nullptr) continue;
     try {
-      reduce_with(*kernels, out, sources, 2, 1, dtype, op, 1);
+      void* const dst = out;
+      reduce_with(*kernels, &dst, 1, sources, 2, 1, dtype, op, 1);
       FAIL() << reduce_op_name(op);
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kUnsupported);
@@ -211,7 +224,8 @@ std::vector<T> reduced(const Kernels& kernels, const std::vector<std::vector<T>>
   std::vector<const void*> pointers;
   for (const auto& source : sources) pointers.push_back(source.data());
   std::vector<T> out(sources[0].size());
-  reduce_with(kernels, out.data(), pointers.data(), pointers.size(), out.size(), dtype, op,
+  void* const dst = out.data();
+  reduce_with(kernels, &dst, 1, pointers.data(), pointers.size(), out.size(), dtype, op,
               sources.size());
   return out;
 }

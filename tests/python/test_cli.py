@@ -11,17 +11,19 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
+from rich.console import Console, RenderableType
 from typer.testing import CliRunner, Result
 
 import torch_hbmcomm
 from torch_hbmcomm import native
+from torch_hbmcomm.bench import ddp_result, ddp_table, table
 from torch_hbmcomm.bench import result as bench_result
-from torch_hbmcomm.bench import table
-from torch_hbmcomm.bench.sizes import format_bytes, ladder, parse_bytes
+from torch_hbmcomm.bench.collectives import COLLECTIVES
+from torch_hbmcomm.bench.sizes import format_bytes, parse_bytes
 from torch_hbmcomm.cli import app, environment, probes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,7 +78,7 @@ class FakeExtension(ModuleType):
             "closest_hbm_nodes": [0] if self._hbm else [],
             "memkind_version": "1.14.0",
             "nodes": [{**node, "is_hbm": self._hbm}],
-            "heaps": [],
+            "segments": [],
         }
 
     def mpi_info(self) -> dict[str, str]:
@@ -125,7 +127,13 @@ def test_help_does_not_import_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["info", "--help"], ["bench", "collectives", "--help"]]
+    "arguments",
+    [
+        ["--help"],
+        ["info", "--help"],
+        ["bench", "collectives", "--help"],
+        ["bench", "ddp", "--help"],
+    ],
 )
 def test_help(arguments: list[str]) -> None:
     assert invoke(*arguments).exit_code == 0
@@ -245,7 +253,6 @@ def test_sizes() -> None:
     assert [format_bytes(count) for count in (8, 4096, 1536, 64 << 20)] == [
         "8 B", "4 KiB", "1.5 KiB", "64 MiB",
     ]  # fmt: skip
-    assert ladder(8, 1000) == [8, 64, 512, 1000]
     for text in ("", "0", "-8", "8KB", "many"):
         with pytest.raises(ValueError, match="not a size"):
             parse_bytes(text)
@@ -254,77 +261,142 @@ def test_sizes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--collectives", "allreduce,gossip"], ["gossip", "allreduce", "reduce_scatter"]),
-        (["--backends", "carrier-pigeon"], ["carrier-pigeon", "hbm", "gloo"]),
-        (["--sizes", "8,lots"], ["lots", "KiB"]),
-        (["--min-bytes", "1MiB", "--max-bytes", "8"], ["1 MiB", "8 B"]),
-        (["--json", "/nowhere/at/all.json"], ["/nowhere/at/all.json", "directory"]),
+        (["collectives", "--collectives", "allreduce,gossip"], ["gossip", "reduce_scatter"]),
+        (["collectives", "--contenders", "carrier-pigeon"], ["carrier-pigeon", "hbm-staged"]),
+        (["collectives", "--dtype", "float32,float31"], ["float31", "bfloat16"]),
+        (["collectives", "--sizes", "8,lots"], ["lots", "KiB"]),
+        (["collectives", "--json", "/nowhere/at/all.json"], ["/nowhere/at/all.json", "directory"]),
+        (["ddp", "--contenders", "carrier-pigeon"], ["carrier-pigeon", "hbm-mpi"]),
+        (["ddp", "--models", "of-the-world"], ["of-the-world", "compute-bound"]),
     ],
 )
 def test_bench_refuses_what_it_does_not_know(arguments: list[str], told: list[str]) -> None:
-    result = invoke("bench", "collectives", *arguments)
+    result = invoke("bench", *arguments)
     assert result.exit_code == 2
     for word in told:
         assert word in result.output
 
 
-def test_bench_measures_and_writes_json(tmp_path: Path) -> None:
-    file = tmp_path / "out.json"
-    result = run(
-        *("bench", "collectives", "--backends", "gloo", "--sizes", "8,4096", "--rounds", "3"),
-        *("--startup-rounds", "1", "--collectives", "allreduce,alltoall,barrier,sendrecv"),
-        *("--json", str(file)),
-    )
-    assert result.returncode == 0, result.stderr
-    assert "alltoall" in result.stdout
-    assert "2 ranks, median of 3 rounds" in " ".join(result.stdout.split())
+def test_bench_says_who_cannot_take_part() -> None:
+    result = invoke("bench", "collectives", "--contenders", "gloo,mpich", "--dtype", "bfloat16")
+    assert result.exit_code == 1
+    assert "mpich: it takes float32" in result.stderr
 
-    document = json.loads(file.read_text())
-    assert set(document) == {"machine", "contenders", "ranks", "rounds", "measurements"}
+
+def bench_collectives(file: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
+    """What it printed, and the JSON that it wrote."""
+    result = run("bench", "collectives", "--json", str(file), *arguments)
+    assert result.returncode == 0, result.stderr
+    return " ".join(result.stdout.split()), json.loads(file.read_text())
+
+
+def rows(document: dict[str, Any]) -> dict[tuple[str, str, int], list[str]]:
+    """Who took part in each."""
+    found: dict[tuple[str, str, int], list[str]] = {}
+    for entry in document["measurements"]:
+        row = (entry["collective"], entry["dtype"], entry["bytes"])
+        found.setdefault(row, []).append(entry["contender"])
+    return found
+
+
+def test_bench_measures_every_collective(tmp_path: Path) -> None:
+    """The bench checks that each contender does its job before it is timed."""
+    pytest.importorskip("mpi4py")
+    everyone = ["hbm-zero-copy", "hbm-staged", "hbm-mpi", "gloo", "mpich"]
+    _, document = bench_collectives(
+        tmp_path / "out.json",
+        *("--contenders", ",".join([*everyone, "nothing", "bound"]), "--sizes", "8,1MiB"),
+        *("--rounds", "1", "--startup-rounds", "0"),
+    )
+    measured = rows(document)
+    for collective in set(COLLECTIVES) - {"allreduce_native", "barrier"}:
+        largest = [*everyone, "bound"] if collective == "allreduce" else everyone
+        assert measured[collective, "float32", 8] == [*everyone, "nothing"]
+        assert measured[collective, "float32", 1 << 20] == largest
+    assert measured["allreduce_native", "float32", 8] == [*everyone[:3], "mpich"]
+    assert measured["barrier", "float32", 0] == [*everyone, "nothing"]
+    assert document["references"] == ["nothing", "bound"]
+
+
+def test_bench_writes_json(tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py")
+    shown, document = bench_collectives(
+        tmp_path / "out.json",
+        *(
+            "--contenders",
+            "gloo,mpich",
+            "--collectives",
+            "allreduce,allreduce_native",
+            "--sizes",
+            "8",
+        ),
+        *("--dtype", "float32,bfloat16", "--rounds", "3", "--startup-rounds", "1"),
+    )
+    assert "2 ranks, median of 3 rounds" in shown
+    assert "not measured: mpich, bfloat16" in shown
+    assert set(document) == {
+        "machine", "contenders", "references", "unavailable", "ranks", "rounds", "measurements",
+    }  # fmt: skip
     assert set(document["machine"]) == {"cpu", "cores", "python", "torch", "torch_hbmcomm", "time"}
-    assert document["contenders"] == ["gloo"]
-    measured = document["measurements"]
-    assert [(entry["collective"], entry["bytes"]) for entry in measured] == [
-        ("allreduce", 8), ("allreduce", 4096),
-        ("alltoall", 8), ("alltoall", 4096),
-        ("barrier", 0),
-        ("sendrecv", 8), ("sendrecv", 4096),
-        ("startup", 0),
-    ]  # fmt: skip
-    for entry in measured:
-        assert set(entry) == {"collective", "bytes", "contender", "samples_us", "median_us"}
+    assert list(document["contenders"]) == ["gloo", "mpich"]
+    assert set(document["unavailable"]) == {"mpich, bfloat16"}
+    assert rows(document) == {
+        ("allreduce", "float32", 8): ["gloo", "mpich"],
+        ("allreduce", "bfloat16", 8): ["gloo"],
+        ("allreduce_native", "float32", 8): ["mpich"],
+        ("startup", "float32", 0): ["gloo"],
+    }
+    for entry in document["measurements"]:
+        assert set(entry) == {
+            "collective", "dtype", "bytes", "contender", "samples_us", "median_us",
+        }  # fmt: skip
         assert len(entry["samples_us"]) == (1 if entry["collective"] == "startup" else 3)
         assert min(entry["samples_us"]) <= entry["median_us"] <= max(entry["samples_us"])
 
 
 @pytest.fixture
 def two_contenders() -> bench_result.Result:
+    def took(collective: str, contender: str, microseconds: float) -> bench_result.Measurement:
+        return bench_result.Measurement(collective, "float32", 8, contender, [microseconds])
+
     return bench_result.Result(
         machine={"cpu": "a processor", "cores": 2, "torch": "2"},
-        contenders=["gloo", "hbm"],
+        contenders={"hbm-staged": "ours", "gloo": "theirs"},
+        references=[],
+        unavailable={"mpich": "not here"},
         ranks=2,
         rounds=1,
         measurements=[
-            bench_result.Measurement("allreduce", 8, "gloo", [30.0]),
-            bench_result.Measurement("allreduce", 8, "hbm", [10.0]),
-            bench_result.Measurement("broadcast", 8, "gloo", [5.0]),
-            bench_result.Measurement("broadcast", 8, "hbm", [10.0]),
+            took("allreduce", "hbm-staged", 10.0),
+            took("allreduce", "gloo", 30.0),
+            took("broadcast", "hbm-staged", 10.0),
+            took("broadcast", "gloo", 5.0),
         ],
     )
 
 
-def test_table_compares_with_hbm_and_marks_where_it_is_slower(
-    two_contenders: bench_result.Result,
-) -> None:
+def rendered(renderable: RenderableType) -> str:
     console = Console(force_terminal=True, color_system="standard", width=100)
     with console.capture() as captured:
-        console.print(table.render(two_contenders))
-    lines = captured.get().splitlines()
-    faster = next(line for line in lines if "allreduce" in line)
-    slower = next(line for line in lines if "broadcast" in line)
+        console.print(renderable)
+    return captured.get()
+
+
+def test_table_compares_with_the_first_and_marks_where_it_is_slower(
+    two_contenders: bench_result.Result,
+) -> None:
+    lines = rendered(table.render(two_contenders)).splitlines()
+    faster = next(line for line in lines if "3.00x" in line)
+    slower = next(line for line in lines if "0.50x" in line)
     red = "\x1b[31m"
-    assert "3.00" in faster and red not in faster
-    assert "0.50" in slower and red in slower
+    assert red not in faster
+    assert red in slower
+    assert any("not measured: mpich: not here" in line for line in lines)
+
+
+def test_times_are_written_with_three_digits() -> None:
+    written = [table.format_time(us) for us in (0.5, 9.876, 98.76, 999.7, 12_345, 2_500_000)]
+    assert written == ["0.50 µs", "9.88 µs", "98.8 µs", "1.00 ms", "12.3 ms", "2.50 s"]
 
 
 def test_plot(two_contenders: bench_result.Result, tmp_path: Path) -> None:
@@ -339,3 +411,33 @@ def test_bench_without_matplotlib_says_what_to_install(tmp_path: Path) -> None:
     result = invoke("bench", "collectives", "--png", str(tmp_path / "plot.png"))
     assert result.exit_code == 1
     assert "torch_hbmcomm[bench]" in result.stderr
+
+
+def test_ddp_table_tells_what_communication_adds() -> None:
+    samples = {"step": 30_000.0, "step without communication": 24_000.0, "allreduce alone": 8_000.0}
+    result = ddp_result.Result(
+        machine={"cpu": "a processor", "cores": 2, "torch": "2"},
+        contenders=["hbm"],
+        models={"small": "a small model"},
+        ranks=2,
+        rounds=1,
+        measurements=[
+            ddp_result.Measurement("small", "hbm", phase, [time]) for phase, time in samples.items()
+        ],
+    )
+    shown = rendered(ddp_table.render(result))
+    for word in ("30.0 ms", "24.0 ms", "6.00 ms", "8.00 ms", "25%", "a small model"):
+        assert word in shown
+
+
+def test_ddp_is_measured(tmp_path: Path) -> None:
+    file = tmp_path / "ddp.json"
+    result = run("bench", "ddp", "--rounds", "1", "--models", "compute-bound", "--json", str(file))
+    assert result.returncode == 0, result.stderr
+    document = json.loads(file.read_text())
+    assert set(document) == {
+        "machine", "contenders", "models", "ranks", "rounds", "measurements",
+    }  # fmt: skip
+    measured = [(entry["contender"], entry["phase"]) for entry in document["measurements"]]
+    phases = ["step", "step without communication", "allreduce alone"]
+    assert measured == [(name, phase) for name in ("hbm", "gloo") for phase in phases]

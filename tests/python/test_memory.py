@@ -66,9 +66,9 @@ def test_every_policy_with_hbm() -> None:
             tensors.append(tensor)
             if policy != "ddr":
                 assert memory.where(tensor) == {0: tensor.nbytes}
-        heaps = {heap.policy: heap for heap in memory.info().heaps}
-        assert heaps["bind"].hbm_bytes == heaps["bind"].peak_bytes == 1 << 20
-        assert heaps["ddr"].ddr_bytes == 1 << 20 and heaps["ddr"].hbm_bytes == 0
+        segments = {segment.policy: segment for segment in memory.info().segments}
+        assert segments["bind"].hbm_bytes == segments["bind"].peak_bytes == 1 << 20
+        assert segments["ddr"].ddr_bytes == 1 << 20 and segments["ddr"].hbm_bytes == 0
     """)
 
 
@@ -90,8 +90,8 @@ def test_the_environment_gives_the_policy() -> None:
         """
         memory.empty(10)
         memory.empty_numpy(10)
-        (heap,) = memory.info().heaps
-        assert heap.policy == "interleave" and heap.allocations == 2
+        (segment,) = memory.info().segments
+        assert segment.policy == "interleave" and segment.allocations == 2
         assert memory.info().settings["HBMCOMM_MEMORY"] == "interleave"
         """,
         HBMCOMM_MEMORY="interleave",
@@ -131,7 +131,7 @@ def test_too_much_is_an_error_and_no_kill() -> None:
 def test_memory_lives_as_long_as_a_view_of_it() -> None:
     with_hbm("""
         def in_use():
-            return memory.info().heaps[0].in_use_bytes
+            return memory.info().segments[0].in_use_bytes
 
         view = memory.empty(1 << 20, dtype=torch.uint8)[5:10].fill_(3)
         row = memory.empty_numpy((4, 1 << 18), dtype="uint8")[2]
@@ -156,13 +156,13 @@ def test_a_forked_child_neither_allocates_nor_frees() -> None:
                     memory.empty(10)
                 del tensor
                 gc.collect()
-                assert memory.info().heaps == ()
+                assert memory.info().segments == ()
             except BaseException:
                 os._exit(1)
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert tensor.min() == 7
-        assert memory.info().heaps[0].in_use_bytes == tensor.nbytes
+        assert memory.info().segments[0].in_use_bytes == tensor.nbytes
     """)
 
 

@@ -1,124 +1,83 @@
-"""The collectives that are measured, each as a call on prepared float32 buffers.
+"""What is measured: the names of the collectives, and the cells that a run consists of.
 
-`bytes` is the size of the larger buffer of a rank: the whole tensor of allreduce, broadcast, reduce
-and sendrecv; the gathered side of allgather and gather; the scattered side of scatter and
-reduce_scatter; either side of alltoall. Rank 0 is the root. sendrecv is a ping-pong of the pairs
-(0, 1), (2, 3), ...: one call is both ways; an odd last rank idles.
+A size is that of the larger buffer of a rank: the whole tensor of allreduce, broadcast, reduce and
+sendrecv; the gathered side of allgather and gather; the scattered side of scatter and
+reduce_scatter; either side of alltoall. Rank 0 is the root. Operators are sums.
 
-Buffers hold zeros that were written, so that reducing in place never leaves the ordinary numbers
-and no two pages are the kernel's one zero page.
+sendrecv is a ping-pong of the pairs (0, 1), (2, 3), ...: one call is both ways; an odd last rank
+idles. allreduce_native is allreduce called in a loop of C++, under Python and the dispatcher: it
+compares what lies below them, which at small sizes they hide.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
-Operation = Callable[[], object]
+from torch_hbmcomm.bench.sizes import KIB, MIB, format_bytes
 
-_ELEMENT = torch.float32.itemsize
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+NATIVE = "allreduce_native"
+STARTUP = "startup"  # from nothing to the end of a first collective; measured apart
+
+_LARGE = (MIB, 4 * MIB, 16 * MIB, 64 * MIB)
+_SMALL = (8, 512, 4 * KIB, 16 * KIB, 64 * KIB)
 
 
 @dataclass(frozen=True)
 class Collective:
     name: str
-    prepare: Callable[[dist.ProcessGroup, int], Operation]
+    default_sizes: Sequence[int] = _LARGE  # none for a collective that moves no data
     divided: bool = False  # the larger buffer holds one equal share for each rank
-    sized: bool = True
 
-    def bytes_near(self, asked: int, ranks: int) -> int:
-        """The least possible size from `asked` up (0 for a collective that moves no data)."""
-        if not self.sized:
-            return 0
-        step = _ELEMENT * (ranks if self.divided else 1)
+    def bytes_near(self, asked: int, ranks: int, dtype: str) -> int:
+        """The least possible size from `asked` up."""
+        element: int = getattr(torch, dtype).itemsize
+        step = element * (ranks if self.divided else 1)
         return -(-asked // step) * step
 
 
-def _buffer(size: int) -> torch.Tensor:
-    return torch.empty(size // _ELEMENT, dtype=torch.float32).fill_(0)
+@dataclass(frozen=True)
+class Cell:
+    """One row of the report: every contender that offers it does this."""
+
+    collective: str
+    dtype: str
+    bytes: int  # 0: no data
+
+    def __str__(self) -> str:
+        if not self.bytes:
+            return self.collective
+        return f"{self.collective} of {format_bytes(self.bytes)} of {self.dtype}"
 
 
-def _shares(size: int) -> list[torch.Tensor]:
-    return [_buffer(size // dist.get_world_size()) for _ in range(dist.get_world_size())]
-
-
-def _allreduce(group: dist.ProcessGroup, size: int) -> Operation:
-    tensor = _buffer(size)
-    return lambda: dist.all_reduce(tensor, group=group)
-
-
-def _broadcast(group: dist.ProcessGroup, size: int) -> Operation:
-    tensor = _buffer(size)
-    return lambda: dist.broadcast(tensor, src=0, group=group)
-
-
-def _reduce(group: dist.ProcessGroup, size: int) -> Operation:
-    tensor = _buffer(size)
-    return lambda: dist.reduce(tensor, dst=0, group=group)
-
-
-def _allgather(group: dist.ProcessGroup, size: int) -> Operation:
-    gathered, own = _buffer(size), _buffer(size // dist.get_world_size())
-    return lambda: dist.all_gather_single(gathered, own, group=group)
-
-
-def _gather(group: dist.ProcessGroup, size: int) -> Operation:
-    own = _buffer(size // dist.get_world_size())
-    gathered = _shares(size) if dist.get_rank() == 0 else None
-    return lambda: dist.gather(own, gathered, dst=0, group=group)
-
-
-def _scatter(group: dist.ProcessGroup, size: int) -> Operation:
-    own = _buffer(size // dist.get_world_size())
-    scattered = _shares(size) if dist.get_rank() == 0 else None
-    return lambda: dist.scatter(own, scattered, src=0, group=group)
-
-
-def _reduce_scatter(group: dist.ProcessGroup, size: int) -> Operation:
-    own, scattered = _buffer(size // dist.get_world_size()), _buffer(size)
-    return lambda: dist.reduce_scatter_single(own, scattered, group=group)
-
-
-def _alltoall(group: dist.ProcessGroup, size: int) -> Operation:
-    received, sent = _buffer(size), _buffer(size)
-    return lambda: dist.all_to_all_single(received, sent, group=group)
-
-
-def _barrier(group: dist.ProcessGroup, size: int) -> Operation:
-    return lambda: dist.barrier(group=group)
-
-
-def _sendrecv(group: dist.ProcessGroup, size: int) -> Operation:
-    rank = dist.get_rank()
-    peer = rank ^ 1
-    tensor = _buffer(size)
-
-    def first() -> None:
-        dist.send(tensor, peer, group=group)
-        dist.recv(tensor, peer, group=group)
-
-    def second() -> None:
-        dist.recv(tensor, peer, group=group)
-        dist.send(tensor, peer, group=group)
-
-    if peer >= dist.get_world_size():
-        return lambda: None
-    return first if rank < peer else second
+def cells(
+    collective: Collective, sizes: Sequence[int] | None, dtypes: Sequence[str], ranks: int
+) -> list[Cell]:
+    """Sizes None: the collective's own. Those that round to the same possible one come once."""
+    if not collective.default_sizes:
+        return [Cell(collective.name, dtypes[0], 0)]
+    found = [
+        Cell(collective.name, dtype, collective.bytes_near(size, ranks, dtype))
+        for dtype in dtypes
+        for size in (collective.default_sizes if sizes is None else sizes)
+    ]
+    return list(dict.fromkeys(found))
 
 
 COLLECTIVES = {
     collective.name: collective
     for collective in (
-        Collective("allreduce", _allreduce),
-        Collective("broadcast", _broadcast),
-        Collective("reduce", _reduce),
-        Collective("allgather", _allgather, divided=True),
-        Collective("gather", _gather, divided=True),
-        Collective("scatter", _scatter, divided=True),
-        Collective("reduce_scatter", _reduce_scatter, divided=True),
-        Collective("alltoall", _alltoall, divided=True),
-        Collective("barrier", _barrier, sized=False),
-        Collective("sendrecv", _sendrecv),
+        Collective("allreduce", (*_SMALL, 256 * KIB, *_LARGE, 256 * MIB)),
+        Collective(NATIVE, _SMALL),
+        Collective("broadcast"),
+        Collective("reduce"),
+        Collective("allgather", divided=True),
+        Collective("gather", divided=True),
+        Collective("scatter", divided=True),
+        Collective("reduce_scatter", divided=True),
+        Collective("alltoall", divided=True),
+        Collective("barrier", default_sizes=()),
+        Collective("sendrecv"),
     )
 }

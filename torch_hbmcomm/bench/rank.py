@@ -1,9 +1,7 @@
 """What runs in each rank. The parent combines what the ranks return."""
 
-import gc
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -11,84 +9,44 @@ from rich.console import Console
 from rich.progress import track
 from torch.distributed.rendezvous import rendezvous
 
-from torch_hbmcomm.bench.collectives import Operation
+from torch_hbmcomm import memory
+from torch_hbmcomm.bench.buffers import Buffers
+from torch_hbmcomm.bench.check import check
+from torch_hbmcomm.bench.collectives import Cell
 from torch_hbmcomm.bench.contenders import CONTENDERS
-from torch_hbmcomm.bench.sizes import format_bytes
-
-_BLOCK_SECONDS = 5e-3  # long against the skew with which ranks leave a barrier
-_MOST_CALLS = 1000
+from torch_hbmcomm.bench.interleave import Samples, interleave
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One row of the report: every contender does this."""
-
-    collective: str
-    bytes: int
-
-    def __str__(self) -> str:
-        return f"{self.collective} of {format_bytes(self.bytes)}" if self.bytes else self.collective
-
-
-Samples = dict[tuple[Cell, str], list[float]]  # (cell, contender): microseconds a call, by round
-
-
-def measure(names: Sequence[str], cells: Sequence[Cell], rounds: int) -> Samples:
-    """In every round, each contender in turn does a block of calls after a common barrier."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")  # the control group: barriers and block lengths, never timed
+def measure(names: Sequence[str], cells: Sequence[Cell], rounds: int) -> list[Samples]:
+    """The samples of each cell, in the order of the cells."""
+    join()
     for name in names:
-        CONTENDERS[name].open()
-    samples: Samples = {}
-    for cell in _with_progress(cells):
-        for name, times in _measure_cell(cell, names, rounds).items():
-            samples[cell, name] = times
-    dist.barrier()
-    dist.destroy_process_group()
+        try:
+            CONTENDERS[name].open()
+        except Exception as error:
+            raise RuntimeError(f"{name} does not get ready: {error}") from error
+    samples = [_measure_cell(cell, names, rounds) for cell in with_progress(cells)]
+    leave()
     return samples
 
 
-def _with_progress(cells: Sequence[Cell]) -> Iterable[Cell]:
-    """On rank 0's terminal. Drawn between cells alone: a thread that draws would be measured."""
-    terminal = Console(stderr=True)
-    hidden = dist.get_rank() != 0 or not terminal.is_terminal
-    return track(cells, auto_refresh=False, console=terminal, transient=True, disable=hidden)
-
-
-def _measure_cell(cell: Cell, names: Sequence[str], rounds: int) -> dict[str, list[float]]:
-    blocks = {}
+def _measure_cell(cell: Cell, names: Sequence[str], rounds: int) -> Samples:
+    ranks = dist.get_world_size()
+    plain = Buffers(torch.empty, cell.bytes, cell.dtype, ranks)
+    placed = Buffers(memory.empty, cell.bytes, cell.dtype, ranks)
+    loops = {}
     for name in names:
+        contender = CONTENDERS[name]
+        if not contender.offers(cell):
+            continue
+        buffers = placed if contender.placed else plain
         try:
-            operation = CONTENDERS[name].prepare(cell.collective, cell.bytes)
-            blocks[name] = (operation, _block_length(operation))
+            loops[name] = contender.prepare(cell, buffers)
+            if not contender.reference:
+                check(cell, loops[name], buffers)
         except Exception as error:
             raise RuntimeError(f"{cell} on {name}: {error}") from error
-    times: dict[str, list[float]] = {name: [] for name in names}
-    gc.disable()
-    for _ in range(rounds):
-        for name, (operation, calls) in blocks.items():
-            dist.barrier()
-            operation()  # brings this contender's buffers and threads back to work
-            times[name].append(_seconds(operation, calls) / calls * 1e6)
-    gc.enable()
-    return times
-
-
-def _block_length(operation: Operation) -> int:
-    """How many calls fill a block: rank 0's answer, which every rank gets."""
-    operation()
-    dist.barrier()
-    estimate = _seconds(operation, 3) / 3
-    calls = torch.tensor(max(1, min(_MOST_CALLS, int(_BLOCK_SECONDS / estimate))))
-    dist.broadcast(calls, src=0)
-    return int(calls)
-
-
-def _seconds(operation: Operation, calls: int) -> float:
-    start = time.perf_counter()
-    for _ in range(calls):
-        operation()
-    return time.perf_counter() - start
+    return interleave(loops, rounds)
 
 
 def startup(name: str) -> float:
@@ -98,9 +56,26 @@ def startup(name: str) -> float:
     start = time.perf_counter()
     CONTENDERS[name].start()
     elapsed = time.perf_counter() - start
+    leave()
+    return elapsed * 1e6
+
+
+def join() -> None:
+    """The control group: barriers and block lengths, never timed."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+
+
+def leave() -> None:
     dist.barrier()
     dist.destroy_process_group()
-    return elapsed * 1e6
+
+
+def with_progress(cells: Sequence[Cell]) -> Iterable[Cell]:
+    """On rank 0's terminal. Drawn between cells alone: a thread that draws would be measured."""
+    terminal = Console(stderr=True)
+    hidden = dist.get_rank() != 0 or not terminal.is_terminal
+    return track(cells, auto_refresh=False, console=terminal, transient=True, disable=hidden)
 
 
 def _meet() -> None:

@@ -4,84 +4,115 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch_hbmcomm.bench import rank
-from torch_hbmcomm.bench.collectives import COLLECTIVES
+from torch_hbmcomm.bench.collectives import COLLECTIVES, DTYPES, STARTUP, Cell, cells
+from torch_hbmcomm.bench.contender import Contender
 from torch_hbmcomm.bench.contenders import CONTENDERS
+from torch_hbmcomm.bench.interleave import Samples
 from torch_hbmcomm.bench.launch import launch
-from torch_hbmcomm.bench.result import STARTUP, Measurement, Result, describe_machine
+from torch_hbmcomm.bench.result import Measurement, Result, describe_machine, slowest
+
+_STARTUP = Cell(STARTUP, "float32", 0)
 
 
 @dataclass(frozen=True)
 class Plan:
     """What to measure. Raises ValueError for a name that does not exist or a count below its least.
 
+    sizes: None gives each collective its own.
     startup_rounds: 0 leaves startup out.
     """
 
-    contenders: Sequence[str]
-    collectives: Sequence[str]
-    sizes: Sequence[int]
+    contenders: Sequence[str] = tuple(CONTENDERS)
+    collectives: Sequence[str] = tuple(COLLECTIVES)
+    sizes: Sequence[int] | None = None
+    dtypes: Sequence[str] = ("float32",)
     ranks: int = 2
-    rounds: int = 15
-    startup_rounds: int = 5
+    rounds: int = 21
+    startup_rounds: int = 3
 
     def __post_init__(self) -> None:
-        _check_names("contender", self.contenders, CONTENDERS)
-        _check_names("collective", self.collectives, COLLECTIVES)
+        check_names("contender", self.contenders, CONTENDERS)
+        check_names("collective", self.collectives, COLLECTIVES)
+        check_names("dtype", self.dtypes, DTYPES)
         for name, least in (("ranks", 2), ("rounds", 1), ("startup_rounds", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it is at least {least}")
 
-    def cells(self) -> list[rank.Cell]:
-        """Sizes that round to the same possible one are measured once."""
-        chosen = [COLLECTIVES[name] for name in self.collectives]
-        cells = [
-            rank.Cell(collective.name, collective.bytes_near(size, self.ranks))
-            for collective in chosen
-            for size in self.sizes
+    def cells(self) -> list[Cell]:
+        return [
+            cell
+            for name in self.collectives
+            for cell in cells(COLLECTIVES[name], self.sizes, self.dtypes, self.ranks)
         ]
-        return list(dict.fromkeys(cells))
+
+    def unavailable(self) -> dict[str, str]:
+        """Contenders that cannot run here, and why. Takes a while: some are compiled first."""
+        found = {}
+        for name in self.contenders:
+            contender = CONTENDERS[name]
+            if set(contender.dtypes).isdisjoint(self.dtypes):
+                found[name] = _takes(contender)
+            elif (cause := contender.why_unavailable()) is not None:
+                found[name] = cause
+        return found
 
 
-def run(plan: Plan) -> Result:
-    """Raises RuntimeError when a contender cannot run here or a rank fails."""
-    for name in plan.contenders:
-        cause = CONTENDERS[name].why_unavailable()
-        if cause is not None:
-            raise RuntimeError(cause)
+def run(plan: Plan, unavailable: dict[str, str]) -> Result:
+    """Leaves out who is unavailable. Raises RuntimeError when nobody is left or a rank fails."""
+    names = [name for name in CONTENDERS if name in plan.contenders and name not in unavailable]
+    if not names:
+        raise RuntimeError("no contender can run here")
+    refused = {
+        f"{name}, {dtype}": _takes(CONTENDERS[name])
+        for name in names
+        for dtype in plan.dtypes
+        if dtype not in CONTENDERS[name].dtypes
+    }
     return Result(
         machine=describe_machine(),
-        contenders=list(plan.contenders),
+        contenders={name: CONTENDERS[name].about for name in names},
+        references=[name for name in names if CONTENDERS[name].reference],
+        unavailable=unavailable | refused,
         ranks=plan.ranks,
         rounds=plan.rounds,
-        measurements=_measure_collectives(plan) + _measure_startup(plan),
+        measurements=_measure_collectives(plan, names) + _measure_startup(plan, names),
     )
 
 
-def _measure_collectives(plan: Plan) -> list[Measurement]:
-    of_ranks: list[rank.Samples] = launch(
-        plan.ranks, rank.measure, plan.contenders, plan.cells(), plan.rounds
-    )
-    measurements = []
-    for cell, name in of_ranks[0]:
-        samples = _slowest(own[cell, name] for own in of_ranks)
-        measurements.append(Measurement(cell.collective, cell.bytes, name, samples))
-    return measurements
+def _measure_collectives(plan: Plan, names: Sequence[str]) -> list[Measurement]:
+    cells = [cell for cell in plan.cells() if any(CONTENDERS[name].offers(cell) for name in names)]
+    of_ranks: list[list[Samples]] = launch(plan.ranks, rank.measure, names, cells, plan.rounds)
+    return [
+        Measurement(
+            cell.collective,
+            cell.dtype,
+            cell.bytes,
+            name,
+            slowest([samples[name] for samples in samples_of_ranks]),
+        )
+        for cell, *samples_of_ranks in zip(cells, *of_ranks, strict=True)
+        for name in samples_of_ranks[0]
+    ]
 
 
-def _measure_startup(plan: Plan) -> list[Measurement]:
-    samples: dict[str, list[float]] = {name: [] for name in plan.contenders}
+def _measure_startup(plan: Plan, names: Sequence[str]) -> list[Measurement]:
+    starting = [name for name in names if CONTENDERS[name].offers(_STARTUP)]
+    samples: dict[str, list[float]] = {name: [] for name in starting}
     for _ in range(plan.startup_rounds):
-        for name in plan.contenders:
+        for name in starting:
             samples[name].append(max(launch(plan.ranks, rank.startup, name)))
-    return [Measurement(STARTUP, 0, name, times) for name, times in samples.items() if times]
+    return [
+        Measurement(_STARTUP.collective, _STARTUP.dtype, _STARTUP.bytes, name, times)
+        for name, times in samples.items()
+        if times
+    ]
 
 
-def _slowest(samples_of_ranks: Iterable[list[float]]) -> list[float]:
-    """A round is over when its last rank is."""
-    return [max(times) for times in zip(*samples_of_ranks, strict=True)]
+def _takes(contender: Contender) -> str:
+    return f"it takes {', '.join(contender.dtypes)}"
 
 
-def _check_names(kind: str, asked: Sequence[str], known: Iterable[str]) -> None:
+def check_names(kind: str, asked: Sequence[str], known: Iterable[str]) -> None:
     unknown = [name for name in asked if name not in known]
     if unknown or not asked:
         found = ", ".join(map(repr, unknown)) or "was named"

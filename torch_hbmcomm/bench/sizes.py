@@ -1,8 +1,10 @@
-"""Byte counts: read from text, written for people, and laddered."""
+"""Byte counts: read from text, and written for people."""
 
 import re
 
-_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+KIB = 1 << 10
+MIB = 1 << 20
+_UNITS = {"": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": 1 << 30}
 
 
 def parse_bytes(text: str) -> int:
@@ -19,18 +21,3 @@ def format_bytes(count: int) -> str:
         if count >= _UNITS[unit]:
             return f"{count / _UNITS[unit]:.1f}".removesuffix(".0") + f" {unit}"
     return f"{count} B"
-
-
-def ladder(smallest: int, largest: int, factor: int = 8) -> list[int]:
-    """From `smallest` up in steps of `factor`, ending with `largest`."""
-    if smallest > largest:
-        raise ValueError(
-            f"the smallest size ({format_bytes(smallest)}) is larger than the largest "
-            f"({format_bytes(largest)})"
-        )
-    steps = [largest]
-    size = smallest
-    while size < largest:
-        steps.append(size)
-        size *= factor
-    return sorted(steps)

@@ -1,51 +1,75 @@
-"""A result as a table for the terminal."""
+"""A result as tables for the terminal, one for each collective and type."""
 
+from collections.abc import Iterator
 from itertools import groupby
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from torch_hbmcomm.bench.result import Result
+from torch_hbmcomm.bench.result import Measurement, Result, machine_line
 from torch_hbmcomm.bench.sizes import format_bytes
 
 
 def render(result: Result) -> RenderableType:
-    """One row for each collective and size; red where the subject is slower than another."""
-    subject = result.subject
-    others = [name for name in result.contenders if name != subject]
-    table = Table()
-    table.add_column("collective")
-    table.add_column("size", justify="right")
-    for name in result.contenders:
-        table.add_column(f"{name} µs", justify="right")
-    for name in others:
-        table.add_column(f"{name}/{subject}", justify="right")
-
-    for collective, rows in groupby(_rows(result).items(), key=lambda row: row[0][0]):
-        for (_, size), medians in rows:
-            ratios = [medians[name] / medians[subject] for name in others]
-            table.add_row(
-                collective,
-                format_bytes(size) if size else "",
-                *(f"{medians[name]:,.1f}" for name in result.contenders),
-                *(f"{ratio:.2f}" for ratio in ratios),
-                style="red" if any(ratio < 1 for ratio in ratios) else None,
-            )
-        table.add_section()
-    return Group(table, Text(machine_line(result)))
+    tables = [
+        _table(result, collective, dtype, list(found))
+        for (collective, dtype), found in groupby(
+            result.measurements, key=lambda found: (found.collective, found.dtype)
+        )
+    ]
+    return Group(*tables, *_notes(result))
 
 
-def machine_line(result: Result) -> str:
-    machine = result.machine
-    return (
-        f"{machine['cpu']}, {machine['cores']} cores, {result.ranks} ranks, "
-        f"median of {result.rounds} rounds, torch {machine['torch']}"
+def _table(result: Result, collective: str, dtype: str, found: list[Measurement]) -> Table:
+    """Times, and below each how many times the subject's it is; red where that is below 1."""
+    taking_part = {measurement.contender for measurement in found}
+    names = [name for name in result.contenders if name in taking_part]
+    title = (
+        f"{collective}, {dtype}" if any(measurement.bytes for measurement in found) else collective
     )
+    table = Table(title=title, title_justify="left", show_lines=True)
+    table.add_column("size", justify="right")
+    for name in names:
+        table.add_column(name.replace("-", " "), justify="right")
+    for size, row in groupby(found, key=lambda measurement: measurement.bytes):
+        medians = {measurement.contender: measurement.median_us for measurement in row}
+        table.add_row(
+            format_bytes(size) if size else "",
+            *(_entry(medians, name, names[0], name in result.references) for name in names),
+        )
+    return table
 
 
-def _rows(result: Result) -> dict[tuple[str, int], dict[str, float]]:
-    rows: dict[tuple[str, int], dict[str, float]] = {}
-    for found in result.measurements:
-        rows.setdefault((found.collective, found.bytes), {})[found.contender] = found.median_us
-    return rows
+def _entry(medians: dict[str, float], name: str, subject: str, reference: bool) -> Text:
+    if name not in medians:
+        return Text("-", style="dim")
+    text = Text(format_time(medians[name]))
+    if name != subject and subject in medians:
+        ratio = medians[name] / medians[subject]
+        style = "dim" if reference or ratio >= 1 else "red"
+        text.append(f"\n{ratio:.2f}x", style=style)
+    return text
+
+
+def _notes(result: Result) -> Iterator[Text]:
+    names = list(result.contenders)
+    if len(names) > 1:
+        yield Text(
+            f"x: of {names[0]}, or of the first in a table without it; red: faster than that"
+        )
+    for name, about in result.contenders.items():
+        yield Text(f"{name}: {about}")
+    for name, cause in result.unavailable.items():
+        yield Text(f"not measured: {name}: {cause}")
+    yield Text(machine_line(result.machine, result.ranks, result.rounds))
+
+
+def format_time(microseconds: float) -> str:
+    """Three digits that matter: "9.87 µs", "12.3 ms", "1.05 s"."""
+    for unit, factor in (("µs", 1.0), ("ms", 1e-3), ("s", 1e-6)):
+        value = microseconds * factor
+        if value < 999.5 or unit == "s":
+            break
+    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{digits}f} {unit}"

@@ -4,13 +4,16 @@ import difflib
 from collections.abc import Mapping
 
 VARIABLES = {
+    "HBMCOMM_ALLOCATOR": "where PyTorch puts large CPU tensors: default or segment (shared memory)",
     "HBMCOMM_BIND": "CPUs of each rank: none (the default), core or numa",
     "HBMCOMM_ISA": "instruction set of the reduction kernels, instead of the best one",
     "HBMCOMM_LOG": "lowest level shown: error, warn (the default), info or debug",
     "HBMCOMM_MEMORY": "where memory comes from: preferred (the default), bind, interleave or ddr",
     "HBMCOMM_MPI_LIB": "path of the MPI library to load",
+    "HBMCOMM_NODE": "how ranks of one node reach one another: shm (the default) or mpi",
     "HBMCOMM_NODE_ID": "sets ranks with different values apart, as if on different nodes",
     "HBMCOMM_REDUCE_THREADS": "threads that reduce",
+    "HBMCOMM_SOCKET_DIR": "where containers that share memory find each other (/dev/shm)",
     "HBMCOMM_STAGING_BYTES": "bound of the staging memory, in bytes",
 }
 

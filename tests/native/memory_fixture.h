@@ -1,0 +1,83 @@
+// What the tests of memory share. memkind looks at its environment once per process, so each test
+// runs its body in a child of its own, with node 0 named as HBM or with no HBM named.
+//
+// Include it in one file of a program: it answers ThreadSanitizer's call for suppressions.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <vector>
+
+#include "memory/capacity.h"
+#include "memory/placement.h"
+#include "memory/policy.h"
+#include "memory/topology.h"
+
+#if defined(__SANITIZE_THREAD__)
+// Around a fork memkind's jemalloc takes all its mutexes, more than ThreadSanitizer can follow, and
+// makes them anew in the child without a call that it knows. So it looks away from memkind, and
+// from the last unlock, a tail call out of memkind's fork handler. With that it misses that memkind
+// orders the owners of a block, of whom the next touches its pages first of all.
+extern "C" const char* __tsan_default_suppressions() {
+  return "called_from_lib:libmemkind.so\n"
+         "mutex:__run_postfork_handlers\n"
+         "race_top:^touch$\n";
+}
+#endif
+
+namespace hbm::memory {
+
+inline constexpr size_t kKiB = 1024;
+inline constexpr size_t kMiB = 1024 * kKiB;
+inline const size_t kPage = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+
+inline const std::vector<Policy> kAllPolicies = {Policy::kPreferred, Policy::kBind,
+                                                 Policy::kInterleave, Policy::kDdr};
+
+// The body's failures fail the test; so does a signal, such as the kernel's kill for memory.
+inline void in_child(const std::function<void()>& body) {
+  std::fflush(stdout);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    body();
+    std::fflush(stdout);
+    _exit(testing::Test::HasFailure() ? 1 : 0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_FALSE(WIFSIGNALED(status)) << "killed by signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+inline void with_hbm(const std::function<void()>& body) {
+  in_child([&] {
+    setenv("MEMKIND_HBW_NODES", "0", 1);
+    body();
+  });
+}
+
+// On a machine that has HBM of its own there is no way to hide it.
+inline void without_hbm(const std::function<void()>& body) {
+  in_child([&] {
+    unsetenv("MEMKIND_HBW_NODES");
+    if (!discover().hbm_available) body();
+  });
+}
+
+inline uint64_t bytes_anywhere(const void* address, size_t bytes) {
+  uint64_t sum = 0;
+  for (const auto& [node, there] : where(address, bytes)) sum += there;
+  return sum;
+}
+
+// A request that the node cannot meet, and that the address space can.
+inline size_t too_much() { return node_free_bytes(0); }
+
+}  // namespace hbm::memory

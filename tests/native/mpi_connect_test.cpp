@@ -1,0 +1,64 @@
+// Whether the ranks of a group fit an MPI world, and which of them MPI takes as sharing a node.
+#include "mpi/connect.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "expect_error.h"
+#include "mpi/standing.h"
+
+namespace hbm::mpi {
+namespace {
+
+Standing standing(int world_rank = -1, int world_size = 0, const std::string& world_id = "") {
+  return {"node", "new", world_id, world_rank, world_size};
+}
+
+TEST(NodeKey, HbmcommNodeIdForcesRanksApart) {
+  const std::string before = node_key();
+  setenv("HBMCOMM_NODE_ID", "b", 1);
+  EXPECT_NE(node_key(), before);
+  unsetenv("HBMCOMM_NODE_ID");
+  EXPECT_EQ(node_key(), before);
+}
+
+TEST(Standing, GoesThroughTheStore) {
+  const Standing sent{"a node", "new", "", 3, 4};
+  const Standing found = decode(encode(sent));
+  EXPECT_EQ(found.node, "a node");
+  EXPECT_EQ(found.new_world, "new");
+  EXPECT_EQ(found.world_id, "");
+  EXPECT_EQ(found.world_rank, 3);
+  EXPECT_EQ(found.world_size, 4);
+}
+
+TEST(Standing, NodesAreNumberedByFirstAppearance) {
+  std::vector<Standing> ranks(5, standing());
+  ranks[1].node = ranks[4].node = "z";
+  ranks[3].node = "a";
+  EXPECT_EQ(nodes_of(ranks), (std::vector<int>{0, 1, 0, 2, 1}));
+}
+
+TEST(Standing, RanksShareAWorldOrHaveNone) {
+  EXPECT_FALSE(share_a_world({standing(), standing()}, "group g"));
+  EXPECT_TRUE(share_a_world({standing(2, 3, "a"), standing(0, 3, "a")}, "group g"));
+}
+
+TEST(Standing, OtherRanksAreRefused) {
+  const std::vector<std::vector<Standing>> groups = {
+      {standing(0, 2, "a"), standing()},           // one rank initialised MPI, one did not
+      {standing(0, 1, "a"), standing(0, 1, "b")},  // two worlds
+      {standing(0, 2, "a"), standing(1, 3, "a")},  // two sizes
+      {standing(0, 1, ""), standing(0, 1, "")},    // the same rank twice: each has its own world
+  };
+  for (const auto& ranks : groups) {
+    expect_error(ErrorKind::kUnavailable, {"group g", "do not share an MPI world", "rank 1: "},
+                 [&] { share_a_world(ranks, "group g"); });
+  }
+}
+
+}  // namespace
+}  // namespace hbm::mpi

@@ -1,0 +1,314 @@
+// Who shares a node. Ranks are processes, in namespaces of their own where a test says so.
+#include "node/neighbours.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "expect_error.h"
+#include "fake_store.h"
+#include "file_store.h"
+#include "forked_ranks.h"
+#include "node/neighbour_cache.h"
+#include "node/neighbour_partition.h"
+
+namespace hbm::node {
+namespace {
+
+using memory::Segment;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kPatience{60'000};
+constexpr size_t kSegmentBytes = size_t{64} << 20;
+
+KeyValue::Deadline in(milliseconds time) { return std::chrono::steady_clock::now() + time; }
+
+// A rank with a segment of its own.
+struct Explorer {
+  explicit Explorer(std::shared_ptr<KeyValue> used, int rank_in_group, int group_size)
+      : store(std::move(used)), rank(rank_in_group), size(group_size) {}
+  explicit Explorer(const ForkedRank& forked)
+      : Explorer(std::make_shared<FileStore>(forked.directory), forked.rank, forked.size) {}
+
+  // Meets the others, and explores. `hold` is called before.
+  Neighbourhood explore(const std::function<void()>& hold = [] {}) {
+    Door door;
+    const auto meeting = bootstrap::meet(store, rank, size, "group g", in(patience), [&] {
+      bootstrap::Member self = bootstrap::introduce("1.0", 4096);
+      self.segment = segment_name;
+      self.door = door.name();
+      return self;
+    });
+    party = meeting.party;
+    hold();
+    return node::explore(meeting, door, own);
+  }
+
+  // Each rank writes to its segment and to those of its neighbours, and all see it.
+  void expect_shared(const Neighbourhood& found) {
+    auto* const cells = static_cast<long*>(segment->allocate(static_cast<size_t>(size) * 8));
+    cells[rank] = 1000 + rank;
+    const auto offsets = told("offset", std::to_string(segment->offset_of(cells)));
+    const auto cells_of = [&](size_t r) {
+      return reinterpret_cast<long*>(found.at[r]->memory->base() + std::stoul(offsets[r]));
+    };
+    for (size_t r = 0; r < found.at.size(); ++r) {
+      if (!found.at[r]) continue;
+      EXPECT_EQ(cells_of(r)[r], 1000 + static_cast<long>(r));
+      EXPECT_FALSE(dead(*found.at[r]));
+      cells_of(r)[rank] = 2000 + rank;
+    }
+    told("written", "");
+    for (size_t r = 0; r < found.at.size(); ++r) {
+      if (found.at[r]) {
+        EXPECT_EQ(cells[r], 2000 + static_cast<long>(r));
+      }
+    }
+    segment->free(cells);
+  }
+
+  std::vector<std::string> told(const std::string& step, const std::string& text) {
+    return gather(party, step, bootstrap::everyone(size), [&] { return text; });
+  }
+
+  std::shared_ptr<KeyValue> store;
+  int rank;
+  int size;
+  milliseconds patience = kPatience;
+  std::string segment_name = "ddr";
+  std::shared_ptr<Segment> segment = Segment::create(memory::Policy::kDdr, kSegmentBytes);
+  std::function<std::shared_ptr<Segment>()> own = [this] { return segment; };
+  bootstrap::Party party;
+};
+
+void expect_nodes(const Neighbourhood& found, int rank, const std::vector<int>& node_of) {
+  EXPECT_EQ(found.node_of, node_of);
+  ASSERT_EQ(found.at.size(), node_of.size());
+  const auto self = static_cast<size_t>(rank);
+  for (size_t r = 0; r < node_of.size(); ++r) {
+    EXPECT_EQ(found.at[r] != nullptr, r != self && node_of[r] == node_of[self]) << "rank " << r;
+  }
+}
+
+class Explore : public testing::TestWithParam<int> {};
+
+TEST_P(Explore, RanksOfOneMachineAreOneNode) {
+  run_forked_ranks(GetParam(), [](const ForkedRank& forked) {
+    Explorer rank(forked);
+    const Neighbourhood found = rank.explore();
+    expect_nodes(found, rank.rank, std::vector<int>(static_cast<size_t>(rank.size), 0));
+    EXPECT_EQ(found.nodes(), 1);
+    rank.expect_shared(found);
+  });
+}
+
+TEST_P(Explore, HbmcommNodeIdForcesRanksApart) {
+  run_forked_ranks(GetParam(), [](const ForkedRank& forked) {
+    setenv("HBMCOMM_NODE_ID", std::to_string(forked.rank % 3).c_str(), 1);
+    Explorer rank(forked);
+    std::vector<int> node_of;
+    for (int r = 0; r < rank.size; ++r) node_of.push_back(r % 3);
+    const Neighbourhood found = rank.explore();
+    expect_nodes(found, rank.rank, node_of);
+    rank.expect_shared(found);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Explore, testing::Values(1, 2, 4, 8));
+
+TEST(Explore, RanksMayBeThreads) {
+  const auto store = std::make_shared<FakeStore>();
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 4; ++r) {
+    threads.emplace_back([&store, r] {
+      Explorer rank(store, r, 4);
+      rank.segment_name = std::to_string(r);
+      const Neighbourhood found = rank.explore();
+      expect_nodes(found, r, {0, 0, 0, 0});
+      rank.told("done", "");
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(Explore, NamesARankThatNeverComes) {
+  run_forked_ranks(3, [](const ForkedRank& forked) {
+    Explorer rank(forked);
+    rank.patience = milliseconds(1000);
+    if (rank.rank != 1) {
+      expect_error(ErrorKind::kTimeout, {"group g met 2 of 3", "missing ranks: 1"},
+                   [&] { rank.explore(); });
+    } else {
+      EXPECT_THROW(rank.explore([] { throw std::exception(); }), std::exception);
+    }
+  });
+}
+
+// Its process is killed when it has told the others of one step.
+class DeadlyStore final : public KeyValue {
+ public:
+  DeadlyStore(std::shared_ptr<KeyValue> store, std::string step)
+      : store_(std::move(store)), step_("/" + std::move(step) + "/") {}
+
+  void set(const std::string& key, const std::string& value) override {
+    store_->set(key, value);
+    if (key.find(step_) != std::string::npos) raise(SIGKILL);
+  }
+  std::optional<std::string> get(const std::string& key) override { return store_->get(key); }
+  bool wait(const std::vector<std::string>& keys, Deadline deadline) override {
+    return store_->wait(keys, deadline);
+  }
+  long add(const std::string& key, long amount) override { return store_->add(key, amount); }
+
+ private:
+  const std::shared_ptr<KeyValue> store_;
+  const std::string step_;
+};
+
+TEST(Explore, NamesARankThatIsKilledMeanwhile) {
+  const auto kill_after = [](const std::string& step) {
+    run_forked_ranks(4,
+                     [&](const ForkedRank& forked) {
+                       Explorer rank(forked);
+                       if (rank.rank == 1)
+                         rank.store = std::make_shared<DeadlyStore>(rank.store, step);
+                       rank.patience = milliseconds(1500);
+                       try {
+                         rank.explore();
+                         ADD_FAILURE() << "rank " << rank.rank << " noticed nothing";
+                       } catch (const Error& error) {
+                         const std::string text = error.what();
+                         EXPECT_TRUE(text.find("missing ranks: 1.") != std::string::npos ||
+                                     text.find("rank 1 of group g ended") != std::string::npos)
+                             << text;
+                       }
+                     },
+                     {1});
+  };
+  kill_after("meeting");
+  kill_after("calls1");
+}
+
+TEST(Explore, AFailureOfOneRankReachesAll) {
+  run_forked_ranks(4, [](const ForkedRank& forked) {
+    setenv("HBMCOMM_NODE_ID", forked.rank < 3 ? "a" : "b", 1);
+    Explorer rank(forked);
+    if (rank.rank == 1) {
+      rank.own = []() -> std::shared_ptr<Segment> {
+        throw Error(ErrorKind::kExhausted, "no room");
+      };
+      expect_error(ErrorKind::kExhausted, {"no room"}, [&] { rank.explore(); });
+      return;
+    }
+    expect_error(ErrorKind::kUnavailable, {"rank 1 of group g cannot take part: no room"},
+                 [&] { rank.explore(); });
+  });
+}
+
+TEST(Explore, ADeadNeighbourIsSeen) {
+  run_forked_ranks(2,
+                   [](const ForkedRank& forked) {
+                     Explorer rank(forked);
+                     const Neighbourhood found = rank.explore();
+                     rank.expect_shared(found);
+                     if (rank.rank == 1) raise(SIGKILL);
+                     const auto deadline = in(milliseconds(5000));
+                     while (!dead(*found.at[1]) && std::chrono::steady_clock::now() < deadline) {
+                       std::this_thread::sleep_for(milliseconds(1));
+                     }
+                     EXPECT_TRUE(dead(*found.at[1]));
+                   },
+                   {1});
+}
+
+TEST(Explore, AFurtherGroupNeedsNoSockets) {
+  run_forked_ranks(4, [](const ForkedRank& forked) {
+    Explorer rank(forked);
+    const Neighbourhood first = rank.explore();
+    rank.own = []() -> std::shared_ptr<Segment> {
+      throw Error(ErrorKind::kInvalid, "nobody should ask for it again");
+    };
+    const Neighbourhood again = rank.explore();
+    EXPECT_EQ(again.at, first.at);
+    EXPECT_EQ(again.node_of, first.node_of);
+  });
+}
+
+TEST(Explore, OneThatHasForgottenMeetsOneThatKnows) {
+  run_forked_ranks(4, [](const ForkedRank& forked) {
+    Explorer rank(forked);
+    Neighbourhood first = rank.explore();
+    if (rank.rank == 1 || rank.rank == 2) first = {};
+    const Neighbourhood again = rank.explore();
+    expect_nodes(again, rank.rank, {0, 0, 0, 0});
+    if (rank.rank == 0) {
+      EXPECT_EQ(again.at[3], first.at[3]);
+      EXPECT_NE(again.at[1], first.at[1]);
+    }
+    rank.expect_shared(again);
+  });
+}
+
+TEST(Explore, AForkedChildKnowsNobody) {
+  run_forked_ranks(2, [](const ForkedRank& forked) {
+    Explorer rank(forked);
+    const Neighbourhood found = rank.explore();
+    const auto neighbour = found.at[static_cast<size_t>(1 - rank.rank)];
+    remember_neighbour("key", neighbour);
+    EXPECT_EQ(known_neighbour("key"), neighbour);
+    EXPECT_EQ(run_forked([] { EXPECT_EQ(known_neighbour("key"), nullptr); }), 0);
+    rank.told("done", "");
+  });
+}
+
+TEST(Explore, FewDescriptorsInFlightAreEnough) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to become a user with limits";
+  run_forked_ranks(8, [](const ForkedRank& forked) {
+    Explorer rank(forked);
+    std::filesystem::permissions(forked.directory, std::filesystem::perms::all);
+    const rlimit few{40, 40};  // of this process, and of the user's descriptors in flight
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+    ASSERT_EQ(setuid(65534), 0);
+    const Neighbourhood found = rank.explore();
+    expect_nodes(found, rank.rank, std::vector<int>(8, 0));
+  });
+}
+
+TEST(Door, TakesInNoStrangers) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to become somebody else";
+  Door door;
+  bootstrap::Member self = bootstrap::introduce("1.0", 4096);
+  self.door = door.name();
+  ASSERT_TRUE(Door::call(self, self));
+  EXPECT_EQ(door.callers().size(), 1u);
+  EXPECT_EQ(run_forked([&] {
+              ASSERT_EQ(setuid(65534), 0);
+              EXPECT_TRUE(Door::call(self, self)) << "root is trusted";
+            }),
+            0);
+  EXPECT_TRUE(door.callers().empty());
+}
+
+TEST(Partition, NodesAreThoseThatHaveAllMappedOneAnother) {
+  EXPECT_EQ(partition({"0"}), (std::vector<int>{0}));
+  EXPECT_EQ(partition({"01", "10"}), (std::vector<int>{0, 0}));
+  EXPECT_EQ(partition({"01", "00"}), (std::vector<int>{0, 1})) << "one way only";
+  EXPECT_EQ(partition({"0010", "0001", "1000", "0100"}), (std::vector<int>{0, 1, 0, 1}));
+  EXPECT_EQ(partition({"011", "100", "100"}), (std::vector<int>{0, 0, 1})) << "not transitive";
+}
+
+}  // namespace
+}  // namespace hbm::node

@@ -1,0 +1,470 @@
+// Segments and mappings of them.
+#include "memory/segment.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "expect_error.h"
+#include "memory/capacity.h"
+#include "memory/mapping.h"
+#include "memory/placement.h"
+#include "memory/process.h"
+#include "memory_fixture.h"
+
+namespace hbm::memory {
+namespace {
+
+constexpr size_t kGiB = 1024 * kMiB;
+
+// Sanitizers take their shadow memory from the same address space.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSpaceIsOurs = false;
+#else
+constexpr bool kSpaceIsOurs = true;
+#endif
+
+uint64_t held_bytes(const Segment& segment) {
+  struct stat file{};
+  EXPECT_EQ(fstat(segment.fd(), &file), 0);
+  return static_cast<uint64_t>(file.st_blocks) * 512;
+}
+
+bool is_filled(const void* block, char value, size_t bytes) {
+  const char* const begin = static_cast<const char*>(block);
+  return bytes == 0 || (*begin == value && std::memcmp(begin, begin + 1, bytes - 1) == 0);
+}
+
+void set_limit(int resource, uint64_t bytes) {
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(resource, &limit), 0);
+  limit.rlim_cur = bytes;
+  ASSERT_EQ(setrlimit(resource, &limit), 0);
+}
+
+TEST(Segment, EveryPolicyAllocatesWithHbm) {
+  with_hbm([] {
+    for (Policy policy : kAllPolicies) {
+      const auto segment = Segment::create(policy, kGiB);
+      void* block = segment->allocate(3 * kMiB);
+      std::memset(block, 1, 3 * kMiB);
+      EXPECT_EQ(where(block, 3 * kMiB), (std::map<int, uint64_t>{{0, 3 * kMiB}}));
+      const SegmentStats stats = segment->stats();
+      EXPECT_EQ(stats.in_use_bytes, 3 * kMiB);
+      EXPECT_EQ(stats.hbm_bytes, policy == Policy::kDdr ? 0 : 3 * kMiB) << policy_name(policy);
+      EXPECT_EQ(stats.ddr_bytes, policy == Policy::kDdr ? 3 * kMiB : 0) << policy_name(policy);
+      EXPECT_EQ(stats.allocations, 1u);
+      EXPECT_EQ(stats.spills, 0u);
+      EXPECT_EQ(stats.size_bytes, kGiB);
+      EXPECT_GE(stats.page_bytes, kPage);
+      segment->free(block);
+      EXPECT_EQ(segment->stats().in_use_bytes, 0u);
+      EXPECT_EQ(segment->stats().peak_bytes, 3 * kMiB);
+    }
+  });
+}
+
+TEST(Segment, ThePolicyGoesWithTheFile) {
+  with_hbm([] {
+    for (Policy policy : {Policy::kPreferred, Policy::kBind, Policy::kInterleave}) {
+      const auto segment = Segment::create(policy, kGiB);
+      EXPECT_EQ(block_nodes(Mapping::map(segment->fd())->base()), std::vector<int>{0});
+    }
+    EXPECT_TRUE(block_nodes(Segment::create(Policy::kDdr, kGiB)->base()).empty());
+  });
+}
+
+TEST(Segment, OnlyTheStrictPoliciesNeedHbm) {
+  without_hbm([] {
+    for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
+      expect_error(ErrorKind::kUnavailable, {"memkind finds none"},
+                   [&] { Segment::create(policy, kGiB); });
+    }
+    const auto segment = Segment::create(Policy::kPreferred, kGiB);
+    segment->allocate(kMiB);
+    EXPECT_EQ(segment->stats().ddr_bytes, kMiB);
+    EXPECT_EQ(segment->stats().spills, 0u);
+  });
+}
+
+TEST(Segment, AlignsToCacheLinesAndPages) {
+  with_hbm([] {
+    for (Policy policy : kAllPolicies) {
+      const auto segment = Segment::create(policy, kGiB);
+      std::vector<std::pair<void*, size_t>> blocks;
+      for (size_t bytes : {size_t{0}, size_t{0}, size_t{1}, size_t{65}, kPage - 1, kPage, kPage + 1,
+                           kMiB - 1, kMiB + 1}) {
+        void* block = segment->allocate(bytes);
+        EXPECT_EQ(reinterpret_cast<uintptr_t>(block) % (bytes < kPage ? 64 : kPage), 0u) << bytes;
+        EXPECT_TRUE(segment->contains(block, std::max<size_t>(bytes, 1)));
+        std::memset(block, static_cast<int>(blocks.size()), bytes);
+        blocks.emplace_back(block, bytes);
+      }
+      for (size_t i = 0; i < blocks.size(); ++i) {
+        EXPECT_TRUE(is_filled(blocks[i].first, static_cast<char>(i), blocks[i].second));
+        segment->free(blocks[i].first);
+      }
+      EXPECT_NE(blocks[0].first, blocks[1].first);
+      EXPECT_EQ(segment->stats().in_use_bytes, 0u);
+      segment->free(nullptr);
+    }
+  });
+}
+
+TEST(Segment, KnowsItsAddresses) {
+  without_hbm([] {
+    const auto segment = Segment::create(Policy::kDdr, kGiB + 1);
+    EXPECT_EQ(segment->size(), kGiB + kPage);
+    std::byte* const begin = segment->base();
+    const size_t size = segment->size();
+    EXPECT_TRUE(segment->contains(begin, size));
+    EXPECT_TRUE(segment->contains(begin + size - 1, 1));
+    EXPECT_FALSE(segment->contains(begin + size - 1, 2));
+    EXPECT_FALSE(segment->contains(begin + 1, size));
+    EXPECT_FALSE(segment->contains(begin + 1, ~size_t{0}));
+    EXPECT_FALSE(segment->contains(begin + size, 0));
+    EXPECT_FALSE(segment->contains(begin - 1, 1));
+    EXPECT_FALSE(segment->contains(nullptr, 1));
+    const int local = 0;
+    EXPECT_FALSE(segment->contains(&local, sizeof(local)));
+    EXPECT_EQ(segment->offset_of(begin + 5), 5u);
+  });
+}
+
+TEST(Segment, MoreThanThereIsIsAnErrorAndNoKill) {
+  with_hbm([] {
+    for (Policy policy : kAllPolicies) {
+      const auto segment = Segment::create(policy, 4 * machine_total());
+      for (size_t bytes : {segment->size() + 1, ~size_t{0}}) {
+        expect_error(ErrorKind::kExhausted, {"cannot allocate", "has no gap of that size"},
+                     [&] { segment->allocate(bytes); });
+      }
+      const bool strict = policy == Policy::kBind || policy == Policy::kInterleave;
+      expect_error(ErrorKind::kExhausted, {strict ? "HBM node 0 can give" : "the machine can give"},
+                   [&] { segment->allocate(strict ? too_much() : machine_total()); });
+      EXPECT_EQ(segment->stats().in_use_bytes, 0u);
+      EXPECT_EQ(held_bytes(*segment), 0u);
+      segment->free(segment->allocate(kMiB));
+    }
+  });
+}
+
+TEST(Segment, PreferredCountsWhatFitsAsHbm) {
+  with_hbm([] {
+    const auto segment = Segment::create(Policy::kPreferred, 4 * machine_total());
+    const size_t bytes = too_much();
+    void* block = segment->allocate(bytes);  // never touched
+    const SegmentStats stats = segment->stats();
+    EXPECT_EQ(stats.spills, 1u);
+    EXPECT_GT(stats.ddr_bytes, 0u);
+    EXPECT_GT(stats.hbm_bytes, 0u);
+    EXPECT_EQ(stats.hbm_bytes + stats.ddr_bytes, bytes);
+    EXPECT_EQ(held_bytes(*segment), 0u);
+    segment->free(block);
+    EXPECT_EQ(segment->stats().in_use_bytes, 0u);
+  });
+}
+
+TEST(Segment, StrictPoliciesPutPagesInPlaceAtOnce) {
+  with_hbm([] {
+    for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
+      const auto segment = Segment::create(policy, kGiB);
+      const size_t bytes = 40 * kMiB + 5;  // more than one slice
+      void* block = segment->allocate(bytes);
+      EXPECT_EQ(where(block, bytes), (std::map<int, uint64_t>{{0, bytes}}));
+      segment->free(block);
+    }
+  });
+}
+
+TEST(Segment, GivesThePagesOfLargeBlocksBack) {
+  with_hbm([] {
+    for (Policy policy : kAllPolicies) {
+      const auto segment = Segment::create(policy, kGiB);
+      const size_t bytes = Segment::kGivenBackBytes + 5;
+      std::vector<void*> blocks;
+      for (int i = 0; i < 9; ++i) {
+        blocks.push_back(segment->allocate(bytes));
+        std::memset(blocks.back(), i, bytes);
+      }
+      EXPECT_GE(held_bytes(*segment), 9 * bytes);
+      for (size_t i = 0; i < 9; i += 2) segment->free(blocks[i]);
+      EXPECT_LE(held_bytes(*segment), 4 * (bytes + kPage));
+      for (size_t i = 1; i < 9; i += 2) {
+        EXPECT_TRUE(is_filled(blocks[i], static_cast<char>(i), bytes)) << "next to a freed block";
+        segment->free(blocks[i]);
+      }
+      EXPECT_EQ(held_bytes(*segment), 0u);
+    }
+  });
+}
+
+TEST(Segment, MemoryStaysFlatAndSpaceIsReused) {
+  without_hbm([] {
+    const auto segment = Segment::create(Policy::kDdr, 64 * kMiB);
+    std::optional<size_t> fit;
+    for (int round = 0; round < 10; ++round) {
+      std::vector<void*> blocks;
+      try {
+        while (true) {
+          blocks.push_back(segment->allocate(2 * kMiB));
+          std::memset(blocks.back(), round, 2 * kMiB);
+        }
+      } catch (const Error& error) {
+        ASSERT_EQ(error.kind(), ErrorKind::kExhausted) << error.what();
+      }
+      if (!fit) fit = blocks.size();
+      EXPECT_GE(blocks.size(), 16u);
+      EXPECT_EQ(blocks.size(), *fit) << "round " << round;
+      for (void* block : blocks) segment->free(block);
+      EXPECT_EQ(held_bytes(*segment), 0u);
+    }
+  });
+}
+
+// Blocks move between threads, and what a thread writes to one must still be there later.
+TEST(Segment, ThreadsShareASegment) {
+  struct Filled {
+    void* block;
+    size_t bytes;
+    char value;
+  };
+  with_hbm([] {
+    for (Policy policy : kAllPolicies) {
+      const auto segment = Segment::create(policy, 4 * kGiB);
+      std::mutex mutex;
+      std::vector<Filled> live;
+      const auto release = [&](const Filled& filled) {
+        EXPECT_TRUE(is_filled(filled.block, filled.value, filled.bytes));
+        segment->free(filled.block);
+      };
+      std::vector<std::thread> threads;
+      for (unsigned id = 0; id < 4; ++id) {
+        threads.emplace_back([&, id] {
+          std::mt19937_64 random(id);
+          for (int i = 0; i < 250; ++i) {
+            const size_t bytes = random() % (size_t{1} << (random() % 23));
+            const char value = static_cast<char>(random());
+            Filled filled{segment->allocate(bytes), bytes, value};
+            std::memset(filled.block, value, bytes);
+            {
+              const std::lock_guard lock(mutex);
+              live.push_back(filled);
+              if (live.size() < 40) continue;
+              std::swap(live[random() % live.size()], live.back());
+              filled = live.back();
+              live.pop_back();
+            }
+            release(filled);
+          }
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+      for (const Filled& filled : live) release(filled);
+      EXPECT_EQ(segment->stats().in_use_bytes, 0u);
+      EXPECT_EQ(segment->stats().allocations, 1000u);
+    }
+  });
+}
+
+TEST(Segment, AForkedChildReadsButNeitherAllocatesNorFrees) {
+  with_hbm([] {
+    const auto segment = Segment::create(Policy::kPreferred, kGiB);
+    char* block = static_cast<char*>(segment->allocate(2 * kMiB));
+    std::memset(block, 7, 2 * kMiB);
+    in_child([&] {
+      EXPECT_TRUE(is_filled(block, 7, 2 * kMiB));
+      expect_error(ErrorKind::kUnavailable, {"a forked child cannot"},
+                   [&] { segment->allocate(1); });
+      segment->free(block);
+      EXPECT_EQ(segment->stats().in_use_bytes, 0u);
+      EXPECT_EQ(segment->stats().size_bytes, kGiB);
+      block[0] = 8;
+      const auto own = Segment::create(Policy::kPreferred, kGiB);
+      own->free(own->allocate(kMiB));
+    });
+    EXPECT_EQ(segment->stats().in_use_bytes, 2 * kMiB);
+    EXPECT_EQ(block[0], 8) << "inherited blocks are shared";
+    EXPECT_TRUE(is_filled(block + 1, 7, 2 * kMiB - 1));
+    segment->free(block);
+  });
+}
+
+TEST(Segment, AForkedChildMayDestroyIt) {
+  with_hbm([] {
+    auto segment = Segment::create(Policy::kPreferred, kGiB);
+    void* block = segment->allocate(2 * kMiB);
+    std::memset(block, 7, 2 * kMiB);
+    in_child([&] { segment.reset(); });
+    EXPECT_TRUE(is_filled(block, 7, 2 * kMiB));
+    segment->free(segment->allocate(kMiB));
+  });
+}
+
+// memkind's records are each process' own, so forks at any moment leave the parent's heap sound.
+TEST(Segment, ForksWhileThreadsAllocate) {
+  without_hbm([] {
+    const auto segment = Segment::create(Policy::kDdr, kGiB);
+    std::atomic<bool> stop = false;
+    std::vector<std::thread> threads;
+    for (int id = 1; id <= 2; ++id) {
+      threads.emplace_back([&, id] {
+        std::mt19937_64 random(static_cast<unsigned>(id));
+        while (!stop) {
+          const size_t bytes = random() % (256 * kKiB) + 1;
+          void* block = segment->allocate(bytes);
+          std::memset(block, id, bytes);
+          EXPECT_TRUE(is_filled(block, static_cast<char>(id), bytes));
+          segment->free(block);
+        }
+      });
+    }
+    for (int i = 0; i < 20; ++i) {
+      in_child([&] {
+        EXPECT_THROW(segment->allocate(1), Error);
+        EXPECT_EQ(segment->stats().in_use_bytes, 0u);
+      });
+    }
+    stop = true;
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(segment->stats().in_use_bytes, 0u);
+  });
+}
+
+TEST(Segment, LimitsAreNamedAndTheDefaultFitsThem) {
+  if (!kSpaceIsOurs) GTEST_SKIP() << "a sanitizer needs the address space";
+  without_hbm([] {
+    EXPECT_GE(Segment::create(Policy::kDdr, 0)->size(), machine_total());
+    set_limit(RLIMIT_AS, 16 * kGiB);
+    EXPECT_EQ(Segment::create(Policy::kDdr, 0)->size(), 2 * kGiB);
+    expect_error(ErrorKind::kExhausted, {"RLIMIT_AS is 17179869184", "ulimit -v"},
+                 [] { Segment::create(Policy::kDdr, 20 * kGiB); });
+    set_limit(RLIMIT_FSIZE, kGiB);
+    EXPECT_EQ(Segment::create(Policy::kDdr, 0)->size(), kGiB);
+    expect_error(ErrorKind::kExhausted, {"RLIMIT_FSIZE is 1073741824", "ulimit -f"},
+                 [] { Segment::create(Policy::kDdr, 2 * kGiB); });
+    set_limit(RLIMIT_FSIZE, kMiB);
+    expect_error(ErrorKind::kExhausted, {"RLIMIT_FSIZE is 1048576"},
+                 [] { Segment::create(Policy::kDdr, 0); });
+  });
+}
+
+TEST(Segment, LittleAddressSpaceMakesTheDefaultSmaller) {
+  if (!kSpaceIsOurs) GTEST_SKIP() << "a sanitizer needs the address space";
+  without_hbm([] {
+    const auto large = Segment::create(Policy::kDdr, 12 * kGiB);
+    set_limit(RLIMIT_AS, 14 * kGiB);
+    EXPECT_LT(Segment::create(Policy::kDdr, 0)->size(), 2 * kGiB);
+  });
+}
+
+TEST(Segment, ASizePastAllFilesIsAnError) {
+  without_hbm([] {
+    expect_error(ErrorKind::kExhausted, {"cannot make a segment of 18446744073709551615 bytes"},
+                 [] { Segment::create(Policy::kDdr, ~uint64_t{0}); });
+  });
+}
+
+TEST(Segment, ItsSizeIsFixed) {
+  without_hbm([] {
+    const auto segment = Segment::create(Policy::kDdr, kGiB);
+    EXPECT_EQ(ftruncate(segment->fd(), 0), -1);
+    EXPECT_EQ(errno, EPERM);
+    EXPECT_NE(fcntl(segment->fd(), F_GETFD) & FD_CLOEXEC, 0);
+  });
+}
+
+TEST(Segment, AProcessHasOneAPolicy) {
+  with_hbm([] {
+    EXPECT_TRUE(process_segment_stats().empty());
+    const auto segment = process_segment(Policy::kPreferred);
+    EXPECT_EQ(process_segment(Policy::kPreferred), segment);
+    EXPECT_NE(process_segment(Policy::kDdr), segment);
+    void* block = segment->allocate(kMiB);
+    EXPECT_EQ(process_segment_stats().at(Policy::kPreferred).in_use_bytes, kMiB);
+    EXPECT_EQ(process_segment_stats().size(), 2u);
+    in_child([] {
+      expect_error(ErrorKind::kUnavailable, {"a forked child cannot"},
+                   [] { process_segment(Policy::kPreferred); });
+      EXPECT_TRUE(process_segment_stats().empty());
+    });
+    segment->free(block);
+  });
+}
+
+TEST(Mapping, ProcessesSeeEachOthersWrites) {
+  with_hbm([] {
+    for (Policy policy : kAllPolicies) {
+      const auto segment = Segment::create(policy, kGiB);
+      char* block = static_cast<char*>(segment->allocate(2 * kMiB));
+      std::memset(block, 1, kMiB);
+      const uint64_t offset = segment->offset_of(block);
+      const int fd = dup(segment->fd());
+      in_child([&] {
+        const auto peer = Mapping::map(fd);
+        close(fd);
+        EXPECT_EQ(peer->size(), segment->size());
+        std::byte* const there = peer->base() + offset;
+        EXPECT_NE(static_cast<void*>(there), block);
+        EXPECT_TRUE(is_filled(there, 1, kMiB));
+        std::memset(there + kMiB, 2, kMiB);
+      });
+      close(fd);
+      EXPECT_TRUE(is_filled(block + kMiB, 2, kMiB));
+      EXPECT_EQ(bytes_anywhere(block, 2 * kMiB), 2 * kMiB);
+      segment->free(block);
+      EXPECT_EQ(held_bytes(*segment), 0u) << "also what a peer touched";
+    }
+  });
+}
+
+TEST(Mapping, OutlivesTheSegmentButNotAFork) {
+  without_hbm([] {
+    auto segment = Segment::create(Policy::kDdr, kGiB);
+    char* block = static_cast<char*>(segment->allocate(kMiB));
+    std::memset(block, 3, kMiB);
+    const uint64_t offset = segment->offset_of(block);
+    auto peer = Mapping::map(segment->fd());
+    segment.reset();
+    EXPECT_TRUE(is_filled(peer->base() + offset, 3, kMiB));
+    in_child([&] {
+      std::byte* const base = peer->base();
+      void* const other = mmap(base, kPage, PROT_READ | PROT_WRITE,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+      ASSERT_EQ(other, base) << "nothing was there";
+      peer.reset();
+      std::memset(other, 1, kPage);
+    });
+  });
+}
+
+TEST(Mapping, NeedsAFileWithBytesInIt) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const int empty = memfd_create("empty", MFD_CLOEXEC);
+  for (int fd : {-1, ends[0], empty}) {
+    expect_error(ErrorKind::kInvalid, {"cannot map descriptor"}, [fd] { Mapping::map(fd); });
+  }
+  for (int fd : {ends[0], ends[1], empty}) close(fd);
+}
+
+}  // namespace
+}  // namespace hbm::memory

@@ -1,0 +1,20 @@
+// What a program tells report.py of the memory it took.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace hbm {
+
+struct Block {
+  const void* address;
+  size_t bytes;
+};
+
+// Prints a line of JSON with our own view of each block, then the kernel's /proc/self/numa_maps, by
+// one write: processes that share an output keep apart. `refusal` says why there are no more
+// blocks.
+void report(const std::string& name, const std::vector<Block>& blocks, const std::string& refusal);
+
+}  // namespace hbm

@@ -1,0 +1,72 @@
+"""Machines with high-bandwidth memory (HBM), in QEMU's words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Topology:
+    """`cpu_nodes` nodes with CPUs and DDR, then as many of HBM alone: node N + cpu_nodes is N's.
+
+    The firmware's tables (HMAT, SLIT) say what memkind and the kernel go by: bandwidth, latency and
+    distance from each node with CPUs to every node.
+    """
+
+    cpu_nodes: int
+    cpus_per_node: int
+    ddr_mib: int  # of each node
+    hbm_mib: int
+
+    def cpus(self, node: int) -> str:
+        first = node * self.cpus_per_node
+        return f"{first}-{first + self.cpus_per_node - 1}"
+
+    def hbm_of(self, node: int) -> int:
+        return node + self.cpu_nodes
+
+    @property
+    def hbm_nodes(self) -> list[int]:
+        return [self.hbm_of(node) for node in range(self.cpu_nodes)]
+
+    def arguments(self) -> list[str]:
+        nodes = range(2 * self.cpu_nodes)
+        total = self.cpu_nodes * (self.ddr_mib + self.hbm_mib)
+        arguments = ["-machine", "q35,hmat=on", "-m", f"{total}M"]
+        arguments += ["-smp", str(self.cpu_nodes * self.cpus_per_node)]
+        for node in nodes:
+            size = self.hbm_mib if self.is_hbm(node) else self.ddr_mib
+            arguments += ["-object", f"memory-backend-ram,id=ram{node},size={size}M"]
+            owner = node % self.cpu_nodes
+            cpus = "" if self.is_hbm(node) else f",cpus={self.cpus(node)}"
+            arguments += ["-numa", f"node,nodeid={node},memdev=ram{node},initiator={owner}{cpus}"]
+        for a in nodes:
+            for b in nodes:
+                if a != b:
+                    arguments += ["-numa", f"dist,src={a},dst={b},val={self.distance(a, b)}"]
+        for initiator in range(self.cpu_nodes):
+            for target in nodes:
+                to = f"hmat-lb,initiator={initiator},target={target},hierarchy=memory"
+                near = target % self.cpu_nodes == initiator
+                bandwidth = (250 if self.is_hbm(target) else 50) // (1 if near else 2)
+                latency = 100 if near else 200
+                arguments += ["-numa", f"{to},data-type=access-latency,latency={latency}"]
+                arguments += ["-numa", f"{to},data-type=access-bandwidth,bandwidth={bandwidth}G"]
+        return arguments
+
+    def is_hbm(self, node: int) -> bool:
+        return node >= self.cpu_nodes
+
+    def distance(self, a: int, b: int) -> int:
+        """A node's own HBM is its nearest HBM, and farther than the DDR of any node."""
+        near = a % self.cpu_nodes == b % self.cpu_nodes
+        if self.is_hbm(a) or self.is_hbm(b):
+            return 31 if near else 41
+        return 21
+
+
+TOPOLOGIES = {
+    "hbm": Topology(cpu_nodes=1, cpus_per_node=2, ddr_mib=768, hbm_mib=192),
+    # Sub-NUMA clustering: one socket whose quarters have an HBM node each.
+    "snc4": Topology(cpu_nodes=4, cpus_per_node=1, ddr_mib=256, hbm_mib=192),
+}

@@ -1,0 +1,136 @@
+"""MPI itself, through mpi4py, on plain memory.
+
+In place wherever MPI has an in-place form of the same job, which is faster; reduce_scatter's would
+overwrite its input, and alltoall's goes through buffers of MPI's own. The ranks have no mpiexec:
+their world is the one that a group over MPI forms.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+from torch_hbmcomm import native
+from torch_hbmcomm.bench.buffers import Buffers
+from torch_hbmcomm.bench.collectives import NATIVE, Cell
+from torch_hbmcomm.bench.contender import Contender, Loop, repeated
+from torch_hbmcomm.bench.torch_backend import OVER_MPI, group_of_all
+
+
+class Mpich(Contender):
+    name = "mpich"
+    about = "MPI itself (mpi4py), in place"
+    dtypes = ("float32", "float64")
+
+    def why_unavailable(self) -> str | None:
+        if importlib.util.find_spec("mpi4py") is None:
+            return "mpi4py is not installed: pip install mpi4py"
+        try:
+            native.load().mpi_info()
+        except (ImportError, RuntimeError) as error:
+            return str(error)
+        return None
+
+    def offers(self, cell: Cell) -> bool:
+        return super().offers(cell) or (cell.collective == NATIVE and cell.dtype in self.dtypes)
+
+    def open(self) -> None:
+        group_of_all("hbm", OVER_MPI)
+        from mpi4py import MPI  # after the world is formed, or it would be one of this rank alone
+
+        self._mpi = MPI
+
+    def prepare(self, cell: Cell, buffers: Buffers) -> Loop:
+        if cell.collective == NATIVE:
+            tensor, allreduce = buffers.whole, native.load().bench_mpi_allreduce
+            return lambda calls: allreduce(tensor, calls)
+        return repeated(_CALLS[cell.collective](self._mpi, self._mpi.COMM_WORLD, buffers))
+
+
+Call = Callable[[], object]
+
+
+def _allreduce(mpi: Any, world: Any, buffers: Buffers) -> Call:
+    array = buffers.whole.numpy()
+    return lambda: world.Allreduce(mpi.IN_PLACE, array)
+
+
+def _broadcast(mpi: Any, world: Any, buffers: Buffers) -> Call:
+    array = buffers.whole.numpy()
+    return lambda: world.Bcast(array, root=0)
+
+
+def _reduce(mpi: Any, world: Any, buffers: Buffers) -> Call:
+    array = buffers.whole.numpy()
+    if world.Get_rank() == 0:
+        return lambda: world.Reduce(mpi.IN_PLACE, array, root=0)
+    return lambda: world.Reduce(array, None, root=0)
+
+
+def _allgather(mpi: Any, world: Any, buffers: Buffers) -> Call:
+    array = buffers.whole.numpy()
+    return lambda: world.Allgather(mpi.IN_PLACE, array)
+
+
+def _gather(mpi: Any, world: Any, buffers: Buffers) -> Call:
+    array = _of_root(world, buffers)
+    if world.Get_rank() == 0:
+        return lambda: world.Gather(mpi.IN_PLACE, array, root=0)
+    return lambda: world.Gather(array, None, root=0)
+
+
+def _scatter(mpi: Any, world: Any, buffers: Buffers) -> Call:
+    array = _of_root(world, buffers)
+    if world.Get_rank() == 0:
+        return lambda: world.Scatter(array, mpi.IN_PLACE, root=0)
+    return lambda: world.Scatter(None, array, root=0)
+
+
+def _reduce_scatter(mpi: Any, world: Any, buffers: Buffers) -> Call:
+    own, scattered = buffers.share.numpy(), buffers.whole.numpy()
+    return lambda: world.Reduce_scatter_block(scattered, own)
+
+
+def _alltoall(mpi: Any, world: Any, buffers: Buffers) -> Call:
+    received, sent = buffers.whole.numpy(), buffers.other.numpy()
+    return lambda: world.Alltoall(sent, received)
+
+
+def _barrier(mpi: Any, world: Any, buffers: Buffers) -> Call:
+    return lambda: world.Barrier()
+
+
+def _sendrecv(mpi: Any, world: Any, buffers: Buffers) -> Call:
+    rank = world.Get_rank()
+    peer = rank ^ 1
+    array = buffers.whole.numpy()
+
+    def first() -> None:
+        world.Send(array, peer)
+        world.Recv(array, peer)
+
+    def second() -> None:
+        world.Recv(array, peer)
+        world.Send(array, peer)
+
+    if peer >= world.Get_size():
+        return lambda: None
+    return first if rank < peer else second
+
+
+def _of_root(world: Any, buffers: Buffers) -> Any:
+    """All shares on the root, one elsewhere."""
+    return (buffers.whole if world.Get_rank() == 0 else buffers.share).numpy()
+
+
+_CALLS: dict[str, Callable[[Any, Any, Buffers], Call]] = {
+    "allreduce": _allreduce,
+    "broadcast": _broadcast,
+    "reduce": _reduce,
+    "allgather": _allgather,
+    "gather": _gather,
+    "scatter": _scatter,
+    "reduce_scatter": _reduce_scatter,
+    "alltoall": _alltoall,
+    "barrier": _barrier,
+    "sendrecv": _sendrecv,
+}
