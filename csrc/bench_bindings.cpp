@@ -12,6 +12,7 @@
 #include "mpi/library.h"
 #include "mpi/world.h"
 #include "pg_hbm.h"
+#include "pg_types.h"
 
 namespace py = pybind11;
 
@@ -53,12 +54,12 @@ void bound(uintptr_t address, size_t bytes, size_t ranks, int calls) {
   }
 }
 
-// The operation as the group offers it to c10d, without Python and PyTorch's dispatcher.
+// The operation below c10d: no dispatcher, no Work, no future.
 void allreduce(ProcessGroupHbm& group, const at::Tensor& tensor, int calls) {
-  std::vector<at::Tensor> tensors = {tensor};
-  c10d::AllreduceOptions options;
-  options.asyncOp = false;
-  for (int call = 0; call < calls; ++call) group.allreduce(tensors, options)->wait();
+  translated([&] {
+    group.repeat_allreduce(tensor.mutable_data_ptr(), static_cast<size_t>(tensor.numel()),
+                           to_dtype(tensor.scalar_type()), calls);
+  });
 }
 
 MPI_Datatype mpi_type(at::ScalarType type) {

@@ -37,6 +37,8 @@ constexpr const char* kLeft = "left/";       // + rank: it destroyed the group i
 
 constexpr milliseconds kPartingPatience{1000};
 
+constexpr milliseconds kStorePatience{1000};  // a store that cannot be reached for so long is gone
+
 constexpr size_t kMostNodeChunk = 128 << 10;  // larger ones leave the processor's cache
 
 memory::BindMode bind_mode() {
@@ -111,9 +113,8 @@ void ProcessGroupHbm::connect(Clock::time_point deadline) {
   const int local_size = static_cast<int>(local.size());
   const auto local_rank = std::find(local.begin(), local.end(), rank_) - local.begin();
   bind_once(static_cast<int>(local_rank), local_size);
-  neighbours_ = door ? node::explore(meeting, *door,
-                                     [this] { return segment_; })
-                     : node::apart(size_);
+  neighbours_ =
+      door ? node::explore(meeting, *door, [this] { return segment_; }) : node::apart(size_);
   crowded_ = local_size > sysconf(_SC_NPROCESSORS_ONLN);
   choose_transport(meeting);
   collectives_ = Queue::create(Queue::Order::kOrdered, crowded_, hooks(&breaks_collectives));
@@ -148,6 +149,7 @@ void ProcessGroupHbm::choose_transport(const bootstrap::Meeting& meeting) {
     connection = mpi::connect(meeting, shared_memory ? neighbours_.node_of : std::vector<int>());
     channel_->communicator = connection.communicator;
   }
+  lifelines_ = cluster::Lifelines(meeting, neighbours_.node_of);
   transport_ = mpi::make_collectives(channel_);
   if (shared_memory) {
     transport_ = cluster::make_collectives(
@@ -179,6 +181,10 @@ Queue::Hooks ProcessGroupHbm::hooks(bool (*concerns_all)(ErrorKind)) {
 void ProcessGroupHbm::watch(const Operation& operation) {
   const std::vector<int> missing = operation.missing();
   if (team_) team_->require_alive(missing, operation, [] { return false; });
+  if (const std::vector<int> dead = lifelines_.dead(missing); !dead.empty()) {
+    throw Error(ErrorKind::kDeath,
+                operation.describe() + ": rank " + list_ranks(dead) + " has died");
+  }
   std::optional<std::string> failure;
   std::vector<int> left;
   try {
@@ -186,10 +192,16 @@ void ProcessGroupHbm::watch(const Operation& operation) {
     for (const int rank : missing) {
       if (store_->get(prefix_ + kLeft + std::to_string(rank))) left.push_back(rank);
     }
+    store_lost_ = Clock::time_point::max();
   } catch (const Error& error) {
-    // The rank that hosts the store may have ended rightly; the timeout still bounds the wait.
-    log::info(std::string("cannot look for other ranks' failures: ") + error.what());
-    return;
+    // Within a node, news of failures does not need the store.
+    if (one_node_) return;
+    store_lost_ = std::min(store_lost_.load(), Clock::now());
+    if (Clock::now() - store_lost_.load() < kStorePatience) return;
+    throw Error(ErrorKind::kNetwork,
+                operation.describe() +
+                    ": the store is gone, and with it the news of other nodes' failures (" +
+                    error.what() + "); " + name_ranks(missing));
   }
   if (failure) throw Error(ErrorKind::kPeer, name_ + " has failed: " + *failure);
   if (!left.empty()) {
@@ -221,10 +233,14 @@ void ProcessGroupHbm::announce(const std::string& failure) {
 
 std::string ProcessGroupHbm::name_ranks(const std::vector<int>& ranks) const {
   if (ranks.empty()) return "every rank had joined";
-  std::string text = "missing ranks: ";
+  return "missing ranks: " + list_ranks(ranks);
+}
+
+std::string ProcessGroupHbm::list_ranks(const std::vector<int>& ranks) const {
+  std::string text;
   for (const int rank : ranks) {
     const bootstrap::Member& member = members_[static_cast<size_t>(rank)];
-    if (text.back() != ' ') text += ", ";
+    if (!text.empty()) text += ", ";
     text +=
         std::to_string(rank) + " (pid " + std::to_string(member.pid) + " on " + member.host + ")";
   }
@@ -335,7 +351,9 @@ c10d::ErrorType ProcessGroupHbm::getError() {
     std::rethrow_exception(error);
   } catch (const Error& ours) {
     if (ours.kind() == ErrorKind::kTimeout) return c10d::ErrorType::TIMEOUT;
-    if (ours.kind() == ErrorKind::kPeer) return c10d::ErrorType::REMOTE_ERROR;
+    if (ours.kind() == ErrorKind::kPeer || ours.kind() == ErrorKind::kDeath) {
+      return c10d::ErrorType::REMOTE_ERROR;
+    }
   } catch (...) {
     return c10d::ErrorType::COMM_ERROR;
   }

@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -21,6 +22,7 @@
 
 #include "base/error.h"
 #include "bootstrap/meeting.h"
+#include "cluster/lifeline.h"
 #include "engine/collectives.h"
 #include "engine/queue.h"
 #include "memory/segment.h"
@@ -117,6 +119,10 @@ class ProcessGroupHbm final : public c10d::Backend {
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
   std::unordered_map<std::string, uint64_t> getMemoryStats() override;
 
+  // For measurements: `calls` synchronous SUM allreduces of `count` elements, without a Work.
+  // REQUIRES: the whole group is on this node, and nothing else is issued meanwhile.
+  void repeat_allreduce(void* data, size_t count, Dtype dtype, int calls);
+
  private:
   // What the operations of every family tell run().
   struct Call {
@@ -143,6 +149,9 @@ class ProcessGroupHbm final : public c10d::Backend {
                                         c10::intrusive_ptr<WorkHbm> work, Views views,
                                         std::unique_ptr<Operation> operation, uint64_t sequence,
                                         std::unique_lock<std::mutex> issue);
+  // Runs an allreduce in the caller if the group is idle; returns its sequence number, or nothing.
+  std::optional<uint64_t> reduce_inline(void* data, size_t count, Dtype dtype, ReduceOp op,
+                                        std::chrono::milliseconds timeout);
   void record(const Call& call, uint64_t sequence) const;
   bool coalescing();
   c10::intrusive_ptr<c10d::Work> all_of(c10d::OpType type,
@@ -170,6 +179,7 @@ class ProcessGroupHbm final : public c10d::Backend {
   void publish(const std::exception_ptr& error, bool (*concerns_all)(ErrorKind));
   void announce(const std::string& failure);
   std::string name_ranks(const std::vector<int>& ranks) const;
+  std::string list_ranks(const std::vector<int>& ranks) const;
 
   const c10::intrusive_ptr<GroupOptions> options_;
   const std::string name_;
@@ -181,12 +191,15 @@ class ProcessGroupHbm final : public c10d::Backend {
   std::shared_ptr<mpi::Channel> channel_;
   std::shared_ptr<node::Team> team_;  // the ranks on this node; null with HBMCOMM_NODE=mpi
   bool one_node_ = false;             // the team is the whole group
+  cluster::Lifelines lifelines_;      // to other nodes
   std::shared_ptr<Collectives> transport_;
   std::shared_ptr<memory::Segment> segment_;  // of tensors, and of what the node shares
   std::shared_ptr<Queue> collectives_;
   std::shared_ptr<Queue> transfers_;
   bool crowded_ = false;
   std::atomic<bool> shut_down_{false};
+  // Since when the store cannot be reached; max: it can.
+  std::atomic<Clock::time_point> store_lost_{Clock::time_point::max()};
 
   std::mutex issue_mutex_;
   uint64_t sequence_ = 0;  // guarded by issue_mutex_

@@ -10,6 +10,7 @@
 namespace hbm {
 
 using c10d::OpType;
+using std::chrono::milliseconds;
 using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
 
 Source ProcessGroupHbm::reduction_input(Views& views, const at::Tensor& tensor,
@@ -48,19 +49,39 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_at_once(
   if (tensor.nbytes() >= node::kDirectBytes || !Views::usable(tensor) || at::hasCallbacks()) {
     return nullptr;
   }
-  std::unique_lock issue(issue_mutex_);
-  if (coalescing() || !collectives_->try_claim("all_reduce")) return nullptr;
-  const uint64_t sequence = ++sequence_;
-  issue.unlock();
-  void* const data = tensor.mutable_data_ptr();
-  const auto count = static_cast<size_t>(tensor.numel());
-  node::Reduction operation(team_, Signature{OpCode::kAllreduce, dtype, op, -1, sequence},
-                            {data, data, count, -1, team_->size()});
-  collectives_->run_claimed(operation, timeout_or_default(opts.timeout));
+  if (coalescing()) return nullptr;
+  const auto sequence =
+      reduce_inline(tensor.mutable_data_ptr(), static_cast<size_t>(tensor.numel()), dtype, op,
+                    timeout_or_default(opts.timeout));
+  if (!sequence) return nullptr;
   auto work = c10::make_intrusive<WorkHbm>(rank_, OpType::ALLREDUCE, nullptr, tensors, tensors,
                                            collectives_);
-  work->bind(nullptr, sequence);
+  work->bind(nullptr, *sequence);
   return work;
+}
+
+std::optional<uint64_t> ProcessGroupHbm::reduce_inline(void* data, size_t count, Dtype dtype,
+                                                       ReduceOp op,
+                                                       std::chrono::milliseconds timeout) {
+  std::unique_lock issue(issue_mutex_);
+  if (!collectives_->try_claim("all_reduce")) return std::nullopt;
+  const uint64_t sequence = ++sequence_;
+  issue.unlock();
+  node::Reduction operation(team_, Signature{OpCode::kAllreduce, dtype, op, -1, sequence},
+                            {data, data, count, -1, team_->size()});
+  collectives_->run_claimed(operation, timeout);
+  return sequence;
+}
+
+void ProcessGroupHbm::repeat_allreduce(void* data, size_t count, Dtype dtype, int calls) {
+  if (!one_node_) {
+    throw Error(ErrorKind::kUnsupported, name_ + " spans several nodes, or goes over MPI");
+  }
+  const milliseconds timeout(timeout_ms_.load());
+  for (int call = 0; call < calls; ++call) {
+    while (!reduce_inline(data, count, dtype, ReduceOp::kSum, timeout)) {
+    }
+  }
 }
 
 // One message instead of one for each tensor: they are gathered into one buffer and copied back.

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BindMode",
-    "Heap",
     "Info",
     "Node",
     "Policy",
+    "Segment",
     "available",
     "bind",
     "empty",

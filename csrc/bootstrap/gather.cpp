@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace hbm::bootstrap {
 namespace {
@@ -28,6 +29,17 @@ std::string list(const std::vector<int>& ranks) {
   std::string text;
   for (const int rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
   return text;
+}
+
+void say_last_words(const Party& party, const std::string& key, const std::string& problem,
+                    const std::vector<std::string>& others) {
+  try {
+    party.store->set(key, problem);
+    party.store->wait(others,
+                      std::min(party.deadline, std::chrono::steady_clock::now() + kLastWords));
+  } catch (const Error& unreachable) {
+    log::warn(std::string("cannot tell the other ranks why this one fails: ") + unreachable.what());
+  }
 }
 
 [[noreturn]] void missed(const Party& party, const std::string& step, const std::vector<int>& among,
@@ -67,15 +79,14 @@ std::vector<std::string> gather(const Party& party, const std::string& step,
     told = kProblem + std::string(error.what());
   }
   const std::string prefix = party.prefix + step + "/";
-  party.store->set(prefix + std::to_string(party.rank), told);
-
+  const std::string own_key = prefix + std::to_string(party.rank);
   std::vector<std::string> keys;
   for (const int rank : among) keys.push_back(prefix + std::to_string(rank));
   if (own) {
-    party.store->wait(keys,
-                      std::min(party.deadline, std::chrono::steady_clock::now() + kLastWords));
+    say_last_words(party, own_key, told, keys);
     std::rethrow_exception(own);  // in its own words and of its own kind
   }
+  party.store->set(own_key, told);
   if (!party.store->wait(keys, party.deadline)) missed(party, step, among, keys);
 
   std::vector<std::string> heard(static_cast<size_t>(party.size));

@@ -1,5 +1,6 @@
-// The collectives of a group that spans several nodes: allreduce by way of the nodes' leaders, the
-// rest over MPI between all ranks (which goes through shared memory within a node).
+// The collectives of a group that spans several nodes: allreduce by way of the nodes' leaders where
+// MultiLeaderAllreduce supports it, the rest over MPI between all ranks (which has shared memory of
+// its own within a node).
 #pragma once
 
 #include <memory>

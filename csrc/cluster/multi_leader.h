@@ -22,8 +22,8 @@ class MultiLeaderAllreduce final : public Operation {
   MultiLeaderAllreduce(std::shared_ptr<const Fabric> fabric, const Signature& signature, void* data,
                        size_t count);
 
-  // Sums of halves are rounded once a stage, and means of types that a sum may overflow cannot be
-  // split in two stages.
+  // Not means of types whose sum may overflow: the nodes' sums would have to be held in them. (Sums
+  // of halves are supported, and rounded once in each stage.)
   static bool supports(Dtype dtype, ReduceOp op) noexcept;
 
   void begin() override {}
@@ -46,7 +46,8 @@ class MultiLeaderAllreduce final : public Operation {
   OperationPtr reduce_to_leaders(size_t block) const;
   OperationPtr hand_out(size_t block) const;
 
-  // The order of the team's steps, 2 for each block: reduce 0, reduce 1, hand out 0, reduce 2, ...
+  // The order of the team's steps, 2 for each block: reduce 0, reduce 1, hand out 0, reduce 2, hand
+  // out 1, ...
   bool reduces(size_t step) const { return step == 0 || (step % 2 == 1 && step < 2 * blocks_ - 1); }
   size_t block_of(size_t step) const;
 

@@ -36,8 +36,9 @@ class Operation {
   virtual std::vector<int> missing() const = 0;
 
   // Sleeps until poll() may find something new, at most until `until`. False, at once, if the
-  // operation knows of no such notice: the caller then polls at intervals. Throws Error(kPeer) when
-  // a rank that it waits for is known to be dead, or to have failed.
+  // operation knows of no such notice: the caller then polls at intervals. Throws Error(kDeath)
+  // when a rank that it waits for is known to be dead, Error(kPeer) when one has reported a
+  // failure.
   virtual bool doze(std::chrono::steady_clock::time_point /*until*/) { return false; }
 
   // Gives up what is pending after an error or a timeout; memory that a late message may still be

@@ -9,7 +9,7 @@
 namespace hbm {
 namespace {
 
-constexpr std::chrono::milliseconds kWatchEvery{500};
+constexpr std::chrono::milliseconds kWatchEvery{250};
 constexpr std::chrono::seconds kLingerFor{1};
 constexpr std::chrono::milliseconds kFollowerLooks{20};
 constexpr std::chrono::milliseconds kLongestDoze{10};  // then the clock and the state count again

@@ -86,7 +86,7 @@ class Ticket {
 class Queue : public std::enable_shared_from_this<Queue> {
  public:
   struct Hooks {
-    // Called about twice a second while a driver waits for the operation's ranks; throws to fail it
+    // Called about four times a second while a driver waits for the operation's ranks; throws to fail it
     // (the news of another rank's failure).
     std::function<void(const Operation& operation)> watch;
     // Called with each error that an operation ended in.

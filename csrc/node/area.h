@@ -20,7 +20,7 @@ inline constexpr uint64_t kAreaMagic = 0x316165726d6268;  // "hbmrea1": another 
 
 // How a rank is woken. See Team::sleep().
 struct alignas(kCacheLine) Doorbell {
-  std::atomic<uint32_t> bell;    // counts rings; any neighbour adds to it
+  std::atomic<uint32_t> bell;    // counts rings; anyone on the node adds to it
   std::atomic<uint32_t> asleep;  // threads of the owner that sleep on `bell`, or are about to
 };
 
@@ -44,7 +44,7 @@ struct Place {
   uint32_t unused;
 };
 
-// What a rank publishes with one tick. The data follows.
+// What a rank publishes with one tick. A Place for each member follows, then the data.
 struct alignas(kCacheLine) Slot {
   MessageHeader header;
   Place place;      // of a reduction's buffer
@@ -57,8 +57,9 @@ static_assert(sizeof(Slot) == 2 * kCacheLine);
 struct alignas(kCacheLine) Control {
   uint64_t magic;
   uint64_t chunk_bytes;
-  alignas(kCacheLine) std::atomic<uint64_t> tick;      // the last one that the owner published
-  alignas(kCacheLine) std::atomic<uint32_t> released;  // neighbours that will not look here again
+  alignas(kCacheLine) std::atomic<uint64_t> tick;  // the last one that the owner published
+  // Neighbours that will not look here again; each adds itself.
+  alignas(kCacheLine) std::atomic<uint32_t> released;
   Doorbell collectives;
   Doorbell transfers;
   Failure failure;

@@ -60,10 +60,13 @@ class Exchange {
   }
 
  private:
+  // Whether nothing more is to come from peers.
   bool only_strangers() const {
-    return met_.size() + lost_.size() == peers_.size() &&
-           std::all_of(links_.begin(), links_.end(),
-                       [](const Link& link) { return link.rank == kUnknown; });
+    return std::all_of(links_.begin(), links_.end(),
+                       [](const Link& link) { return link.rank == kUnknown; }) &&
+           std::all_of(peers_.begin(), peers_.end(), [this](const auto& peer) {
+             return met_.contains(peer.second) || lost_.contains(peer.second);
+           });
   }
 
   // False if the link could not send for now.

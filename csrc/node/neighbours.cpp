@@ -43,31 +43,26 @@ Descriptor duplicate(int descriptor) {
               std::string("cannot duplicate the segment's descriptor: ") + std::strerror(errno));
 }
 
-// What this rank hands over, with the bytes in its segment that prove who can read it.
-class Own {
- public:
-  Own(std::shared_ptr<memory::Segment> segment, const bootstrap::Member& self)
-      : segment_(std::move(segment)), proof_(segment_->allocate(sizeof(Greeting::proof))) {
-    Greeting& greeting = introduction.greeting;
-    const std::string key = neighbour_key(self);
-    key.copy(greeting.key.data(), greeting.key.size());
-    bootstrap::random_id().copy(greeting.proof.data(), greeting.proof.size());
-    std::memcpy(proof_, greeting.proof.data(), greeting.proof.size());
-    greeting.segment_bytes = segment_->size();
-    greeting.proof_offset = segment_->offset_of(proof_);
-    introduction.memory = duplicate(segment_->fd());
-    introduction.life = own_pidfd();
-  }
-  ~Own() { segment_->free(proof_); }
-  Own(const Own&) = delete;
-  Own& operator=(const Own&) = delete;
-
+// What this rank hands over, and the bytes in its segment that prove who can read it.
+struct Own {
   Introduction introduction;
-
- private:
-  const std::shared_ptr<memory::Segment> segment_;
-  void* const proof_;
+  std::shared_ptr<void> proof;
 };
+
+Own prepare(const std::shared_ptr<memory::Segment>& segment, const bootstrap::Member& self) {
+  Own own;
+  Greeting& greeting = own.introduction.greeting;
+  own.proof = std::shared_ptr<void>(segment->allocate(greeting.proof.size()),
+                                    [segment](void* block) { segment->free(block); });
+  bootstrap::random_id().copy(greeting.proof.data(), greeting.proof.size());
+  std::memcpy(own.proof.get(), greeting.proof.data(), greeting.proof.size());
+  greeting.proof_offset = segment->offset_of(own.proof.get());
+  greeting.segment_bytes = segment->size();
+  neighbour_key(self).copy(greeting.key.data(), greeting.key.size());
+  own.introduction.memory = duplicate(segment->fd());
+  own.introduction.life = own_pidfd();
+  return own;
+}
 
 bool holds(const memory::Mapping& memory, const Greeting& greeting) {
   return memory.size() == greeting.segment_bytes &&
@@ -149,7 +144,7 @@ class Exploration {
           const auto r = static_cast<size_t>(rank);
           if (round > 1 && calls_[r][self()] != kKnown) found_[r].reset();
           if (rank == party_.rank || found_[r]) continue;
-          if (!own_) own_.emplace(make_segment_(), member(party_.rank));
+          if (!own_) own_ = prepare(make_segment_(), member(party_.rank));
           if (mine[r] != kCalled) mine[r] = call(rank);
         }
         return mine;

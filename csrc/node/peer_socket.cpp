@@ -23,10 +23,10 @@ using ControlBuffer = std::array<std::byte, CMSG_SPACE(kMostDescriptors * sizeof
 
 SocketAddress address_of(const std::string& text) {
   SocketAddress address;
-  if (text.size() >= sizeof(address.name.sun_path)) {
+  if (text.size() > kLongestAddress) {
     throw Error(ErrorKind::kInvalid, "\"" + text + "\" is too long for the name of a socket (" +
                                          std::to_string(text.size()) + " bytes, at most " +
-                                         std::to_string(sizeof(address.name.sun_path) - 1) +
+                                         std::to_string(kLongestAddress) +
                                          "); choose a shorter HBMCOMM_SOCKET_DIR");
   }
   address.name.sun_family = AF_UNIX;

@@ -16,6 +16,8 @@
 
 namespace hbm::node {
 
+inline constexpr size_t kLongestAddress = sizeof(sockaddr_un::sun_path) - 1;
+
 struct SocketAddress {
   sockaddr_un name{};
   socklen_t length = 0;

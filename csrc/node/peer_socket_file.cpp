@@ -41,9 +41,10 @@ void sweep(const std::string& directory) {
   std::error_code failure;
   for (fs::directory_iterator file(directory, failure), end; !failure && file != end;
        file.increment(failure)) {
-    const std::string name = file->path().filename();
+    const fs::path& path = file->path();
+    const std::string name = path.filename();
     if (!name.starts_with(kPrefix) || name.find(kSuffix) == std::string::npos) continue;
-    if (abandoned(file->path())) unlink(file->path().c_str());
+    if (path.native().size() <= kLongestAddress && abandoned(path)) unlink(path.c_str());
   }
 }
 

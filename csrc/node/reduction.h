@@ -1,10 +1,11 @@
 // allreduce and reduce within a node.
 //
-// Small: every member shows its data with the first tick, and reduces everybody's. Large, with all
-// buffers in segments: each member reduces a share of the elements where they lie and stores the
-// result where it belongs. Large otherwise: chunk by chunk through the slots, either as many small
-// reductions (few members), or so that in each chunk a member reduces a share for all (many).
-// Either way an element is reduced in the order of the members, so all give the same bits.
+// From kDirectBytes on, with all buffers in place and in segments: each member reduces a share of
+// the elements where they lie and stores the result where it belongs. Small otherwise: every member
+// shows its data with the first tick, and reduces everybody's. Large otherwise: chunk by chunk
+// through the slots, either as many small reductions (few members), or so that in each chunk a
+// member reduces a share for all (many). Either way an element is reduced in the order of the
+// members, so all give the same bits.
 #pragma once
 
 #include <cstddef>

@@ -169,8 +169,7 @@ void Team::require_alive(const std::vector<int>& ranks, const Operation& operati
     if (std::find(ranks.begin(), ranks.end(), member.rank) == ranks.end()) continue;
     if (!is_dead(member.alive)) continue;
     if (ready()) return;  // it came before it died
-    const std::string text =
-        report(operation.describe() + ": " + member.name + " has died", true);
+    const std::string text = report(operation.describe() + ": " + member.name + " has died", true);
     if (failed()) throw_failure();
     throw Error(ErrorKind::kDeath, text);
   }

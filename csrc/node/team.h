@@ -6,10 +6,10 @@
 // t + 1. All collectives are sequences of ticks (node/step.h), one after the other, so nothing has
 // to be cleared or agreed on in between.
 //
-// Memory order: publish() releases the slot by its store of `tick`, all_at() acquires it. The same
-// two, with the doorbell's `asleep`, are sequentially consistent: either the sleeper sees the new
-// tick before it sleeps, or the publisher sees that somebody sleeps and rings. (Of transfers the
-// bell's count takes the part of the tick.)
+// Memory order: publish() releases the slot by its store of `tick`, all_here() acquires it. The
+// same two, with the doorbell's `asleep`, are sequentially consistent: either the sleeper sees the
+// new tick before it sleeps, or the publisher sees that somebody sleeps and rings. (Of transfers
+// the bell's count takes the part of the tick.) docs/node.md has the whole argument.
 //
 // Threads: the members' segments are shared by processes; in this one, one thread at a time uses
 // the ticks, and any thread may call the rest.
@@ -74,7 +74,7 @@ class Team {
 
   uint64_t tick() const noexcept { return tick_; }  // the last one that this rank published
 
-  // The slot that the next publish() shows. May be written once all_at(tick()).
+  // The slot that the next publish() shows. REQUIRES: all_here().
   Slot& next_slot() noexcept { return *slot_at(self_, tick_ + 1); }
   void publish() noexcept;
 
@@ -95,7 +95,8 @@ class Team {
   std::byte* data(Slot& slot) const noexcept;
   const std::byte* data(const Slot& slot) const noexcept;
 
-  // Waits for all_here(): spins, then sleeps on the doorbell, at most until `until`.
+  // Waits for all_here(): spins, yields, then sleeps on the doorbell, at most until `until`. Any
+  // ring of it ends the sleep, so the caller looks again.
   void sleep(Clock::time_point until);
 
   // The same for transfers, in which ring_transfers(index) tells member `index` of anything new:
@@ -107,8 +108,10 @@ class Team {
   // Wakes those of this process that sleep, to look at what else has changed.
   void nudge() noexcept;
 
-  // Throws Error(kPeer) if somebody has reported a failure, or if one of `ranks`, for which
-  // `operation` waits, is dead and `ready()` is still false. Every member throws the same text.
+  // Throws if somebody has reported a failure: Error(kDeath) if that was a death, else
+  // Error(kPeer). Reports and throws Error(kDeath) if one of `ranks`, for which `operation` waits,
+  // is dead and `ready()` is still false. Every member throws the same text. Ranks that are not
+  // members are passed over.
   void require_alive(const std::vector<int>& ranks, const Operation& operation,
                      const std::function<bool()>& ready);
 

@@ -22,6 +22,7 @@
 #include "fake_store.h"
 #include "file_store.h"
 #include "forked_ranks.h"
+#include "memory_fixture.h"  // what ThreadSanitizer shall not say of memkind
 #include "node/neighbour_cache.h"
 #include "node/neighbour_partition.h"
 
@@ -38,7 +39,7 @@ KeyValue::Deadline in(milliseconds time) { return std::chrono::steady_clock::now
 
 // A rank with a segment of its own.
 struct Explorer {
-  explicit Explorer(std::shared_ptr<KeyValue> used, int rank_in_group, int group_size)
+  Explorer(std::shared_ptr<KeyValue> used, int rank_in_group, int group_size)
       : store(std::move(used)), rank(rank_in_group), size(group_size) {}
   explicit Explorer(const ForkedRank& forked)
       : Explorer(std::make_shared<FileStore>(forked.directory), forked.rank, forked.size) {}
@@ -130,18 +131,21 @@ TEST_P(Explore, HbmcommNodeIdForcesRanksApart) {
 INSTANTIATE_TEST_SUITE_P(Ranks, Explore, testing::Values(1, 2, 4, 8));
 
 TEST(Explore, RanksMayBeThreads) {
-  const auto store = std::make_shared<FakeStore>();
-  std::vector<std::thread> threads;
-  for (int r = 0; r < 4; ++r) {
-    threads.emplace_back([&store, r] {
-      Explorer rank(store, r, 4);
-      rank.segment_name = std::to_string(r);
-      const Neighbourhood found = rank.explore();
-      expect_nodes(found, r, {0, 0, 0, 0});
-      rank.told("done", "");
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  const auto explore_on_threads = [] {
+    const auto store = std::make_shared<FakeStore>();
+    std::vector<std::thread> threads;
+    for (int r = 0; r < 4; ++r) {
+      threads.emplace_back([&store, r] {
+        Explorer rank(store, r, 4);
+        rank.segment_name = std::to_string(r);
+        const Neighbourhood found = rank.explore();
+        expect_nodes(found, r, {0, 0, 0, 0});
+        rank.told("done", "");
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  };
+  EXPECT_EQ(run_forked(explore_on_threads), 0);  // later tests fork, so here no thread may start
 }
 
 TEST(Explore, NamesARankThatNeverComes) {
@@ -179,27 +183,23 @@ class DeadlyStore final : public KeyValue {
 };
 
 TEST(Explore, NamesARankThatIsKilledMeanwhile) {
-  const auto kill_after = [](const std::string& step) {
-    run_forked_ranks(4,
-                     [&](const ForkedRank& forked) {
-                       Explorer rank(forked);
-                       if (rank.rank == 1)
-                         rank.store = std::make_shared<DeadlyStore>(rank.store, step);
-                       rank.patience = milliseconds(1500);
-                       try {
-                         rank.explore();
-                         ADD_FAILURE() << "rank " << rank.rank << " noticed nothing";
-                       } catch (const Error& error) {
-                         const std::string text = error.what();
-                         EXPECT_TRUE(text.find("missing ranks: 1.") != std::string::npos ||
-                                     text.find("rank 1 of group g ended") != std::string::npos)
-                             << text;
-                       }
-                     },
-                     {1});
-  };
-  kill_after("meeting");
-  kill_after("calls1");
+  for (const char* step : {"meeting", "calls1"}) {
+    const auto explore = [step](const ForkedRank& forked) {
+      Explorer rank(forked);
+      rank.patience = milliseconds(1500);
+      if (rank.rank == 1) rank.store = std::make_shared<DeadlyStore>(rank.store, step);
+      try {
+        rank.explore();
+        ADD_FAILURE() << "rank " << rank.rank << " noticed nothing";
+      } catch (const Error& error) {
+        const std::string text = error.what();
+        EXPECT_TRUE(text.find("missing ranks: 1.") != std::string::npos ||
+                    text.find("rank 1 of group g ended") != std::string::npos)
+            << text;
+      }
+    };
+    run_forked_ranks(4, explore, {1});
+  }
 }
 
 TEST(Explore, AFailureOfOneRankReachesAll) {

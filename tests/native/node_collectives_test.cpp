@@ -73,10 +73,10 @@ TEST_P(NodeCollectives, GiveWhatPlainLoopsGive) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, NodeCollectives,
-                         testing::Values(Shape{1, 4096, 100}, Shape{2, 512, 400},
-                                         Shape{2, 96 * 1024, 400}, Shape{3, 4096, 300},
-                                         Shape{4, 64 * 1024, 300}, Shape{5, 1024, 200},
-                                         Shape{8, 8192, 150}, Shape{64, 512, 10}),
+                         testing::Values(Shape{1, 4096, 60}, Shape{2, 512, 250},
+                                         Shape{2, 96 * 1024, 250}, Shape{3, 4096, 200},
+                                         Shape{4, 64 * 1024, 150}, Shape{5, 1024, 100},
+                                         Shape{8, 8192, 80}, Shape{64, 512, 10}),
                          [](const auto& info) {
                            return std::to_string(info.param.size) + "_ranks_chunks_of_" +
                                   std::to_string(info.param.chunk_bytes);

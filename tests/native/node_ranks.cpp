@@ -60,9 +60,11 @@ std::shared_ptr<Team> make_team(TestNode& node, int rank) {
                        static_cast<int>(i) == rank ? -1 : node.deaths[i].get()});
   }
   const auto own = node.segments[static_cast<size_t>(rank)];
+  // A queue's worker may drop the team after the node has gone.
+  const auto keep = std::make_shared<std::vector<std::shared_ptr<TestSegment>>>(node.segments);
   return std::make_shared<Team>(Team::Setup{
       "the test's group", std::move(members), static_cast<size_t>(rank), node.options.chunk_bytes,
-      node.options.crowded, own, [own](size_t bytes) { return own->allocate(bytes); },
+      node.options.crowded, keep, [own](size_t bytes) { return own->allocate(bytes); },
       [own](std::byte* block) { own->free(block); }});
 }
 

@@ -1,17 +1,28 @@
-"""Forked children (DataLoader workers): they neither disturb the group nor hang at exit."""
+"""Forked children (DataLoader workers): they neither disturb the group nor hang at exit.
+
+What a child inherits of a segment it shares with its parent; the rest of its memory is its own.
+"""
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
+import signal
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.distributed as dist
 from harness import Context, Pool, beyond_gloo
+from harness.data import assert_same, gathered, random_bits, random_numbers
+from harness.reference import reduced
+from harness.segments import in_segment, in_use, mappings
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from torch_hbmcomm import memory
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
 
@@ -120,3 +131,164 @@ def use_group_in_child(context: Context) -> str:
 def test_group_in_a_child_is_an_error(fresh_pool: Pool) -> None:
     for message in fresh_pool.run(use_group_in_child):
         assert "fork" in message, message
+
+
+# Segments.
+
+
+class Reserve:
+    """Tensors of every size in the segment, of which a private copy tells whether they changed."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._tensors = [self._new() for _ in range(12)]
+
+    def churn(self) -> None:
+        """Checks a tensor picked at random, and puts another in its place."""
+        place = self._context.own_random.randrange(len(self._tensors))
+        tensor, copy = self._tensors[place]
+        assert bytes(tensor.numpy()) == copy, f"{len(copy)} bytes changed"
+        self._tensors[place] = self._new()
+
+    def check(self) -> None:
+        for tensor, copy in self._tensors:
+            assert bytes(tensor.numpy()) == copy, f"{len(copy)} bytes changed"
+
+    def _new(self) -> tuple[torch.Tensor, bytes]:
+        count = self._context.own_random.choice([100, 5_000, 70_000, 400_000, 2_000_000])
+        tensor = memory.empty(count, torch.uint8)
+        tensor.copy_(random_bits(self._context, count, torch.uint8))
+        return tensor, bytes(tensor.numpy())
+
+
+class Churning(Dataset[torch.Tensor]):
+    """Rows of a table in the parent's segment. A worker allocates and frees with each."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        for size in (1_000, 60_000, 300_000):
+            assert not in_segment(torch.full((size,), -1.0))
+        return self._table[index] * 2
+
+
+def check_loader_and_segment(context: Context, allocator: str) -> None:
+    if allocator == "segment":
+        memory.place_large_tensors_in_segment()
+    reserve = Reserve(context)
+    table = memory.empty((48, 5_000)).copy_(random_numbers(context, (48, 5_000), torch.float32))
+    expected = table.numpy() * 2
+    loader = DataLoader(
+        Churning(table), batch_size=4, num_workers=2, multiprocessing_context="fork"
+    )
+    for step, rows in enumerate(loader):
+        assert (rows.numpy() == expected[4 * step : 4 * step + 4]).all()
+        reserve.churn()
+        data = random_numbers(context, 50_000, torch.float32)
+        total = reduced(gathered(context, data), "sum")
+        shared = memory.empty(50_000).copy_(data)
+        dist.all_reduce(shared)
+        assert_same(shared, total, f"all_reduce in step {step}")
+    reserve.check()
+
+
+@beyond_gloo
+@pytest.mark.parametrize("allocator", ["default", "segment"])
+def test_data_loader_workers_leave_the_segment_alone(fresh_pool: Pool, allocator: str) -> None:
+    fresh_pool.run(check_loader_and_segment, allocator)
+
+
+def fork(action: Callable[[], None]) -> int:
+    """Starts a child that calls `action` and leaves; its exit code is 1 if that raises."""
+    child = os.fork()
+    if child == 0:
+        try:
+            action()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return child
+
+
+def check_child_neither_allocates_nor_frees(context: Context) -> None:
+    memory.place_large_tensors_in_segment()
+    tensors = [random_numbers(context, 100_000, torch.float32) for _ in range(3)]
+    tensors.append(memory.empty(10).fill_(7))
+    copies = [bytes(tensor.numpy()) for tensor in tensors]
+    used = in_use()
+    dist.barrier()
+
+    def act() -> None:
+        for tensor, copy in zip(tensors, copies, strict=True):
+            assert bytes(tensor.numpy()) == copy
+        with pytest.raises(RuntimeError, match="forked child"):
+            memory.empty(10)
+        assert not in_segment(torch.ones(1_000_000))
+        tensors.clear()
+        gc.collect()
+        assert len(mappings("self")) == 1, "of its parent's, and of no neighbour's"
+
+    assert wait_for_child(fork(act)) == 0
+    assert in_use() == used
+    for tensor, copy in zip(tensors, copies, strict=True):
+        assert bytes(tensor.numpy()) == copy
+
+
+@beyond_gloo
+def test_child_neither_allocates_nor_frees_in_the_segment(fresh_pool: Pool) -> None:
+    fresh_pool.run(check_child_neither_allocates_nor_frees)
+
+
+def check_inherited_tensors_are_shared(context: Context) -> None:
+    """As docs/memory.md says: other memory is copied at a fork, a segment is not."""
+    shared, private = memory.empty(1_000).fill_(1), torch.ones(1_000)
+
+    def act() -> None:
+        shared.fill_(2)
+        private.fill_(2)
+
+    assert wait_for_child(fork(act)) == 0
+    assert (shared == 2).all() and (private == 1).all()
+
+
+@beyond_gloo
+def test_inherited_tensors_are_shared(pool: Pool) -> None:
+    pool.run(check_inherited_tensors_are_shared)
+
+
+def leave() -> None:
+    time.sleep(0.01)
+
+
+def be_killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def become_another_program() -> None:
+    os.execv("/bin/true", ["true"])
+
+
+def check_children_end(context: Context) -> None:
+    """Collectives are in flight when the children of all ranks begin and when they end."""
+    for action, code in ((leave, 0), (be_killed, -signal.SIGKILL), (become_another_program, 0)):
+        for place in (torch.empty, memory.empty):
+            data = random_numbers(context, 1_000_000, torch.float32)
+            total = reduced(gathered(context, data), "sum")
+            copies = [place(len(data)).copy_(data) for _ in range(6)]
+            works = [dist.all_reduce(copy, async_op=True) for copy in copies[:3]]
+            child = fork(action)
+            works += [dist.all_reduce(copy, async_op=True) for copy in copies[3:]]
+            assert wait_for_child(child) == code
+            for work, copy in zip(works, copies, strict=True):
+                assert work is not None
+                work.wait()
+                assert_same(copy, total, f"{action.__name__}, {place.__module__}")
+
+
+@beyond_gloo
+def test_children_that_end_leave_collectives_alone(pool: Pool) -> None:
+    pool.run(check_children_end)

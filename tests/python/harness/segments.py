@@ -1,0 +1,50 @@
+"""Where this process' segments lie, by what the kernel says of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from torch_hbmcomm import memory
+
+NAME = "/memfd:hbmcomm-"
+
+
+def in_segment(tensor: torch.Tensor) -> bool:
+    """Whether all of the memory behind a tensor lies in a segment."""
+    storage = tensor.untyped_storage()
+    begin = storage.data_ptr()
+    return any(
+        low <= begin and begin + storage.nbytes() <= high
+        for low, high, _ in mappings("self")
+    )
+
+
+def mappings(process: int | str) -> list[tuple[int, int, int]]:
+    """(first address, end, inode) of each segment that the process maps, neighbours' included."""
+    found = []
+    for line in Path(f"/proc/{process}/maps").read_text().splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5].startswith(NAME):
+            low, high = (int(address, 16) for address in fields[0].split("-"))
+            found.append((low, high, int(fields[4])))
+    return found
+
+
+def in_use() -> int:
+    """Bytes that blocks of this process' segments take."""
+    return sum(segment.in_use_bytes for segment in memory.info().segments)
+
+
+def held() -> int:
+    """Bytes that the kernel holds for this process' segments, whoever wrote them."""
+    total = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            if os.readlink(entry).startswith(NAME):
+                total += entry.stat().st_blocks * 512
+        except FileNotFoundError:  # the descriptor of the listing itself
+            continue
+    return total

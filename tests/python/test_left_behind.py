@@ -1,0 +1,113 @@
+"""What is left: of ranks that are killed, nothing; of groups that are destroyed, no memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import Context, Pool, RankFailure, beyond_gloo
+from harness.pool import DIED
+from harness.segments import held, in_use, mappings
+
+from torch_hbmcomm import memory
+
+pytestmark = beyond_gloo
+
+LARGE = 1 << 22  # elements
+CYCLES = 200
+
+
+def segments_of(context: Context) -> list[int]:
+    dist.barrier()
+    return [inode for _, _, inode in mappings("self")]
+
+
+def be_killed_in_the_middle(context: Context, zero_copy: bool) -> None:
+    """Never returns: each rank is killed at a moment of its own."""
+    data = (memory.empty(LARGE) if zero_copy else torch.empty(LARGE)).fill_(1)
+    dist.all_reduce(data)
+    moment = 0.3 + context.own_random.random() / 10
+    threading.Timer(moment, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    try:
+        while True:
+            dist.all_reduce(data)
+    except dist.DistBackendError:  # the others went first
+        time.sleep(30)
+
+
+def holders(inodes: set[int]) -> list[str]:
+    """Processes that still map one of the files."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            mapped = {inode for _, _, inode in mappings(process.name)}
+        except OSError:
+            continue  # it has just ended, or is not ours to look into
+        if mapped & inodes:
+            found.append(process.name)
+    return found
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("zero_copy", [True, False], ids=["zero-copy", "staged"])
+def test_killed_ranks_leave_nothing(
+    ranks: int, zero_copy: bool, tmp_path: Path, nothing_left: None
+) -> None:
+    pool = Pool(ranks, environment={"HBMCOMM_SOCKET_DIR": str(tmp_path)})
+    try:
+        pids = pool.pids
+        inodes = {inode for found in pool.run(segments_of) for inode in found}
+        assert len(inodes) >= ranks, "every rank has a segment, and maps it"
+        with pytest.raises(RankFailure) as raised:
+            pool.run(be_killed_in_the_middle, zero_copy)
+    finally:
+        pool.kill()
+    assert raised.value.kinds == dict.fromkeys(range(ranks), DIED), raised.value
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert holders(inodes) == []
+    assert os.listdir(tmp_path) == []
+
+
+def footprint() -> dict[str, int]:
+    """What this process has: bytes, but for descriptors and mappings, which are counted."""
+    gc.collect()
+    status = Path("/proc/self/status").read_text()
+    resident = int(status.partition("RssAnon:")[2].split()[0]) << 10
+    return {
+        "in use": in_use(),
+        "held": held(),
+        "resident": resident,
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "mappings": len(mappings("self")),
+    }
+
+
+def make_and_destroy(context: Context, cycles: int) -> dict[str, int]:
+    for cycle in range(cycles):
+        group = dist.new_group()
+        data = memory.empty(100_000).fill_(1)
+        dist.all_reduce(data, group=group)
+        staged = torch.full((100_000,), float(cycle))
+        dist.broadcast(staged, 0, group=group)
+        assert (data == context.size).all() and (staged == cycle).all()
+        dist.destroy_process_group(group)
+        del data
+    return footprint()
+
+
+@pytest.mark.ranks(2)
+def test_groups_that_are_destroyed_leave_nothing(pool: Pool, nothing_left: None) -> None:
+    before = pool.run(make_and_destroy, 20)
+    after = pool.run(make_and_destroy, CYCLES, limit=120)
+    for early, late in zip(before, after, strict=True):
+        for exact in ("in use", "descriptors", "mappings"):
+            assert late[exact] == early[exact], (exact, early, late)
+        assert late["held"] <= early["held"] + (1 << 20), (early, late)
+        assert late["resident"] <= early["resident"] + (8 << 20), (early, late)
