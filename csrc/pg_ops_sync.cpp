@@ -29,7 +29,7 @@ void ProcessGroupHbm::check_tag(int tag, const char* operation) const {
   if (tag < 0 || tag >= tags) {
     throw Error(ErrorKind::kInvalid, std::string(operation) + ": tag " + std::to_string(tag) +
                                          " is not between 0 and " + std::to_string(tags - 1) +
-                                         ", the tags that this MPI library has for users");
+                                         ", the tags that groups of this kind have");
   }
 }
 

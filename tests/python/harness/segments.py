@@ -17,8 +17,7 @@ def in_segment(tensor: torch.Tensor) -> bool:
     storage = tensor.untyped_storage()
     begin = storage.data_ptr()
     return any(
-        low <= begin and begin + storage.nbytes() <= high
-        for low, high, _ in mappings("self")
+        low <= begin and begin + storage.nbytes() <= high for low, high, _ in mappings("self")
     )
 
 
