@@ -16,9 +16,9 @@ namespace hbm::node {
 namespace {
 
 constexpr std::chrono::microseconds kSpinFor{20};
-constexpr int kYields = 200;            // where every rank has a core
-constexpr int kYieldsInACrowd = 500;    // giving the core away is what lets the others come
-constexpr int kSpinsBetweenLooks = 32;  // at the clock
+constexpr std::chrono::microseconds kYieldFor{100};
+constexpr std::chrono::microseconds kYieldForInACrowd{500};  // which lets the others come
+constexpr int kSpinsBetweenLooks = 32;                       // at the clock
 constexpr std::chrono::milliseconds kReportPatience{50};
 
 bool is_dead(int alive) {
@@ -135,20 +135,22 @@ void Team::ring_transfers(size_t index) noexcept {
 
 // True if `ready()` came true while the thread kept the processor busy, or the time is over.
 bool Team::spin(Clock::time_point until, const std::function<bool()>& ready) const {
-  if (!crowded_) {
-    const Clock::time_point end = std::min(until, Clock::now() + kSpinFor);
-    do {
-      for (int spin = 0; spin < kSpinsBetweenLooks; ++spin) {
-        if (ready()) return true;
-        relax();
-      }
-    } while (Clock::now() < end);
+  const Clock::time_point start = Clock::now();
+  Clock::time_point now = start;
+  while (!crowded_ && now < start + kSpinFor) {
+    for (int spin = 0; spin < kSpinsBetweenLooks; ++spin) {
+      if (ready()) return true;
+      relax();
+    }
+    now = Clock::now();
   }
-  for (int yield = crowded_ ? kYieldsInACrowd : kYields; yield > 0; --yield) {
-    if (ready() || Clock::now() >= until) return true;
+  const auto yield_for = crowded_ ? kYieldForInACrowd : kYieldFor;
+  while (now < start + yield_for) {
+    if (ready() || now >= until) return true;
     sched_yield();
+    now = Clock::now();
   }
-  return false;
+  return ready();
 }
 
 void Team::ring(Doorbell& doorbell) noexcept {

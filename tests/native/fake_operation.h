@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -20,11 +21,15 @@ namespace hbm {
 struct Script {
   std::string name = "operation";
   bool small = false;
+  bool exposed = false;
   std::vector<int> missing;
   std::function<void()> on_begin = [] {};
   std::function<Progress()> on_poll = [this] {
     return ready.load() ? Progress::kDone : Progress::kIdle;
   };
+
+  // As if the operation knew of no notice.
+  std::function<bool(std::chrono::steady_clock::time_point)> on_doze = [](auto) { return false; };
 
   std::atomic<bool> ready = false;
   std::atomic<bool> begun = false;
@@ -67,6 +72,10 @@ class FakeOperation final : public Operation {
   std::string describe() const override { return script_->name; }
   std::vector<int> missing() const override { return script_->missing; }
   bool self_sufficient() const override { return script_->small; }
+  bool exposed() const override { return script_->exposed; }
+  bool doze(std::chrono::steady_clock::time_point until) override {
+    return script_->on_doze(until);
+  }
 
  private:
   // One thread at a time.

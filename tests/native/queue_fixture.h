@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -30,7 +31,7 @@ class QueueTest : public testing::Test {
                                 const std::lock_guard lock(mutex_);
                                 failures_.push_back(error);
                               },
-                              {},
+                              [this] { nudges_.fetch_add(1); },
                               [](const std::vector<int>& ranks) {
                                 std::string text = "waiting for";
                                 for (const int rank : ranks) text += " " + std::to_string(rank);
@@ -59,6 +60,7 @@ class QueueTest : public testing::Test {
 
   std::function<void(const std::vector<int>&)> watch_ = [](const auto&) {
   };  // to be set before the first operation
+  std::atomic<int> nudges_ = 0;
   const std::shared_ptr<Queue> queue_;
 
  private:

@@ -1,0 +1,165 @@
+// The way of a synchronous operation on an idle queue, and how a driver dozes.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "engine/queue.h"
+#include "expect_error.h"
+#include "queue_fixture.h"
+
+namespace hbm {
+namespace {
+
+TEST_F(QueueTest, AClaimedOperationRunsInTheCaller) {
+  const auto op = ready_script("op");
+  FakeOperation operation(op);
+  std::string order;
+  ASSERT_TRUE(queue_->try_claim("op"));
+  queue_->run_claimed(operation, kLong, {[&] { order += "<"; }, [&] { order += ">"; }});
+  EXPECT_EQ(op->begun_by, std::this_thread::get_id());
+  EXPECT_EQ(op->polled_by, std::this_thread::get_id());
+  EXPECT_EQ(order, "<>");
+  EXPECT_FALSE(op->destroyed) << "the operation is the caller's";
+  EXPECT_TRUE(queue_->idle());
+}
+
+TEST_F(QueueTest, OnlyAnIdleQueueIsClaimed) {
+  const auto op = script("op");
+  const auto ticket = submit(op);
+  EXPECT_FALSE(queue_->try_claim("another"));
+  op->ready = true;
+  EXPECT_TRUE(wait(ticket));
+  ASSERT_TRUE(eventually([this] { return queue_->try_claim("another"); }));
+  EXPECT_FALSE(queue_->try_claim("a third"));
+  queue_->unclaim();
+}
+
+TEST_F(QueueTest, WhatIsEnqueuedMeanwhileComesAfterTheClaimedOperation) {
+  const auto first = script("first");
+  const auto second = ready_script("second");
+  FakeOperation operation(first);
+  ASSERT_TRUE(queue_->try_claim("first"));
+  TicketPtr ticket;
+  std::thread other([&] {
+    ticket = submit(second);
+    EXPECT_FALSE(queue_->wait(ticket, Clock::now() + milliseconds(20)));
+    EXPECT_FALSE(second->begun);
+    first->ready = true;
+  });
+  queue_->run_claimed(operation, kLong);
+  other.join();
+  EXPECT_TRUE(wait(ticket));
+  EXPECT_FALSE(ticket->error());
+}
+
+TEST_F(QueueTest, UnclaimLetsOthersGoOn) {
+  ASSERT_TRUE(queue_->try_claim("op"));
+  const auto ticket = submit(ready_script("behind"));
+  queue_->unclaim();
+  EXPECT_TRUE(wait(ticket));
+}
+
+TEST_F(QueueTest, AnErrorOfAClaimedOperationBreaksTheQueue) {
+  const auto op = script("op");
+  op->on_poll = []() -> Progress { throw Error(ErrorKind::kMismatch, "shapes differ"); };
+  FakeOperation operation(op);
+  ASSERT_TRUE(queue_->try_claim("op"));
+  expect_error(ErrorKind::kMismatch, {"shapes differ"},
+               [&] { queue_->run_claimed(operation, kLong); });
+  EXPECT_TRUE(op->abandoned);
+  EXPECT_EQ(failures().size(), 1U);
+  expect_error(ErrorKind::kAborted, {"late was refused", "shapes differ"},
+               [this] { queue_->try_claim("late"); });
+}
+
+TEST_F(QueueTest, AClaimedOperationTimesOut) {
+  const auto op = script("op");
+  op->missing = {3};
+  FakeOperation operation(op);
+  ASSERT_TRUE(queue_->try_claim("op"));
+  expect_error(ErrorKind::kTimeout, {"op timed out after 20 ms", "waiting for 3"},
+               [&] { queue_->run_claimed(operation, milliseconds(20)); });
+}
+
+TEST_F(QueueTest, AbortReachesAClaimedOperationThatDozes) {
+  const auto op = script("op");
+  std::atomic<bool> dozing = false;
+  op->on_doze = [&](Clock::time_point until) {
+    dozing = true;
+    const int seen = nudges_;
+    while (nudges_ == seen && Clock::now() < until) std::this_thread::yield();
+    return true;
+  };
+  FakeOperation operation(op);
+  ASSERT_TRUE(queue_->try_claim("op"));
+  std::thread other([&] {
+    EXPECT_TRUE(eventually([&] { return dozing.load(); }));
+    queue_->abort("enough");
+  });
+  expect_error(ErrorKind::kAborted, {"op was given up: enough"},
+               [&] { queue_->run_claimed(operation, kLong); });
+  other.join();
+  EXPECT_TRUE(op->abandoned);
+  EXPECT_GT(nudges_, 0);
+}
+
+TEST_F(QueueTest, AnErrorWhileDozingIsTheOperations) {
+  const auto op = script("op");
+  op->on_doze = [](auto) -> bool { throw Error(ErrorKind::kDeath, "rank 2 has died"); };
+  const auto ticket = submit(op, Mode::kSync);
+  expect_error(ErrorKind::kDeath, {"rank 2 has died"}, ticket->error());
+  EXPECT_TRUE(op->abandoned);
+}
+
+TEST_F(QueueTest, NobodyDozesBeyondTheDeadline) {
+  const auto op = script("op");
+  op->on_doze = [](Clock::time_point until) {
+    EXPECT_LE(until, Clock::now() + milliseconds(1000));
+    std::this_thread::sleep_until(until);
+    return true;
+  };
+  const auto ticket = enqueue(op);
+  EXPECT_FALSE(queue_->wait(ticket, Clock::now() + milliseconds(30)));
+  op->ready = true;
+  EXPECT_TRUE(wait(ticket));
+}
+
+TEST_F(QueueTest, TensorsThatOthersMayStillWriteToAreKept) {
+  for (const bool exposed : {false, true}) {
+    const auto queue = Queue::create(Queue::Order::kOrdered, /*crowded=*/true, {});
+    const auto tensor = std::make_shared<int>(7);
+    const std::weak_ptr<int> watched = tensor;
+    const auto op = script("op");
+    op->exposed = exposed;
+    {
+      const auto held = tensor;
+      const auto ticket =
+          queue->enqueue(std::make_unique<FakeOperation>(op), milliseconds(10), {[] {}, [held] {}});
+      queue->launch(ticket, Mode::kSync);
+      EXPECT_TRUE(ticket->error());
+    }
+    queue->stop();
+    EXPECT_EQ(watched.use_count() - 1, exposed ? 1 : 0);
+  }
+}
+
+TEST_F(UnorderedQueueTest, ANewOperationWakesADriverThatDozes) {
+  const auto waiting = script("waiting");
+  std::atomic<bool> dozing = false;
+  waiting->on_doze = [&](Clock::time_point until) {
+    dozing = true;
+    const int seen = nudges_;
+    while (nudges_ == seen && Clock::now() < until) std::this_thread::yield();
+    return true;
+  };
+  const auto first = submit(waiting);
+  ASSERT_TRUE(eventually([&] { return dozing.load(); }));
+  const auto second = submit(ready_script("second"));
+  EXPECT_TRUE(wait(second));
+  EXPECT_GT(nudges_, 0);
+  waiting->ready = true;
+  EXPECT_TRUE(wait(first));
+}
+
+}  // namespace
+}  // namespace hbm
