@@ -437,6 +437,7 @@ std::unordered_map<std::string, uint64_t> ProcessGroupHbm::getMemoryStats() {
           {"segment.ddr_bytes", segment.ddr_bytes},
           {"segment.spills", segment.spills},
           {"segment.page_bytes", segment.page_bytes},
+          {"slots.bytes", team_ ? team_->layout().total : 0},
           {"staging.budget_bytes", staging.budget_bytes},
           {"staging.reserved_bytes", staging.reserved_bytes},
           {"staging.kept_bytes", staging.kept_bytes},

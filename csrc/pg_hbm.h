@@ -120,7 +120,7 @@ class ProcessGroupHbm final : public c10d::Backend {
   std::unordered_map<std::string, uint64_t> getMemoryStats() override;
 
   // For measurements: `calls` synchronous SUM allreduces of `count` elements, without a Work.
-  // REQUIRES: the whole group is on this node, and nothing else is issued meanwhile.
+  // REQUIRES: nothing else is issued meanwhile.
   void repeat_allreduce(void* data, size_t count, Dtype dtype, int calls);
 
  private:

@@ -74,12 +74,19 @@ std::optional<uint64_t> ProcessGroupHbm::reduce_inline(void* data, size_t count,
 }
 
 void ProcessGroupHbm::repeat_allreduce(void* data, size_t count, Dtype dtype, int calls) {
-  if (!one_node_) {
-    throw Error(ErrorKind::kUnsupported, name_ + " spans several nodes, or goes over MPI");
-  }
   const milliseconds timeout(timeout_ms_.load());
   for (int call = 0; call < calls; ++call) {
-    while (!reduce_inline(data, count, dtype, ReduceOp::kSum, timeout)) {
+    if (one_node_) {
+      while (!reduce_inline(data, count, dtype, ReduceOp::kSum, timeout)) {
+      }
+    } else {
+      std::unique_lock issue(issue_mutex_);
+      const auto operation =
+          transport_->allreduce(++sequence_, data, data, count, dtype, ReduceOp::kSum);
+      while (!collectives_->try_claim("all_reduce")) {
+      }
+      issue.unlock();
+      collectives_->run_claimed(*operation, timeout);
     }
   }
 }
