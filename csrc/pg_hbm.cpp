@@ -1,6 +1,7 @@
 #include "pg_hbm.h"
 
 #include <ATen/record_function.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "cluster/collectives.h"
+#include "cluster/lifeline.h"
 #include "cluster/local_team.h"
 #include "memory/binding.h"
 #include "memory/process.h"
@@ -31,19 +33,28 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Keys of a group in the store, behind its prefix.
-constexpr const char* kFailure = "failure";  // what broke the group: the latest report
-constexpr const char* kLeft = "left/";       // + rank: it destroyed the group in good order
-
 constexpr milliseconds kPartingPatience{1000};
-
-constexpr milliseconds kStorePatience{1000};  // a store that cannot be reached for so long is gone
 
 constexpr size_t kMostNodeChunk = 128 << 10;  // larger ones leave the processor's cache
 
 memory::BindMode bind_mode() {
   const char* wanted = std::getenv("HBMCOMM_BIND");
   return memory::parse_bind_mode(wanted != nullptr && *wanted != '\0' ? wanted : "none");
+}
+
+// By the largest group that this process has seen, and the cores that it may use: the ranks of
+// other groups want theirs too.
+bool more_ranks_than_cores(int local_size) {
+  static std::atomic<int> most{0};
+  int seen = most.load();
+  while (seen < local_size && !most.compare_exchange_weak(seen, local_size)) {
+  }
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  const int cores = sched_getaffinity(0, sizeof(allowed), &allowed) == 0
+                        ? CPU_COUNT(&allowed)
+                        : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  return std::max(seen, local_size) > cores;
 }
 
 // Once in a process: binds it if HBMCOMM_BIND says so, and tells where it runs.
@@ -115,7 +126,7 @@ void ProcessGroupHbm::connect(Clock::time_point deadline) {
   bind_once(static_cast<int>(local_rank), local_size);
   neighbours_ =
       door ? node::explore(meeting, *door, [this] { return segment_; }) : node::apart(size_);
-  crowded_ = local_size > sysconf(_SC_NPROCESSORS_ONLN);
+  crowded_ = more_ranks_than_cores(local_size);
   choose_transport(meeting);
   collectives_ = Queue::create(Queue::Order::kOrdered, crowded_, hooks(&breaks_collectives));
   Queue::Hooks of_transfers = hooks(&breaks_transfers);
@@ -149,12 +160,29 @@ void ProcessGroupHbm::choose_transport(const bootstrap::Meeting& meeting) {
     connection = mpi::connect(meeting, shared_memory ? neighbours_.node_of : std::vector<int>());
     channel_->communicator = connection.communicator;
   }
-  lifelines_ = cluster::Lifelines(meeting, neighbours_.node_of);
+  follow_news(meeting);
   transport_ = mpi::make_collectives(channel_);
   if (shared_memory) {
     transport_ = cluster::make_collectives(
         cluster::weave(meeting, connection, neighbours_.node_of, team_, *channel_), transport_);
   }
+}
+
+// From here on this rank learns, and tells, what happens on other nodes.
+void ProcessGroupHbm::follow_news(const bootstrap::Meeting& meeting) {
+  if (size_ == 1) return;
+  const auto lifelines = std::make_shared<cluster::Lifelines>(meeting, neighbours_.node_of);
+  std::vector<std::string> names;
+  for (int rank = 0; rank < size_; ++rank) names.push_back("rank " + list_ranks({rank}));
+  const auto dead = [lifelines, team = team_] {
+    std::vector<int> ranks = lifelines->dead();
+    if (!team) return ranks;
+    const std::vector<int> here = team->dead();
+    ranks.insert(ranks.end(), here.begin(), here.end());
+    return ranks;
+  };
+  news_ = std::make_unique<cluster::News>(cluster::News::Setup{
+      name_, rank_, std::move(names), store_, meeting.party.prefix + "news/", dead});
 }
 
 // Takes what this rank needs of its machine, before the others come to rely on it.
@@ -179,35 +207,8 @@ Queue::Hooks ProcessGroupHbm::hooks(bool (*concerns_all)(ErrorKind)) {
 
 // Looks whether another rank has died or published a failure, or one that is waited for has left.
 void ProcessGroupHbm::watch(const Operation& operation) {
-  const std::vector<int> missing = operation.missing();
-  if (team_) team_->require_alive(missing, operation, [] { return false; });
-  if (const std::vector<int> dead = lifelines_.dead(missing); !dead.empty()) {
-    throw Error(ErrorKind::kDeath,
-                operation.describe() + ": rank " + list_ranks(dead) + " has died");
-  }
-  std::optional<std::string> failure;
-  std::vector<int> left;
-  try {
-    failure = store_->get(prefix_ + kFailure);
-    for (const int rank : missing) {
-      if (store_->get(prefix_ + kLeft + std::to_string(rank))) left.push_back(rank);
-    }
-    store_lost_ = Clock::time_point::max();
-  } catch (const Error& error) {
-    // Within a node, news of failures does not need the store.
-    if (one_node_) return;
-    store_lost_ = std::min(store_lost_.load(), Clock::now());
-    if (Clock::now() - store_lost_.load() < kStorePatience) return;
-    throw Error(ErrorKind::kNetwork,
-                operation.describe() +
-                    ": the store is gone, and with it the news of other nodes' failures (" +
-                    error.what() + "); " + name_ranks(missing));
-  }
-  if (failure) throw Error(ErrorKind::kPeer, name_ + " has failed: " + *failure);
-  if (!left.empty()) {
-    throw Error(ErrorKind::kPeer,
-                name_ + " was destroyed on a rank that this one waits for; " + name_ranks(left));
-  }
+  if (team_) team_->require_alive(operation.missing(), operation, [] { return false; });
+  if (news_) news_->check(operation);
 }
 
 void ProcessGroupHbm::publish(const std::exception_ptr& error, bool (*concerns_all)(ErrorKind)) {
@@ -224,11 +225,7 @@ void ProcessGroupHbm::publish(const std::exception_ptr& error, bool (*concerns_a
 void ProcessGroupHbm::announce(const std::string& failure) {
   const std::string report = "rank " + std::to_string(rank_) + ": " + failure;
   if (team_) team_->report(report, /*death=*/false);
-  try {
-    store_->set(prefix_ + kFailure, report);
-  } catch (const Error& unreachable) {
-    log::warn(std::string("cannot tell the other ranks of a failure: ") + unreachable.what());
-  }
+  if (news_) news_->report(report);
 }
 
 std::string ProcessGroupHbm::name_ranks(const std::vector<int>& ranks) const {
@@ -281,9 +278,15 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, Views view
                   sequence, std::move(issue));
   }
   issue.unlock();
-  record(call, sequence);
-  collectives_->run_claimed(*operation, timeout_or_default(call.timeout),
-                            views.take_frame(work->end_of_range()));
+  Frame frame;
+  try {
+    record(call, sequence);
+    frame = views.take_frame(work->end_of_range());
+  } catch (...) {
+    collectives_->unclaim();
+    throw;
+  }
+  collectives_->run_claimed(*operation, timeout_or_default(call.timeout), std::move(frame));
   work->bind(nullptr, sequence);
   return work;
 }
@@ -371,24 +374,27 @@ void ProcessGroupHbm::abort() {
 void ProcessGroupHbm::shutdown() {
   if (!collectives_ || collectives_->in_forked_child() || shut_down_.exchange(true)) return;
   part();
-  try {
-    store_->set(prefix_ + kLeft + std::to_string(rank_), "1");
-  } catch (const Error& unreachable) {
-    log::info(std::string("cannot tell the other ranks of leaving: ") + unreachable.what());
-  }
+  if (team_) team_->leave();
+  if (news_) news_->leave(kPartingPatience);
   stop();
 }
 
 void ProcessGroupHbm::stop() {
   if (collectives_) collectives_->stop();
   if (transfers_) transfers_->stop();
+  if (news_) news_->stop();
 }
 
 // A last barrier, so that no rank ends while MPI still holds a message of it: what a rank has sent
 // is on its way only as long as that rank calls MPI. A rank that does not come in kPartingPatience
 // is not waited for.
 void ProcessGroupHbm::part() {
-  if (size_ == 1 || collectives_->broken() || !collectives_->idle()) return;
+  if (size_ == 1 || collectives_->broken()) return;
+  try {
+    if (!collectives_->try_claim("destroy_process_group")) return;
+  } catch (const Error&) {
+    return;  // it has broken meanwhile
+  }
   try {
     const auto farewell = Queue::create(Queue::Order::kOrdered, crowded_, {});
     const uint64_t sequence = getSequenceNumberForGroup() + 1;
@@ -404,6 +410,7 @@ void ProcessGroupHbm::part() {
       log::info(name_ + " was destroyed before every rank came to do so: " + error.what());
     }
   }
+  collectives_->unclaim();
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupHbm::split(
@@ -411,10 +418,22 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHbm::split(
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   const auto place = std::find(ranks.begin(), ranks.end(), rank_);
   if (place == ranks.end()) return nullptr;
-  auto options = c10::dynamic_intrusive_pointer_cast<GroupOptions>(opts);
+  auto given = c10::dynamic_intrusive_pointer_cast<GroupOptions>(opts);
+  if (opts && !given) {
+    throw std::invalid_argument("split: the options must be torch_hbmcomm.Options, not those of " +
+                                opts->backend);
+  }
+  auto options = c10::make_intrusive<GroupOptions>(given ? *given : *options_);
+  if (!given) options->timeout = milliseconds(timeout_ms_.load());
+  options->global_ranks_in_group.clear();
+  for (const int rank : ranks) {
+    const auto& global = options_->global_ranks_in_group;
+    options->global_ranks_in_group.push_back(global.empty() ? static_cast<uint64_t>(rank)
+                                                            : global[static_cast<size_t>(rank)]);
+  }
   return c10::make_intrusive<ProcessGroupHbm>(
-      store, static_cast<int>(place - ranks.begin()), static_cast<int>(ranks.size()),
-      options ? options : options_, opts && !opts->group_name.empty() ? opts->group_name : name_);
+      store, static_cast<int>(place - ranks.begin()), static_cast<int>(ranks.size()), options,
+      given && !given->group_name.empty() ? given->group_name : name_);
 }
 
 bool ProcessGroupHbm::supportsTensorAlloc(c10::DeviceIndex /*device*/) { return true; }

@@ -22,7 +22,7 @@
 
 #include "base/error.h"
 #include "bootstrap/meeting.h"
-#include "cluster/lifeline.h"
+#include "cluster/news.h"
 #include "engine/collectives.h"
 #include "engine/queue.h"
 #include "memory/segment.h"
@@ -176,6 +176,7 @@ class ProcessGroupHbm final : public c10d::Backend {
   Queue::Hooks hooks(bool (*concerns_all)(ErrorKind));
   void watch(const Operation& operation);
   void choose_transport(const bootstrap::Meeting& meeting);
+  void follow_news(const bootstrap::Meeting& meeting);
   void publish(const std::exception_ptr& error, bool (*concerns_all)(ErrorKind));
   void announce(const std::string& failure);
   std::string name_ranks(const std::vector<int>& ranks) const;
@@ -189,17 +190,15 @@ class ProcessGroupHbm final : public c10d::Backend {
   std::vector<bootstrap::Member> members_;
   node::Neighbourhood neighbours_;
   std::shared_ptr<mpi::Channel> channel_;
-  std::shared_ptr<node::Team> team_;  // the ranks on this node; null with HBMCOMM_NODE=mpi
-  bool one_node_ = false;             // the team is the whole group
-  cluster::Lifelines lifelines_;      // to other nodes
+  std::shared_ptr<node::Team> team_;     // the ranks on this node; null with HBMCOMM_NODE=mpi
+  bool one_node_ = false;                // the team is the whole group
+  std::unique_ptr<cluster::News> news_;  // of other nodes; null if there is none
   std::shared_ptr<Collectives> transport_;
   std::shared_ptr<memory::Segment> segment_;  // of tensors, and of what the node shares
   std::shared_ptr<Queue> collectives_;
   std::shared_ptr<Queue> transfers_;
   bool crowded_ = false;
   std::atomic<bool> shut_down_{false};
-  // Since when the store cannot be reached; max: it can.
-  std::atomic<Clock::time_point> store_lost_{Clock::time_point::max()};
 
   std::mutex issue_mutex_;
   uint64_t sequence_ = 0;  // guarded by issue_mutex_

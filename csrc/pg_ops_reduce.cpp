@@ -49,6 +49,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_at_once(
   if (tensor.nbytes() >= node::kDirectBytes || !Views::usable(tensor) || at::hasCallbacks()) {
     return nullptr;
   }
+  collectives_->require_owner("all_reduce");
   if (coalescing()) return nullptr;
   const auto sequence =
       reduce_inline(tensor.mutable_data_ptr(), static_cast<size_t>(tensor.numel()), dtype, op,

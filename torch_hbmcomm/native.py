@@ -38,6 +38,7 @@ def load() -> ModuleType:
             f"torch_hbmcomm has no native module for Python {sys.version_info.major}."
             f"{sys.version_info.minor} in {here}; build it with `make build`"
         )
+    _bound_arenas()
     import torch_hbmcomm._C as native
 
     built_for = native.build_info()["torch_version"]
@@ -48,6 +49,14 @@ def load() -> ModuleType:
         )
     native.set_mpi_search_path(_mpi_directories())
     return native
+
+
+def _bound_arenas() -> None:
+    """memkind's default, four arenas a CPU for each heap, exhausts what it has in all on machines
+    with hundreds of CPUs, and then ends the process."""
+    most = 64
+    if 4 * (os.cpu_count() or 1) > most:
+        os.environ.setdefault("MEMKIND_ARENA_NUM_PER_KIND", str(most))
 
 
 def _mpi_directories() -> list[str]:

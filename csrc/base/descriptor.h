@@ -24,6 +24,9 @@ class Descriptor {
   explicit operator bool() const noexcept { return descriptor_ >= 0; }
   int get() const noexcept { return descriptor_; }
 
+  // Leaves the descriptor as it is, to the caller.
+  int release() noexcept { return std::exchange(descriptor_, -1); }
+
  private:
   int descriptor_ = -1;
 };

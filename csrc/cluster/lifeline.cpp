@@ -17,6 +17,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -27,6 +28,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kConnectPatience{500};  // for each address
 constexpr std::chrono::seconds kAcceptPatience{5};
+constexpr std::chrono::seconds kReplyPatience{6};
+constexpr std::string_view kReply = "hbm lifeline taken";
 
 // The connections that a forked child closes.
 class Inheritance {
@@ -47,7 +50,7 @@ class Inheritance {
   }
 
  private:
-  using Slots = std::array<std::atomic<int>, 256>;
+  using Slots = std::array<std::atomic<int>, 4096>;
   static Slots& slots() {
     static Slots* const all = [] {
       auto* const made = new Slots;
@@ -100,8 +103,9 @@ bool ready(int descriptor, short events, std::chrono::milliseconds patience) {
   return poll(&waiting, 1, static_cast<int>(std::max<int64_t>(patience.count(), 0))) == 1;
 }
 
-// `where`: the port and the addresses of the other side, which knows us by `hello`.
-Descriptor call(const std::string& where, const std::string& hello) {
+// `where`: the port and the addresses of the other side, which knows us by `hello`. Addresses of
+// the loopback mean this machine, so they count only if the other side is `near`.
+Descriptor call(const std::string& where, bool near, const std::string& hello) {
   std::istringstream words(where);
   uint16_t port = 0;
   words >> port;
@@ -111,7 +115,7 @@ Descriptor call(const std::string& where, const std::string& hello) {
     to.sin_family = AF_INET;
     to.sin_port = htons(port);
     inet_pton(AF_INET, address.c_str(), &to.sin_addr);
-    if (!line) continue;
+    if (!line || (!near && address.starts_with("127."))) continue;
     if (connect(line.get(), reinterpret_cast<sockaddr*>(&to), sizeof(to)) != 0 &&
         (errno != EINPROGRESS || !ready(line.get(), POLLOUT, kConnectPatience))) {
       continue;
@@ -136,11 +140,21 @@ Descriptor answer(const Descriptor& listener, const std::string& hello) {
     if (!line || !ready(line.get(), POLLIN, std::min(left(), kConnectPatience))) continue;
     std::string said(hello.size(), '\0');
     if (recv(line.get(), said.data(), said.size(), 0) == static_cast<ssize_t>(hello.size()) &&
-        said == hello) {
+        said == hello &&
+        send(line.get(), kReply.data(), kReply.size(), MSG_NOSIGNAL) ==
+            static_cast<ssize_t>(kReply.size())) {
       return line;
     }
   }
   return Descriptor();
+}
+
+// Whether it was the right one who took the call.
+bool taken(const Descriptor& line) {
+  if (!line || !ready(line.get(), POLLIN, kReplyPatience)) return false;
+  std::string reply(kReply.size(), '\0');
+  return recv(line.get(), reply.data(), reply.size(), 0) == static_cast<ssize_t>(kReply.size()) &&
+         reply == kReply;
 }
 
 bool ended(int line) {
@@ -159,7 +173,7 @@ Lifelines::Lifelines(const bootstrap::Meeting& meeting, const std::vector<int>& 
     if (seen.insert(node_of[static_cast<size_t>(rank)]).second) ring.push_back(rank);
   }
   const auto place = std::find(ring.begin(), ring.end(), party.rank);
-  const bool member = place != ring.end();
+  const bool member = place != ring.end() && ring.size() > 1;
   const auto everyone = bootstrap::everyone(party.size);
 
   uint16_t port = 0;
@@ -175,36 +189,43 @@ Lifelines::Lifelines(const bootstrap::Meeting& meeting, const std::vector<int>& 
   Descriptor line;
   if (member) {
     next = place + 1 == ring.end() ? ring.front() : *(place + 1);
-    line = call(doors[static_cast<size_t>(next)], hello(next));
+    const bootstrap::Member& self = meeting.members[static_cast<size_t>(party.rank)];
+    const bootstrap::Member& other = meeting.members[static_cast<size_t>(next)];
+    const bool near =
+        self.boot_id == other.boot_id && self.network_namespace == other.network_namespace;
+    line = call(doors[static_cast<size_t>(next)], near, hello(next));
   }
   const auto reached = bootstrap::gather(party, "lifelines reached", everyone,
                                          [&] { return std::string(line ? "1" : "0"); });
   if (!member) return;
   const int previous = place == ring.begin() ? ring.back() : *(place - 1);
-  if (line) {
+  Descriptor theirs;
+  if (reached[static_cast<size_t>(previous)] == "1") theirs = answer(listener, hello(party.rank));
+  if (theirs) lines_.emplace_back(previous, std::move(theirs));
+  if (taken(line)) {
     lines_.emplace_back(next, std::move(line));
   } else {
     log::warn(party.group + ": no connection to rank " + std::to_string(next) + " on " +
               meeting.members[static_cast<size_t>(next)].host +
-              ", so its death will show by the timeout only");
-  }
-  if (reached[static_cast<size_t>(previous)] == "1") {
-    Descriptor theirs = answer(listener, hello(party.rank));
-    if (theirs) lines_.emplace_back(previous, std::move(theirs));
+              "; if it dies while no other rank of its node lives, that shows by the timeout only");
   }
   for (const auto& [rank, each] : lines_) Inheritance::add(each.get());
 }
 
 Lifelines::~Lifelines() {
-  for (const auto& [rank, line] : lines_) Inheritance::remove(line.get());
+  for (auto& [rank, line] : lines_) {
+    if (fork_.in_child()) {
+      line.release();  // closed when the child was forked
+    } else {
+      Inheritance::remove(line.get());
+    }
+  }
 }
 
-std::vector<int> Lifelines::dead(const std::vector<int>& ranks) const {
+std::vector<int> Lifelines::dead() const {
   std::vector<int> found;
   for (const auto& [rank, line] : lines_) {
-    const bool wanted = std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-    const bool known = std::find(found.begin(), found.end(), rank) != found.end();
-    if (wanted && !known && ended(line.get())) found.push_back(rank);
+    if (ended(line.get())) found.push_back(rank);
   }
   return found;
 }

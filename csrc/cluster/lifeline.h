@@ -14,26 +14,26 @@
 #include <vector>
 
 #include "base/descriptor.h"
+#include "base/fork.h"
 #include "bootstrap/meeting.h"
 
 namespace hbm::cluster {
 
 class Lifelines {
  public:
-  Lifelines() = default;
-
   // All ranks of the meeting call it. `node_of` numbers the ranks' nodes. A neighbour in the ring
   // that cannot be reached is named in the log.
   Lifelines(const bootstrap::Meeting& meeting, const std::vector<int>& node_of);
 
   ~Lifelines();
-  Lifelines(Lifelines&&) noexcept = default;
-  Lifelines& operator=(Lifelines&&) noexcept = default;
+  Lifelines(const Lifelines&) = delete;
+  Lifelines& operator=(const Lifelines&) = delete;
 
-  // Those of `ranks` whose connection has ended.
-  std::vector<int> dead(const std::vector<int>& ranks) const;
+  // Ranks whose connection has ended.
+  std::vector<int> dead() const;
 
  private:
+  const ForkGuard fork_;
   std::vector<std::pair<int, Descriptor>> lines_;  // rank, connection
 };
 

@@ -42,7 +42,6 @@ class MultiLeaderAllreduce final : public Operation {
 
   bool poll_column();
   bool poll_team();
-  void start_team_step();
   OperationPtr reduce_to_leaders(size_t block) const;
   OperationPtr hand_out(size_t block) const;
 

@@ -1,6 +1,7 @@
 #include "engine/queue.h"
 
 #include <algorithm>
+#include <system_error>
 #include <utility>
 
 #include "base/error.h"
@@ -397,9 +398,14 @@ void Queue::wake_worker(const Lock& /*held*/, bool hand_over) {
 
 void Queue::start_worker() {
   if (starting_) return;
-  starting_ = true;
+  try {
+    std::thread([self = shared_from_this()] { self->work(); }).detach();
+  } catch (const std::system_error& error) {
+    throw Error(ErrorKind::kExhausted, std::string("cannot start a thread (") + error.what() +
+                                           "); raise the limit on processes (ulimit -u)");
+  }
+  starting_ = true;  // the lock is held, so the thread has not looked yet
   ++workers_;
-  std::thread([self = shared_from_this()] { self->work(); }).detach();
 }
 
 void Queue::work() {

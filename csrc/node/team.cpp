@@ -164,13 +164,31 @@ void Team::nudge() noexcept {
   ring_transfers(self_);
 }
 
+void Team::leave() noexcept { control(self_).left.store(1, std::memory_order_release); }
+
+std::vector<int> Team::dead() const {
+  std::vector<int> ranks;
+  for (size_t i = 0; i < size(); ++i) {
+    const bool left = control(i).left.load(std::memory_order_acquire) != 0;
+    if (!left && is_dead(members_[i].alive)) ranks.push_back(members_[i].rank);
+  }
+  return ranks;
+}
+
 void Team::require_alive(const std::vector<int>& ranks, const Operation& operation,
                          const std::function<bool()>& ready) {
   if (failed()) throw_failure();
-  for (const Member& member : members_) {
+  for (size_t i = 0; i < size(); ++i) {
+    const Member& member = members_[i];
     if (std::find(ranks.begin(), ranks.end(), member.rank) == ranks.end()) continue;
-    if (!is_dead(member.alive)) continue;
-    if (ready()) return;  // it came before it died
+    const bool left = control(i).left.load(std::memory_order_acquire) != 0;
+    if (!left && !is_dead(member.alive)) continue;
+    if (ready()) return;  // it came before that
+    if (left) {
+      throw Error(ErrorKind::kPeer, operation.describe() + ": " + group_ +
+                                        " was destroyed on a rank that this one waits for, " +
+                                        member.name);
+    }
     const std::string text = report(operation.describe() + ": " + member.name + " has died", true);
     if (failed()) throw_failure();
     throw Error(ErrorKind::kDeath, text);

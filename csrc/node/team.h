@@ -115,6 +115,12 @@ class Team {
   void require_alive(const std::vector<int>& ranks, const Operation& operation,
                      const std::function<bool()>& ready);
 
+  // Tells the others that this rank destroys the group in good order.
+  void leave() noexcept;
+
+  // Ranks whose process has ended before they left.
+  std::vector<int> dead() const;
+
   // Reports a failure of this rank to the others of the node, and wakes them. The first report of
   // all counts; returns it.
   std::string report(const std::string& failure, bool death) noexcept;
