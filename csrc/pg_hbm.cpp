@@ -34,6 +34,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kPartingPatience{1000};
+constexpr milliseconds kNewsPatience{700};  // for the cause of an error of MPI's
 
 constexpr size_t kMostNodeChunk = 128 << 10;  // larger ones leave the processor's cache
 
@@ -135,7 +136,11 @@ void ProcessGroupHbm::connect(Clock::time_point deadline) {
     try {
       std::rethrow_exception(error);
     } catch (const Error& ours) {
-      if (breaks_transfers(ours.kind())) collectives_->abort(ours.what());
+      // On one node the peer may have given up this transfer alone.
+      const bool group_failed = ours.kind() == ErrorKind::kPeer && (!one_node_ || team_->failed());
+      if (breaks_transfers(ours.kind()) || group_failed) {
+        collectives_->abort(ours.what());
+      }
     } catch (const std::exception& other) {
       collectives_->abort(other.what());
     }
@@ -198,6 +203,9 @@ ProcessGroupHbm::~ProcessGroupHbm() { stop(); }
 // The queues are stopped before the group ends, so the hooks may refer to it.
 Queue::Hooks ProcessGroupHbm::hooks(bool (*concerns_all)(ErrorKind)) {
   return {[this](const Operation& operation) { watch(operation); },
+          [this](const Operation& operation, const std::exception_ptr& error) {
+            return explain(operation, error);
+          },
           [this, concerns_all](const std::exception_ptr& error) { publish(error, concerns_all); },
           [this] {
             if (team_) team_->nudge();
@@ -211,10 +219,42 @@ void ProcessGroupHbm::watch(const Operation& operation) {
   if (news_) news_->check(operation);
 }
 
+// MPI's errors are mostly the consequence of a death, which it does not name.
+std::exception_ptr ProcessGroupHbm::explain(const Operation& operation,
+                                            const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& ours) {
+    if (ours.kind() != ErrorKind::kNetwork) return error;
+  } catch (...) {
+    return error;
+  }
+  const Clock::time_point end = Clock::now() + kNewsPatience;
+  do {
+    try {
+      watch(operation);
+    } catch (const Error& cause) {
+      if (cause.kind() != ErrorKind::kNetwork) return std::current_exception();
+    }
+    std::vector<int> dead = team_ ? team_->dead() : std::vector<int>();
+    if (dead.empty() && news_) dead = news_->dead();
+    if (!dead.empty()) {
+      return std::make_exception_ptr(Error(
+          ErrorKind::kDeath, operation.describe() + ": rank " + list_ranks(dead) + " has died"));
+    }
+    std::this_thread::sleep_for(milliseconds(20));
+  } while (Clock::now() < end);
+  return error;
+}
+
 void ProcessGroupHbm::publish(const std::exception_ptr& error, bool (*concerns_all)(ErrorKind)) {
   try {
     std::rethrow_exception(error);
   } catch (const Error& ours) {
+    const bool of_collective = concerns_all == &breaks_collectives;
+    if (of_collective && ours.kind() == ErrorKind::kPeer && team_) {
+      team_->report(ours.what(), /*death=*/false);
+    }
     if (!concerns_all(ours.kind())) return;
     announce(ours.what());
   } catch (const std::exception& other) {
@@ -374,8 +414,10 @@ void ProcessGroupHbm::abort() {
 void ProcessGroupHbm::shutdown() {
   if (!collectives_ || collectives_->in_forked_child() || shut_down_.exchange(true)) return;
   part();
-  if (team_) team_->leave();
-  if (news_) news_->leave(kPartingPatience);
+  if (!collectives_->broken()) {
+    if (team_) team_->leave();
+    if (news_) news_->leave(kPartingPatience);
+  }
   stop();
 }
 

@@ -105,7 +105,7 @@ OperationPtr MultiLeaderAllreduce::reduce_to_leaders(size_t block) const {
     inputs[leader] = {at(part.offset), part.count};
   }
   void* const out = leads() ? at(shard(block, fabric_->team->self()).offset) : nullptr;
-  return std::make_unique<node::ReduceScatter>(fabric_->team, signature, inputs, out,
+  return std::make_unique<node::ReduceScatter>(fabric_->team, signature, count_, inputs, out,
                                                /*divisor=*/1);
 }
 

@@ -18,6 +18,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kRound{250};
+constexpr std::chrono::milliseconds kReportPatience{200};
 constexpr std::chrono::milliseconds kLostAfter{1000};    // of errors
 constexpr std::chrono::milliseconds kSilentAfter{5000};  // of no answer
 
@@ -128,6 +129,10 @@ void News::check(const Operation& operation) {
   const std::vector<int> missing = operation.missing();
   const std::lock_guard lock(notes_->mutex);
   notes_->wanted.insert(missing.begin(), missing.end());
+  // First: who has died since may have ended because of it.
+  if (notes_->failure) {
+    throw Error(ErrorKind::kPeer, notes_->setup.group + " has failed: " + *notes_->failure);
+  }
   for (const int rank : missing) {
     const std::string& name = notes_->setup.names[static_cast<size_t>(rank)];
     if (notes_->left.contains(rank)) {
@@ -138,9 +143,6 @@ void News::check(const Operation& operation) {
     if (notes_->dead.contains(rank)) {
       throw Error(ErrorKind::kDeath, operation.describe() + ": " + name + " has died");
     }
-  }
-  if (notes_->failure) {
-    throw Error(ErrorKind::kPeer, notes_->setup.group + " has failed: " + *notes_->failure);
   }
   const auto silent = Clock::now() - notes_->answered;
   const bool lost = !notes_->trouble.empty() && silent > kLostAfter;
@@ -153,9 +155,16 @@ void News::check(const Operation& operation) {
 
 void News::report(const std::string& failure) {
   if (fork_.in_child()) return;
-  const std::lock_guard lock(notes_->mutex);
+  std::unique_lock lock(notes_->mutex);
   notes_->to_report = failure;
   notes_->changed.notify_all();
+  notes_->changed.wait_for(lock, kReportPatience, [this] { return !notes_->to_report; });
+}
+
+std::vector<int> News::dead() const {
+  if (fork_.in_child()) return {};
+  const std::lock_guard lock(notes_->mutex);
+  return {notes_->dead.begin(), notes_->dead.end()};
 }
 
 void News::leave(std::chrono::milliseconds patience) {

@@ -42,8 +42,12 @@ class News {
   // Throws Error(kDeath), Error(kPeer) or Error(kNetwork) if the operation waits in vain.
   void check(const Operation& operation);
 
-  // Tells all of a failure; does not wait until they can know.
+  // Tells all of a failure. The process may end soon after, so this waits a moment (200 ms at most)
+  // for the thread to have told the store.
   void report(const std::string& failure);
+
+  // Ranks that are known to have died.
+  std::vector<int> dead() const;
 
   // Tells all that this rank has left in good order; waits until that is in the store, or
   // `patience` is over.

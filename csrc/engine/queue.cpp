@@ -83,8 +83,9 @@ std::shared_ptr<Ticket> Queue::enqueue(std::unique_ptr<Operation> operation,
   Lock lock(mutex_);
   if (broken_) {
     lock.unlock();
-    if (ticket->begun_) ticket->operation_->abandon();
-    refuse(ticket->operation_->describe());
+    const std::string refused = ticket->operation_->describe();
+    ticket->abandon();
+    refuse(refused);
   }
   pending_.push_back(ticket);
   const bool join = driving_ && order_ == Order::kUnordered;
@@ -139,7 +140,8 @@ void Queue::run_claimed(Operation& operation, std::chrono::milliseconds timeout,
 
 void Queue::unclaim() {
   Lock lock(mutex_);
-  settle(lock, {});
+  Outcome nothing;
+  settle(lock, nothing);
 }
 
 void Queue::launch(const std::shared_ptr<Ticket>& ticket, Mode mode) {
@@ -245,7 +247,7 @@ void Queue::drive(Lock& lock, const Ticket* target, Clock::time_point deadline, 
     driving_ = true;
     interrupted_.store(false, std::memory_order_relaxed);
     lock.unlock();
-    const Outcome outcome = poll_until(tickets, deadline);
+    Outcome outcome = poll_until(tickets, deadline);
     lock.lock();
     settle(lock, outcome);
   } while (deadline == Clock::time_point::max() || Clock::now() < deadline);
@@ -321,10 +323,13 @@ Progress Queue::step(Ticket& ticket) {
 }
 
 // Ends the driver's turn: takes back driving_ and publishes what came of it.
-void Queue::settle(Lock& lock, const Outcome& outcome) {
+void Queue::settle(Lock& lock, Outcome& outcome) {
   if (outcome.ticket) {
     lock.unlock();
     if (outcome.error) {
+      if (hooks_.explain) {
+        outcome.error = hooks_.explain(*outcome.ticket->operation_, outcome.error);
+      }
       outcome.ticket->abandon();
       if (hooks_.failed) hooks_.failed(outcome.error);
     } else {

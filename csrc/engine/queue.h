@@ -86,9 +86,12 @@ class Ticket {
 class Queue : public std::enable_shared_from_this<Queue> {
  public:
   struct Hooks {
-    // Called about four times a second while a driver waits for the operation's ranks; throws to fail it
-    // (the news of another rank's failure).
+    // Called about four times a second while a driver waits for the operation's ranks; throws to
+    // fail it (the news of another rank's failure).
     std::function<void(const Operation& operation)> watch;
+    // Turns an error into the one that it is the consequence of; may take a moment.
+    std::function<std::exception_ptr(const Operation& operation, const std::exception_ptr& error)>
+        explain;
     // Called with each error that an operation ended in.
     std::function<void(const std::exception_ptr& error)> failed;
     // Wakes a driver that dozes (Operation::doze).
@@ -165,7 +168,7 @@ class Queue : public std::enable_shared_from_this<Queue> {
   Outcome poll_until(std::span<Ticket* const> tickets, Clock::time_point deadline);
   Outcome watch(std::span<Ticket* const> tickets) const;
   Progress step(Ticket& ticket);
-  void settle(Lock& lock, const Outcome& outcome);
+  void settle(Lock& lock, Outcome& outcome);
   void finish(Lock& lock, const Ticket* ticket, std::exception_ptr error);
   void interrupt();
   [[noreturn]] void refuse(const std::string& operation) const;

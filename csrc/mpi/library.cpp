@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "mpi/ucx_guard.h"
 
 namespace hbm::mpi {
 namespace {
@@ -97,7 +98,9 @@ void require_alone(void* handle, const std::string& path) {
 
 Library load() {
   std::string tried;
+  raise_ucx_guard();
   const Found found = find_library(tried);
+  if (found.handle != nullptr) aim_ucx_guard(found.handle);
   if (found.handle == nullptr) {
     throw Error(ErrorKind::kUnavailable,
                 "no MPI library was found; install MPICH (pip install mpich, or apt install "

@@ -40,7 +40,8 @@ class OverSharedMemory final : public Collectives {
   OperationPtr reduce_scatter(uint64_t sequence, const std::vector<Source>& inputs, void* out,
                               Dtype dtype, ReduceOp op) override {
     return std::make_unique<ReduceScatter>(
-        team_, Signature{OpCode::kReduceScatter, dtype, op, -1, sequence}, inputs, out, size());
+        team_, Signature{OpCode::kReduceScatter, dtype, op, -1, sequence}, inputs[0].count, inputs,
+        out, size());
   }
 
   OperationPtr broadcast(uint64_t sequence, void* data, size_t count, Dtype dtype,

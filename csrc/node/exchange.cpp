@@ -1,5 +1,6 @@
 #include "node/exchange.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "reduce/copy.h"
@@ -29,13 +30,23 @@ void Exchange::begin() {
   }
 }
 
-void Exchange::deliver(size_t round) {
-  for (size_t step = 1; step < team_->size(); ++step) {
-    const size_t peer = (team_->self() + step) % team_->size();
+bool Exchange::deliver(size_t round) {
+  size_t room = kBytesAPoll;
+  for (; distance_ < team_->size(); ++distance_) {
+    const size_t peer = (team_->self() + distance_) % team_->size();
     const Part came = part(peer, round);
-    if (came.data == nullptr || came.bytes == 0) continue;
-    copy_bytes(static_cast<std::byte*>(sinks_[peer].data) + came.offset, came.data, came.bytes);
+    const size_t slice = std::min(came.bytes - copied_, room);
+    if (slice > 0) {
+      copy_bytes(static_cast<std::byte*>(sinks_[peer].data) + came.offset + copied_,
+                 came.data + copied_, slice);
+    }
+    room -= slice;
+    copied_ += slice;
+    if (copied_ < came.bytes) return false;
+    copied_ = 0;
   }
+  distance_ = 1;
+  return true;
 }
 
 }  // namespace hbm::node

@@ -20,10 +20,12 @@ class Exchange final : public Streams {
   void begin() override;
 
  private:
-  void deliver(size_t round) override;
+  bool deliver(size_t round) override;
 
   const Source own_source_;
   const std::vector<Sink> sinks_;
+  size_t distance_ = 1;  // to the member whose part is copied next
+  size_t copied_ = 0;    // bytes of that part
 };
 
 }  // namespace hbm::node

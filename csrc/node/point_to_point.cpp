@@ -1,17 +1,15 @@
 #include "node/point_to_point.h"
 
 #include <algorithm>
-#include <new>
 #include <utility>
 
 #include "base/error.h"
+#include "node/step.h"
 #include "reduce/copy.h"
 
 namespace hbm::node {
 namespace {
 
-constexpr size_t kChunkBytes = 128 * 1024;
-constexpr size_t kChunks = 2;                        // of a staged message, in flight
 constexpr std::chrono::milliseconds kLookEvery{10};  // whether the peer is alive
 
 // What sends and receives have in common.
@@ -47,6 +45,7 @@ class TransferOperation : public Operation {
   Team& team() const { return *post_->team(); }
   int rank_of(size_t member) const { return team().member(member).rank; }
   size_t bytes() const { return header_.payload; }
+  size_t chunks() const { return (bytes() + kStagedChunkBytes - 1) / kStagedChunkBytes; }
 
   const std::shared_ptr<Post> post_;
   const MessageHeader header_;
@@ -81,12 +80,17 @@ class Send final : public TransferOperation {
 
   std::vector<int> missing() const override { return {rank_of(to_)}; }
 
-  // Once posted, the receiver may still look at the block, so it is not given back.
   void abandon() noexcept override {
-    if (posted_) return;
-    post_->leave(to_, place_);
-    give_back();
+    if (!posted_) {
+      post_->leave(to_, place_);
+      give_back();
+    } else if (transfer_ != nullptr) {
+      if (!transfer_->leave_open(Transfer::kWithdrawn) && !transfer_->ended()) give_up_taken();
+      post_->close_when_ended(std::exchange(transfer_, nullptr));
+    }
   }
+
+  bool exposed() const override { return exposed_; }
 
  private:
   bool post() {
@@ -97,55 +101,60 @@ class Send final : public TransferOperation {
   Progress advance() override {
     if (!post()) return Progress::kIdle;
     if (transfer_ == nullptr) return Progress::kDone;
-    const uint64_t drained = transfer_->drained.load(std::memory_order_acquire);
-    if (drained == kRefused) {
-      give_back();
-      throw Error(ErrorKind::kMismatch, "rank " + std::to_string(rank_of(to_)) + " of " +
-                                            team().group() + " refused the message of " +
-                                            describe() + ": it expects another type or size");
-    }
-    if (drained == chunks()) {
-      give_back();
-      return Progress::kDone;
-    }
-    if (!fill(drained)) return Progress::kIdle;
+    if (transfer_->ended()) return finish();
+    if (!fill()) return Progress::kIdle;
     team().ring_transfers(to_);
     return Progress::kActive;
   }
 
+  Progress finish() {
+    const uint32_t end = transfer_->state.load(std::memory_order_relaxed);
+    give_back();
+    if (end == Transfer::kDone) return Progress::kDone;
+    const std::string receiver = "rank " + std::to_string(rank_of(to_)) + " of " + team().group();
+    if (end == Transfer::kRefused) {
+      throw Error(ErrorKind::kMismatch, receiver + " refused the message of " + describe() +
+                                            ": it expects another type or size");
+    }
+    throw Error(ErrorKind::kPeer, receiver + " gave up its receive of " + describe() +
+                                      " before it had the whole message; see that rank's error");
+  }
+
+  // The receiver still reads the tensor, or waits for chunks that will not come.
+  void give_up_taken() {
+    exposed_ = envelope_.kind == Envelope::kDirect;
+    if (exposed_ || filled_ == chunks()) return;
+    transfer_->filled.store(kNoMore, std::memory_order_release);
+    team().ring_transfers(to_);
+  }
+
   void give_back() {
-    if (transfer_ != nullptr) team().free(reinterpret_cast<std::byte*>(transfer_));
-    transfer_ = nullptr;
+    if (transfer_ != nullptr) post_->close_transfer(std::exchange(transfer_, nullptr));
   }
 
   void prepare_transfer() {
     const auto direct = team().offset_in_segment(data_, bytes());
     envelope_.kind = direct ? Envelope::kDirect : Envelope::kStaged;
-    std::byte* block =
-        team().allocate(sizeof(Transfer) + (direct ? 0 : std::min(bytes(), kChunks * kChunkBytes)));
-    transfer_ = new (block) Transfer{};
-    envelope_.transfer = *team().offset_in_segment(block, sizeof(Transfer));
-    envelope_.chunk = kChunkBytes;
+    transfer_ =
+        post_->open_transfer(direct ? 0 : std::min(bytes(), kStagedChunks * kStagedChunkBytes));
+    envelope_.transfer = *team().offset_in_segment(transfer_, sizeof(Transfer));
     if (direct) {
       envelope_.message = *direct;
     } else {
-      fill(0);
+      fill();
     }
   }
 
-  size_t chunks() const {
-    return envelope_.kind == Envelope::kDirect ? 1 : (bytes() + kChunkBytes - 1) / kChunkBytes;
-  }
-
   // Puts in what there is room for; false if there was none.
-  bool fill(uint64_t drained) {
+  bool fill() {
     if (envelope_.kind == Envelope::kDirect) return false;
     const uint64_t before = filled_;
+    const uint64_t drained = transfer_->drained.load(std::memory_order_acquire);
     auto* const staging = reinterpret_cast<std::byte*>(transfer_ + 1);
-    while (filled_ < chunks() && filled_ - drained < kChunks) {
-      const size_t first = filled_ * kChunkBytes;
-      copy_bytes(staging + filled_ % kChunks * kChunkBytes, data_ + first,
-                 std::min(kChunkBytes, bytes() - first));
+    while (filled_ < chunks() && filled_ - drained < kStagedChunks) {
+      const size_t first = filled_ * kStagedChunkBytes;
+      copy_bytes(staging + filled_ % kStagedChunks * kStagedChunkBytes, data_ + first,
+                 std::min(kStagedChunkBytes, bytes() - first));
       transfer_->filled.store(++filled_, std::memory_order_release);
     }
     return filled_ != before;
@@ -158,6 +167,7 @@ class Send final : public TransferOperation {
   Envelope envelope_{};
   Transfer* transfer_ = nullptr;  // of a large message
   uint64_t filled_ = 0;
+  bool exposed_ = false;
 };
 
 class Receive final : public TransferOperation {
@@ -172,7 +182,7 @@ class Receive final : public TransferOperation {
   void begin() override { post_->expect(expected_); }
 
   std::vector<int> missing() const override {
-    const std::optional<size_t> from = matched_ ? expected_.letter->from : expected_.from;
+    const std::optional<size_t> from = accepted_ ? expected_.letter->from : expected_.from;
     if (from) return {rank_of(*from)};
     std::vector<int> others;
     for (size_t i = 0; i < team().size(); ++i) {
@@ -182,78 +192,120 @@ class Receive final : public TransferOperation {
   }
 
   void abandon() noexcept override {
-    if (!matched_) post_->forget(expected_);
+    post_->forget(expected_);
+    if (expected_.letter && !ended_) end(Transfer::kGivenUp);
   }
 
  private:
   Progress advance() override {
     post_->collect();
-    if (!matched_) {
+    if (!accepted_) {
       if (!post_->matched(expected_)) return Progress::kIdle;
-      matched_ = true;
       accept();
+      accepted_ = true;
     }
-    const Letter& letter = *expected_.letter;
-    if (letter.envelope.kind == Envelope::kInline) {
-      copy_bytes(out_, letter.message.data(), letter.message.size());
-      return finished();
+    switch (expected_.letter->envelope.kind) {
+      case Envelope::kInline:
+        copy_bytes(out_, expected_.letter->message.data(), bytes());
+        return finished();
+      case Envelope::kDirect:
+        return copy_slice();
+      default:
+        return drain();
     }
-    if (letter.envelope.kind == Envelope::kDirect) {
-      copy_bytes(out_, team().direct(letter.from, {0, letter.envelope.message, 0, 0}, bytes()),
-                 bytes());
-      transfer().drained.store(1, std::memory_order_release);
-      team().ring_transfers(letter.from);
-      return finished();
-    }
-    return drain(letter);
   }
 
-  // Throws, and tells the sender of a large message, if the letter is not what was expected.
+  // Throws, and tells the sender of a large message, if the letter is not what was expected. From
+  // here on what the envelope says can be relied on.
   void accept() {
-    const Letter& letter = *expected_.letter;
     try {
-      check_header(letter.envelope.header, header_, rank_of(letter.from), team().group());
+      check();
     } catch (const Error&) {
-      if (letter.envelope.kind != Envelope::kInline) {
-        transfer().drained.store(kRefused, std::memory_order_release);
-        team().ring_transfers(letter.from);
-      }
+      end(Transfer::kRefused);
       throw;
     }
   }
 
-  Progress drain(const Letter& letter) {
-    const size_t chunk = letter.envelope.chunk;
-    const uint64_t before = drained_;
-    const auto* const staging = reinterpret_cast<const std::byte*>(&transfer() + 1);
-    const uint64_t filled = transfer().filled.load(std::memory_order_acquire);
-    while (drained_ < filled) {
-      const size_t first = drained_ * chunk;
-      copy_bytes(out_ + first, staging + drained_ % kChunks * chunk,
-                 std::min(chunk, bytes() - first));
-      transfer().drained.store(++drained_, std::memory_order_release);
+  void check() const {
+    const Letter& letter = *expected_.letter;
+    const Envelope& envelope = letter.envelope;
+    check_header(envelope.header, header_, rank_of(letter.from), team().group());
+    if (envelope.kind > Envelope::kStaged) spoiled("a message of kind", envelope.kind);
+    if (envelope.kind == Envelope::kInline) {
+      if (letter.message.size() != bytes()) spoiled("an inline message of bytes:", bytes());
+      return;
     }
-    if (drained_ == before) return Progress::kIdle;
-    team().ring_transfers(letter.from);
-    return drained_ * chunk >= bytes() ? finished() : Progress::kActive;
+    if (letter.transfer == nullptr) spoiled("a transfer at", envelope.transfer);
+    if (envelope.kind == Envelope::kDirect) {
+      team().direct(letter.from, {0, envelope.message, 0, 0}, bytes());
+    } else {
+      const size_t staging = std::min(bytes(), kStagedChunks * kStagedChunkBytes);
+      team().direct(letter.from, {0, envelope.transfer, 0, 0}, sizeof(Transfer) + staging);
+    }
   }
 
-  Transfer& transfer() const {
+  // A part of a message that lies in the sender's segment.
+  Progress copy_slice() {
     const Letter& letter = *expected_.letter;
-    return *reinterpret_cast<Transfer*>(
-        team().direct(letter.from, {0, letter.envelope.transfer, 0, 0}, sizeof(Transfer)));
+    const size_t slice = std::min(bytes() - copied_, kBytesAPoll);
+    copy_bytes(out_ + copied_, team().at(letter.from, letter.envelope.message) + copied_, slice);
+    copied_ += slice;
+    return copied_ == bytes() ? finished() : Progress::kActive;
+  }
+
+  Progress drain() {
+    Transfer& transfer = *expected_.letter->transfer;
+    const uint64_t before = drained_;
+    const auto* const staging = reinterpret_cast<const std::byte*>(&transfer + 1);
+    const uint64_t filled = transfer.filled.load(std::memory_order_acquire);
+    if (filled == kNoMore) {
+      throw Error(ErrorKind::kPeer, "rank " + std::to_string(rank_of(expected_.letter->from)) +
+                                        " of " + team().group() + " gave up the message of " +
+                                        describe() + " half-way; see that rank's error");
+    }
+    if (filled < drained_ || filled > chunks() || filled - drained_ > kStagedChunks) {
+      spoiled("as chunks of its message that are there:", filled);
+    }
+    while (drained_ < filled) {
+      const size_t first = drained_ * kStagedChunkBytes;
+      copy_bytes(out_ + first, staging + drained_ % kStagedChunks * kStagedChunkBytes,
+                 std::min(kStagedChunkBytes, bytes() - first));
+      transfer.drained.store(++drained_, std::memory_order_release);
+    }
+    if (drained_ == chunks()) return finished();
+    if (drained_ == before) return Progress::kIdle;
+    team().ring_transfers(expected_.letter->from);
+    return Progress::kActive;
   }
 
   Progress finished() {
     *source_ = rank_of(expected_.letter->from);
+    end(Transfer::kDone);
     return Progress::kDone;
+  }
+
+  // Ends the transfer of a large message: its block may be gone from here on.
+  void end(Transfer::State how) {
+    ended_ = true;
+    if (expected_.letter->transfer == nullptr) return;
+    expected_.letter->transfer->end(how);
+    team().ring_transfers(expected_.letter->from);
+  }
+
+  [[noreturn]] void spoiled(const std::string& what, uint64_t value) const {
+    throw Error(ErrorKind::kMismatch, team().member(expected_.letter->from).name + " of " +
+                                          team().group() + " names " + what + " " +
+                                          std::to_string(value) + " in " + describe() +
+                                          "; a stray store may have spoiled its shared memory");
   }
 
   std::byte* const out_;
   const std::shared_ptr<int> source_;
   Expected expected_;  // Post's until it is matched
-  bool matched_ = false;
-  uint64_t drained_ = 0;
+  bool accepted_ = false;
+  bool ended_ = false;
+  size_t copied_ = 0;     // bytes of a direct message
+  uint64_t drained_ = 0;  // chunks of a staged one
 };
 
 }  // namespace

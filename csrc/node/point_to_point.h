@@ -4,6 +4,10 @@
 // that lies in the sender's segment is copied from there by the receiver; any other goes through
 // two chunks of a block that the sender takes for it. Then the send is done when the receiver has
 // all of it.
+//
+// A large send that is abandoned before a receive has taken its message was never made. Afterwards
+// the receive fails, or, if it reads the sender's tensor, goes on: the send is exposed() then. A
+// receive that is abandoned after it took its message makes the send fail, Error(kPeer).
 #pragma once
 
 #include <memory>

@@ -15,6 +15,7 @@
 #include <set>
 #include <vector>
 
+#include "base/fork.h"
 #include "node/mail.h"
 #include "node/team.h"
 
@@ -25,9 +26,11 @@ struct Letter {
   size_t from;  // index of the member
   Envelope envelope;
   std::vector<std::byte> message;
+  Transfer* transfer;  // of a large message; null if it does not lie in the sender's segment
 };
 
-// A receive that waits for its letter.
+// A receive that waits for its letter. A large message has been taken (Transfer::kTaken) when it is
+// here.
 struct Expected {
   std::optional<size_t> from;  // nothing: any member
   int tag;
@@ -38,7 +41,19 @@ class Post {
  public:
   explicit Post(std::shared_ptr<Team> team);
 
+  // Blocks that no receiver has ended by now stay until the process ends.
+  ~Post();
+  Post(const Post&) = delete;
+  Post& operator=(const Post&) = delete;
+
   const std::shared_ptr<Team>& team() const noexcept { return team_; }
+
+  // A block for a large message, with `staging` bytes behind the Transfer. Throws
+  // Error(kExhausted).
+  Transfer* open_transfer(size_t staging);
+  void close_transfer(Transfer* transfer);
+  // The same, once the receiver has ended it.
+  void close_when_ended(Transfer* transfer);
 
   // A send's place among those to the same member.
   uint64_t enter(size_t to);
@@ -67,13 +82,19 @@ class Post {
   };
 
   static bool matches(const Expected& expected, const Letter& letter);
+  Letter read(size_t from, const Cell& cell) const;
+  void deliver(Letter letter);
+  void drop_withdrawn();
+  void free_ended();
 
+  const ForkGuard fork_;
   const std::shared_ptr<Team> team_;
   std::mutex mutex_;  // guards the members below
   std::vector<Outbox> out_;
   std::vector<Inbox> in_;
-  std::list<Expected*> expected_;  // in the order of issue
-  std::deque<Letter> unexpected_;  // in the order in which they came
+  std::list<Expected*> expected_;    // in the order of issue
+  std::deque<Letter> unexpected_;    // in the order in which they came
+  std::vector<Transfer*> given_up_;  // by sends of this rank, maybe not yet ended
 };
 
 }  // namespace hbm::node

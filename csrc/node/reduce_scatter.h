@@ -11,16 +11,17 @@ namespace hbm::node {
 
 class ReduceScatter final : public Streams {
  public:
-  // `divisor` (of AVG): ranks in the whole group.
-  ReduceScatter(std::shared_ptr<Team> team, const Signature& signature,
+  // `count`: elements, as errors report them. `divisor` (of AVG): ranks in the whole group.
+  ReduceScatter(std::shared_ptr<Team> team, const Signature& signature, size_t count,
                 const std::vector<Source>& inputs, void* out, size_t divisor);
 
  private:
-  void deliver(size_t round) override;
+  bool deliver(size_t round) override;
 
   const Source own_;
   std::byte* const out_;
   const size_t divisor_;
+  size_t reduced_ = 0;  // bytes of the result
 };
 
 }  // namespace hbm::node

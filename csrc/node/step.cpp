@@ -1,5 +1,7 @@
 #include "node/step.h"
 
+#include <cstring>
+
 namespace hbm::node {
 
 Progress Step::poll() { return team_->all_here() ? step() : Progress::kIdle; }
@@ -30,8 +32,10 @@ Slot& Step::open() {
 void Step::check(bool same_count) const {
   const MessageHeader& own = team_->slot(team_->self()).header;
   for (size_t i = 0; i < team_->size(); ++i) {
-    MessageHeader found = team_->slot(i).header;
-    if (!same_count) found.count = own.count;
+    const MessageHeader& found = team_->slot(i).header;
+    MessageHeader alike = found;
+    alike.count = own.count;
+    if (!same_count && std::memcmp(&alike, &own, sizeof own) == 0) continue;
     check_header(found, own, team_->member(i).rank, team_->group());
   }
 }

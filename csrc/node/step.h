@@ -19,6 +19,9 @@ namespace hbm::node {
 // costs one tick more.
 inline constexpr size_t kDirectBytes = 16 * 1024;
 
+// What one poll() copies or reduces at most, of each source, before an abort is looked for.
+inline constexpr size_t kBytesAPoll = size_t{16} << 20;
+
 class Step : public Operation {
  public:
   Progress poll() final;
@@ -40,7 +43,7 @@ class Step : public Operation {
   Slot& open();
 
   // Throws Error(kMismatch) if a member is not in this operation. `same_count`: the count must be
-  // the same on all.
+  // the same on all. An error tells the true counts in any case.
   void check(bool same_count) const;
   // Throws unless member `index` sends this rank as many elements as it takes.
   void check_stream(size_t index, size_t found, size_t expected) const;

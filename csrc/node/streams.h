@@ -24,7 +24,7 @@ class Streams : public Step {
     size_t count = 0;                   // elements that this rank expects; set by the subclass
     const std::byte* direct = nullptr;  // all of it; null: it comes through slots
     uint64_t offset = 0;                // in a slot's data
-    uint64_t chunk = 0;                 // bytes a slot
+    uint64_t chunk = 0;                 // bytes a slot; not 0
   };
 
   enum class Cast {
@@ -36,10 +36,10 @@ class Streams : public Step {
   Streams(std::shared_ptr<Team> team, const Signature& signature, size_t count,
           std::vector<Source> outgoing, const std::vector<size_t>& incoming, Cast cast);
 
-  // Uses what came with round `round`.
-  virtual void deliver(size_t round) = 0;
+  // Uses what came with round `round`, kBytesAPoll at a time; false until it has used all of it.
+  virtual bool deliver(size_t round) = 0;
 
-  // What came of member `index`'s stream: null if nothing did in this round.
+  // What came of member `index`'s stream; no bytes if nothing did in this round.
   struct Part {
     const std::byte* data;
     size_t offset;  // bytes, in the stream
@@ -55,6 +55,9 @@ class Streams : public Step {
   void announce(Slot& slot);
   void fill(Slot& slot, size_t round) const;
   void learn();
+  void learn_from(size_t index);
+  void check_place(size_t index) const;
+  uint64_t most_rounds(size_t index) const;
 
   // A stream of this rank's that goes through the slots.
   struct Lane {
@@ -69,6 +72,7 @@ class Streams : public Step {
   size_t chunk_ = 0;   // bytes of a lane in a slot
   size_t rounds_ = 1;  // of the whole team
   size_t round_ = 0;
+  bool learned_ = false;
   bool closing_ = false;  // some member's stream is read in its segment
 };
 

@@ -185,6 +185,7 @@ void Team::require_alive(const std::vector<int>& ranks, const Operation& operati
     if (!left && !is_dead(member.alive)) continue;
     if (ready()) return;  // it came before that
     if (left) {
+      if (failed()) throw_failure();
       throw Error(ErrorKind::kPeer, operation.describe() + ": " + group_ +
                                         " was destroyed on a rank that this one waits for, " +
                                         member.name);

@@ -75,8 +75,8 @@ Group::Group(const std::filesystem::path& directory, const std::string& name, in
       std::make_shared<memory::Heap>(memory::Policy::kDdr, 0), kStagingBytes);
   if (size > 1) channel->communicator = connect(meeting, {}).communicator;
   const bool crowded = size > sysconf(_SC_NPROCESSORS_ONLN);
-  collectives = Queue::create(Queue::Order::kOrdered, crowded, {{}, {}, {}, name_ranks});
-  transfers = Queue::create(Queue::Order::kUnordered, crowded, {{}, {}, {}, name_ranks});
+  collectives = Queue::create(Queue::Order::kOrdered, crowded, {{}, {}, {}, {}, name_ranks});
+  transfers = Queue::create(Queue::Order::kUnordered, crowded, {{}, {}, {}, {}, name_ranks});
 }
 
 Group::~Group() {

@@ -146,6 +146,103 @@ TEST(NodeMismatch, OfOneStreamReachesTheOthersAsAFailure) {
   });
 }
 
+TEST(NodeMismatch, TellsTheCountsOfBoth) {
+  run_node({.size = 2}, [](NodeRank& rank) {
+    std::vector<float> data(100);
+    if (rank.rank == 0) {
+      return expect_error(ErrorKind::kMismatch, {"barrier #1", "allreduce #1 (SUM) of 100 float32"},
+                          rank.run(rank.collectives->barrier(1)));
+    }
+    expect_error(ErrorKind::kMismatch, {"barrier #1", "allreduce #1 (SUM) of 100 float32"},
+                 rank.run(make(rank, {}, data.data())));
+  });
+}
+
+TEST(NodeMismatch, OfSpoiledSlotsIsFoundBeforeTheyAreUsed) {
+  struct Spoiled {
+    const char* words;
+    std::function<void(Slot&, Place&)> spoil;
+    OpCode op = OpCode::kAlltoall;
+  };
+  const std::vector<Spoiled> cases = {
+      {"rounds of 0", [](Slot& slot, Place&) { slot.chunk = 0; }},
+      {"rounds of 1073741824", [](Slot& slot, Place&) { slot.chunk = 1u << 30; }},
+      {"in 0 rounds", [](Slot& slot, Place&) { slot.rounds = 0; }},
+      {"in 1000000 rounds", [](Slot& slot, Place&) { slot.rounds = 1'000'000; }},
+      {"at 131040 of its slots", [](Slot&, Place& place) { place.offset = 128 * 1024 - 32; }},
+      {"at 18446744073709551615", [](Slot&, Place& place) { place.offset = ~uint64_t{0}; }},
+      {"names a stream", [](Slot&, Place& place) { place.kind = 9; }},
+      {"names a stream", [](Slot&, Place& place) { place.kind = Place::kDirect; }},
+      {"rounds of 64", [](Slot& slot, Place&) { slot.chunk = 64; }, OpCode::kReduceScatter},
+  };
+  for (const Spoiled& each : cases) {
+    SCOPED_TRACE(each.words);
+    TestNode node({.size = 2});
+    NodeRank good(node, 0), bad(node, 1);
+    std::vector<float> data(20), result(20);
+    const std::vector<Source> inputs = {{data.data(), 10}, {data.data() + 10, 10}};
+    const auto collective = [&](NodeRank& rank) {
+      if (each.op == OpCode::kReduceScatter) {
+        return rank.collectives->reduce_scatter(1, inputs, result.data(), Dtype::kFloat32,
+                                                ReduceOp::kSum);
+      }
+      return rank.collectives->alltoall(1, inputs, {{result.data(), 10}, {result.data() + 10, 10}},
+                                        Dtype::kFloat32);
+    };
+    const OperationPtr mine = collective(good), theirs = collective(bad);
+    Slot& slot = bad.team->next_slot();
+    mine->begin();
+    theirs->begin();
+    each.spoil(slot, bad.team->places(slot)[0]);
+    expect_error(ErrorKind::kMismatch, {"rank 1 of the test's group", each.words},
+                 [&] { mine->poll(); });
+  }
+}
+
+TEST(NodeFailure, AnAlltoallIsNeverLeftUndriven) {
+  run_node({.size = 1}, [](NodeRank& rank) {
+    float in = 0, out = 0;
+    EXPECT_FALSE(
+        rank.collectives->alltoall(1, {{&in, 1}}, {{&out, 1}}, Dtype::kFloat32)->self_sufficient());
+    EXPECT_TRUE(
+        rank.collectives->allgather(1, {&in, 1}, {{&out, 1}}, Dtype::kFloat32)->self_sufficient());
+  });
+}
+
+// A stream of a gibibyte would keep an abort waiting.
+TEST(NodeFailure, ALongStreamIsMovedInSlices) {
+  constexpr size_t kCount = (size_t{40} << 20) / sizeof(float);
+  TestNode node({.size = 2, .segment_bytes = size_t{84} << 20});
+  NodeRank first(node, 0), second(node, 1);
+  const auto polls = [](const OperationPtr& mine, const OperationPtr& theirs) {
+    mine->begin();
+    theirs->begin();
+    int count = 1;
+    while (mine->poll() == Progress::kActive) ++count;
+    while (theirs->poll() == Progress::kActive) continue;
+    EXPECT_EQ(mine->poll(), Progress::kDone);
+    EXPECT_EQ(theirs->poll(), Progress::kDone);
+    return count;
+  };
+  auto* const data = reinterpret_cast<float*>(second.segment->allocate(2 * kCount * sizeof(float)));
+  auto* const own = reinterpret_cast<float*>(first.segment->allocate(2 * kCount * sizeof(float)));
+  std::fill_n(data, 2 * kCount, 2.0f);
+  std::fill_n(own, 2 * kCount, 1.0f);
+  std::vector<float> result(kCount);
+  EXPECT_EQ(polls(first.collectives->broadcast(1, result.data(), kCount, Dtype::kFloat32, 1),
+                  second.collectives->broadcast(1, data, kCount, Dtype::kFloat32, 1)),
+            4);
+  EXPECT_EQ(result, std::vector<float>(kCount, 2.0f));
+  std::vector<float> other(kCount);
+  const auto sum = [](NodeRank& rank, float* in, float* out) {
+    return rank.collectives->reduce_scatter(2, {{in, kCount}, {in + kCount, kCount}}, out,
+                                            Dtype::kFloat32, ReduceOp::kSum);
+  };
+  EXPECT_EQ(polls(sum(first, own, result.data()), sum(second, data, other.data())), 4);
+  EXPECT_EQ(result, std::vector<float>(kCount, 3.0f));
+  EXPECT_EQ(other, std::vector<float>(kCount, 3.0f));
+}
+
 TEST(NodeDeath, IsToldToAllWhoWaitAlikeAndPromptly) {
   constexpr int kSize = 5;
   constexpr int kVictim = 2;

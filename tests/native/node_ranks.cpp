@@ -84,7 +84,7 @@ std::shared_ptr<Queue> make_queue(Queue::Order order, bool crowded,
     for (const int rank : ranks) text += " " + std::to_string(rank);
     return text;
   };
-  return Queue::create(order, crowded, {{}, failed, [team] { team->nudge(); }, name_ranks});
+  return Queue::create(order, crowded, {{}, {}, failed, [team] { team->nudge(); }, name_ranks});
 }
 
 std::exception_ptr run_on(Queue& queue, OperationPtr operation, std::chrono::milliseconds timeout) {

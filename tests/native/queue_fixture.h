@@ -27,6 +27,7 @@ class QueueTest : public testing::Test {
   explicit QueueTest(Queue::Order order = Queue::Order::kOrdered)
       : queue_(Queue::create(order, /*crowded=*/true,
                              {[this](const Operation& waiting) { watch_(waiting.missing()); },
+                              {},
                               [this](const std::exception_ptr& error) {
                                 const std::lock_guard lock(mutex_);
                                 failures_.push_back(error);

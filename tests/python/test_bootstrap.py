@@ -194,7 +194,7 @@ def test_mpi4py_imported_first_under_mpiexec(ranks: int) -> None:
 @pytest.mark.ranks(2)
 def test_mpi4py_imported_first_under_torchrun(ranks: int) -> None:
     """There mpi4py makes a world of one process, for good: the error says what to do."""
-    finished = run(torchrun(ranks, "--mpi4py-first"), limit=90)
+    finished = run(torchrun(ranks, "--mpi4py-first"), limit=90, HBMCOMM_NODE="mpi")
     assert finished.code != 0
     assert "import mpi4py after" in finished.output, finished.output
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from harness import Context, Pool, beyond_gloo
 from harness.segments import held, mappings
@@ -20,21 +21,22 @@ from torch_hbmcomm.cli.process import InspectionError, inspect
 
 BYTES = 24 << 20
 
+kept: list[torch.Tensor] = []  # in a rank
+
 
 def info(*arguments: str) -> Result:
     return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["info", *arguments])
 
 
 def fill(context: Context) -> int:
-    """Leaves nothing but slots in the segment at its end; returns what it held at its height."""
-    data = memory.empty(BYTES // 4).fill_(1)
-    dist.all_reduce(data)
-    globals()["kept"] = data  # until forget()
+    """Returns what the segments then hold, until forget()."""
+    kept.append(memory.empty(BYTES // 4).fill_(1))
+    dist.all_reduce(kept[-1])
     return held()
 
 
 def forget(context: Context) -> None:
-    del globals()["kept"]
+    kept.clear()
 
 
 @beyond_gloo
@@ -47,7 +49,8 @@ def test_segments_and_neighbours(pool: Pool, ranks: int) -> None:
             assert found["pid"] == pid
             (own,) = [s for s in found["segments"] if s["policy"] == "preferred"]
             assert own["owner"] == pid and own["name"] == "memfd:hbmcomm-preferred"
-            assert own["held_bytes"] >= heights[rank] >= BYTES
+            assert own["held_bytes"] >= BYTES
+            assert sum(s["held_bytes"] for s in found["segments"]) == heights[rank]
             assert own["size_bytes"] > own["resident_bytes"] >= BYTES
             assert sum(own["by_node"].values()) == own["resident_bytes"]
             neighbours = [n for n in found["neighbours"] if n["policy"] == "preferred"]
@@ -106,7 +109,7 @@ def test_a_process_without_segments() -> None:
     finally:
         os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    with pytest.raises(InspectionError, match="has no segment|has just ended"):  # a zombie
+    with pytest.raises(InspectionError, match=r"has no segment|has just ended"):  # a zombie
         inspect(pid)
     os.waitpid(pid, 0)
     result = info("--pid", str(pid))
@@ -120,7 +123,7 @@ def test_a_process_of_another_user() -> None:
     if child == 0:
         try:
             os.setuid(65534)
-            with pytest.raises(InspectionError, match="not permitted .* root"):
+            with pytest.raises(InspectionError, match=r"not permitted .* root"):
                 inspect(os.getppid())
             os._exit(0)
         finally:
@@ -148,7 +151,7 @@ NUMA_MAPS = """\
 
 
 def test_nodes_pages_and_placement(tmp_path: Path) -> None:
-    """As a machine with HBM tells them; that node memory is private or shared is told apart."""
+    """As a machine with HBM tells them; private memory is told from segments."""
     home = tmp_path / "9"
     (home / "fd").mkdir(parents=True)
     (home / "smaps").write_text(SMAPS)

@@ -16,6 +16,7 @@ from harness.segments import in_segment, in_use
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_hbmcomm import memory
@@ -267,7 +268,7 @@ def test_gradients_outlive_the_group(fresh_pool: Pool) -> None:
 
 def train_sharded(context: Context, group: dist.ProcessGroup, from_group: bool) -> Everyone:
     torch.manual_seed(5)
-    model: nn.Module = nn.Sequential(nn.Linear(96, 161), nn.ReLU(), nn.Linear(161, 96))
+    model = nn.Sequential(nn.Linear(96, 161), nn.ReLU(), nn.Linear(161, 96))
     mesh = DeviceMesh.from_group(group, "cpu")
     for module in (model[0], model[2], model):
         fully_shard(module, mesh=mesh)
@@ -280,7 +281,9 @@ def train_sharded(context: Context, group: dist.ProcessGroup, from_group: bool) 
         optimizer.zero_grad()
         model(torch.randn(8, 96, generator=inputs)).square().mean().backward()
         optimizer.step()
-    return [parameter.full_tensor() for parameter in model.parameters()]
+    sharded = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
+    assert len(sharded) == 4
+    return [parameter.full_tensor() for parameter in sharded]
 
 
 def check_sharded(context: Context, from_group: bool) -> None:

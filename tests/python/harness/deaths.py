@@ -1,0 +1,151 @@
+"""A job in which one rank ends or stops, and what the others saw of it.
+
+The ranks are forked from the pools' warm process. Each forms a group and repeats an operation until
+that fails; the victim dies, or stops, meanwhile. The survivors then destroy their group and leave
+by the ordinary way out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import count
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from harness.pool import _context
+
+LIMIT = 60.0  # seconds, for a whole job
+EXIT_SECONDS = 10.0
+
+Call = Callable[[int, int], Any]  # of a rank, and the number of ranks
+
+
+@dataclass(frozen=True)
+class Fate:
+    """How the victim ends."""
+
+    victim: int
+    signal: signal.Signals = signal.SIGKILL
+    turn: int | None = None  # before the operation of that number; None: in the middle of any
+    leaves_child: bool = False  # a forked process outlives it
+
+
+@dataclass(frozen=True)
+class Survivor:
+    rank: int
+    kind: str  # of the error
+    text: str
+    seconds: float  # from the victim's end to the error
+    parting: float  # seconds that destroy_process_group took
+
+
+@dataclass
+class Job:
+    """`layout`, if any, names each rank's node, as in harness.nodes."""
+
+    size: int
+    layout: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    timeout: float = 60
+
+    def run(self, call: Call, fate: Fate, url: str) -> list[Survivor]:
+        """The survivors by rank; `url` is where the ranks meet.
+
+        AssertionError if one hangs, crashes or leaves with a code.
+        """
+        ranks: list[BaseProcess] = []
+        pipes: list[Connection] = []
+        child = 0
+        try:
+            for rank in range(self.size):
+                ours, theirs = _context.Pipe()
+                process: BaseProcess = _context.Process(
+                    target=_live, args=(theirs, self, rank, url, call, fate)
+                )
+                process.start()
+                theirs.close()
+                ranks.append(process)
+                pipes.append(ours)
+            said = _first_words(ranks, pipes)
+            ended, child = said.pop(fate.victim)
+            found = [
+                Survivor(rank, kind, text, at - ended, parting)
+                for rank, (kind, text, at, parting) in sorted(said.items())
+            ]
+            for rank in sorted(said):
+                ranks[rank].join(EXIT_SECONDS)
+                assert ranks[rank].exitcode == 0, f"rank {rank} left with {ranks[rank].exitcode}"
+            return found
+        finally:
+            for process in ranks:
+                process.kill()
+                process.join()
+            if child:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+
+
+def _first_words(ranks: list[BaseProcess], pipes: list[Connection]) -> dict[int, Any]:
+    """What each rank says, by rank."""
+    said: dict[int, Any] = {}
+    deadline = time.monotonic() + LIMIT
+    silent = dict(enumerate(pipes))
+    while silent:
+        ready = wait(list(silent.values()), max(0.0, deadline - time.monotonic()))
+        assert ready, f"ranks {sorted(silent)} still ran after {LIMIT} s; the others: {said}"
+        for rank, pipe in list(silent.items()):
+            if pipe in ready:
+                del silent[rank]
+                try:
+                    said[rank] = pipe.recv()
+                except EOFError:
+                    ranks[rank].join(EXIT_SECONDS)
+                    code = ranks[rank].exitcode
+                    raise AssertionError(
+                        f"rank {rank} ended with code {code}; the others: {said}"
+                    ) from None
+    return said
+
+
+def _live(pipe: Connection, job: Job, rank: int, url: str, call: Call, fate: Fate) -> None:
+    os.environ.update(job.environment)
+    if job.layout:
+        os.environ["HBMCOMM_NODE_ID"] = job.layout[rank]
+    torch.set_num_threads(1)
+    timeout = timedelta(seconds=job.timeout)
+    dist.init_process_group("hbm", init_method=url, rank=rank, world_size=job.size, timeout=timeout)
+    call(rank, job.size)
+    if rank == fate.victim and fate.turn is None:
+        threading.Timer(0.3, _end, (pipe, fate)).start()
+    for turn in count(2):
+        if rank == fate.victim and turn == fate.turn:
+            _end(pipe, fate)
+        try:
+            call(rank, job.size)
+        except Exception as error:
+            kind, text, seen = type(error).__name__, str(error), time.monotonic()
+            break
+    dist.destroy_process_group()
+    pipe.send((kind, text, seen, time.monotonic() - seen))
+
+
+def _end(pipe: Connection, fate: Fate) -> None:
+    child = 0
+    if fate.leaves_child:
+        child = os.fork()
+        if child == 0:
+            time.sleep(LIMIT)
+            os._exit(0)
+    pipe.send((time.monotonic(), child))
+    os.kill(os.getpid(), fate.signal)

@@ -1,0 +1,253 @@
+"""A rank dies or stops: who waits for it has a precise error, soon, and can leave."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import Context, Pool, beyond_gloo
+from harness.deaths import Call, Fate, Job, Survivor
+from test_bootstrap import free_port
+from torch.distributed.distributed_c10d import _get_default_group
+
+from torch_hbmcomm import memory
+
+pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
+
+# Seconds. The documents say 100 ms and about half a second; a loaded machine needs more.
+SOON_ON_THE_NODE = 2.0
+SOON_ELSEWHERE = 5.0
+LARGE = 1 << 22  # elements
+
+
+def all_reduce_small(rank: int, size: int) -> None:
+    dist.all_reduce(torch.ones(1))
+
+
+def all_reduce_large(rank: int, size: int) -> None:
+    dist.all_reduce(torch.ones(LARGE))
+
+
+def all_reduce_zero_copy(rank: int, size: int) -> None:
+    dist.all_reduce(memory.empty(LARGE).fill_(1))
+
+
+def all_reduce_async(rank: int, size: int) -> None:
+    works = [dist.all_reduce(torch.ones(1000), async_op=True) for _ in range(3)]
+    for work in works:
+        assert work is not None
+        work.wait()
+
+
+def broadcast(rank: int, size: int) -> None:
+    """Each rank is the root in turn."""
+    for root in range(size):
+        dist.broadcast(torch.ones(LARGE), root)
+
+
+def all_to_all(rank: int, size: int) -> None:
+    dist.all_to_all_single(torch.ones(size * 1000), torch.ones(size * 1000))
+
+
+def ring(rank: int, size: int) -> None:
+    """Each receives from the rank before it."""
+    sent = dist.isend(torch.ones(100_000), (rank + 1) % size)
+    dist.recv(torch.empty(100_000), (rank - 1) % size)
+    assert sent is not None
+    sent.wait()
+
+
+OPERATIONS: dict[Call, str] = {
+    all_reduce_small: r"allreduce #\d+ \(SUM\) of 1 float32",
+    all_reduce_large: rf"allreduce #\d+ \(SUM\) of {LARGE} float32",
+    all_reduce_zero_copy: rf"allreduce #\d+ \(SUM\) of {LARGE} float32",
+    all_reduce_async: r"allreduce #\d+ \(SUM\) of 1000 float32",
+    broadcast: rf"broadcast #\d+ .*{LARGE} float32",
+    all_to_all: r"alltoall #\d+ .*float32",
+    ring: r"(send|recv)",
+}
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/store"
+
+
+def served_by_rank_0() -> str:
+    return f"tcp://127.0.0.1:{free_port()}"
+
+
+def report(survivors: list[Survivor]) -> None:
+    for survivor in survivors:
+        print(
+            f"rank {survivor.rank} after {survivor.seconds * 1e3:.0f} ms, destroyed in "
+            f"{survivor.parting * 1e3:.0f} ms: {survivor.kind}: {survivor.text}"
+        )
+
+
+def assert_told(survivors: list[Survivor], victim: int, bound: float, operation: str) -> None:
+    report(survivors)
+    for survivor in survivors:
+        assert survivor.kind == "DistBackendError", survivor
+        assert re.search(operation, survivor.text), survivor
+        assert re.search(rf"rank {victim} \(pid \d+ on \S+\) has died", survivor.text), survivor
+        assert survivor.seconds < bound, survivor
+        assert survivor.parting < bound, survivor
+
+
+# One node.
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("call", OPERATIONS, ids=lambda call: call.__name__)
+def test_death_in_the_middle(ranks: int, call: Call, url: str) -> None:
+    victim = ranks // 2
+    survivors = Job(ranks).run(call, Fate(victim), url)
+    assert_told(survivors, victim, SOON_ON_THE_NODE, OPERATIONS[call])
+    assert len({survivor.text for survivor in survivors}) == 1, survivors
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("victim", [0, 1, 3])
+@pytest.mark.parametrize("call", [all_reduce_small, all_reduce_large])
+def test_the_error_has_the_number(ranks: int, victim: int, call: Call, url: str) -> None:
+    """Who dies before its 30th operation is missed in that one."""
+    survivors = Job(ranks).run(call, Fate(victim, turn=30), url)
+    assert_told(survivors, victim, SOON_ON_THE_NODE, r"allreduce #30 \(SUM\)")
+    assert len({survivor.text for survivor in survivors}) == 1, survivors
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("call", [all_reduce_small, all_reduce_large])
+def test_death_of_the_rank_that_serves_the_store(ranks: int, call: Call) -> None:
+    survivors = Job(ranks).run(call, Fate(0), served_by_rank_0())
+    assert_told(survivors, 0, SOON_ON_THE_NODE, OPERATIONS[call])
+
+
+@pytest.mark.ranks(3)
+def test_child_that_outlives_the_dead_rank(ranks: int, url: str) -> None:
+    survivors = Job(ranks).run(all_reduce_small, Fate(1, leaves_child=True), url)
+    assert_told(survivors, 1, SOON_ON_THE_NODE, "allreduce")
+
+
+# Several nodes, and MPI everywhere.
+
+LAYOUTS = ["aabb", "aaab", "abc"]
+OVER_MPI = {"HBMCOMM_NODE": "mpi"}
+
+
+@pytest.mark.parametrize("call", [all_reduce_small, all_reduce_large, broadcast, ring])
+@pytest.mark.parametrize("victim", [0, -1])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_death_on_another_node(layout: str, victim: int, call: Call, url: str) -> None:
+    victim %= len(layout)
+    survivors = Job(len(layout), layout).run(call, Fate(victim), url)
+    assert_told(survivors, victim, SOON_ELSEWHERE, OPERATIONS[call])
+
+
+@pytest.mark.parametrize("call", [all_reduce_small, all_reduce_large, ring])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_death_over_mpi(victim: int, call: Call, url: str) -> None:
+    survivors = Job(3, environment=OVER_MPI).run(call, Fate(victim), url)
+    assert_told(survivors, victim, SOON_ELSEWHERE, OPERATIONS[call])
+
+
+@pytest.mark.parametrize("layout", ["ab", "aab", "aabb"])
+def test_child_does_not_hide_a_death_on_another_node(layout: str, url: str) -> None:
+    """The first rank of a node, whose connections to other nodes its child inherits."""
+    victim = layout.index("b")
+    fate = Fate(victim, leaves_child=True)
+    survivors = Job(len(layout), layout).run(all_reduce_small, fate, url)
+    assert_told(survivors, victim, SOON_ELSEWHERE, "allreduce")
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        Job(2, "ab"),
+        Job(4, "aabb"),
+        Job(3, "abc"),
+        Job(4, environment=OVER_MPI),
+    ],
+    ids=["ab", "aabb", "abc", "mpi"],
+)
+@pytest.mark.parametrize("call", [all_reduce_small, all_reduce_large])
+def test_death_of_the_store(job: Job, call: Call) -> None:
+    """Who cannot know of the death itself says that the news is gone, and for whom it waits."""
+    survivors = job.run(call, Fate(0), served_by_rank_0())
+    report(survivors)
+    for survivor in survivors:
+        assert survivor.kind in ("DistBackendError", "DistNetworkError"), survivor
+        assert re.search("has died|the store is gone", survivor.text), survivor
+        assert survivor.seconds < SOON_ELSEWHERE, survivor
+
+
+# Stopped ranks, and abort().
+
+
+@pytest.mark.parametrize("job", [Job(3, timeout=2), Job(3, "aab", timeout=2)], ids=["aaa", "aab"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_stopped_rank_is_named_by_the_timeout(job: Job, victim: int, url: str) -> None:
+    survivors = job.run(all_reduce_small, Fate(victim, signal.SIGSTOP, turn=10), url)
+    report(survivors)
+    for survivor in survivors:
+        assert survivor.kind == "DistBackendError", survivor
+        assert "timed out after 2000 ms" in survivor.text, survivor
+        assert re.search(rf"missing ranks: .*\b{victim} \(pid", survivor.text), survivor
+        assert 1.5 < survivor.seconds < 2 + SOON_ELSEWHERE, survivor
+
+
+def aborted_wait(context: Context, call: Callable[[], object]) -> float:
+    """Seconds from abort() on another thread to the error of the rank that waits."""
+    dist.barrier()
+    if context.rank:
+        time.sleep(1)
+        return 0
+    aborted = []
+
+    def abort() -> None:
+        aborted.append(time.monotonic())
+        _get_default_group().abort()
+
+    threading.Timer(0.2, abort).start()
+    with pytest.raises(dist.DistBackendError, match="was aborted on rank 0"):
+        call()
+    return time.monotonic() - aborted[0]
+
+
+def wait_small() -> None:
+    dist.all_reduce(torch.ones(1))
+
+
+def wait_zero_copy() -> None:
+    dist.all_reduce(memory.empty(LARGE))
+
+
+def wait_async() -> None:
+    work = dist.broadcast(torch.ones(LARGE), 1, async_op=True)
+    assert work is not None
+    work.wait()
+
+
+def wait_recv() -> None:
+    dist.recv(torch.ones(1), 1)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("call", [wait_small, wait_zero_copy, wait_async, wait_recv])
+def test_abort_ends_a_wait(ranks: int, call: Callable[[], object]) -> None:
+    pool = Pool(ranks)
+    try:
+        seconds = pool.run(aborted_wait, call)[0]
+        print(f"after {seconds * 1e3:.1f} ms")
+        assert seconds < 1
+        assert pool.close() == [0] * ranks
+    finally:
+        pool.kill()
