@@ -65,8 +65,7 @@ py::dict as_dict(memory::Policy policy, const memory::SegmentStats& stats) {
   return py::dict("policy"_a = memory::policy_name(policy), "in_use_bytes"_a = stats.in_use_bytes,
                   "peak_bytes"_a = stats.peak_bytes, "hbm_bytes"_a = stats.hbm_bytes,
                   "ddr_bytes"_a = stats.ddr_bytes, "allocations"_a = stats.allocations,
-                  "spills"_a = stats.spills,
-                  "page_bytes"_a = stats.page_bytes);
+                  "spills"_a = stats.spills, "page_bytes"_a = stats.page_bytes);
 }
 
 std::string memkind_version() {
@@ -92,7 +91,8 @@ py::dict info() {
                   "mode"_a = memory::memory_mode_name(found.mode),
                   "mode_source"_a = found.mode_source, "cluster"_a = found.cluster,
                   "cpu_node"_a = found.cpu_node, "closest_hbm_nodes"_a = found.closest_hbm,
-                  "memkind_version"_a = memkind_version(), "nodes"_a = nodes, "segments"_a = segments);
+                  "memkind_version"_a = memkind_version(), "nodes"_a = nodes,
+                  "segments"_a = segments);
 }
 
 }  // namespace

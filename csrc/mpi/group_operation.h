@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "engine/message.h"
 #include "engine/operation.h"
 #include "mpi/channel.h"
-#include "engine/message.h"
 
 namespace hbm::mpi {
 

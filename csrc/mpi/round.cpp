@@ -100,8 +100,7 @@ void Round::complete(size_t index, const MPI_Status& status) {
     if (pending.slot >= 0 && error_class == MPI_ERR_TRUNCATE) {
       throw Error(ErrorKind::kMismatch,
                   "ranks disagree in " + channel_->group + ": this rank is in " +
-                      hbm::describe(pending.expected) + ", rank " +
-                      std::to_string(pending.peer) +
+                      hbm::describe(pending.expected) + ", rank " + std::to_string(pending.peer) +
                       " sent more than that: its tensor is larger or it is in another operation");
     }
     mpi.check(status.MPI_ERROR, pending.slot >= 0 ? "MPI_Irecv" : "MPI_Isend");

@@ -12,10 +12,10 @@
 #include <span>
 #include <vector>
 
+#include "engine/message.h"
 #include "engine/operation.h"
 #include "memory/staging.h"
 #include "mpi/channel.h"
-#include "engine/message.h"
 
 namespace hbm::mpi {
 

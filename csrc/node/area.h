@@ -59,7 +59,7 @@ struct alignas(kCacheLine) Control {
   uint64_t chunk_bytes;
   alignas(kCacheLine) std::atomic<uint64_t> tick;  // the last one that the owner published
   // Neighbours that will not look here again; each adds itself.
-  std::atomic<uint32_t> left;                          // 1: the owner destroyed the group
+  std::atomic<uint32_t> left;  // 1: the owner destroyed the group
   alignas(kCacheLine) std::atomic<uint32_t> released;
   Doorbell collectives;
   Doorbell transfers;
