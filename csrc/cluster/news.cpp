@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstdlib>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -11,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/per_process.h"
 
 namespace hbm::cluster {
 namespace {
@@ -19,6 +21,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kRound{250};
 constexpr std::chrono::milliseconds kReportPatience{200};
+constexpr std::chrono::milliseconds kEndPatience{500};
 constexpr std::chrono::milliseconds kLostAfter{1000};    // of errors
 constexpr std::chrono::milliseconds kSilentAfter{5000};  // of no answer
 
@@ -61,6 +64,11 @@ struct News::Notes {
   explicit Notes(Setup given) : setup(std::move(given)) {}
 
   void round();
+  void stop() {
+    const std::lock_guard lock(mutex);
+    stopping = true;
+    changed.notify_all();
+  }
   bool has_left_in_store(int rank) {
     return setup.store->get(setup.prefix + kLeft + std::to_string(rank)).has_value();
   }
@@ -108,8 +116,43 @@ void News::Notes::round() {
   }
 }
 
+// The threads of this process. When it ends, they must be out of the store before the libraries'
+// own state goes.
+class News::Threads {
+ public:
+  static Threads& all() { return per_process<Threads>(); }
+
+  void start(const std::shared_ptr<Notes>& notes) {
+    static std::once_flag once;
+    std::call_once(once, [] { std::atexit([] { all().end(); }); });
+    const std::lock_guard lock(mutex_);
+    std::thread([this, notes] { live(notes); }).detach();
+    running_.insert(notes.get());
+  }
+
+ private:
+  void live(std::shared_ptr<Notes> notes) {
+    Notes* const key = notes.get();
+    run(notes);
+    const std::lock_guard lock(mutex_);
+    notes.reset();  // with the store, if nobody else has it
+    running_.erase(key);
+    changed_.notify_all();
+  }
+
+  void end() {
+    std::unique_lock lock(mutex_);
+    for (Notes* const notes : running_) notes->stop();
+    changed_.wait_for(lock, kEndPatience, [this] { return running_.empty(); });
+  }
+
+  std::mutex mutex_;  // taken before that of Notes
+  std::condition_variable changed_;
+  std::set<Notes*> running_;  // guarded by mutex_
+};
+
 News::News(Setup setup) : notes_(std::make_shared<Notes>(std::move(setup))) {
-  std::thread([notes = notes_] { run(notes); }).detach();
+  Threads::all().start(notes_);
 }
 
 void News::run(const std::shared_ptr<Notes>& notes) {
@@ -177,10 +220,7 @@ void News::leave(std::chrono::milliseconds patience) {
 }
 
 void News::stop() {
-  if (fork_.in_child()) return;
-  const std::lock_guard lock(notes_->mutex);
-  notes_->stopping = true;
-  notes_->changed.notify_all();
+  if (!fork_.in_child()) notes_->stop();
 }
 
 }  // namespace hbm::cluster

@@ -7,7 +7,8 @@
 // that does not answer delays nobody.
 //
 // Threads: every member may be called from any thread. The thread owns what it uses, and ends by
-// itself after stop(), also if the store never answers.
+// itself after stop(), also if the store never answers. When the process ends, it is waited for,
+// half a second at most.
 #pragma once
 
 #include <chrono>
@@ -57,6 +58,7 @@ class News {
 
  private:
   struct Notes;
+  class Threads;
   static void run(const std::shared_ptr<Notes>& notes);
 
   const ForkGuard fork_;
