@@ -21,7 +21,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kRound{250};
 constexpr std::chrono::milliseconds kReportPatience{200};
-constexpr std::chrono::milliseconds kEndPatience{500};
+constexpr std::chrono::milliseconds kEndPatience{1000};
 constexpr std::chrono::milliseconds kLostAfter{1000};    // of errors
 constexpr std::chrono::milliseconds kSilentAfter{5000};  // of no answer
 
@@ -130,6 +130,14 @@ class News::Threads {
     running_.insert(notes.get());
   }
 
+  // Stops a thread, and waits until it has let go of the store: a process that ended in the middle
+  // of a write would leave a FileStore that others read for ever.
+  void stop(Notes* notes) {
+    notes->stop();
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, kEndPatience, [&] { return !running_.contains(notes); });
+  }
+
  private:
   void live(std::shared_ptr<Notes> notes) {
     Notes* const key = notes.get();
@@ -220,7 +228,7 @@ void News::leave(std::chrono::milliseconds patience) {
 }
 
 void News::stop() {
-  if (!fork_.in_child()) notes_->stop();
+  if (!fork_.in_child()) Threads::all().stop(notes_.get());
 }
 
 }  // namespace hbm::cluster

@@ -7,8 +7,8 @@
 // that does not answer delays nobody.
 //
 // Threads: every member may be called from any thread. The thread owns what it uses, and ends by
-// itself after stop(), also if the store never answers. When the process ends, it is waited for,
-// half a second at most.
+// itself after stop(), also if the store never answers. stop() and the end of the process wait for
+// that, a second at most.
 #pragma once
 
 #include <chrono>
