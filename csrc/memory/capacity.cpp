@@ -19,11 +19,17 @@ namespace {
 constexpr uint64_t kMarginBytes = uint64_t{32} << 20;
 constexpr uint64_t kMarginDivisor = 128;
 
-// The kernel's "key: n kB" tables: /proc/meminfo, and a node's, whose lines start "Node 0 ".
+// The kernel's "key: n kB" tables: /proc/meminfo, and a node's, whose lines start "Node 0 ". One
+// that does not exist is empty.
 class MemInfo {
  public:
   explicit MemInfo(const std::string& path) {
     std::ifstream file(path);
+    if (!file && errno != ENOENT) {
+      throw Error(ErrorKind::kUnavailable,
+                  "cannot tell how much memory is free: " + path + ": " + std::strerror(errno) +
+                      (errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : ""));
+    }
     for (std::string word, previous; file >> word; previous = word) {
       if (!previous.empty() && previous.back() == ':') entries_.push_back({previous, word});
     }

@@ -4,7 +4,8 @@
 // before it lets a page be touched. Figures are the kernel's, read at each call (about 15 us a
 // node); a container's own memory limit is not in them.
 //
-// Threads: every function may be called from any thread.
+// Threads: every function may be called from any thread. Each throws Error(kUnavailable) when the
+// kernel's figures cannot be read.
 #pragma once
 
 #include <cstdint>

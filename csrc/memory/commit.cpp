@@ -59,7 +59,10 @@ uint64_t commit(void* block, size_t bytes, Policy policy, const std::vector<int>
 
 std::string shortage(size_t bytes, Policy policy, const std::vector<int>& nodes, uint64_t fitting) {
   std::string names;
-  for (int node : nodes) names += (names.empty() ? "" : ",") + std::to_string(node);
+  for (int node : nodes) {
+    if (!names.empty()) names += ',';
+    names += std::to_string(node);
+  }
   return cannot_allocate(bytes, policy) + ": HBM node " + names + " can give " +
          std::to_string(fitting);
 }

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <string>
 
+#include "base/descriptor.h"
+
 namespace hbm::memory {
 
 class Memfd {
@@ -26,17 +28,14 @@ class Memfd {
 
   std::byte* base() const noexcept { return base_; }
   size_t size() const noexcept { return size_; }
-  int fd() const noexcept { return fd_; }
-
-  // The largest page that maps any of it here, as the kernel says now; costs milliseconds.
-  uint64_t page_bytes() const;
+  int fd() const noexcept { return file_.get(); }
 
  private:
   Memfd() = default;
   void resize(uint64_t size);
   bool map() noexcept;
 
-  int fd_ = -1;
+  Descriptor file_;
   std::byte* base_ = nullptr;
   size_t size_ = 0;
 };

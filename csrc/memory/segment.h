@@ -86,8 +86,6 @@ class Segment {
  private:
   Segment(Policy policy, uint64_t size_bytes);
 
-  uint64_t commit_hbm(void* block, size_t bytes) const;
-
   const Policy policy_;
   const std::vector<int> nodes_;  // of HBM; empty when blocks are plain DDR
   const ForkGuard fork_;
