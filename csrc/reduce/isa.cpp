@@ -1,5 +1,6 @@
 // Which instruction sets this processor runs, and which kernels HBMCOMM_ISA asks for.
 #include <array>
+#include <cstdlib>
 #include <string>
 
 #include "base/error.h"
@@ -51,6 +52,14 @@ const Kernels& kernels_named(std::string_view name) {
                                              "unset it, or choose from: " + here);
   }
   throw Error(ErrorKind::kInvalid, asked + " names no kernels; unset it, or choose from: " + here);
+}
+
+const Kernels& chosen_kernels() {
+  static const Kernels& chosen = []() -> const Kernels& {
+    const char* name = std::getenv("HBMCOMM_ISA");
+    return kernels_named(name == nullptr ? "" : name);
+  }();
+  return chosen;
 }
 
 }  // namespace hbm

@@ -1,5 +1,5 @@
-// The seam between the driver (reduce.cpp) and the loops, which are compiled once per instruction
-// set. Internal to csrc/reduce and its tests.
+// The seam between the drivers (reduce.cpp, accumulate.cpp) and the loops, which are compiled once
+// per instruction set. Internal to csrc/reduce and its tests.
 //
 // A kernel handles lanes: one lane is an element, or one of the two parts of a complex number.
 // Pointers need no alignment; a destination may be a source, and overlaps none otherwise.
@@ -24,6 +24,7 @@ struct Operands {
 // Folds all sources, and stores the result in all destinations, in one pass over memory.
 using Fold = void (*)(const Operands& operands, size_t divisor);  // the divisor of AVG
 using Scale = void (*)(void* out, const void* in, size_t lanes, double factor);
+using Accumulate = void (*)(void* target, const void* source, size_t count, double factor);
 
 // How one dtype is reduced by one operator.
 struct Plan {
@@ -36,6 +37,8 @@ struct Kernels {
   const char* name;
   // REQUIRES: reduce_unsupported(dtype, op) == nullptr.
   Plan (*plan)(Dtype dtype, ReduceOp op);
+  // Null for types that accumulate() (accumulate.h) does not take.
+  Accumulate (*accumulate)(Dtype dtype);
 };
 
 extern const Kernels kBaselineKernels;  // named "neon" on AArch64, which has no processor without
@@ -49,6 +52,9 @@ std::span<const Kernels* const> runnable_kernels() noexcept;
 
 // The one of that name, or the best if it is empty. Throws as reduce_isa() does.
 const Kernels& kernels_named(std::string_view name);
+
+// Those that HBMCOMM_ISA names. Throws as reduce_isa() does.
+const Kernels& chosen_kernels();
 
 // reduce_to() and scale() on chosen kernels.
 void reduce_with(const Kernels& kernels, void* const* dsts, size_t m, const void* const* srcs,

@@ -23,9 +23,10 @@ namespace {
 #include "reduce/codecs.inc"
 #include "reduce/kernels.inc"
 #include "reduce/plans.inc"
+#include "reduce/scaled_sum.inc"
 }  // namespace
 
-const Kernels kAvx2Kernels = {"avx2", plan};
+const Kernels kAvx2Kernels = {"avx2", plan, accumulate_plan};
 
 }  // namespace hbm
 

@@ -16,6 +16,7 @@ namespace {
 #include "reduce/codecs.inc"
 #include "reduce/kernels.inc"
 #include "reduce/plans.inc"
+#include "reduce/scaled_sum.inc"
 }  // namespace
 
 #if defined(__aarch64__)
@@ -24,6 +25,6 @@ constexpr const char* kName = "neon";
 constexpr const char* kName = "baseline";
 #endif
 
-const Kernels kBaselineKernels = {kName, plan};
+const Kernels kBaselineKernels = {kName, plan, accumulate_plan};
 
 }  // namespace hbm

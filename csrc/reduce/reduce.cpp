@@ -1,6 +1,5 @@
 #include "reduce/reduce.h"
 
-#include <cstdlib>
 #include <string>
 
 #include "base/error.h"
@@ -16,14 +15,6 @@ Plan plan_for(const Kernels& kernels, Dtype dtype, ReduceOp op) {
                                              dtype_name(dtype) + " is not defined: " + reason);
   }
   return kernels.plan(dtype, op);
-}
-
-const Kernels& chosen_kernels() {
-  static const Kernels& chosen = []() -> const Kernels& {
-    const char* name = std::getenv("HBMCOMM_ISA");
-    return kernels_named(name == nullptr ? "" : name);
-  }();
-  return chosen;
 }
 
 }  // namespace
