@@ -5,17 +5,21 @@ PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/pip --disable-pip-version-check --quiet
 EXTRAS := bench examples lint test
+FUZZ_SECONDS ?= 60
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-BUILD_PACKAGES := g++ python3-dev python3-venv libmemkind-dev libnuma-dev libhwloc-dev
-TEST_PACKAGES := cmake g++-aarch64-linux-gnu googletest iproute2 libgtest-dev mpich \
-  munge ninja-build qemu-user slurm-wlm
-VM_PACKAGES := busybox-static kmod qemu-system-x86 xz-utils zstd
+BUILD_PACKAGES := g++ python3-dev python3-venv libhwloc-dev libibverbs-dev libmemkind-dev \
+  libnuma-dev librdmacm-dev libssl-dev
+TEST_PACKAGES := clang cmake g++-aarch64-linux-gnu googletest iperf3 iproute2 libclang-rt-dev \
+  libgtest-dev mpich munge ninja-build qemu-user slurm-wlm
+VM_PACKAGES := busybox-static ibverbs-providers ibverbs-utils kmod perftest qemu-system-x86 \
+  rdma-core rdmacm-utils xz-utils zstd
 
 # Directories too: their time changes when a file is added or removed.
-NATIVE := $(shell find csrc -type d -o -name '*.cpp' -o -name '*.h' -o -name '*.inc')
+NATIVE := $(shell find csrc -type d -o -name '*.cpp' -o -name '*.h' -o -name '*.inc' \
+  -o -name '*.map' -o -name CMakeLists.txt)
 NATIVE_TESTS := $(wildcard tests/native/* tests/vm/*.cpp tests/vm/*.h tests/vm/CMakeLists.txt)
-CLANG_FORMAT := find csrc tests/native tests/vm -name '*.cpp' -o -name '*.h' -o -name '*.inc' \
+CLANG_FORMAT := find csrc tests/fuzz tests/native tests/vm -name '*.cpp' -o -name '*.h' -o -name '*.inc' \
   | xargs clang-format
 
 # Stamps.
@@ -50,7 +54,7 @@ demo: build  ## train a small classifier on 2 ranks
 	  examples/ddp_digits.py
 
 .PHONY: test
-test: native native-aarch64 build vm  ## run every test: native, virtual machines, Python
+test: native native-aarch64 fuzz build vm  ## run every test: native, virtual machines, Python
 	$(VENV)/bin/pytest
 
 test-%: build  ## run the collective conformance tests at N ranks: test-1 ... test-8
@@ -65,6 +69,9 @@ native: build/native/.tested  ## build and run the native tests
 
 .PHONY: native-aarch64
 native-aarch64: build/aarch64/.tested  ## the portable ones of them as AArch64, emulated
+
+.PHONY: fuzz
+fuzz: build/fuzz/.tested  ## send the memory box whatever comes to mind, for FUZZ_SECONDS
 
 .PHONY: vm
 vm: native build $(KERNEL)  ## check where memory lies, in virtual machines that have HBM
@@ -99,13 +106,13 @@ $(VENV)/bin/python:
 	@scripts/system_packages.sh $(BUILD_PACKAGES)
 	$(PYTHON) -m venv $(VENV)
 
-$(PACKAGES): pyproject.toml scripts/requirements.py | $(VENV)/bin/python
+$(PACKAGES): pyproject.toml scripts/dependencies.py scripts/requirements.py | $(VENV)/bin/python
 	@mkdir -p build
 	$(VENV)/bin/python scripts/requirements.py $(EXTRAS) > build/requirements.txt
 	$(PIP) install -r build/requirements.txt
 	@touch $@
 
-$(EXTENSION): $(PACKAGES) setup.py scripts/native_requirements.py $(NATIVE)
+$(EXTENSION): $(PACKAGES) setup.py scripts/box_build.py scripts/native_requirements.py $(NATIVE)
 	@scripts/system_packages.sh $(BUILD_PACKAGES)
 	$(VENV)/bin/python setup.py --quiet build_ext --inplace
 	@touch $@
@@ -127,6 +134,15 @@ build/%/.tested: $(PACKAGES) $(NATIVE) $(NATIVE_TESTS)
 	  -DMPI_INCLUDE="$$(python scripts/native_requirements.py)"
 	cmake --build $(@D)
 	$(LAUNCHER) ctest --test-dir $(@D) --output-on-failure
+	@touch $@
+
+build/fuzz/.tested: $(PACKAGES) $(NATIVE) $(wildcard tests/fuzz/*)
+	@scripts/system_packages.sh $(BUILD_PACKAGES) $(TEST_PACKAGES)
+	cmake -S tests/fuzz -B $(@D) -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	  -DCMAKE_CXX_COMPILER=clang++
+	cmake --build $(@D)
+	python tests/fuzz/smb_frames_corpus.py $(@D)/corpus
+	$(@D)/smb_frames -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=$(@D)/ $(@D)/corpus
 	@touch $@
 
 $(KERNEL): tests/vm/kernel.py tests/vm/init.sh | $(VENV)/bin/python

@@ -24,8 +24,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +34,8 @@ import torch.distributed as dist
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from torch_hbmcomm.bench.namespaces import Node, address, two_nodes
 
 NODES = 2
 MIB = 1 << 20
@@ -45,71 +47,31 @@ LIMIT = 600  # seconds, for the ranks
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def address(node: int) -> str:
-    return f"10.77.0.{node + 1}"
-
-
 def bytes_each_way(mib: int) -> float:
     """What each direction of a node's link must carry."""
     return 2 * (NODES - 1) / NODES * mib * MIB
 
 
-def run(*command: str) -> None:
-    subprocess.run(command, check=True)
-
-
-@contextmanager
-def two_namespaces(rate: str) -> Iterator[list[str]]:
-    """Names of two network namespaces with a cable between them, link0 to link1."""
-    names = [f"hbm{os.getpid()}-{node}" for node in range(NODES)]
-    with ExitStack() as stack:
-        for name in names:
-            run("ip", "netns", "add", name)
-            stack.callback(run, "ip", "netns", "delete", name)  # takes its end of the cable along
-            run("ip", "-n", name, "link", "set", "lo", "up")
-        ends = [["netns", name] for name in names]
-        run(
-            "ip",
-            "link",
-            "add",
-            "link0",
-            *ends[0],
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "link1",
-            *ends[1],
-        )
-        for node, name in enumerate(names):
-            link = f"link{node}"
-            run("ip", "-n", name, "address", "add", f"{address(node)}/24", "dev", link)
-            run("ip", "-n", name, "link", "set", link, "up")
-            shape = ["tbf", "rate", rate, "burst", "128kb", "latency", "20ms"]
-            run("tc", "-n", name, "qdisc", "add", "dev", link, "root", *shape)
-        yield names
-
-
 def start(
-    namespaces: list[str], ranks: int, arguments: list[str]
+    nodes: Sequence[Node], ranks: int, arguments: list[str]
 ) -> Iterator[subprocess.Popen[str]]:
     """Starts `ranks` ranks on each node; the first prints the results."""
     for rank in range(NODES * ranks):
-        node = rank // ranks
+        node = nodes[rank // ranks]
         environment = os.environ | {
             "RANK": str(rank),
             "WORLD_SIZE": str(NODES * ranks),
             "LOCAL_RANK": str(rank % ranks),
             "MASTER_ADDR": address(0),
             "MASTER_PORT": str(PORT),
-            "HBMCOMM_NODE_ID": str(node),
+            "HBMCOMM_NODE_ID": str(rank // ranks),
             "UCX_TLS": "tcp,self",
-            "UCX_NET_DEVICES": f"link{node}",
-            "GLOO_SOCKET_IFNAME": f"link{node}",
+            "UCX_NET_DEVICES": node.link,
+            "GLOO_SOCKET_IFNAME": node.link,
             "OMP_NUM_THREADS": "1",
             "TORCH_CPP_LOG_LEVEL": "ERROR",  # not that addresses have no names
         }
-        enter = ["ip", "netns", "exec", namespaces[node], sys.executable, __file__, "rank"]
+        enter = [*node.launcher, sys.executable, __file__, "rank"]
         output = subprocess.PIPE if rank == 0 else None
         yield subprocess.Popen([*enter, *arguments], env=environment, stdout=output, text=True)
 
@@ -127,9 +89,9 @@ def main(
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     arguments = [f"--rounds={rounds}", *(f"--mib={size}" for size in mib)]
-    with two_namespaces(rate) as namespaces, ExitStack() as stack:
+    with two_nodes(rate) as nodes, ExitStack() as stack:
         processes = []
-        for process in start(namespaces, ranks, arguments):
+        for process in start(nodes, ranks, arguments):
             stack.callback(process.wait)
             stack.callback(process.kill)
             processes.append(process)

@@ -2,7 +2,7 @@
 
 `missing()` says in one line what is not there and how to install it. `mpi_include()` is the
 directory of MPICH's mpi.h; as a script, this file prints it. MPI is loaded at run time, so no MPI
-library is linked.
+library is linked. A build without PyTorch needs no mpi.h.
 """
 
 import os
@@ -27,6 +27,9 @@ REQUIREMENTS = [
     Requirement("libmemkind-dev", "memkind.h", "memkind"),
     Requirement("libnuma-dev", "numa.h", "numa"),
     Requirement("libhwloc-dev", "hwloc.h", "hwloc"),
+    Requirement("libssl-dev", "openssl/hmac.h", "crypto"),
+    Requirement("libibverbs-dev", "infiniband/verbs.h", "ibverbs"),
+    Requirement("librdmacm-dev", "rdma/rdma_cma.h", "rdmacm"),
 ]
 
 
@@ -34,7 +37,7 @@ def compiler() -> list[str]:
     return shlex.split(os.environ.get("CXX", "c++"))
 
 
-def missing() -> str | None:
+def missing(*, without_torch: bool = False) -> str | None:
     """One line that names what the build lacks and the command that installs it."""
     if shutil.which(compiler()[0]) is None:
         return _advice([f"the compiler {compiler()[0]}"], ["g++"])
@@ -42,7 +45,8 @@ def missing() -> str | None:
     names = [f"lib{need.library}" if need.library else need.header for need in lacking]
     packages = [need.package for need in lacking]
     try:
-        mpi_include()
+        if not without_torch:
+            mpi_include()
     except FileNotFoundError as error:
         if not lacking:
             return str(error)

@@ -4,7 +4,7 @@
     dist.init_process_group("hbm")  # nothing to import: PyTorch finds the installed package
 
 This module holds what goes beyond torch.distributed's own names. Nothing native is loaded until the
-first group is made or a name that needs it is used.
+first group is made or a name that needs it is used. `smb`, the memory box, needs no PyTorch.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch_hbmcomm import memory as memory
+    from torch_hbmcomm import smb as smb
     from torch_hbmcomm.backend import Options as Options
     from torch_hbmcomm.groups import monitored_barrier as monitored_barrier
     from torch_hbmcomm.groups import split_group as split_group
 
-__all__ = ["Options", "memory", "monitored_barrier", "split_group"]
+__all__ = ["Options", "memory", "monitored_barrier", "smb", "split_group"]
 
+_MODULES = {"memory", "smb"}
 _HOMES = {
     "Options": "torch_hbmcomm.backend",
     "monitored_barrier": "torch_hbmcomm.groups",
@@ -28,8 +30,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "memory":
-        return importlib.import_module("torch_hbmcomm.memory")
+    if name in _MODULES:
+        return importlib.import_module(f"torch_hbmcomm.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'torch_hbmcomm' has no attribute {name!r}")

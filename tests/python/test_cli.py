@@ -24,6 +24,7 @@ from torch_hbmcomm.bench import ddp_result, ddp_table, table
 from torch_hbmcomm.bench import result as bench_result
 from torch_hbmcomm.bench.collectives import COLLECTIVES
 from torch_hbmcomm.bench.sizes import format_bytes, parse_bytes
+from torch_hbmcomm.bench.times import format_time
 from torch_hbmcomm.cli import app, environment, probes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,6 +134,7 @@ def test_help_does_not_import_torch() -> None:
         ["info", "--help"],
         ["bench", "collectives", "--help"],
         ["bench", "ddp", "--help"],
+        ["bench", "box", "--help"],
     ],
 )
 def test_help(arguments: list[str]) -> None:
@@ -395,7 +397,7 @@ def test_table_compares_with_the_first_and_marks_where_it_is_slower(
 
 
 def test_times_are_written_with_three_digits() -> None:
-    written = [table.format_time(us) for us in (0.5, 9.876, 98.76, 999.7, 12_345, 2_500_000)]
+    written = [format_time(us) for us in (0.5, 9.876, 98.76, 999.7, 12_345, 2_500_000)]
     assert written == ["0.50 µs", "9.88 µs", "98.8 µs", "1.00 ms", "12.3 ms", "2.50 s"]
 
 

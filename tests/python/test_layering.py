@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
+from collections.abc import Set
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -12,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 # Each layer, and the layers it may use besides itself. Those in capitals lie directly in csrc/,
-# the others are its folders. BINDINGS is bindings.* and *_bindings.*, TORCH the rest.
+# by the first pattern that fits in TOP_LAYERS; the others are its folders.
 LAYERS = {
     "BINDINGS": {
         "TORCH",
@@ -29,16 +32,50 @@ LAYERS = {
     "cluster": {"mpi", "node", "bootstrap", "engine", "memory", "reduce", "base"},
     "mpi": {"bootstrap", "engine", "memory", "reduce", "base"},
     "node": {"bootstrap", "engine", "memory", "reduce", "base"},
+    # The memory box: the client and the server meet in the bindings alone.
+    "BOX_BINDINGS": {
+        "BOX_BENCH",
+        "BOX_CLIENT",
+        "BOX_SERVER",
+        "client",
+        "verbs",
+        "box",
+        "memory",
+        "smb",
+        "base",
+    },
+    "BOX_BENCH": {"BOX_CLIENT", "client", "reduce", "smb", "base"},
+    "BOX_C": {"BOX_CLIENT", "client", "smb", "base"},
+    "BOX_CLIENT": {"client", "reduce", "smb", "base"},
+    "BOX_SERVER": {"verbs", "box", "memory", "smb", "base"},
+    "client": {"verbs", "link", "smb", "reduce", "base"},
+    "verbs": {"box", "link", "smb", "base"},
+    "box": {"smb", "memory", "reduce", "base"},
+    "link": {"smb", "reduce", "base"},
+    "smb": {"base"},
     "bootstrap": {"base"},
     "engine": {"base"},
     "memory": {"base"},
     "reduce": {"base"},
     "base": set(),
 }
-MAY_USE_TORCH = {"BINDINGS", "TORCH"}
+TOP_LAYERS = {
+    r"smb_(.+_)?bindings": "BOX_BINDINGS",
+    r"smb_bench_.+": "BOX_BENCH",
+    r"smb_client": "BOX_CLIENT",
+    r"smb_server": "BOX_SERVER",
+    r"smb(_c)?": "BOX_C",
+    r"(.+_)?bindings": "BINDINGS",
+    r".+": "TORCH",
+}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
-TORCH_HEADER = re.compile(r"(torch|ATen|c10|caffe2|pybind11)/|Python\.h$")
+# What only some layers may see: a name for it, its headers, and those layers.
+RESERVED = [
+    ("PyTorch", re.compile(r"(torch|ATen|c10|caffe2)/"), {"BINDINGS", "TORCH"}),
+    ("Python", re.compile(r"pybind11/|Python\.h$"), {"BINDINGS", "TORCH", "BOX_BINDINGS"}),
+    ("RDMA", re.compile(r"(infiniband|rdma)/"), {"verbs"}),
+]
 
 Graph = dict[str, set[str]]
 
@@ -46,7 +83,7 @@ Graph = dict[str, set[str]]
 def layer_of(path: Path) -> str:
     if len(path.parts) > 1:
         return path.parts[0]
-    return "BINDINGS" if re.fullmatch(r"(.+_)?bindings", path.stem) else "TORCH"
+    return next(layer for name, layer in TOP_LAYERS.items() if re.fullmatch(name, path.stem))
 
 
 def include_violations(csrc: Path) -> list[str]:
@@ -60,9 +97,13 @@ def include_violations(csrc: Path) -> list[str]:
             continue
         graph[str(name)] = set()
         for bracket, target in INCLUDE.findall(file.read_text()):
-            if TORCH_HEADER.match(target):
-                if layer not in MAY_USE_TORCH:
-                    found.append(f"{name} includes {target}, but {layer}/ is free of PyTorch")
+            reserved = [(what, by) for what, headers, by in RESERVED if headers.match(target)]
+            if reserved:
+                found += [
+                    f"{name} includes {target}, but {layer} is free of {what}"
+                    for what, by in reserved
+                    if layer not in by
+                ]
             elif bracket == '"' and not (csrc / target).is_file():
                 found.append(f"{name} includes {target}, which is no path from csrc/")
             elif bracket == '"':
@@ -77,18 +118,19 @@ def include_violations(csrc: Path) -> list[str]:
 
 def import_violations(package: Path) -> list[str]:
     modules = {module_name(file, package): file for file in sorted(package.rglob("*.py"))}
+    known = modules.keys() | {module_name(file, package) for file in package.rglob("*.pyi")}
     cli = f"{package.name}.cli"
     found: list[str] = []
     graph: Graph = {}
     for name, file in modules.items():
-        graph[name] = imports(name, file, modules) - {name}
+        graph[name] = imports(name, file, known) - {name}
         if not within(name, cli):
             found += [f"{name} imports {t}" for t in sorted(graph[name]) if within(t, cli)]
     return found + cycles(graph)
 
 
-def imports(name: str, file: Path, modules: dict[str, Path]) -> set[str]:
-    """The modules of the package that this one imports, also inside functions."""
+def imports(name: str, file: Path, known: Set[str]) -> set[str]:
+    """The modules of the package, native ones too, that this one imports, also inside functions."""
     package = name if file.name == "__init__.py" else name.rpartition(".")[0]
     targets: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
@@ -99,8 +141,8 @@ def imports(name: str, file: Path, modules: dict[str, Path]) -> set[str]:
             base = ".".join([*(parents if node.level else []), *filter(None, [node.module])])
             for alias in node.names:
                 submodule = f"{base}.{alias.name}"
-                targets.add(submodule if submodule in modules else base)
-    return targets & modules.keys()
+                targets.add(submodule if submodule in known else base)
+    return targets & known
 
 
 def module_name(file: Path, package: Path) -> str:
@@ -137,6 +179,11 @@ def test_imports_point_downwards() -> None:
     assert import_violations(ROOT / "torch_hbmcomm") == []
 
 
+def test_the_box_is_loaded_without_torch() -> None:
+    program = "import sys; sys.modules['torch'] = None; import torch_hbmcomm.smb, torch_hbmcomm.cli"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
 SOUND_INCLUDES = {
     "bindings.cpp": '#include <pybind11/pybind11.h>\n#include "pg_hbm.h"\n',
     "pg_hbm.h": '#include <torch/torch.h>\n#include "mpi/world.h"\n#include "base/error.h"\n',
@@ -144,6 +191,11 @@ SOUND_INCLUDES = {
     "memory/heap.h": '#pragma once\n#include <mutex>\n#include "base/error.h"\n',
     "base/error.h": "#include <string>\n",
     "base/error.cpp": '#include "base/error.h"\n',
+    "smb_bindings.cpp": '#include <pybind11/pybind11.h>\n#include "smb_client.h"\n',
+    "smb_client.h": '#include "client/core.h"\n',
+    "smb_server.h": "",
+    "client/core.h": '#include "link/link.h"\n',
+    "link/link.h": '#include "base/error.h"\n',
 }
 
 
@@ -162,9 +214,16 @@ def test_sound_includes_pass(tmp_path: Path) -> None:
         ("memory/heap.h", '#include "mpi/world.h"', "memory/heap.h (memory) includes mpi/world.h"),
         ("memory/heap.cpp", '#  include "pg_hbm.h"', "memory/heap.cpp (memory) includes pg_hbm.h"),
         ("pg_work.cpp", '#include "memory_bindings.h"', "(TORCH) includes memory_bindings.h (BIND"),
-        ("mpi/world.cpp", "#include <c10/util/Half.h>", "mpi/ is free of PyTorch"),
-        ("reduce/sum.cpp", "#include <Python.h>", "reduce/ is free of PyTorch"),
+        ("mpi/world.cpp", "#include <c10/util/Half.h>", "mpi is free of PyTorch"),
+        ("reduce/sum.cpp", "#include <Python.h>", "reduce is free of Python"),
         ("memory/heap.cpp", '#include "../base/error.h"', "no path from csrc/"),
+        (
+            "smb_client.cpp",
+            '#include "smb_server.h"',
+            "(BOX_CLIENT) includes smb_server.h (BOX_SER",
+        ),
+        ("smb_bindings.cpp", "#include <torch/torch.h>", "BOX_BINDINGS is free of PyTorch"),
+        ("link/link.cpp", "#include <infiniband/verbs.h>", "link is free of RDMA"),
         ("net/tcp.h", "", "net/ has no place"),
         ("base/error.h", '#include "base/error.h"', "cycle: base/error.h"),
     ],

@@ -19,7 +19,7 @@ from kernel import INITRAMFS, VMLINUX
 from topology import TOPOLOGIES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PROGRAMS = REPOSITORY / "build" / "native" / "vm"
+PROGRAMS = REPOSITORY / "build" / "native"
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,14 @@
 
 #include "base/error.h"
 #include "memory/policy.h"
+#include "memory/pool.h"
 #include "memory/process.h"
 #include "report.h"
 
 namespace hbm::memory {
 namespace {
 
-constexpr uint64_t kStagingBytes = uint64_t{1} << 40;  // the nodes are the bound
+constexpr uint64_t kUnbounded = uint64_t{1} << 40;  // the nodes are the bound
 
 // Blocks are never given back: the process ends first.
 using Allocate = std::function<void*(size_t bytes)>;
@@ -33,8 +34,14 @@ Allocate open_source(const std::string& name, Policy policy) {
   }
   if (name == "staging") {
     auto held = std::make_shared<std::vector<Buffer>>();
-    return [pool = process_staging(policy, kStagingBytes), held](size_t bytes) {
+    return [pool = process_staging(policy, kUnbounded), held](size_t bytes) {
       return held->emplace_back(pool->acquire(bytes)).data();
+    };
+  }
+  if (name == "pool") {
+    auto held = std::make_shared<std::vector<std::shared_ptr<Block>>>();
+    return [pool = Pool::create({.policy = policy, .capacity = kUnbounded}), held](size_t bytes) {
+      return held->emplace_back(pool->allocate(bytes))->base();
     };
   }
   throw Error(ErrorKind::kInvalid, "no source of memory is named " + name);
@@ -42,7 +49,7 @@ Allocate open_source(const std::string& name, Policy policy) {
 
 void take(const std::string& source, Policy policy, size_t block_bytes, size_t total_bytes) {
   const Allocate allocate = open_source(source, policy);
-  std::vector<Block> blocks;
+  std::vector<hbm::Block> blocks;
   std::string refusal;
   for (size_t done = 0; done < total_bytes; done += block_bytes) {
     try {

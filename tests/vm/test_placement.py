@@ -15,7 +15,7 @@ from topology import TOPOLOGIES, Topology
 pytestmark = pytest.mark.vm
 
 MIB = 1 << 20
-SOURCES = ("heap", "segment", "staging")
+SOURCES = ("heap", "pool", "segment", "staging")
 HBM_POLICIES = ("preferred", "bind", "interleave")
 POLICIES = (*HBM_POLICIES, "ddr")
 

@@ -20,8 +20,8 @@ from torch_hbmcomm.bench.ddp_result import ALLREDUCE, PHASES, STEP, WITHOUT, Mea
 from torch_hbmcomm.bench.interleave import Samples, interleave
 from torch_hbmcomm.bench.launch import launch
 from torch_hbmcomm.bench.models import MODELS, Model
+from torch_hbmcomm.bench.names import check_names
 from torch_hbmcomm.bench.result import describe_machine, slowest
-from torch_hbmcomm.bench.run import check_names
 from torch_hbmcomm.bench.sizes import MIB
 from torch_hbmcomm.bench.torch_backend import OVER_MPI, group_of_all
 

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from torch_hbmcomm.bench.ddp_result import ALLREDUCE, STEP, WITHOUT, Result
 from torch_hbmcomm.bench.result import machine_line
-from torch_hbmcomm.bench.table import format_time
+from torch_hbmcomm.bench.times import format_time
 
 _COLUMNS = (
     "step",

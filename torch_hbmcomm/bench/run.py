@@ -1,6 +1,6 @@
 """Runs a plan: the collectives in one set of ranks, each start in fresh processes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch_hbmcomm.bench import rank
@@ -9,6 +9,7 @@ from torch_hbmcomm.bench.contender import Contender
 from torch_hbmcomm.bench.contenders import CONTENDERS
 from torch_hbmcomm.bench.interleave import Samples
 from torch_hbmcomm.bench.launch import launch
+from torch_hbmcomm.bench.names import check_names
 from torch_hbmcomm.bench.result import Measurement, Result, describe_machine, slowest
 
 _STARTUP = Cell(STARTUP, "float32", 0)
@@ -110,10 +111,3 @@ def _measure_startup(plan: Plan, names: Sequence[str]) -> list[Measurement]:
 
 def _takes(contender: Contender) -> str:
     return f"it takes {', '.join(contender.dtypes)}"
-
-
-def check_names(kind: str, asked: Sequence[str], known: Iterable[str]) -> None:
-    unknown = [name for name in asked if name not in known]
-    if unknown or not asked:
-        found = ", ".join(map(repr, unknown)) or "was named"
-        raise ValueError(f"no {kind} {found}; there are: {', '.join(known)}")

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from torch_hbmcomm.bench.result import Measurement, Result, machine_line
 from torch_hbmcomm.bench.sizes import format_bytes
+from torch_hbmcomm.bench.times import format_time
 
 
 def render(result: Result) -> RenderableType:
@@ -63,13 +64,3 @@ def _notes(result: Result) -> Iterator[Text]:
     for name, cause in result.unavailable.items():
         yield Text(f"not measured: {name}: {cause}")
     yield Text(machine_line(result.machine, result.ranks, result.rounds))
-
-
-def format_time(microseconds: float) -> str:
-    """Three digits that matter: "9.87 µs", "12.3 ms", "1.05 s"."""
-    for unit, factor in (("µs", 1.0), ("ms", 1e-3), ("s", 1e-6)):
-        value = microseconds * factor
-        if value < 999.5 or unit == "s":
-            break
-    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
-    return f"{value:.{digits}f} {unit}"

@@ -1,22 +1,44 @@
 """The command `hbmcomm`: one file for each subcommand. It calls the library, never the reverse.
 
-torch is imported inside the commands that need it, so that `hbmcomm --help` is quick.
+A subcommand is imported when it is asked for, and torch inside the commands that need it, so that
+`hbmcomm --help` is quick and `hbmcomm serve` serves at once.
 """
 
-from typing import Annotated
+import importlib
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from torch_hbmcomm.cli import bench, info
+# A subcommand's module has a function of the same name, or an `app` with subcommands of its own.
+_COMMANDS = ("info", "bench", "serve")
+
+
+class _OnDemand(TyperGroup):
+    """Imports a subcommand when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"torch_hbmcomm.cli.{cmd_name}")
+        holder = typer.Typer(add_completion=False)
+        if hasattr(module, "app"):
+            holder.add_typer(module.app, name=cmd_name)
+        else:
+            holder.command(cmd_name)(getattr(module, cmd_name))
+        return typer.main.get_group(holder).commands[cmd_name]
+
 
 app = typer.Typer(
     name="hbmcomm",
+    cls=_OnDemand,
     help="Collectives for PyTorch CPU training, staged in high-bandwidth memory.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
-app.command("info")(info.info)
-app.add_typer(bench.app, name="bench")
 
 
 def _print_version(asked: bool) -> None:

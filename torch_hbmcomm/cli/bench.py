@@ -1,6 +1,7 @@
 """`hbmcomm bench`: contenders side by side in one run."""
 
 import importlib.util
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -45,8 +46,7 @@ def collectives(
     status never depends on a time. Everything takes some minutes.
     """
     _check_files(json, png)
-    if png is not None and importlib.util.find_spec("matplotlib") is None:
-        _fail("--png needs matplotlib; install it with: pip install 'torch_hbmcomm[bench]'")
+    _check_matplotlib(png)
 
     from torch_hbmcomm.bench import run, table
     from torch_hbmcomm.bench.collectives import COLLECTIVES
@@ -125,6 +125,89 @@ def ddp(
         json.write_text(result.to_json())
 
 
+@app.command()
+def box(
+    sections: Annotated[
+        str, typer.Option(help="Names separated by commas; all: those that can run here.")
+    ] = "all",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small sizes and two rounds: does it work at all?")
+    ] = False,
+    largest: Annotated[
+        str | None, typer.Option(help="Read, write or accumulate.", show_default="256MiB")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="The median is of these.", show_default="11")
+    ] = None,
+    lanes: Annotated[int, typer.Option(min=1, help="Connections of tcp.")] = 4,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="That accumulate on the box.", show_default="one for each core"),
+    ] = None,
+    clients: Annotated[
+        str | None,
+        typer.Option(help="Counts of those that work at a time.", show_default="2,4,8,16,32"),
+    ] = None,
+    megabits: Annotated[int, typer.Option(min=1, help="Mbit/s of the slow link.")] = 1000,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False, exists=True, help="Also measure a store, somewhere below here."
+        ),
+    ] = None,
+    json: Json = None,
+    png: Png = None,
+) -> None:
+    """The memory box beside the bounds of this machine, and its rivals, interleaved in one run.
+
+    Sections: shm, tcp, link (root: it makes network namespaces), verbs (an RDMA device),
+    accumulate, latency, clients, rivals (MPI, PyTorch's RPC) and store. The exit status never
+    depends on a time. Everything takes some minutes.
+    """
+    _check_files(json, png)
+    _check_matplotlib(png)
+    from torch_hbmcomm.bench.box import run, table
+    from torch_hbmcomm.bench.box.plan import QUICK, Plan
+    from torch_hbmcomm.bench.box.sections import SECTIONS
+    from torch_hbmcomm.bench.names import check_names
+    from torch_hbmcomm.bench.sizes import parse_bytes
+
+    names = list(SECTIONS) if sections == "all" else _names(sections)
+    try:
+        check_names("section", names, SECTIONS)
+        given = {
+            "largest": None if largest is None else parse_bytes(largest),
+            "rounds": rounds,
+            "threads": threads,
+            "clients": None if clients is None else [int(count) for count in _names(clients)],
+            "store": store,
+        }
+        chosen = {name: value for name, value in given.items() if value is not None}
+        defaults = QUICK if quick else {}
+        plan = Plan(sections=names, lanes=lanes, megabits=megabits, **(defaults | chosen))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # removes boxes and namespaces
+    try:
+        result = run.run(plan, _say)
+    except RuntimeError as error:
+        _fail(str(error))
+
+    _console().print(table.render(result))
+    if json is not None:
+        json.write_text(result.to_json())
+    if png is not None:
+        from torch_hbmcomm.bench.box import plot
+
+        plot.save(result, png)
+
+
+def _say(section: str) -> None:
+    """On a terminal alone, before it is measured."""
+    if sys.stderr.isatty():
+        typer.echo(f"measuring {section} ...", err=True)
+
+
 def _console() -> Console:
     """As wide as the terminal; wide enough for every contender in a pipe or a file."""
     return Console(width=None if sys.stdout.isatty() else 160)
@@ -134,6 +217,11 @@ def _check_files(*paths: Path | None) -> None:
     for path in paths:
         if path is not None and not path.absolute().parent.is_dir():
             raise typer.BadParameter(f"{path}: there is no such directory")
+
+
+def _check_matplotlib(png: Path | None) -> None:
+    if png is not None and importlib.util.find_spec("matplotlib") is None:
+        _fail("--png needs matplotlib; install it with: pip install 'torch_hbmcomm[bench]'")
 
 
 def _names(text: str) -> list[str]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 VARIABLES = {
     "HBMCOMM_ALLOCATOR": "where PyTorch puts large CPU tensors: default or segment (shared memory)",
     "HBMCOMM_BIND": "CPUs of each rank: none (the default), core or numa",
+    "HBMCOMM_BOX": "address of the memory box that C programs use (smb.h)",
+    "HBMCOMM_BOX_TRANSPORT": "how C programs reach it: auto (the default), shm, tcp or verbs",
     "HBMCOMM_ISA": "instruction set of the reduction kernels, instead of the best one",
     "HBMCOMM_LOG": "lowest level shown: error, warn (the default), info or debug",
     "HBMCOMM_MEMORY": "where memory comes from: preferred (the default), bind, interleave or ddr",
@@ -13,8 +15,11 @@ VARIABLES = {
     "HBMCOMM_NODE": "how ranks of one node reach one another: shm (the default) or mpi",
     "HBMCOMM_NODE_ID": "sets ranks with different values apart, as if on different nodes",
     "HBMCOMM_REDUCE_THREADS": "threads that reduce",
-    "HBMCOMM_SOCKET_DIR": "where containers that share memory find each other (/dev/shm)",
+    "HBMCOMM_SOCKET_DIR": "where processes that share memory find each other (/dev/shm)",
     "HBMCOMM_STAGING_BYTES": "bound of the staging memory, in bytes",
+    "HBMCOMM_TOKEN": "the token of a memory box; before HBMCOMM_TOKEN_FILE",
+    "HBMCOMM_TOKEN_FILE": "file with the token of a memory box (~/.config/hbmcomm/token)",
+    "HBMCOMM_VERBS_LIB": "path of libhbm_verbs.so, the box's transport over RDMA",
 }
 
 

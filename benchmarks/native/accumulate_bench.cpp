@@ -1,0 +1,177 @@
+// Measures the box's accumulate of float32 on this machine, for 1 and 2 threads and several chunk
+// sizes: GB/s of memory traffic (two reads and a store per element), and percent of the bound that
+// was measured in turns with it: a triad, a[i] = b[i] + s * c[i], whose stores pass the caches.
+//
+// - memory:  segments in memory
+// - store:   segments in a store, with undo records, which the traffic does not count
+//
+// The first argument is the store's directory, which is removed (the default lies under the
+// temporary directory), the second the size of the arrays in MiB.
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "box/accumulator.h"
+#include "box/store.h"
+
+namespace hbm::box {
+namespace {
+
+constexpr int kRounds = 11;
+constexpr uint32_t kChunks[] = {16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10};
+
+using Pass = std::function<void()>;
+
+struct Rates {
+  double bound, measured;  // GB/s
+};
+
+// Median rates of two passes that take turns.
+Rates rates(uint64_t bytes, const Pass& bound, const Pass& measured) {
+  const auto time = [](const Pass& pass) {
+    const auto start = std::chrono::steady_clock::now();
+    pass();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  const auto median_rate = [bytes](std::vector<double> seconds) {
+    std::nth_element(seconds.begin(), seconds.begin() + kRounds / 2, seconds.end());
+    return 3.0 * static_cast<double>(bytes) / seconds[kRounds / 2] / 1e9;
+  };
+  bound();
+  measured();
+  std::vector<double> of_bound, of_measured;
+  for (int round = 0; round < kRounds; ++round) {
+    of_bound.push_back(time(bound));
+    of_measured.push_back(time(measured));
+  }
+  return {median_rate(of_bound), median_rate(of_measured)};
+}
+
+void triad(float* a, const float* b, const float* c, size_t count, float by) {
+#if defined(__AVX512F__)
+  for (size_t i = 0; i < count; i += 16) {
+    const __m512 sum = _mm512_add_ps(_mm512_load_ps(b + i),
+                                     _mm512_mul_ps(_mm512_load_ps(c + i), _mm512_set1_ps(by)));
+    _mm512_stream_ps(a + i, sum);
+  }
+  _mm_sfence();
+#elif defined(__x86_64__)
+  for (size_t i = 0; i < count; i += 4) {
+    const __m128 sum =
+        _mm_add_ps(_mm_load_ps(b + i), _mm_mul_ps(_mm_load_ps(c + i), _mm_set1_ps(by)));
+    _mm_stream_ps(a + i, sum);
+  }
+  _mm_sfence();
+#else
+  for (size_t i = 0; i < count; ++i) a[i] = b[i] + by * c[i];
+#endif
+}
+
+float* floats(const Segment& segment) { return reinterpret_cast<float*>(segment.block->base()); }
+
+// A triad by threads that are there already.
+class Triad {
+ public:
+  Triad(Store& store, uint64_t bytes, unsigned threads) : together_(threads + 1) {
+    for (uint64_t key : {1, 2, 3}) {
+      arrays_.push_back(store.create({.key = {1, key}, .size = bytes, .creator = {}}));
+    }
+    const size_t count = bytes / sizeof(float) / threads;
+    for (auto& array : arrays_) std::fill_n(floats(*array), bytes / sizeof(float), 1.0f);
+    for (unsigned i = 0; i < threads; ++i) {
+      workers_.emplace_back([this, count, first = i * count] { work(first, count); });
+    }
+  }
+  ~Triad() {
+    over_ = true;
+    together_.arrive_and_wait();
+  }
+
+  void run() {
+    together_.arrive_and_wait();
+    together_.arrive_and_wait();
+  }
+
+ private:
+  void work(size_t first, size_t count) {
+    const auto at = [&](size_t k) { return floats(*arrays_[k]) + first; };
+    while (true) {
+      together_.arrive_and_wait();
+      if (over_) return;
+      triad(at(0), at(1), at(2), count, 0.5f);
+      together_.arrive_and_wait();
+    }
+  }
+
+  std::vector<std::shared_ptr<Segment>> arrays_;
+  std::barrier<> together_;
+  std::atomic<bool> over_{false};
+  std::vector<std::jthread> workers_;
+};
+
+std::unique_ptr<Store> open(const std::string& directory, uint64_t bytes, uint32_t chunk) {
+  memory::PoolOptions pool;
+  pool.capacity = 4 * bytes + (uint64_t{1} << 20);
+  return Store::open({.directory = directory, .records = {.chunk = chunk}},
+                     memory::Pool::create(pool));
+}
+
+Rates measure(const std::string& directory, uint64_t bytes, uint32_t chunk, unsigned threads) {
+  const std::unique_ptr<Store> memory = open("", bytes, chunk);
+  Triad bound(*memory, bytes, threads);
+  const std::unique_ptr<Store> store = open(directory, bytes, chunk);
+  const auto target = store->create({.key = {1, 1}, .size = bytes, .creator = {}});
+  const auto source = store->create({.key = {1, 2}, .size = bytes, .creator = {}});
+  for (Segment* one : {target.get(), source.get()}) {
+    std::fill_n(floats(*one), bytes / sizeof(float), 1.0f);
+  }
+  SessionRecord& session = store->records().open_session({0, 1});
+  Accumulator accumulator(store->records(), threads);
+  uint64_t number = 0;
+  const Rates found = rates(
+      bytes, [&] { bound.run(); },
+      [&] {
+        accumulator.accumulate(session, ++number, {*target, 0}, {*source, 0}, bytes,
+                               Dtype::kFloat32, 0.5);
+      });
+  if (store->durable()) std::filesystem::remove_all(directory);
+  return found;
+}
+
+void report(const std::string& directory, uint64_t bytes) {
+  std::printf("%-8s %10s %20s %20s\n", "", "chunk", "1 thread", "2 threads");
+  for (const std::string& where : {std::string(), directory}) {
+    for (uint32_t chunk : kChunks) {
+      std::printf("%-8s %6u KiB", where.empty() ? "memory" : "store", chunk >> 10);
+      for (unsigned threads : {1, 2}) {
+        const Rates found = measure(where, bytes, chunk, threads);
+        std::printf(" %8.1f GB/s %4.0f %%", found.measured, 100 * found.measured / found.bound);
+      }
+      std::printf("\n");
+      std::fflush(stdout);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace hbm::box
+
+int main(int argc, char** argv) {
+  const auto temporary = std::filesystem::temp_directory_path() / "hbm_accumulate_bench";
+  const uint64_t mebibytes = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 128;
+  hbm::box::report(argc > 1 ? argv[1] : temporary.string(), mebibytes << 20);
+  return 0;
+}

@@ -1,0 +1,40 @@
+// Threads that help a caller with work that falls into independent parts. All callers share them.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace hbm::box {
+
+class Crew {
+ public:
+  explicit Crew(unsigned helpers);
+  ~Crew();  // REQUIRES: no run() is under way.
+  Crew(const Crew&) = delete;
+  Crew& operator=(const Crew&) = delete;
+
+  // Calls part(0) .. part(parts - 1), each once, on the calling thread and on helpers that have
+  // nothing to do, and returns when all have returned. One part takes no lock and wakes nobody.
+  // What a part throws is thrown again once all have ended; the first, if several do.
+  // Threads: any, several at once.
+  void run(uint32_t parts, const std::function<void(uint32_t)>& part);
+
+ private:
+  struct Task;
+  void help();
+  // Carries out parts of the task until none is left to begin. `lock` holds mutex_.
+  void work(Task& task, std::unique_lock<std::mutex>& lock);
+
+  std::mutex mutex_;  // guards all below, and the tasks
+  std::condition_variable task_added_;
+  std::deque<Task*> tasks_;  // that have parts left to begin
+  bool ending_ = false;
+  std::vector<std::thread> helpers_;
+};
+
+}  // namespace hbm::box

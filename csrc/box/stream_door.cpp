@@ -1,0 +1,124 @@
+#include "box/stream_door.h"
+
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "box/stream_connection.h"
+#include "box/stream_listener.h"
+
+namespace hbm::box {
+namespace {
+
+void raise_open_files() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+    limit.rlim_cur = limit.rlim_max;
+    if (setrlimit(RLIMIT_NOFILE, &limit) == 0) return;
+    log::warn("cannot raise the limit on open files: clients are limited too (ulimit -n)");
+  }
+}
+
+Welcome welcome_of(const StreamDoorOptions& options) {
+  Welcome welcome{options.token, options.boot_id, options.socket_path, options.verbs_port};
+  require_sendable(welcome);
+  return welcome;
+}
+
+void require_valid(const StreamDoorOptions& options) {
+  if (options.listen.empty() && options.socket_path.empty()) {
+    throw Error(ErrorKind::kInvalid, "a box needs an address or a Unix socket to listen on");
+  }
+  if (options.threads == 0 || options.most_joining == 0 || options.quantum == 0) {
+    throw Error(ErrorKind::kInvalid,
+                "a box's door needs at least one thread, one joining client and a quantum");
+  }
+}
+
+int sooner(int left, int right) {
+  if (left < 0 || right < 0) return std::max(left, right);
+  return std::min(left, right);
+}
+
+}  // namespace
+
+struct StreamDoor::Parts {
+  explicit Parts(Desk& desk, const StreamDoorOptions& options)
+      : house{desk,
+              welcome_of(options),
+              options.quantum,
+              {options.most_joining, options.join_within},
+              {10, std::chrono::seconds(10)}} {
+    for (uint32_t i = 0; i < options.threads; ++i) {
+      std::function<int()> tick;
+      if (i == 0) tick = [this] { return housekeeping(); };
+      loops.push_back(std::make_unique<DoorLoop>("hbm-door-" + std::to_string(i), std::move(tick)));
+    }
+    std::vector<uid_t> users = options.users;
+    if (users.empty()) users.push_back(geteuid());
+    for (const smb::Address& address : options.listen) listen(address, users);
+    if (!options.socket_path.empty()) listen({"", 0, options.socket_path}, users);
+    for (const auto& loop : loops) loop->start();
+  }
+
+  ~Parts() {
+    for (const auto& loop : loops) loop->stop();
+  }
+
+  void listen(const smb::Address& address, const std::vector<uid_t>& users) {
+    listeners.push_back(std::make_shared<StreamListener>(house, loops, address, users));
+    const auto& listener = listeners.back();
+    loops.front()->add(listener->fd(), EPOLLIN, listener);
+    if (!address.is_unix()) addresses.push_back(listener->address());
+  }
+
+  int housekeeping() {
+    int most = house.lobby.sweep();
+    for (const auto& listener : listeners) most = sooner(most, listener->resume());
+    return most;
+  }
+
+  StreamHouse house;
+  std::vector<smb::Address> addresses;
+  std::vector<std::shared_ptr<StreamListener>> listeners;
+  StreamListener::Loops loops;  // first to go
+};
+
+StreamDoor::StreamDoor(Desk& desk, const StreamDoorOptions& options) {
+  require_valid(options);
+  raise_open_files();
+  parts_ = std::make_unique<Parts>(desk, options);
+}
+
+StreamDoor::~StreamDoor() = default;
+
+const std::vector<smb::Address>& StreamDoor::addresses() const noexcept {
+  return parts_->addresses;
+}
+
+void StreamDoor::drain(uint32_t most_ms) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point deadline = Clock::now() + std::chrono::milliseconds(most_ms);
+  parts_->house.draining = true;
+  const auto idle = [this] {
+    bool all = true;
+    for (const auto& loop : parts_->loops) {
+      for (const auto& served : loop->all()) {
+        auto* const connection = dynamic_cast<StreamConnection*>(served.get());
+        if (connection != nullptr && !connection->idle()) all = false;
+      }
+    }
+    return all;
+  };
+  while (!idle() && Clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+}  // namespace hbm::box

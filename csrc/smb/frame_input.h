@@ -1,0 +1,71 @@
+// Frames out of a stream socket: the receiving half of a FrameStream.
+//
+// One buffer takes what arrives. Of a frame with much payload only the head goes through it: the
+// rest is received where it belongs, in the same call as the start of the next frame.
+//
+// Threads: one at a time.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+
+#include "base/descriptor.h"
+#include "smb/frame_receiver.h"
+#include "smb/protocol.h"
+
+namespace hbm::smb {
+
+class FrameInput {
+ public:
+  // `passes_descriptors`: the socket is a Unix one.
+  explicit FrameInput(bool passes_descriptors) : passes_descriptors_(passes_descriptors) {}
+
+  enum class Result { kIdle, kMore, kClosed };
+
+  // See FrameStream::receive. Returns after a frame that sets `paused`.
+  Result receive(int socket, FrameReceiver& receiver, uint64_t most, const bool& paused);
+
+ private:
+  struct Arrived {
+    uint64_t place;  // in the stream: of the last byte that came with it
+    Descriptor descriptor;
+  };
+
+  bool take_frame(FrameReceiver& receiver);  // out of the buffer; false: it is not complete
+  bool take_head(FrameReceiver& receiver);
+  Descriptor take_descriptor();
+
+  struct Filled {
+    Result result;
+    uint64_t bytes;
+    bool drained;  // less came than was asked for
+  };
+  Filled fill(int socket);
+  void keep_descriptor(msghdr& message, uint64_t place);
+
+  uint64_t buffered() const noexcept { return end_ - begin_; }
+  void consume(std::byte* to, uint64_t bytes);  // null: drops them
+
+  const bool passes_descriptors_;
+  std::unique_ptr<std::byte[]> buffer_;  // made when the first byte is expected
+  uint64_t begin_ = 0;                   // of what is not consumed yet
+  uint64_t end_ = 0;
+  uint64_t consumed_ = 0;  // bytes of the stream
+  std::deque<Arrived> arrived_;
+
+  // The frame that is under way.
+  bool checked_ = false;     // its header is here, and has been looked at
+  bool in_payload_ = false;  // its body is here too
+  Header header_{};
+  std::array<std::byte, kMaxBody> body_;
+  std::byte* destination_ = nullptr;  // of the rest of the payload
+  uint64_t payload_left_ = 0;
+};
+
+}  // namespace hbm::smb

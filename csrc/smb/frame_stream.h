@@ -1,0 +1,68 @@
+// Frames over a stream socket (TCP or Unix), in both directions, without blocking.
+//
+// Output: frames queue up while the kernel takes no more, and go out together, headers and payloads
+// gathered in as few system calls as it allows. Input: headers, bodies and small payloads come
+// through a small buffer, many at a time; the bulk of a payload is received straight into its
+// destination.
+//
+// Threads: one at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/descriptor.h"
+#include "smb/frame_input.h"
+#include "smb/frame_output.h"
+#include "smb/frame_receiver.h"
+#include "smb/protocol.h"
+
+namespace hbm::smb {
+
+class FrameStream {
+ public:
+  enum class Flow {
+    kIdle,     // flush: all is sent; receive: the kernel had no more, ask poll for the next
+    kBlocked,  // flush: the kernel takes no more for now
+    kMore,     // receive: `most` bytes were taken, or paused; there may be more, also here
+    kClosed,   // the other end is gone
+  };
+
+  using Receiver = FrameReceiver;
+
+  // The socket is made non-blocking.
+  explicit FrameStream(Descriptor socket);
+  FrameStream(const FrameStream&) = delete;
+  FrameStream& operator=(const FrameStream&) = delete;
+
+  int fd() const noexcept { return socket_.get(); }
+
+  // Queues a frame; body_bytes and payload_bytes are set from the spans. The body is copied; the
+  // payload is not, and `hold` keeps it until it is sent. `descriptor` goes with the frame's first
+  // byte (Unix sockets alone). REQUIRES: sizes within the protocol's.
+  void queue(Header header, std::span<const std::byte> body,
+             std::span<const std::byte> payload = {}, std::shared_ptr<const void> hold = nullptr,
+             Descriptor descriptor = Descriptor());
+
+  uint64_t queued_bytes() const noexcept { return output_.bytes(); }
+
+  // Sends what the kernel takes. Throws Error(kNetwork) for failures other than a closed end.
+  Flow flush();
+
+  // Receives what is there, up to about `most` bytes. Throws Error(kNetwork) for frames that
+  // check() rejects and for failures other than a closed end.
+  Flow receive(Receiver& receiver, uint64_t most);
+
+  // Called by a Receiver: receive() returns kMore after this frame.
+  void pause() noexcept { paused_ = true; }
+
+ private:
+  const Descriptor socket_;
+  FrameOutput output_;
+  FrameInput input_;
+  bool paused_ = false;
+};
+
+}  // namespace hbm::smb

@@ -1,0 +1,179 @@
+#include "smb_client.h"
+
+#include <string>
+#include <utility>
+
+#include "client/core.h"
+#include "client/requests.h"
+
+namespace hbm::client {
+
+Segment::Segment(std::shared_ptr<Core> core, std::shared_ptr<Attachment> attachment)
+    : core_(std::move(core)), attachment_(std::move(attachment)) {}
+
+smb::Id Segment::key() const noexcept { return attachment_->key; }
+uint64_t Segment::size() const noexcept { return attachment_->size; }
+bool Segment::created() const noexcept { return attachment_->created; }
+bool Segment::read_only() const noexcept { return attachment_->read_only; }
+std::shared_ptr<std::byte> Segment::memory() const { return core_->memory(*attachment_); }
+
+Future::Future(std::shared_ptr<Core> core, std::shared_ptr<Operation> operation)
+    : core_(std::move(core)), operation_(std::move(operation)) {}
+
+bool Future::done() const noexcept { return operation_->settled(); }
+
+bool Future::wait(std::chrono::nanoseconds most) const {
+  const auto now = Clock::now();
+  const auto left = Clock::time_point::max() - now;
+  return core_->wait(*operation_, most < left ? now + most : Clock::time_point::max());
+}
+
+int64_t Future::get() const {
+  core_->wait(*operation_, Clock::time_point::max());
+  if (operation_->failure) operation_->failure->raise();
+  return operation_->value;
+}
+
+Batch::Batch(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+
+const std::shared_ptr<Attachment>& Batch::mine(const Segment& segment) const {
+  if (segment.core_ != core_) {
+    throw Error(ErrorKind::kInvalid,
+                "segment " + key_text(segment.key()) + " belongs to another client");
+  }
+  return segment.attachment_;
+}
+
+Future Batch::keep(OperationPointer operation) {
+  collected_.push_back(operation);
+  return {core_, std::move(operation)};
+}
+
+Future Batch::read(const Segment& segment, uint64_t offset, std::byte* local, uint64_t bytes,
+                   std::shared_ptr<const void> hold) {
+  return keep(transfer_request(smb::Opcode::kRead, touch(mine(segment), offset, bytes, false),
+                               local, std::move(hold)));
+}
+
+Future Batch::write(const Segment& segment, uint64_t offset, const std::byte* local, uint64_t bytes,
+                    std::shared_ptr<const void> hold) {
+  return keep(transfer_request(smb::Opcode::kWrite, touch(mine(segment), offset, bytes, true),
+                               const_cast<std::byte*>(local), std::move(hold)));
+}
+
+Future Batch::accumulate(const Segment& target, const Segment& source, const Accumulation& what) {
+  return keep(accumulate_request(mine(target), mine(source), what));
+}
+
+Future Batch::fetch_add(const Segment& segment, uint64_t offset, int64_t addend) {
+  return keep(fetch_add_request(mine(segment), offset, addend));
+}
+
+void Batch::issue() { core_->issue(std::exchange(collected_, {}), false); }
+void Batch::issue_and_wait_next() { core_->issue(std::exchange(collected_, {}), true); }
+
+Client::Client(const ClientOptions& options) : core_(std::make_shared<Core>(options)) {}
+
+Client::~Client() {
+  if (core_->in_forked_child()) {
+    new std::shared_ptr<Core>(std::move(core_));  // its thread and its locks are the parent's
+    return;
+  }
+  core_->close(std::chrono::milliseconds(0));
+}
+
+smb::Transport Client::transport() const { return core_->dialer().transport(); }
+std::string Client::why_transport() const { return core_->dialer().why(); }
+
+Batch Client::batch() { return Batch(core_); }
+
+Future Client::issue(OperationPointer operation, bool waits) {
+  core_->issue({&operation, 1}, waits);
+  return {core_, std::move(operation)};
+}
+
+Segment Client::alloc(const AllocOptions& options) {
+  OperationPointer operation =
+      alloc_request(options, core_->new_handle(), core_->options().read_only);
+  issue(operation, true).get();
+  return {core_, operation->attachment};
+}
+
+void Client::read(const Segment& segment, uint64_t offset, std::byte* local, uint64_t bytes) {
+  if (read_now(segment, offset, local, bytes)) return;
+  Batch one = batch();
+  const Future future = one.read(segment, offset, local, bytes);
+  one.issue_and_wait_next();
+  future.get();
+}
+
+void Client::write(const Segment& segment, uint64_t offset, const std::byte* local,
+                   uint64_t bytes) {
+  if (write_now(segment, offset, local, bytes)) return;
+  Batch one = batch();
+  const Future future = one.write(segment, offset, local, bytes);
+  one.issue_and_wait_next();
+  future.get();
+}
+
+void Client::accumulate(const Segment& target, const Segment& source, const Accumulation& what) {
+  Batch one = batch();
+  const Future future = one.accumulate(target, source, what);
+  one.issue_and_wait_next();
+  future.get();
+}
+
+int64_t Client::fetch_add(const Segment& segment, uint64_t offset, int64_t addend) {
+  Batch one = batch();
+  const Future future = one.fetch_add(segment, offset, addend);
+  one.issue_and_wait_next();
+  return future.get();
+}
+
+bool Client::read_now(const Segment& segment, uint64_t offset, std::byte* local, uint64_t bytes) {
+  const Touch read = touch(batch().mine(segment), offset, bytes, false);
+  return core_->copy_now(smb::Opcode::kRead, read, local);
+}
+
+bool Client::write_now(const Segment& segment, uint64_t offset, const std::byte* local,
+                       uint64_t bytes) {
+  const Touch write = touch(batch().mine(segment), offset, bytes, true);
+  return core_->copy_now(smb::Opcode::kWrite, write, const_cast<std::byte*>(local));
+}
+
+Future Client::free_async(const Segment& segment) {
+  return issue(release_request(smb::Opcode::kFree, batch().mine(segment)), false);
+}
+
+Future Client::remove_async(const Segment& segment) {
+  return issue(release_request(smb::Opcode::kDelete, batch().mine(segment)), false);
+}
+
+void Client::free(const Segment& segment) {
+  issue(release_request(smb::Opcode::kFree, batch().mine(segment)), true).get();
+}
+
+void Client::remove(const Segment& segment) {
+  issue(release_request(smb::Opcode::kDelete, batch().mine(segment)), true).get();
+}
+
+void Client::ping() { issue(std::make_shared<Operation>(smb::Opcode::kPing), true).get(); }
+
+Stats Client::stats() {
+  Stats stats;
+  do {
+    auto operation = std::make_shared<Operation>(smb::Opcode::kStats);
+    operation->set_body(smb::StatsQuery{static_cast<uint32_t>(stats.clients.size()),
+                                        static_cast<uint32_t>(stats.segments.size())});
+    issue(operation, true).get();
+    add_page(stats, operation->payload);
+  } while (stats.totals.clients_here + stats.totals.segments_here > 0 &&
+           (stats.clients.size() < stats.totals.clients ||
+            stats.segments.size() < stats.totals.segments));
+  return stats;
+}
+
+void Client::close(std::chrono::milliseconds patience) { core_->close(patience); }
+bool Client::closed() const { return core_->closed(); }
+
+}  // namespace hbm::client

@@ -1,0 +1,156 @@
+// A client of one memory box: segments allocated by key, and reads, writes and sums in them.
+//
+// Order: one client's operations take effect in the order of issue wherever two of them touch the
+// same bytes of a segment and one of them changes these; all others may overlap in time.
+//
+// Lost connections: the client connects again, by itself, for `reconnect_timeout`. Then reads and
+// writes are repeated, and an accumulate, fetch_add, alloc, free or remove that had not been
+// answered is sent again under its old number, so that the box applies it exactly once. When the
+// box comes back without its data, every operation on its segments fails with BoxError kLost; when
+// it does not come back in time, every operation fails with kUnreachable, for good.
+//
+// Threads: every member of every class here may be called from any thread. A synchronous operation
+// on an idle client runs in the caller; a thread of the client's own drives all else, keeps the
+// lease and reconnects. A process forked from the client's cannot use it: every call throws.
+//
+// Errors: bad arguments throw Error(kInvalid) before anything is sent; client/error.h has the rest.
+// An asynchronous operation throws from Future::get() what came after the checks.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/error.h"
+#include "client/options.h"
+#include "client/stats.h"
+#include "smb/protocol.h"
+
+namespace hbm::client {
+
+class Core;
+class Operation;
+struct Attachment;
+
+// An attachment to a segment; copies are the same one. It ends by Client::free or with the client.
+class Segment {
+ public:
+  smb::Id key() const noexcept;
+  uint64_t size() const noexcept;  // bytes
+  bool created() const noexcept;   // by this attachment, and it was full of zeros
+  bool read_only() const noexcept;
+
+  // shm: the segment itself, for as long as someone holds it. Throws Error(kUnsupported) on other
+  // transports, and as every operation does for a segment that was freed or lost.
+  std::shared_ptr<std::byte> memory() const;
+
+ private:
+  friend class Batch;
+  friend class Client;
+  Segment(std::shared_ptr<Core> core, std::shared_ptr<Attachment> attachment);
+
+  std::shared_ptr<Core> core_;
+  std::shared_ptr<Attachment> attachment_;
+};
+
+// An operation that was issued.
+class Future {
+ public:
+  bool done() const noexcept;
+
+  // Waits at most so long; true once it is done.
+  bool wait(std::chrono::nanoseconds most) const;
+
+  // Waits, and throws what the operation failed with. The value is fetch_add's, else 0.
+  int64_t get() const;
+
+ private:
+  friend class Batch;
+  friend class Client;
+  Future(std::shared_ptr<Core> core, std::shared_ptr<Operation> operation);
+
+  std::shared_ptr<Core> core_;
+  std::shared_ptr<Operation> operation_;
+};
+
+// Operations that are issued together: their small frames travel together.
+//
+// `hold`, where there is one, is kept until the operation no longer uses `local`: the caller keeps
+// that memory alive, and a write's unchanged, until then.
+class Batch {
+ public:
+  Future read(const Segment& segment, uint64_t offset, std::byte* local, uint64_t bytes,
+              std::shared_ptr<const void> hold = nullptr);
+  Future write(const Segment& segment, uint64_t offset, const std::byte* local, uint64_t bytes,
+               std::shared_ptr<const void> hold = nullptr);
+  Future accumulate(const Segment& target, const Segment& source, const Accumulation& what);
+  Future fetch_add(const Segment& segment, uint64_t offset, int64_t addend);
+
+  // Issues what was collected since the last time, in that order, and does not wait for it.
+  // Throws, with nothing issued, when the client is closed or one of the segments was freed.
+  void issue();
+
+  // The same for a caller that waits for the futures next, and so can drive them itself.
+  void issue_and_wait_next();
+
+ private:
+  friend class Client;
+  explicit Batch(std::shared_ptr<Core> core);
+  const std::shared_ptr<Attachment>& mine(const Segment& segment) const;
+  Future keep(std::shared_ptr<Operation> operation);
+
+  std::shared_ptr<Core> core_;
+  std::vector<std::shared_ptr<Operation>> collected_;
+};
+
+class Client {
+ public:
+  // Connects. Throws BoxError, with the reason for each transport that was tried.
+  explicit Client(const ClientOptions& options);
+  ~Client();  // as close(), without waiting for what is unfinished
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  smb::Transport transport() const;
+  std::string why_transport() const;  // why this one, and why not the ones before it
+
+  Segment alloc(const AllocOptions& options);
+
+  void read(const Segment& segment, uint64_t offset, std::byte* local, uint64_t bytes);
+  void write(const Segment& segment, uint64_t offset, const std::byte* local, uint64_t bytes);
+  void accumulate(const Segment& target, const Segment& source, const Accumulation& what);
+  int64_t fetch_add(const Segment& segment, uint64_t offset, int64_t addend);
+
+  // Reads or writes if that is a copy which can be done now, in the caller: shm, a live connection,
+  // and nothing unfinished in its way. False: nothing was done.
+  bool read_now(const Segment& segment, uint64_t offset, std::byte* local, uint64_t bytes);
+  bool write_now(const Segment& segment, uint64_t offset, const std::byte* local, uint64_t bytes);
+
+  // Ends the attachment, once what was issued on it is done. Of a segment that was freed or lost:
+  // does nothing.
+  void free(const Segment& segment);
+  Future free_async(const Segment& segment);
+
+  // Takes the key away: nobody can attach any more. Attachments, this one too, stay.
+  void remove(const Segment& segment);
+  Future remove_async(const Segment& segment);
+
+  Batch batch();
+  void ping();
+  Stats stats();
+
+  // Waits up to `patience` for what is unfinished while the connection stands, ends the session,
+  // and fails what is left. Does nothing the second time.
+  void close(std::chrono::milliseconds patience = std::chrono::seconds(5));
+  bool closed() const;
+
+ private:
+  Future issue(std::shared_ptr<Operation> operation, bool waits);
+
+  std::shared_ptr<Core> core_;
+};
+
+}  // namespace hbm::client

@@ -1,0 +1,506 @@
+// What a memory box promises its clients (docs/memory-box.md), on every transport: the same tests
+// run over each of HBM_BOX_TRANSPORTS ("shm,tcp" unless it is set; the virtual machine sets
+// "verbs"), against a box on HBM_BOX_HOST (127.0.0.1).
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "smb_client.h"
+#include "smb_server.h"
+
+namespace hbm::client {
+namespace {
+
+constexpr uint64_t kChunk = uint64_t{256} << 10;  // of accumulate, and of a slice
+
+std::string setting(const char* name, const char* otherwise) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? otherwise : value;
+}
+
+std::vector<std::string> transports() {
+  std::istringstream list(setting("HBM_BOX_TRANSPORTS", "shm,tcp"));
+  std::vector<std::string> names;
+  for (std::string name; std::getline(list, name, ',');) names.push_back(name);
+  return names;
+}
+
+std::vector<std::byte> random_bytes(size_t count, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<std::byte> bytes(count);
+  for (std::byte& each : bytes) each = static_cast<std::byte>(random());
+  return bytes;
+}
+
+template <class T>
+std::byte* bytes_of(std::vector<T>& values) {
+  return reinterpret_cast<std::byte*>(values.data());
+}
+
+BoxError::Cause cause_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const BoxError& error) {
+    EXPECT_NE(std::string(error.what()), "");
+    return error.cause();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return BoxError::Cause::kClosed;
+}
+
+ErrorKind kind_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()), "");
+    return error.kind();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return ErrorKind::kAborted;
+}
+
+class SmbConformance : public testing::TestWithParam<std::string> {
+ protected:
+  SmbConformance() : server_(server_options()) {}
+
+  static box::ServerOptions server_options() {
+    box::ServerOptions options;
+    options.listen = {setting("HBM_BOX_HOST", "127.0.0.1") + ":0"};
+    options.memory = uint64_t{256} << 20;
+    options.token = "conformance";
+    if (GetParam() == "verbs") options.verbs = box::VerbsChoice::kOn;
+    return options;
+  }
+
+  std::unique_ptr<Client> connect(bool read_only = false) const {
+    ClientOptions options;
+    options.url = server_.url();
+    options.token = "conformance";
+    options.transport = parse_transport(GetParam());
+    options.read_only = read_only;
+    return std::make_unique<Client>(options);
+  }
+
+  box::Server server_;
+};
+
+TEST_P(SmbConformance, TransportIsTheOneThatWasNamed) {
+  EXPECT_EQ(transport_name(connect()->transport()), GetParam());
+}
+
+TEST_P(SmbConformance, NewSegmentsAreZero) {
+  const auto client = connect();
+  const Segment segment = client->alloc({.size = kChunk + 1});
+  EXPECT_TRUE(segment.created());
+  EXPECT_TRUE(segment.key());
+  std::vector<std::byte> back(segment.size(), std::byte{1});
+  client->read(segment, 0, back.data(), back.size());
+  EXPECT_EQ(std::ranges::count(back, std::byte{0}), static_cast<ptrdiff_t>(back.size()));
+}
+
+TEST_P(SmbConformance, ReadsGiveWhatWasWritten) {
+  const auto writer = connect();
+  const auto reader = connect();
+  uint64_t seed = std::random_device()();
+  SCOPED_TRACE(seed);
+  for (const uint64_t size : {uint64_t{1}, uint64_t{7}, uint64_t{4096}, uint64_t{65537}, kChunk + 1,
+                              (uint64_t{4} << 20) + 13}) {
+    const Segment mine = writer->alloc({.size = size});
+    const Segment theirs =
+        reader->alloc({.size = size, .key = mine.key(), .mode = smb::AllocMode::kAttach});
+    EXPECT_FALSE(theirs.created());
+    const auto bytes = random_bytes(size, ++seed);
+    writer->write(mine, 0, bytes.data(), size);
+    std::vector<std::byte> back(size);
+    reader->read(theirs, 0, back.data(), size);
+    ASSERT_EQ(back, bytes) << size;
+  }
+}
+
+TEST_P(SmbConformance, RangesTouchNothingElse) {
+  const auto client = connect();
+  constexpr uint64_t kSize = 3 * kChunk + 5;
+  const Segment segment = client->alloc({.size = kSize});
+  std::mt19937_64 random(std::random_device{}());
+  std::vector<std::byte> model(kSize);
+  for (int i = 0; i < 60; ++i) {
+    const uint64_t offset = random() % (kSize + 1);
+    const uint64_t bytes = random() % (kSize - offset + 1);
+    const auto data = random_bytes(bytes, random());
+    client->write(segment, offset, data.data(), bytes);
+    std::ranges::copy(data, model.begin() + static_cast<ptrdiff_t>(offset));
+    const uint64_t from = random() % (kSize + 1);
+    std::vector<std::byte> back(random() % (kSize - from + 1));
+    client->read(segment, from, back.data(), back.size());
+    ASSERT_TRUE(std::equal(back.begin(), back.end(), model.begin() + static_cast<ptrdiff_t>(from)));
+  }
+}
+
+TEST_P(SmbConformance, PastTheEndIsRefusedBeforeAnythingMoves) {
+  const auto client = connect();
+  const Segment segment = client->alloc({.size = 100});
+  std::vector<std::byte> data(200, std::byte{7});
+  EXPECT_EQ(kind_of([&] { client->write(segment, 1, data.data(), 100); }), ErrorKind::kInvalid);
+  EXPECT_EQ(kind_of([&] { client->read(segment, ~uint64_t{0}, data.data(), 2); }),
+            ErrorKind::kInvalid);
+  std::vector<std::byte> back(100);
+  client->read(segment, 0, back.data(), 100);
+  EXPECT_EQ(back, std::vector<std::byte>(100));
+  client->read(segment, 100, back.data(), 0);  // nothing, at the end
+}
+
+TEST_P(SmbConformance, ModesOfAlloc) {
+  const auto client = connect();
+  const smb::Id key{.high = 1, .low = 2};
+  const auto alloc = [&](smb::AllocMode mode, uint64_t size) {
+    return client->alloc({.size = size, .key = key, .mode = mode});
+  };
+  EXPECT_EQ(cause_of([&] { alloc(smb::AllocMode::kAttach, 64); }), BoxError::Cause::kNoSuchKey);
+  EXPECT_TRUE(alloc(smb::AllocMode::kCreate, 64).created());
+  EXPECT_EQ(cause_of([&] { alloc(smb::AllocMode::kCreate, 64); }), BoxError::Cause::kKeyInUse);
+  EXPECT_FALSE(alloc(smb::AllocMode::kAuto, 64).created());
+  EXPECT_THROW(alloc(smb::AllocMode::kAuto, 65), Error);
+  EXPECT_EQ(alloc(smb::AllocMode::kAttach, 0).size(), 64u);  // whatever it has
+}
+
+TEST_P(SmbConformance, DeletedKeysAreGoneAndAttachmentsStay) {
+  const auto master = connect();
+  const auto slave = connect();
+  const Segment mine = master->alloc({.size = 64});
+  const Segment theirs =
+      slave->alloc({.size = 64, .key = mine.key(), .mode = smb::AllocMode::kAttach});
+  master->remove(mine);
+  master->free(mine);
+  EXPECT_EQ(cause_of([&] {
+              slave->alloc({.size = 64, .key = mine.key(), .mode = smb::AllocMode::kAttach});
+            }),
+            BoxError::Cause::kNoSuchKey);
+  EXPECT_EQ(slave->fetch_add(theirs, 0, 3), 0);
+  EXPECT_EQ(slave->fetch_add(theirs, 0, 0), 3);
+  slave->free(theirs);
+  EXPECT_THROW(slave->fetch_add(theirs, 0, 1), Error);
+}
+
+TEST_P(SmbConformance, MemoryComesBack) {
+  const auto client = connect();
+  const uint64_t most = uint64_t{200} << 20;  // of 256 MiB
+  for (int i = 0; i < 4; ++i) {
+    const Segment segment = client->alloc({.size = most});
+    EXPECT_EQ(kind_of([&] { client->alloc({.size = most}); }), ErrorKind::kExhausted);
+    client->remove(segment);
+    client->free(segment);
+  }
+}
+
+TEST_P(SmbConformance, ReadOnlyClientsAndAttachmentsCannotWrite) {
+  const auto owner = connect();
+  const Segment segment = owner->alloc({.size = 4096});
+  const auto reader = connect(/*read_only=*/true);
+  AllocOptions attach{.size = 4096, .key = segment.key(), .mode = smb::AllocMode::kAttach};
+  const Segment seen = reader->alloc(attach);
+  attach.read_only = true;
+  const Segment kept = owner->alloc(attach);
+  std::vector<std::byte> data(4096, std::byte{1});
+  const std::pair<Client*, const Segment*> guarded[] = {{reader.get(), &seen},
+                                                        {owner.get(), &kept}};
+  for (const auto& [client, target] : guarded) {
+    EXPECT_EQ(cause_of([&] { client->write(*target, 0, data.data(), 4096); }),
+              BoxError::Cause::kDenied);
+    EXPECT_EQ(cause_of([&] { client->fetch_add(*target, 0, 1); }), BoxError::Cause::kDenied);
+    EXPECT_EQ(cause_of([&] {
+                client->accumulate(*target, *target, {.dtype = Dtype::kInt64, .bytes = 8});
+              }),
+              BoxError::Cause::kDenied);
+  }
+  EXPECT_EQ(cause_of([&] { reader->alloc({.size = 64}); }), BoxError::Cause::kDenied);
+  owner->write(segment, 0, data.data(), data.size());
+  std::vector<std::byte> back(4096);
+  reader->read(seen, 0, back.data(), back.size());
+  EXPECT_EQ(back, data);
+}
+
+// float32 and float64 have NumPy's arithmetic, which this repeats; the other types are compared in
+// accumulate_test.
+template <class T>
+void accumulates(Client& client, Dtype dtype) {
+  std::mt19937_64 random(std::random_device{}());
+  constexpr size_t kCount = 2 * kChunk / sizeof(T) + 3;
+  const Segment target = client.alloc({.size = kCount * sizeof(T)});
+  const Segment source = client.alloc({.size = kCount * sizeof(T)});
+  std::vector<T> expected(kCount), added(kCount);
+  for (T& value : expected) value = static_cast<T>(static_cast<int64_t>(random() % 2001) - 1000);
+  for (T& value : added) value = static_cast<T>(static_cast<int64_t>(random() % 2001) - 1000);
+  client.write(target, 0, bytes_of(expected), kCount * sizeof(T));
+  client.write(source, 0, bytes_of(added), kCount * sizeof(T));
+
+  const size_t counts[] = {0, 1, 997, kCount - 5};
+  for (const size_t count : counts) {
+    const size_t at = random() % (kCount - count + 1);
+    const size_t from = random() % (kCount - count + 1);
+    const double scale = 3;
+    client.accumulate(target, source,
+                      {.dtype = dtype,
+                       .scale = scale,
+                       .bytes = count * sizeof(T),
+                       .target_offset = at * sizeof(T),
+                       .source_offset = from * sizeof(T)});
+    for (size_t i = 0; i < count; ++i) {
+      const T product = static_cast<T>(static_cast<T>(scale) * added[from + i]);
+      expected[at + i] = static_cast<T>(expected[at + i] + product);
+    }
+  }
+  std::vector<T> found(kCount);
+  client.read(target, 0, bytes_of(found), kCount * sizeof(T));
+  EXPECT_EQ(found, expected) << dtype_name(dtype);
+}
+
+TEST_P(SmbConformance, AccumulateAddsScaledRanges) {
+  const auto client = connect();
+  accumulates<float>(*client, Dtype::kFloat32);
+  accumulates<double>(*client, Dtype::kFloat64);
+  accumulates<int32_t>(*client, Dtype::kInt32);
+  accumulates<int64_t>(*client, Dtype::kInt64);
+}
+
+TEST_P(SmbConformance, AccumulateRefusesWhatHasNoMeaning) {
+  const auto client = connect();
+  const Segment segment = client->alloc({.size = 4096});
+  const auto refused = [&](const Accumulation& what) {
+    EXPECT_THROW(client->accumulate(segment, segment, what), Error);
+  };
+  refused({.dtype = Dtype::kComplex64, .bytes = 64});
+  refused({.dtype = Dtype::kFloat32, .bytes = 6});
+  refused({.dtype = Dtype::kFloat32, .bytes = 8, .target_offset = 2});
+  refused({.dtype = Dtype::kFloat32, .bytes = 8192});
+  refused({.dtype = Dtype::kFloat32, .bytes = 64, .target_offset = 32});  // overlaps its source
+  EXPECT_THROW(client->fetch_add(segment, 4, 1), Error);
+  EXPECT_THROW(client->fetch_add(segment, 4096, 1), Error);
+  client->accumulate(segment, segment, {.dtype = Dtype::kFloat32, .bytes = 4096});  // itself
+}
+
+TEST_P(SmbConformance, NoUpdateIsLost) {
+  constexpr int kClients = 4, kRounds = 25;
+  constexpr uint64_t kBytes = 2 * kChunk + 64;
+  const auto owner = connect();
+  const Segment total = owner->alloc({.size = kBytes});
+  std::vector<std::thread> threads;
+  for (int each = 0; each < kClients; ++each) {
+    threads.emplace_back([&, each] {
+      const auto client = connect();
+      const Segment target =
+          client->alloc({.size = kBytes, .key = total.key(), .mode = smb::AllocMode::kAttach});
+      const Segment slot = client->alloc({.size = kBytes, .temporary = true});
+      std::vector<int64_t> ones(kBytes / 8, 1);
+      client->write(slot, 0, bytes_of(ones), kBytes);
+      for (int round = 0; round < kRounds; ++round) {
+        // Shifted against each other, so that ranges overlap in part.
+        const uint64_t offset = 8 * static_cast<uint64_t>(each);
+        client->accumulate(target, slot,
+                           {.dtype = Dtype::kInt64, .bytes = kBytes - 64, .target_offset = offset});
+        client->fetch_add(target, 512, 1);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  std::vector<int64_t> sums(kBytes / 8);
+  owner->read(total, 0, bytes_of(sums), kBytes);
+  EXPECT_EQ(sums[0], kRounds);  // the first client's range alone
+  EXPECT_EQ(sums[64], 2 * kClients * kRounds);
+  EXPECT_EQ(std::count(sums.begin() + 8, sums.end() - 12, kClients * kRounds),
+            static_cast<ptrdiff_t>(sums.size()) - 8 - 12 - 1);
+}
+
+TEST_P(SmbConformance, FetchAddCountsEveryCall) {
+  constexpr int kClients = 4, kCalls = 200;
+  const auto owner = connect();
+  const Segment cells = owner->alloc({.size = 16});
+  std::vector<std::vector<int64_t>> seen(kClients);
+  std::vector<std::thread> threads;
+  for (auto& mine : seen) {
+    threads.emplace_back([&] {
+      const auto client = connect();
+      const Segment shared =
+          client->alloc({.size = 16, .key = cells.key(), .mode = smb::AllocMode::kAttach});
+      for (int i = 0; i < kCalls; ++i) mine.push_back(client->fetch_add(shared, 8, 1));
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  std::vector<int64_t> all;
+  for (const auto& mine : seen) {
+    EXPECT_TRUE(std::ranges::is_sorted(mine));
+    all.insert(all.end(), mine.begin(), mine.end());
+  }
+  std::ranges::sort(all);
+  std::vector<int64_t> expected(kClients * kCalls);
+  std::iota(expected.begin(), expected.end(), 0);
+  EXPECT_EQ(all, expected);
+}
+
+// docs/memory-box.md, "One client": issue order holds where bytes are shared.
+TEST_P(SmbConformance, AsynchronousOperationsKeepTheirOrderOnTheSameBytes) {
+  const auto client = connect();
+  constexpr uint64_t kBytes = kChunk + 64;
+  const Segment slot = client->alloc({.size = kBytes});
+  const Segment total = client->alloc({.size = kBytes});
+  constexpr int kRounds = 30;
+  std::vector<std::vector<int64_t>> values;
+  std::vector<std::vector<int64_t>> sums(kRounds, std::vector<int64_t>(kBytes / 8));
+  for (int i = 0; i < kRounds; ++i) values.emplace_back(kBytes / 8, i + 1);
+  std::vector<Future> futures;
+  for (int i = 0; i < kRounds; ++i) {
+    Batch batch = client->batch();
+    futures.push_back(batch.write(slot, 0, bytes_of(values[i]), kBytes));
+    futures.push_back(batch.accumulate(total, slot, {.dtype = Dtype::kInt64, .bytes = kBytes}));
+    futures.push_back(batch.read(total, 0, bytes_of(sums[i]), kBytes));
+    batch.issue();
+  }
+  for (const Future& future : futures) future.get();
+  for (int i = 0; i < kRounds; ++i) {
+    const int64_t sum = (i + 1) * (i + 2) / 2;
+    EXPECT_EQ(std::ranges::count(sums[i], sum), static_cast<ptrdiff_t>(kBytes / 8)) << i;
+  }
+}
+
+// docs/memory-box.md: a read beside a write sees each aligned element of 8 bytes old or new.
+TEST_P(SmbConformance, ElementsAreNeverTorn) {
+  const auto writer = connect();
+  constexpr uint64_t kBytes = kChunk + 4096;
+  const Segment segment = writer->alloc({.size = kBytes});
+  std::atomic<bool> stop{false};
+  std::thread writing([&] {
+    std::vector<uint64_t> patterns[2] = {std::vector<uint64_t>(kBytes / 8, 0),
+                                         std::vector<uint64_t>(kBytes / 8, ~uint64_t{0})};
+    for (int i = 0; !stop.load(std::memory_order_relaxed); ++i) {
+      writer->write(segment, 0, bytes_of(patterns[i % 2]), kBytes);
+    }
+  });
+  const auto reader = connect();
+  const Segment seen =
+      reader->alloc({.size = kBytes, .key = segment.key(), .mode = smb::AllocMode::kAttach});
+  std::vector<uint64_t> found(kBytes / 8);
+  ptrdiff_t whole = 0;
+  constexpr int kReads = 100;
+  for (int i = 0; i < kReads; ++i) {
+    reader->read(seen, 0, bytes_of(found), kBytes);
+    whole += std::ranges::count_if(found, [](uint64_t v) { return v == 0 || v == ~uint64_t{0}; });
+  }
+  stop = true;
+  writing.join();
+  EXPECT_EQ(whole, static_cast<ptrdiff_t>(kReads * found.size()));
+}
+
+TEST_P(SmbConformance, ManySmallOperationsAtOnce) {
+  const auto client = connect();
+  constexpr int kCells = 500;
+  const Segment segment = client->alloc({.size = kCells * 8});
+  std::vector<int64_t> values(kCells), back(kCells);
+  std::iota(values.begin(), values.end(), -7);
+  std::vector<Future> futures;
+  Batch batch = client->batch();
+  for (int i = 0; i < kCells; ++i) {
+    futures.push_back(batch.write(segment, 8 * i, bytes_of(values) + 8 * i, 8));
+    futures.push_back(batch.fetch_add(segment, 8 * i, 1));
+    futures.push_back(batch.read(segment, 8 * i, bytes_of(back) + 8 * i, 8));
+  }
+  batch.issue_and_wait_next();
+  for (const Future& future : futures) future.get();
+  for (int i = 0; i < kCells; ++i) EXPECT_EQ(back[i], values[i] + 1);
+}
+
+TEST_P(SmbConformance, ThreadsShareAClient) {
+  const auto client = connect();
+  constexpr int kThreads = 4;
+  const Segment segment = client->alloc({.size = kThreads * 8});
+  std::vector<std::thread> threads;
+  for (int each = 0; each < kThreads; ++each) {
+    threads.emplace_back([&, each] {
+      const uint64_t cell = 8 * static_cast<uint64_t>(each);
+      for (int64_t i = 0; i < 200; ++i) {
+        ASSERT_EQ(client->fetch_add(segment, cell, 1), 2 * i);
+        int64_t value = 0;
+        client->read(segment, cell, reinterpret_cast<std::byte*>(&value), 8);
+        ASSERT_EQ(value, 2 * i + 1);
+        value = 2 * i + 2;
+        client->write(segment, cell, reinterpret_cast<std::byte*>(&value), 8);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+TEST_P(SmbConformance, WrongTokensAreDenied) {
+  ClientOptions options;
+  options.url = server_.url();
+  options.transport = parse_transport(GetParam());
+  for (const char* token : {"", "wrong", "conformance "}) {
+    options.token = token;
+    EXPECT_EQ(cause_of([&] { Client client(options); }), BoxError::Cause::kDenied) << token;
+  }
+}
+
+TEST_P(SmbConformance, AClosedBoxIsNoticed) {
+  ClientOptions options;
+  options.url = server_.url();
+  options.token = "conformance";
+  options.transport = parse_transport(GetParam());
+  options.reconnect_timeout = std::chrono::milliseconds(300);
+  Client client(options);
+  const Segment segment = client.alloc({.size = 64});
+  server_.close();
+  std::byte cell[8];
+  EXPECT_EQ(cause_of([&] { client.fetch_add(segment, 0, 1); }), BoxError::Cause::kUnreachable);
+  EXPECT_EQ(cause_of([&] { client.read(segment, 0, cell, 8); }), BoxError::Cause::kUnreachable);
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, SmbConformance, testing::ValuesIn(transports()),
+                         [](const auto& info) { return info.param; });
+
+// One box, clients of every transport here: each sees what the others did.
+TEST(SmbMixedTransports, ClientsShareOneBox) {
+  box::ServerOptions server_options;
+  server_options.listen = {setting("HBM_BOX_HOST", "127.0.0.1") + ":0"};
+  server_options.memory = uint64_t{64} << 20;
+  std::vector<std::string> names = {"shm", "tcp"};
+  if (std::ranges::count(transports(), "verbs") > 0) {
+    names.push_back("verbs");
+    server_options.verbs = box::VerbsChoice::kOn;
+  }
+  box::Server server(server_options);
+  std::vector<std::unique_ptr<Client>> clients;
+  std::vector<Segment> segments;
+  const smb::Id key{.high = 0, .low = 77};
+  for (const std::string& name : names) {
+    ClientOptions options;
+    options.url = server.url();
+    options.transport = parse_transport(name);
+    clients.push_back(std::make_unique<Client>(options));
+    segments.push_back(clients.back()->alloc({.size = kChunk, .key = key}));
+  }
+  std::vector<int64_t> values(kChunk / 8), back(kChunk / 8);
+  for (size_t writer = 0; writer < clients.size(); ++writer) {
+    std::ranges::fill(values, static_cast<int64_t>(writer) + 10);
+    clients[writer]->write(segments[writer], 0, bytes_of(values), kChunk);
+    for (size_t reader = 0; reader < clients.size(); ++reader) {
+      clients[reader]->read(segments[reader], 0, bytes_of(back), kChunk);
+      EXPECT_EQ(back, values) << names[writer] << " to " << names[reader];
+      clients[reader]->accumulate(segments[reader], segments[reader],
+                                  {.dtype = Dtype::kInt64, .bytes = kChunk});
+      for (int64_t& value : values) value *= 2;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace hbm::client

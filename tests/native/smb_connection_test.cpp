@@ -1,0 +1,181 @@
+// A connection with a box that does not keep to the protocol.
+#include "link/connection.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "expect_error.h"
+
+namespace hbm::link {
+namespace {
+
+using smb::Header;
+using smb::Opcode;
+using smb::Status;
+
+class Asker final : public Connection::Client {
+ public:
+  void answered(Work&, Descriptor) override { ++works; }
+  void answered(const Slice&, Status status, const std::string& cause) override {
+    ++slices;
+    last = status;
+    words = cause;
+  }
+
+  int works = 0;
+  int slices = 0;
+  Status last{};
+  std::string words;
+};
+
+class RogueBox : public testing::Test {
+ protected:
+  RogueBox() {
+    int ends[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    box_ = Descriptor(ends[1]);
+    connection_ = std::make_unique<Connection>(
+        std::make_unique<smb::FrameStream>(Descriptor(ends[0])), "test:1", asker_);
+  }
+
+  void ask(Opcode opcode, uint32_t bytes = 0) {
+    Slice slice;
+    slice.opcode = opcode;
+    slice.request.bytes = bytes;
+    slice.local = memory_.data();
+    connection_->send(slice);
+    connection_->flush();
+  }
+
+  void ask(Work& work) {
+    connection_->send(work);
+    connection_->flush();
+  }
+
+  // The request that arrived first of those that were not taken yet.
+  Header take(size_t rest = sizeof(smb::Transfer)) {
+    Header header;
+    EXPECT_EQ(recv(box_.get(), &header, sizeof(header), MSG_WAITALL),
+              static_cast<ssize_t>(sizeof(header)));
+    std::vector<std::byte> body(rest);
+    EXPECT_EQ(recv(box_.get(), body.data(), rest, MSG_WAITALL), static_cast<ssize_t>(rest));
+    return header;
+  }
+
+  void answer(Header header, const std::string& payload = {}, uint32_t body_bytes = 0) {
+    header.body_bytes = body_bytes;
+    header.payload_bytes = static_cast<uint32_t>(payload.size());
+    std::string frame(reinterpret_cast<const char*>(&header), sizeof(header));
+    frame += std::string(body_bytes, '\0') + payload;
+    ASSERT_EQ(send(box_.get(), frame.data(), frame.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(frame.size()));
+  }
+
+  void expect_malformed(const std::string& why) {
+    expect_error(ErrorKind::kNetwork, {why}, [&] { connection_->receive(); });
+    EXPECT_EQ(asker_.works + asker_.slices, 0);
+  }
+
+  std::vector<std::byte> memory_ = std::vector<std::byte>(smb::kMaxPayload);
+  Asker asker_;
+  Descriptor box_;
+  std::unique_ptr<Connection> connection_;
+};
+
+TEST_F(RogueBox, MayAnswerWell) {
+  ask(Opcode::kRead, 5);
+  answer(take(), "hello");
+  connection_->receive();
+  EXPECT_EQ(asker_.slices, 1);
+  EXPECT_EQ(std::memcmp(memory_.data(), "hello", 5), 0);
+  EXPECT_EQ(connection_->unanswered(), 0u);
+  EXPECT_EQ(connection_->moving_bytes(), 0u);
+}
+
+TEST_F(RogueBox, MayRefuseInWords) {
+  ask(Opcode::kRead, 5);
+  Header header = take();
+  header.status = Status::kRange;
+  answer(header, "past the end");
+  connection_->receive();
+  EXPECT_EQ(asker_.last, Status::kRange);
+  EXPECT_EQ(asker_.words, "past the end");
+  EXPECT_EQ(memory_[0], std::byte{});
+}
+
+TEST_F(RogueBox, CannotAnswerWhatWasNotAsked) {
+  answer(Header{.opcode = Opcode::kPing, .id = 1});
+  expect_malformed("nothing that was asked");
+}
+
+TEST_F(RogueBox, CannotAnswerTwice) {
+  ask(Opcode::kRead, 1);
+  const Header header = take();
+  answer(header, "a");
+  connection_->receive();
+  asker_.slices = 0;
+  ask(Opcode::kRead, 1);  // takes the place of the first
+  answer(header, "b");
+  expect_malformed("nothing that was asked");
+}
+
+TEST_F(RogueBox, CannotAnswerAnotherKind) {
+  ask(Opcode::kRead, 5);
+  Header header = take();
+  header.opcode = Opcode::kWrite;
+  answer(header);
+  expect_malformed("another kind");
+}
+
+TEST_F(RogueBox, CannotWritePastTheBuffer) {
+  ask(Opcode::kRead, 5);
+  answer(take(), "hello, world");
+  expect_malformed("its payload");
+}
+
+TEST_F(RogueBox, CannotSendLess) {
+  ask(Opcode::kRead, 5);
+  answer(take(), "hell");
+  expect_malformed("its payload");
+}
+
+TEST_F(RogueBox, CannotFloodWithWords) {
+  ask(Opcode::kRead, 5);
+  Header header = take();
+  header.status = Status::kInternal;
+  answer(header, std::string(100'000, 'x'));
+  expect_malformed("too long");
+}
+
+TEST_F(RogueBox, CannotSendAnotherBody) {
+  Work work;
+  work.opcode = Opcode::kFetchAdd;
+  work.body.resize(sizeof(smb::FetchAdd));
+  ask(work);
+  answer(take(sizeof(smb::FetchAdd)), "", 4);
+  expect_malformed("its body");
+}
+
+TEST_F(RogueBox, CannotTakeTheMemoryOfAWriteBeforeItIsSent) {
+  ask(Opcode::kWrite, smb::kMaxPayload);  // more than the socket holds
+  answer(take());
+  expect_malformed("not sent yet");
+}
+
+TEST_F(RogueBox, IsGoneWhenItCloses) {
+  ask(Opcode::kRead, 5);
+  take();
+  box_ = Descriptor();
+  expect_error(ErrorKind::kNetwork, {"test:1", "closed the connection"},
+               [&] { connection_->receive(); });
+}
+
+}  // namespace
+}  // namespace hbm::link

@@ -1,0 +1,182 @@
+// A server that is killed at random moments: whatever it was doing, afterwards each accumulate and
+// each fetch_add has been carried out exactly once.
+//
+// The child keeps no state of its own. It takes each session's `applied`, as a client that comes
+// back does, and goes on with the next number, so one lost or repeated update shows in the sums.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/descriptor.h"
+#include "box/accumulator.h"
+#include "box/store.h"
+#include "smb_store_fixture.h"
+
+namespace hbm::box {
+namespace {
+
+constexpr uint64_t kCount = 200'000;  // elements
+constexpr uint64_t kSessions = 2;
+constexpr int kRounds = 100;
+constexpr RecordSizes kSizes{.sessions = 8, .operations = 3, .lanes = 4, .chunk = 64 << 10};
+
+enum : uint64_t { kTarget = 1, kOnes = 2, kCells = 3, kSigns = 4 };
+
+struct Server {
+  explicit Server(const std::string& directory) : store(open_store(directory, kSizes)) {
+    for (const auto& one : store->take_found()) segments[one->key.low] = one;
+    for (SessionRecord* one : store->records().sessions()) sessions[one->id.low] = one;
+  }
+  Segment& operator[](uint64_t key) { return *segments.at(key); }
+
+  const std::unique_ptr<Store> store;
+  std::map<uint64_t, std::shared_ptr<Segment>> segments;
+  std::map<uint64_t, SessionRecord*> sessions;
+};
+
+void prepare(const std::string& directory) {
+  const std::unique_ptr<Store> store = open_store(directory, kSizes);
+  store->create(creation(kTarget, kCount * 8));
+  const auto ones = store->create(creation(kOnes, kCount * 8));
+  std::fill_n(contents<int64_t>(*ones), kCount, 1);
+  store->create(creation(kCells, 4096));
+  const auto signs = store->create(creation(kSigns, kCount * 8 * kSessions));
+  std::fill_n(contents<double>(*signs), kCount * kSessions, 1);
+  for (uint64_t id = 0; id < kSessions; ++id) store->records().open_session({0, id});
+}
+
+// What a session's requests do. Where they add ones: to this range.
+enum class Kind { kAddOnes, kAddToCell, kFlipSigns };
+
+Kind kind_of(uint64_t number) {
+  return number % 4 == 0 ? Kind::kAddToCell : number % 4 == 1 ? Kind::kFlipSigns : Kind::kAddOnes;
+}
+
+struct Range {
+  uint64_t first, last;
+};
+Range range_of(uint64_t session, uint64_t number) {
+  std::minstd_rand random(static_cast<unsigned>(session * 1'000'003 + number));
+  const uint64_t first = random() % kCount, last = random() % kCount;
+  return {std::min(first, last), std::max(first, last)};
+}
+
+void carry_out(Server& server, Accumulator& accumulator, uint64_t id, SessionRecord& session,
+               uint64_t number) {
+  const auto [first, last] = range_of(id, number);
+  const At signs{server[kSigns], id * kCount * 8};
+  switch (kind_of(number)) {
+    case Kind::kAddToCell:
+      accumulator.fetch_add(session, number, {server[kCells], id * 8}, 1);
+      break;
+    case Kind::kFlipSigns:
+      accumulator.accumulate(session, number, signs, signs, kCount * 8, Dtype::kFloat64, -2);
+      break;
+    case Kind::kAddOnes:
+      accumulator.accumulate(session, number, {server[kTarget], first * 8},
+                             {server[kOnes], first * 8}, (last - first) * 8, Dtype::kInt64, 1);
+  }
+}
+
+// Each client writes a byte to `ready` after its first request.
+[[noreturn]] void serve_until_killed(const std::string& directory, int ready) {
+  Server server(directory);
+  Accumulator accumulator(server.store->records(), 2);
+  std::vector<std::thread> clients;
+  for (auto& [id, session] : server.sessions) {
+    clients.emplace_back([&server, &accumulator, ready, id = id, session = session] {
+      bool told = false;
+      while (true) {
+        carry_out(server, accumulator, id, *session, session->applied + 1);
+        if (!std::exchange(told, true) && write(ready, "r", 1) != 1) _exit(2);
+      }
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  _exit(1);
+}
+
+// All that was applied, by the sessions' own account, is in memory, and nothing else.
+void check(const std::string& directory) {
+  Server server(directory);
+  std::vector<int64_t> steps(kCount + 1);
+  for (const auto& [id, session] : server.sessions) {
+    int64_t cell = 0;
+    double sign = 1;
+    for (uint64_t number = 1; number <= session->applied; ++number) {
+      const auto [first, last] = range_of(id, number);
+      switch (kind_of(number)) {
+        case Kind::kAddToCell:
+          if (const Outcome* outcome = session->outcome(number)) {
+            ASSERT_EQ(outcome->value, cell);
+          }
+          ++cell;
+          break;
+        case Kind::kFlipSigns:
+          sign = -sign;
+          break;
+        case Kind::kAddOnes:
+          ++steps[first];
+          --steps[last];
+      }
+    }
+    ASSERT_EQ(contents<int64_t>(server[kCells])[id], cell);
+    const double* signs = contents<double>(server[kSigns]) + id * kCount;
+    ASSERT_EQ(std::count(signs, signs + kCount, sign), kCount);
+  }
+  int64_t expected = 0;
+  for (uint64_t i = 0; i < kCount; ++i) {
+    expected += steps[i];
+    ASSERT_EQ(contents<int64_t>(server[kTarget])[i], expected) << "element " << i;
+  }
+}
+
+// Forks a server, and kills it: one in four at any moment from its start on, the others after a
+// request.
+void run_and_kill(const std::string& directory, std::mt19937_64& random) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const Descriptor ready(ends[0]);
+  Descriptor tells(ends[1]);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) serve_until_killed(directory, tells.get());
+  tells = Descriptor();
+  char byte;
+  if (random() % 4 != 0) {
+    ASSERT_EQ(read(ready.get(), &byte, 1), 1) << "the server ended by itself";
+  }
+  std::this_thread::sleep_for(std::chrono::microseconds(random() % 30'000));
+  ASSERT_EQ(kill(child, SIGKILL), 0);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status)) << "the server ended by itself";
+}
+
+TEST(Crash, EveryOperationIsCarriedOutOnce) {
+  const Scratch scratch;
+  prepare(scratch.store());
+  std::mt19937_64 random(std::random_device{}());
+  for (int round = 0; round < kRounds; ++round) {
+    ASSERT_NO_FATAL_FAILURE(run_and_kill(scratch.store(), random)) << "round " << round;
+    ASSERT_NO_FATAL_FAILURE(check(scratch.store())) << "round " << round;
+  }
+  const Server server(scratch.store());
+  uint64_t applied = 0;
+  for (const auto& [id, session] : server.sessions) applied += session->applied;
+  EXPECT_GT(applied, kRounds / 2) << "hardly anything was tested";
+}
+
+}  // namespace
+}  // namespace hbm::box

@@ -1,0 +1,220 @@
+// What the stream links have in common, against the real door over a desk of the tests' own.
+#include "link/link.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/wait.h>
+
+#include <thread>
+
+#include "expect_error.h"
+#include "link/shm_link.h"
+#include "link/slices.h"
+#include "smb/socket.h"
+#include "smb_link_fixture.h"
+
+namespace hbm::link {
+namespace {
+
+Opened open_one(Transport transport, const Opening& opening) {
+  return transport == Transport::kShm ? open_shm(opening) : open_tcp(opening);
+}
+
+class EveryStreamLink : public testing::TestWithParam<Transport> {
+ protected:
+  Box box_;
+  Opened opened_ = open_one(GetParam(), box_.opening());
+  Link& link_ = *opened_.link;
+};
+
+INSTANTIATE_TEST_SUITE_P(Links, EveryStreamLink, testing::Values(Transport::kTcp, Transport::kShm),
+                         [](const auto& info) {
+                           return info.param == Transport::kTcp ? "tcp" : "shm";
+                         });
+
+TEST_P(EveryStreamLink, TellsWhatTheBoxSaid) {
+  EXPECT_EQ(link_.transport(), GetParam());
+  EXPECT_EQ(opened_.joined.box, box_.desk.contents());
+  EXPECT_EQ(opened_.joined.session, (smb::Id{1, 1}));
+  EXPECT_EQ(opened_.joined.lease_ms, box_.desk.lease_ms());
+  EXPECT_EQ(box_.desk.joins, GetParam() == Transport::kTcp ? 4 : 1);
+  EXPECT_EQ(why_no_shm(opened_.joined), "");
+}
+
+TEST_P(EveryStreamLink, CarriesRequestsAndReplies) {
+  const auto add = fetch_add(-5);
+  const auto stats = request(Opcode::kStats, bytes_of(smb::StatsQuery{}));
+  const auto refused = request(Opcode::kDelete, bytes_of(smb::Release{}));
+  for (const auto* work : {&add, &stats, &refused}) link_.post(**work);
+  for (const auto* work : {&add, &stats, &refused}) finish(link_, **work);
+
+  EXPECT_EQ(fetched(*add), -5);
+
+  smb::StatsTotals totals{};
+  ASSERT_EQ(stats->payload.size(), sizeof(totals));
+  std::memcpy(&totals, stats->payload.data(), sizeof(totals));
+  EXPECT_EQ(totals.segments, 3u);
+
+  EXPECT_EQ(refused->status, Status::kNotAttached);
+  EXPECT_EQ(refused->cause, "no such handle");
+  EXPECT_TRUE(refused->reply.empty());
+}
+
+TEST_P(EveryStreamLink, KeepsTheOrderOfRequestsAndMatchesRepliesInAnyOrder) {
+  box_.desk.hold_answers = true;
+  std::vector<std::unique_ptr<Work>> works;
+  for (int i = 0; i < 50; ++i) {
+    works.push_back(i % 2 == 0 ? fetch_add(i) : request(Opcode::kPing));
+    link_.post(*works.back());
+  }
+  link_.progress(50ms);
+  EXPECT_TRUE(std::none_of(works.begin(), works.end(), [](auto& w) { return w->finished(); }));
+  while (box_.desk.held() < works.size()) link_.progress(1ms);
+  box_.desk.answer_held();
+  for (const auto& work : works) finish(link_, *work);
+  for (size_t i = 0; i < works.size(); ++i) {
+    EXPECT_EQ(box_.desk.submitted[i], works[i]->opcode);
+    if (i % 2 != 0) continue;
+    EXPECT_EQ(fetched(*works[i]), static_cast<int64_t>(i));
+  }
+}
+
+TEST_P(EveryStreamLink, ProgressReturnsInTime) {
+  const auto start = std::chrono::steady_clock::now();
+  link_.progress(10s);  // nothing is in flight
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
+
+  box_.desk.hold_answers = true;
+  const auto ping = request(Opcode::kPing);
+  link_.post(*ping);
+  link_.progress(0ns);
+  link_.progress(20ms);
+  EXPECT_FALSE(ping->finished());
+  EXPECT_GE(std::chrono::steady_clock::now() - start, 20ms);
+
+  std::thread waker([&] {
+    std::this_thread::sleep_for(20ms);
+    link_.wake();
+  });
+  link_.progress(10s);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
+  waker.join();
+  while (box_.desk.held() == 0) link_.progress(1ms);
+  box_.desk.answer_held();
+  finish(link_, *ping);
+}
+
+TEST_P(EveryStreamLink, SeesTheBoxGo) {
+  EXPECT_TRUE(link_.alive());
+  const auto grant = alloc(link_, 1, 4096);
+  box_.die();
+  pollfd idle{link_.liveness_fd(), POLLRDHUP, 0};
+  EXPECT_EQ(poll(&idle, 1, 10000), 1);
+  const auto deadline = std::chrono::steady_clock::now() + 10s;
+  while (link_.alive() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(1ms);
+  }
+  EXPECT_FALSE(link_.alive());
+  const auto ping = request(Opcode::kPing);
+  expect_error(ErrorKind::kNetwork, {"closed the connection"}, [&] {
+    link_.post(*ping);
+    for (;;) link_.progress(1s);
+  });
+  EXPECT_THROW(link_.post(*ping), Broken);
+  EXPECT_FALSE(ping->finished());
+}
+
+TEST_P(EveryStreamLink, BelongsToTheProcessThatMadeIt) {
+  const auto grant = alloc(link_, 1, 4096);
+  std::vector<std::byte> data(kSliceBytes * 40);
+  const auto large = alloc(link_, 2, data.size());
+  move(link_, Opcode::kWrite, *large, 0, data);  // its threads run
+  const pid_t child = fork();
+  if (child == 0) {
+    bool refused = false;
+    try {
+      const auto ping = request(Opcode::kPing);
+      link_.post(*ping);
+    } catch (const Error& error) {
+      refused = error.kind() == ErrorKind::kUnavailable;
+    }
+    const bool dead = !link_.alive();
+    opened_.link.reset();
+    _exit(refused && dead ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(link_.alive());
+  const auto ping = request(Opcode::kPing);
+  link_.post(*ping);
+  finish(link_, *ping);
+}
+
+TEST_P(EveryStreamLink, IsRefusedInWords) {
+  Opening opening = box_.opening();
+  opening.token = "another";
+  try {
+    open_one(GetParam(), opening);
+    ADD_FAILURE() << "joined with a wrong token";
+  } catch (const Refused& refused) {
+    EXPECT_EQ(refused.status(), Status::kDenied);
+    EXPECT_NE(std::string(refused.what()).find("token"), std::string::npos) << refused.what();
+  }
+  opening.token.clear();
+  try {
+    open_one(GetParam(), opening);
+    ADD_FAILURE() << "joined without a token";
+  } catch (const Refused& refused) {
+    EXPECT_EQ(refused.status(), Status::kDenied);
+  }
+  box_.desk.refuse = Status::kExpired;
+  opening.token = kToken;
+  opening.join.session = {9, 9};
+  try {
+    open_one(GetParam(), opening);
+    ADD_FAILURE() << "joined an expired session";
+  } catch (const Refused& refused) {
+    EXPECT_EQ(refused.status(), Status::kExpired);
+    EXPECT_STREQ(refused.what(), "the desk refuses");
+  }
+}
+
+TEST(StreamLink, LeavesABoxThatDoesNotProveItsToken) {
+  const Box box("");
+  expect_error(ErrorKind::kNetwork, {"without a token"}, [&] { open_tcp(box.opening()); });
+  Opening opening = box.opening();
+  opening.token.clear();
+  EXPECT_TRUE(open_tcp(opening).link->alive());
+}
+
+TEST(StreamLink, SaysWhyItCannotConnect) {
+  Box box;
+  Opening opening = box.opening();
+  box.die();
+  expect_error(ErrorKind::kNetwork, {"127.0.0.1", "refused"}, [&] { open_tcp(opening); });
+  expect_error(ErrorKind::kNetwork, {opening.path}, [&] { open_shm(opening); });
+  for (uint32_t lanes : {0, 17}) {
+    opening.lanes = lanes;
+    expect_error(ErrorKind::kInvalid, {"lanes", "16"}, [&] { open_tcp(opening); });
+  }
+}
+
+TEST(StreamLink, GivesUpOnASilentPeer) {
+  const Descriptor listener = smb::listen_at(smb::parse_host_and_port("127.0.0.1:0"));
+  Opening opening;
+  opening.host = "127.0.0.1";
+  opening.port = smb::local_port(listener.get());
+  opening.timeout = 50ms;
+  expect_error(ErrorKind::kNetwork, {"hello", "did not come in time"}, [&] { open_tcp(opening); });
+}
+
+TEST(StreamLink, JoinsTheSessionItIsToldTo) {
+  Box box;
+  Opening opening = box.opening(3);
+  opening.join.session = {5, 6};
+  EXPECT_EQ(open_tcp(opening).joined.session, (smb::Id{5, 6}));
+}
+
+}  // namespace
+}  // namespace hbm::link

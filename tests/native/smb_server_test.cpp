@@ -1,0 +1,192 @@
+// A whole box: how it starts, what it refuses, and what it leaves behind.
+#include "smb_server.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <functional>
+
+#include "base/error.h"
+#include "smb/protocol.h"
+#include "smb/socket.h"
+#include "smb_store_fixture.h"
+
+namespace hbm::box {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+namespace fs = std::filesystem;
+
+class ServerTest : public testing::Test {
+ protected:
+  ServerTest() {
+    fs::create_directory(scratch_ / "sockets");
+    setenv("HBMCOMM_SOCKET_DIR", sockets().c_str(), 1);
+    options_.memory = 64u << 20;
+    options_.policy = memory::Policy::kDdr;
+  }
+
+  std::string sockets() const { return scratch_ / "sockets"; }
+  bool no_sockets() const { return fs::is_empty(sockets()); }
+
+  // What a Server of these options fails with; the name of the test otherwise.
+  std::string failure(const ServerOptions& options, ErrorKind kind) {
+    try {
+      Server server(options);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), kind) << error.what();
+      return error.what();
+    }
+    ADD_FAILURE() << "it started";
+    return "";
+  }
+
+  Scratch scratch_;
+  ServerOptions options_;
+};
+
+// Connects, and takes the box's first frame.
+void expect_hello(const std::string& url) {
+  const auto until = Clock::now() + 5s;
+  const Descriptor socket = smb::connect_to(smb::parse_url(url).front(), until);
+  ASSERT_TRUE(smb::wait_for(socket.get(), POLLIN, until));
+  smb::Header header;
+  ASSERT_EQ(read(socket.get(), &header, sizeof header), static_cast<ssize_t>(sizeof header));
+  EXPECT_EQ(header.magic, smb::kMagic);
+  EXPECT_EQ(header.opcode, smb::Opcode::kHello);
+}
+
+TEST_F(ServerTest, StartsAndStopsAtOnce) {
+  auto quickest = Clock::duration::max();
+  for (int i = 0; i < 5; ++i) {
+    const auto start = Clock::now();
+    Server(options_).close();
+    quickest = std::min(quickest, Clock::now() - start);
+  }
+  EXPECT_LE(quickest, 300ms);
+}
+
+TEST_F(ServerTest, IsReachedAndLeavesNothing) {
+  Server server(options_);
+  ASSERT_EQ(server.urls().size(), 2u);
+  EXPECT_EQ(server.url().rfind("smb://127.0.0.1:", 0), 0u) << server.url();
+  EXPECT_EQ(server.urls()[1].rfind("smb+unix://" + sockets(), 0), 0u) << server.urls()[1];
+  for (const std::string& url : server.urls()) expect_hello(url);
+  EXPECT_EQ(server.stats().box.totals.capacity_bytes, options_.memory);
+
+  server.close();
+  EXPECT_TRUE(server.closed());
+  EXPECT_THROW(server.stats(), Error);
+  EXPECT_TRUE(no_sockets());
+  server.close();
+}
+
+TEST_F(ServerTest, TwoInOneProcess) {
+  Server first(options_);
+  Server second(options_);
+  EXPECT_NE(first.url(), second.url());
+  first.close();
+  for (const std::string& url : second.urls()) expect_hello(url);
+}
+
+TEST_F(ServerTest, ListensWhereItIsTold) {
+  options_.listen = {};
+  options_.socket_path = scratch_ / "here.socket";
+  Server local(options_);
+  EXPECT_EQ(local.url(), "smb+unix://" + options_.socket_path);
+  EXPECT_EQ(local.urls().size(), 1u);
+  options_.listen = {"127.0.0.1:0", ":0"};
+  options_.socket_path.clear();
+  options_.unix_socket = false;
+  Server remote(options_);
+  ASSERT_EQ(remote.urls().size(), 2u);
+  EXPECT_EQ(remote.urls()[1].find("smb://:"), std::string::npos) << remote.urls()[1];
+  EXPECT_TRUE(no_sockets());
+}
+
+TEST_F(ServerTest, AddressesInUse) {
+  options_.socket_path = scratch_ / "mine.socket";
+  Server server(options_);
+  ServerOptions other = options_;
+  other.listen = {server.url().substr(6)};
+  other.socket_path.clear();
+  const std::string port = failure(other, ErrorKind::kUnavailable);
+  EXPECT_NE(port.find("its door: "), std::string::npos) << port;
+  EXPECT_NE(port.find(other.listen.front()), std::string::npos) << port;
+  EXPECT_TRUE(no_sockets());
+  const std::string path = failure(options_, ErrorKind::kUnavailable);
+  EXPECT_NE(path.find(options_.socket_path), std::string::npos) << path;
+  for (const std::string& url : server.urls()) expect_hello(url);
+}
+
+TEST_F(ServerTest, AStoreHasOneServerAndIsFoundAgain) {
+  options_.store = scratch_.store();
+  {
+    Server server(options_);
+    const std::string cause = failure(options_, ErrorKind::kUnavailable);
+    EXPECT_NE(cause.find("its store: "), std::string::npos) << cause;
+  }
+  EXPECT_TRUE(no_sockets());
+  Server again(options_);
+}
+
+TEST_F(ServerTest, OptionsThatMakeNoBox) {
+  const std::function<void(ServerOptions&)> changes[] = {
+      [](auto& o) { o.memory = 0; },
+      [](auto& o) { o.listen = {"nowhere"}; },
+      [](auto& o) { o.listen = {}, o.unix_socket = false; },
+      [](auto& o) { o.socket_path = "relative"; },
+      [](auto& o) { o.socket_path = "/" + std::string(200, 'a'); },
+      [](auto& o) { o.lease = 1ms; },
+      [](auto& o) { o.most_clients = 0; },
+      [](auto& o) { o.receivers = 1000; },
+      [](auto& o) { o.smallest_block = 5000; },
+      [](auto& o) { o.largest_block = 0; },
+      [](auto& o) { o.store.clear(), o.sync = true; },
+  };
+  options_.store = scratch_.store();
+  for (const auto& change : changes) {
+    ServerOptions options = options_;
+    change(options);
+    EXPECT_FALSE(failure(options, ErrorKind::kInvalid).empty());
+  }
+  options_.policy = memory::Policy::kBind;
+  failure(options_, ErrorKind::kUnsupported);
+  EXPECT_FALSE(fs::exists(options_.store));
+  EXPECT_TRUE(no_sockets());
+  EXPECT_THROW(parse_verbs("maybe"), Error);
+}
+
+TEST_F(ServerTest, VerbsThatWereAskedForAreThereOrTheBoxIsNot) {
+  setenv("HBMCOMM_VERBS_LIB", "/nowhere/libhbm_verbs.so", 1);
+  options_.verbs = VerbsChoice::kOn;
+  const std::string cause = failure(options_, ErrorKind::kUnavailable);
+  EXPECT_NE(cause.find("its verbs door: "), std::string::npos) << cause;
+  options_.verbs = VerbsChoice::kAuto;
+  Server server(options_);
+  unsetenv("HBMCOMM_VERBS_LIB");
+}
+
+TEST_F(ServerTest, AForkedChildLeavesItAlone) {
+  auto server = std::make_unique<Server>(options_);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    server.reset();
+    _exit(0);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_FALSE(no_sockets());
+  for (const std::string& url : server->urls()) expect_hello(url);
+}
+
+}  // namespace
+}  // namespace hbm::box

@@ -1,0 +1,179 @@
+// A box in memory, or in a directory, without doors, and clients that call it as a door would.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <future>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/dtype.h"
+#include "box/segment.h"
+#include "box/service.h"
+#include "box/store.h"
+#include "memory/pool.h"
+#include "smb/protocol.h"
+
+namespace hbm::box {
+
+using namespace std::chrono_literals;
+
+struct BoxOptions {
+  ServiceOptions service{};
+  uint64_t capacity = 64u << 20;
+  std::string store;
+};
+
+class Box {
+ public:
+  explicit Box(BoxOptions options = {}) {
+    pool = memory::Pool::create({.policy = memory::Policy::kDdr, .capacity = options.capacity});
+    StoreOptions opening;
+    opening.directory = options.store;
+    opening.records.sessions = static_cast<uint32_t>(options.service.most_clients);
+    opening.records.operations = options.service.handlers;
+    opening.records.lanes = options.service.accumulate_threads;
+    store = Store::open(opening, pool);
+    service = std::make_unique<Service>(options.service, *store, *pool);
+  }
+
+  std::shared_ptr<memory::Pool> pool;
+  std::unique_ptr<Store> store;
+  std::unique_ptr<Service> service;
+};
+
+template <smb::Body T>
+std::span<const std::byte> bytes_of(const T& value) {
+  return std::as_bytes(std::span(&value, 1));
+}
+
+template <smb::Body T>
+T as(const Reply& reply) {
+  T value{};
+  EXPECT_EQ(reply.body.size(), sizeof value) << reply.cause;
+  if (reply.body.size() == sizeof value) std::memcpy(&value, reply.body.data(), sizeof value);
+  return value;
+}
+
+// One client, with one connection; sequenced requests get their numbers here.
+class Caller {
+ public:
+  explicit Caller(Box& box, uint32_t flags = 0, smb::Id session = {}) : desk_(*box.service) {
+    smb::Join join{};
+    join.session = session;
+    join.flags = flags;
+    join.pid = 7;
+    joining = desk_.join(join, smb::Transport::kTcp);
+    number_ = joining.applied;
+  }
+  ~Caller() { disconnect(); }
+  Caller(const Caller&) = delete;
+  Caller& operator=(const Caller&) = delete;
+
+  void disconnect() {
+    if (auto session = std::exchange(joining.session, nullptr)) desk_.left(session);
+  }
+
+  std::future<Reply> start(smb::Opcode opcode, std::span<const std::byte> body) {
+    auto promise = std::make_shared<std::promise<Reply>>();
+    desk_.submit(joining.session, opcode, body,
+                 [promise](Reply reply) { promise->set_value(std::move(reply)); });
+    return promise->get_future();
+  }
+  Reply call(smb::Opcode opcode, std::span<const std::byte> body = {}) {
+    return start(opcode, body).get();
+  }
+
+  // All replies so far have come.
+  smb::Sequence next() {
+    ++number_;
+    return {number_, number_ - 1};
+  }
+
+  smb::Alloc alloc_request(uint64_t size, smb::Id key, smb::AllocMode mode, uint32_t flags = 0) {
+    return {.sequence = next(),
+            .key = key,
+            .size = size,
+            .handle = ++handle_,
+            .mode = mode,
+            .flags = flags,
+            .reserved = 0};
+  }
+  Reply alloc(uint64_t size, smb::Id key = {}, smb::AllocMode mode = smb::AllocMode::kAuto,
+              uint32_t flags = 0) {
+    return call(smb::Opcode::kAlloc, bytes_of(alloc_request(size, key, mode, flags)));
+  }
+  Reply attach(uint32_t handle, smb::Id key, uint64_t size, uint32_t flags = 0) {
+    return call(smb::Opcode::kAttach, bytes_of(smb::Attach{key, size, handle, flags}));
+  }
+  Reply free(uint32_t handle) {
+    return call(smb::Opcode::kFree, bytes_of(smb::Release{next(), handle, 0}));
+  }
+  Reply remove(uint32_t handle) {
+    return call(smb::Opcode::kDelete, bytes_of(smb::Release{next(), handle, 0}));
+  }
+
+  smb::Accumulate accumulate_request(uint32_t target, uint32_t source, uint64_t bytes,
+                                     double scale = 1, Dtype dtype = Dtype::kFloat32) {
+    return {.sequence = next(),
+            .target_offset = 0,
+            .source_offset = 0,
+            .bytes = bytes,
+            .scale = scale,
+            .target = target,
+            .source = source,
+            .dtype = static_cast<uint8_t>(dtype),
+            .reserved = {}};
+  }
+  Reply accumulate(uint32_t target, uint32_t source, uint64_t bytes, double scale = 1,
+                   Dtype dtype = Dtype::kFloat32) {
+    return accumulate(accumulate_request(target, source, bytes, scale, dtype));
+  }
+  Reply accumulate(const smb::Accumulate& request) {
+    return call(smb::Opcode::kAccumulate, bytes_of(request));
+  }
+
+  smb::FetchAdd fetch_add_request(uint32_t handle, uint64_t offset, int64_t addend) {
+    return {next(), offset, addend, handle, 0};
+  }
+  Reply fetch_add(const smb::FetchAdd& request) {
+    return call(smb::Opcode::kFetchAdd, bytes_of(request));
+  }
+  Reply fetch_add(uint32_t handle, uint64_t offset, int64_t addend) {
+    return fetch_add(fetch_add_request(handle, offset, addend));
+  }
+
+  Access access(uint32_t handle, uint64_t offset, uint32_t bytes, bool writing = false) {
+    return desk_.access(joining.session, {offset, bytes, handle}, writing);
+  }
+  template <class T>
+  T* memory(uint32_t handle) {  // the segment's
+    return reinterpret_cast<T*>(access(handle, 0, 1).at);
+  }
+
+  uint32_t handle() const { return handle_; }  // the last alloc's
+  Joining joining;
+
+ private:
+  Desk& desk_;
+  uint64_t number_ = 0;
+  uint32_t handle_ = 0;
+};
+
+// Until `condition` holds, at most ten seconds.
+template <class Condition>
+bool eventually(Condition condition) {
+  for (int i = 0; i < 1000; ++i) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(10ms);
+  }
+  return false;
+}
+
+}  // namespace hbm::box

@@ -1,0 +1,228 @@
+// Keys, attachments and rights: what clients may reach, and for how long.
+#include "box/service.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "smb_service_fixture.h"
+
+namespace hbm::box {
+namespace {
+
+using smb::AllocMode;
+using smb::Opcode;
+using smb::Status;
+
+constexpr uint64_t kSize = 1 << 16;
+constexpr smb::Id kKey{1, 2};
+
+TEST(Service, PaperAllocationAndRelease) {
+  Box box;
+  Caller master(box), slave(box);
+  // A1 to A4: the master asks, the box allocates, the master learns the key and tells the slaves.
+  const Reply made = master.alloc(kSize, {}, AllocMode::kCreate);
+  const auto of_master = as<smb::Allocated>(made);
+  EXPECT_EQ(of_master.created, 1u);
+  EXPECT_EQ(of_master.size, kSize);
+  ASSERT_TRUE(of_master.key);
+  // A5 to A7: a slave asks with that key and the same size, and is let in.
+  const Reply found = slave.alloc(kSize, of_master.key, AllocMode::kAttach);
+  EXPECT_EQ(as<smb::Allocated>(found).created, 0u);
+  EXPECT_EQ(found.granted, made.granted);
+  master.memory<int>(1)[3] = 42;
+  EXPECT_EQ(slave.memory<int>(1)[3], 42);
+  // D1, D2: a slave releases. D3 to D6: the master deletes and releases, and the memory is free.
+  EXPECT_EQ(slave.free(1).status, Status::kOk);
+  EXPECT_EQ(slave.access(1, 0, 1).status, Status::kNotAttached);
+  EXPECT_EQ(master.remove(1).status, Status::kOk);
+  EXPECT_EQ(slave.alloc(kSize, of_master.key, AllocMode::kAttach).status, Status::kNoSuchKey);
+  EXPECT_EQ(master.free(1).status, Status::kOk);
+  const_cast<Reply&>(made).granted.reset();
+  const_cast<Reply&>(found).granted.reset();
+  EXPECT_EQ(box.pool->stats().used, 0u);
+}
+
+TEST(Service, ModesOfAllocation) {
+  Box box;
+  Caller first(box), second(box);
+  EXPECT_EQ(first.alloc(kSize, kKey, AllocMode::kAttach).status, Status::kNoSuchKey);
+  EXPECT_EQ(as<smb::Allocated>(first.alloc(kSize, kKey, AllocMode::kAuto)).created, 1u);
+  EXPECT_EQ(as<smb::Allocated>(second.alloc(kSize, kKey, AllocMode::kAuto)).created, 0u);
+  EXPECT_EQ(second.alloc(kSize, kKey, AllocMode::kCreate).status, Status::kExists);
+  EXPECT_EQ(second.alloc(kSize + 1, kKey, AllocMode::kAttach).status, Status::kSizeMismatch);
+  EXPECT_EQ(second.alloc(kSize + 1, kKey, AllocMode::kAuto).status, Status::kSizeMismatch);
+  const Reply any = second.alloc(0, kKey, AllocMode::kAttach, smb::Alloc::kAnySize);
+  EXPECT_EQ(as<smb::Allocated>(any).size, kSize);
+  EXPECT_EQ(second.alloc(0, {}, AllocMode::kCreate).status, Status::kRange);
+  EXPECT_EQ(second.alloc(uint64_t{1} << 50, {}, AllocMode::kCreate).status, Status::kExhausted);
+  EXPECT_EQ(second.alloc(8, kKey, static_cast<AllocMode>(9)).status, Status::kMalformed);
+  EXPECT_EQ(second.alloc(8, kKey, AllocMode::kAuto, 64).status, Status::kMalformed);
+}
+
+TEST(Service, NewSegmentsAreZeroAndHandlesAreUsedOnce) {
+  Box box;
+  Caller caller(box);
+  caller.alloc(kSize);
+  caller.memory<int>(1)[0] = 1;
+  caller.remove(1);
+  caller.free(1);
+  ASSERT_EQ(caller.alloc(kSize).status, Status::kOk);
+  EXPECT_EQ(caller.memory<int>(2)[0], 0);
+  smb::Alloc again = caller.alloc_request(kSize, {}, AllocMode::kCreate);
+  again.handle = 2;
+  EXPECT_EQ(caller.call(Opcode::kAlloc, bytes_of(again)).status, Status::kMalformed);
+}
+
+TEST(Service, RangesAndTypes) {
+  Box box;
+  Caller caller(box);
+  caller.alloc(100);
+  EXPECT_EQ(caller.access(1, 0, 100).status, Status::kOk);
+  EXPECT_EQ(caller.access(1, 100, 0).status, Status::kOk);
+  EXPECT_EQ(caller.access(1, 1, 100).status, Status::kRange);
+  EXPECT_EQ(caller.access(1, UINT64_MAX, 8).status, Status::kRange);
+  EXPECT_EQ(caller.access(9, 0, 1).status, Status::kNotAttached);
+  EXPECT_EQ(caller.fetch_add(1, 4, 1).status, Status::kRange);
+  EXPECT_EQ(caller.fetch_add(1, 96, 1).status, Status::kRange);
+  EXPECT_EQ(caller.accumulate(1, 1, 104).status, Status::kRange);
+  EXPECT_EQ(caller.accumulate(1, 1, 6).status, Status::kRange);
+  EXPECT_EQ(caller.accumulate(1, 2, 8).status, Status::kNotAttached);
+  EXPECT_EQ(caller.accumulate(1, 1, 8, 1, Dtype::kComplex64).status, Status::kUnsupported);
+  EXPECT_EQ(caller.accumulate(1, 1, 8, 1, static_cast<Dtype>(99)).status, Status::kMalformed);
+  smb::Accumulate shifted = caller.accumulate_request(1, 1, 16);
+  shifted.source_offset = 8;
+  EXPECT_EQ(caller.accumulate(shifted).status, Status::kUnsupported);
+  shifted = caller.accumulate_request(1, 1, 16);
+  shifted.source_offset = 16;
+  EXPECT_EQ(caller.accumulate(shifted).status, Status::kOk);
+}
+
+TEST(Service, WhoMayNotWrite) {
+  Box box;
+  Caller owner(box), reader(box, smb::Join::kReadOnlyClient);
+  owner.alloc(kSize, kKey, AllocMode::kCreate);
+  EXPECT_EQ(reader.alloc(kSize, {}, AllocMode::kCreate).status, Status::kReadOnly);
+  const Reply attached = reader.alloc(kSize, kKey);
+  EXPECT_FALSE(attached.may_write);
+  const uint32_t handle = reader.handle();
+  EXPECT_EQ(reader.access(handle, 0, 8).status, Status::kOk);
+  EXPECT_EQ(reader.access(handle, 0, 8, true).status, Status::kReadOnly);
+  EXPECT_EQ(reader.accumulate(handle, handle, 8).status, Status::kReadOnly);
+  EXPECT_EQ(reader.fetch_add(handle, 0, 1).status, Status::kReadOnly);
+  EXPECT_EQ(reader.remove(handle).status, Status::kReadOnly);
+  EXPECT_EQ(reader.free(handle).status, Status::kOk);
+
+  owner.alloc(kSize, kKey, AllocMode::kAttach, smb::Alloc::kReadOnly);
+  EXPECT_EQ(owner.access(2, 0, 8, true).status, Status::kReadOnly);
+  EXPECT_EQ(owner.accumulate(1, 2, 8).status, Status::kOk);
+  EXPECT_EQ(owner.accumulate(2, 1, 8).status, Status::kReadOnly);
+}
+
+TEST(Service, DeletedWhileAttached) {
+  Box box;
+  Caller first(box), second(box);
+  first.alloc(kSize, kKey);
+  second.alloc(kSize, kKey);
+  second.memory<int>(1)[0] = 7;
+  EXPECT_EQ(first.remove(1).status, Status::kOk);
+  EXPECT_EQ(second.remove(1).status, Status::kNoSuchKey);
+  EXPECT_EQ(first.free(1).status, Status::kOk);
+  EXPECT_EQ(second.memory<int>(1)[0], 7);
+  // The key is free for another segment, which the old attachment does not touch.
+  const Reply other = first.alloc(kSize, kKey, AllocMode::kCreate);
+  EXPECT_EQ(as<smb::Allocated>(other).created, 1u);
+  EXPECT_EQ(first.memory<int>(first.handle())[0], 0);
+  EXPECT_EQ(second.free(1).status, Status::kOk);
+  EXPECT_EQ(box.service->statistics().totals.segments, 1u);
+}
+
+TEST(Service, TemporarySegmentsGoWithTheirLastAttachment) {
+  Box box;
+  Caller first(box), second(box);
+  first.alloc(kSize, kKey, AllocMode::kAuto, smb::Alloc::kTemporary);
+  second.alloc(kSize, kKey);
+  first.free(1);
+  EXPECT_EQ(box.service->statistics().totals.segments, 1u);
+  second.call(Opcode::kLeave);
+  EXPECT_EQ(box.service->statistics().totals.segments, 0u);
+  EXPECT_EQ(first.alloc(kSize, kKey, AllocMode::kAttach).status, Status::kNoSuchKey);
+}
+
+TEST(Service, OneKeyIsCreatedOnceByManyAtOnce) {
+  Box box;
+  std::vector<std::unique_ptr<Caller>> callers;
+  std::vector<std::future<Reply>> replies;
+  for (int i = 0; i < 16; ++i) callers.push_back(std::make_unique<Caller>(box));
+  for (auto& caller : callers) {
+    const auto request = caller->alloc_request(kSize, kKey, AllocMode::kAuto);
+    replies.push_back(caller->start(Opcode::kAlloc, bytes_of(request)));
+  }
+  uint32_t created = 0;
+  for (auto& reply : replies) created += as<smb::Allocated>(reply.get()).created;
+  EXPECT_EQ(created, 1u);
+  EXPECT_EQ(box.service->statistics().segments.front().attachments, 16u);
+}
+
+TEST(Service, DoorsPrepareEverySegmentOrItIsNotMade) {
+  Box box;
+  int prepared = 0;
+  box.service->on_new_segment([&](Segment& segment) {
+    if (segment.size == 13) throw Error(ErrorKind::kExhausted, "no more registrations");
+    ++prepared;
+  });
+  Caller caller(box);
+  EXPECT_EQ(caller.alloc(kSize, kKey).status, Status::kOk);
+  const Reply failed = caller.alloc(13, {});
+  EXPECT_EQ(failed.status, Status::kExhausted);
+  EXPECT_EQ(failed.cause, "no more registrations");
+  EXPECT_EQ(prepared, 1);
+  EXPECT_EQ(box.service->statistics().totals.segments, 1u);
+}
+
+TEST(Service, StatisticsCountAndPage) {
+  Box box;
+  Caller caller(box);
+  caller.alloc(kSize, kKey);
+  caller.access(1, 0, 100);
+  caller.access(1, 0, 50, true);
+  caller.fetch_add(1, 0, 1);
+  caller.accumulate(1, 1, 64);
+  const smb::StatsQuery query{0, 0};
+  const Reply reply = caller.call(Opcode::kStats, bytes_of(query));
+  smb::StatsTotals totals;
+  ASSERT_EQ(reply.payload.size(),
+            sizeof totals + sizeof(smb::ClientStats) + sizeof(smb::SegmentStats));
+  std::memcpy(&totals, reply.payload.data(), sizeof totals);
+  EXPECT_EQ(totals.counts.read_bytes, 100u);
+  EXPECT_EQ(totals.counts.written_bytes, 50u);
+  EXPECT_EQ(totals.counts.accumulated_bytes, 64u);
+  EXPECT_EQ(totals.counts.fetch_adds, 1u);
+  EXPECT_EQ(totals.clients, 1u);
+  EXPECT_EQ(totals.used_bytes, kSize);
+  smb::SegmentStats segment;
+  std::memcpy(&segment, reply.payload.data() + sizeof totals + sizeof(smb::ClientStats),
+              sizeof segment);
+  EXPECT_EQ(segment.key, kKey);
+  EXPECT_EQ(segment.counts.read_bytes, 100u);
+
+  Statistics many;
+  many.clients.resize(20'000);
+  many.segments.resize(20'000);
+  smb::StatsQuery next{0, 0};
+  size_t pages = 0;
+  while (next.first_client < many.clients.size() || next.first_segment < many.segments.size()) {
+    const std::vector<std::byte> payload = page(many, next);
+    ASSERT_LE(payload.size(), smb::kMaxPayload);
+    std::memcpy(&totals, payload.data(), sizeof totals);
+    ASSERT_GT(totals.clients_here + totals.segments_here, 0u);
+    next.first_client += totals.clients_here;
+    next.first_segment += totals.segments_here;
+    ++pages;
+  }
+  EXPECT_EQ(next.first_client, many.clients.size());
+  EXPECT_EQ(next.first_segment, many.segments.size());
+  EXPECT_LE(pages, 5u);
+}
+
+}  // namespace
+}  // namespace hbm::box

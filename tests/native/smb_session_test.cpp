@@ -1,0 +1,266 @@
+// Sessions: sequence numbers and their replays, leases, fairness, and what a closing box answers.
+#include "box/session.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#include "box/refusal.h"
+#include "smb_service_fixture.h"
+
+namespace hbm::box {
+namespace {
+
+using smb::Opcode;
+using smb::Status;
+
+constexpr uint64_t kSize = 1 << 16;
+constexpr smb::Id kKey{3, 4};
+
+TEST(Session, RequestsThatComeAgainAreAnsweredAndNotRepeated) {
+  Box box;
+  Caller caller(box);
+  const smb::Alloc alloc = caller.alloc_request(kSize, {}, smb::AllocMode::kCreate);
+  const Reply made = caller.call(Opcode::kAlloc, bytes_of(alloc));
+  const Reply again = caller.call(Opcode::kAlloc, bytes_of(alloc));
+  EXPECT_EQ(again.body, made.body);
+  EXPECT_EQ(again.granted, made.granted);
+  EXPECT_EQ(again.may_write, made.may_write);
+  EXPECT_EQ(box.service->statistics().totals.segments, 1u);
+
+  const smb::FetchAdd add = caller.fetch_add_request(1, 0, 5);
+  EXPECT_EQ(as<smb::Fetched>(caller.fetch_add(add)).before, 0);
+  EXPECT_EQ(as<smb::Fetched>(caller.fetch_add(add)).before, 0);
+  EXPECT_EQ(caller.memory<int64_t>(1)[0], 5);
+
+  const smb::Accumulate sum = caller.accumulate_request(1, 1, 8, 1, Dtype::kInt64);
+  EXPECT_EQ(caller.accumulate(sum).status, Status::kOk);
+  EXPECT_EQ(caller.accumulate(sum).status, Status::kOk);
+  EXPECT_EQ(caller.memory<int64_t>(1)[0], 10);
+
+  const smb::FetchAdd wrong = caller.fetch_add_request(1, 4, 5);
+  const Reply refusal = caller.fetch_add(wrong);
+  EXPECT_EQ(refusal.status, Status::kRange);
+  EXPECT_EQ(caller.fetch_add(wrong).cause, refusal.cause);
+  EXPECT_EQ(caller.fetch_add(1, 0, 1).status, Status::kOk);
+}
+
+TEST(Session, NumbersThatBreakTheRules) {
+  Box box;
+  Caller caller(box);
+  caller.alloc(kSize);
+  const auto add = [&](uint64_t number, uint64_t answered) {
+    return caller.fetch_add({{number, answered}, 0, 1, 1, 0}).status;
+  };
+  EXPECT_EQ(add(0, 0), Status::kMalformed);
+  EXPECT_EQ(add(3, 1), Status::kMalformed);  // a gap
+  EXPECT_EQ(add(2, 2), Status::kMalformed);  // answered before it was sent
+  EXPECT_EQ(add(2, 0), Status::kOk);
+  EXPECT_EQ(add(3, 2), Status::kOk);
+  EXPECT_EQ(add(2, 0), Status::kMalformed);  // its reply was confirmed
+  EXPECT_EQ(add(3, 2), Status::kOk);         // again
+  EXPECT_EQ(caller.memory<int64_t>(1)[0], 2);
+}
+
+TEST(Session, WindowHoldsAsManyRepliesAsAClientMayLeaveUnconfirmed) {
+  Box box;
+  Caller caller(box);
+  caller.alloc(kSize);
+  const auto add = [&](uint64_t number) { return caller.fetch_add({{number, 1}, 0, 1, 1, 0}); };
+  const uint64_t last = 1 + smb::kWindow;
+  for (uint64_t number = 2; number <= last; ++number) EXPECT_EQ(add(number).status, Status::kOk);
+  EXPECT_EQ(add(last + 1).status, Status::kMalformed);
+  for (uint64_t number = 2; number <= last; ++number) {
+    EXPECT_EQ(as<smb::Fetched>(add(number)).before, static_cast<int64_t>(number - 2));
+  }
+}
+
+TEST(Session, ComesBackToItsAttachments) {
+  Box box;
+  auto first = std::make_unique<Caller>(box);
+  first->alloc(kSize, kKey);
+  first->memory<int>(1)[0] = 9;
+  const smb::Id id = first->joining.id;
+  Caller lane(box, smb::Join::kLane, id);
+  EXPECT_TRUE(lane.joining.resumed);
+  first.reset();
+  Caller back(box, 0, id);
+  EXPECT_EQ(back.joining.status, Status::kOk);
+  EXPECT_TRUE(back.joining.resumed);
+  EXPECT_EQ(back.joining.applied, 1u);
+  EXPECT_EQ(back.memory<int>(1)[0], 9);
+  EXPECT_EQ(as<smb::Allocated>(back.attach(1, kKey, kSize)).key, kKey);
+  EXPECT_EQ(back.attach(1, {9, 9}, kSize).status, Status::kMalformed);
+  EXPECT_EQ(box.service->statistics().segments.front().attachments, 1u);
+  EXPECT_EQ(box.service->statistics().clients.front().connected, 2u);
+}
+
+TEST(Session, JoinsThatAreRefused) {
+  BoxOptions options;
+  options.service.most_clients = 2;
+  Box box(options);
+  EXPECT_EQ(Caller(box, 0, {5, 5}).joining.status, Status::kExpired);
+  EXPECT_EQ(Caller(box, smb::Join::kLane).joining.status, Status::kMalformed);
+  EXPECT_EQ(Caller(box, 128).joining.status, Status::kMalformed);
+  Caller reader(box, smb::Join::kReadOnlyClient);
+  EXPECT_EQ(Caller(box, smb::Join::kLane, reader.joining.id).joining.status, Status::kMalformed);
+  auto second = std::make_unique<Caller>(box);
+  EXPECT_EQ(Caller(box).joining.status, Status::kExhausted);
+  second->call(Opcode::kLeave);
+  second.reset();
+  EXPECT_TRUE(eventually([&] { return Caller(box).joining.status == Status::kOk; }));
+}
+
+TEST(Session, EndsWithItsLease) {
+  BoxOptions options;
+  options.service.lease = 500ms;
+  Box box(options);
+  Caller gone(box), alive(box);
+  gone.alloc(kSize, kKey, smb::AllocMode::kAuto, smb::Alloc::kTemporary);
+  const auto start = Clock::now();
+  EXPECT_TRUE(eventually([&] {
+    alive.call(Opcode::kPing);
+    return box.service->statistics().totals.clients == 1;
+  }));
+  EXPECT_GE(Clock::now() - start, 490ms);
+  EXPECT_LE(Clock::now() - start, 3s);
+  EXPECT_EQ(gone.call(Opcode::kPing).status, Status::kExpired);
+  EXPECT_EQ(gone.access(1, 0, 1).status, Status::kExpired);
+  EXPECT_EQ(Caller(box, 0, gone.joining.id).joining.status, Status::kExpired);
+  EXPECT_EQ(alive.call(Opcode::kPing).status, Status::kOk);
+  EXPECT_EQ(box.service->statistics().totals.segments, 0u);
+}
+
+TEST(Session, SlicesKeepTheLease) {
+  BoxOptions options;
+  options.service.lease = 500ms;
+  Box box(options);
+  Caller caller(box);
+  caller.alloc(kSize);
+  const auto until = Clock::now() + 1200ms;
+  while (Clock::now() < until) {
+    ASSERT_EQ(caller.access(1, 0, 8).status, Status::kOk);
+    std::this_thread::sleep_for(20ms);
+  }
+}
+
+TEST(Session, SumsOfManyAreExact) {
+  BoxOptions options;
+  options.service.handlers = 4;
+  Box box(options);
+  constexpr int kClients = 8, kTimes = 40;
+  constexpr uint64_t kCount = 100'000;
+  Caller reader(box);
+  ASSERT_EQ(reader.alloc(kCount * sizeof(float), kKey).status, Status::kOk);
+  std::vector<std::thread> threads;
+  for (int client = 0; client < kClients; ++client) {
+    threads.emplace_back([&box, client] {
+      Caller caller(box);
+      caller.alloc(kCount * sizeof(float), kKey);
+      caller.alloc(kCount * sizeof(float));
+      std::fill_n(caller.memory<float>(2), kCount, static_cast<float>(client + 1));
+      for (int i = 0; i < kTimes; ++i) {
+        ASSERT_EQ(caller.accumulate(1, 2, kCount * sizeof(float), 2).status, Status::kOk);
+      }
+      caller.call(Opcode::kLeave);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const float* sum = reader.memory<float>(1);
+  const float expected = 2.0f * kTimes * kClients * (kClients + 1) / 2;
+  EXPECT_EQ(std::count(sum, sum + kCount, expected), static_cast<ptrdiff_t>(kCount));
+}
+
+TEST(Session, RequestsOfOneClientKeepTheirOrder) {
+  BoxOptions options;
+  options.service.handlers = 4;
+  Box box(options);
+  Caller caller(box);
+  caller.alloc(kSize);
+  std::vector<std::future<Reply>> replies;
+  for (uint64_t i = 0; i < smb::kWindow; ++i) {
+    const smb::FetchAdd add{{2 + i, 1}, 0, 1, 1, 0};
+    replies.push_back(caller.start(Opcode::kFetchAdd, bytes_of(add)));
+  }
+  for (size_t i = 0; i < replies.size(); ++i) {
+    EXPECT_EQ(as<smb::Fetched>(replies[i].get()).before, static_cast<int64_t>(i));
+  }
+}
+
+// Holds up a box's only handler, until the object goes.
+class HeldUp {
+ public:
+  HeldUp(Box& box, const Caller& caller) {
+    box.service->submit(caller.joining.session, Opcode::kPing, {},
+                        [gate = gate_.get_future().share()](const Reply&) { gate.wait(); });
+  }
+  ~HeldUp() { gate_.set_value(); }
+
+ private:
+  std::promise<void> gate_;
+};
+
+TEST(Session, ALongQueueHoldsUpNobodyElse) {
+  BoxOptions options;
+  options.service.handlers = 1;
+  Box box(options);
+  Caller busy(box), patient(box);
+  std::atomic<int> done{0}, done_before{-1};
+  {
+    const HeldUp held(box, busy);
+    for (int i = 0; i < 1000; ++i) {
+      box.service->submit(busy.joining.session, Opcode::kPing, {},
+                          [&done](const Reply&) { ++done; });
+    }
+    box.service->submit(patient.joining.session, Opcode::kPing, {},
+                        [&](const Reply&) { done_before = done.load(); });
+  }
+  EXPECT_TRUE(eventually([&] { return done == 1000; }));
+  EXPECT_EQ(done_before, 0);
+}
+
+TEST(Session, TooManyRequestsAreRefused) {
+  BoxOptions options;
+  options.service.handlers = 1;
+  Box box(options);
+  Caller busy(box), caller(box);
+  auto held = std::make_unique<HeldUp>(box, busy);
+  std::vector<std::future<Reply>> replies;
+  for (size_t i = 0; i <= Session::kMostRequests; ++i) {
+    replies.push_back(caller.start(Opcode::kPing, {}));
+  }
+  EXPECT_EQ(replies.back().get().status, Status::kExhausted);
+  held.reset();
+  EXPECT_EQ(replies.front().get().status, Status::kOk);
+}
+
+TEST(Session, AClosingBoxAnswersAll) {
+  Box box;
+  std::vector<std::unique_ptr<Caller>> callers;
+  for (int i = 0; i < 4; ++i) callers.push_back(std::make_unique<Caller>(box));
+  std::atomic<bool> stop{false};
+  std::atomic<int> asked{0}, answered{0};
+  std::vector<std::thread> threads;
+  for (auto& caller : callers) {
+    threads.emplace_back([&, session = caller->joining.session] {
+      while (!stop) {
+        ++asked;
+        box.service->submit(session, Opcode::kPing, {}, [&](const Reply&) { ++answered; });
+        if (asked - answered > 64) std::this_thread::yield();
+      }
+    });
+  }
+  std::this_thread::sleep_for(20ms);
+  box.service->close();
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_TRUE(eventually([&] { return asked == answered; }));
+  EXPECT_EQ(callers.front()->call(Opcode::kPing).status, Status::kClosing);
+  EXPECT_EQ(callers.front()->access(1, 0, 1).status, Status::kClosing);
+  EXPECT_EQ(Caller(box).joining.status, Status::kClosing);
+}
+
+}  // namespace
+}  // namespace hbm::box

@@ -1,0 +1,50 @@
+// What the tests of a box's store share.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "box/store.h"
+
+namespace hbm::box {
+
+// A directory that goes with the test.
+class Scratch {
+ public:
+  Scratch() {
+    std::string name = std::filesystem::temp_directory_path() / "hbm_store_XXXXXX";
+    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
+    path_ = name;
+  }
+  ~Scratch() { std::filesystem::remove_all(path_); }
+
+  std::string operator/(const std::string& name) const { return path_ / name; }
+  std::string store() const { return path_ / "store"; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline std::unique_ptr<Store> open_store(const std::string& directory,
+                                         const RecordSizes& records = {}, bool sync = false) {
+  memory::PoolOptions pool;
+  pool.capacity = uint64_t{1} << 30;
+  return Store::open({.directory = directory, .sync = sync, .records = records},
+                     memory::Pool::create(pool));
+}
+
+inline Creation creation(uint64_t key, uint64_t size) {
+  return {.key = {1, key}, .size = size, .temporary = false, .creator = {{7, 7}, key}};
+}
+
+template <class T>
+T* contents(const Segment& segment) {
+  return reinterpret_cast<T*>(segment.block->base());
+}
+
+}  // namespace hbm::box

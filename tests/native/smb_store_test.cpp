@@ -1,0 +1,374 @@
+// The store: what is there again after a restart, and what becomes of damage.
+#include "box/store.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "box/accumulator.h"
+#include "box/stored_segment.h"
+#include "expect_error.h"
+#include "smb_store_fixture.h"
+
+namespace hbm::box {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr RecordSizes kSizes{.sessions = 4, .operations = 2, .lanes = 4, .chunk = 4096};
+
+class StoreTest : public testing::Test {
+ protected:
+  void SetUp() override { open(); }
+
+  void open(const RecordSizes& sizes = kSizes, bool sync = false) {
+    found.clear();
+    store.reset();
+    store = open_store(directory, sizes, sync);
+    for (const auto& one : store->take_found()) found[one->key.low] = one;
+  }
+  void close() {
+    found.clear();
+    store.reset();
+  }
+
+  size_t files(const std::string& folder = "segments") const {
+    if (!fs::exists(directory + "/" + folder)) return 0;
+    return std::distance(fs::directory_iterator(directory + "/" + folder), {});
+  }
+  std::string journal() const { return directory + "/journal"; }
+
+  const Scratch scratch;
+  const std::string directory = scratch.store();
+  std::unique_ptr<Store> store;
+  std::map<uint64_t, std::shared_ptr<Segment>> found;
+};
+
+void flip_byte(const std::string& path, uint64_t at) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(static_cast<std::streamoff>(at));
+  const char byte = static_cast<char>(file.get());
+  file.seekp(static_cast<std::streamoff>(at));
+  file.put(static_cast<char>(byte ^ 1));
+}
+
+TEST_F(StoreTest, SegmentsComeBack) {
+  const smb::Id contents_id = store->contents();
+  Creation temporary = creation(2, 100'000);
+  temporary.temporary = true;
+  *contents<uint64_t>(*store->create(creation(1, 5000))) = 11;
+  contents<char>(*store->create(temporary))[99'999] = 'x';
+  open();
+  EXPECT_EQ(store->contents(), contents_id);
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[1]->size, 5000u);
+  EXPECT_FALSE(found[1]->temporary);
+  EXPECT_EQ(*contents<uint64_t>(*found[1]), 11u);
+  EXPECT_EQ(found[2]->size, 100'000u);
+  EXPECT_TRUE(found[2]->temporary);
+  EXPECT_EQ(contents<char>(*found[2])[99'999], 'x');
+  EXPECT_EQ(found[2]->creator, temporary.creator);
+}
+
+TEST_F(StoreTest, RemovedSegmentsDoNot) {
+  auto first = store->create(creation(1, 5000));
+  auto second = store->create(creation(2, 5000));
+  store->remove(*first);
+  EXPECT_EQ(files(), 2u) << "the file is there as long as somebody uses it";
+  first.reset();
+  EXPECT_EQ(files(), 1u);
+  second.reset();
+  open();
+  EXPECT_EQ(found.size(), 1u);
+  EXPECT_TRUE(found.contains(2));
+}
+
+TEST_F(StoreTest, AKeyCanBeUsedAgainWhileTheOldSegmentIsInUse) {
+  const auto old = store->create(creation(1, 5000));
+  *contents<int>(*old) = 1;
+  store->remove(*old);
+  *contents<int>(*store->create(creation(1, 6000))) = 2;
+  EXPECT_EQ(*contents<int>(*old), 1);
+  open();
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[1]->size, 6000u);
+  EXPECT_EQ(*contents<int>(*found[1]), 2);
+}
+
+TEST_F(StoreTest, SerialsStayApartAfterARestart) {
+  store->create(creation(1, 5000));
+  store->remove(*store->create(creation(2, 5000)));
+  open();
+  store->create(creation(3, 5000));
+  open();
+  EXPECT_EQ(found.size(), 2u);
+  EXPECT_NE(found[1]->stored->serial, found[3]->stored->serial);
+}
+
+TEST_F(StoreTest, AHalfMadeSegmentIsRemoved) {
+  const auto one = store->create(creation(1, 5000));
+  fs::copy_file(one->stored->path,
+                directory + "/segments/" + std::string(32, 'a') + "." + std::string(15, '0') + "9");
+  open();
+  EXPECT_EQ(files(), 1u);
+  EXPECT_EQ(files("lost"), 0u);
+}
+
+TEST_F(StoreTest, ATornRecordIsDroppedAndItsFileKept) {
+  store->create(creation(1, 5000));
+  store->create(creation(2, 5000));
+  close();
+  fs::resize_file(journal(), fs::file_size(journal()) - 1);
+  open();
+  EXPECT_EQ(found.size(), 1u);
+  EXPECT_TRUE(found.contains(1));
+  EXPECT_EQ(files("lost"), 1u);
+  store->create(creation(2, 7000));
+  open();
+  EXPECT_EQ(found.size(), 2u);
+}
+
+TEST_F(StoreTest, ADamagedRecordIsDroppedAlone) {
+  for (uint64_t key : {1, 2, 3}) store->create(creation(key, 5000));
+  close();
+  flip_byte(journal(), fs::file_size(journal()) - 80);  // in the second of three
+  open();
+  EXPECT_EQ(found.size(), 2u);
+  EXPECT_FALSE(found.contains(2));
+  EXPECT_EQ(files("lost"), 1u);
+}
+
+TEST_F(StoreTest, ARecordOfNonsenseEndsTheJournal) {
+  store->create(creation(1, 5000));
+  close();
+  std::ofstream(journal(), std::ios::app | std::ios::binary) << std::string(5000, '\0');
+  open();
+  EXPECT_EQ(found.size(), 1u);
+  EXPECT_LT(fs::file_size(journal()), 1000u);
+}
+
+TEST_F(StoreTest, AnyDamageToTheJournalIsSurvived) {
+  for (uint64_t key : {1, 2, 3}) store->create(creation(key, 5000));
+  store->remove(*store->create(creation(4, 5000)));
+  close();
+  std::string good(fs::file_size(journal()), '\0');
+  std::ifstream(journal(), std::ios::binary).read(good.data(), good.size());
+  for (uint64_t at = 16; at < good.size(); at += 7) {
+    std::string bad = good;
+    bad[at] = static_cast<char>(bad[at] ^ 0x40);
+    std::ofstream(journal(), std::ios::binary | std::ios::trunc) << bad;
+    const Journal::Contents read = Journal::read(journal());
+    EXPECT_TRUE(read.damaged) << "byte " << at;
+    EXPECT_LE(read.live.size(), 4u);
+  }
+}
+
+TEST_F(StoreTest, TheJournalIsWrittenAnew) {
+  const uint64_t empty = fs::file_size(journal());
+  for (uint64_t key = 1; key <= 50; ++key) store->remove(*store->create(creation(key, 5000)));
+  EXPECT_GT(fs::file_size(journal()), empty);
+  open();
+  EXPECT_EQ(fs::file_size(journal()), empty);
+}
+
+TEST_F(StoreTest, ALostFileIsSaid) {
+  const std::string path = store->create(creation(1, 5000))->stored->path;
+  const std::string shorter = store->create(creation(2, 5000))->stored->path;
+  store->create(creation(3, 5000));
+  close();
+  fs::remove(path);
+  fs::resize_file(shorter, 10);
+  open();
+  EXPECT_EQ(found.size(), 1u);
+  EXPECT_TRUE(found.contains(3));
+  EXPECT_EQ(files("lost"), 1u);
+}
+
+TEST_F(StoreTest, OneServerAtATime) {
+  expect_error(ErrorKind::kUnavailable, {"another server", directory},
+               [this] { open_store(directory); });
+}
+
+TEST_F(StoreTest, LeavesOtherDirectoriesAlone) {
+  fs::create_directory(scratch / "mine");
+  std::ofstream(scratch / "mine/thesis.tex") << "text";
+  expect_error(ErrorKind::kInvalid, {"thesis.tex", "identity"},
+               [this] { open_store(scratch / "mine"); });
+  EXPECT_TRUE(fs::exists(scratch / "mine/thesis.tex"));
+}
+
+TEST_F(StoreTest, RefusesAnotherVersion) {
+  close();
+  std::ofstream(directory + "/identity") << "hbmcomm store, version 2, contents 00";
+  expect_error(ErrorKind::kUnavailable, {"identity", "version"}, [this] { open(); });
+}
+
+TEST_F(StoreTest, RefusesDamagedRecords) {
+  close();
+  flip_byte(directory + "/sessions", 3);
+  expect_error(ErrorKind::kUnavailable, {"sessions", "damaged"}, [this] { open(); });
+  flip_byte(directory + "/sessions", 3);
+  fs::resize_file(directory + "/operations", 5000);
+  expect_error(ErrorKind::kUnavailable, {"operations", "damaged"}, [this] { open(); });
+}
+
+TEST_F(StoreTest, WhatDoesNotFitLeavesNothing) {
+  expect_error(ErrorKind::kExhausted, {}, [this] { store->create(creation(1, 2ull << 30)); });
+  EXPECT_EQ(files(), 0u);
+  expect_error(ErrorKind::kExhausted, {}, [this] { store->create(creation(1, 1ull << 62)); });
+  EXPECT_EQ(files(), 0u);
+  open();
+  EXPECT_TRUE(found.empty());
+}
+
+TEST_F(StoreTest, SessionsComeBackWithTheirOutcomes) {
+  SessionRecord& session = store->records().open_session({3, 4});
+  store->records().release_session(store->records().open_session({5, 6}));
+  store->records().finish(session, {.number = 1, .value = 42});
+  store->records().finish(session, {.number = 2, .value = 0, .status = smb::Status::kRange});
+  // With room for fewer, and operations of other sizes.
+  open({.sessions = 1, .operations = 7, .lanes = 2, .chunk = 8192});
+  const std::vector<SessionRecord*> sessions = store->records().sessions();
+  ASSERT_EQ(sessions.size(), 1u);
+  EXPECT_EQ(sessions[0]->id, (smb::Id{3, 4}));
+  EXPECT_EQ(sessions[0]->applied, 2u);
+  EXPECT_EQ(sessions[0]->outcome(1)->value, 42);
+  EXPECT_EQ(sessions[0]->outcome(2)->status, smb::Status::kRange);
+  EXPECT_EQ(sessions[0]->outcome(3), nullptr);
+}
+
+TEST_F(StoreTest, SessionsAreBounded) {
+  std::vector<SessionRecord*> sessions;
+  for (uint64_t i = 0; i < 4; ++i) sessions.push_back(&store->records().open_session({0, i}));
+  expect_error(ErrorKind::kExhausted, {"4 sessions"},
+               [this] { store->records().open_session({0, 9}); });
+  store->records().release_session(*sessions[2]);
+  SessionRecord& fresh = store->records().open_session({0, 9});
+  EXPECT_EQ(fresh.applied, 0u);
+}
+
+TEST_F(StoreTest, WorksWithSyncing) {
+  open(kSizes, true);
+  SessionRecord& session = store->records().open_session({3, 4});
+  const auto target = store->create(creation(1, 20'000));
+  const auto source = store->create(creation(2, 20'000));
+  std::fill_n(contents<float>(*source), 5000, 2.0f);
+  Accumulator accumulator(store->records(), 2);
+  accumulator.accumulate(session, 1, {*target, 0}, {*source, 0}, 20'000, Dtype::kFloat32, 3);
+  EXPECT_EQ(accumulator.fetch_add(session, 2, {*source, 8}, 1), *contents<int64_t>(*source));
+  store->remove(*source);
+  open(kSizes, true);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(contents<float>(*found[1])[4999], 6.0f);
+}
+
+// What a killed server leaves: an operation begun, and its records as they then were.
+class InterruptedTest : public StoreTest {
+ protected:
+  void SetUp() override {
+    StoreTest::SetUp();
+    target = store->create(creation(1, 5 * 4096));
+    source = store->create(creation(2, 5 * 4096));
+    std::fill_n(contents<int32_t>(*target), 5 * 1024, 100);
+    std::fill_n(contents<int32_t>(*source), 5 * 1024, 1);
+    session = &store->records().open_session({3, 4});
+    const Operation what{.opcode = smb::Opcode::kAccumulate,
+                         .dtype = Dtype::kInt32,
+                         .lanes = 2,
+                         .number = 1,
+                         .target = {target->stored->serial, 0},
+                         .source = {source->stored->serial, 0},
+                         .bytes = 5 * 4096};
+    begun = store->records().begin(*session, what);
+    // Lane 0 has steps 0 and 1 and has done the first; lane 1 is in the midst of step 2.
+    std::fill_n(contents<int32_t>(*target), 1024, 101);
+    begun.lanes[0].progress = 2;
+    std::fill_n(reinterpret_cast<int32_t*>(begun.undo + 4096), 1024, 100);
+    begun.lanes[1].progress = 1;
+    std::fill_n(contents<int32_t>(*target) + 2048, 1024, -7);
+  }
+
+  void restart() {
+    target.reset();
+    source.reset();
+    open();
+  }
+
+  void expect_target(int32_t value) {
+    EXPECT_EQ(std::count(contents<int32_t>(*found[1]), contents<int32_t>(*found[1]) + 5120, value),
+              5120);
+  }
+
+  std::shared_ptr<Segment> target, source;
+  SessionRecord* session = nullptr;
+  Recorded begun;
+};
+
+TEST_F(InterruptedTest, IsCarriedOut) {
+  restart();
+  expect_target(101);
+  ASSERT_EQ(store->records().sessions().size(), 1u);
+  EXPECT_EQ(store->records().sessions()[0]->applied, 1u);
+  open();
+  expect_target(101);
+}
+
+TEST_F(InterruptedTest, IsNotCarriedOutAgain) {
+  std::fill_n(contents<int32_t>(*target), 5 * 1024, 101);
+  store->records().finish(*session, {.number = 1});  // and the record is still active
+  restart();
+  expect_target(101);
+}
+
+TEST_F(InterruptedTest, FindsASourceThatWasDeletedMeanwhile) {
+  const std::string path = source->stored->path;
+  fs::create_hard_link(path, path + ".kept");
+  store->remove(*source);
+  source.reset();
+  fs::rename(path + ".kept", path);  // a killed server would not have removed it
+  restart();
+  expect_target(101);
+  EXPECT_EQ(files(), 1u);
+  EXPECT_EQ(files("lost"), 0u);
+}
+
+TEST_F(InterruptedTest, IsDroppedWithItsTarget) {
+  store->remove(*target);
+  restart();
+  EXPECT_FALSE(found.contains(1));
+  EXPECT_EQ(store->records().sessions()[0]->applied, 1u);
+  EXPECT_EQ(store->records().sessions()[0]->outcome(1)->status, smb::Status::kInternal);
+}
+
+TEST_F(InterruptedTest, IsDroppedWhenDamaged) {
+  begun.operation->what.bytes = 6 * 4096;
+  restart();
+  EXPECT_EQ(store->records().sessions()[0]->outcome(1)->status, smb::Status::kInternal);
+  EXPECT_TRUE(store->records().begun().empty());
+}
+
+TEST_F(InterruptedTest, LanesBeyondTheirEndAreDamage) {
+  begun.lanes[1].progress = 99;
+  restart();
+  EXPECT_EQ(store->records().sessions()[0]->outcome(1)->status, smb::Status::kInternal);
+}
+
+TEST(MemoryStore, KeepsNothing) {
+  const std::unique_ptr<Store> store = open_store("");
+  EXPECT_FALSE(store->durable());
+  EXPECT_TRUE(store->contents());
+  EXPECT_NE(store->contents(), open_store("")->contents());
+  const auto segment = store->create(creation(1, 5000));
+  EXPECT_EQ(segment->stored, nullptr);
+  EXPECT_EQ(contents<char>(*segment)[4999], 0);
+  store->remove(*segment);
+  EXPECT_TRUE(store->take_found().empty());
+}
+
+}  // namespace
+}  // namespace hbm::box

@@ -1,0 +1,177 @@
+// Speeds and costs of the verbs transport, one JSON object a line.
+//
+//   verbs_speed transfers BYTES TOTAL   reads and writes of registered memory, several in flight
+//   verbs_speed registration            a segment's memory, and a window of it
+//   verbs_speed clients COUNT           what clients of 4 queue pairs cost
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <deque>
+#include <fstream>
+#include <stdexcept>
+
+#include "verbs/box_memory.h"
+#include "verbs/load.h"
+#include "verbs_box.h"
+
+namespace hbm::verbs {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using smb::Opcode;
+
+constexpr size_t kInFlight = 16;  // transfers
+constexpr int kRepeats = 5;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+void finish(link::Link& link, const link::Work& work) {
+  while (!work.finished()) link.progress(std::chrono::seconds(1));
+  if (work.status != smb::Status::kOk) throw std::runtime_error(work.cause);
+}
+
+std::shared_ptr<link::Grant> alloc(link::Link& link, uint64_t size) {
+  smb::Alloc alloc{};
+  alloc.sequence.number = 1;
+  alloc.size = size;
+  alloc.handle = 1;
+  link::Work work;
+  work.opcode = Opcode::kAlloc;
+  const auto* bytes = reinterpret_cast<const std::byte*>(&alloc);
+  work.body.assign(bytes, bytes + sizeof(alloc));
+  link.post(work);
+  finish(link, work);
+  return work.granted;
+}
+
+double move(link::Link& link, const link::Grant& grant, Opcode opcode, std::byte* local,
+            uint64_t bytes, uint64_t total) {
+  std::deque<link::Work> works;
+  const auto start = Clock::now();
+  for (uint64_t moved = 0; moved < total; moved += bytes) {
+    if (works.size() == kInFlight) {
+      finish(link, works.front());
+      works.pop_front();
+    }
+    link::Work& work = works.emplace_back();
+    work.opcode = opcode;
+    work.grant = &grant;
+    work.local = local;
+    work.bytes = bytes;
+    link.post(work);
+  }
+  for (const link::Work& work : works) finish(link, work);
+  return static_cast<double>(total) / seconds_since(start) / (1 << 20);
+}
+
+void transfers(uint64_t bytes, uint64_t total) {
+  const BoxProcess box;
+  link::Opening opening;
+  opening.host = kHost;
+  opening.port = box.port();
+  opening.token = kToken;
+  const link::Opened opened = library().open(opening);
+  const auto grant = alloc(*opened.link, bytes);
+  std::vector<std::byte> local(bytes);
+  for (const bool adopted : {true, false}) {
+    const auto held = adopted ? opened.link->adopt(local.data(), bytes) : nullptr;
+    for (const Opcode opcode : {Opcode::kWrite, Opcode::kRead}) {
+      const double speed = move(*opened.link, *grant, opcode, local.data(), bytes, total);
+      std::printf("{\"operation\": \"%s\", \"bytes\": %lu, \"registered\": %s, \"MiB/s\": %.1f}\n",
+                  smb::opcode_name(opcode), bytes, adopted ? "true" : "false", speed);
+    }
+  }
+}
+
+// The best of several, in microseconds.
+template <class Action>
+double fastest_us(Action action) {
+  double best = 1e12;
+  for (int i = 0; i < kRepeats; ++i) {
+    const auto start = Clock::now();
+    action();
+    best = std::min(best, seconds_since(start) * 1e6);
+  }
+  return best;
+}
+
+void registration() {
+  const BoxProcess box;
+  RawClient client(box.port());
+  client.connect(1);
+  for (const uint64_t bytes : {uint64_t{4} << 10, uint64_t{1} << 20, uint64_t{64} << 20}) {
+    const int file = memfd_create("segment", MFD_CLOEXEC);
+    if (ftruncate(file, static_cast<off_t>(bytes)) != 0) throw std::runtime_error("ftruncate");
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    ::close(file);
+    constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND;
+    const auto start = Clock::now();
+    const Region first(client.domain(), memory, bytes, kAccess);
+    const double absent = seconds_since(start) * 1e6;
+    const double present = fastest_us([&] { Region(client.domain(), memory, bytes, kAccess); });
+    const double window = fastest_us([&] { client.bind(first, memory, bytes); });
+    std::printf(
+        "{\"bytes\": %lu, \"register us\": %.0f, \"register touched us\": %.0f, "
+        "\"window us\": %.0f}\n",
+        bytes, absent, present, window);
+    munmap(memory, bytes);
+  }
+}
+
+// Kilobytes, by a name in a file of /proc.
+long kilobytes(const std::string& file, const std::string& name) {
+  std::ifstream in(file);
+  for (std::string word; in >> word;) {
+    long value = 0;
+    if (word == name && in >> value) return value;
+  }
+  throw std::runtime_error(file + " has no " + name);
+}
+
+long kernel_kilobytes() {
+  return kilobytes("/proc/meminfo", "Slab:") + kilobytes("/proc/meminfo", "VmallocUsed:");
+}
+
+void clients(int count) {
+  const BoxProcess box;
+  const std::string status = "/proc/" + std::to_string(box.pid()) + "/status";
+  std::vector<std::unique_ptr<RawClient>> clients;
+  const auto add = [&] {
+    clients.push_back(std::make_unique<RawClient>(box.port()));
+    clients.back()->connect(4);
+  };
+  add();
+  const long resident = kilobytes(status, "VmRSS:");
+  const long kernel = kernel_kilobytes();
+  for (int i = 0; i < count; ++i) add();
+  std::printf("{\"clients\": %d, \"box KiB each\": %.1f, \"kernel KiB each, both ends\": %.1f}\n",
+              count, static_cast<double>(kilobytes(status, "VmRSS:") - resident) / count,
+              static_cast<double>(kernel_kilobytes() - kernel) / count);
+}
+
+void run(int argc, char** argv) {
+  const std::string what = argc > 1 ? argv[1] : "";
+  if (what == "transfers" && argc == 4) return transfers(std::stoul(argv[2]), std::stoul(argv[3]));
+  if (what == "registration") return registration();
+  if (what == "clients" && argc == 3) return clients(std::stoi(argv[2]));
+  throw std::runtime_error("verbs_speed transfers BYTES TOTAL | registration | clients COUNT");
+}
+
+}  // namespace
+}  // namespace hbm::verbs
+
+int main(int argc, char** argv) {
+  if (hbm::verbs::was_box(argc, argv)) return 0;
+  try {
+    hbm::verbs::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+  return 0;
+}

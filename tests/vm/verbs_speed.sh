@@ -1,0 +1,28 @@
+#!/bin/sh
+# Speeds of perftest's tools and of the transport, in turn, and what segments and clients cost.
+#
+#   verbs_speed.sh PROGRAM MEBIBYTES SIZE...   (PROGRAM: verbs_speed, built)
+set -e
+program=$1
+total=$(($2 << 20))
+shift 2
+
+# Prints the lines of results of ib_write_bw or ib_read_bw, with 4 queue pairs as the transport has.
+perftest() {
+  tool=$1 size=$2
+  set -- "$tool" -d rxe0 -x 1 -F -q 4 -s "$size" -n $(((total / size + 3) / 4 + 4))
+  timeout 30 "$@" >/dev/null &
+  until grep -q ':4853 .* 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.05; done  # it listens
+  timeout 30 "$@" 10.9.0.1 | sed -n "s/^ *$size /$tool $size /p"
+  wait
+}
+
+"$program" registration
+"$program" clients 20
+for size; do
+  for _ in 1 2; do
+    perftest ib_write_bw "$size"
+    perftest ib_read_bw "$size"
+    "$program" transfers "$size" "$total"
+  done
+done

@@ -1,0 +1,157 @@
+"""Processes that take part in a benchmark: each does one thing at a time, when it is told to.
+
+They talk over a Unix socket, a line of JSON each way. A peer that waits sleeps in the kernel, and
+takes nothing from the one that is being measured.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+_START_SECONDS = 60
+_ANSWER_SECONDS = 180
+_END_SECONDS = 10
+
+
+class PeerFailed(RuntimeError):
+    """A peer did not start, ended early, or could not do what it was told."""
+
+
+class Peer:
+    """The parent's end of the conversation."""
+
+    def __init__(self, role: str, connection: socket.socket, log: Path):
+        self._role = role
+        self._log = log
+        self._lines = connection.makefile("rw")
+
+    def ask(self, method: str, /, **arguments: Any) -> Any:
+        """What the peer's method of that name returns."""
+        self.tell(method, **arguments)
+        return self.answer()
+
+    def tell(self, method: str, /, **arguments: Any) -> None:
+        """As ask(), but the answer is fetched later."""
+        try:
+            self._lines.write(json.dumps({"method": method, "arguments": arguments}) + "\n")
+            self._lines.flush()
+        except OSError as error:
+            raise self._failed(f"has ended: {error}") from error
+
+    def answer(self) -> Any:
+        try:
+            line = self._lines.readline()
+        except OSError as error:
+            raise self._failed(f"gave no answer for {_ANSWER_SECONDS} s") from error
+        if not line:
+            raise self._failed("has ended")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise PeerFailed(f"{self._role}: {answer['error']}")
+        return answer["result"]
+
+    def close(self) -> None:
+        """It ends."""
+        self._lines.close()
+
+    def _failed(self, how: str) -> PeerFailed:
+        return PeerFailed(f"{self._role} {how}{_tail(self._log)}")
+
+
+@contextmanager
+def peers(
+    role: str,
+    count: int = 1,
+    launcher: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[list[Peer]]:
+    """The peers that one command starts, in the order of their ranks; they end with the context.
+
+    role: the module in `torch_hbmcomm.bench.box` that they run.
+    launcher: what stands before the command: of another namespace, or of several ranks.
+    """
+    with ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hbmcomm-bench-")))
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(place / "s"))
+        listener.listen(count)
+        log = place / "log"
+        process = subprocess.Popen(
+            [*launcher, sys.executable, "-m", f"{__package__}.{role}", str(place / "s")],
+            stdin=subprocess.DEVNULL,
+            stdout=stack.enter_context(log.open("wb")),
+            stderr=subprocess.STDOUT,
+            env=os.environ | dict(environment or {}),
+        )
+        stack.callback(_end, process)
+        found: dict[int, Peer] = {}
+        while len(found) < count:
+            with _accepted(listener, process, role, log) as connection:
+                connection.settimeout(_ANSWER_SECONDS)
+                peer = stack.enter_context(closing(Peer(role, connection, log)))
+            found[peer.answer()] = peer
+        yield [found[rank] for rank in sorted(found)]
+
+
+@contextmanager
+def peer(role: str, launcher: Sequence[str] = ()) -> Iterator[Peer]:
+    with peers(role, launcher=launcher) as found:
+        yield found[0]
+
+
+def _accepted(
+    listener: socket.socket, process: subprocess.Popen[bytes], role: str, log: Path
+) -> socket.socket:
+    listener.settimeout(0.1)
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            return listener.accept()[0]
+        except TimeoutError:
+            if process.poll() is not None:
+                raise PeerFailed(
+                    f"{role} ended with {process.returncode} at its start{_tail(log)}"
+                ) from None
+    raise PeerFailed(f"{role} did not start in {_START_SECONDS} s{_tail(log)}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """It has been told by the end of its connection."""
+    try:
+        process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return "".join(f"\n  {line}" for line in lines[-5:])
+
+
+def obey(actor: object, rank: int = 0) -> None:
+    """The peer's end: does with `actor` what the parent tells, until the parent closes."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(sys.argv[1])
+        lines = connection.makefile("rw")
+        _send(lines, {"result": rank})
+        for line in lines:
+            request = json.loads(line)
+            try:
+                answer = {"result": getattr(actor, request["method"])(**request["arguments"])}
+            except Exception as error:
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            _send(lines, answer)
+
+
+def _send(lines: IO[str], answer: dict[str, Any]) -> None:
+    lines.write(json.dumps(answer) + "\n")
+    lines.flush()

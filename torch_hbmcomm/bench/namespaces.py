@@ -1,0 +1,72 @@
+"""Two network namespaces with a slow cable between them, each like a machine of its own.
+
+REQUIRES: root, and iproute2.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+_SHAPE = ["burst", "128kb", "latency", "20ms"]  # of tbf(8)
+
+
+class NoNamespaces(RuntimeError):
+    """The message says why."""
+
+
+def address(node: int) -> str:
+    """Of node 0's or node 1's end of the cable."""
+    return f"10.77.0.{node + 1}"
+
+
+class Node:
+    """link: its end of the cable. launcher: what runs a command in it."""
+
+    def __init__(self, number: int):
+        self.name = f"hbm{os.getpid()}-{number}"
+        self.address = address(number)
+        self.link = f"link{number}"
+        self.launcher = ("ip", "netns", "exec", self.name)
+
+    def received(self) -> int:
+        """Bytes that have come over the cable."""
+        shown = _ip("-n", self.name, "-s", "-j", "link", "show", "dev", self.link)
+        return int(json.loads(shown)[0]["stats64"]["rx"]["bytes"])
+
+
+@contextmanager
+def two_nodes(rate: str) -> Iterator[tuple[Node, Node]]:
+    """rate: of the cable in each direction, as tc(8) writes it. Raises NoNamespaces."""
+    if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None:
+        raise NoNamespaces("network namespaces need root, and iproute2")
+    nodes = (Node(0), Node(1))
+    with ExitStack() as stack:
+        for node in nodes:
+            _ip("netns", "add", node.name)
+            stack.callback(_ip, "netns", "delete", node.name)  # takes its end of the cable along
+            _ip("-n", node.name, "link", "set", "lo", "up")
+        ends = [[node.link, "netns", node.name] for node in nodes]
+        _ip("link", "add", *ends[0], "type", "veth", "peer", "name", *ends[1])
+        for node in nodes:
+            at = ["dev", node.link]
+            _ip("-n", node.name, "address", "add", f"{node.address}/24", *at)
+            _ip("-n", node.name, "link", "set", node.link, "up")
+            _run(
+                *("tc", "-n", node.name, "qdisc", "add", *at),
+                *("root", "tbf", "rate", rate, *_SHAPE),
+            )
+        yield nodes
+
+
+def _ip(*arguments: str) -> str:
+    return _run("ip", *arguments)
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise NoNamespaces(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout

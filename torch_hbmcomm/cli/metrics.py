@@ -1,0 +1,134 @@
+"""A memory box's statistics as Prometheus text, over HTTP."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from torch_hbmcomm.smb import Server
+
+_COUNTS = {
+    "reads": "Reads that passed the box; on shm and verbs none do.",
+    "read_bytes": "Bytes of these reads.",
+    "writes": "Writes that passed the box.",
+    "written_bytes": "Bytes of these writes.",
+    "accumulates": "Accumulates.",
+    "accumulated_bytes": "Bytes of their targets.",
+    "fetch_adds": "fetch_add operations.",
+}
+_GAUGES = {
+    "capacity_bytes": "Memory for segments.",
+    "used_bytes": "Memory of segments.",
+    "largest_free_bytes": "What one more segment could have.",
+    "clients": "Sessions, with those whose lease runs.",
+    "segments": "Segments.",
+}
+
+
+class Metrics:
+    """Serves http://host:port/metrics until it is left.
+
+    Raises ValueError for an address that is none, and OSError when it cannot be listened on.
+    """
+
+    def __init__(self, server: Server, address: str) -> None:
+        self._host, _, port = address.rpartition(":")
+        if not port.isdigit():
+            raise ValueError(f"--metrics takes host:port, not {address!r}")
+        registry = CollectorRegistry()
+        registry.register(_Box(server))
+        self._http, self._thread = start_http_server(
+            int(port), addr=self._host.strip("[]") or "0.0.0.0", registry=registry
+        )
+
+    @property
+    def url(self) -> str:
+        return f"http://{self._host}:{self._http.server_port}/metrics"
+
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+
+class _Box(Collector):
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def describe(self) -> list[Metric]:
+        return []  # or the registry would collect to find out
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._server.stats()
+        for name, text in _GAUGES.items():
+            yield GaugeMetricFamily(f"hbmcomm_box_{name}", text, value=stats[name])
+        yield GaugeMetricFamily(
+            "hbmcomm_box_uptime_seconds", "Since the start.", value=stats["uptime_ms"] / 1000
+        )
+        yield GaugeMetricFamily(
+            "hbmcomm_box_fragmentation",
+            "Of the free addresses: 0 none, towards 1 in small pieces.",
+            value=stats["pool"]["fragmentation"],
+        )
+        for name, text in _COUNTS.items():
+            yield CounterMetricFamily(f"hbmcomm_box_{name}", text, value=stats[name])
+        yield from _rows(
+            "client", stats["client_table"], _client_labels, ("attachments", "idle_ms")
+        )
+        yield from _rows(
+            "segment", stats["segment_table"], _segment_labels, ("attachments", "size")
+        )
+
+
+def _rows(
+    what: str,
+    rows: list[dict[str, Any]],
+    labels: Callable[[dict[str, Any]], dict[str, str]],
+    gauges: tuple[str, ...],
+) -> Iterator[Metric]:
+    """A family for each column of a table, with the labels of each row."""
+    labelled = [(labels(row), row) for row in rows]
+    names = list(labelled[0][0]) if labelled else []
+    families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+    for column in gauges:
+        name = f"hbmcomm_box_{what}_{column}"
+        families[column] = GaugeMetricFamily(name, f"{column} of each {what}.", labels=names)
+    for column, text in _COUNTS.items():
+        name = f"hbmcomm_box_{what}_{column}"
+        families[column] = CounterMetricFamily(name, f"{text} By {what}.", labels=names)
+    for values, row in labelled:
+        for column, family in families.items():
+            family.add_metric(list(values.values()), row[column])
+    return iter(families.values())
+
+
+def _client_labels(row: dict[str, Any]) -> dict[str, str]:
+    return {
+        "client": _fingerprint(row["session"]),
+        "pid": str(row["pid"]),
+        "transport": row["transport"],
+    }
+
+
+def _segment_labels(row: dict[str, Any]) -> dict[str, str]:
+    return {"segment": _fingerprint(f"{row['key']:032x}")}
+
+
+def _fingerprint(secret: str) -> str:
+    """Tells keys and sessions apart without giving them away: whoever knows one may use it."""
+    return hashlib.blake2b(secret.encode(), digest_size=8).hexdigest()

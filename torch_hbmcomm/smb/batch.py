@@ -1,0 +1,72 @@
+"""Several operations at once."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from torch_hbmcomm import _smb
+from torch_hbmcomm.smb.future import Future
+from torch_hbmcomm.smb.segment import Segment
+from torch_hbmcomm.smb.values import index
+
+
+class Batch:
+    """Collects operations in a ``with`` block, which ends when all are done.
+
+    They take effect as if issued one after the other, and travel together. The block raises the
+    first failure; when it is left by an exception, nothing is sent. The methods take what Segment's
+    take, after the segment.
+    """
+
+    def __init__(self, native: _smb.Batch) -> None:
+        self._native = native
+        self._futures: list[Future] = []
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            return
+        self._native.issue_and_wait_next()
+        failures = [failure for future in self._futures if (failure := future.exception())]
+        if failures:
+            raise failures[0]
+
+    def read(
+        self, segment: Segment, offset: int = 0, size: int | None = None, into: Any = None
+    ) -> Future:
+        return self._keep(self._native.read(*segment._local(offset, size, into)))
+
+    def write(
+        self, segment: Segment, offset: int = 0, size: int | None = None, source: Any = None
+    ) -> Future:
+        return self._keep(self._native.write(*segment._local(offset, size, source)))
+
+    def accumulate(
+        self,
+        segment: Segment,
+        src: Segment,
+        dtype: Any,
+        scale: float = 1.0,
+        offset: int = 0,
+        size: int | None = None,
+        source_offset: int | None = None,
+    ) -> Future:
+        return self._keep(
+            self._native.accumulate(*segment._sum(src, dtype, scale, offset, size, source_offset))
+        )
+
+    def fetch_add(self, segment: Segment, offset: int, n: int) -> Future:
+        return self._keep(self._native.fetch_add(segment._native, index("offset", offset), n))
+
+    def _keep(self, native: _smb.Future) -> Future:
+        future = Future(native)
+        self._futures.append(future)
+        return future

@@ -1,0 +1,194 @@
+"""A segment of a box, as one process has attached it."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from typing import TYPE_CHECKING, Any
+
+from torch_hbmcomm import _smb
+from torch_hbmcomm.smb.future import Future
+from torch_hbmcomm.smb.values import dtype_name, index, joined
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+
+class Segment:
+    """Memory of a box, and this process's copy of it (``buffer``).
+
+    ``read`` and ``write`` move bytes between the box and the copy, or an array or tensor that is
+    given instead: a C-contiguous NumPy array, a contiguous CPU tensor, or any object with Python's
+    buffer protocol. Nothing is copied on the way. Offsets and sizes are bytes; a size of None
+    reaches to the end.
+
+    The ``*_async`` forms return a Future. Until it is done its memory must not change (write), nor
+    be looked at (read); it is kept alive.
+    """
+
+    def __init__(self, client: _smb.Client, native: _smb.Segment) -> None:
+        self._client = client
+        self._native = native
+        self._key = joined(native.key)
+        self._size = native.size
+        self._making = threading.Lock()
+        self._buffer: memoryview | None = None
+
+    def __repr__(self) -> str:
+        return f"<Segment {self._key:032x}, {self._size} bytes>"
+
+    @property
+    def key(self) -> int:
+        return self._key
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    @property
+    def created(self) -> bool:
+        """Whether it was made by this attachment, and was full of zeros."""
+        return self._native.created
+
+    @property
+    def read_only(self) -> bool:
+        return self._native.read_only
+
+    @property
+    def buffer(self) -> memoryview:
+        """This process's copy of the segment: memory of its own, made on first use, of zeros."""
+        with self._making:
+            if self._buffer is None:
+                flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+                self._buffer = memoryview(mmap.mmap(-1, self._size, flags=flags))
+            return self._buffer
+
+    def numpy(self, dtype: Any = "uint8") -> np.ndarray[Any, Any]:
+        """The buffer as a NumPy array of one dimension."""
+        import numpy as np
+
+        return np.frombuffer(self.buffer, dtype if isinstance(dtype, type) else dtype_name(dtype))
+
+    def tensor(self, dtype: Any = "uint8") -> torch.Tensor:
+        """The buffer as a PyTorch tensor of one dimension."""
+        import torch
+
+        return torch.frombuffer(self.buffer, dtype=getattr(torch, dtype_name(dtype)))
+
+    def view(self) -> memoryview:
+        """The segment itself, without a copy; by the transport shm alone, else ValueError.
+
+        What is written here is written in the box. It stays valid after free().
+        """
+        return memoryview(self._native.view())
+
+    def read(self, offset: int = 0, size: int | None = None, into: Any = None) -> None:
+        """Box -> buffer, at the same offset; or -> the beginning of ``into``, as much as it holds
+        if no size is given."""
+        self._client.read(*self._local(offset, size, into))
+
+    def write(self, offset: int = 0, size: int | None = None, source: Any = None) -> None:
+        """Buffer -> box, at the same offset; or the beginning of ``source``, all of it if no size
+        is given."""
+        self._client.write(*self._local(offset, size, source))
+
+    def accumulate(
+        self,
+        src: Segment,
+        dtype: Any,
+        scale: float = 1.0,
+        offset: int = 0,
+        size: int | None = None,
+        source_offset: int | None = None,
+    ) -> None:
+        """self += scale * src, element by element, on the box.
+
+        ``dtype``: float32, float64, float16, bfloat16, int32 or int64, by name or as NumPy's or
+        PyTorch's. ``source_offset`` None is ``offset``. Concurrent accumulates are never lost.
+        """
+        batch = self._client.batch()
+        future = batch.accumulate(*self._sum(src, dtype, scale, offset, size, source_offset))
+        batch.issue_and_wait_next()
+        future.result()
+
+    def fetch_add(self, offset: int, n: int) -> int:
+        """Adds to a signed 64-bit cell of the box, atomically. Returns what it was before."""
+        batch = self._client.batch()
+        future = batch.fetch_add(self._native, index("offset", offset), n)
+        batch.issue_and_wait_next()
+        before: int = future.result()
+        return before
+
+    def read_async(self, offset: int = 0, size: int | None = None, into: Any = None) -> Future:
+        batch = self._client.batch()
+        return _issue(batch, batch.read(*self._local(offset, size, into)))
+
+    def write_async(self, offset: int = 0, size: int | None = None, source: Any = None) -> Future:
+        batch = self._client.batch()
+        return _issue(batch, batch.write(*self._local(offset, size, source)))
+
+    def accumulate_async(
+        self,
+        src: Segment,
+        dtype: Any,
+        scale: float = 1.0,
+        offset: int = 0,
+        size: int | None = None,
+        source_offset: int | None = None,
+    ) -> Future:
+        batch = self._client.batch()
+        arguments = self._sum(src, dtype, scale, offset, size, source_offset)
+        return _issue(batch, batch.accumulate(*arguments))
+
+    def fetch_add_async(self, offset: int, n: int) -> Future:
+        """The future's result is what the cell was before."""
+        batch = self._client.batch()
+        return _issue(batch, batch.fetch_add(self._native, index("offset", offset), n))
+
+    def free(self) -> None:
+        """Ends the attachment. Of a segment that was freed or lost: does nothing."""
+        self._client.free(self._native)
+
+    def delete(self) -> None:
+        """Takes the key away, so that nobody can attach any more, and ends the attachment. The
+        memory goes with the last attachment."""
+        self._client.remove(self._native)
+        self.free()
+
+    def _local(
+        self, offset: int, size: int | None, local: Any
+    ) -> tuple[_smb.Segment, int, int | None, Any]:
+        """Arguments of the native read and write."""
+        start = index("offset", offset)
+        length = None if size is None else index("size", size)
+        if local is not None:
+            return self._native, start, length, local
+        end = self._size if length is None else start + length
+        if start > self._size or end > self._size:
+            raise ValueError(f"bytes {start} to {end} reach past the end of {self!r}")
+        return self._native, start, None, self.buffer[start:end]
+
+    def _sum(
+        self,
+        src: Segment,
+        dtype: Any,
+        scale: float,
+        offset: int,
+        size: int | None,
+        source_offset: int | None,
+    ) -> tuple[_smb.Segment, _smb.Segment, str, float, int, int, int]:
+        """Arguments of the native accumulate."""
+        if not isinstance(src, Segment):
+            raise TypeError(f"the source of an accumulate is a Segment, not {type(src).__name__}")
+        start = index("offset", offset)
+        if start > self._size:
+            raise ValueError(f"offset {start} is past the end of {self!r}")
+        length = self._size - start if size is None else index("size", size)
+        source_start = start if source_offset is None else index("source_offset", source_offset)
+        return self._native, src._native, dtype_name(dtype), scale, length, start, source_start
+
+
+def _issue(batch: _smb.Batch, future: _smb.Future) -> Future:
+    batch.issue()
+    return Future(future)

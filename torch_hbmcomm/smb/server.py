@@ -1,0 +1,123 @@
+"""A box in this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+from torch_hbmcomm import _smb
+from torch_hbmcomm.smb import closing
+from torch_hbmcomm.smb.token import find_or_create
+from torch_hbmcomm.smb.values import bytes_of, readable
+
+
+class Server:
+    """Serves memory from the end of the constructor until close().
+
+    ``listen``: one or more of "host:port" for TCP and RDMA, port 0 for any, or () for none.
+    ``unix``: the path of the Unix socket that the transport shm needs; True chooses one, False is
+    none. ``memory``: bytes, or text as in "16GiB". ``store``: a directory in which the segments
+    survive the process, and with ``sync`` a crash of the machine. ``token`` None is HBMCOMM_TOKEN,
+    the file that HBMCOMM_TOKEN_FILE names, or ~/.config/hbmcomm/token, which is made if there is
+    none; "" lets everybody in. ``lease``: seconds after which a silent client's attachments end.
+    The numbers of threads are chosen when they are 0.
+
+    Raises ValueError for bad arguments, MemoryError or RuntimeError with the cause when the box
+    cannot be set up.
+    """
+
+    def __init__(
+        self,
+        listen: str | Sequence[str] = "127.0.0.1:0",
+        memory: int | str = "1GiB",
+        policy: Literal["preferred", "bind", "interleave", "ddr"] = "preferred",
+        store: str | os.PathLike[str] | None = None,
+        token: str | None = None,
+        *,
+        unix: bool | str | os.PathLike[str] = True,
+        sync: bool = False,
+        lease: float = 30.0,
+        most_clients: int = 4096,
+        smallest_block: int | str = "4KiB",
+        largest_block: int | str = "32GiB",
+        handlers: int = 0,
+        accumulate_threads: int = 0,
+        receivers: int = 0,
+        verbs: Literal["auto", "on", "off"] = "auto",
+        verbs_host: str = "",
+        verbs_port: int = 0,
+    ) -> None:
+        found = find_or_create(token)
+        self.token = found.text
+        """What clients have to know; "" for nothing."""
+        self.token_source = found.source
+        """Where it was found, in words."""
+        self._native = _smb.Server(
+            listen=[listen] if isinstance(listen, str) else list(listen),
+            unix_socket=unix is not False,
+            socket_path="" if isinstance(unix, bool) else os.fspath(unix),
+            memory=bytes_of(memory),
+            policy=policy,
+            smallest_block=bytes_of(smallest_block),
+            largest_block=bytes_of(largest_block),
+            store="" if store is None else os.fspath(store),
+            sync=sync,
+            token=self.token,
+            lease=lease,
+            most_clients=most_clients,
+            handlers=handlers,
+            accumulate_threads=accumulate_threads,
+            receivers=receivers,
+            verbs=verbs,
+            verbs_host=verbs_host,
+            verbs_port=verbs_port,
+        )
+        self._transports = ["shm"] * (unix is not False) + ["tcp"] * bool(listen)
+        if verbs != "off" and listen and not _smb.why_no_verbs():
+            self._transports.append("verbs")
+        closing.at_exit(self)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def url(self) -> str:
+        """What clients connect to."""
+        return self._native.url
+
+    @property
+    def urls(self) -> list[str]:
+        """Every address; that of the Unix socket comes last."""
+        return self._native.urls
+
+    @property
+    def transports(self) -> list[str]:
+        """By which clients can come: "shm", "tcp", "verbs"."""
+        return self._transports
+
+    @property
+    def closed(self) -> bool:
+        return self._native.closed
+
+    def stats(self) -> dict[str, Any]:
+        """As Box.stats(), and what the pool has (``pool``)."""
+        return readable(self._native.stats())
+
+    def drain(self, most: float = 5.0) -> None:
+        """Takes no further clients and requests, and returns when those that came are answered, or
+        after ``most`` seconds."""
+        self._native.drain(most)
+
+    def close(self) -> None:
+        """Ends the box; without a store all segments are gone. Does nothing the second time."""
+        self._native.close()

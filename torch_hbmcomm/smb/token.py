@@ -1,0 +1,82 @@
+"""Where a box's token comes from: never from a command line, which every user can list.
+
+In this order: the argument, HBMCOMM_TOKEN, the file that HBMCOMM_TOKEN_FILE names, and
+~/.config/hbmcomm/token. An empty token means that none is used.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+_BYTES = 32  # of randomness
+
+
+class Token(NamedTuple):
+    text: str
+    source: str
+    """Where it was found, in words."""
+
+
+def default_file() -> Path:
+    return Path.home() / ".config" / "hbmcomm" / "token"
+
+
+def find(token: str | None) -> Token:
+    """A client's. Raises FileNotFoundError when HBMCOMM_TOKEN_FILE names none."""
+    given = _given(token)
+    if given is not None:
+        return given
+    file = _named_file()
+    if file is not None:
+        return read(file)
+    return read(default_file()) if default_file().exists() else Token("", "none was found")
+
+
+def find_or_create(token: str | None) -> Token:
+    """A server's: where there is none, a random one is written to the file that was named, or to
+    the default one."""
+    given = _given(token)
+    if given is not None:
+        return given
+    return read_or_create(_named_file() or default_file())
+
+
+def read_or_create(file: Path) -> Token:
+    if file.exists():
+        return read(file)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # It comes to its name whole, and only if nobody was faster.
+    descriptor, temporary = tempfile.mkstemp(dir=file.parent)  # mode 0600
+    try:
+        with os.fdopen(descriptor, "w") as stream:
+            stream.write(secrets.token_hex(_BYTES) + "\n")
+        os.link(temporary, file)
+    except FileExistsError:
+        return read(file)
+    finally:
+        os.unlink(temporary)
+    return Token(read(file).text, f"{file} (made now)")
+
+
+def read(file: Path) -> Token:
+    text = file.read_text().strip()
+    if not text:
+        raise ValueError(f"the token file {file} is empty; remove it, and the box makes a new one")
+    return Token(text, str(file))
+
+
+def _given(token: str | None) -> Token | None:
+    if token is not None:
+        return Token(token, "given by the program")
+    if text := os.environ.get("HBMCOMM_TOKEN", ""):
+        return Token(text, "HBMCOMM_TOKEN")
+    return None
+
+
+def _named_file() -> Path | None:
+    name = os.environ.get("HBMCOMM_TOKEN_FILE", "")
+    return Path(name) if name else None

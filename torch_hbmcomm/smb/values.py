@@ -1,0 +1,86 @@
+"""What users write for keys, element types and sizes, as the native module takes it."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import re
+from typing import Any
+
+from torch_hbmcomm.bench.sizes import parse_bytes
+
+Halves = tuple[int, int]  # of a key: high and low 64 bits
+
+_HALF = 64
+_MOST = (1 << 2 * _HALF) - 1
+
+
+def key_of(key: int | str) -> int:
+    """The number of 128 bits that a key stands for.
+
+    An integer of 1 to 2**128 - 1 is the number itself; text of 32 hexadecimal digits is that
+    number; any other text is a name, and stands for its BLAKE2b hash.
+    """
+    if isinstance(key, str):
+        if not key:
+            raise ValueError("a key's name has at least one character")
+        if re.fullmatch(r"[0-9a-fA-F]{32}", key):
+            number = int(key, 16)
+        else:
+            number = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=16).digest(), "big")
+    else:
+        number = operator.index(key)
+    if not 0 < number <= _MOST:
+        raise ValueError(f"a key is a number of 1 to 2**128 - 1, not {key!r}")
+    return number
+
+
+def halves(key: int | str | None) -> Halves | None:
+    if key is None:
+        return None
+    number = key_of(key)
+    return number >> _HALF, number & ((1 << _HALF) - 1)
+
+
+def joined(key: Halves) -> int:
+    return key[0] << _HALF | key[1]
+
+
+def dtype_name(dtype: Any) -> str:
+    """``"float32"`` of itself, ``numpy.float32``, ``numpy.dtype("float32")`` or ``torch.float32``.
+
+    Whether a box can add elements of that type is the native module's to say.
+    """
+    if isinstance(dtype, str):
+        name = dtype
+    elif isinstance(dtype, type):
+        name = dtype.__name__
+    else:
+        name = getattr(dtype, "name", None) or str(dtype)
+    return name.removeprefix("torch.")
+
+
+def bytes_of(size: int | str) -> int:
+    """``4096`` or ``"64KiB"``. Raises ValueError for what is no positive size."""
+    if isinstance(size, str):
+        return parse_bytes(size)
+    count = operator.index(size)
+    if count <= 0:
+        raise ValueError(f"a size is a positive number of bytes, not {count}")
+    return count
+
+
+def index(name: str, value: int) -> int:
+    number = operator.index(value)
+    if number < 0:
+        raise ValueError(f"{name} is not negative: {number}")
+    return number
+
+
+def readable(stats: dict[str, Any]) -> dict[str, Any]:
+    """With keys as numbers, and sessions as hexadecimal digits."""
+    for row in stats["segment_table"]:
+        row["key"] = joined(row["key"])
+    for row in stats["client_table"]:
+        row["session"] = f"{joined(row['session']):032x}"
+    return stats
