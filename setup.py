@@ -30,7 +30,7 @@ else:
 
 os.environ["PATH"] = os.pathsep.join([ninja.BIN_DIR, os.environ["PATH"]])
 
-BOX_FOLDERS = {"box", "client", "link", "smb", "verbs"}
+BOX_FOLDERS = {"box", "client", "door", "link", "smb", "verbs"}
 
 
 class BuildNative(Builder):  # type: ignore[misc]  # one of two

@@ -13,7 +13,7 @@
 #include "box/service.h"
 #include "box/socket_path.h"
 #include "box/store.h"
-#include "box/stream_door.h"
+#include "door/stream_door.h"
 #include "smb/address.h"
 #include "verbs/load.h"
 

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "box/desk.h"
-#include "box/door_log.h"
+#include "door/log.h"
 #include "link/doorbell.h"
 #include "verbs/domain.h"
 #include "verbs/handshake.h"

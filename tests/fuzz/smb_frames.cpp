@@ -15,7 +15,7 @@
 #include <span>
 #include <vector>
 
-#include "box/stream_connection.h"
+#include "door/stream_connection.h"
 #include "smb/frame_stream.h"
 #include "smb_fake_desk.h"
 

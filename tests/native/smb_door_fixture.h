@@ -12,7 +12,7 @@
 #include <string>
 #include <thread>
 
-#include "box/stream_door.h"
+#include "door/stream_door.h"
 #include "smb_fake_desk.h"
 #include "smb_raw_client.h"
 

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "box/stream_door.h"
+#include "door/stream_door.h"
 #include "link/link.h"
 #include "smb/address.h"
 #include "smb/protocol.h"

@@ -77,3 +77,6 @@ class BoxProcess:
     ) -> None:
         if self.process.poll() is None:
             self.kill()
+        for url in self.introduction:  # what a killed box leaves behind
+            if url.startswith("smb+unix://"):
+                Path(url.removeprefix("smb+unix://")).unlink(missing_ok=True)

@@ -19,10 +19,10 @@
 #include <vector>
 
 #include "box/desk.h"
-#include "box/door_handshake.h"
-#include "box/door_lobby.h"
-#include "box/door_log.h"
-#include "box/door_loop.h"
+#include "door/handshake.h"
+#include "door/lobby.h"
+#include "door/log.h"
+#include "door/loop.h"
 #include "smb/frame_stream.h"
 #include "smb/protocol.h"
 

@@ -1,4 +1,4 @@
-#include "box/door_handshake.h"
+#include "door/handshake.h"
 
 #include <cstring>
 

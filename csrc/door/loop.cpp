@@ -1,4 +1,4 @@
-#include "box/door_loop.h"
+#include "door/loop.h"
 
 #include <pthread.h>
 #include <sys/epoll.h>

@@ -1,4 +1,4 @@
-#include "box/stream_door.h"
+#include "door/stream_door.h"
 
 #include <sys/epoll.h>
 #include <sys/resource.h>
@@ -10,8 +10,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "box/stream_connection.h"
-#include "box/stream_listener.h"
+#include "door/stream_connection.h"
+#include "door/stream_listener.h"
 
 namespace hbm::box {
 namespace {

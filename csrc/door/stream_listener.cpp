@@ -1,4 +1,4 @@
-#include "box/stream_listener.h"
+#include "door/stream_listener.h"
 
 #include <sys/epoll.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "box/door_lobby.h"
+#include "door/lobby.h"
 
 #include <iterator>
 

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "box/segment.h"
-#include "box/stream_connection.h"
+#include "door/stream_connection.h"
 #include "smb/socket.h"
 
 namespace hbm::box {

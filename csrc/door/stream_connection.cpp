@@ -1,4 +1,4 @@
-#include "box/stream_connection.h"
+#include "door/stream_connection.h"
 
 #include <sys/epoll.h>
 #include <sys/socket.h>

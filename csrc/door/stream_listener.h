@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "base/descriptor.h"
-#include "box/door_log.h"
-#include "box/door_loop.h"
-#include "box/stream_connection.h"
+#include "door/log.h"
+#include "door/loop.h"
+#include "door/stream_connection.h"
 #include "smb/address.h"
 
 namespace hbm::box {

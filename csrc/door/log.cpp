@@ -1,4 +1,4 @@
-#include "box/door_log.h"
+#include "door/log.h"
 
 #include <utility>
 
