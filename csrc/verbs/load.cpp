@@ -1,8 +1,10 @@
 #include "verbs/load.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <mutex>
 
 #include "base/error.h"
@@ -13,10 +15,14 @@ namespace {
 // "libhbm_verbs.so" in the folder of the module that this function is in.
 std::string beside_this_module() {
   Dl_info info{};
-  if (dladdr(reinterpret_cast<const void*>(&beside_this_module), &info) == 0) {
+  link_map* map = nullptr;
+  const auto here = reinterpret_cast<const void*>(&beside_this_module);
+  if (dladdr1(here, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) == 0) {
     return "libhbm_verbs.so";
   }
-  const std::string module = info.dli_fname;
+  // The program itself has no name there.
+  const std::string module =
+      *map->l_name != '\0' ? map->l_name : std::filesystem::read_symlink("/proc/self/exe").string();
   return module.substr(0, module.rfind('/') + 1) + "libhbm_verbs.so";
 }
 

@@ -60,6 +60,9 @@ class BoxProcess:
     def kill(self) -> None:
         self.process.kill()
         self.process.communicate()
+        for url in self.introduction:  # the next box would remove its socket, in a minute
+            if url.startswith("smb+unix://"):
+                Path(url.removeprefix("smb+unix://")).unlink(missing_ok=True)
 
     def terminate(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
@@ -77,6 +80,3 @@ class BoxProcess:
     ) -> None:
         if self.process.poll() is None:
             self.kill()
-        for url in self.introduction:  # what a killed box leaves behind
-            if url.startswith("smb+unix://"):
-                Path(url.removeprefix("smb+unix://")).unlink(missing_ok=True)

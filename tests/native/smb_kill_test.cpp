@@ -1,0 +1,147 @@
+// A box with a store that is killed 100 times at random moments, by SIGKILL, while clients sum into
+// one segment: afterwards every sum has been applied exactly once, and no client has seen an error.
+//
+// The box is a process of its own: this program, started again with HBM_KILL_TEST_STORE set.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "smb_client.h"
+#include "smb_server.h"
+
+extern char** environ;
+
+namespace hbm::client {
+namespace {
+
+constexpr int kKills = 100;
+constexpr uint64_t kNumbers = 200'000;  // int64: several chunks, shared by several threads
+constexpr smb::Id kTotal{.high = 0, .low = 1};
+
+[[noreturn]] void serve(const char* store, const char* listen) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  box::ServerOptions options;
+  options.listen = {listen};
+  options.socket_path = std::string(store) + ".socket";
+  options.memory = uint64_t{64} << 20;
+  options.store = store;
+  box::Server server(options);
+  const std::string line = server.url() + "\n";
+  if (write(STDOUT_FILENO, line.data(), line.size()) < 0) _exit(1);
+  for (;;) pause();
+}
+
+class BoxProcess {
+ public:
+  explicit BoxProcess(const std::string& store) : store_(store) { start("127.0.0.1:0"); }
+  ~BoxProcess() { end(); }
+
+  const std::string& url() const { return url_; }
+
+  void restart() {
+    end();
+    start(url_.substr(std::strlen("smb://")));
+  }
+
+ private:
+  void start(const std::string& listen) {
+    setenv("HBM_KILL_TEST_STORE", store_.c_str(), 1);
+    setenv("HBM_KILL_TEST_LISTEN", listen.c_str(), 1);
+    int out[2];
+    ASSERT_EQ(pipe2(out, O_CLOEXEC), 0);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
+    char self[] = "/proc/self/exe";
+    char* arguments[] = {self, nullptr};
+    ASSERT_EQ(posix_spawn(&pid_, self, &actions, nullptr, arguments, environ), 0);
+    posix_spawn_file_actions_destroy(&actions);
+    close(out[1]);
+    url_.clear();
+    for (char c = 0; read(out[0], &c, 1) == 1 && c != '\n';) url_ += c;
+    close(out[0]);
+    ASSERT_NE(url_, "") << "the box did not start";
+  }
+
+  void end() const {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+
+  const std::string store_;
+  std::string url_;
+  pid_t pid_ = 0;
+};
+
+std::byte* bytes_of(std::vector<int64_t>& numbers) {
+  return reinterpret_cast<std::byte*>(numbers.data());
+}
+
+TEST(SmbKill, EverySumIsAppliedOnce) {
+  const std::string store = testing::TempDir() + "smb_kill_" + std::to_string(getpid());
+  BoxProcess box(store);
+  const std::string url = box.url();
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE(seed);
+
+  std::atomic<bool> stop{false};
+  std::atomic<int64_t> sums{0};
+  std::vector<std::thread> clients;
+  for (const char* transport : {"shm", "tcp", "tcp"}) {
+    clients.emplace_back([&, transport] {
+      Client client({.url = url, .transport = parse_transport(transport)});
+      const Segment total = client.alloc({.size = 8 * (kNumbers + 1), .key = kTotal});
+      const Segment ones = client.alloc({.size = 8 * kNumbers});
+      std::vector<int64_t> values(kNumbers, 1);
+      client.write(ones, 0, bytes_of(values), 8 * kNumbers);
+      while (!stop) {
+        client.accumulate(total, ones, {.dtype = Dtype::kInt64, .bytes = 8 * kNumbers});
+        client.fetch_add(total, 8 * kNumbers, 1);
+        ++sums;
+      }
+    });
+  }
+  std::mt19937_64 random(seed);
+  for (int kills = 0; kills < kKills && !HasFatalFailure(); ++kills) {
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 40'000));
+    box.restart();
+  }
+  stop = true;
+  for (auto& client : clients) client.join();
+
+  Client reader({.url = url});
+  const Segment total =
+      reader.alloc({.size = 8 * (kNumbers + 1), .key = kTotal, .mode = smb::AllocMode::kAttach});
+  std::vector<int64_t> found(kNumbers + 1);
+  reader.read(total, 0, bytes_of(found), 8 * found.size());
+  EXPECT_GT(sums, 0);
+  EXPECT_EQ(std::ranges::count(found, sums.load()), static_cast<ptrdiff_t>(found.size()));
+  RecordProperty("sums", std::to_string(sums));
+  std::filesystem::remove_all(store);
+}
+
+}  // namespace
+}  // namespace hbm::client
+
+int main(int argc, char** argv) {
+  if (const char* store = std::getenv("HBM_KILL_TEST_STORE")) {
+    hbm::client::serve(store, std::getenv("HBM_KILL_TEST_LISTEN"));
+  }
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
