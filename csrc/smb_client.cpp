@@ -87,6 +87,11 @@ std::string Client::why_transport() const { return core_->dialer().why(); }
 
 Batch Client::batch() { return Batch(core_); }
 
+std::shared_ptr<void> Client::adopt(std::byte* memory, uint64_t bytes) {
+  core_->require_parent();
+  return core_->adoptions().add(memory, bytes);
+}
+
 Future Client::issue(OperationPointer operation, bool waits) {
   core_->issue({&operation, 1}, waits);
   return {core_, std::move(operation)};

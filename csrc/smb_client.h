@@ -138,6 +138,10 @@ class Client {
   void remove(const Segment& segment);
   Future remove_async(const Segment& segment);
 
+  // Transfers from and to this memory go without a copy where the transport would need one (verbs),
+  // until the pointer goes; the memory has to stay mapped as it is that long.
+  std::shared_ptr<void> adopt(std::byte* memory, uint64_t bytes);
+
   Batch batch();
   void ping();
   Stats stats();

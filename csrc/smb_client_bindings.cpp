@@ -121,6 +121,18 @@ PythonMemory part(const py::object& object, std::optional<uint64_t> size, bool w
   return memory;
 }
 
+// Memory that the client may keep registered, and which stays until it is not.
+struct Adopted {
+  PythonMemory memory;
+  std::shared_ptr<void> adoption;  // goes first
+};
+
+Adopted adopt(Client& client, const py::object& object) {
+  PythonMemory memory = memory_of(object, /*writable=*/true);
+  std::shared_ptr<void> adoption = client.adopt(memory.data, memory.bytes);
+  return {std::move(memory), std::move(adoption)};
+}
+
 void wait_for(client::Batch& batch, const client::Future& future) {
   batch.issue_and_wait_next();
   future.get();
@@ -214,6 +226,7 @@ void register_batch(py::module_& m) {
 }
 
 void register_client(py::module_& m) {
+  py::class_<Adopted>(m, "Adopted");
   py::class_<Client, std::shared_ptr<Client>>(m, "Client")
       .def(py::init(&connect), py::arg("url"), py::arg("token"), py::arg("transport"),
            py::arg("lanes"), py::arg("read_only"), py::arg("connect_timeout"),
@@ -230,6 +243,7 @@ void register_client(py::module_& m) {
            py::arg("source"))
       .def("free", &Client::free, py::arg("segment"), Unlocked())
       .def("remove", &Client::remove, py::arg("segment"), Unlocked())
+      .def("adopt", &adopt)
       .def("batch", &Client::batch)
       .def("ping", &Client::ping, Unlocked())
       .def("stats",

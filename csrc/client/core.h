@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "base/fork.h"
+#include "client/adoptions.h"
 #include "client/dialer.h"
 #include "client/error.h"
 #include "client/operation.h"
@@ -69,6 +70,8 @@ class Core {
   // The segment itself. Throws what an operation on the attachment would, and
   // Error(kUnsupported) where it is not mapped.
   std::shared_ptr<std::byte> memory(const Attachment& attachment);
+
+  Adoptions& adoptions() noexcept { return adoptions_; }
 
   void close(std::chrono::milliseconds patience);
   bool closed() const;
@@ -130,6 +133,7 @@ class Core {
   const ForkGuard fork_;
   std::atomic<uint32_t> next_handle_{1};
   link::Doorbell bell_;  // wakes the keeper
+  Adoptions adoptions_;
 
   std::mutex drive_;
   Operations posted_;  // guarded by drive_; in the order of posting

@@ -146,6 +146,7 @@ void Core::number(Operation& operation) {
 
 void Core::send(const Operations& operations) {
   posted_.insert(posted_.end(), operations.begin(), operations.end());
+  if (!operations.empty()) adoptions_.bring_to(*link_);
   for (const OperationPointer& operation : operations) {
     if (operation->is_transfer()) {
       operation->work.grant = operation->touches[0].attachment->grant.get();

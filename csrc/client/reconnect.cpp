@@ -95,6 +95,7 @@ void Core::resume(link::Opened& opened, std::vector<Renewal>& renewals, bool sam
     const Lock lock(mutex_);
     const bool same_contents = opened.joined.box == contents_;
     link_ = std::move(opened.link);
+    adoptions_.renew();
     session_ = opened.joined.session;
     contents_ = opened.joined.box;
     lease_ = std::chrono::milliseconds(opened.joined.lease_ms);

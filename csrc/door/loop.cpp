@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/signals.h"
+#include "base/spin.h"
 
 namespace hbm::box {
 namespace {
@@ -98,6 +99,7 @@ std::vector<std::shared_ptr<DoorLoop::Served>> DoorLoop::all() const {
 
 void DoorLoop::run() {
   std::array<epoll_event, 64> events;
+  bool busy = false;
   for (;;) {
     int most = tick_ ? tick_() : -1;
     {
@@ -109,7 +111,14 @@ void DoorLoop::run() {
       asked_.clear();
     }
     if (!turn_.empty()) most = 0;
-    const int ready = epoll_wait(epoll_.get(), events.data(), events.size(), most);
+    int ready = 0;
+    const auto wait = [&](int milliseconds) {
+      ready = epoll_wait(epoll_.get(), events.data(), events.size(), milliseconds);
+      return ready != 0;
+    };
+    // Who has just sent something is likely to send more.
+    if (!busy || !spin([&] { return wait(0); })) wait(most);
+    busy = ready > 0;
 
     Turn turn;
     turn.swap(turn_);

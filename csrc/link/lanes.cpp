@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/signals.h"
+#include "base/spin.h"
 #include "link/grant_request.h"
 
 namespace hbm::link {
@@ -118,7 +119,15 @@ void Lanes::progress(nanoseconds most) {
 bool Lanes::turn(Deadline deadline) {
   if (!more_) {
     std::array<pollfd, 2> polled = {{{first().fd(), first().events(), 0}, {bell_.fd(), POLLIN, 0}}};
-    sleep_on(polled, std::max(deadline - steady_clock::now(), nanoseconds(0)));
+    const auto look = [&] {
+      sleep_on(polled, nanoseconds(0));
+      return polled[0].revents != 0 || polled[1].revents != 0;
+    };
+    if (steady_clock::now() >= deadline) {
+      look();
+    } else if (!spin(look)) {
+      sleep_on(polled, std::max(deadline - steady_clock::now(), nanoseconds(0)));
+    }
     more_ = (polled[0].revents & ~POLLOUT) != 0;
     if (polled[1].revents != 0) {
       bell_.clear();

@@ -129,6 +129,25 @@ TEST_P(SmbConformance, ReadsGiveWhatWasWritten) {
   }
 }
 
+TEST_P(SmbConformance, AdoptedMemoryHoldsTheSameBytes) {
+  const auto client = connect();
+  constexpr uint64_t kSize = 3 * kChunk + 1;
+  const Segment segment = client->alloc({.size = kSize});
+  for (int round = 0; round < 3; ++round) {
+    auto bytes = random_bytes(kSize, std::random_device()());
+    std::vector<std::byte> back(kSize);
+    std::shared_ptr<void> adopted = client->adopt(bytes.data(), bytes.size());
+    const auto also = client->adopt(back.data(), back.size());
+    client->write(segment, 0, bytes.data(), kSize);
+    adopted.reset();
+    client->read(segment, 0, back.data(), kSize);
+    ASSERT_EQ(back, bytes);
+    client->write(segment, 1, bytes.data(), 100);  // known no more, and still right
+    client->read(segment, 1, back.data(), 100);
+    ASSERT_TRUE(std::equal(back.begin(), back.begin() + 100, bytes.begin()));
+  }
+}
+
 TEST_P(SmbConformance, RangesTouchNothingElse) {
   const auto client = connect();
   constexpr uint64_t kSize = 3 * kChunk + 5;

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -92,6 +93,13 @@ std::byte* bytes_of(std::vector<int64_t>& numbers) {
   return reinterpret_cast<std::byte*>(numbers.data());
 }
 
+ClientOptions options_for(const std::string& url, const std::string& transport) {
+  ClientOptions options;
+  options.url = url;
+  options.transport = parse_transport(transport);
+  return options;
+}
+
 TEST(SmbKill, EverySumIsAppliedOnce) {
   const std::string store = testing::TempDir() + "smb_kill_" + std::to_string(getpid());
   BoxProcess box(store);
@@ -99,16 +107,19 @@ TEST(SmbKill, EverySumIsAppliedOnce) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE(seed);
 
+  constexpr const char* kTransports[] = {"shm", "tcp", "tcp"};
+  std::barrier ready(std::size(kTransports) + 1);
   std::atomic<bool> stop{false};
   std::atomic<int64_t> sums{0};
   std::vector<std::thread> clients;
-  for (const char* transport : {"shm", "tcp", "tcp"}) {
+  for (const char* transport : kTransports) {
     clients.emplace_back([&, transport] {
-      Client client({.url = url, .transport = parse_transport(transport)});
+      Client client(options_for(url, transport));
       const Segment total = client.alloc({.size = 8 * (kNumbers + 1), .key = kTotal});
       const Segment ones = client.alloc({.size = 8 * kNumbers});
       std::vector<int64_t> values(kNumbers, 1);
       client.write(ones, 0, bytes_of(values), 8 * kNumbers);
+      ready.arrive_and_wait();
       while (!stop) {
         client.accumulate(total, ones, {.dtype = Dtype::kInt64, .bytes = 8 * kNumbers});
         client.fetch_add(total, 8 * kNumbers, 1);
@@ -116,6 +127,7 @@ TEST(SmbKill, EverySumIsAppliedOnce) {
       }
     });
   }
+  ready.arrive_and_wait();
   std::mt19937_64 random(seed);
   for (int kills = 0; kills < kKills && !HasFatalFailure(); ++kills) {
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 40'000));
@@ -124,7 +136,7 @@ TEST(SmbKill, EverySumIsAppliedOnce) {
   stop = true;
   for (auto& client : clients) client.join();
 
-  Client reader({.url = url});
+  Client reader(options_for(url, "auto"));
   const Segment total =
       reader.alloc({.size = 8 * (kNumbers + 1), .key = kTotal, .mode = smb::AllocMode::kAttach});
   std::vector<int64_t> found(kNumbers + 1);
