@@ -49,6 +49,8 @@ class BuildNative(Builder):  # type: ignore[misc]  # one of two
             sys.exit(missing)
         box_build.build(self.box_temp, quiet=not self.distribution.verbose)
         super().run()
+        root = ROOT if self.inplace else Path(self.build_lib)
+        box_build.put_header(root / "torch_hbmcomm", in_place=bool(self.inplace))
 
     def build_extension(self, ext: Extension) -> None:
         if ext.name in box_build.PRODUCTS:

@@ -95,8 +95,18 @@ PythonMemory tensor_memory(const py::object& tensor) {
 }
 
 bool get_view(const py::object& object, bool writable, Py_buffer& view) {
-  const int flags = PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
+  const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
   return PyObject_GetBuffer(object.ptr(), &view, flags) == 0;
+}
+
+// Whether a buffer's format has an element of type O; what stands between colons is a field's name.
+bool has_objects(const char* format) {
+  bool in_name = false;
+  for (; format != nullptr && *format != 0; ++format) {
+    if (*format == ':') in_name = !in_name;
+    if (*format == 'O' && !in_name) return true;
+  }
+  return false;
 }
 
 PythonMemory buffer_memory(const py::object& object, bool writable) {
@@ -112,6 +122,12 @@ PythonMemory buffer_memory(const py::object& object, bool writable) {
                   "the memory of this " + type_name(object) + " cannot be used: " + error.what() +
                       "; it must be C-contiguous" + (writable ? " and writable" : ""));
     }
+  }
+  if (has_objects(held.view.format)) {
+    held.release();
+    throw py::type_error("this " + type_name(object) +
+                         " is of Python objects, whose addresses mean nothing in a box: convert it "
+                         "to numbers, as by numpy.asarray(..., dtype=\"float64\")");
   }
   return {static_cast<std::byte*>(held.view.buf), static_cast<uint64_t>(held.view.len), hold(held)};
 }

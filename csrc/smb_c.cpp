@@ -210,7 +210,12 @@ void shm_free(void* ptr) {
       copy = std::move(found->second);
       process().copies.erase(found);
     }
-    if (copy->segment.created()) client->remove(copy->segment);
+    try {
+      if (copy->segment.created()) client->remove(copy->segment);
+    } catch (...) {  // as when another process took the key away first
+      client->free(copy->segment);
+      throw;
+    }
     client->free(copy->segment);
     return 0;
   });

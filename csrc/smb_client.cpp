@@ -1,5 +1,6 @@
 #include "smb_client.h"
 
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -7,6 +8,18 @@
 #include "client/requests.h"
 
 namespace hbm::client {
+namespace {
+
+void never_issued(const std::vector<OperationPointer>& operations, const std::string& why) {
+  for (const OperationPointer& operation : operations) {
+    if (operation->issued.load(std::memory_order_acquire)) continue;
+    operation->hold.reset();
+    operation->failure = {ErrorKind::kInvalid, {}, operation->text() + " was never issued: " + why};
+    operation->settle();
+  }
+}
+
+}  // namespace
 
 Segment::Segment(std::shared_ptr<Core> core, std::shared_ptr<Attachment> attachment)
     : core_(std::move(core)), attachment_(std::move(attachment)) {}
@@ -35,6 +48,7 @@ int64_t Future::get() const {
 }
 
 Batch::Batch(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+Batch::~Batch() { never_issued(collected_, "its batch was given up"); }
 
 const std::shared_ptr<Attachment>& Batch::mine(const Segment& segment) const {
   if (segment.core_ != core_) {
@@ -69,8 +83,18 @@ Future Batch::fetch_add(const Segment& segment, uint64_t offset, int64_t addend)
   return keep(fetch_add_request(mine(segment), offset, addend));
 }
 
-void Batch::issue() { core_->issue(std::exchange(collected_, {}), false); }
-void Batch::issue_and_wait_next() { core_->issue(std::exchange(collected_, {}), true); }
+void Batch::issue() { hand_over(false); }
+void Batch::issue_and_wait_next() { hand_over(true); }
+
+void Batch::hand_over(bool waits) {
+  const std::vector<OperationPointer> operations = std::exchange(collected_, {});
+  try {
+    core_->issue(operations, waits);
+  } catch (const std::exception& error) {
+    never_issued(operations, error.what());
+    throw;
+  }
+}
 
 Client::Client(const ClientOptions& options) : core_(std::make_shared<Core>(options)) {}
 

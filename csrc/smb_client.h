@@ -56,7 +56,7 @@ class Segment {
   std::shared_ptr<Attachment> attachment_;
 };
 
-// An operation that was issued.
+// An operation that was issued, or will be: wait() and get() throw Error(kInvalid) before it is.
 class Future {
  public:
   bool done() const noexcept;
@@ -82,6 +82,10 @@ class Future {
 // that memory alive, and a write's unchanged, until then.
 class Batch {
  public:
+  ~Batch();  // what it did not issue fails
+  Batch(Batch&&) = default;
+  Batch& operator=(Batch&&) = delete;
+
   Future read(const Segment& segment, uint64_t offset, std::byte* local, uint64_t bytes,
               std::shared_ptr<const void> hold = nullptr);
   Future write(const Segment& segment, uint64_t offset, const std::byte* local, uint64_t bytes,
@@ -90,7 +94,8 @@ class Batch {
   Future fetch_add(const Segment& segment, uint64_t offset, int64_t addend);
 
   // Issues what was collected since the last time, in that order, and does not wait for it.
-  // Throws, with nothing issued, when the client is closed or one of the segments was freed.
+  // Throws, with nothing issued, when the client is closed or one of the segments was freed; all of
+  // them fail then.
   void issue();
 
   // The same for a caller that waits for the futures next, and so can drive them itself.
@@ -101,6 +106,7 @@ class Batch {
   explicit Batch(std::shared_ptr<Core> core);
   const std::shared_ptr<Attachment>& mine(const Segment& segment) const;
   Future keep(std::shared_ptr<Operation> operation);
+  void hand_over(bool waits);
 
   std::shared_ptr<Core> core_;
   std::vector<std::shared_ptr<Operation>> collected_;
@@ -147,7 +153,8 @@ class Client {
   Stats stats();
 
   // Waits up to `patience` for what is unfinished while the connection stands, ends the session,
-  // and fails what is left. Does nothing the second time.
+  // and fails what is left. Does nothing the second time. What `while_waiting` throws ends the
+  // patience, and comes out once all is closed.
   void close(std::chrono::milliseconds patience = std::chrono::seconds(5));
   bool closed() const;
 

@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -21,8 +22,16 @@ namespace {
 using client::Client;
 using Unlocked = py::call_guard<py::gil_scoped_release>;
 
-std::chrono::milliseconds milliseconds(double seconds) {
-  return std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(seconds));
+// A time that is longer than anybody lives is that long.
+std::chrono::milliseconds milliseconds(const char* name, double seconds) {
+  if (!(seconds >= 0)) {
+    throw Error(ErrorKind::kInvalid, std::string(name) +
+                                         " is a number of seconds and not negative, not " +
+                                         std::to_string(seconds));
+  }
+  constexpr std::chrono::duration<double> kLongest = std::chrono::hours(24 * 365 * 100);
+  return std::chrono::ceil<std::chrono::milliseconds>(
+      std::min(std::chrono::duration<double>(seconds), kLongest));
 }
 
 // Lets a signal's handler run, and what it raises end the wait.
@@ -41,9 +50,9 @@ std::shared_ptr<Client> connect(const std::string& url, const std::string& token
       .transport = client::parse_transport(transport),
       .lanes = lanes,
       .read_only = read_only,
-      .connect_timeout = milliseconds(connect_timeout),
-      .reconnect_timeout = milliseconds(reconnect_timeout),
-      .timeout = milliseconds(timeout.value_or(0)),
+      .connect_timeout = milliseconds("connect_timeout", connect_timeout),
+      .reconnect_timeout = milliseconds("reconnect_timeout", reconnect_timeout),
+      .timeout = milliseconds("timeout", timeout.value_or(0)),
       .while_waiting = &look_for_signals,
   };
   const py::gil_scoped_release unlocked;
@@ -91,7 +100,7 @@ struct PythonFuture {
     bool done = false;
     {
       const py::gil_scoped_release unlocked;
-      const auto most = timeout ? std::chrono::nanoseconds(milliseconds(*timeout))
+      const auto most = timeout ? std::chrono::nanoseconds(milliseconds("timeout", *timeout))
                                 : std::chrono::nanoseconds::max();
       done = future.wait(most);
     }
@@ -256,7 +265,8 @@ void register_client(py::module_& m) {
              return stats_dict(stats);
            })
       .def(
-          "close", [](Client& client, double patience) { client.close(milliseconds(patience)); },
+          "close",
+          [](Client& client, double patience) { client.close(milliseconds("patience", patience)); },
           py::arg("patience"), Unlocked());
 }
 

@@ -13,7 +13,17 @@ import pybind11
 SOURCE = Path(__file__).resolve().parent.parent / "csrc"
 
 LIBRARIES = ["libhbm_verbs", "libhbmsmb"]
+HEADER = SOURCE / "smb.h"  # for C programs that link libhbmsmb
 PRODUCTS = [f"torch_hbmcomm.{name}" for name in ["_smb", *LIBRARIES]]
+
+
+def put_header(package: Path, *, in_place: bool) -> None:
+    """Copies it to `package`/include; in a source tree (`in_place`) git does not see it there."""
+    folder = package / "include"
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(HEADER, folder)
+    if in_place:
+        (folder / ".gitignore").write_text("*\n")
 
 
 def build(folder: Path, *, quiet: bool) -> None:

@@ -74,6 +74,9 @@ class Desk {
   // that are there: the verbs door registers their memory. It may throw Error: the request fails.
   // REQUIRES: no client has come in yet.
   virtual void on_new_segment(std::function<void(Segment&)> action) = 0;
+
+  // The client has left, or its lease is over: nothing but refusals will come of its connections.
+  virtual bool ended(const std::shared_ptr<Session>& /*session*/) const { return false; }
 };
 
 // A way in. Its threads end in the destructor, and no Answer is used after it.

@@ -156,7 +156,7 @@ Journal::Contents Journal::read(const std::string& path) {
 }
 
 Journal::Journal(const std::string& path, bool sync, const std::vector<Entry>& live)
-    : path_(path), sync_(sync) {
+    : path_(path), sync_(sync), named_(!sync) {
   const std::string fresh = path + ".new";
   file_ = open_file(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND);
   std::vector<std::byte> bytes(sizeof(Head));
@@ -167,7 +167,8 @@ Journal::Journal(const std::string& path, bool sync, const std::vector<Entry>& l
     bytes.insert(bytes.end(), record.begin(), record.end());
   }
   write_file(file_.get(), bytes.data(), bytes.size(), fresh);
-  replace_file(fresh, path, sync);
+  if (sync) sync_file(file_.get(), fresh);
+  replace_file(fresh, path, false);  // the last that fails: the old journal is gone from here on
   size_ = bytes.size();
   records_ = live.size();
 }
@@ -177,6 +178,8 @@ void Journal::created(const Entry& entry) { append(framed(created_of(entry))); }
 void Journal::deleted(uint64_t serial) { append(framed(Deleted{serial})); }
 
 void Journal::append(std::span<const std::byte> record) {
+  if (!named_) sync_directory(std::filesystem::path(path_).parent_path());
+  named_ = true;
   try {
     write_file(file_.get(), record.data(), record.size(), path_);
     if (sync_) sync_file(file_.get(), path_);

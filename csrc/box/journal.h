@@ -58,6 +58,7 @@ class Journal {
 
   const std::string path_;
   const bool sync_;
+  bool named_;  // the disk knows the file by its name, not an old one that says the same
   Descriptor file_;
   uint64_t size_ = 0;  // bytes
   uint64_t records_ = 0;

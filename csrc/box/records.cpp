@@ -167,19 +167,29 @@ void Records::save(const void* at, uint64_t bytes) {
 }
 
 SessionRecord& Records::open_session(const smb::Id& id) {
+  SessionRecord& opened = take_session();
+  opened.id = id;
+  opened.applied.store(0, std::memory_order_relaxed);
+  std::fill(std::begin(opened.outcomes), std::end(opened.outcomes), Outcome());
+  opened.used.store(1, std::memory_order_release);
+  try {
+    save(&opened, sizeof opened);
+  } catch (const Error&) {
+    release_session(opened);
+    throw;
+  }
+  return opened;
+}
+
+SessionRecord& Records::take_session() {
   const std::lock_guard lock(mutex_);
   if (free_sessions_.empty()) {
     throw Error(ErrorKind::kExhausted, "the box has all of its " + std::to_string(sizes_.sessions) +
                                            " sessions; close clients, or start it with more");
   }
-  SessionRecord& opened = session(free_sessions_.back());
+  SessionRecord& taken = session(free_sessions_.back());
   free_sessions_.pop_back();
-  opened.id = id;
-  opened.applied.store(0, std::memory_order_relaxed);
-  std::fill(std::begin(opened.outcomes), std::end(opened.outcomes), Outcome());
-  opened.used.store(1, std::memory_order_release);
-  save(&opened, sizeof opened);
-  return opened;
+  return taken;
 }
 
 void Records::release_session(SessionRecord& session) {

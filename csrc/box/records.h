@@ -56,7 +56,8 @@ class Records {
   const RecordSizes& sizes() const noexcept { return sizes_; }
   bool sync() const noexcept { return sync_; }
 
-  // A record for a new session. Throws Error(kExhausted) when all are in use.
+  // A record for a new session. Throws Error(kExhausted) when all are in use, Error(kUnavailable)
+  // when the disk fails.
   SessionRecord& open_session(const smb::Id& id);
 
   // REQUIRES: none of the session's requests is being carried out.
@@ -89,7 +90,8 @@ class Records {
   SessionRecord& session(uint32_t index) const;
   Recorded recorded(uint32_t index) const;
   void require_disk() const;
-  void save(const void* at, uint64_t bytes);  // under `sync`
+  SessionRecord& take_session();
+  void save(const void* at, uint64_t bytes);  // under `sync`; REQUIRES: mutex_ is free
 
   const RecordSizes sizes_;
   const bool sync_;

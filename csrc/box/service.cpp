@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <string>
 #include <utility>
 
+#include "base/log.h"
 #include "box/refusal.h"
 #include "box/reply.h"
 
@@ -81,19 +83,34 @@ void Service::serve_one(Session& session) {
 
 Reply Service::carry_out(Session& session, const Request& request) {
   if (closing_.load(std::memory_order_acquire)) return refused(smb::Status::kClosing, kClosing);
-  if (request.opcode != smb::Opcode::kStats) {
-    return requests_.carry_out(session, request.opcode, request.body);
-  }
+  if (request.opcode == smb::Opcode::kStats) return stats(session, request.body);
+  return requests_.carry_out(session, request.opcode, request.body);
+}
+
+Reply Service::stats(const Session& session, std::span<const std::byte> body) const {
   smb::StatsQuery query;
-  std::memcpy(&query, request.body.data(), sizeof query);
+  std::memcpy(&query, body.data(), sizeof query);
   Reply reply;
-  reply.payload = page(statistics(), query);
+  try {
+    reply.payload = page(statistics(), query, {session.identity().id, session.keys(), salt_});
+  } catch (const std::exception& error) {
+    log::error(std::string("cannot tell a client the statistics: ") + error.what());
+    return refused(smb::Status::kInternal, error.what());
+  }
   return reply;
 }
 
 void Service::expire(const std::shared_ptr<Session>& session) {
-  if (session->push({smb::Opcode::kLeave, {}, [](const Reply&) {}})) schedule(session);
+  bool first = false;
+  try {
+    first = session->push({smb::Opcode::kLeave, {}, [](const Reply&) {}});
+  } catch (const Refusal&) {
+    return;  // its client has just left by itself
+  }
+  if (first) schedule(session);
 }
+
+bool Service::ended(const std::shared_ptr<Session>& session) const { return session->ended(); }
 
 Access Service::access(const std::shared_ptr<Session>& session, const smb::Transfer& transfer,
                        bool writing) {

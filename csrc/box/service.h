@@ -26,6 +26,7 @@
 #include "box/store.h"
 #include "box/tally.h"
 #include "memory/pool.h"
+#include "smb/proof.h"
 
 namespace hbm::box {
 
@@ -51,8 +52,9 @@ class Service final : public Desk {
   Access access(const std::shared_ptr<Session>& session, const smb::Transfer& transfer,
                 bool writing) override;
   void on_new_segment(std::function<void(Segment&)> action) override;
+  bool ended(const std::shared_ptr<Session>& session) const override;
 
-  Statistics statistics() const;
+  Statistics statistics() const;  // with all ids and keys: not for clients
 
   // From here on everything is answered with kClosing, also what waits in the ring. Returns when
   // the requests that were being carried out are answered.
@@ -63,11 +65,13 @@ class Service final : public Desk {
   void handle(std::shared_ptr<Session> session);
   void serve_one(Session& session);
   Reply carry_out(Session& session, const Request& request);
+  Reply stats(const Session& session, std::span<const std::byte> body) const;
   void expire(const std::shared_ptr<Session>& session);
 
   Store& store_;
   const memory::Pool& pool_;
   const Clock::time_point start_ = Clock::now();
+  const smb::Nonce salt_ = smb::random_nonce();  // of what clients see of each other
   std::atomic<bool> closing_{false};
   Tally totals_;
   Registry registry_;

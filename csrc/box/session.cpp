@@ -78,6 +78,13 @@ size_t Session::attachments() const {
   return attachments_.size();
 }
 
+std::set<smb::Id> Session::keys() const {
+  const std::lock_guard lock(mutex_);
+  std::set<smb::Id> keys;
+  for (const auto& [handle, attachment] : attachments_) keys.insert(attachment.segment->key);
+  return keys;
+}
+
 smb::ClientStats Session::statistics(Clock::time_point now) const {
   const auto idle = std::chrono::duration_cast<std::chrono::milliseconds>(now - seen());
   return {.session = identity_.id,

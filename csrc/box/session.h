@@ -13,6 +13,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -80,6 +81,7 @@ class Session {
   Attachment detach(uint32_t handle);
   std::vector<Attachment> detach_all();
   size_t attachments() const;
+  std::set<smb::Id> keys() const;  // of what is attached
 
   bool ended() const noexcept {
     return ended_.load(std::memory_order_acquire);

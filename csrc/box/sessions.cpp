@@ -1,10 +1,12 @@
 #include "box/sessions.h"
 
 #include <algorithm>
+#include <exception>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "box/refusal.h"
 #include "smb/proof.h"
 
@@ -123,7 +125,13 @@ std::vector<std::shared_ptr<Session>> Sessions::all() const {
 void Sessions::watch() {
   std::unique_lock lock(mutex_);
   while (!closing_) {
-    const Clock::time_point next = expire();
+    Clock::time_point next = Clock::now() + options_.lease;
+    try {
+      next = expire();
+    } catch (const std::exception& error) {
+      log::error(std::string("cannot end a session whose lease is over, and will try again: ") +
+                 error.what());
+    }
     if (!settled_ && Clock::now() >= start_ + 2 * options_.lease) {
       settled_ = true;
       lock.unlock();

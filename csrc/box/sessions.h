@@ -29,7 +29,8 @@ class Sessions {
   struct Options {
     std::chrono::milliseconds lease{30'000};
     size_t most = 4096;
-    // The lease of a session is over: ends it. Called with the lock held, by the timer's thread.
+    // The lease of a session is over: ends it. Called with the lock held, by the timer's thread;
+    // when it throws, it is called again a lease later.
     std::function<void(const std::shared_ptr<Session>&)> expired;
     // The clients of a box that was restarted have had the time to come back. Called once, by the
     // timer's thread.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <set>
 #include <vector>
 
 #include "smb/protocol.h"
@@ -16,8 +17,16 @@ struct Statistics {
   std::vector<smb::SegmentStats> segments;
 };
 
+// For whom a page is, and so whose ids it may show; the others' are fingerprints (smb/proof.h).
+struct Reader {
+  smb::Id session;
+  std::set<smb::Id> keys;  // of what it attached
+  smb::Nonce salt{};       // of the fingerprints
+};
+
 // The payload of a reply to kStats: the totals, and as many rows as fit from where the query
-// starts, clients first.
-std::vector<std::byte> page(const Statistics& statistics, const smb::StatsQuery& query);
+// starts, clients first. Throws Error(kUnavailable) when OpenSSL fails.
+std::vector<std::byte> page(const Statistics& statistics, const smb::StatsQuery& query,
+                            const Reader& reader);
 
 }  // namespace hbm::box

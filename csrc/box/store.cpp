@@ -2,9 +2,13 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
+#include <exception>
 #include <utility>
 
+#include "base/error.h"
 #include "base/log.h"
+#include "box/descriptors.h"
 #include "box/files.h"
 #include "box/recovery.h"
 #include "box/stored_segment.h"
@@ -12,9 +16,6 @@
 
 namespace hbm::box {
 namespace {
-
-// Records of segments that are gone, which a journal may have before it is written anew.
-constexpr uint64_t kDeadRecords = 1 << 16;
 
 uint64_t bytes_of(const std::string& path) {
   return file_bytes(open_file(path, O_RDONLY).get(), path);
@@ -103,14 +104,26 @@ std::shared_ptr<Segment> Store::segment(const Creation& creation,
   return segment;
 }
 
+// Before a file is made, for which any number of bytes may be too many.
+void Store::require_room(uint64_t bytes) const {
+  const memory::PoolStats pool = pool_->stats();
+  if (bytes <= pool.largest_free) return;
+  throw Error(ErrorKind::kExhausted,
+              "cannot allocate " + std::to_string(bytes) + " bytes: the pool holds " +
+                  std::to_string(pool.capacity) + ", of which " + std::to_string(pool.used) +
+                  " are in use, and could give one segment " + std::to_string(pool.largest_free));
+}
+
 std::shared_ptr<Segment> Store::create(const Creation& creation) {
+  require_descriptor();
   if (!durable()) return segment(creation, pool_->allocate(creation.size), nullptr);
+  require_room(creation.size);
   const uint64_t serial = next_serial_.fetch_add(1, std::memory_order_relaxed);
   const std::string path = directory_->segment_file(creation.key, serial);
   const auto stored = std::make_shared<StoredSegment>(serial, path);
   try {
     Descriptor file = directory_->make_segment(path, creation.size);
-    // The pool's limit comes before the disk's.
+    // The pool's limit comes before the disk's, also when others allocate meanwhile.
     const auto block = pool_->map(std::move(file), creation.size);
     directory_->reserve_segment(block->fd(), path, creation.size);
     const std::lock_guard lock(mutex_);
@@ -129,13 +142,22 @@ void Store::remove(const Segment& segment) {
   journal_->deleted(segment.stored->serial);
   live_.erase(segment.stored->serial);
   segment.stored->remove_at_end();
-  if (journal_->records() > live_.size() * 2 + kDeadRecords) compact();
+  if (journal_->records() > std::max(live_.size() * 2 + options_.dead_records, compact_at_))
+    compact();
 }
 
-void Store::compact() {
-  std::vector<Journal::Entry> live;
-  for (const auto& [serial, creation] : live_) live.push_back({serial, creation});
-  journal_ = std::make_unique<Journal>(directory_->journal(), options_.sync, live);
+// A failure costs nothing but room on the disk: the old journal goes on.
+void Store::compact() noexcept {
+  try {
+    std::vector<Journal::Entry> live;
+    for (const auto& [serial, creation] : live_) live.push_back({serial, creation});
+    journal_ = std::make_unique<Journal>(directory_->journal(), options_.sync, live);
+    compact_at_ = 0;
+  } catch (const std::exception& error) {
+    log::error(std::string("cannot shorten the journal of the store, which goes on growing: ") +
+               error.what());
+    compact_at_ = journal_->records() + options_.dead_records;
+  }
 }
 
 std::vector<std::shared_ptr<Segment>> Store::take_found() { return std::exchange(found_, {}); }

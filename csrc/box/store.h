@@ -37,6 +37,8 @@ struct StoreOptions {
   std::string directory;  // made if it is not there; empty: none, all is lost with the process
   bool sync = false;
   RecordSizes records;
+  // Records of segments that are gone, which the journal may have before it is written anew.
+  uint64_t dead_records = 1 << 16;
 };
 
 class Store {
@@ -60,8 +62,8 @@ class Store {
   std::vector<std::shared_ptr<Segment>> take_found();
 
   // A new segment, full of zeros. REQUIRES: no segment has its key.
-  // Throws Error(kExhausted) when the pool or the disk cannot hold it, Error(kUnavailable) when the
-  // kernel refuses.
+  // Throws Error(kExhausted) when the pool, the disk or the limit on open files cannot hold it,
+  // Error(kUnavailable) when the kernel refuses.
   std::shared_ptr<Segment> create(const Creation& creation);
 
   // The segment's key is gone, for good. Its memory, and its file, go with the last pointer to it.
@@ -75,7 +77,8 @@ class Store {
   static std::shared_ptr<Segment> segment(const Creation& creation,
                                           std::shared_ptr<memory::Block> block,
                                           std::shared_ptr<StoredSegment> stored);
-  void compact();
+  void require_room(uint64_t bytes) const;
+  void compact() noexcept;
 
   const StoreOptions options_;
   const std::shared_ptr<memory::Pool> pool_;
@@ -88,6 +91,7 @@ class Store {
   std::mutex mutex_;  // guards all below
   std::unique_ptr<Journal> journal_;
   std::map<uint64_t, Creation> live_;  // by serial
+  uint64_t compact_at_ = 0;            // records; not before, as it failed
 };
 
 }  // namespace hbm::box

@@ -14,6 +14,22 @@ namespace {
 
 constexpr auto kInterruptPeriod = std::chrono::milliseconds(100);
 
+constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 365 * 100);
+
+// So that a point in time that is this far away can be told.
+std::chrono::milliseconds bounded(const char* name, std::chrono::milliseconds time) {
+  if (time.count() >= 0) return std::min(time, kForever);
+  throw Error(ErrorKind::kInvalid,
+              std::string(name) + " is not negative: " + std::to_string(time.count()) + " ms");
+}
+
+ClientOptions bounded(ClientOptions options) {
+  options.connect_timeout = bounded("connect_timeout", options.connect_timeout);
+  options.reconnect_timeout = bounded("reconnect_timeout", options.reconnect_timeout);
+  options.timeout = bounded("timeout", options.timeout);
+  return options;
+}
+
 std::string time_text(std::chrono::system_clock::time_point time) {
   const std::time_t seconds = std::chrono::system_clock::to_time_t(time);
   std::tm local{};
@@ -25,7 +41,7 @@ std::string time_text(std::chrono::system_clock::time_point time) {
 
 }  // namespace
 
-Core::Core(const ClientOptions& options) : options_(options), dialer_(options) {
+Core::Core(const ClientOptions& options) : options_(bounded(options)), dialer_(options_) {
   link::Opened opened = dialer_.dial();
   link_ = std::move(opened.link);
   session_ = opened.joined.session;
@@ -52,7 +68,10 @@ void Core::issue(std::span<const OperationPointer> operations, bool waits) {
     for (const OperationPointer& operation : operations) check(*operation);
     const auto deadline =
         options_.timeout.count() > 0 ? Clock::now() + options_.timeout : Clock::time_point::max();
-    for (const OperationPointer& operation : operations) add(operation, deadline);
+    for (const OperationPointer& operation : operations) {
+      operation->issued.store(true, std::memory_order_release);
+      add(operation, deadline);
+    }
   }
   if (waits) return;
   if (Lock drive(drive_, std::try_to_lock); drive) {
@@ -111,6 +130,13 @@ void Core::enqueue(const std::vector<Operation*>& ready) {
     auto& queue = mapped ? copies_ : operation->is_sequenced() ? sequenced_ : ready_;
     queue.push_back(*operation->place);
   }
+}
+
+Failure Core::late(const Operation& operation) const {
+  const char* doubt = operation.number > 0 ? "; it may or may not have been carried out" : "";
+  return failure(BoxError::Cause::kTimeout, operation.text() + ": not done within " +
+                                                std::to_string(options_.timeout.count()) + " ms" +
+                                                doubt);
 }
 
 void Core::fail(Operation& operation, Failure failure) {
@@ -172,6 +198,10 @@ std::string Core::outage() const {
 
 bool Core::wait(Operation& operation, Clock::time_point until) {
   require_parent();
+  if (!operation.settled() && !operation.issued.load(std::memory_order_acquire)) {
+    throw Error(ErrorKind::kInvalid,
+                operation.text() + ": it was not issued yet; wait for it after its batch");
+  }
   bool told = false;
   while (!operation.settled()) {
     const auto now = Clock::now();
@@ -194,8 +224,9 @@ bool Core::wait(Operation& operation, Clock::time_point until) {
 }
 
 bool Core::has_work() const {
-  return state_ == State::kUp && (in_flight_ > 0 || !outstanding_.empty() || !ready_.empty() ||
-                                  !sequenced_.empty() || !copies_.empty());
+  return state_ == State::kUp && !stopping_ &&
+         (in_flight_ > 0 || !outstanding_.empty() || !ready_.empty() || !sequenced_.empty() ||
+          !copies_.empty());
 }
 
 void Core::wake_driver() {
@@ -237,16 +268,37 @@ std::shared_ptr<std::byte> Core::memory(const Attachment& attachment) {
   return {attachment.grant, attachment.grant->memory};
 }
 
+std::exception_ptr Core::wait_for_nothing_left(Lock& lock, Clock::time_point until) {
+  const auto nothing_left = [&] { return unfinished_.empty() || state_ != State::kUp; };
+  for (auto now = Clock::now(); now < until; now = Clock::now()) {
+    if (nothing_left_.wait_until(lock, std::min(until, now + kInterruptPeriod), nothing_left))
+      break;
+    if (!options_.while_waiting) continue;
+    lock.unlock();
+    std::exception_ptr interrupt;
+    try {
+      options_.while_waiting();
+    } catch (...) {
+      interrupt = std::current_exception();
+    }
+    lock.lock();
+    if (interrupt) return interrupt;
+  }
+  return nullptr;
+}
+
 void Core::close(std::chrono::milliseconds patience) {
   require_parent();
+  const auto until = Clock::now() + bounded("patience", patience);
   const std::scoped_lock one(closer_);
+  std::exception_ptr interrupt;
   {
     Lock lock(mutex_);
     if (closing_) return;
     closing_ = true;
-    nothing_left_.wait_for(lock, patience,
-                           [&] { return unfinished_.empty() || state_ != State::kUp; });
+    interrupt = wait_for_nothing_left(lock, until);
     stopping_ = true;
+    if (link_) link_->wake();  // the driver, who may be the keeper
   }
   bell_.ring();
   keeper_.join();
@@ -261,8 +313,11 @@ void Core::close(std::chrono::milliseconds patience) {
   std::unique_ptr<link::Link> last = take_link();
   if (up) leave(std::move(last), dialer_.box());
   last.reset();
-  const Lock lock(mutex_);
-  fail_unfinished(BoxError::Cause::kClosed, "the client was closed");
+  {
+    const Lock lock(mutex_);
+    fail_unfinished(BoxError::Cause::kClosed, "the client was closed");
+  }
+  if (interrupt) std::rethrow_exception(interrupt);
 }
 
 bool Core::closed() const {

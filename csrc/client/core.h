@@ -16,6 +16,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <list>
 #include <map>
 #include <memory>
@@ -61,6 +62,7 @@ class Core {
   void issue(std::span<const OperationPointer> operations, bool waits);
 
   // Waits until then, driving if nobody else does; true once the operation is settled.
+  // Throws Error(kInvalid) for one that was not issued: nobody would settle it.
   bool wait(Operation& operation, Clock::time_point until);
 
   // A transfer that is a copy and can be done at once: does it, in the caller. False: nothing
@@ -73,6 +75,7 @@ class Core {
 
   Adoptions& adoptions() noexcept { return adoptions_; }
 
+  // What `while_waiting` throws ends the patience, and comes out once all is closed.
   void close(std::chrono::milliseconds patience);
   bool closed() const;
 
@@ -92,12 +95,14 @@ class Core {
   void add(const OperationPointer& operation, Clock::time_point deadline);
   std::optional<Failure> doom(const Operation& operation) const;
   void enqueue(const std::vector<Operation*>& ready);
+  Failure late(const Operation& operation) const;  // it is not done in time
   void fail(Operation& operation, Failure failure);
   void finish(OperationPointer operation);
   void fail_unfinished(BoxError::Cause cause, const std::string& why);  // drive_ too
   void break_off(const std::string& why);
   std::string outage() const;  // since when, and why, the box is unreachable
   bool has_work() const;       // for a driver
+  std::exception_ptr wait_for_nothing_left(Lock& lock, Clock::time_point until);
   void wake_driver();
   void leave_to_keeper();
 
@@ -117,6 +122,7 @@ class Core {
 
   // keep.cpp, reconnect.cpp; the keeper's, with drive_ locked but for keep() and sleep()
   void keep();
+  bool keep_on();  // one turn; false: it is time to stop
   void sleep(Clock::time_point until);
   void reconnect();
   std::unique_ptr<link::Link> take_link();
@@ -126,6 +132,7 @@ class Core {
   void attach_again(link::Link& link, uint64_t applied, std::vector<Renewal>& renewals);
   void resume(link::Opened& opened, std::vector<Renewal>& renewals, bool same_session);
   void lose(Attachment& attachment, const std::string& why);     // mutex_ too
+  void settle_deletes(const Attachment& attachment);             // mutex_ too
   Operations unanswered(bool same_session, bool same_contents);  // mutex_ too
 
   const ClientOptions options_;

@@ -24,13 +24,16 @@ smb::Address parse_one(const std::string& url) {
                                        "each");
 }
 
-// The Unix socket of the box that `probe` reached.
-link::Opened open_socket_of(const link::Opened& probe, link::Opening opening) {
-  const std::string obstacle = link::why_no_shm(probe.joined);
+void require_shm(const smb::Joined& probe) {
+  const std::string obstacle = link::why_no_shm(probe);
   if (!obstacle.empty()) throw Error(ErrorKind::kUnavailable, obstacle);
-  opening.path = probe.joined.socket_path;
+}
+
+// The Unix socket of the box that `probe` reached.
+link::Opened open_socket_of(const smb::Joined& probe, link::Opening opening) {
+  opening.path = probe.socket_path;
   link::Opened opened = link::open_shm(opening);
-  if (opened.joined.box != probe.joined.box) {
+  if (opened.joined.box != probe.box) {
     throw Error(ErrorKind::kUnavailable, opening.path + " is another box's on this machine");
   }
   return opened;
@@ -40,8 +43,9 @@ link::Opened open_socket_of(const link::Opened& probe, link::Opening opening) {
 link::Opened open_shm_by_tcp(link::Opening opening) {
   opening.lanes = 1;
   const link::Opened probe = link::open_tcp(opening);
+  require_shm(probe.joined);
   opening.join.session = probe.joined.session;
-  return open_socket_of(probe, opening);
+  return open_socket_of(probe.joined, opening);
 }
 
 std::string why_no_verbs(const link::Opened& probe, const std::string& host) {
@@ -139,8 +143,9 @@ link::Opened Dialer::choose() {
   }
   std::string obstacles;
   try {
-    link::Opened opened = open_socket_of(probe, first);
-    leave(std::move(probe.link), box());
+    require_shm(probe.joined);
+    leave(std::move(probe.link), box());  // one client is one session to the box
+    link::Opened opened = open_socket_of(probe.joined, first);
     transport_ = Transport::kShm;
     why_ = any ? "the box's Unix socket answers on the same kernel" : "as asked for";
     return opened;
@@ -148,6 +153,7 @@ link::Opened Dialer::choose() {
     if (!any) throw;
     obstacles = std::string("not shm: ") + error.what();
   }
+  if (!probe.link) probe = link::open_tcp(first);
 
   std::string obstacle = why_no_verbs(probe, address_.host);
   if (obstacle.empty()) {

@@ -10,6 +10,7 @@
 namespace hbm::client {
 namespace {
 
+constexpr auto kHungAtLeast = std::chrono::seconds(10);
 constexpr size_t kMostInFlight = 64;  // requests without a number; the others have smb::kWindow
 
 template <class T>
@@ -40,6 +41,13 @@ std::shared_ptr<Attachment> attachment_of(const link::Work& work) {
   });
 }
 
+// Whether a ping behind it is answered at once; the others take as long as their memory is large,
+// or the network slow.
+bool is_quick(const OperationPointer& operation) {
+  return !operation->is_transfer() && operation->opcode() != smb::Opcode::kAlloc &&
+         operation->opcode() != smb::Opcode::kAccumulate;
+}
+
 // When the session is gone, or will be soon, reconnecting decides what becomes of the request.
 void stay_or_throw(const link::Work& work) {
   if (work.status != smb::Status::kExpired && work.status != smb::Status::kClosing) return;
@@ -54,7 +62,7 @@ void Core::step(Clock::time_point until, bool with_copies) {
   bool copying = false;
   {
     const Lock lock(mutex_);
-    if (state_ != State::kUp) return;
+    if (state_ != State::kUp || stopping_) return;
     const auto now = Clock::now();
     ping_if_due(now);
     expire(now);
@@ -69,7 +77,7 @@ void Core::step(Clock::time_point until, bool with_copies) {
       link_->progress(std::max(until - Clock::now(), Clock::duration::zero()));
       harvest();
     }
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     const Lock lock(mutex_);
     return break_off(error.what());
   }
@@ -86,15 +94,12 @@ void Core::expire(Clock::time_point now) {
       continue;
     }
     const bool posted = operation->stage == Operation::Stage::kPosted;
-    std::string why =
-        operation->text() + ": not done within " + std::to_string(options_.timeout.count()) + " ms";
     if (posted && operation->is_transfer() && link_) {
       operation->expired = true;  // fails once the link no longer uses its memory
-      break_off(why);
-      continue;
+      break_off(late(*operation).message);
+    } else {
+      fail(*operation, late(*operation));
     }
-    if (operation->number > 0) why += "; it may or may not have been carried out";
-    fail(*operation, failure(BoxError::Cause::kTimeout, why));
   }
 }
 
@@ -102,9 +107,11 @@ void Core::ping_if_due(Clock::time_point now) {
   if (now < next_ping_) return;
   next_ping_ = now + lease_ / 3;
   if (ping_ && ping_->stage != Operation::Stage::kFinished) {
-    // Behind a long accumulate a ping may wait; alone it is answered, or the box hangs.
+    // Behind a long accumulate a ping may wait; else it is answered, or the box hangs.
     const bool alone = in_flight_ + outstanding_.size() == 1;
-    if (alone && now - pinged_ > lease_) break_off("the box does not answer");
+    const auto patience = alone ? lease_ : std::max<Clock::duration>(lease_, kHungAtLeast);
+    const bool hangs = now - pinged_ > patience && std::ranges::all_of(posted_, is_quick);
+    if (hangs) break_off("the box does not answer");
     return;
   }
   ping_ = std::make_shared<Operation>(smb::Opcode::kPing);

@@ -2,7 +2,9 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <exception>
 #include <random>
+#include <thread>
 
 #include "base/log.h"
 #include "client/core.h"
@@ -24,31 +26,44 @@ Clock::duration jittered(Clock::duration delay) {
 }  // namespace
 
 void Core::keep() {
-  for (;;) {
-    State state;
-    bool work = false;
-    auto until = Clock::time_point::max();
-    {
-      const Lock lock(mutex_);
-      if (stopping_) return;
-      state = state_;
-      work = has_work();
-      if (state == State::kUp) until = std::min(next_ping_, earliest_);
-    }
-    if (state == State::kBroken) {
-      reconnect();
-      continue;
-    }
-    const auto now = Clock::now();
-    if (work || now >= until) {
-      if (Lock drive(drive_, std::try_to_lock); drive) {
-        step(Clock::time_point::max(), true);
-        continue;
+  for (bool on = true; on;) {
+    try {
+      on = keep_on();
+    } catch (const std::exception& error) {
+      {
+        const Lock lock(mutex_);
+        break_off(error.what());
       }
-      until = now + kLook;
+      std::this_thread::sleep_for(kFirstDelay);
     }
-    sleep(until);
   }
+}
+
+bool Core::keep_on() {
+  State state;
+  bool work = false;
+  auto until = Clock::time_point::max();
+  {
+    const Lock lock(mutex_);
+    if (stopping_) return false;
+    state = state_;
+    work = has_work();
+    if (state == State::kUp) until = std::min(next_ping_, earliest_);
+  }
+  if (state == State::kBroken) {
+    reconnect();
+    return true;
+  }
+  const auto now = Clock::now();
+  if (work || now >= until) {
+    if (Lock drive(drive_, std::try_to_lock); drive) {
+      step(Clock::time_point::max(), true);
+      return true;
+    }
+    until = now + kLook;
+  }
+  sleep(until);
+  return true;
 }
 
 void Core::sleep(Clock::time_point until) {
@@ -85,8 +100,9 @@ void Core::reconnect() {
         return fail_unfinished(BoxError::Cause::kUnreachable, outage());
       }
     }
-    const auto timeout = std::clamp(std::chrono::ceil<std::chrono::milliseconds>(left),
-                                    kShortestTimeout, options_.connect_timeout);
+    const auto timeout =
+        std::min(std::max(std::chrono::ceil<std::chrono::milliseconds>(left), kShortestTimeout),
+                 options_.connect_timeout);
     if (try_again(timeout)) return;
     sleep(Clock::now() + jittered(delay));
     delay = std::min<Clock::duration>(delay * 2, kLongestDelay);
@@ -103,8 +119,7 @@ void Core::drop_link() {
   take_link().reset();
   const Lock lock(mutex_);
   for (const OperationPointer& operation : posted_) {
-    if (!operation->expired) continue;
-    fail(*operation, failure(BoxError::Cause::kTimeout, why_));
+    if (operation->expired) fail(*operation, late(*operation));
   }
 }
 

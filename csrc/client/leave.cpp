@@ -16,7 +16,7 @@ void leave(std::unique_ptr<link::Link> link, const std::string& box) {
     last->post(request);
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
     while (!request.finished() && std::chrono::steady_clock::now() < deadline) {
-      last->progress(kPatience);
+      last->progress(deadline - std::chrono::steady_clock::now());
     }
   } catch (const Error& error) {
     log::debug("cannot take leave of the box at " + box + ": " + error.what());

@@ -1,8 +1,8 @@
 // One operation of a client, from its issue until it is answered.
 //
-// Threads: what is set before the issue does not change. `stage` and all below it are guarded by
-// the core's mutex. `work` is the driver's while the stage is kPosted. The outcome is written once,
-// before settle(), and may be read once settled() is true.
+// Threads: what is set before the issue does not change. `issued` may be read at any time. `stage`
+// and all below it are guarded by the core's mutex. `work` is the driver's while the stage is
+// kPosted. The outcome is written once, before settle(), and may be read once settled() is true.
 #pragma once
 
 #include <array>
@@ -72,6 +72,8 @@ class Operation {
   bool settled() const noexcept { return settled_.load(std::memory_order_acquire) != 0; }
   void settle() noexcept;  // REQUIRES: the outcome is written
   void wait_settled(Clock::time_point until) const noexcept;
+
+  std::atomic<bool> issued{false};  // the core has it, and will settle it
 
   link::Work work;
   std::string subject;           // for text(), where `touches` do not tell

@@ -9,6 +9,8 @@ namespace hbm::client {
 namespace {
 
 constexpr auto kAttachPatience = std::chrono::seconds(30);
+constexpr auto kLook = std::chrono::milliseconds(100);  // for a close()
+constexpr uint64_t kAll = UINT64_MAX;                   // numbers
 
 }  // namespace
 
@@ -31,11 +33,11 @@ bool Core::try_again(std::chrono::milliseconds timeout) {
     }
     if (!same_session) opened = dialer_.dial_again({}, timeout);
     if (opened.joined.box == contents_) {
-      attach_again(*opened.link, same_session ? opened.joined.applied : 0, renewals);
+      attach_again(*opened.link, same_session ? opened.joined.applied : kAll, renewals);
     }
     resume(opened, renewals, same_session);
     return true;
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     const Lock lock(mutex_);
     last_attempt_ = error.what();
     return false;
@@ -56,7 +58,7 @@ void Core::attach_again(link::Link& link, uint64_t applied, std::vector<Renewal>
       if (attachment->state != Attachment::State::kLost) renewals.push_back({attachment, nullptr});
     }
   }
-  // What the box has freed already must not come back.
+  // What the box has freed already, or with the last session, must not come back.
   for (const OperationPointer& operation : posted_) {
     if (operation->opcode() != smb::Opcode::kFree || operation->number > applied) continue;
     std::erase_if(renewals, [&](const Renewal& renewal) {
@@ -80,7 +82,9 @@ void Core::attach_again(link::Link& link, uint64_t applied, std::vector<Renewal>
   for (const Renewal& renewal : renewals) {
     while (!renewal.work->finished()) {
       if (Clock::now() > deadline) throw link::Broken("the box does not attach the segments again");
-      link.progress(deadline - Clock::now());
+      link.progress(kLook);
+      const Lock lock(mutex_);
+      if (stopping_) throw link::Broken("the client is being closed");
     }
     const smb::Status status = renewal.work->status;
     if (status == smb::Status::kExpired || status == smb::Status::kClosing) {
@@ -104,6 +108,7 @@ void Core::resume(link::Opened& opened, std::vector<Renewal>& renewals, bool sam
       if (renewal.work->status == smb::Status::kOk) {
         renewal.attachment->grant = renewal.work->granted;
       } else {
+        if (renewal.work->status == smb::Status::kNoSuchKey) settle_deletes(*renewal.attachment);
         lose(*renewal.attachment,
              "the box at " + dialer_.box() + " came back without it: " + renewal.work->cause);
       }
@@ -121,7 +126,7 @@ void Core::resume(link::Opened& opened, std::vector<Renewal>& renewals, bool sam
   }
   try {
     send(again);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     const Lock lock(mutex_);
     break_off(error.what());
   }
@@ -141,6 +146,14 @@ void Core::lose(Attachment& attachment, const std::string& why) {
   }
 }
 
+// Its key is gone, which is what those that the box may have carried out were to do.
+void Core::settle_deletes(const Attachment& attachment) {
+  for (Operation* operation : *attachment.unfinished) {
+    const bool sent = operation->opcode() == smb::Opcode::kDelete && operation->number > 0;
+    if (sent && !operation->settled()) operation->settle();
+  }
+}
+
 // Of what the last link had: the requests to send again, in their order. The others are finished,
 // or ready to start afresh.
 Core::Operations Core::unanswered(bool same_session, bool same_contents) {
@@ -154,6 +167,11 @@ Core::Operations Core::unanswered(bool same_session, bool same_contents) {
         operation->work.finished() && operation->work.status == smb::Status::kExpired;
     if (operation->number > 0 && !same_session) {
       operation->number = 0;
+      if (operation->opcode() == smb::Opcode::kFree) {  // the last session's end has freed it
+        dismiss(*operation->touches[0].attachment);
+        finish(std::move(operation));
+        continue;
+      }
       if (!operation->settled() && (refused || !same_contents)) {
         operation->stage = Operation::Stage::kReady;
         afresh.push_back(std::move(operation));

@@ -170,6 +170,17 @@ void StreamConnection::gone() noexcept {
   give();
 }
 
+void StreamConnection::part_from_ended_session() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (gone_ || std::exchange(held_, true)) return;
+  }
+  if (session_ && unanswered_ == 0 && house_.desk.ended(session_)) {
+    over_ = std::exchange(parting_, true) || over_;
+  }
+  settle();
+}
+
 bool StreamConnection::idle() {
   take();
   if (!stream_) {

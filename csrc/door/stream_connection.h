@@ -4,8 +4,9 @@
 // that thread if nobody is at work on the connection, and else by whoever is: the stream has one
 // user at a time, who holds it.
 //
-// Threads: serve() and gone() are the loop's; dismiss(), idle() and the answers that the desk holds
-// may be called from any thread. An answer that comes after gone() is dropped.
+// Threads: serve() and gone() are the loop's; dismiss(), part_from_ended_session(), idle() and the
+// answers that the desk holds may be called from any thread. An answer that comes after gone() is
+// dropped.
 #pragma once
 
 #include <atomic>
@@ -53,6 +54,10 @@ class StreamConnection final : public DoorLoop::Served,
   DoorLoop::Next serve(uint32_t events) noexcept override;
   void gone() noexcept override;
   void dismiss(const char* cause) noexcept override;
+
+  // Closes it when its session has ended, at the second call that finds it so: by then its client
+  // has had the time to take its last reply. Passes by a connection that somebody is at work on.
+  void part_from_ended_session() noexcept;
 
   // Every request that was read has been answered, and the answer is sent.
   bool idle();
@@ -106,6 +111,7 @@ class StreamConnection final : public DoorLoop::Served,
   uint32_t interest_ = 0;
   bool blocked_ = false;  // the kernel took no more output
   bool stalled_ = false;  // was left unread, for its replies' sake
+  bool parting_ = false;  // its session was found ended
   bool over_ = false;     // nothing more is received or sent
 
   std::mutex mutex_;  // guards all below

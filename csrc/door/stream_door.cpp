@@ -16,6 +16,10 @@
 namespace hbm::box {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kLook{1};  // for connections whose session has ended
+
 void raise_open_files() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
@@ -81,13 +85,35 @@ struct StreamDoor::Parts {
   int housekeeping() {
     int most = house.lobby.sweep();
     for (const auto& listener : listeners) most = sooner(most, listener->resume());
-    return most;
+    return sooner(most, part_from_ended_sessions());
+  }
+
+  // Returns in how many milliseconds to call it again.
+  int part_from_ended_sessions() {
+    const Clock::time_point now = Clock::now();
+    if (now >= next_look) {
+      for (const auto& connection : connections()) connection->part_from_ended_session();
+      next_look = now + kLook;
+    }
+    return static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(next_look - now).count());
+  }
+
+  std::vector<std::shared_ptr<StreamConnection>> connections() const {
+    std::vector<std::shared_ptr<StreamConnection>> all;
+    for (const auto& loop : loops) {
+      for (const auto& served : loop->all()) {
+        auto connection = std::dynamic_pointer_cast<StreamConnection>(served);
+        if (connection) all.push_back(std::move(connection));
+      }
+    }
+    return all;
   }
 
   StreamHouse house;
   std::vector<smb::Address> addresses;
   std::vector<std::shared_ptr<StreamListener>> listeners;
-  StreamListener::Loops loops;  // first to go
+  Clock::time_point next_look{};  // of the first loop
+  StreamListener::Loops loops;    // first to go
 };
 
 StreamDoor::StreamDoor(Desk& desk, const StreamDoorOptions& options) {
@@ -103,16 +129,12 @@ const std::vector<smb::Address>& StreamDoor::addresses() const noexcept {
 }
 
 void StreamDoor::drain(uint32_t most_ms) {
-  using Clock = std::chrono::steady_clock;
   const Clock::time_point deadline = Clock::now() + std::chrono::milliseconds(most_ms);
   parts_->house.draining = true;
   const auto idle = [this] {
     bool all = true;
-    for (const auto& loop : parts_->loops) {
-      for (const auto& served : loop->all()) {
-        auto* const connection = dynamic_cast<StreamConnection*>(served.get());
-        if (connection != nullptr && !connection->idle()) all = false;
-      }
+    for (const auto& connection : parts_->connections()) {
+      if (!connection->idle()) all = false;
     }
     return all;
   };

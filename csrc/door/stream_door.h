@@ -9,7 +9,8 @@
 // A client proves the token before anything else; until then it may send one Join, in time, and
 // there is room for so many such clients that the oldest goes when one more comes. A Unix socket
 // lets in this process's user and root, unless the options name others. A malformed frame costs its
-// sender the connection, and nobody else anything.
+// sender the connection, and nobody else anything. The connections of a session that has ended are
+// closed within seconds.
 //
 // Threads: as Door says.
 #pragma once

@@ -7,8 +7,10 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <system_error>
 #include <utility>
 
+#include "base/log.h"
 #include "base/signals.h"
 #include "base/spin.h"
 #include "link/grant_request.h"
@@ -163,13 +165,21 @@ void Lanes::serve(Connection& lane) {
 void Lanes::call_threads() {
   const SignalsHeldOff held_off;
   for (size_t lane = threads_.size() + 1; lane < lanes_.size(); ++lane) {
-    threads_.emplace_back([this, lane] {
+    const auto run = [this, lane] {
       try {
         serve(lanes_[lane]->connection);
       } catch (const std::exception& error) {
         fail(error.what());
       }
-    });
+    };
+    try {
+      threads_.emplace_back(run);
+    } catch (const std::system_error& error) {
+      log::warn("a link to a memory box goes on with " + std::to_string(lane) + " of " +
+                std::to_string(lanes_.size()) + " connections: cannot start a thread: " +
+                error.what() + "; raise the limit of processes (ulimit -u)");
+      break;
+    }
   }
   slices_.call();
 }

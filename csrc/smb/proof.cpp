@@ -64,6 +64,21 @@ Id random_id() {
   return id;
 }
 
+Id fingerprint(const Nonce& salt, const Id& id) {
+  std::string message;
+  append(message, salt.data(), salt.size());
+  append(message, &id, sizeof(id));
+  Proof digest;
+  if (EVP_Digest(message.data(), message.size(), reinterpret_cast<unsigned char*>(digest.data()),
+                 nullptr, EVP_sha256(), nullptr) != 1) {
+    failed("compute a SHA-256");
+  }
+  static_assert(sizeof(Id) <= sizeof(Proof));
+  Id print;
+  std::memcpy(&print, digest.data(), sizeof(print));
+  return print;
+}
+
 Proof client_proof(std::string_view token, const Hello& hello, const Join& join) {
   if (token.empty()) return {};
   std::string message = "hbm box client";

@@ -17,6 +17,10 @@ namespace hbm::smb {
 Nonce random_nonce();
 Id random_id();  // never none
 
+// Stands for `id` where others may see it: the first 128 bits of a SHA-256, from which nobody
+// finds the id.
+Id fingerprint(const Nonce& salt, const Id& id);
+
 // What belongs into Join::proof and Joined::proof; all else in the frames has its value already.
 // Zeros when `token` is empty.
 Proof client_proof(std::string_view token, const Hello& hello, const Join& join);

@@ -420,6 +420,40 @@ TEST_P(SmbConformance, ElementsAreNeverTorn) {
   EXPECT_EQ(whole, static_cast<ptrdiff_t>(kReads * found.size()));
 }
 
+TEST_P(SmbConformance, WhatIsNeverIssuedCannotBeWaitedFor) {
+  const auto client = connect();
+  const Segment segment = client->alloc({.size = 8});
+  const auto given_up = [&] {
+    Batch batch = client->batch();
+    Future future = batch.fetch_add(segment, 0, 1);
+    EXPECT_FALSE(future.done());
+    EXPECT_EQ(kind_of([&] { future.get(); }), ErrorKind::kInvalid);
+    return future;
+  }();
+  EXPECT_TRUE(given_up.done());
+  EXPECT_EQ(kind_of([&] { given_up.get(); }), ErrorKind::kInvalid);
+
+  Batch batch = client->batch();
+  const Future refused = batch.fetch_add(segment, 0, 1);
+  client->free(segment);
+  EXPECT_EQ(kind_of([&] { batch.issue(); }), ErrorKind::kInvalid);
+  EXPECT_EQ(kind_of([&] { refused.get(); }), ErrorKind::kInvalid);
+}
+
+TEST_P(SmbConformance, TheLongestTimesAreNotOver) {
+  using std::chrono::milliseconds;
+  ClientOptions options;
+  options.url = server_.url();
+  options.token = "conformance";
+  options.transport = parse_transport(GetParam());
+  options.connect_timeout = options.reconnect_timeout = options.timeout = milliseconds::max();
+  Client client(options);
+  const Segment segment = client.alloc({.size = 8});
+  EXPECT_EQ(client.fetch_add(segment, 0, 1), 0);
+  EXPECT_EQ(kind_of([&] { client.close(milliseconds(-1)); }), ErrorKind::kInvalid);
+  client.close(milliseconds::max());
+}
+
 TEST_P(SmbConformance, ManySmallOperationsAtOnce) {
   const auto client = connect();
   constexpr int kCells = 500;

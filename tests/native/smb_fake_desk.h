@@ -50,6 +50,7 @@ class FakeDesk final : public Desk {
   std::atomic<int> joined{0};
   std::atomic<int> left_again{0};
   std::atomic<int> submitted{0};
+  std::atomic<bool> sessions_ended{false};
   std::atomic<uint32_t> delay_us{0};  // of the thread's answers
 
   smb::Id contents() const override { return {7, 8}; }
@@ -101,6 +102,7 @@ class FakeDesk final : public Desk {
   }
 
   void on_new_segment(std::function<void(Segment&)>) override {}
+  bool ended(const std::shared_ptr<Session>&) const override { return sessions_ended; }
 
  private:
   Reply carry_out(smb::Opcode opcode, std::span<const std::byte> body) {

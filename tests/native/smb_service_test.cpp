@@ -2,7 +2,14 @@
 #include "box/service.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/descriptor.h"
 #include "base/error.h"
 #include "smb_service_fixture.h"
 
@@ -211,7 +218,7 @@ TEST(Service, StatisticsCountAndPage) {
   smb::StatsQuery next{0, 0};
   size_t pages = 0;
   while (next.first_client < many.clients.size() || next.first_segment < many.segments.size()) {
-    const std::vector<std::byte> payload = page(many, next);
+    const std::vector<std::byte> payload = page(many, next, {});
     ASSERT_LE(payload.size(), smb::kMaxPayload);
     std::memcpy(&totals, payload.data(), sizeof totals);
     ASSERT_GT(totals.clients_here + totals.segments_here, 0u);
@@ -222,6 +229,83 @@ TEST(Service, StatisticsCountAndPage) {
   EXPECT_EQ(next.first_client, many.clients.size());
   EXPECT_EQ(next.first_segment, many.segments.size());
   EXPECT_LE(pages, 5u);
+}
+
+struct Seen {
+  std::vector<smb::ClientStats> clients;
+  std::vector<smb::SegmentStats> segments;
+};
+
+Seen seen_by(Caller& caller) {
+  const Reply reply = caller.call(Opcode::kStats, bytes_of(smb::StatsQuery{0, 0}));
+  smb::StatsTotals totals;
+  std::memcpy(&totals, reply.payload.data(), sizeof totals);
+  Seen seen;
+  seen.clients.resize(totals.clients_here);
+  seen.segments.resize(totals.segments_here);
+  const std::byte* const rows = reply.payload.data() + sizeof totals;
+  const size_t bytes = seen.clients.size() * sizeof(smb::ClientStats);
+  std::memcpy(seen.clients.data(), rows, bytes);
+  std::memcpy(seen.segments.data(), rows + bytes, seen.segments.size() * sizeof(smb::SegmentStats));
+  return seen;
+}
+
+TEST(Service, StatisticsShowNobodyTheIdsOfOthers) {
+  Box box;
+  Caller owner(box), stranger(box);
+  owner.alloc(kSize, kKey);
+  owner.alloc(kSize, {9, 9});
+  stranger.alloc(kSize, {9, 9});
+  const auto count = [](const auto& rows, const smb::Id& id, auto member) {
+    return std::count_if(rows.begin(), rows.end(),
+                         [&](const auto& row) { return row.*member == id; });
+  };
+  const auto key = &smb::SegmentStats::key;
+  const auto session = &smb::ClientStats::session;
+
+  const Seen mine = seen_by(owner);
+  EXPECT_EQ(count(mine.segments, kKey, key), 1);
+  EXPECT_EQ(count(mine.segments, {9, 9}, key), 1);
+  EXPECT_EQ(count(mine.clients, owner.joining.id, session), 1);
+  EXPECT_EQ(count(mine.clients, stranger.joining.id, session), 0);
+
+  const Seen theirs = seen_by(stranger);
+  ASSERT_EQ(theirs.segments.size(), 2u);
+  EXPECT_EQ(count(theirs.segments, kKey, key), 0);
+  EXPECT_EQ(count(theirs.segments, {9, 9}, key), 1);
+  EXPECT_EQ(count(theirs.clients, owner.joining.id, session), 0);
+  const Seen again = seen_by(stranger);  // the same fingerprints
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(again.segments[i].key, theirs.segments[i].key);
+    EXPECT_EQ(again.clients[i].session, theirs.clients[i].session);
+  }
+  stranger.free(1);
+  EXPECT_EQ(count(seen_by(stranger).segments, {9, 9}, key), 0);
+  EXPECT_EQ(box.service->statistics().segments.front().key, kKey);  // the box's own
+}
+
+TEST(Service, SegmentsLeaveDescriptorsForOthers) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit few{256, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  {
+    Box box;
+    Caller greedy(box);
+    Reply reply;
+    int made = 0;
+    while ((reply = greedy.alloc(1)).status == Status::kOk && made < 256) ++made;
+    EXPECT_GT(made, 100);
+    EXPECT_EQ(reply.status, Status::kExhausted);
+    EXPECT_NE(reply.cause.find("ulimit -n"), std::string::npos) << reply.cause;
+    std::vector<Descriptor> others;
+    for (int i = 0; i < 60; ++i) others.emplace_back(dup(0));
+    EXPECT_TRUE(others.back());
+    others.clear();
+    greedy.free(1);
+    EXPECT_EQ(greedy.remove(2).status, Status::kOk);
+  }
+  setrlimit(RLIMIT_NOFILE, &before);
 }
 
 }  // namespace

@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <new>
 #include <thread>
 
 #include "box/refusal.h"
+#include "box/sessions.h"
 #include "smb_service_fixture.h"
 
 namespace hbm::box {
@@ -131,6 +133,37 @@ TEST(Session, EndsWithItsLease) {
   EXPECT_EQ(Caller(box, 0, gone.joining.id).joining.status, Status::kExpired);
   EXPECT_EQ(alive.call(Opcode::kPing).status, Status::kOk);
   EXPECT_EQ(box.service->statistics().totals.segments, 0u);
+}
+
+TEST(Session, ATimerThatCannotEndASessionTriesAgain) {
+  const auto records = Records::in_memory({.sessions = 4});
+  std::atomic<int> tries{0};
+  Sessions sessions({.lease = 20ms,
+                     .most = 4,
+                     .expired =
+                         [&tries](const std::shared_ptr<Session>& session) {
+                           if (++tries == 1) throw std::bad_alloc();
+                           session->push({Opcode::kLeave, {}, [](const Reply&) {}});
+                         },
+                     .settled = [] {}},
+                    *records);
+  ASSERT_EQ(sessions.join({}, smb::Transport::kTcp).status, Status::kOk);
+  EXPECT_TRUE(eventually([&] { return sessions.all().front()->ended(); }));
+  EXPECT_EQ(tries, 2);
+}
+
+TEST(Session, LeavingWhileTheLeaseEnds) {
+  BoxOptions options;
+  options.service.lease = 2ms;
+  Box box(options);
+  const auto until = Clock::now() + 1s;
+  for (int i = 0; Clock::now() < until; ++i) {
+    Caller caller(box);
+    const Clock::time_point leaves = Clock::now() + 1990us + i % 40 * 1us;
+    while (Clock::now() < leaves) continue;
+    const Status left = caller.call(Opcode::kLeave).status;
+    EXPECT_TRUE(left == Status::kOk || left == Status::kExpired);
+  }
 }
 
 TEST(Session, SlicesKeepTheLease) {

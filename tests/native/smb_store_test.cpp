@@ -2,8 +2,13 @@
 #include "box/store.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +19,17 @@
 #include "box/stored_segment.h"
 #include "expect_error.h"
 #include "smb_store_fixture.h"
+
+namespace {
+std::atomic<bool> disk_fails{false};
+}
+
+// In the place of libc's.
+extern "C" int msync(void* at, size_t bytes, int flags) {
+  if (!disk_fails) return static_cast<int>(syscall(SYS_msync, at, bytes, flags));
+  errno = EIO;
+  return -1;
+}
 
 namespace hbm::box {
 namespace {
@@ -176,6 +192,26 @@ TEST_F(StoreTest, TheJournalIsWrittenAnew) {
   EXPECT_EQ(fs::file_size(journal()), empty);
 }
 
+TEST_F(StoreTest, AJournalThatCannotBeWrittenAnewGoesOn) {
+  close();
+  store = Store::open({.directory = directory, .sync = true, .records = kSizes, .dead_records = 10},
+                      memory::Pool::create({.capacity = 1 << 20}));
+  const auto use = [this] {
+    for (int i = 0; i < 30; ++i) store->remove(*store->create(creation(2, 1)));
+    return fs::file_size(journal());
+  };
+  store->create(creation(1, 5000));
+  const uint64_t shortened = use();
+  fs::create_directory(journal() + ".new");
+  const uint64_t grown = use();
+  EXPECT_GT(grown, 2 * shortened);
+  fs::remove(journal() + ".new");
+  EXPECT_LT(use(), grown / 2);
+  open();
+  EXPECT_EQ(files(), 1u);
+  EXPECT_TRUE(found.contains(1));
+}
+
 TEST_F(StoreTest, ALostFileIsSaid) {
   const std::string path = store->create(creation(1, 5000))->stored->path;
   const std::string shorter = store->create(creation(2, 5000))->stored->path;
@@ -220,7 +256,10 @@ TEST_F(StoreTest, RefusesDamagedRecords) {
 TEST_F(StoreTest, WhatDoesNotFitLeavesNothing) {
   expect_error(ErrorKind::kExhausted, {}, [this] { store->create(creation(1, 2ull << 30)); });
   EXPECT_EQ(files(), 0u);
-  expect_error(ErrorKind::kExhausted, {}, [this] { store->create(creation(1, 1ull << 62)); });
+  for (const uint64_t bytes : {uint64_t{1} << 62, uint64_t{1} << 63, UINT64_MAX}) {
+    expect_error(ErrorKind::kExhausted, {"pool", std::to_string(bytes)},
+                 [&] { store->create(creation(1, bytes)); });
+  }
   EXPECT_EQ(files(), 0u);
   open();
   EXPECT_TRUE(found.empty());
@@ -250,6 +289,19 @@ TEST_F(StoreTest, SessionsAreBounded) {
   store->records().release_session(*sessions[2]);
   SessionRecord& fresh = store->records().open_session({0, 9});
   EXPECT_EQ(fresh.applied, 0u);
+}
+
+TEST_F(StoreTest, ADiskThatFailsEndsSessionsAndNotTheBox) {
+  open(kSizes, true);
+  SessionRecord& session = store->records().open_session({3, 4});
+  disk_fails = true;
+  expect_error(ErrorKind::kUnavailable, {"disk"},
+               [this] { store->records().open_session({5, 6}); });
+  disk_fails = false;
+  EXPECT_EQ(store->records().sessions().size(), 1u);
+  const Operation operation{};
+  expect_error(ErrorKind::kUnavailable, {"failed before"},
+               [&] { store->records().begin(session, operation); });
 }
 
 TEST_F(StoreTest, WorksWithSyncing) {

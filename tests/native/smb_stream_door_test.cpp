@@ -122,6 +122,21 @@ TEST_P(StreamDoors, TellTheDeskWhoLeaves) {
   EXPECT_TRUE(last->closed());
 }
 
+TEST_P(StreamDoors, CloseTheConnectionsOfEndedSessions) {
+  Box box;
+  const auto silent = joined(address(box));
+  const auto busy = joined(address(box));
+  const RawClient not_joined(address(box));
+  std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+  EXPECT_EQ(box.desk.left_again, 0);
+  box.desk.sessions_ended = true;
+  EXPECT_EQ(busy->ask(Opcode::kPing).header.status, Status::kOk);  // replies are still sent
+  EXPECT_TRUE(eventually([&box] { return box.desk.left_again == 2; }));
+  EXPECT_TRUE(silent->closed());
+  box.desk.sessions_ended = false;
+  expect_served(box);
+}
+
 TEST_P(StreamDoors, EndWhileAnswersAreOnTheirWay) {
   for (int round = 0; round < 20; ++round) {
     Box box(options_with(), FakeDesk::Answers::kByThread);

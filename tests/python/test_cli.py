@@ -198,6 +198,34 @@ def test_info_works_without_high_bandwidth_memory(stand_in: StandIn, no_settings
     assert document["hbm"]["state"] == "warning"
 
 
+def test_info_shows_the_memory_box(
+    stand_in: StandIn, no_settings: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stand_in(FakeExtension())
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def look() -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(invoke("info", "--json").output)
+        assert document["usable"]
+        return document
+
+    document = look()
+    assert "_smb" in document["box"]["value"]
+    verbs = document["box_verbs"]
+    assert verbs["usable"] or verbs["why_not"] in verbs["value"]
+    assert not document["box_token"]["found"]
+
+    monkeypatch.setenv("HBMCOMM_TOKEN_FILE", str(tmp_path / "token"))
+    assert look()["box_token"]["state"] == "warning"
+    (tmp_path / "token").write_text("not to be shown\n")
+    found = look()
+    assert found["box_token"]["source"] == str(tmp_path / "token")
+    assert "not to be shown" not in json.dumps(found)
+
+    monkeypatch.setitem(sys.modules, "torch_hbmcomm._smb", None)
+    assert look()["box"]["state"] == "warning"
+
+
 @pytest.mark.parametrize("policy", ["bind", "hbm-please"])
 def test_info_refuses_a_policy_that_cannot_be(
     stand_in: StandIn, no_settings: None, monkeypatch: pytest.MonkeyPatch, policy: str
@@ -252,6 +280,7 @@ def test_launcher(environ: dict[str, str], name: str) -> None:
 
 def test_sizes() -> None:
     assert [parse_bytes(text) for text in ("8", "4 KiB", "64MiB")] == [8, 4096, 64 << 20]
+    assert parse_bytes("10TiB") == 10 << 40
     assert [format_bytes(count) for count in (8, 4096, 1536, 64 << 20)] == [
         "8 B", "4 KiB", "1.5 KiB", "64 MiB",
     ]  # fmt: skip

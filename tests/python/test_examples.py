@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from box_process import TOKEN, BoxProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -58,6 +59,26 @@ def skip_unless_namespaces_work() -> None:
 def test_every_example_is_in_the_table() -> None:
     files = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh")}
     assert files == COMMANDS.keys() == SAYS.keys()
+
+
+def test_memory_box_in_c(tmp_path: Path) -> None:
+    """Compiled by the lines at the head of the program, and run as they say."""
+    head = (EXAMPLES / "memory_box.c").read_text().partition("*/")[0]
+    lines = [line.removeprefix(" *     ") for line in head.splitlines()]
+    where, compile_it = (next(x for x in lines if x.startswith(y)) for y in ("pkg=", "cc "))
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    program = tmp_path / "memory_box"
+    subprocess.run(
+        ["sh", "-ec", f"{where}\n{compile_it.replace('-o memory_box', f'-o {program}')}"],
+        cwd=ROOT, env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}, check=True,
+    )  # fmt: skip
+    with BoxProcess("--memory", "64MiB") as box:
+        environment = os.environ | {"HBMCOMM_BOX": box.url, "HBMCOMM_TOKEN": TOKEN}
+        done = subprocess.run(
+            [program, "4"], env=environment, capture_output=True, text=True, timeout=TIMEOUT
+        )
+    assert done.returncode == 0, done.stderr
+    assert "every weight is 40" in done.stdout
 
 
 @pytest.mark.parametrize("name", COMMANDS)

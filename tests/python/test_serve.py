@@ -128,6 +128,19 @@ def test_metrics() -> None:
 
 
 @pytest.mark.parametrize(
+    ("host", "shown"), [("", "0.0.0.0"), ("127.0.0.1", "127.0.0.1"), ("[::1]", "[::1]")]
+)
+def test_the_metrics_address_can_be_opened(host: str, shown: str) -> None:
+    port = free_port()
+    with BoxProcess("--metrics", f"{host}:{port}") as process:
+        assert process.process.stdout is not None
+        line = process.process.stdout.readline()
+        assert line == f"metrics: http://{shown}:{port}/metrics\n"
+        with urllib.request.urlopen(line.split()[1]) as reply:
+            assert b"hbmcomm_box_capacity_bytes" in reply.read()
+
+
+@pytest.mark.parametrize(
     ("options", "complaint"),
     [
         (["--memory", "much"], "size"),
@@ -135,6 +148,8 @@ def test_metrics() -> None:
         (["--listen", "127.0.0.1:99999"], "99999"),
         (["--smallest-block", "5000"], "power"),
         (["--metrics", "nowhere", "--listen", "127.0.0.1:0"], "host:port"),
+        (["--metrics", "127.0.0.1:99999", "--listen", "127.0.0.1:0"], "99999"),
+        (["--metrics", "192.0.2.1:9100", "--listen", "127.0.0.1:0"], "192.0.2.1:9100"),
         (["--store", "/proc/nothing", "--listen", "127.0.0.1:0"], "/proc/nothing"),
     ],
 )
@@ -143,6 +158,7 @@ def test_bad_options(options: list[str], complaint: str) -> None:
     assert done.returncode == 1
     assert complaint in done.stderr
     assert "Traceback" not in done.stderr
+    assert not done.stdout  # it announces no box that then ends
 
 
 def test_options_that_exclude_one_another() -> None:

@@ -122,6 +122,16 @@ def test_a_deleted_key_is_gone_and_free_twice_is_nothing(box: smb.Box) -> None:
         segment.read()
 
 
+def test_who_deletes_second_is_told_and_lets_go(box: smb.Box) -> None:
+    segment = box.alloc(64, f"deleted twice over {box.transport}")
+    other = box.alloc(64, segment.key)
+    segment.delete()
+    with pytest.raises(smb.NoSuchKey):
+        other.delete()
+    with pytest.raises(ValueError, match="was freed"):
+        other.read()
+
+
 def test_a_temporary_segment_goes_with_its_last_attachment(box: smb.Box) -> None:
     key = f"temporary over {box.transport}"
     box.alloc(64, key, temporary=True).free()
@@ -155,8 +165,24 @@ def test_a_thousand_keys(box: smb.Box) -> None:
 
 
 def test_the_box_is_full(box: smb.Box) -> None:
-    with pytest.raises(MemoryError):
-        box.alloc("1GiB")
+    for size in ("1GiB", (1 << 63) - 1):
+        with pytest.raises(MemoryError):
+            box.alloc(size)
+
+
+def test_numbers_that_are_too_large(box: smb.Box) -> None:
+    segment = box.alloc(64)
+    for call in (
+        lambda: box.alloc(1 << 64),
+        lambda: box.alloc(f"{1 << 60}GiB"),
+        lambda: segment.read(1 << 64),
+        lambda: segment.write(0, 1 << 64),
+        lambda: segment.fetch_add(0, 1 << 63),
+        lambda: segment.fetch_add_async(0, -(1 << 63) - 1),
+    ):
+        with pytest.raises(ValueError, match=r"2\*\*63"):
+            call()
+    assert segment.fetch_add(0, -(1 << 63)) == 0
 
 
 # Sums
@@ -199,6 +225,18 @@ def test_accumulate_between_offsets(box: smb.Box) -> None:
     found = segment.numpy("float64")
     assert found[:10].tolist() == [i + i + 50 for i in range(10)]
     assert found[90:].tolist() == [2 * i for i in range(90, 100)]
+
+
+@pytest.mark.parametrize("name", ["int32", "int64"])
+def test_integers_have_whole_scales(box: smb.Box, name: str) -> None:
+    segment = box.alloc(64)
+    segment.write(source=np.full(64 // np.dtype(name).itemsize, 3, name))
+    for bad in (0.5, float("nan"), float("inf"), 2**53 + 1):
+        with pytest.raises(ValueError, match="whole number"):
+            segment.accumulate(segment, name, scale=bad)
+    segment.accumulate(segment, name, scale=-2.0)
+    segment.read()
+    assert set(segment.numpy(name).tolist()) == {-3}
 
 
 def test_bad_sums(box: smb.Box, connect: Callable[..., smb.Box]) -> None:
@@ -372,6 +410,13 @@ def test_memory_that_cannot_be_used(box: smb.Box) -> None:
     ):
         with pytest.raises(ValueError, match=complaint):
             segment.read(into=bad)
+    named = np.zeros(2, [("O", "f8"), ("x", "f8")])  # numbers, whatever the field is called
+    segment.write(source=named)
+    for objects in (np.array(["a", None]), np.zeros(2, [("x", "f8"), ("y", object)])):
+        with pytest.raises(TypeError, match="Python objects"):
+            segment.write(source=objects)
+        with pytest.raises(TypeError, match="Python objects"):
+            segment.read(into=objects)
     with pytest.raises(ValueError, match="fewer"):
         segment.read(0, 16, into=bytearray(8))
     for offset, size in ((65, None), (0, 65), (60, 5)):
@@ -571,3 +616,58 @@ assert "torch" not in sys.modules and "numpy" not in sys.modules
 """  # and ends with all of it open
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", script], env=environ, check=True, timeout=30)
+
+
+def test_a_forked_child_closes_its_own(server: smb.Server) -> None:
+    """At its exit, and does not leave that to the lease; its parent's it lets be."""
+    script = """
+import ctypes, os, sys
+from torch_hbmcomm import smb
+url, token = sys.argv[1:]
+parents = smb.connect(url, token)
+child = os.fork()
+box = smb.connect(url, token) if child == 0 else parents
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(box))  # so that nothing else closes it
+segment = box.alloc(64, f"forked {child == 0}", temporary=True)
+if child == 0:
+    sys.exit()
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+box.alloc(64, "forked False", mode="attach")
+try:
+    box.alloc(64, "forked True", mode="attach")
+except smb.NoSuchKey:
+    sys.exit()
+sys.exit("the child left its segment behind")
+"""
+    command = [sys.executable, "-c", script, server.url, TOKEN]
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run(command, env=environ, check=True, timeout=30)
+
+
+def test_a_c_process_that_frees_second_lets_go() -> None:
+    """shm_free() of what it made deletes the key, which here is gone already."""
+    script = """
+import ctypes, sys
+from pathlib import Path
+import torch_hbmcomm
+from torch_hbmcomm import smb
+library = ctypes.CDLL(str(Path(torch_hbmcomm.__path__[0]) / "libhbmsmb.so"))
+library.shm_alloc.restype = ctypes.c_void_p
+library.shm_alloc.argtypes = [ctypes.POINTER(ctypes.c_uint64), ctypes.c_uint64, ctypes.c_int]
+library.shm_free.argtypes = [ctypes.c_void_p]
+assert library.smb_init() == 0
+key = ctypes.c_uint64(0)
+memory = library.shm_alloc(ctypes.byref(key), 64, 0)
+assert memory
+with smb.connect(sys.argv[1]) as box:
+    box.alloc(64, key.value, mode="attach").delete()
+    attachments = lambda: sum(row["attachments"] for row in box.stats()["client_table"])
+    assert attachments() == 1
+    library.shm_free(memory)
+    assert attachments() == 0
+library.smb_terminate()
+"""
+    with smb.Server(memory="1MiB", token=TOKEN) as server:
+        command = [sys.executable, "-c", script, server.url]
+        environ = {"PYTHONPATH": str(ROOT), "HBMCOMM_TOKEN": TOKEN, "HBMCOMM_BOX": server.url}
+        subprocess.run(command, env=os.environ | environ, check=True, timeout=30)

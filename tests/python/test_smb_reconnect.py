@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,116 @@ def test_an_operation_in_time_or_not(transport: Any) -> None:
         assert isinstance(pending.exception(), smb.OperationTimeout)
         process.process.send_signal(signal.SIGCONT)
         until(lambda: segment.fetch_add(0, 0) == 2)
+
+
+@pytest.mark.parametrize("endless", [1e10, 1e300, float("inf")])
+def test_an_endless_time_is_endless(transport: Any, endless: float) -> None:
+    with (
+        BoxProcess() as process,
+        smb.connect(
+            process.url,
+            TOKEN,
+            transport=transport,
+            connect_timeout=endless,
+            reconnect_timeout=endless,
+            timeout=endless,
+        ) as box,
+    ):
+        segment = box.alloc(8)
+        process.stop()
+        pending = segment.fetch_add_async(0, 1)
+        threading.Timer(0.3, process.process.send_signal, [signal.SIGCONT]).start()
+        assert pending.result(timeout=endless) == 0
+        process.kill()
+        process.start()
+        with pytest.raises(smb.SegmentLost):  # and it connects again until then
+            segment.fetch_add(0, 1)
+        box.close(patience=endless)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), -1.0])
+def test_a_time_that_is_none(transport: Any, wrong: float) -> None:
+    with BoxProcess() as process:
+        for name in ("connect_timeout", "reconnect_timeout", "timeout"):
+            options: dict[str, Any] = {name: wrong}
+            with pytest.raises(ValueError, match=name):
+                smb.connect(process.url, TOKEN, transport=transport, **options)
+        with smb.connect(process.url, TOKEN, transport=transport) as box:
+            future = box.alloc(8).fetch_add_async(0, 1)
+            with pytest.raises(ValueError, match="timeout"):
+                future.result(timeout=wrong)
+            with pytest.raises(ValueError, match="patience"):
+                box.close(patience=wrong)
+            box.ping()  # it is still open
+
+
+def test_close_has_its_patience_and_no_more(transport: Any) -> None:
+    with BoxProcess() as process:
+        box = smb.connect(process.url, TOKEN, transport=transport)
+        segment = box.alloc(8)
+        process.stop()
+        pending = segment.fetch_add_async(0, 1)
+        time.sleep(0.2)  # the keeper drives it
+        begin = time.monotonic()
+        box.close(patience=0.5)
+        assert 0.4 < time.monotonic() - begin < 4  # a second of it for taking leave
+        assert "closed" in str(pending.exception(timeout=1))
+
+
+def test_removals_in_doubt_are_done(transport: Any, tmp_path: Path) -> None:
+    with (
+        BoxProcess("--store", str(tmp_path), "--memory", "64MiB") as process,
+        smb.connect(process.url, TOKEN, transport=transport) as box,
+    ):
+        for turn in range(4):
+            segments = [box.alloc(64, f"{turn} {i}") for i in range(128)]
+            killer = threading.Timer(0.002 * turn, process.kill)
+            with ThreadPoolExecutor(len(segments)) as pool:
+                removals = [pool.submit(each.delete) for each in segments]
+                killer.start()
+                killer.join()
+                process.start()
+            assert [removal.exception() for removal in removals] == [None] * len(segments)
+
+
+def test_futures_that_are_never_issued(transport: Any) -> None:
+    with BoxProcess() as process, smb.connect(process.url, TOKEN, transport=transport) as box:
+        segment = box.alloc(8)
+        with box.batch() as batch:
+            early = batch.fetch_add(segment, 0, 1)
+            assert not early.done()
+            with pytest.raises(ValueError, match="not issued yet"):
+                early.result()
+        assert early.result() == 0
+        with pytest.raises(ValueError, match="the batch is over"):
+            batch.fetch_add(segment, 0, 1)
+
+        with pytest.raises(KeyError), box.batch() as batch:
+            given_up = batch.fetch_add(segment, 0, 1)
+            raise KeyError
+        assert given_up.done()
+        with pytest.raises(ValueError, match="never issued"):
+            given_up.result()
+
+        with pytest.raises(ValueError, match="was freed"), box.batch() as batch:
+            refused = batch.fetch_add(segment, 0, 1)
+            segment.free()
+        assert "never issued" in str(refused.exception())
+
+
+def test_a_client_is_one_session(transport: Any) -> None:
+    with BoxProcess("--most-clients", "1") as process:
+
+        def connects(choice: Any, expected: str) -> bool:
+            try:
+                with smb.connect(process.url, TOKEN, transport=choice) as box:
+                    assert box.stats()["clients"] == 1
+                    return box.transport == expected
+            except MemoryError:
+                return False  # the box has yet to see that the connection before it is closed
+
+        until(lambda: connects(transport, transport))
+        until(lambda: connects("auto", "shm"))
 
 
 def test_with_a_store_everything_goes_on_exactly_once(transport: Any, tmp_path: Path) -> None:
@@ -243,3 +354,34 @@ except KeyboardInterrupt:
         time.sleep(0.3)
         client.send_signal(signal.SIGINT)
         assert client.communicate(timeout=10)[0] == b"interrupted\n"
+
+
+def test_ctrl_c_ends_a_close(transport: Any) -> None:
+    script = f"""
+import sys
+from torch_hbmcomm import smb
+box = smb.connect(sys.argv[1], {TOKEN!r}, transport={transport!r})
+segment = box.alloc(4096)
+print("ready", flush=True)
+sys.stdin.readline()
+segment.fetch_add_async(0, 1)
+try:
+    box.close(patience=60)
+except KeyboardInterrupt:
+    print("interrupted", box.closed, flush=True)
+"""
+    with BoxProcess() as process:
+        client = subprocess.Popen(
+            [sys.executable, "-c", script, process.url],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert client.stdout is not None and client.stdin is not None
+        assert client.stdout.readline() == b"ready\n"
+        process.stop()
+        client.stdin.write(b"\n")
+        client.stdin.flush()
+        time.sleep(0.5)
+        client.send_signal(signal.SIGINT)
+        assert client.communicate(timeout=10)[0] == b"interrupted True\n"

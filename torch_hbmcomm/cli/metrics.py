@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -13,6 +14,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from torch_hbmcomm.smb import Server
+
+_LAST_PORT = 65535
 
 _COUNTS = {
     "reads": "Reads that passed the box; on shm and verbs none do.",
@@ -32,21 +35,40 @@ _GAUGES = {
 }
 
 
+class Address(NamedTuple):
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """``"127.0.0.1:9100"``, ``"[::1]:9100"``; ``":9100"`` for every IPv4 address. Raises
+        ValueError for anything else."""
+        match = re.fullmatch(r"(.*):([0-9]+)", text)
+        if match is None:
+            raise ValueError(f"--metrics takes host:port, not {text!r}")
+        if int(match[2]) > _LAST_PORT:
+            raise ValueError(f"--metrics {text}: a port is a number of 0 to {_LAST_PORT}")
+        return cls(match[1].strip("[]") or "0.0.0.0", int(match[2]))
+
+
 class Metrics:
     """Serves http://host:port/metrics until it is left.
 
-    Raises ValueError for an address that is none, and OSError when it cannot be listened on.
+    Raises OSError when the address cannot be listened on.
     """
 
-    def __init__(self, server: Server, address: str) -> None:
-        self._host, _, port = address.rpartition(":")
-        if not port.isdigit():
-            raise ValueError(f"--metrics takes host:port, not {address!r}")
+    def __init__(self, server: Server, address: Address) -> None:
+        self._host = f"[{address.host}]" if ":" in address.host else address.host
         registry = CollectorRegistry()
         registry.register(_Box(server))
-        self._http, self._thread = start_http_server(
-            int(port), addr=self._host.strip("[]") or "0.0.0.0", registry=registry
-        )
+        try:
+            self._http, self._thread = start_http_server(
+                address.port, addr=address.host, registry=registry
+            )
+        except OSError as error:
+            raise OSError(
+                f"--metrics {self._host}:{address.port} cannot be listened on: {error}"
+            ) from error
 
     @property
     def url(self) -> str:

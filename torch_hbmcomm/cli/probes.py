@@ -169,6 +169,53 @@ def transports() -> Finding:
     )
 
 
+def box() -> Finding:
+    module = "torch_hbmcomm._smb"
+    try:
+        found = importlib.import_module(module).__file__
+    except ImportError as error:
+        remedy = "rebuild torch_hbmcomm; until then there is no memory box"
+        return Finding(
+            "box", f"cannot be loaded: {error}", f"import {module}", State.WARNING, remedy
+        )
+    return Finding("box", str(found), f"import {module}", data={"module": str(found)})
+
+
+def box_verbs() -> Finding:
+    try:
+        why_not = importlib.import_module("torch_hbmcomm._smb").why_no_verbs()
+    except ImportError:
+        return _needs_box("box_verbs")
+    return Finding(
+        "box_verbs",
+        f"not usable: {why_not}" if why_not else "usable",
+        "libhbm_verbs.so",
+        remedy="nothing, unless a box is to be reached by RDMA" if why_not else "",
+        data={"usable": not why_not, "why_not": why_not},
+    )
+
+
+def box_token() -> Finding:
+    try:
+        token = importlib.import_module("torch_hbmcomm.smb.token")
+    except ImportError:
+        return _needs_box("box_token")
+    found_by = f"HBMCOMM_TOKEN, HBMCOMM_TOKEN_FILE, {token.default_file()}"
+    try:
+        found = token.find(None)
+    except (OSError, ValueError) as error:
+        remedy = "mend the file, or start a box with `hbmcomm serve`, which makes a missing one"
+        return Finding("box_token", str(error), found_by, State.WARNING, remedy)
+    there = bool(found.text)
+    return Finding(
+        "box_token",
+        f"found: {found.source}" if there else "none was found",
+        found_by,
+        remedy="" if there else "`hbmcomm serve` makes one; clients elsewhere need a copy of it",
+        data={"found": there, "source": found.source},
+    )
+
+
 def launcher() -> Finding:
     name, sign = environment.launcher(os.environ)
     return Finding("launcher", name, sign, data={"name": name})
@@ -196,6 +243,9 @@ PROBES: tuple[Callable[[], Finding], ...] = (
     policy,
     mpi,
     transports,
+    box,
+    box_verbs,
+    box_token,
     launcher,
     settings,
 )
@@ -218,6 +268,11 @@ def _look(probe: Callable[[], Finding]) -> Finding:
     except (RuntimeError, ValueError) as error:
         cause, remedy = str(error), "mend the cause that is named"
     return _broken(probe.__name__, cause, "torch_hbmcomm._C", remedy)
+
+
+def _needs_box(name: str) -> Finding:
+    value = "unknown: the module of the memory box finds it"
+    return Finding(name, value, "torch_hbmcomm._smb", State.WARNING, "mend the row box first")
 
 
 def _broken(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from torch_hbmcomm.cli.metrics import Address
     from torch_hbmcomm.smb import Server
     from torch_hbmcomm.smb.token import Token
 
@@ -97,6 +98,7 @@ def serve(
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     with ExitStack() as stack:
         try:
+            address = None if metrics is None else _metrics_address(metrics)
             if no_token:
                 token = tokens.Token("", "none: everybody who can connect is let in")
             elif token_file is not None:
@@ -119,11 +121,13 @@ def serve(
                     verbs=verbs.value,
                 )
             )
-            _introduce(server, token)
-            if metrics is not None:
+            exporter = None
+            if address is not None:
                 from torch_hbmcomm.cli.metrics import Metrics
 
-                exporter = stack.enter_context(Metrics(server, metrics))
+                exporter = stack.enter_context(Metrics(server, address))
+            _introduce(server, token)
+            if exporter is not None:
                 typer.echo(f"metrics: {exporter.url}")
         except (ValueError, MemoryError, OSError, RuntimeError) as error:
             typer.echo(f"hbmcomm serve: {error}", err=True)
@@ -131,6 +135,12 @@ def serve(
         _wait_for_the_end()
         typer.echo("draining", err=True)
         server.drain(drain)
+
+
+def _metrics_address(text: str) -> Address:
+    from torch_hbmcomm.cli.metrics import Address  # with the HTTP server: only where it is wanted
+
+    return Address.parse(text)
 
 
 def _wait_for_the_end() -> None:

@@ -8,19 +8,20 @@ from typing import Any
 from torch_hbmcomm import _smb
 from torch_hbmcomm.smb.future import Future
 from torch_hbmcomm.smb.segment import Segment
-from torch_hbmcomm.smb.values import index
+from torch_hbmcomm.smb.values import index, int64
 
 
 class Batch:
     """Collects operations in a ``with`` block, which ends when all are done.
 
     They take effect as if issued one after the other, and travel together. The block raises the
-    first failure; when it is left by an exception, nothing is sent. The methods take what Segment's
-    take, after the segment.
+    first failure; when it is left by an exception, nothing is sent, and every future fails. No
+    future can be waited for before the end. The methods take what Segment's take, after the
+    segment.
     """
 
     def __init__(self, native: _smb.Batch) -> None:
-        self._native = native
+        self._collects: _smb.Batch | None = native
         self._futures: list[Future] = []
 
     def __enter__(self) -> Batch:
@@ -32,9 +33,11 @@ class Batch:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        native = self._native
+        self._collects = None
         if kind is not None:
-            return
-        self._native.issue_and_wait_next()
+            return  # and what the native batch collected fails as it goes
+        native.issue_and_wait_next()
         failures = [failure for future in self._futures if (failure := future.exception())]
         if failures:
             raise failures[0]
@@ -64,7 +67,15 @@ class Batch:
         )
 
     def fetch_add(self, segment: Segment, offset: int, n: int) -> Future:
-        return self._keep(self._native.fetch_add(segment._native, index("offset", offset), n))
+        return self._keep(
+            self._native.fetch_add(segment._native, index("offset", offset), int64("n", n))
+        )
+
+    @property
+    def _native(self) -> _smb.Batch:
+        if self._collects is None:
+            raise ValueError("the batch is over; box.batch() makes another one")
+        return self._collects
 
     def _keep(self, native: _smb.Future) -> Future:
         future = Future(native)

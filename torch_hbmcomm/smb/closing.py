@@ -13,17 +13,15 @@ class _Closes(Protocol):
     def close(self) -> None: ...
 
 
-_open: weakref.WeakSet[_Closes] = weakref.WeakSet()
-_owner = os.getpid()
+_makers: weakref.WeakKeyDictionary[_Closes, int] = weakref.WeakKeyDictionary()  # process ids
 
 
 def at_exit(one: _Closes) -> None:
-    _open.add(one)
+    _makers[one] = os.getpid()
 
 
 @atexit.register
 def _close_all() -> None:
-    if os.getpid() != _owner:
-        return  # a forked child has nothing of its own to close
-    for one in list(_open):
-        one.close()
+    for one, maker in list(_makers.items()):
+        if maker == os.getpid():  # what a forked child has from its parent is the parent's
+            one.close()

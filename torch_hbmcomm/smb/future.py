@@ -8,7 +8,7 @@ from torch_hbmcomm import _smb
 
 
 class Future:
-    """An operation that was issued."""
+    """An operation that was issued, or will be at the end of its batch."""
 
     def __init__(self, native: _smb.Future) -> None:
         self._native = native
@@ -20,6 +20,7 @@ class Future:
         """Waits, and returns fetch_add's value or None, or raises what the operation failed with.
 
         Raises TimeoutError when it is not done within ``timeout`` seconds; it goes on then.
+        Raises ValueError when it is not issued yet, or never was.
         """
         return self._native.result(timeout)
 

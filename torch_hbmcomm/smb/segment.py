@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_hbmcomm import _smb
 from torch_hbmcomm.smb.future import Future
-from torch_hbmcomm.smb.values import dtype_name, index, joined
+from torch_hbmcomm.smb.values import dtype_name, index, int64, joined, scale_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,7 +81,8 @@ class Segment:
     def view(self) -> memoryview:
         """The segment itself, without a copy; by the transport shm alone, else ValueError.
 
-        What is written here is written in the box. It stays valid after free().
+        What is written here is written in the box. It may be used after free(), but once the box
+        has let go of the segment, its key deleted and its last attachment ended, it is of zeros.
         """
         return memoryview(self._native.view())
 
@@ -107,7 +108,8 @@ class Segment:
         """self += scale * src, element by element, on the box.
 
         ``dtype``: float32, float64, float16, bfloat16, int32 or int64, by name or as NumPy's or
-        PyTorch's. ``source_offset`` None is ``offset``. Concurrent accumulates are never lost.
+        PyTorch's. For integers the scale is a whole number; others are a ValueError.
+        ``source_offset`` None is ``offset``. Concurrent accumulates are never lost.
         """
         batch = self._client.batch()
         future = batch.accumulate(*self._sum(src, dtype, scale, offset, size, source_offset))
@@ -117,7 +119,7 @@ class Segment:
     def fetch_add(self, offset: int, n: int) -> int:
         """Adds to a signed 64-bit cell of the box, atomically. Returns what it was before."""
         batch = self._client.batch()
-        future = batch.fetch_add(self._native, index("offset", offset), n)
+        future = batch.fetch_add(self._native, index("offset", offset), int64("n", n))
         batch.issue_and_wait_next()
         before: int = future.result()
         return before
@@ -146,7 +148,8 @@ class Segment:
     def fetch_add_async(self, offset: int, n: int) -> Future:
         """The future's result is what the cell was before."""
         batch = self._client.batch()
-        return _issue(batch, batch.fetch_add(self._native, index("offset", offset), n))
+        future = batch.fetch_add(self._native, index("offset", offset), int64("n", n))
+        return _issue(batch, future)
 
     def free(self) -> None:
         """Ends the attachment. Of a segment that was freed or lost: does nothing."""
@@ -154,9 +157,15 @@ class Segment:
 
     def delete(self) -> None:
         """Takes the key away, so that nobody can attach any more, and ends the attachment. The
-        memory goes with the last attachment."""
-        self._client.remove(self._native)
-        self.free()
+        memory goes with the last attachment.
+
+        The attachment ends also where the key cannot be taken away, as when another client was
+        faster (NoSuchKey).
+        """
+        try:
+            self._client.remove(self._native)
+        finally:
+            self.free()
 
     def _local(
         self, offset: int, size: int | None, local: Any
@@ -188,7 +197,9 @@ class Segment:
             raise ValueError(f"offset {start} is past the end of {self!r}")
         length = self._size - start if size is None else index("size", size)
         source_start = start if source_offset is None else index("source_offset", source_offset)
-        return self._native, src._native, dtype_name(dtype), scale, length, start, source_start
+        name = dtype_name(dtype)
+        factor = scale_of(name, scale)
+        return self._native, src._native, name, factor, length, start, source_start
 
 
 def _issue(batch: _smb.Batch, future: _smb.Future) -> Future:

@@ -13,6 +13,7 @@ Halves = tuple[int, int]  # of a key: high and low 64 bits
 
 _HALF = 64
 _MOST = (1 << 2 * _HALF) - 1
+_END = 1 << 63  # of addresses, and of signed 64-bit numbers
 
 
 def key_of(key: int | str) -> int:
@@ -62,11 +63,9 @@ def dtype_name(dtype: Any) -> str:
 
 def bytes_of(size: int | str) -> int:
     """``4096`` or ``"64KiB"``. Raises ValueError for what is no positive size."""
-    if isinstance(size, str):
-        return parse_bytes(size)
-    count = operator.index(size)
-    if count <= 0:
-        raise ValueError(f"a size is a positive number of bytes, not {count}")
+    count = parse_bytes(size) if isinstance(size, str) else operator.index(size)
+    if not 0 < count < _END:
+        raise ValueError(f"a size is a positive number of bytes, less than 2**63, not {count}")
     return count
 
 
@@ -74,7 +73,24 @@ def index(name: str, value: int) -> int:
     number = operator.index(value)
     if number < 0:
         raise ValueError(f"{name} is not negative: {number}")
+    if number >= _END:
+        raise ValueError(f"{name} is less than 2**63: {number}")
     return number
+
+
+def int64(name: str, value: int) -> int:
+    number = operator.index(value)
+    if not -_END <= number < _END:
+        raise ValueError(f"{name} is a signed number of 64 bits, -2**63 to 2**63 - 1: {number}")
+    return number
+
+
+def scale_of(dtype: str, scale: float) -> float:
+    """The factor of an accumulate, which for integers is a whole number."""
+    factor = float(scale)
+    if dtype.startswith("int") and not (factor.is_integer() and factor == scale):
+        raise ValueError(f"an accumulate of {dtype} takes a whole number as its scale, not {scale}")
+    return factor
 
 
 def readable(stats: dict[str, Any]) -> dict[str, Any]:

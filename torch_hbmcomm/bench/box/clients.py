@@ -15,6 +15,7 @@ from torch_hbmcomm.bench.sizes import MIB
 _SEGMENT = 16 * MIB  # of each client: together, more than caches hold
 _PIECE = MIB
 _MOST_ROUNDS = 3
+_CLIENTS_PER_WINDOW = 8  # more take longer: each needs its turns on few processors
 _LEAD = 0.1  # seconds from telling them to the common start
 
 
@@ -30,12 +31,13 @@ def _measure(plan: Plan, findings: Findings) -> None:
                 crowd.append(stack.enter_context(peer("client_peer")))
                 for transport in transports:
                     ours.connect(crowd[-1], transport, segment)
+            window = plan.window * max(1, count / _CLIENTS_PER_WINDOW)
             moved: dict[str, list[list[int]]] = {transport: [] for transport in transports}
             for _ in range(min(_MOST_ROUNDS, plan.rounds)):
                 for transport in transports:
-                    moved[transport].append(_together(crowd, transport, plan.window))
+                    moved[transport].append(_together(crowd, transport, window))
             for transport, rounds in moved.items():
-                findings.add([_measurement(transport, rounds, plan.window)])
+                findings.add([_measurement(transport, rounds, window)])
 
 
 def _together(crowd: Sequence[Peer], transport: str, window: float) -> list[int]:
