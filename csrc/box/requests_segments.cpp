@@ -37,7 +37,7 @@ Reply allocated(const Attachment& attachment, bool created) {
   Reply reply = with_body(smb::Allocated{.key = attachment.segment->key,
                                          .size = attachment.segment->size,
                                          .created = created,
-                                         .rkey = 0,
+                                         .reserved = 0,
                                          .address = 0});
   reply.granted = attachment.segment;
   reply.may_write = attachment.may_write;

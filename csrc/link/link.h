@@ -35,8 +35,6 @@ struct Grant {
   // reads and writes are copies by the caller, and never posted.
   std::byte* memory = nullptr;
   std::shared_ptr<void> holds;  // the mapping
-  uint64_t address = 0;         // verbs
-  uint32_t rkey = 0;            // verbs
 };
 
 // One request. The client owns it, and keeps it and the memory that it names until finished().

@@ -148,12 +148,13 @@ struct Attach {
 };
 static_assert(sizeof(Attach) == 32);
 
-// Replies to kAlloc and kAttach. On a Unix socket the segment's descriptor comes with the frame.
+// Replies to kAlloc and kAttach. On a Unix socket the segment's descriptor comes with the frame; on
+// verbs the payload is a remote key (uint32_t) for each queue pair.
 struct Allocated {
   Id key;
   uint64_t size;
   uint32_t created;  // 1: by this request, and full of zeros
-  uint32_t rkey;     // verbs: for one-sided reads and, if allowed, writes
+  uint32_t reserved;
   uint64_t address;  // verbs: of the segment's first byte
 };
 static_assert(sizeof(Allocated) == 40);

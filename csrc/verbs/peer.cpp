@@ -43,7 +43,6 @@ const char* malformed(const smb::Header& header, size_t message_bytes) {
 void put_keys(box::Reply& reply, uint64_t address, const std::vector<uint32_t>& keys) {
   auto allocated = read_as<smb::Allocated>(reply.body);
   allocated.address = address;
-  allocated.rkey = keys[0];
   std::memcpy(reply.body.data(), &allocated, sizeof(allocated));
   reply.payload.resize(keys.size() * sizeof(keys[0]));
   std::memcpy(reply.payload.data(), keys.data(), reply.payload.size());

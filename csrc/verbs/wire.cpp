@@ -249,8 +249,6 @@ std::string Wire::grant(link::Work& work) {
   auto grant = std::make_shared<link::Grant>();
   grant->handle = handle_of(work);
   grant->size = allocated.size;
-  grant->address = allocated.address;
-  grant->rkey = allocated.rkey;
   Grip& grip = grips_[grant->handle];
   grip = {allocated.address, allocated.size, std::vector<uint32_t>(lanes_.size())};
   std::memcpy(grip.rkeys.data(), work.payload.data(), work.payload.size());
