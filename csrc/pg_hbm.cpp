@@ -34,7 +34,8 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kPartingPatience{1000};
-constexpr milliseconds kNewsPatience{700};  // for the cause of an error of MPI's
+constexpr milliseconds kNewsPatience{700};       // for the cause of an error of MPI's
+constexpr milliseconds kNeighbourPatience{200};  // for a late neighbour's word of whom it waits for
 
 constexpr size_t kMostNodeChunk = 128 << 10;  // larger ones leave the processor's cache
 
@@ -219,17 +220,34 @@ void ProcessGroupHbm::watch(const Operation& operation) {
   if (news_) news_->check(operation);
 }
 
-// MPI's errors are mostly the consequence of a death, which it does not name.
+// Whether a rank that is late may itself be waiting, for one on another node.
+bool ProcessGroupHbm::waits_for_neighbour(const Operation& operation) const {
+  if (one_node_ || !team_) return false;
+  const std::vector<int> missing = operation.missing();
+  for (size_t i = 0; i < team_->size(); ++i) {
+    if (std::ranges::count(missing, team_->member(i).rank) > 0) return true;
+  }
+  return false;
+}
+
+// MPI's errors are mostly the consequence of a death, which it does not name; and when a neighbour
+// is late because it waits for a third rank, its timeout comes at about the same time as ours, and
+// knows more.
 std::exception_ptr ProcessGroupHbm::explain(const Operation& operation,
                                             const std::exception_ptr& error) {
+  milliseconds patience = kNewsPatience;
   try {
     std::rethrow_exception(error);
   } catch (const Error& ours) {
-    if (ours.kind() != ErrorKind::kNetwork) return error;
+    if (ours.kind() == ErrorKind::kTimeout && waits_for_neighbour(operation)) {
+      patience = kNeighbourPatience;
+    } else if (ours.kind() != ErrorKind::kNetwork) {
+      return error;
+    }
   } catch (...) {
     return error;
   }
-  const Clock::time_point end = Clock::now() + kNewsPatience;
+  const Clock::time_point end = Clock::now() + patience;
   do {
     try {
       watch(operation);

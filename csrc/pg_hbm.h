@@ -176,6 +176,7 @@ class ProcessGroupHbm final : public c10d::Backend {
   Queue::Hooks hooks(bool (*concerns_all)(ErrorKind));
   void watch(const Operation& operation);
   std::exception_ptr explain(const Operation& operation, const std::exception_ptr& error);
+  bool waits_for_neighbour(const Operation& operation) const;
   void choose_transport(const bootstrap::Meeting& meeting);
   void follow_news(const bootstrap::Meeting& meeting);
   void publish(const std::exception_ptr& error, bool (*concerns_all)(ErrorKind));

@@ -192,6 +192,15 @@ def test_death_of_the_store(job: Job, call: Call) -> None:
 # Stopped ranks, and abort().
 
 
+def test_a_timeout_names_the_rank_that_the_others_wait_for_too(url: str) -> None:
+    """Rank 1 waits for rank 0 of its node, which waits for rank 2, and says so a little later."""
+    job = Job(3, "aab", timeout=2, hurried=1)
+    survivors = job.run(all_reduce_small, Fate(2, signal.SIGSTOP, turn=10), url)
+    report(survivors)
+    for survivor in survivors:
+        assert re.search(r"missing ranks: .*\b2 \(pid", survivor.text), survivor
+
+
 @pytest.mark.parametrize("job", [Job(3, timeout=2), Job(3, "aab", timeout=2)], ids=["aaa", "aab"])
 @pytest.mark.parametrize("victim", [0, 2])
 def test_stopped_rank_is_named_by_the_timeout(job: Job, victim: int, url: str) -> None:
