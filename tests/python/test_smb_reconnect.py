@@ -325,6 +325,25 @@ except smb.SegmentLost:
         assert output == b"2\n"
 
 
+def said_when_interrupted(script: str) -> bytes:
+    """What a client prints that gets SIGINT while it waits for a box that was stopped."""
+    with BoxProcess() as process:
+        client = subprocess.Popen(
+            [sys.executable, "-c", script, process.url],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert client.stdout is not None and client.stdin is not None
+        assert client.stdout.readline() == b"ready\n"
+        process.stop()
+        client.stdin.write(b"\n")
+        client.stdin.flush()
+        time.sleep(0.5)
+        client.send_signal(signal.SIGINT)
+        return client.communicate(timeout=10)[0]
+
+
 def test_ctrl_c_ends_a_wait(transport: Any) -> None:
     script = f"""
 import os, sys
@@ -339,21 +358,7 @@ except KeyboardInterrupt:
     print("interrupted", flush=True)
     os._exit(0)
 """
-    with BoxProcess() as process:
-        client = subprocess.Popen(
-            [sys.executable, "-c", script, process.url],
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert client.stdout is not None and client.stdin is not None
-        assert client.stdout.readline() == b"ready\n"
-        process.stop()
-        client.stdin.write(b"\n")
-        client.stdin.flush()
-        time.sleep(0.3)
-        client.send_signal(signal.SIGINT)
-        assert client.communicate(timeout=10)[0] == b"interrupted\n"
+    assert said_when_interrupted(script) == b"interrupted\n"
 
 
 def test_ctrl_c_ends_a_close(transport: Any) -> None:
@@ -370,18 +375,4 @@ try:
 except KeyboardInterrupt:
     print("interrupted", box.closed, flush=True)
 """
-    with BoxProcess() as process:
-        client = subprocess.Popen(
-            [sys.executable, "-c", script, process.url],
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert client.stdout is not None and client.stdin is not None
-        assert client.stdout.readline() == b"ready\n"
-        process.stop()
-        client.stdin.write(b"\n")
-        client.stdin.flush()
-        time.sleep(0.5)
-        client.send_signal(signal.SIGINT)
-        assert client.communicate(timeout=10)[0] == b"interrupted True\n"
+    assert said_when_interrupted(script) == b"interrupted True\n"
