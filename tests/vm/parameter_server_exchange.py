@@ -1,0 +1,103 @@
+"""Workers without PyTorch that push whole numbers over RDMA: the sums have to be exact.
+
+The guest's half of test_parameter_server.py.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import sys
+import time
+from array import array
+
+from torch_hbmcomm import smb
+from torch_hbmcomm.parameter_server.exchange import Exchange
+from torch_hbmcomm.parameter_server.layout import PIECE_BYTES, Layout, Piece, Tensor, lay_out
+from torch_hbmcomm.parameter_server.roster import Roster
+from torch_hbmcomm.parameter_server.shards import Shards
+
+HOST = os.environ["HBM_BOX_HOST"]
+TOKEN = "of this test"
+WORKERS, PUSHES = 3, 4
+COUNTS = [1, 997, PIECE_BYTES // 4 + 1]  # elements
+
+
+def layout() -> Layout:
+    return lay_out(
+        [Tensor(f"t{count}", "float32", (count,), (1,), "parameter") for count in COUNTS],
+        boxes=1,
+    )
+
+
+def scale(piece: Piece) -> float:
+    return 1.0
+
+
+def floats(value: int, count: int) -> memoryview:
+    return memoryview(array("f", [value]) * count).cast("B")
+
+
+def work(number: int, url: str) -> None:
+    """Pushes `number + 1` into every element, PUSHES times; everyone must find the sum of all."""
+    delays = random.Random(number)
+    plan = layout()
+    with smb.connect(url, TOKEN, transport="verbs", connect_timeout=30) as box:
+        roster = Roster(box, "exchange", timeout=120, temporary=True)
+        leads = roster.leads()
+        shards = Shards([box], "exchange", plan, "auto" if leads else "attach", temporary=True)
+        if leads:
+            shards.mark(1)
+            roster.publish(1)
+        shards.check_mark(roster.ready())
+        exchange = Exchange(shards, roster, staleness=1)
+        exchange.begin(roster.activate())
+        roster.wait_for_workers(WORKERS)
+        for piece in plan.changing:
+            shards.slot(piece)[:] = floats(number + 1, piece.count)
+        for _ in range(PUSHES):
+            time.sleep(delays.random() / 20)
+            for _ in exchange.push_and_pull(plan.changing, scale):
+                pass
+        roster.wait_pushed(PUSHES)
+        exchange.prefetch(plan.changing)
+        wanted = PUSHES * sum(range(1, WORKERS + 1))
+        for piece in plan.changing:
+            found, dtype = shards.fresh(piece)
+            assert dtype == "float32"
+            assert found == floats(wanted, piece.count), piece
+        assert box.transport == "verbs"
+        roster.wait_pulled(PUSHES)
+        roster.leave()
+        shards.close()
+
+
+def main() -> None:
+    context = multiprocessing.get_context("fork")  # nothing has touched the device yet
+    ready, tell = context.Pipe(duplex=False)
+    stop, stopped = context.Event(), 0
+
+    def serve() -> None:
+        with smb.Server(f"{HOST}:0", "256MiB", token=TOKEN, verbs="on") as server:
+            tell.send(server.url)
+            stop.wait()
+
+    box = context.Process(target=serve)
+    box.start()
+    url = ready.recv()
+    workers = [context.Process(target=work, args=(number, url)) for number in range(WORKERS)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        stopped += worker.exitcode == 0
+    stop.set()
+    box.join()
+    assert stopped == WORKERS, f"{stopped} of {WORKERS} workers found the sums"
+    assert "torch" not in sys.modules
+    print("exact", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Two workers that train a model over RDMA, against one that sees both their data.
+
+The guest's half of test_parameter_server.py.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from torch_hbmcomm import ParameterServer, smb
+
+HOST = os.environ["HBM_BOX_HOST"]
+TOKEN = "of this test"
+WORKERS, STEPS, BATCH = 2, 10, 8
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 1))
+
+
+def data(step: int, worker: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step * WORKERS + worker)
+    inputs = torch.randn(BATCH, 300, generator=generator)
+    return inputs, inputs.sum(dim=1, keepdim=True)
+
+
+def alone() -> list[torch.Tensor]:
+    """Each step on the batches of all workers."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for worker in range(WORKERS):
+            inputs, targets = data(step, worker)
+            (mse_loss(model(inputs), targets) / WORKERS).backward()
+        optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def work(worker: int, url: str) -> None:
+    torch.set_num_threads(1)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    box = smb.connect(url, TOKEN, transport="verbs", connect_timeout=60)
+    with ParameterServer(
+        model, optimizer, box=box, staleness=0, workers=WORKERS, timeout=200
+    ) as server:
+        for step in range(STEPS):
+            inputs, targets = data(step, worker)
+            optimizer.zero_grad()
+            mse_loss(model(inputs), targets).backward()
+            server.step()
+    for found, wanted in zip(model.parameters(), alone(), strict=True):
+        torch.testing.assert_close(found.detach(), wanted)
+    print(f"worker {worker} agrees over {box.transport}", flush=True)
+    box.close()
+
+
+def main() -> None:
+    context = multiprocessing.get_context("fork")  # nothing has touched the device yet
+    ready, tell = context.Pipe(duplex=False)
+    stop = context.Event()
+
+    def serve() -> None:
+        with smb.Server(f"{HOST}:0", "256MiB", token=TOKEN, verbs="on") as server:
+            tell.send(server.url)
+            stop.wait()
+
+    box = context.Process(target=serve)
+    box.start()
+    url = ready.recv()
+    workers = [context.Process(target=work, args=(worker, url)) for worker in range(WORKERS)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    stop.set()
+    box.join()
+    assert [worker.exitcode for worker in workers] == [0] * WORKERS
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""The asynchronous parameter server over RDMA, in a guest that has soft-RoCE."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import guest
+import pytest
+
+pytestmark = pytest.mark.vm
+
+HERE = Path(__file__).parent
+
+
+def run(folder: Path, program: str) -> str:
+    return guest.run(
+        "hbm",
+        ["sh", HERE / "verbs_link.sh", sys.executable, HERE / program],
+        folder,
+        timeout=400,
+        environment={"HBM_BOX_HOST": "10.9.0.1"},
+        modules=["rxe"],
+    ).stdout
+
+
+def test_sums_are_exact_without_pytorch(tmp_path: Path) -> None:
+    assert "exact" in run(tmp_path, "parameter_server_exchange.py")
+
+
+def test_two_workers_train(tmp_path: Path) -> None:
+    output = run(tmp_path, "parameter_server_training.py")
+    assert sorted(output.splitlines()) == [f"worker {i} agrees over verbs" for i in range(2)]

@@ -1,0 +1,24 @@
+"""Training with a parameter server: asynchronous on memory boxes, synchronous on collectives.
+
+Loaded by name, because roster, layout, shards and exchange need no PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch_hbmcomm.parameter_server.rules import Downpour as Downpour
+    from torch_hbmcomm.parameter_server.rules import Elastic as Elastic
+    from torch_hbmcomm.parameter_server.rules import Rule as Rule
+    from torch_hbmcomm.parameter_server.server import ParameterServer as ParameterServer
+
+__all__ = ["Downpour", "Elastic", "ParameterServer", "Rule"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = "server" if name == "ParameterServer" else "rules"
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)

@@ -1,0 +1,234 @@
+"""The parameter server as a training script sees it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from torch_hbmcomm import smb
+from torch_hbmcomm.parameter_server.asynchronous import Asynchronous, Terms
+from torch_hbmcomm.parameter_server.rules import Rule, named
+from torch_hbmcomm.parameter_server.synchronous import Synchronous
+
+Boxes = smb.Box | str | Sequence[smb.Box | str]
+
+
+class ParameterServer:
+    """Trains one model by several workers that share its weights.
+
+        ps = hbmcomm.ParameterServer(model, optimizer)  # instead of DistributedDataParallel
+        for batch, target in data:
+            optimizer.zero_grad()
+            loss(model(batch), target).backward()
+            ps.step()  # instead of optimizer.step()
+
+    **mode="async"**: the weights lie in one memory box or several. In step() the local optimizer
+    steps, the difference is added to the weights on the box, and fresh weights are read back (Ahn
+    et al. 2018; Dean et al. 2012). Nobody waits for anybody, and a worker that dies is missed by
+    nobody. At the start the first worker's model becomes the weights, and every other worker,
+    however late, takes the weights that it finds.
+
+    Args:
+        model: dense CPU parameters and buffers. Parameters that require a gradient are trained;
+            all else is handed out once, at the start.
+        optimizer: any of PyTorch's over the model's parameters; its state is each worker's own
+        box: addresses or connections of the boxes that have the weights, the same for all workers
+            in the same order; None: those of the group (Options(parameter_server=...))
+        staleness: how many exchanges a worker may be ahead of the slowest live one (Ho et al.
+            2013); None: any number. A worker that dies counts until its lease ends. With 0, plain
+            SGD and Downpour the result is that of synchronous training; with other optimizers, that
+            of averaging the workers' local updates.
+        push_every: steps between two exchanges
+        rule: "downpour", "easgd" (Zhang et al. 2015), or an object of parameter_server.rules
+        transfer: torch.bfloat16: float32 differences and weights travel as that. What rounding
+            leaves of a difference is sent with the next; the box's weights stay float32.
+        buffers: "shared": floating-point buffers (BatchNorm's statistics) are averaged as
+            parameters are; "local": each worker has its own. Integer buffers are always local.
+        overlap: exchanges run beside the next step's computation, and bring weights that are one
+            step older; None: yes, unless staleness is 0. Without, fresh weights are there when
+            step() returns.
+        name: of this job in the boxes, if box is given; workers of one name train one model
+        workers: wait for so many at the start; None: the group's size, or 1
+        keep: the weights stay in the boxes when the last worker leaves; a job of the same name then
+            goes on with them
+        timeout: seconds to wait for other workers
+
+    **mode="sync"**: gradients are gathered at rank `server` of `group`, whose optimizer steps, and
+    the parameters are broadcast (synchronous.py), all over the group's own collectives.
+
+    Args:
+        group: None is the default one
+        server: rank in the group
+        dedicated: that rank does not train, and calls serve() instead of step()
+
+    Raises:
+        ValueError: arguments that do not go together, or a model that is not the other workers'
+        TypeError: tensors that are not dense or not on the CPU
+        MemoryError: a box is too small; says how much is needed
+        TimeoutError: others did not come within `timeout`
+        smb.BoxError: from a box. After an error in step() the object can only be closed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        mode: Literal["async", "sync"] = "async",
+        box: Boxes | None = None,
+        staleness: int | None = None,
+        push_every: int = 1,
+        *,
+        rule: str | Rule = "downpour",
+        transfer: torch.dtype | None = None,
+        buffers: Literal["shared", "local"] = "shared",
+        overlap: bool | None = None,
+        name: str = "parameter-server",
+        workers: int | None = None,
+        keep: bool = False,
+        group: dist.ProcessGroup | None = None,
+        server: int = 0,
+        dedicated: bool = False,
+        timeout: float = 300.0,
+    ) -> None:
+        if buffers not in ("shared", "local"):
+            raise ValueError(f'buffers is "shared" or "local", not {buffers!r}')
+        self._own: list[smb.Box] = []
+        self._worker: Asynchronous | Synchronous
+        if mode == "sync":
+            if box is not None or staleness is not None or rule != "downpour" or transfer or keep:
+                raise ValueError(
+                    'box, staleness, rule, transfer and keep belong to mode="async"; mode="sync" '
+                    "works over the group's collectives"
+                )
+            self._worker = Synchronous(
+                model, optimizer, group, server, dedicated, buffers, push_every
+            )
+            return
+        if mode != "async":
+            raise ValueError(f'mode is "async" or "sync", not {mode!r}')
+        if optimizer is None or dedicated or server:
+            raise ValueError('in mode="async" every worker has an optimizer, and the box serves')
+        _check_optimizer(model, optimizer)
+        terms = Terms(
+            named(rule),
+            staleness,
+            push_every,
+            transfer,
+            buffers == "shared",
+            staleness != 0 if overlap is None else overlap,
+            workers or (1 if box is not None else dist.get_world_size(group)),
+            keep,
+            timeout,
+        )
+        boxes = self._connected(box) if box is not None else smb.all_of(group)
+        try:
+            self._worker = Asynchronous(
+                model, optimizer, boxes, name if box is not None else _agreed(name, group), terms
+            )
+        except BaseException:
+            self._disconnect()
+            raise
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """After backward(): one step of the optimizer, shared. Returns what closure returns.
+
+        An update that is not finite is left out and counted (stats()["refused"]), and a
+        RuntimeWarning names the parameter; in mode="async" this worker alone leaves it out, and
+        goes on with the box's weights.
+        """
+        return self._worker.step(closure)
+
+    def pull(self) -> None:
+        """Sends what was not sent yet, and makes the box's weights the model's, without rounding;
+        with "easgd" these are the center."""
+        self._worker.pull()
+
+    def serve(self, after_update: Callable[[], None] | None = None) -> None:
+        """The dedicated server of mode="sync": returns when all workers have closed."""
+        if not isinstance(self._worker, Synchronous):
+            raise ValueError('serve() belongs to mode="sync"; the asynchronous mode has a box')
+        self._worker.serve(after_update)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What to save: under "model" the weights by name, as the model's own state_dict() has
+        them. In mode="async" any worker may save, and optimizers, which are each worker's own, are
+        saved apart; in mode="sync" the server saves, its optimizer too."""
+        return self._worker.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Called by every worker before its first step; the state may come from another number of
+        workers. In mode="async" the first that comes writes the weights to the box, unless training
+        has begun there; in mode="sync" it is a collective, and the server's state counts."""
+        self._worker.load_state_dict(state)
+
+    def stats(self) -> dict[str, int | float]:
+        """Counters since the start. Both modes: refused updates, and exchange_seconds that the
+        methods took beside the local optimizer. "async": steps; workers that are alive; ahead, the
+        exchanges by which this worker leads the slowest; pushed_bytes and pulled_bytes. "sync":
+        updates, gradient_bytes, weight_bytes."""
+        return self._worker.stats()
+
+    def close(self) -> None:
+        """Sends what was not sent yet, and leaves. The model keeps what it has. In mode="sync" it
+        returns when all workers have closed."""
+        try:
+            self._worker.close()
+        finally:
+            self._disconnect()
+
+    def __enter__(self) -> ParameterServer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Closes; after an exception it leaves at once, and sends nothing any more."""
+        if kind is None:
+            self.close()
+            return
+        try:
+            if isinstance(self._worker, Asynchronous):
+                self._worker.close(send=False)
+        finally:
+            self._disconnect()
+
+    def _connected(self, box: Boxes) -> list[smb.Box]:
+        found = []
+        for one in [box] if isinstance(box, smb.Box | str) else box:
+            if isinstance(one, str):
+                one = smb.connect(one)
+                self._own.append(one)
+            found.append(one)
+        if not found:
+            raise ValueError("box names no box")
+        return found
+
+    def _disconnect(self) -> None:
+        while self._own:
+            self._own.pop().close()
+
+
+def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    own = {id(parameter) for parameter in model.parameters()}
+    for index, group in enumerate(optimizer.param_groups):
+        if any(id(parameter) not in own for parameter in group["params"]):
+            raise ValueError(
+                f"group {index} of the optimizer has a parameter that is not the model's: it would "
+                "not be shared"
+            )
+
+
+def _agreed(name: str, group: dist.ProcessGroup | None) -> str:
+    """Unique in the boxes, which several jobs may use; the same on every rank."""
+    names = [f"{name}/{secrets.token_hex(8)}"]
+    dist.broadcast_object_list(names, group=group, group_src=0)
+    return names[0]
