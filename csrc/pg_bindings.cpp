@@ -3,6 +3,8 @@
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "base/error.h"
+#include "base/log.h"
 #include "mpi/library.h"
 #include "mpi/world.h"
 #include "pg_hbm.h"
@@ -29,6 +31,64 @@ c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>& 
   return c10::make_intrusive<ProcessGroupHbm>(store, rank, size, own, name);
 }
 
+// Needs the interpreter: once that is ending, it is neither closed nor released.
+class PythonCompanion final : public Companion {
+ public:
+  explicit PythonCompanion(py::object self) : self_(std::move(self)) {}
+  ~PythonCompanion() override {
+    if (Py_IsInitialized() != 0) {
+      const py::gil_scoped_acquire locked;
+      self_ = py::object();
+    } else {
+      self_.release();
+    }
+  }
+
+  void close(bool patient) override {
+    if (Py_IsInitialized() == 0) return;
+    const py::gil_scoped_acquire locked;
+    self_.attr("close")(py::arg("patient") = patient);
+  }
+
+  const py::object& self() const noexcept { return self_; }
+
+ private:
+  py::object self_;
+};
+
+void attach(ProcessGroupHbm& group, py::object companion) {
+  const auto attached = std::make_shared<PythonCompanion>(std::move(companion));
+  const py::gil_scoped_release unlocked;
+  group.attach(attached);
+}
+
+py::object companion(const ProcessGroupHbm& group) {
+  const auto attached = std::static_pointer_cast<PythonCompanion>(group.companion());
+  return attached ? attached->self() : py::none();
+}
+
+// What `tell` raises is raised here as it is.
+std::vector<std::string> gather(ProcessGroupHbm& group, const std::string& step,
+                                const py::function& tell) {
+  std::exception_ptr raised;
+  try {
+    const py::gil_scoped_release unlocked;
+    return group.gather(step, [&] {
+      const py::gil_scoped_acquire locked;
+      try {
+        return tell().cast<std::string>();
+      } catch (py::error_already_set& error) {
+        raised = std::current_exception();
+        throw Error(ErrorKind::kUnavailable,
+                    py::str("{}: {}").format(error.type().attr("__name__"), error.value()));
+      }
+    });
+  } catch (const std::exception&) {
+    if (raised) std::rethrow_exception(raised);
+    throw;
+  }
+}
+
 py::dict mpi_info() {
   using namespace py::literals;
   const mpi::Library& library = mpi::library();
@@ -50,18 +110,19 @@ void register_process_group(py::module_& m) {
   py::class_<GroupOptions, c10d::Backend::Options, c10::intrusive_ptr<GroupOptions>>(m, "Options")
       .def(py::init([](std::optional<std::string> memory, std::optional<int64_t> staging_bytes,
                        std::optional<int64_t> reduce_threads,
-                       std::optional<std::string> parameter_server) {
+                       const std::optional<std::string>& parameter_server) {
              const auto defaults = GroupOptions::from_environment();
              return c10::make_intrusive<GroupOptions>(
                  memory.value_or(memory::policy_name(defaults->policy)),
                  staging_bytes.value_or(defaults->staging_bytes), reduce_threads,
-                 std::move(parameter_server));
+                 parameter_server.value_or(defaults->parameter_server));
            }),
            py::kw_only(), py::arg("memory") = py::none(), py::arg("staging_bytes") = py::none(),
            py::arg("reduce_threads") = py::none(), py::arg("parameter_server") = py::none())
       .def_property_readonly(
           "memory", [](const GroupOptions& self) { return memory::policy_name(self.policy); })
-      .def_readonly("staging_bytes", &GroupOptions::staging_bytes);
+      .def_readonly("staging_bytes", &GroupOptions::staging_bytes)
+      .def_readonly("parameter_server", &GroupOptions::parameter_server);
 
   py::class_<ProcessGroupHbm, c10d::Backend, c10::intrusive_ptr<ProcessGroupHbm>>(m,
                                                                                   "ProcessGroupHbm")
@@ -71,7 +132,11 @@ void register_process_group(py::module_& m) {
             return c10::dynamic_intrusive_pointer_cast<GroupOptions>(self.getBackendOptions());
           })
       .def("get_error", &ProcessGroupHbm::getError, Unlocked())
-      .def("memory_stats", &ProcessGroupHbm::getMemoryStats, Unlocked());
+      .def("memory_stats", &ProcessGroupHbm::getMemoryStats, Unlocked())
+      .def("gather", &gather, py::arg("step"), py::arg("tell"))
+      .def("networks", &ProcessGroupHbm::networks)
+      .def("attach", &attach, py::arg("companion"))
+      .def_property_readonly("companion", &companion);
 
   m.def("create", &create, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
         py::arg("options"), py::arg("name"), py::arg("global_ranks"), Unlocked());
@@ -98,6 +163,7 @@ void register_process_group(py::module_& m) {
         if (mpi::World* world = mpi::World::current()) world->finalize_together(patience);
       },
       py::arg("patience"), Unlocked());
+  m.def("warn", &log::warn, py::arg("message"));
   m.def("build_info", &build_info);
   m.def("reduce_isa", &reduce_isa);
 }

@@ -113,6 +113,8 @@ void ProcessGroupHbm::connect(Clock::time_point deadline) {
     prepare();
     // The version stands for the layout of messages and the cutting into chunks.
     bootstrap::Member self = bootstrap::introduce(HBM_VERSION, channel_->chunk_bytes);
+    const std::string& boxes = options_->parameter_server;
+    self.parameter_server = boxes.empty() ? "none" : boxes == "auto" ? boxes : "addresses";
     if (size_ > 1 && self.node_layer == bootstrap::kSharedMemory) {
       self.segment = memory::policy_name(options_->policy);
       self.door = door.emplace().name();
@@ -199,7 +201,14 @@ void ProcessGroupHbm::prepare() {
   segment_ = memory::process_segment(options_->policy);
 }
 
-ProcessGroupHbm::~ProcessGroupHbm() { stop(); }
+ProcessGroupHbm::~ProcessGroupHbm() {
+  stop();
+  try {
+    close_companion(/*patient=*/false);
+  } catch (const std::exception& error) {
+    log::error(name_ + " is gone, and not all that belonged to it was closed: " + error.what());
+  }
+}
 
 // The queues are stopped before the group ends, so the hooks may refer to it.
 Queue::Hooks ProcessGroupHbm::hooks(bool (*concerns_all)(ErrorKind)) {
@@ -427,6 +436,7 @@ void ProcessGroupHbm::abort() {
   publish(std::make_exception_ptr(Error(ErrorKind::kAborted, reason)), &breaks_collectives);
   collectives_->abort(reason);
   transfers_->abort(reason);
+  close_companion(/*patient=*/false);
 }
 
 void ProcessGroupHbm::shutdown() {
@@ -437,6 +447,7 @@ void ProcessGroupHbm::shutdown() {
     if (news_) news_->leave(kPartingPatience);
   }
   stop();
+  close_companion(/*patient=*/true);
 }
 
 void ProcessGroupHbm::stop() {

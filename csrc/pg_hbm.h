@@ -30,6 +30,7 @@
 #include "node/neighbours.h"
 #include "node/team.h"
 #include "pg_checks.h"
+#include "pg_companion.h"
 #include "pg_options.h"
 #include "pg_views.h"
 #include "pg_work.h"
@@ -119,6 +120,18 @@ class ProcessGroupHbm final : public c10d::Backend {
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
   std::unordered_map<std::string, uint64_t> getMemoryStats() override;
 
+  // pg_companion.cpp: what is set up beside the group
+  // bootstrap::gather over the group's ranks, within its timeout. A step's name is used once.
+  std::vector<std::string> gather(const std::string& step,
+                                  const std::function<std::string()>& tell);
+  // One for each rank, equal for ranks that reach one another at 127.0.0.1. HBMCOMM_NODE_ID, which
+  // sets ranks apart, makes them differ.
+  std::vector<std::string> networks() const;
+  // Closes `companion` when the group ends; at once, and without patience, if it has ended.
+  // REQUIRES: there is none yet.
+  void attach(std::shared_ptr<Companion> companion);
+  std::shared_ptr<Companion> companion() const;  // null: none; the group may have ended
+
   // For measurements: `calls` synchronous SUM allreduces of `count` elements, without a Work.
   // REQUIRES: nothing else is issued meanwhile.
   void repeat_allreduce(void* data, size_t count, Dtype dtype, int calls);
@@ -173,6 +186,7 @@ class ProcessGroupHbm final : public c10d::Backend {
   void prepare();
   void part();
   void stop();
+  void close_companion(bool patient);
   Queue::Hooks hooks(bool (*concerns_all)(ErrorKind));
   void watch(const Operation& operation);
   std::exception_ptr explain(const Operation& operation, const std::exception_ptr& error);
@@ -201,6 +215,10 @@ class ProcessGroupHbm final : public c10d::Backend {
   std::shared_ptr<Queue> transfers_;
   bool crowded_ = false;
   std::atomic<bool> shut_down_{false};
+
+  mutable std::mutex companion_mutex_;  // guards the two below; taken alone
+  std::shared_ptr<Companion> companion_;
+  bool ended_ = false;
 
   std::mutex issue_mutex_;
   uint64_t sequence_ = 0;  // guarded by issue_mutex_

@@ -30,10 +30,11 @@ int64_t parse_threads(const std::string& text) {
 
 GroupOptions::GroupOptions(const std::string& memory, int64_t staging,
                            std::optional<int64_t> reduce_threads,
-                           std::optional<std::string> parameter_server)
+                           const std::string& parameter_server)
     : c10d::Backend::Options(kBackendName),
       policy(memory::parse_policy(memory)),
-      staging_bytes(static_cast<uint64_t>(staging)) {
+      staging_bytes(static_cast<uint64_t>(staging)),
+      parameter_server(parameter_server) {
   if (staging < kLeastStagingBytes) {
     throw Error(ErrorKind::kInvalid, "staging_bytes is " + std::to_string(staging) +
                                          "; the least is " + std::to_string(kLeastStagingBytes));
@@ -43,19 +44,16 @@ GroupOptions::GroupOptions(const std::string& memory, int64_t staging,
                 "reduce_threads=" + std::to_string(*reduce_threads) +
                     ": in this version the thread that drives an operation reduces; use None or 1");
   }
-  if (parameter_server) {
-    throw Error(ErrorKind::kUnsupported, "parameter_server=\"" + *parameter_server +
-                                             "\": this version has no parameter server; use None");
-  }
 }
 
 c10::intrusive_ptr<GroupOptions> GroupOptions::from_environment() {
   const std::string memory = environment("HBMCOMM_MEMORY", "preferred");
   const std::string staging = environment("HBMCOMM_STAGING_BYTES", "1G");
   const std::string threads = environment("HBMCOMM_REDUCE_THREADS", "1");
+  const std::string parameter_server = environment("HBMCOMM_PARAMETER_SERVER", "");
   try {
     return c10::make_intrusive<GroupOptions>(memory, parse_bytes(staging, "HBMCOMM_STAGING_BYTES"),
-                                             parse_threads(threads), std::nullopt);
+                                             parse_threads(threads), parameter_server);
   } catch (const Error& error) {
     throw Error(error.kind(), std::string(error.what()) +
                                   " (from the environment: HBMCOMM_MEMORY=" + memory +

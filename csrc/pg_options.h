@@ -14,15 +14,18 @@ namespace hbm {
 inline constexpr const char* kBackendName = "hbm";
 
 struct GroupOptions final : c10d::Backend::Options {
-  // Throws Error(kInvalid) for a value that makes no sense.
+  // Throws Error(kInvalid) for a value that makes no sense. Whether `parameter_server` does is not
+  // looked at: what is wrong with it is told to all ranks, when the group is made.
   GroupOptions(const std::string& memory, int64_t staging_bytes,
-               std::optional<int64_t> reduce_threads, std::optional<std::string> parameter_server);
+               std::optional<int64_t> reduce_threads, const std::string& parameter_server);
 
-  // From HBMCOMM_MEMORY, HBMCOMM_STAGING_BYTES and HBMCOMM_REDUCE_THREADS.
+  // From HBMCOMM_MEMORY, HBMCOMM_STAGING_BYTES, HBMCOMM_REDUCE_THREADS and
+  // HBMCOMM_PARAMETER_SERVER.
   static c10::intrusive_ptr<GroupOptions> from_environment();
 
   const memory::Policy policy;
   const uint64_t staging_bytes;
+  const std::string parameter_server;  // "auto", addresses of boxes, or empty: none
 };
 
 // "1073741824", "512M" or "1G" to bytes; throws Error(kInvalid) naming `source`.

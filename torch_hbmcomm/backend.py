@@ -18,7 +18,8 @@ def create(distributed_options: Any, group_options: Any) -> Any:
     """The backend of one group, made by torch.distributed (extended_api).
 
     Raises ValueError for options of another backend, DistBackendError when a rank does not come
-    before the timeout, and RuntimeError when MPI is missing or does not fit.
+    before the timeout, and RuntimeError when MPI is missing or does not fit. A memory box that the
+    options ask for may raise what smb.Server and smb.connect do.
     """
     if group_options is not None and not isinstance(group_options, Options):
         raise ValueError(
@@ -27,15 +28,21 @@ def create(distributed_options: Any, group_options: Any) -> Any:
         )
     # DDP then asks the group for its buckets, which lie where the node's other ranks reduce them.
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
-    return _C.create(
+    timeout = _milliseconds(distributed_options.timeout)
+    backend = _C.create(
         store=distributed_options.store,
         rank=distributed_options.group_rank,
         size=distributed_options.group_size,
-        timeout=_milliseconds(distributed_options.timeout),
+        timeout=timeout,
         options=group_options,
         name=distributed_options.group_id,
         global_ranks=distributed_options.global_ranks_in_group,
     )
+    if backend.options.parameter_server:
+        from torch_hbmcomm.group_boxes import provide
+
+        provide(backend, timeout)
+    return backend
 
 
 def _milliseconds(timeout: timedelta) -> timedelta:

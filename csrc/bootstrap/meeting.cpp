@@ -20,9 +20,9 @@ std::string encode(const Member& member) {
   std::ostringstream text;
   text << member.pid;
   for (const std::string* field :
-       {&member.version, &member.chunk_bytes, &member.node_layer, &member.host, &member.process,
-        &member.boot_id, &member.network_namespace, &member.forced_node, &member.segment,
-        &member.door}) {
+       {&member.version, &member.chunk_bytes, &member.node_layer, &member.parameter_server,
+        &member.host, &member.process, &member.boot_id, &member.network_namespace,
+        &member.forced_node, &member.segment, &member.door}) {
     text << ' ' << std::quoted(*field);
   }
   return text.str();
@@ -32,9 +32,10 @@ Member decode(const std::string& record) {
   std::istringstream text(record);
   Member member;
   text >> member.pid;
-  for (std::string* field : {&member.version, &member.chunk_bytes, &member.node_layer, &member.host,
-                             &member.process, &member.boot_id, &member.network_namespace,
-                             &member.forced_node, &member.segment, &member.door}) {
+  for (std::string* field :
+       {&member.version, &member.chunk_bytes, &member.node_layer, &member.parameter_server,
+        &member.host, &member.process, &member.boot_id, &member.network_namespace,
+        &member.forced_node, &member.segment, &member.door}) {
     text >> std::quoted(*field);
   }
   return member;
@@ -100,6 +101,8 @@ Meeting meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::str
   require_equal(members, &Member::version, "the version of torch_hbmcomm", group);
   require_equal(members, &Member::chunk_bytes, "the staging chunk (from staging_bytes)", group);
   require_equal(members, &Member::node_layer, "HBMCOMM_NODE", group);
+  require_equal(members, &Member::parameter_server,
+                "parameter_server (the option, or HBMCOMM_PARAMETER_SERVER)", group);
   return {party, members};
 }
 

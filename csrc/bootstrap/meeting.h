@@ -21,9 +21,10 @@ inline constexpr const char* kMpi = "mpi";
 
 // What a rank says of itself.
 struct Member {
-  std::string version;      // of torch_hbmcomm
-  std::string chunk_bytes;  // of staging
-  std::string node_layer;   // kSharedMemory or kMpi; these three must be equal on all ranks
+  std::string version;           // of torch_hbmcomm
+  std::string chunk_bytes;       // of staging
+  std::string node_layer;        // kSharedMemory or kMpi
+  std::string parameter_server;  // its kind; these four must be equal on all ranks
 
   std::string host;
   long pid = 0;

@@ -30,6 +30,7 @@ from torch_hbmcomm._smb import (
 from torch_hbmcomm.smb.batch import Batch
 from torch_hbmcomm.smb.box import Box, connect
 from torch_hbmcomm.smb.future import Future
+from torch_hbmcomm.smb.of import all_of, of
 from torch_hbmcomm.smb.segment import Segment
 from torch_hbmcomm.smb.server import Server
 from torch_hbmcomm.smb.values import key_of
@@ -47,6 +48,8 @@ __all__ = [
     "Segment",
     "SegmentLost",
     "Server",
+    "all_of",
     "connect",
     "key_of",
+    "of",
 ]

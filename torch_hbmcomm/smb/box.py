@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any, Literal
 
 from torch_hbmcomm import _smb
@@ -59,7 +58,7 @@ def connect(
     )
 
 
-class Box:
+class Box(closing.Closing):
     """A connection to a memory box, for any number of threads; ``connect`` makes it."""
 
     def __init__(self, native: _smb.Client, url: str) -> None:
@@ -70,17 +69,6 @@ class Box:
     def __repr__(self) -> str:
         state = "closed" if self.closed else self.transport
         return f"<Box {self.url}, {state}>"
-
-    def __enter__(self) -> Box:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def transport(self) -> str:

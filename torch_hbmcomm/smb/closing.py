@@ -1,22 +1,40 @@
-"""Closes what is still open when the interpreter ends: threads must not outlive it, nor a box's
-socket file the box."""
+"""Closes what is still open at the end of a with block, or when the interpreter ends: threads must
+not outlive it, nor a box's socket file the box."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import weakref
-from typing import Protocol
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import TypeVar
+
+_Self = TypeVar("_Self")
 
 
-class _Closes(Protocol):
+class Closing(ABC):
+    """What a with block closes."""
+
+    @abstractmethod
     def close(self) -> None: ...
 
+    def __enter__(self: _Self) -> _Self:
+        return self
 
-_makers: weakref.WeakKeyDictionary[_Closes, int] = weakref.WeakKeyDictionary()  # process ids
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
-def at_exit(one: _Closes) -> None:
+_makers: weakref.WeakKeyDictionary[Closing, int] = weakref.WeakKeyDictionary()  # process ids
+
+
+def at_exit(one: Closing) -> None:
     _makers[one] = os.getpid()
 
 

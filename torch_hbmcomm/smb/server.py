@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Literal
 
 from torch_hbmcomm import _smb
@@ -13,7 +12,7 @@ from torch_hbmcomm.smb.token import find_or_create
 from torch_hbmcomm.smb.values import bytes_of, readable
 
 
-class Server:
+class Server(closing.Closing):
     """Serves memory from the end of the constructor until close().
 
     ``listen``: one or more of "host:port" for TCP and RDMA, port 0 for any, or () for none.
@@ -78,17 +77,6 @@ class Server:
         if verbs != "off" and listen and not _smb.why_no_verbs():
             self._transports.append("verbs")
         closing.at_exit(self)
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def url(self) -> str:

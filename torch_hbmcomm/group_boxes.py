@@ -1,0 +1,206 @@
+"""The memory boxes of a process group: what Options(parameter_server=...) asks for.
+
+With "auto", rank 0 serves a box in its own process for as long as the group lives, with a token
+that the group's ranks alone know. Otherwise every rank connects to boxes that run already.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import socket
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch_hbmcomm import machine
+from torch_hbmcomm.native import load
+from torch_hbmcomm.smb import Box, BoxError, BoxUnreachable, Server, connect
+from torch_hbmcomm.smb.values import bytes_of
+
+_C = load()
+
+_AUTO = "auto"
+_PATIENCE = 5.0  # seconds that operations which are under way get when the group ends
+_BACK_SOON = 2000  # milliseconds in which a client that has lost its connection comes back
+_SILENCE = 5.0  # seconds that rank 0 waits for other ranks before it says so
+
+
+@dataclass(frozen=True)
+class _Invitation:
+    """How the ranks reach rank 0's box. An address in `far` may be another machine's as well."""
+
+    token: str
+    near: list[str]  # for ranks that share rank 0's loopback
+    far: list[str]
+
+
+class GroupBoxes:
+    """This rank's clients of the group's boxes and, on rank 0, the box of "auto"."""
+
+    def __init__(self, timeout: timedelta) -> None:
+        self.boxes: list[Box] = []
+        self.closed = False
+        self._server: Server | None = None
+        self._clients: set[str] = set()  # sessions of the ranks with the server
+        self._timeout = timeout.total_seconds()
+
+    def serve(self, policy: Any, everywhere: bool) -> _Invitation:
+        """Starts the box, for this machine alone or for others, too."""
+        self._server = Server(
+            listen="0.0.0.0:0" if everywhere else "127.0.0.1:0",
+            memory=_memory(),
+            policy=policy,
+            token=secrets.token_hex(32),
+        )
+        port = self._server.url.rpartition(":")[2]
+        hosts = [*machine.addresses(), socket.gethostname()] if everywhere else []
+        return _Invitation(
+            self._server.token,
+            [f"smb://127.0.0.1:{port}"],
+            [f"smb://{host}:{port}" for host in hosts],
+        )
+
+    def accept(self, invitation: _Invitation, near: bool) -> None:
+        failures = []
+        for url in invitation.near if near else invitation.far:
+            try:
+                self.boxes.append(connect(url, invitation.token))
+                return
+            except BoxError as error:
+                failures.append(str(error))
+        raise BoxUnreachable("the box of rank 0 is out of reach: " + "; ".join(failures))
+
+    def connect(self, wanted: str) -> None:
+        for url in _addresses(wanted):
+            try:
+                self.boxes.append(connect(url))
+            except ValueError as error:
+                raise ValueError(
+                    f'parameter_server="{wanted}" (the option, or HBMCOMM_PARAMETER_SERVER): '
+                    f"{error}"
+                ) from error
+
+    def remember_clients(self) -> None:
+        """On rank 0, when all ranks have connected: the box stays until they have left it."""
+        if self._server is not None:
+            self._clients = {row["session"] for row in self._server.stats()["client_table"]}
+
+    def close(self, patient: bool) -> None:
+        """Called by the group, once, when it has ended."""
+        self.closed = True
+        with ExitStack() as steps:  # from the last to the first
+            if self._server is not None:
+                steps.callback(self._server.close)
+                if patient:
+                    steps.callback(self._wait_for_clients, self._server)
+            for box in self.boxes:
+                steps.callback(box.close, _PATIENCE if patient else 0.0)
+
+    def _wait_for_clients(self, server: Server) -> None:
+        """Ranks may use the box for long after rank 0 is done; those that have died do not."""
+        start = time.monotonic()
+        told = False
+        while left := self._clients_left(server):
+            waited = time.monotonic() - start
+            if waited >= self._timeout:
+                _C.warn(
+                    f"the memory box of the group ends while {left} ranks use it: they have not "
+                    f"called destroy_process_group within {waited:.0f} s, the group's timeout"
+                )
+                return
+            if waited >= _SILENCE and not told:
+                told = True
+                _C.warn(
+                    f"destroy_process_group waits for {left} ranks that use the memory box of this "
+                    f"one, for {self._timeout - waited:.0f} s at most"
+                )
+            time.sleep(0.01)
+
+    def _clients_left(self, server: Server) -> int:
+        return sum(
+            row["session"] in self._clients
+            and (row["connections"] > 0 or row["idle_ms"] < _BACK_SOON)
+            for row in server.stats()["client_table"]
+        )
+
+
+def provide(backend: Any, timeout: timedelta) -> None:
+    """Gives a new group the boxes that its options ask for; the group closes them when it ends.
+
+    REQUIRES: its options ask for some.
+
+    Every rank of the group calls it. What one rank cannot do, all raise: that rank its own
+    exception, the others DistBackendError with its words. The group has been shut down then.
+    """
+    wanted = backend.options.parameter_server
+    boxes = GroupBoxes(timeout)
+    backend.attach(boxes)
+    try:
+        invitation = _meet(backend, boxes, wanted)
+        backend.gather("memory boxes reached", lambda: _join(backend, boxes, wanted, invitation))
+        boxes.remember_clients()
+    except BaseException:
+        backend.shutdown()
+        raise
+
+
+def _meet(backend: Any, boxes: GroupBoxes, wanted: str) -> _Invitation | None:
+    """Rank 0's invitation to its box, if the group wants one: all ranks, or none."""
+
+    def introduce() -> str:
+        invitation = None
+        if wanted == _AUTO and backend.rank() == 0:
+            several = len(set(backend.networks())) > 1
+            invitation = asdict(boxes.serve(backend.options.memory, several))
+        return json.dumps([wanted, invitation])
+
+    told = [json.loads(text) for text in backend.gather("parameter_server", introduce)]
+    first, invitation = told[0]
+    for rank, (other, _) in enumerate(told):
+        if _count(other) != _count(first):
+            raise ValueError(
+                f'parameter_server is "{first}" on rank 0 and "{other}" on rank {rank}; it must be '
+                '"auto" on every rank, or name the same boxes in the same order'
+            )
+    return None if invitation is None else _Invitation(**invitation)
+
+
+def _join(backend: Any, boxes: GroupBoxes, wanted: str, invitation: _Invitation | None) -> str:
+    if invitation is None:
+        boxes.connect(wanted)
+    else:
+        networks = backend.networks()
+        boxes.accept(invitation, near=networks[backend.rank()] == networks[0])
+    return ""
+
+
+def _count(wanted: str) -> int:
+    """Of boxes that run already."""
+    return 0 if wanted == _AUTO else len(_addresses(wanted))
+
+
+def _addresses(wanted: str) -> list[str]:
+    """One by one, those in "smb://a:1,b:2" or "smb://a:1,smb://b:2"."""
+    found = []
+    for part in re.split(r",(?=smb(?:\+unix)?://)", wanted):
+        if part.startswith("smb://"):
+            found += [f"smb://{box}" for box in part.removeprefix("smb://").split(",")]
+        else:
+            found.append(part)
+    return found
+
+
+def _memory() -> int:
+    """Bytes of the box of "auto", which takes them as they are used."""
+    text = os.environ.get("HBMCOMM_BOX_MEMORY", "")
+    if not text:
+        return machine.memory() // 2
+    try:
+        return bytes_of(text)
+    except ValueError as error:
+        raise ValueError(f"HBMCOMM_BOX_MEMORY={text}: {error}") from error

@@ -1,0 +1,53 @@
+"""What this machine has: memory for this process, and addresses for others."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from pathlib import Path
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_SIOCGIFADDR = 0x8915  # <linux/sockios.h>: the IPv4 address of an interface
+
+
+def memory() -> int:
+    """Bytes of the machine, or of the tightest limit of the control groups around this process."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine, *_limits(Path("/proc/self/cgroup").read_text())])
+
+
+def _limits(groups: str) -> list[int]:
+    """`groups`: lines as in "0::/a/b" (version 2) or "5:memory:/a/b" (version 1)."""
+    found = []
+    for line in groups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            top, name = _CGROUPS, "memory.max"
+        elif "memory" in controllers.split(","):
+            top, name = _CGROUPS / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        group = top / path.lstrip("/")
+        for folder in [group, *group.parents][: len(group.parts) - len(top.parts) + 1]:
+            # A container may see less of the hierarchy than the path tells; no limit is "max".
+            text = (folder / name).read_text().strip() if (folder / name).exists() else "max"
+            if text != "max":
+                found.append(int(text))
+    return found
+
+
+def addresses() -> list[str]:
+    """IPv4 addresses at which other machines may reach this one: of its interfaces that are not
+    the loopback, as the kernel lists them."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode())
+            try:
+                answer = fcntl.ioctl(asking, _SIOCGIFADDR, request)
+            except OSError:
+                continue  # it has none
+            found.append(socket.inet_ntoa(answer[20:24]))
+    return [address for address in found if not address.startswith("127.")]
