@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/dtype.h"
+#include "reduce/accumulate.h"
 #include "smb_buffer_bindings.h"
 #include "smb_client.h"
 #include "smb_stats_bindings.h"
@@ -178,14 +179,20 @@ PythonFuture batch_write(client::Batch& batch, const client::Segment& segment, u
 }
 
 PythonFuture batch_accumulate(client::Batch& batch, const client::Segment& target,
-                              const client::Segment& source, const std::string& dtype, double scale,
-                              uint64_t bytes, uint64_t target_offset, uint64_t source_offset) {
+                              const client::Segment& source, const std::string& dtype,
+                              const std::string& source_dtype, bool assign, double scale,
+                              uint64_t bytes, uint64_t target_offset,
+                              std::optional<uint64_t> source_offset) {
+  const Formula types{.target = parse_dtype(dtype), .source = parse_dtype(source_dtype)};
+  const uint64_t same_element = types.source_bytes(target_offset);
   return {batch.accumulate(target, source,
-                           {.dtype = parse_dtype(dtype),
+                           {.dtype = types.target,
+                            .source_dtype = types.source,
+                            .combine = assign ? Combine::kAssign : Combine::kAdd,
                             .scale = scale,
                             .bytes = bytes,
                             .target_offset = target_offset,
-                            .source_offset = source_offset})};
+                            .source_offset = source_offset.value_or(same_element)})};
 }
 
 // A segment's own memory, as long as a memoryview of it lives.
@@ -223,7 +230,8 @@ void register_batch(py::module_& m) {
       .def("write", &batch_write, py::arg("segment"), py::arg("offset"), py::arg("size"),
            py::arg("source"))
       .def("accumulate", &batch_accumulate, py::arg("target"), py::arg("source"), py::arg("dtype"),
-           py::arg("scale"), py::arg("size"), py::arg("offset"), py::arg("source_offset"))
+           py::arg("source_dtype"), py::arg("assign"), py::arg("scale"), py::arg("size"),
+           py::arg("offset"), py::arg("source_offset"))
       .def(
           "fetch_add",
           [](client::Batch& batch, const client::Segment& segment, uint64_t offset, int64_t n) {

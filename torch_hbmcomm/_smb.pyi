@@ -39,10 +39,12 @@ class Batch:
         target: Segment,
         source: Segment,
         dtype: str,
+        source_dtype: str,
+        assign: bool,
         scale: float,
         size: int,
         offset: int,
-        source_offset: int,
+        source_offset: int | None,
     ) -> Future: ...
     def fetch_add(self, segment: Segment, offset: int, n: int) -> Future: ...
     def issue(self) -> None: ...

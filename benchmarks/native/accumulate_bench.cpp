@@ -1,12 +1,14 @@
-// Measures the box's accumulate of float32 on this machine, for 1 and 2 threads and several chunk
-// sizes: GB/s of memory traffic (two reads and a store per element), and percent of the bound that
-// was measured in turns with it: a triad, a[i] = b[i] + s * c[i], whose stores pass the caches.
+// Measures the box's accumulate on this machine, for 1 and 2 threads: GB/s of memory traffic (reads
+// and a store per element), and percent of the bound that was measured in turns with it: a triad of
+// float32, a[i] = b[i] + s * c[i], whose stores pass the caches.
 //
-// - memory:  segments in memory
-// - store:   segments in a store, with undo records, which the traffic does not count
+// - memory:  float32 in segments in memory, by chunks of several sizes
+// - store:   the same in a store, with undo records, which the traffic does not count
+// - then, in memory, the other formulas that a parameter server uses
 //
 // The first argument is the store's directory, which is removed (the default lies under the
-// temporary directory), the second the size of the arrays in MiB.
+// temporary directory), the second the size of the triad's arrays, and of the larger of target and
+// source, in MiB.
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -33,31 +35,46 @@ namespace {
 constexpr int kRounds = 11;
 constexpr uint32_t kChunks[] = {16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10};
 
+constexpr Formula kFloat32{.target = Dtype::kFloat32, .source = Dtype::kFloat32, .scale = 0.5};
+constexpr Formula kFormulas[] = {
+    {Dtype::kFloat32, Dtype::kFloat32, Combine::kAssign, 0.5},
+    {Dtype::kFloat32, Dtype::kBFloat16, Combine::kAdd, 0.5},
+    {Dtype::kBFloat16, Dtype::kFloat32, Combine::kAssign, 1},
+    {Dtype::kFloat64, Dtype::kFloat32, Combine::kAdd, 0.5},
+    {Dtype::kFloat32, Dtype::kFloat64, Combine::kAssign, 1},
+};
+
 using Pass = std::function<void()>;
+
+// Something that moves `bytes` through memory when it is run.
+struct Load {
+  uint64_t bytes;
+  Pass run;
+};
 
 struct Rates {
   double bound, measured;  // GB/s
 };
 
-// Median rates of two passes that take turns.
-Rates rates(uint64_t bytes, const Pass& bound, const Pass& measured) {
+// Median rates of two loads that take turns.
+Rates rates(const Load& bound, const Load& measured) {
   const auto time = [](const Pass& pass) {
     const auto start = std::chrono::steady_clock::now();
     pass();
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
-  const auto median_rate = [bytes](std::vector<double> seconds) {
+  const auto median_rate = [](uint64_t bytes, std::vector<double> seconds) {
     std::nth_element(seconds.begin(), seconds.begin() + kRounds / 2, seconds.end());
-    return 3.0 * static_cast<double>(bytes) / seconds[kRounds / 2] / 1e9;
+    return static_cast<double>(bytes) / seconds[kRounds / 2] / 1e9;
   };
-  bound();
-  measured();
+  bound.run();
+  measured.run();
   std::vector<double> of_bound, of_measured;
   for (int round = 0; round < kRounds; ++round) {
-    of_bound.push_back(time(bound));
-    of_measured.push_back(time(measured));
+    of_bound.push_back(time(bound.run));
+    of_measured.push_back(time(measured.run));
   }
-  return {median_rate(of_bound), median_rate(of_measured)};
+  return {median_rate(bound.bytes, of_bound), median_rate(measured.bytes, of_measured)};
 }
 
 void triad(float* a, const float* b, const float* c, size_t count, float by) {
@@ -129,7 +146,8 @@ std::unique_ptr<Store> open(const std::string& directory, uint64_t bytes, uint32
                      memory::Pool::create(pool));
 }
 
-Rates measure(const std::string& directory, uint64_t bytes, uint32_t chunk, unsigned threads) {
+Rates measure(const std::string& directory, uint64_t bytes, uint32_t chunk, unsigned threads,
+              const Formula& formula) {
   const std::unique_ptr<Store> memory = open("", bytes, chunk);
   Triad bound(*memory, bytes, threads);
   const std::unique_ptr<Store> store = open(directory, bytes, chunk);
@@ -138,31 +156,47 @@ Rates measure(const std::string& directory, uint64_t bytes, uint32_t chunk, unsi
   for (Segment* one : {target.get(), source.get()}) {
     std::fill_n(floats(*one), bytes / sizeof(float), 1.0f);
   }
+  const size_t width = element_size(formula.target), source_width = element_size(formula.source);
+  const uint64_t count = bytes / std::max(width, source_width);
+  const uint64_t traffic =
+      count * (source_width + width * (formula.combine == Combine::kAdd ? 2 : 1));
   SessionRecord& session = store->records().open_session({0, 1});
   Accumulator accumulator(store->records(), threads);
   uint64_t number = 0;
-  const Rates found = rates(
-      bytes, [&] { bound.run(); },
-      [&] {
-        accumulator.accumulate(session, ++number, {*target, 0}, {*source, 0}, bytes,
-                               Dtype::kFloat32, 0.5);
-      });
+  const Rates found = rates({3 * bytes, [&] { bound.run(); }},
+                            {traffic, [&] {
+                               accumulator.accumulate(session, ++number, {*target, 0}, {*source, 0},
+                                                      count * width, formula);
+                             }});
   if (store->durable()) std::filesystem::remove_all(directory);
   return found;
 }
 
+void report_line(const std::string& what, const std::function<Rates(unsigned threads)>& measure) {
+  std::printf("%-24s", what.c_str());
+  for (unsigned threads : {1, 2}) {
+    const Rates found = measure(threads);
+    std::printf(" %8.1f GB/s %4.0f %%", found.measured, 100 * found.measured / found.bound);
+  }
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
 void report(const std::string& directory, uint64_t bytes) {
-  std::printf("%-8s %10s %20s %20s\n", "", "chunk", "1 thread", "2 threads");
+  std::printf("%-24s %20s %20s\n", "", "1 thread", "2 threads");
   for (const std::string& where : {std::string(), directory}) {
     for (uint32_t chunk : kChunks) {
-      std::printf("%-8s %6u KiB", where.empty() ? "memory" : "store", chunk >> 10);
-      for (unsigned threads : {1, 2}) {
-        const Rates found = measure(where, bytes, chunk, threads);
-        std::printf(" %8.1f GB/s %4.0f %%", found.measured, 100 * found.measured / found.bound);
-      }
-      std::printf("\n");
-      std::fflush(stdout);
+      report_line(
+          (where.empty() ? "memory, " : "store, ") + std::to_string(chunk >> 10) + " KiB",
+          [&](unsigned threads) { return measure(where, bytes, chunk, threads, kFloat32); });
     }
+  }
+  for (const Formula& formula : kFormulas) {
+    const char* const sign = formula.combine == Combine::kAdd ? " += " : " = ";
+    report_line(std::string(dtype_name(formula.target)) + sign + dtype_name(formula.source),
+                [&](unsigned threads) {
+                  return measure("", bytes, RecordSizes().chunk, threads, formula);
+                });
   }
 }
 

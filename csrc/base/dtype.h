@@ -48,6 +48,11 @@ enum class ReduceOp : uint8_t {
 };
 inline constexpr size_t kReduceOpCount = 9;
 
+// What accumulate() (reduce/accumulate.h) does with a product: adds it to the target, or puts it in
+// the target's place. The values travel in message headers, too.
+enum class Combine : uint8_t { kAdd, kAssign };
+inline constexpr size_t kCombineCount = 2;
+
 size_t element_size(Dtype dtype) noexcept;     // bytes
 const char* dtype_name(Dtype dtype) noexcept;  // as PyTorch prints it, without "torch."
 const char* reduce_op_name(ReduceOp op) noexcept;

@@ -41,19 +41,18 @@ void Accumulator::run(const Work& work, const Recorded& recorded) {
 }
 
 void Accumulator::accumulate(SessionRecord& session, uint64_t number, At target, At source,
-                             uint64_t bytes, Dtype dtype, double scale) {
+                             uint64_t bytes, const Formula& formula) {
   if (bytes == 0) return records_.finish(session, {.number = number});
   const Operation what{.opcode = smb::Opcode::kAccumulate,
-                       .dtype = dtype,
                        .lanes = lanes_for(target.offset, bytes),
                        .number = number,
                        .target = place_of(target),
                        .source = place_of(source),
                        .bytes = bytes,
-                       .scale = scale};
+                       .formula = formula};
   const Work work{what, target.segment.block->base(), source.segment.block->base(),
                   records_.sizes().chunk, records_.sync()};
-  if (work.sync) persist(work.source + source.offset, bytes);
+  if (work.sync) persist(work.source + source.offset, formula.source_bytes(bytes));
   const Recorded recorded = records_.begin(session, what);
   run(work, recorded);
   records_.finish(session, {.number = number});
@@ -62,7 +61,6 @@ void Accumulator::accumulate(SessionRecord& session, uint64_t number, At target,
 
 int64_t Accumulator::fetch_add(SessionRecord& session, uint64_t number, At cell, int64_t addend) {
   const Operation what{.opcode = smb::Opcode::kFetchAdd,
-                       .dtype = Dtype::kInt64,
                        .number = number,
                        .target = place_of(cell),
                        .source = {},

@@ -17,12 +17,12 @@
 
 #include <cstdint>
 
-#include "base/dtype.h"
 #include "box/crew.h"
 #include "box/records.h"
 #include "box/segment.h"
 #include "box/stripes.h"
 #include "box/work.h"
+#include "reduce/accumulate.h"
 
 namespace hbm::box {
 
@@ -38,12 +38,13 @@ class Accumulator {
   // has besides are shared by all callers. REQUIRES: threads >= 1, and `records` outlives it.
   Accumulator(Records& records, unsigned threads);
 
-  // target[i] += scale * source[i] (reduce/accumulate.h), then finishes request `number`.
-  // REQUIRES: both ranges lie inside their segments and are aligned to the type, which
-  // accumulate_unsupported() does not reject; bytes is a multiple of its size, and may be 0; two
-  // ranges of one segment are the same or apart; number == session.applied + 1.
+  // Applies the formula (reduce/accumulate.h) to `bytes` of the target, then finishes request
+  // `number`. REQUIRES: accumulate_unsupported() does not reject the types; both ranges lie inside
+  // their segments and are aligned to their types; bytes is a multiple of the target's element, and
+  // may be 0; two ranges of one segment are apart, or the same with the same type;
+  // number == session.applied + 1.
   void accumulate(SessionRecord& session, uint64_t number, At target, At source, uint64_t bytes,
-                  Dtype dtype, double scale);
+                  const Formula& formula);
 
   // Adds to the int64 at `cell`, which wraps, then finishes request `number`. Returns what was
   // there before. REQUIRES: the cell lies inside its segment, at a multiple of 8;

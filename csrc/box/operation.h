@@ -24,7 +24,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "base/dtype.h"
+#include "reduce/accumulate.h"
 #include "smb/protocol.h"
 
 namespace hbm::box {
@@ -72,16 +72,16 @@ struct Place {
 // What is to be done.
 struct Operation {
   smb::Opcode opcode{};  // kAccumulate or kFetchAdd
-  Dtype dtype{};         // kFetchAdd: kInt64
-  uint16_t reserved = 0;
+  uint8_t reserved[3] = {};
   uint32_t lanes = 1;   // in use
   uint64_t number = 0;  // of the session's request
   Place target;
-  Place source;  // kAccumulate
-  uint64_t bytes = 0;
-  double scale = 1;
+  Place source;        // kAccumulate
+  uint64_t bytes = 0;  // of the target
+  Formula formula{};   // kAccumulate
   int64_t addend = 0;  // kFetchAdd
 };
+static_assert(sizeof(Formula) == 16 && std::is_trivially_copyable_v<Formula>);
 
 struct alignas(64) OperationRecord {
   std::atomic<uint32_t> active{0};
@@ -90,6 +90,6 @@ struct alignas(64) OperationRecord {
   Operation what;
 };
 static_assert(std::is_standard_layout_v<OperationRecord>);
-static_assert(sizeof(Operation) == 72 && sizeof(OperationRecord) == 128);
+static_assert(sizeof(Operation) == 80 && sizeof(OperationRecord) == 128);
 
 }  // namespace hbm::box

@@ -23,7 +23,7 @@ struct Head {
 };
 constexpr std::array<char, 8> kSessions = {'H', 'B', 'M', 'S', 'E', 'S', 'S', 'N'};
 constexpr std::array<char, 8> kOperations = {'H', 'B', 'M', 'O', 'P', 'E', 'R', 'N'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 
 uint64_t to_pages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 

@@ -25,14 +25,22 @@ bool lanes_sound(const Work& work, const Recorded& recorded) {
   return true;
 }
 
+bool sound(const Formula& formula) {
+  return static_cast<size_t>(formula.combine) < kCombineCount &&
+         accumulate_unsupported(formula.target, formula.source) == nullptr;
+}
+
 bool sound(const Work& work, const Recorded& recorded, uint32_t most_lanes, const Memory& target,
            const Memory& source) {
   const Operation& what = work.what;
   if (what.lanes < 1 || what.lanes > most_lanes || what.bytes == 0) return false;
   if (!lies_in(target, what.target, what.bytes) || !lanes_sound(work, recorded)) return false;
   if (is_cell(what)) return what.bytes == sizeof(int64_t) && what.target.offset % 8 == 0;
-  return what.opcode == smb::Opcode::kAccumulate && lies_in(source, what.source, what.bytes) &&
-         accumulate_unsupported(what.dtype) == nullptr;
+  const Formula& formula = what.formula;
+  return what.opcode == smb::Opcode::kAccumulate && sound(formula) &&
+         what.target.offset % element_size(formula.target) == 0 &&
+         what.bytes % element_size(formula.target) == 0 &&
+         lies_in(source, what.source, formula.source_bytes(what.bytes));
 }
 
 struct Begun {

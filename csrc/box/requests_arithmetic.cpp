@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <string>
 
 #include "base/dtype.h"
@@ -10,25 +9,33 @@
 namespace hbm::box {
 namespace {
 
-Dtype dtype_of(const smb::Accumulate& request) {
-  if (request.dtype >= kDtypeCount) {
+Formula formula_of(const smb::Accumulate& request) {
+  if (request.dtype >= kDtypeCount || request.source_dtype >= kDtypeCount) {
     throw Refusal(smb::Status::kMalformed, "its type does not exist");
   }
-  const auto dtype = static_cast<Dtype>(request.dtype);
-  if (const char* cause = accumulate_unsupported(dtype)) {
-    throw Refusal(smb::Status::kUnsupported,
-                  std::string("cannot accumulate ") + dtype_name(dtype) + ": " + cause);
+  if (request.combine >= kCombineCount) {
+    throw Refusal(smb::Status::kMalformed, "it neither adds nor assigns");
   }
-  return dtype;
+  const Formula formula{.target = static_cast<Dtype>(request.dtype),
+                        .source = static_cast<Dtype>(request.source_dtype),
+                        .combine = static_cast<Combine>(request.combine),
+                        .scale = request.scale};
+  if (const char* cause = accumulate_unsupported(formula.target, formula.source)) {
+    throw Refusal(smb::Status::kUnsupported, std::string("cannot accumulate ") +
+                                                 dtype_name(formula.source) + " into " +
+                                                 dtype_name(formula.target) + ": " + cause);
+  }
+  return formula;
 }
 
-void require_apart(const smb::Accumulate& request, const Attachment& target,
-                   const Attachment& source) {
-  if (target.segment != source.segment || request.target_offset == request.source_offset) return;
-  const auto [low, high] = std::minmax(request.target_offset, request.source_offset);
-  if (high - low < request.bytes) {
-    throw Refusal(smb::Status::kUnsupported,
-                  "the source overlaps the target: they may be the same range, or apart");
+void require_apart(const smb::Accumulate& request, const Formula& formula, const Segment* target,
+                   const Segment* source) {
+  const uint64_t to = request.target_offset, from = request.source_offset;
+  if (target != source || (to == from && formula.target == formula.source)) return;
+  if (to < from + formula.source_bytes(request.bytes) && from < to + request.bytes) {
+    throw Refusal(
+        smb::Status::kUnsupported,
+        "the source overlaps the target: they may be apart, or the same range of one type");
   }
 }
 
@@ -38,14 +45,15 @@ Reply Requests::accumulate(Session& session, const smb::Accumulate& request) {
   const Attachment target = attached(session, request.target);
   const Attachment source = attached(session, request.source);
   require_write(session, target);
-  const Dtype dtype = dtype_of(request);
-  const size_t unit = element_size(dtype);
-  require_range(*target.segment, request.target_offset, request.bytes, unit);
-  require_range(*source.segment, request.source_offset, request.bytes, unit);
-  require_apart(request, target, source);
-  accumulator_.accumulate(
-      session.record, request.sequence.number, {*target.segment, request.target_offset},
-      {*source.segment, request.source_offset}, request.bytes, dtype, request.scale);
+  const Formula formula = formula_of(request);
+  require_range(*target.segment, request.target_offset, request.bytes,
+                element_size(formula.target));
+  require_range(*source.segment, request.source_offset, formula.source_bytes(request.bytes),
+                element_size(formula.source));
+  require_apart(request, formula, target.segment.get(), source.segment.get());
+  accumulator_.accumulate(session.record, request.sequence.number,
+                          {*target.segment, request.target_offset},
+                          {*source.segment, request.source_offset}, request.bytes, formula);
   for (Tally* tally : {&totals_, &session.tally, &target.segment->tally}) {
     tally->count(smb::Opcode::kAccumulate, request.bytes);
   }

@@ -18,9 +18,9 @@ void apply(const Work& work, const Steps::Range& range) {
   const Operation& what = work.what;
   std::byte* const target = work.target + range.first;
   if (what.opcode == smb::Opcode::kFetchAdd) return add_to_cell(target, what.addend);
-  const uint64_t from = what.source.offset + (range.first - what.target.offset);
-  const size_t count = (range.last - range.first) / element_size(what.dtype);
-  accumulate(target, work.source + from, count, what.dtype, what.scale);
+  const size_t count = (range.last - range.first) / element_size(what.formula.target);
+  const uint64_t before = what.formula.source_bytes(range.first - what.target.offset);
+  accumulate(target, work.source + what.source.offset + before, count, what.formula);
 }
 
 void apply_undoably(const Work& work, const Steps::Range& range, std::atomic<uint64_t>& progress,

@@ -14,7 +14,7 @@ std::string key_text(smb::Id key) {
 }
 
 std::string Operation::text() const {
-  std::string text = smb::opcode_name(opcode());
+  std::string text = verb;
   const Touch& first = touches[0];
   if (!subject.empty()) text += " of " + subject;
   if (!first.attachment) return text;

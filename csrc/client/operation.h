@@ -44,7 +44,7 @@ class Operation {
     kFinished,  // nothing uses its memory any more
   };
 
-  explicit Operation(smb::Opcode opcode) { work.opcode = opcode; }
+  explicit Operation(smb::Opcode opcode) : verb(smb::opcode_name(opcode)) { work.opcode = opcode; }
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
@@ -76,7 +76,8 @@ class Operation {
   std::atomic<bool> issued{false};  // the core has it, and will settle it
 
   link::Work work;
-  std::string subject;           // for text(), where `touches` do not tell
+  const char* verb;              // for text()
+  std::string subject;           // likewise, where `touches` do not tell
   std::array<Touch, 2> touches;  // those with an attachment
   std::shared_ptr<const void> hold;
   Clock::time_point deadline = Clock::time_point::max();

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "base/dtype.h"
@@ -42,11 +43,14 @@ struct AllocOptions {
   bool read_only = false;
 };
 
-struct Accumulation {  // target[i] += scale * source[i], carried out by the box
-  Dtype dtype{};       // float32, float64, float16, bfloat16, int32 or int64
+// target[i] += scale * source[i], or target[i] = scale * source[i], carried out by the box.
+struct Accumulation {
+  Dtype dtype{};                           // of the target
+  std::optional<Dtype> source_dtype = {};  // none: the same; accumulate_unsupported() has the pairs
+  Combine combine = Combine::kAdd;
   double scale = 1.0;
-  uint64_t bytes = 0;
-  uint64_t target_offset = 0;  // bytes; multiples of the element's size, as `bytes` is
+  uint64_t bytes = 0;          // of the target; a multiple of its element's size
+  uint64_t target_offset = 0;  // bytes, each a multiple of the element's size there
   uint64_t source_offset = 0;
 };
 

@@ -3,6 +3,8 @@
 #include <string>
 #include <utility>
 
+#include "reduce/accumulate.h"
+
 namespace hbm::client {
 namespace {
 
@@ -18,18 +20,30 @@ void require_aligned(const char* what, uint64_t value, uint64_t element) {
           std::to_string(element) + " bytes, the size of an element");
 }
 
-bool can_accumulate(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kFloat32:
-    case Dtype::kFloat64:
-    case Dtype::kFloat16:
-    case Dtype::kBFloat16:
-    case Dtype::kInt32:
-    case Dtype::kInt64:
-      return true;
-    default:
-      return false;
+const char* verb_of(Combine combine) {
+  return combine == Combine::kAssign ? "assign" : smb::opcode_name(smb::Opcode::kAccumulate);
+}
+
+Formula formula_of(const Accumulation& what) {
+  const Formula formula{.target = what.dtype,
+                        .source = what.source_dtype.value_or(what.dtype),
+                        .combine = what.combine,
+                        .scale = what.scale};
+  if (const char* cause = accumulate_unsupported(formula.target, formula.source)) {
+    invalid(std::string("no ") + verb_of(what.combine) + " of " + dtype_name(formula.source) +
+            " into " + dtype_name(formula.target) + ": " + cause);
   }
+  return formula;
+}
+
+void require_apart(const Touch& to, const Touch& from, const Formula& formula) {
+  if (to.attachment->key != from.attachment->key) return;
+  if (to.begin == from.begin && formula.target == formula.source) return;
+  if (to.begin >= from.end || from.begin >= to.end) return;
+  invalid(std::string(verb_of(formula.combine)) + " of " +
+          range_text(from.begin, from.end - from.begin) + " of segment " +
+          key_text(from.attachment->key) + " into " + range_text(to.begin, to.end - to.begin) +
+          " of itself: the ranges may be apart, or the same with the same type, and these overlap");
 }
 
 }  // namespace
@@ -85,23 +99,16 @@ std::shared_ptr<Operation> transfer_request(smb::Opcode opcode, Touch touch, std
 
 std::shared_ptr<Operation> accumulate_request(AttachmentPointer target, AttachmentPointer source,
                                               const Accumulation& what) {
-  if (!can_accumulate(what.dtype)) {
-    invalid(std::string("no accumulate of ") + dtype_name(what.dtype) +
-            ": the element type is float32, float64, float16, bfloat16, int32 or int64");
-  }
-  const uint64_t element = element_size(what.dtype);
-  require_aligned("offset", what.target_offset, element);
-  require_aligned("source_offset", what.source_offset, element);
-  require_aligned("size", what.bytes, element);
+  const Formula formula = formula_of(what);
+  require_aligned("offset", what.target_offset, element_size(formula.target));
+  require_aligned("size", what.bytes, element_size(formula.target));
+  require_aligned("source_offset", what.source_offset, element_size(formula.source));
   Touch to = touch(std::move(target), what.target_offset, what.bytes, true);
-  Touch from = touch(std::move(source), what.source_offset, what.bytes, false);
-  if (to.attachment->key == from.attachment->key && to.begin != from.begin && to.begin < from.end &&
-      from.begin < to.end) {
-    invalid("accumulate of " + range_text(from.begin, what.bytes) + " of segment " +
-            key_text(from.attachment->key) + " into itself at " + std::to_string(to.begin) +
-            ": the ranges may be the same or apart, and these overlap in part");
-  }
+  Touch from =
+      touch(std::move(source), what.source_offset, formula.source_bytes(what.bytes), false);
+  require_apart(to, from, formula);
   auto operation = std::make_shared<Operation>(smb::Opcode::kAccumulate);
+  operation->verb = verb_of(what.combine);
   operation->set_body(smb::Accumulate{.sequence = {},
                                       .target_offset = what.target_offset,
                                       .source_offset = what.source_offset,
@@ -109,7 +116,9 @@ std::shared_ptr<Operation> accumulate_request(AttachmentPointer target, Attachme
                                       .scale = what.scale,
                                       .target = to.attachment->handle,
                                       .source = from.attachment->handle,
-                                      .dtype = static_cast<uint8_t>(what.dtype),
+                                      .dtype = static_cast<uint8_t>(formula.target),
+                                      .source_dtype = static_cast<uint8_t>(formula.source),
+                                      .combine = static_cast<uint8_t>(formula.combine),
                                       .reserved = {}});
   operation->touches = {std::move(to), std::move(from)};
   return operation;

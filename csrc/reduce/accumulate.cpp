@@ -4,13 +4,10 @@
 
 namespace hbm {
 
-const char* accumulate_unsupported(Dtype dtype) noexcept {
-  if (kBaselineKernels.accumulate(dtype) != nullptr) return nullptr;
-  return "it takes float32, float64, float16, bfloat16, int32 and int64";
-}
-
-void accumulate(void* target, const void* source, size_t count, Dtype dtype, double scale) {
-  chosen_kernels().accumulate(dtype)(target, source, count, scale);
+void accumulate(void* target, const void* source, size_t count, const Formula& formula) {
+  const Accumulate kernel =
+      chosen_kernels().accumulate(formula.target, formula.source, formula.combine);
+  kernel(target, source, count, formula.scale);
 }
 
 }  // namespace hbm

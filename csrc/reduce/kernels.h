@@ -37,8 +37,8 @@ struct Kernels {
   const char* name;
   // REQUIRES: reduce_unsupported(dtype, op) == nullptr.
   Plan (*plan)(Dtype dtype, ReduceOp op);
-  // Null for types that accumulate() (accumulate.h) does not take.
-  Accumulate (*accumulate)(Dtype dtype);
+  // Null for types that accumulate_unsupported() (accumulate.h) rejects.
+  Accumulate (*accumulate)(Dtype target, Dtype source, Combine combine);
 };
 
 extern const Kernels kBaselineKernels;  // named "neon" on AArch64, which has no processor without

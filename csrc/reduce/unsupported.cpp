@@ -1,3 +1,7 @@
+#include <algorithm>
+#include <iterator>
+
+#include "reduce/accumulate.h"
 #include "reduce/reduce.h"
 
 namespace hbm {
@@ -42,7 +46,29 @@ Kind kind_of(Dtype dtype) noexcept {
   return Kind::kQuantized;
 }
 
+struct Pair {
+  Dtype target, source;
+  friend bool operator==(const Pair&, const Pair&) = default;
+};
+
+constexpr Pair kAccumulated[] = {
+    {Dtype::kFloat32, Dtype::kFloat32},   {Dtype::kFloat32, Dtype::kFloat64},
+    {Dtype::kFloat32, Dtype::kFloat16},   {Dtype::kFloat32, Dtype::kBFloat16},
+    {Dtype::kFloat64, Dtype::kFloat64},   {Dtype::kFloat64, Dtype::kFloat32},
+    {Dtype::kFloat16, Dtype::kFloat16},   {Dtype::kFloat16, Dtype::kFloat32},
+    {Dtype::kBFloat16, Dtype::kBFloat16}, {Dtype::kBFloat16, Dtype::kFloat32},
+    {Dtype::kInt32, Dtype::kInt32},       {Dtype::kInt64, Dtype::kInt64},
+};
+
 }  // namespace
+
+const char* accumulate_unsupported(Dtype target, Dtype source) noexcept {
+  if (std::ranges::find(kAccumulated, Pair{target, source}) != std::end(kAccumulated)) {
+    return nullptr;
+  }
+  return "float32 takes float32, float64, float16 and bfloat16; float64, float16 and bfloat16 take "
+         "their own type and float32; int32 and int64 take their own type";
+}
 
 const char* reduce_unsupported(Dtype dtype, ReduceOp op) noexcept {
   const Kind kind = kind_of(dtype);

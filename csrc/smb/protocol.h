@@ -19,7 +19,7 @@ namespace hbm::smb {
 static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");
 
 inline constexpr uint32_t kMagic = 0x31424D53;  // "SMB1"
-inline constexpr uint8_t kVersion = 1;
+inline constexpr uint8_t kVersion = 2;
 inline constexpr uint32_t kMaxBody = 256;          // bytes
 inline constexpr uint32_t kMaxPayload = 1u << 20;  // bytes; larger reads and writes go in slices
 inline constexpr uint32_t kWindow = 64;            // a client's sequenced requests in flight
@@ -173,18 +173,21 @@ struct Transfer {  // kRead, kWrite
 };
 static_assert(sizeof(Transfer) == 16);
 
-struct Accumulate {  // target[i] += scale * source[i]
+struct Accumulate {  // target[i] += scale * source[i], or target[i] = scale * source[i]
   Sequence sequence;
-  uint64_t target_offset;  // bytes, as all below; multiples of the element's size
-  uint64_t source_offset;
-  uint64_t bytes;
+  uint64_t target_offset;  // bytes; a multiple of the target's element, as `bytes` is
+  uint64_t source_offset;  // a multiple of the source's element
+  uint64_t bytes;          // of the target; the source has as many elements
   double scale;
   uint32_t target;  // handles
   uint32_t source;
-  uint8_t dtype;  // hbm::Dtype
-  uint8_t reserved[7];
+  uint8_t dtype;         // hbm::Dtype, of the target
+  uint8_t source_dtype;  // hbm::Dtype
+  uint8_t combine;       // hbm::Combine
+  uint8_t reserved[5];
 };
 static_assert(sizeof(Accumulate) == 64);
+static_assert(offsetof(Accumulate, dtype) == 56 && offsetof(Accumulate, combine) == 58);
 
 struct FetchAdd {
   Sequence sequence;
@@ -213,7 +216,7 @@ struct Counts {
   uint64_t read_bytes;
   uint64_t writes;
   uint64_t written_bytes;
-  uint64_t accumulates;
+  uint64_t accumulates;  // assigning ones too; bytes of the target
   uint64_t accumulated_bytes;
   uint64_t fetch_adds;
 };

@@ -16,7 +16,7 @@ def frame(
     payload: bytes = b"",
     *,
     magic: bytes = b"SMB1",
-    version: int = 1,
+    version: int = 2,
     payload_bytes: int | None = None,
 ) -> bytes:
     announced = len(payload) if payload_bytes is None else payload_bytes
@@ -39,7 +39,7 @@ WRITE = frame(10, transfer(128, 64), bytes(64))
 CONTROL = [
     frame(5, SEQUENCE + struct.pack("<QQQIIII", 0, 0, 4096, 1, 0, 0, 0)),
     frame(6, struct.pack("<QQQII", 1, 2, 4096, 1, 0)),
-    frame(11, SEQUENCE + struct.pack("<QQQdIIB7x", 0, 4096, 4096, 1.0, 1, 2, 11)),
+    frame(11, SEQUENCE + struct.pack("<QQQdIIBBB5x", 0, 4096, 4096, 1.0, 1, 2, 11, 10, 1)),
     frame(12, SEQUENCE + struct.pack("<QqII", 0, 5, 1, 0)),
     frame(13, bytes(8)),
     frame(7, SEQUENCE + bytes(8)),
@@ -63,7 +63,7 @@ SEEDS: dict[str, tuple[int, bytes]] = {
     "write_in_pieces": (JOINED | pieces(4), WRITE * 2),
     "control": (JOINED, b"".join(CONTROL)),
     "many": (JOINED, PING * 200),
-    "old_version": (0, frame(2, bytes(88), version=0)),
+    "old_version": (0, frame(2, bytes(88), version=1)),
     "http": (0, b"GET / HTTP/1.1\r\nHost: box\r\n\r\n"),
     "oversized": (JOINED, frame(10, transfer(0, 64), payload_bytes=0xFFFFFFFF)),
     "truncated": (JOINED, WRITE[:50]),

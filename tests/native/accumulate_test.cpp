@@ -1,5 +1,5 @@
-// accumulate() for every type on every instruction set that this processor runs, bit for bit
-// against one element at a time.
+// accumulate() for every pair of types on every instruction set that this processor runs, bit for
+// bit against one element at a time.
 #include "reduce/accumulate.h"
 
 #include <gtest/gtest.h>
@@ -20,71 +20,106 @@
 namespace hbm {
 namespace {
 
-constexpr Dtype kDtypes[] = {Dtype::kFloat16, Dtype::kBFloat16, Dtype::kFloat32,
-                             Dtype::kFloat64, Dtype::kInt32,    Dtype::kInt64};
+struct Pair {
+  Dtype target, source;
+  friend bool operator==(const Pair&, const Pair&) = default;
+};
+
+constexpr Pair kPairs[] = {
+    {Dtype::kFloat16, Dtype::kFloat16},   {Dtype::kFloat16, Dtype::kFloat32},
+    {Dtype::kBFloat16, Dtype::kBFloat16}, {Dtype::kBFloat16, Dtype::kFloat32},
+    {Dtype::kFloat32, Dtype::kFloat16},   {Dtype::kFloat32, Dtype::kBFloat16},
+    {Dtype::kFloat32, Dtype::kFloat32},   {Dtype::kFloat32, Dtype::kFloat64},
+    {Dtype::kFloat64, Dtype::kFloat32},   {Dtype::kFloat64, Dtype::kFloat64},
+    {Dtype::kInt32, Dtype::kInt32},       {Dtype::kInt64, Dtype::kInt64},
+};
 
 constexpr double kScales[] = {1, 0, -1, 0.1, -2.5, 1e-30, 1e30, INFINITY, NAN};
 
 using Bytes = std::vector<std::byte>;
 
-template <class T>
-T sum_real(T target, T source, double scale) {
-  const volatile T product = static_cast<T>(scale) * source;  // volatile: rounded on its own
-  return reference::canonical<T>(target + product);
+// A real number, which a double holds whatever its type.
+double real(const void* from, size_t i, Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFloat16:
+      return reference::kHalf.decode(reference::get<uint16_t>(from, i));
+    case Dtype::kBFloat16:
+      return reference::decode_bfloat16(reference::get<uint16_t>(from, i));
+    case Dtype::kFloat32:
+      return reference::get<float>(from, i);
+    default:
+      return reference::get<double>(from, i);
+  }
+}
+
+// Of a number that has been computed in the wider of the target's type and the source's.
+void set_real(void* to, size_t i, Dtype dtype, double value) {
+  const auto narrow = static_cast<float>(reference::canonical(value));
+  switch (dtype) {
+    case Dtype::kFloat16:
+      return reference::set(to, i, static_cast<uint16_t>(reference::kHalf.encode(narrow)));
+    case Dtype::kBFloat16:
+      return reference::set(to, i, reference::encode_bfloat16(narrow));
+    case Dtype::kFloat32:
+      return reference::set(to, i, narrow);
+    default:
+      return reference::set(to, i, reference::canonical(value));
+  }
 }
 
 template <class T>
-T sum_integer(T target, T source, double scale) {
-  const int64_t product = scale_integer(static_cast<int64_t>(source), scale);
+double combined_real(double target, double source, const Formula& formula) {
+  // volatile: each result is rounded on its own.
+  const volatile T product = static_cast<T>(formula.scale) * static_cast<T>(source);
+  if (formula.combine == Combine::kAssign) return product;
+  const volatile T sum = static_cast<T>(target) + product;
+  return sum;
+}
+
+template <class T>
+T combined_integer(T target, T source, const Formula& formula) {
+  const int64_t product = scale_integer(static_cast<int64_t>(source), formula.scale);
   const auto clamped =
       std::clamp<int64_t>(product, std::numeric_limits<T>::min(), std::numeric_limits<T>::max());
+  if (formula.combine == Combine::kAssign) return static_cast<T>(clamped);
   return static_cast<T>(static_cast<uint64_t>(target) + static_cast<uint64_t>(clamped));
 }
 
-void expect_one(void* target, const void* source, size_t i, Dtype dtype, double scale) {
-  const auto combine = [&]<class T>(T, auto sum) {
-    reference::set<T>(target, i, sum(reference::get<T>(target, i), reference::get<T>(source, i)));
+void expect_one(void* target, const void* source, size_t i, const Formula& formula) {
+  const auto integer = [&]<class T>(T) {
+    const T a = reference::get<T>(target, i), b = reference::get<T>(source, i);
+    reference::set<T>(target, i, combined_integer(a, b, formula));
   };
-  const auto half = [&](uint16_t a, uint16_t b) {
-    const reference::Format& format = reference::kHalf;
-    const float sum = sum_real(format.decode(a), format.decode(b), scale);
-    return static_cast<uint16_t>(format.encode(sum));
-  };
-  const auto bfloat16 = [&](uint16_t a, uint16_t b) {
-    const auto decode = reference::decode_bfloat16;
-    return reference::encode_bfloat16(sum_real(decode(a), decode(b), scale));
-  };
-  const auto real = [&](auto a, auto b) { return sum_real(a, b, scale); };
-  const auto integer = [&](auto a, auto b) { return sum_integer(a, b, scale); };
-  switch (dtype) {
-    case Dtype::kFloat16:
-      return combine(uint16_t{}, half);
-    case Dtype::kBFloat16:
-      return combine(uint16_t{}, bfloat16);
-    case Dtype::kFloat32:
-      return combine(float{}, real);
-    case Dtype::kFloat64:
-      return combine(double{}, real);
-    case Dtype::kInt32:
-      return combine(int32_t{}, integer);
-    default:
-      return combine(int64_t{}, integer);
-  }
+  if (formula.target == Dtype::kInt32) return integer(int32_t{});
+  if (formula.target == Dtype::kInt64) return integer(int64_t{});
+  const double a = real(target, i, formula.target), b = real(source, i, formula.source);
+  const bool wide = formula.target == Dtype::kFloat64 || formula.source == Dtype::kFloat64;
+  set_real(target, i, formula.target,
+           wide ? combined_real<double>(a, b, formula) : combined_real<float>(a, b, formula));
 }
 
 struct Case {
   const Kernels* kernels;
-  Dtype dtype;
+  Pair types;
+  Combine combine;
 };
 
-void PrintTo(const Case& param, std::ostream* out) {
-  *out << param.kernels->name << " " << dtype_name(param.dtype);
+std::string name_of(const Case& param) {
+  return std::string(param.kernels->name) + "_" + dtype_name(param.types.target) +
+         (param.combine == Combine::kAdd ? "_plus_" : "_becomes_") + dtype_name(param.types.source);
 }
 
-std::vector<Case> cases() {
+void PrintTo(const Case& param, std::ostream* out) { *out << name_of(param); }
+
+std::vector<Case> cases(bool equal_types_alone) {
   std::vector<Case> all;
   for (const Kernels* kernels : runnable_kernels()) {
-    for (Dtype dtype : kDtypes) all.push_back({kernels, dtype});
+    for (const Pair& types : kPairs) {
+      if (equal_types_alone && types.target != types.source) continue;
+      for (Combine combine : {Combine::kAdd, Combine::kAssign}) {
+        all.push_back({kernels, types, combine});
+      }
+    }
   }
   return all;
 }
@@ -93,53 +128,32 @@ class AccumulateTest : public testing::TestWithParam<Case> {
  protected:
   static constexpr std::byte kGuard{0xA5};
 
-  // Random bits, and numbers near 1, whose sums are rounded more often than they are infinite.
-  Bytes random_elements(size_t count) {
-    Bytes bytes(count * element_size(GetParam().dtype));
+  // Random bits, and real numbers near 1, whose sums are rounded more often than they are infinite.
+  Bytes random_elements(size_t count, Dtype dtype) {
+    Bytes bytes(count * element_size(dtype));
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random_());
-    const auto near_one = [&]<class T>(T, auto encode) {
-      for (size_t i = 0; i < count; i += 1 + random_() % 3) {
-        const double value = std::uniform_real_distribution<>(-2, 2)(random_);
-        reference::set<T>(bytes.data(), i, static_cast<T>(encode(value)));
-      }
-    };
-    const auto same = [](double value) { return value; };
-    switch (GetParam().dtype) {
-      case Dtype::kFloat16:
-        near_one(uint16_t{},
-                 [](double value) { return reference::kHalf.encode(static_cast<float>(value)); });
-        break;
-      case Dtype::kBFloat16:
-        near_one(uint16_t{}, [](double value) {
-          return reference::encode_bfloat16(static_cast<float>(value));
-        });
-        break;
-      case Dtype::kFloat32:
-        near_one(float{}, same);
-        break;
-      case Dtype::kFloat64:
-        near_one(double{}, same);
-        break;
-      default:
-        break;
+    if (dtype == Dtype::kInt32 || dtype == Dtype::kInt64) return bytes;
+    for (size_t i = 0; i < count; i += 1 + random_() % 3) {
+      set_real(bytes.data(), i, dtype, std::uniform_real_distribution<>(-2, 2)(random_));
     }
     return bytes;
   }
 
   void check(size_t count, double scale, bool in_place, size_t shift) {
-    const auto [kernels, dtype] = GetParam();
-    Bytes target = random_elements(count);
-    Bytes source = in_place ? target : random_elements(count);
+    const auto [kernels, types, combine] = GetParam();
+    Bytes target = random_elements(count, types.target);
+    Bytes source = in_place ? target : random_elements(count, types.source);
     Bytes expected = target;
     for (size_t i = 0; i < count; ++i) {
-      expect_one(expected.data(), source.data(), i, dtype, scale);
+      expect_one(expected.data(), source.data(), i, {types.target, types.source, combine, scale});
     }
     for (Bytes* array : {&target, &source, &expected}) {
       array->insert(array->begin(), shift, kGuard);
       array->push_back(kGuard);
     }
     const std::byte* from = in_place ? target.data() : source.data();
-    kernels->accumulate(dtype)(target.data() + shift, from + shift, count, scale);
+    const Accumulate kernel = kernels->accumulate(types.target, types.source, combine);
+    kernel(target.data() + shift, from + shift, count, scale);
     const auto differs = std::ranges::mismatch(target, expected).in1 - target.begin();
     ASSERT_EQ(target, expected) << "count=" << count << " scale=" << scale << " shift=" << shift
                                 << " in_place=" << in_place << " seed=" << seed_
@@ -158,23 +172,29 @@ TEST_P(AccumulateTest, AgreesWithOneElementAtATime) {
   }
 }
 
-TEST_P(AccumulateTest, AddsToItself) {
+using AccumulateInPlaceTest = AccumulateTest;
+
+TEST_P(AccumulateInPlaceTest, TakesItselfAsItsSource) {
   for (double scale : kScales) {
     for (size_t count : {1, 31, 2047}) check(count, scale, true, 0);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Accumulate, AccumulateTest, testing::ValuesIn(cases()), [](auto& info) {
-  return std::string(info.param.kernels->name) + "_" + dtype_name(info.param.dtype);
-});
+INSTANTIATE_TEST_SUITE_P(Accumulate, AccumulateTest, testing::ValuesIn(cases(false)),
+                         [](auto& info) { return name_of(info.param); });
+INSTANTIATE_TEST_SUITE_P(Accumulate, AccumulateInPlaceTest, testing::ValuesIn(cases(true)),
+                         [](auto& info) { return name_of(info.param); });
 
-TEST(Accumulate, TakesSixTypes) {
-  for (size_t i = 0; i < kDtypeCount; ++i) {
-    const auto dtype = static_cast<Dtype>(i);
-    const bool taken = std::ranges::count(kDtypes, dtype) != 0;
-    EXPECT_EQ(accumulate_unsupported(dtype) == nullptr, taken) << dtype_name(dtype);
+TEST(Accumulate, TakesTwelvePairs) {
+  for (size_t i = 0; i < kDtypeCount * kDtypeCount; ++i) {
+    const Pair types{static_cast<Dtype>(i / kDtypeCount), static_cast<Dtype>(i % kDtypeCount)};
+    const bool taken = std::ranges::count(kPairs, types) != 0;
+    SCOPED_TRACE(std::string(dtype_name(types.target)) + " from " + dtype_name(types.source));
+    EXPECT_EQ(accumulate_unsupported(types.target, types.source) == nullptr, taken);
     for (const Kernels* kernels : runnable_kernels()) {
-      EXPECT_EQ(kernels->accumulate(dtype) != nullptr, taken) << dtype_name(dtype);
+      for (Combine combine : {Combine::kAdd, Combine::kAssign}) {
+        EXPECT_EQ(kernels->accumulate(types.target, types.source, combine) != nullptr, taken);
+      }
     }
   }
 }
@@ -182,10 +202,19 @@ TEST(Accumulate, TakesSixTypes) {
 TEST(Accumulate, UsesTheChosenKernels) {
   float target[] = {1, 2, 3};
   const float source[] = {10, 20, 30};
-  accumulate(target, source, 3, Dtype::kFloat32, 0.5);
+  accumulate(target, source, 3,
+             {.target = Dtype::kFloat32, .source = Dtype::kFloat32, .scale = 0.5});
   EXPECT_EQ(target[0], 6);
   EXPECT_EQ(target[1], 12);
   EXPECT_EQ(target[2], 18);
+}
+
+// 1 + 2^-24 is a tie of float32, and 2^-52 more is not, which float64 alone sees.
+TEST(Accumulate, IsComputedInTheWiderType) {
+  float target = 1;
+  const double source = std::ldexp(1, -24) + std::ldexp(1, -52);
+  accumulate(&target, &source, 1, {.target = Dtype::kFloat32, .source = Dtype::kFloat64});
+  EXPECT_EQ(target, std::nextafter(1.0f, 2.0f));
 }
 
 }  // namespace

@@ -35,29 +35,42 @@ class AccumulatorTest : public testing::TestWithParam<bool> {
   Accumulator accumulator_{store_->records(), 3};
 };
 
-TEST_P(AccumulatorTest, AddsRangesOfEveryType) {
+constexpr Formula kFormulas[] = {
+    {Dtype::kFloat32, Dtype::kFloat32, Combine::kAdd, 0.5},
+    {Dtype::kInt64, Dtype::kInt64, Combine::kAdd, 3},
+    {Dtype::kBFloat16, Dtype::kBFloat16, Combine::kAssign, -1},
+    {Dtype::kFloat32, Dtype::kBFloat16, Combine::kAdd, 0.5},
+    {Dtype::kFloat32, Dtype::kFloat64, Combine::kAssign, 2},
+    {Dtype::kFloat16, Dtype::kFloat32, Combine::kAdd, 0.1},
+    {Dtype::kBFloat16, Dtype::kFloat32, Combine::kAssign, 1},
+    {Dtype::kFloat64, Dtype::kFloat32, Combine::kAdd, -0.3},
+};
+
+// accumulate_test has every pair of types; these have every ratio of widths.
+TEST_P(AccumulatorTest, AppliesFormulasToRanges) {
   SessionRecord& session = this->session(1);
   const uint64_t size = 3 << 20;
   const auto target = segment(1, size), source = segment(2, size);
   std::mt19937_64 random(1);
   uint64_t number = 0;
-  for (Dtype dtype : {Dtype::kFloat32, Dtype::kFloat64, Dtype::kFloat16, Dtype::kBFloat16,
-                      Dtype::kInt32, Dtype::kInt64}) {
-    const uint64_t width = element_size(dtype);
+  for (const Formula& formula : kFormulas) {
+    const uint64_t width = element_size(formula.target);
+    const uint64_t source_width = element_size(formula.source);
+    const uint64_t most = 2'500'000 / std::max(width, source_width);
     for (uint64_t count :
-         {uint64_t{0}, uint64_t{1}, uint64_t{4096 / width}, uint64_t{100'001}, 2'500'000 / width}) {
+         {uint64_t{0}, uint64_t{1}, uint64_t{4096 / width}, uint64_t{100'001}, most}) {
       for (Segment* one : {target.get(), source.get()}) {
         std::generate_n(contents<uint64_t>(*one), size / 8, std::ref(random));
       }
-      const uint64_t to = width * (random() % 1000), from = width * (random() % 1000);
+      const uint64_t to = width * (random() % 1000), from = source_width * (random() % 1000);
       std::vector<std::byte> expected(size);
       std::memcpy(expected.data(), target->block->base(), size);
-      accumulate(expected.data() + to, source->block->base() + from, count, dtype, 0.5);
+      hbm::accumulate(expected.data() + to, source->block->base() + from, count, formula);
 
       accumulator_.accumulate(session, ++number, {*target, to}, {*source, from}, count * width,
-                              dtype, 0.5);
+                              formula);
       ASSERT_EQ(std::memcmp(expected.data(), target->block->base(), size), 0)
-          << dtype_name(dtype) << " " << count;
+          << dtype_name(formula.target) << " from " << dtype_name(formula.source) << " " << count;
       ASSERT_EQ(session.applied.load(), number);
       ASSERT_NE(session.outcome(number), nullptr);
     }
@@ -68,7 +81,7 @@ TEST_P(AccumulatorTest, DoublesASegment) {
   const uint64_t count = 300'000;
   const auto both = segment(1, count * 4);
   std::iota(contents<int32_t>(*both), contents<int32_t>(*both) + count, 0);
-  accumulator_.accumulate(session(1), 1, {*both, 0}, {*both, 0}, count * 4, Dtype::kInt32, 1);
+  accumulator_.accumulate(session(1), 1, {*both, 0}, {*both, 0}, count * 4, sum_of(Dtype::kInt32));
   for (uint64_t i = 0; i < count; ++i) ASSERT_EQ(contents<int32_t>(*both)[i], 2 * i);
 }
 
@@ -115,7 +128,7 @@ TEST_P(AccumulatorTest, OverlappingOperationsLoseNothing) {
           last = first + 1;
         } else {
           accumulator_.accumulate(session, number, {*target, first * 8}, {*ones, 0},
-                                  (last - first) * 8, Dtype::kInt64, 1);
+                                  (last - first) * 8, sum_of(Dtype::kInt64));
         }
         for (uint64_t i = first; i < last; ++i) ++added[client][i];
       }

@@ -293,6 +293,39 @@ TEST_P(SmbConformance, AccumulateAddsScaledRanges) {
   accumulates<int64_t>(*client, Dtype::kInt64);
 }
 
+TEST_P(SmbConformance, AccumulateConverts) {
+  const auto client = connect();
+  constexpr size_t kCount = kChunk / sizeof(float) + 3;
+  const Segment wide = client->alloc({.size = kCount * sizeof(double)});
+  const Segment narrow = client->alloc({.size = kCount * sizeof(float)});
+  std::vector<double> doubles(kCount, 0.5);
+  std::vector<float> floats(kCount);
+  std::iota(floats.begin(), floats.end(), 0.0f);
+  client->write(wide, 0, bytes_of(doubles), kCount * sizeof(double));
+  client->write(narrow, 0, bytes_of(floats), kCount * sizeof(float));
+  // Elements 3 and up of the one by elements 1 and up of the other, and back.
+  client->accumulate(wide, narrow,
+                     {.dtype = Dtype::kFloat64,
+                      .source_dtype = Dtype::kFloat32,
+                      .scale = 3,
+                      .bytes = (kCount - 3) * sizeof(double),
+                      .target_offset = 3 * sizeof(double),
+                      .source_offset = sizeof(float)});
+  client->accumulate(narrow, wide,
+                     {.dtype = Dtype::kFloat32,
+                      .source_dtype = Dtype::kFloat64,
+                      .combine = Combine::kAssign,
+                      .scale = 2,
+                      .bytes = kCount * sizeof(float)});
+  client->read(wide, 0, bytes_of(doubles), kCount * sizeof(double));
+  client->read(narrow, 0, bytes_of(floats), kCount * sizeof(float));
+  for (size_t i = 0; i < kCount; ++i) {
+    const double expected = i < 3 ? 0.5 : 0.5 + 3 * static_cast<double>(i - 2);
+    ASSERT_EQ(doubles[i], expected) << i;
+    ASSERT_EQ(floats[i], static_cast<float>(2 * expected)) << i;
+  }
+}
+
 TEST_P(SmbConformance, AccumulateRefusesWhatHasNoMeaning) {
   const auto client = connect();
   const Segment segment = client->alloc({.size = 4096});
@@ -304,6 +337,14 @@ TEST_P(SmbConformance, AccumulateRefusesWhatHasNoMeaning) {
   refused({.dtype = Dtype::kFloat32, .bytes = 8, .target_offset = 2});
   refused({.dtype = Dtype::kFloat32, .bytes = 8192});
   refused({.dtype = Dtype::kFloat32, .bytes = 64, .target_offset = 32});  // overlaps its source
+  refused({.dtype = Dtype::kFloat32, .source_dtype = Dtype::kInt32, .bytes = 64});
+  refused({.dtype = Dtype::kFloat16, .source_dtype = Dtype::kBFloat16, .bytes = 64});
+  // Two types: the source is twice as long, and must not begin with the target either.
+  const Dtype narrow = Dtype::kFloat32, wide = Dtype::kFloat64;
+  refused({.dtype = narrow, .source_dtype = wide, .bytes = 64, .source_offset = 4096 - 64});
+  refused({.dtype = narrow, .source_dtype = wide, .bytes = 64, .source_offset = 68});
+  refused({.dtype = narrow, .source_dtype = wide, .bytes = 64});
+  refused({.dtype = narrow, .source_dtype = wide, .bytes = 64, .target_offset = 124});
   EXPECT_THROW(client->fetch_add(segment, 4, 1), Error);
   EXPECT_THROW(client->fetch_add(segment, 4096, 1), Error);
   client->accumulate(segment, segment, {.dtype = Dtype::kFloat32, .bytes = 4096});  // itself

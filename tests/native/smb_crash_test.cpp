@@ -31,7 +31,7 @@ constexpr uint64_t kSessions = 2;
 constexpr int kRounds = 100;
 constexpr RecordSizes kSizes{.sessions = 8, .operations = 3, .lanes = 4, .chunk = 64 << 10};
 
-enum : uint64_t { kTarget = 1, kOnes = 2, kCells = 3, kSigns = 4 };
+enum : uint64_t { kTarget = 1, kOnes, kCells, kSigns, kUnits, kSums, kCopies };
 
 struct Server {
   explicit Server(const std::string& directory) : store(open_store(directory, kSizes)) {
@@ -53,14 +53,21 @@ void prepare(const std::string& directory) {
   store->create(creation(kCells, 4096));
   const auto signs = store->create(creation(kSigns, kCount * 8 * kSessions));
   std::fill_n(contents<double>(*signs), kCount * kSessions, 1);
+  const auto units = store->create(creation(kUnits, kCount * 4));
+  std::fill_n(contents<float>(*units), kCount, 1);
+  store->create(creation(kSums, kCount * 8 * kSessions));
+  store->create(creation(kCopies, kCount * 4 * kSessions));
   for (uint64_t id = 0; id < kSessions; ++id) store->records().open_session({0, id});
 }
 
-// What a session's requests do. Where they add ones: to this range.
-enum class Kind { kAddOnes, kAddToCell, kFlipSigns };
+// What a session's requests do. Where they add ones: to this range. The last two are of two types:
+// they add float32 to the session's sums of float64, and copy these to float32.
+enum class Kind { kAddOnes, kAddToCell, kFlipSigns, kAddUnits, kCopySums };
 
 Kind kind_of(uint64_t number) {
-  return number % 4 == 0 ? Kind::kAddToCell : number % 4 == 1 ? Kind::kFlipSigns : Kind::kAddOnes;
+  constexpr Kind kKinds[] = {Kind::kAddToCell, Kind::kFlipSigns, Kind::kAddOnes,
+                             Kind::kAddUnits,  Kind::kCopySums,  Kind::kAddOnes};
+  return kKinds[number % std::size(kKinds)];
 }
 
 struct Range {
@@ -76,16 +83,27 @@ void carry_out(Server& server, Accumulator& accumulator, uint64_t id, SessionRec
                uint64_t number) {
   const auto [first, last] = range_of(id, number);
   const At signs{server[kSigns], id * kCount * 8};
+  const At sums{server[kSums], id * kCount * 8}, copies{server[kCopies], id * kCount * 4};
   switch (kind_of(number)) {
     case Kind::kAddToCell:
       accumulator.fetch_add(session, number, {server[kCells], id * 8}, 1);
       break;
     case Kind::kFlipSigns:
-      accumulator.accumulate(session, number, signs, signs, kCount * 8, Dtype::kFloat64, -2);
+      accumulator.accumulate(session, number, signs, signs, kCount * 8,
+                             sum_of(Dtype::kFloat64, -2));
       break;
     case Kind::kAddOnes:
       accumulator.accumulate(session, number, {server[kTarget], first * 8},
-                             {server[kOnes], first * 8}, (last - first) * 8, Dtype::kInt64, 1);
+                             {server[kOnes], first * 8}, (last - first) * 8, sum_of(Dtype::kInt64));
+      break;
+    case Kind::kAddUnits:
+      accumulator.accumulate(session, number, sums, {server[kUnits], 0}, kCount * 8,
+                             {.target = Dtype::kFloat64, .source = Dtype::kFloat32});
+      break;
+    case Kind::kCopySums:
+      accumulator.accumulate(
+          session, number, copies, sums, kCount * 4,
+          {.target = Dtype::kFloat32, .source = Dtype::kFloat64, .combine = Combine::kAssign});
   }
 }
 
@@ -113,7 +131,8 @@ void check(const std::string& directory) {
   std::vector<int64_t> steps(kCount + 1);
   for (const auto& [id, session] : server.sessions) {
     int64_t cell = 0;
-    double sign = 1;
+    double sign = 1, sum = 0;
+    float copy = 0;
     for (uint64_t number = 1; number <= session->applied; ++number) {
       const auto [first, last] = range_of(id, number);
       switch (kind_of(number)) {
@@ -129,11 +148,21 @@ void check(const std::string& directory) {
         case Kind::kAddOnes:
           ++steps[first];
           --steps[last];
+          break;
+        case Kind::kAddUnits:
+          ++sum;
+          break;
+        case Kind::kCopySums:
+          copy = static_cast<float>(sum);
       }
     }
     ASSERT_EQ(contents<int64_t>(server[kCells])[id], cell);
     const double* signs = contents<double>(server[kSigns]) + id * kCount;
     ASSERT_EQ(std::count(signs, signs + kCount, sign), kCount);
+    const double* sums = contents<double>(server[kSums]) + id * kCount;
+    ASSERT_EQ(std::count(sums, sums + kCount, sum), kCount);
+    const float* copies = contents<float>(server[kCopies]) + id * kCount;
+    ASSERT_EQ(std::count(copies, copies + kCount, copy), kCount);
   }
   int64_t expected = 0;
   for (uint64_t i = 0; i < kCount; ++i) {

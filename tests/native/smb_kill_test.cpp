@@ -1,5 +1,6 @@
 // A box with a store that is killed 100 times at random moments, by SIGKILL, while clients sum into
-// one segment: afterwards every sum has been applied exactly once, and no client has seen an error.
+// one segment, and convert sums of their own: afterwards every sum has been applied exactly once,
+// and no client has seen an error.
 //
 // The box is a process of its own: this program, started again with HBM_KILL_TEST_STORE set.
 #include <fcntl.h>
@@ -89,7 +90,8 @@ class BoxProcess {
   pid_t pid_ = 0;
 };
 
-std::byte* bytes_of(std::vector<int64_t>& numbers) {
+template <class T>
+std::byte* bytes_of(std::vector<T>& numbers) {
   return reinterpret_cast<std::byte*>(numbers.data());
 }
 
@@ -117,14 +119,35 @@ TEST(SmbKill, EverySumIsAppliedOnce) {
       Client client(options_for(url, transport));
       const Segment total = client.alloc({.size = 8 * (kNumbers + 1), .key = kTotal});
       const Segment ones = client.alloc({.size = 8 * kNumbers});
+      const Segment halves = client.alloc({.size = 4 * kNumbers});
+      const Segment copy = client.alloc({.size = 8 * kNumbers});
       std::vector<int64_t> values(kNumbers, 1);
       client.write(ones, 0, bytes_of(values), 8 * kNumbers);
+      std::vector<float> floats(kNumbers, 0.5f);
+      client.write(halves, 0, bytes_of(floats), 4 * kNumbers);
       ready.arrive_and_wait();
+      int own = 0;
       while (!stop) {
         client.accumulate(total, ones, {.dtype = Dtype::kInt64, .bytes = 8 * kNumbers});
         client.fetch_add(total, 8 * kNumbers, 1);
         ++sums;
+        // By way of float64 every half changes its sign: a repetition, or a gap, shows.
+        client.accumulate(copy, halves,
+                          {.dtype = Dtype::kFloat64,
+                           .source_dtype = Dtype::kFloat32,
+                           .combine = Combine::kAssign,
+                           .scale = 2,
+                           .bytes = 8 * kNumbers});
+        client.accumulate(halves, copy,
+                          {.dtype = Dtype::kFloat32,
+                           .source_dtype = Dtype::kFloat64,
+                           .scale = -1,
+                           .bytes = 4 * kNumbers});
+        ++own;
       }
+      client.read(halves, 0, bytes_of(floats), 4 * kNumbers);
+      const float expected = own % 2 == 0 ? 0.5f : -0.5f;
+      EXPECT_EQ(std::ranges::count(floats, expected), static_cast<ptrdiff_t>(kNumbers)) << own;
     });
   }
   ready.arrive_and_wait();

@@ -129,6 +129,8 @@ class Caller {
             .target = target,
             .source = source,
             .dtype = static_cast<uint8_t>(dtype),
+            .source_dtype = static_cast<uint8_t>(dtype),
+            .combine = static_cast<uint8_t>(Combine::kAdd),
             .reserved = {}};
   }
   Reply accumulate(uint32_t target, uint32_t source, uint64_t bytes, double scale = 1,

@@ -104,6 +104,47 @@ TEST(Service, RangesAndTypes) {
   EXPECT_EQ(caller.accumulate(shifted).status, Status::kOk);
 }
 
+TEST(Service, RangesOfTwoTypes) {
+  Box box;
+  Caller caller(box);
+  caller.alloc(96);
+  caller.alloc(48);
+  const auto call = [&](uint32_t target, uint32_t source, Dtype dtype, Dtype source_dtype,
+                        uint64_t bytes, uint64_t to, uint64_t from) {
+    smb::Accumulate request = caller.accumulate_request(target, source, bytes, 1, dtype);
+    request.source_dtype = static_cast<uint8_t>(source_dtype);
+    request.combine = static_cast<uint8_t>(Combine::kAssign);
+    request.target_offset = to;
+    request.source_offset = from;
+    return caller.accumulate(request).status;
+  };
+  constexpr Dtype kWide = Dtype::kFloat32, kNarrow = Dtype::kBFloat16;
+  // `bytes` are the target's: the source has half as many, or twice.
+  EXPECT_EQ(call(1, 2, kWide, kNarrow, 96, 0, 0), Status::kOk);
+  EXPECT_EQ(call(2, 1, kNarrow, kWide, 48, 0, 0), Status::kOk);
+  EXPECT_EQ(call(1, 2, kWide, kNarrow, 96, 0, 2), Status::kRange);
+  EXPECT_EQ(call(2, 1, kNarrow, kWide, 44, 4, 12), Status::kRange);
+  // Each offset is a multiple of its own element.
+  EXPECT_EQ(call(1, 2, kWide, kNarrow, 8, 4, 2), Status::kOk);
+  EXPECT_EQ(call(1, 2, kWide, kNarrow, 8, 2, 4), Status::kRange);
+  EXPECT_EQ(call(2, 1, kNarrow, kWide, 8, 4, 2), Status::kRange);
+  EXPECT_EQ(call(2, 1, kNarrow, kWide, 3, 0, 0), Status::kRange);
+  // Within a segment they are apart, also where they begin together.
+  EXPECT_EQ(call(1, 1, kWide, kNarrow, 64, 0, 64), Status::kOk);
+  EXPECT_EQ(call(1, 1, kWide, kNarrow, 64, 0, 62), Status::kUnsupported);
+  EXPECT_EQ(call(1, 1, kNarrow, kWide, 32, 64, 0), Status::kOk);
+  EXPECT_EQ(call(1, 1, kNarrow, kWide, 32, 62, 0), Status::kUnsupported);
+  EXPECT_EQ(call(1, 1, kWide, kNarrow, 8, 0, 0), Status::kUnsupported);
+  EXPECT_EQ(call(1, 1, kWide, kWide, 8, 0, 0), Status::kOk);
+
+  EXPECT_EQ(call(1, 2, Dtype::kFloat16, kNarrow, 8, 0, 0), Status::kUnsupported);
+  EXPECT_EQ(call(1, 2, kWide, Dtype::kInt32, 8, 0, 0), Status::kUnsupported);
+  EXPECT_EQ(call(1, 2, kWide, static_cast<Dtype>(99), 8, 0, 0), Status::kMalformed);
+  smb::Accumulate neither = caller.accumulate_request(1, 2, 8);
+  neither.combine = 2;
+  EXPECT_EQ(caller.accumulate(neither).status, Status::kMalformed);
+}
+
 TEST(Service, WhoMayNotWrite) {
   Box box;
   Caller owner(box), reader(box, smb::Join::kReadOnlyClient);
@@ -193,7 +234,12 @@ TEST(Service, StatisticsCountAndPage) {
   caller.access(1, 0, 100);
   caller.access(1, 0, 50, true);
   caller.fetch_add(1, 0, 1);
-  caller.accumulate(1, 1, 64);
+  caller.accumulate(1, 1, 32);
+  smb::Accumulate conversion = caller.accumulate_request(1, 1, 32, 1, Dtype::kFloat64);
+  conversion.source_dtype = static_cast<uint8_t>(Dtype::kFloat32);
+  conversion.combine = static_cast<uint8_t>(Combine::kAssign);
+  conversion.source_offset = 64;
+  caller.accumulate(conversion);
   const smb::StatsQuery query{0, 0};
   const Reply reply = caller.call(Opcode::kStats, bytes_of(query));
   smb::StatsTotals totals;
@@ -202,7 +248,8 @@ TEST(Service, StatisticsCountAndPage) {
   std::memcpy(&totals, reply.payload.data(), sizeof totals);
   EXPECT_EQ(totals.counts.read_bytes, 100u);
   EXPECT_EQ(totals.counts.written_bytes, 50u);
-  EXPECT_EQ(totals.counts.accumulated_bytes, 64u);
+  EXPECT_EQ(totals.counts.accumulates, 2u);
+  EXPECT_EQ(totals.counts.accumulated_bytes, 64u);  // of targets
   EXPECT_EQ(totals.counts.fetch_adds, 1u);
   EXPECT_EQ(totals.clients, 1u);
   EXPECT_EQ(totals.used_bytes, kSize);

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "box/store.h"
+#include "reduce/accumulate.h"
 
 namespace hbm::box {
 
@@ -40,6 +41,10 @@ inline std::unique_ptr<Store> open_store(const std::string& directory,
 
 inline Creation creation(uint64_t key, uint64_t size) {
   return {.key = {1, key}, .size = size, .temporary = false, .creator = {{7, 7}, key}};
+}
+
+inline Formula sum_of(Dtype dtype, double scale = 1) {
+  return {.target = dtype, .source = dtype, .scale = scale};
 }
 
 template <class T>

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -18,6 +19,7 @@
 #include "box/accumulator.h"
 #include "box/stored_segment.h"
 #include "expect_error.h"
+#include "reduce_reference.h"
 #include "smb_store_fixture.h"
 
 namespace {
@@ -311,7 +313,8 @@ TEST_F(StoreTest, WorksWithSyncing) {
   const auto source = store->create(creation(2, 20'000));
   std::fill_n(contents<float>(*source), 5000, 2.0f);
   Accumulator accumulator(store->records(), 2);
-  accumulator.accumulate(session, 1, {*target, 0}, {*source, 0}, 20'000, Dtype::kFloat32, 3);
+  accumulator.accumulate(session, 1, {*target, 0}, {*source, 0}, 20'000,
+                         sum_of(Dtype::kFloat32, 3));
   EXPECT_EQ(accumulator.fetch_add(session, 2, {*source, 8}, 1), *contents<int64_t>(*source));
   store->remove(*source);
   open(kSizes, true);
@@ -330,12 +333,12 @@ class InterruptedTest : public StoreTest {
     std::fill_n(contents<int32_t>(*source), 5 * 1024, 1);
     session = &store->records().open_session({3, 4});
     const Operation what{.opcode = smb::Opcode::kAccumulate,
-                         .dtype = Dtype::kInt32,
                          .lanes = 2,
                          .number = 1,
                          .target = {target->stored->serial, 0},
                          .source = {source->stored->serial, 0},
-                         .bytes = 5 * 4096};
+                         .bytes = 5 * 4096,
+                         .formula = sum_of(Dtype::kInt32)};
     begun = store->records().begin(*session, what);
     // Lane 0 has steps 0 and 1 and has done the first; lane 1 is in the midst of step 2.
     std::fill_n(contents<int32_t>(*target), 1024, 101);
@@ -402,6 +405,49 @@ TEST_F(InterruptedTest, IsDroppedWhenDamaged) {
   restart();
   EXPECT_EQ(store->records().sessions()[0]->outcome(1)->status, smb::Status::kInternal);
   EXPECT_TRUE(store->records().begun().empty());
+}
+
+TEST_F(InterruptedTest, IsDroppedWhenItsFormulaIsDamaged) {
+  begun.operation->what.formula.combine = static_cast<Combine>(2);
+  restart();
+  EXPECT_EQ(store->records().sessions()[0]->outcome(1)->status, smb::Status::kInternal);
+}
+
+// As many elements of the wider type reach past the end of the source.
+TEST_F(InterruptedTest, IsDroppedWhenItsSourceIsTooShort) {
+  begun.operation->what.formula = {.target = Dtype::kFloat32, .source = Dtype::kFloat64};
+  restart();
+  EXPECT_EQ(store->records().sessions()[0]->outcome(1)->status, smb::Status::kInternal);
+}
+
+// Of two types, and an assign: a chunk of the target is half of one of the source.
+TEST_F(InterruptedTest, AConversionIsCarriedOut) {
+  constexpr uint64_t kCount = 2500, kAt = 100;
+  const auto narrow = store->create(creation(3, 3 * 4096));
+  const auto wide = store->create(creation(4, 3 * 8192));
+  std::fill_n(contents<uint16_t>(*narrow), 6144, 7);
+  for (uint64_t i = 0; i < 6144; ++i) contents<float>(*wide)[i] = static_cast<float>(i);
+  const Operation what{.opcode = smb::Opcode::kAccumulate,
+                       .number = 1,
+                       .target = {narrow->stored->serial, 2 * kAt},
+                       .source = {wide->stored->serial, 0},
+                       .bytes = 2 * kCount,
+                       .formula = {.target = Dtype::kBFloat16,
+                                   .source = Dtype::kFloat32,
+                                   .combine = Combine::kAssign,
+                                   .scale = 2}};
+  const Recorded conversion = store->records().begin(store->records().open_session({3, 5}), what);
+  // In the midst of the first step, which reaches to the end of the chunk.
+  std::memcpy(conversion.undo, contents<uint16_t>(*narrow) + kAt, 4096 - 2 * kAt);
+  conversion.lanes[0].progress = 1;
+  std::fill_n(contents<uint16_t>(*narrow) + kAt, 500, 9);
+  restart();
+  for (uint64_t i = 0; i < 6144; ++i) {
+    const bool inside = i >= kAt && i < kAt + kCount;
+    const uint16_t expected =
+        inside ? reference::encode_bfloat16(2 * static_cast<float>(i - kAt)) : uint16_t{7};
+    ASSERT_EQ(contents<uint16_t>(*found[3])[i], expected) << i;
+  }
 }
 
 TEST_F(InterruptedTest, LanesBeyondTheirEndAreDamage) {

@@ -227,6 +227,70 @@ def test_accumulate_between_offsets(box: smb.Box) -> None:
     assert found[90:].tolist() == [2 * i for i in range(90, 100)]
 
 
+PAIRS = [
+    ("float32", "float64"),
+    ("float32", "float16"),
+    ("float32", "bfloat16"),
+    ("float64", "float32"),
+    ("float16", "float32"),
+    ("bfloat16", "float32"),
+]
+
+
+@pytest.mark.parametrize(("to", "by"), PAIRS)
+def test_accumulate_and_assign_convert(box: smb.Box, to: str, by: str) -> None:
+    target_dtype, source_dtype = getattr(torch, to), getattr(torch, by)
+    wide = torch.promote_types(target_dtype, source_dtype)
+    x, y = torch.randn(10_000).to(target_dtype), torch.randn(10_000).to(source_dtype)
+    target, source = (box.alloc(each.nbytes, temporary=True) for each in (x, y))
+    target.write(source=x)
+    source.write(source=y)
+    scale = torch.tensor(-0.37, dtype=wide)
+    into = torch.empty_like(x)
+
+    target.accumulate(source, target_dtype, scale=-0.37, source_dtype=source_dtype)
+    target.read(into=into)
+    product = scale * y.to(wide)
+    assert torch.equal(into, (x.to(wide) + product).to(target_dtype))
+
+    target.assign(source, to, scale=-0.37, source_dtype=by)
+    target.read(into=into)
+    assert torch.equal(into, product.to(target_dtype))
+
+
+def test_assign(box: smb.Box) -> None:
+    target, source = box.alloc(800), box.alloc(800)
+    target.write(source=np.full(100, -1.0))
+    source.write(source=np.arange(100.0))
+    target.assign(source, "float64", offset=8, size=80)
+    target.assign(source, "float64", 3, offset=400, size=80, source_offset=0)
+    target.read()
+    expected = np.full(100, -1.0)
+    expected[1:11] = np.arange(1.0, 11.0)
+    expected[50:60] = 3 * np.arange(10.0)
+    assert target.numpy("float64").tolist() == expected.tolist()
+    source.assign(source, "int64", -2)  # of itself, whatever its type
+    source.read()
+    assert source.numpy("int64")[1] == -2 * np.float64(1).view(np.int64)
+
+
+def test_offsets_of_two_types(box: smb.Box) -> None:
+    target, source = box.alloc(400), box.alloc(200)
+    target.write(source=np.zeros(100, np.float32))
+    source.write(source=torch.arange(100).bfloat16())
+    # By default the source's element is the one at the target's offset.
+    target.accumulate(source, "float32", offset=40, source_dtype="bfloat16")
+    target.assign(source, "float32", size=40, source_offset=100, source_dtype="bfloat16")
+    target.read()
+    assert target.numpy("float32").tolist() == [*range(50, 60), *range(10, 100)]
+    with pytest.raises(ValueError, match="multiple"):
+        target.accumulate(source, "float32", offset=2, source_dtype="bfloat16")
+    with pytest.raises(ValueError, match="source_offset 1 is no multiple of 2"):
+        target.accumulate(source, "float32", size=4, source_offset=1, source_dtype="bfloat16")
+    with pytest.raises(ValueError, match="198 bytes at 4 reach past the end"):
+        target.assign(source, "float32", size=396, source_offset=4, source_dtype="bfloat16")
+
+
 @pytest.mark.parametrize("name", ["int32", "int64"])
 def test_integers_have_whole_scales(box: smb.Box, name: str) -> None:
     segment = box.alloc(64)
@@ -249,9 +313,17 @@ def test_bad_sums(box: smb.Box, connect: Callable[..., smb.Box]) -> None:
         ({"dtype": "float64", "offset": 808}, "past the end"),
         ({"dtype": "float64", "size": 808}, "past the end"),
         ({"dtype": "float64", "size": 80, "source_offset": 8}, "overlap"),
+        ({"dtype": "float32", "size": 80, "source_dtype": "float64"}, "overlap"),
+        ({"dtype": "float32", "source_dtype": "int32"}, "float32 takes float32, float64"),
+        ({"dtype": "float64", "source_dtype": "bfloat16"}, "float32 takes float32, float64"),
+        ({"dtype": "int64", "source_dtype": "int32"}, "int32 and int64 take their own type"),
+        ({"dtype": "int64", "scale": 0.5}, "whole number"),
     ):
-        with pytest.raises(ValueError, match=complaint):
-            segment.accumulate(segment, **arguments)
+        for use in (segment.accumulate, segment.assign):
+            with pytest.raises(ValueError, match=complaint):
+                use(segment, **arguments)
+    with pytest.raises(ValueError, match="no assign of uint8"):
+        segment.assign(segment, "uint8")
     with pytest.raises(ValueError, match="past the end"):
         segment.accumulate(small, "float64")
     with pytest.raises(ValueError, match="another client"):
@@ -306,6 +378,9 @@ def test_futures_keep_the_order_of_issue(box: smb.Box) -> None:
         segment.read_async(into=before),
         *(segment.accumulate_async(other, "float64") for _ in range(100)),
         segment.read_async(into=after),
+        other.assign_async(segment, "float64"),
+        segment.accumulate_async(other, "float64", scale=-2),
+        segment.accumulate_async(other, "float64", scale=2),
         segment.fetch_add_async(0, 0),
     ]
     assert futures[-1].result(timeout=20) == int(np.float64(105).view(np.int64))
@@ -344,14 +419,19 @@ def test_a_future_keeps_its_memory(box: smb.Box) -> None:
 
 
 def test_a_batch_is_one_step(box: smb.Box) -> None:
-    segment, other = box.alloc(80), box.alloc(80)
-    into = np.empty(10)
+    segment, other, small = box.alloc(80), box.alloc(80), box.alloc(40)
+    into, last = np.empty(10), np.empty(10)
     with box.batch() as batch:
+        batch.write(small, source=np.arange(10, dtype=np.float32))
         batch.write(segment, source=np.arange(10.0))
         batch.write(other, source=np.ones(10))
         batch.accumulate(segment, other, torch.float64, scale=2)
         count = batch.fetch_add(other, 0, 1)
         batch.read(segment, into=into)
+        batch.assign(other, segment, "float64", scale=-1)
+        batch.accumulate(other, small, "float64", source_dtype="float32")
+        batch.read(other, into=last)
+    assert last.tolist() == [-(i + 2) + i for i in range(10)]
     assert into.tolist() == [i + 2 for i in range(10)]
     assert count.result() == int(np.float64(1).view(np.int64))
 
@@ -494,6 +574,7 @@ def test_read_only_clients(box: smb.Box, connect: Callable[..., smb.Box]) -> Non
     for refused in (
         copy.write,
         lambda: copy.accumulate(copy, "int32"),
+        lambda: copy.assign(copy, "int32"),
         lambda: copy.fetch_add(0, 1),
     ):
         with pytest.raises(smb.AccessDenied, match="reading"):

@@ -61,10 +61,24 @@ class Batch:
         offset: int = 0,
         size: int | None = None,
         source_offset: int | None = None,
+        source_dtype: Any = None,
     ) -> Future:
-        return self._keep(
-            self._native.accumulate(*segment._sum(src, dtype, scale, offset, size, source_offset))
-        )
+        what = src, dtype, scale, offset, size, source_offset, source_dtype
+        return self._keep(segment._sum(self._native, False, *what))
+
+    def assign(
+        self,
+        segment: Segment,
+        src: Segment,
+        dtype: Any,
+        scale: float = 1.0,
+        offset: int = 0,
+        size: int | None = None,
+        source_offset: int | None = None,
+        source_dtype: Any = None,
+    ) -> Future:
+        what = src, dtype, scale, offset, size, source_offset, source_dtype
+        return self._keep(segment._sum(self._native, True, *what))
 
     def fetch_add(self, segment: Segment, offset: int, n: int) -> Future:
         return self._keep(

@@ -104,24 +104,43 @@ class Segment:
         offset: int = 0,
         size: int | None = None,
         source_offset: int | None = None,
+        source_dtype: Any = None,
     ) -> None:
         """self += scale * src, element by element, on the box.
 
         ``dtype``: float32, float64, float16, bfloat16, int32 or int64, by name or as NumPy's or
-        PyTorch's. For integers the scale is a whole number; others are a ValueError.
-        ``source_offset`` None is ``offset``. Concurrent accumulates are never lost.
+        PyTorch's. ``source_dtype`` None is the same; bfloat16, float16 and float64 can be added to
+        float32, and float32 to each of them. For integers the scale is a whole number; others are a
+        ValueError.
+
+        ``offset`` and ``size`` are bytes of self. ``source_offset`` None is where src has the
+        element that self has at ``offset``. Concurrent accumulates are never lost.
         """
         batch = self._client.batch()
-        future = batch.accumulate(*self._sum(src, dtype, scale, offset, size, source_offset))
-        batch.issue_and_wait_next()
-        future.result()
+        what = src, dtype, scale, offset, size, source_offset, source_dtype
+        _wait(batch, self._sum(batch, False, *what))
+
+    def assign(
+        self,
+        src: Segment,
+        dtype: Any,
+        scale: float = 1.0,
+        offset: int = 0,
+        size: int | None = None,
+        source_offset: int | None = None,
+        source_dtype: Any = None,
+    ) -> None:
+        """self = scale * src, converted, element by element, on the box: ``accumulate`` with the
+        old values left out."""
+        batch = self._client.batch()
+        what = src, dtype, scale, offset, size, source_offset, source_dtype
+        _wait(batch, self._sum(batch, True, *what))
 
     def fetch_add(self, offset: int, n: int) -> int:
         """Adds to a signed 64-bit cell of the box, atomically. Returns what it was before."""
         batch = self._client.batch()
         future = batch.fetch_add(self._native, index("offset", offset), int64("n", n))
-        batch.issue_and_wait_next()
-        before: int = future.result()
+        before: int = _wait(batch, future)
         return before
 
     def read_async(self, offset: int = 0, size: int | None = None, into: Any = None) -> Future:
@@ -140,10 +159,25 @@ class Segment:
         offset: int = 0,
         size: int | None = None,
         source_offset: int | None = None,
+        source_dtype: Any = None,
     ) -> Future:
         batch = self._client.batch()
-        arguments = self._sum(src, dtype, scale, offset, size, source_offset)
-        return _issue(batch, batch.accumulate(*arguments))
+        what = src, dtype, scale, offset, size, source_offset, source_dtype
+        return _issue(batch, self._sum(batch, False, *what))
+
+    def assign_async(
+        self,
+        src: Segment,
+        dtype: Any,
+        scale: float = 1.0,
+        offset: int = 0,
+        size: int | None = None,
+        source_offset: int | None = None,
+        source_dtype: Any = None,
+    ) -> Future:
+        batch = self._client.batch()
+        what = src, dtype, scale, offset, size, source_offset, source_dtype
+        return _issue(batch, self._sum(batch, True, *what))
 
     def fetch_add_async(self, offset: int, n: int) -> Future:
         """The future's result is what the cell was before."""
@@ -182,24 +216,36 @@ class Segment:
 
     def _sum(
         self,
+        batch: _smb.Batch,
+        assign: bool,
         src: Segment,
         dtype: Any,
         scale: float,
         offset: int,
         size: int | None,
         source_offset: int | None,
-    ) -> tuple[_smb.Segment, _smb.Segment, str, float, int, int, int]:
-        """Arguments of the native accumulate."""
+        source_dtype: Any,
+    ) -> _smb.Future:
+        """Adds an accumulate, or an assign, to the batch."""
         if not isinstance(src, Segment):
-            raise TypeError(f"the source of an accumulate is a Segment, not {type(src).__name__}")
+            raise TypeError(f"the source of a sum is a Segment, not {type(src).__name__}")
         start = index("offset", offset)
         if start > self._size:
             raise ValueError(f"offset {start} is past the end of {self!r}")
         length = self._size - start if size is None else index("size", size)
-        source_start = start if source_offset is None else index("source_offset", source_offset)
+        source_start = None if source_offset is None else index("source_offset", source_offset)
         name = dtype_name(dtype)
+        source_name = name if source_dtype is None else dtype_name(source_dtype)
         factor = scale_of(name, scale)
-        return self._native, src._native, name, factor, length, start, source_start
+        types = name, source_name
+        return batch.accumulate(
+            self._native, src._native, *types, assign, factor, length, start, source_start
+        )
+
+
+def _wait(batch: _smb.Batch, future: _smb.Future) -> Any:
+    batch.issue_and_wait_next()
+    return future.result()
 
 
 def _issue(batch: _smb.Batch, future: _smb.Future) -> Future:
