@@ -15,15 +15,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch_hbmcomm import memory as memory
     from torch_hbmcomm import smb as smb
+    from torch_hbmcomm.async_ddp import AsyncState as AsyncState
+    from torch_hbmcomm.async_ddp import async_hook as async_hook
     from torch_hbmcomm.backend import Options as Options
     from torch_hbmcomm.groups import monitored_barrier as monitored_barrier
     from torch_hbmcomm.groups import split_group as split_group
+    from torch_hbmcomm.parameter_server.server import ParameterServer as ParameterServer
 
-__all__ = ["Options", "memory", "monitored_barrier", "smb", "split_group"]
+__all__ = [
+    "AsyncState",
+    "Options",
+    "ParameterServer",
+    "async_hook",
+    "memory",
+    "monitored_barrier",
+    "smb",
+    "split_group",
+]
 
 _MODULES = {"memory", "smb"}
 _HOMES = {
+    "AsyncState": "torch_hbmcomm.async_ddp",
     "Options": "torch_hbmcomm.backend",
+    "ParameterServer": "torch_hbmcomm.parameter_server.server",
+    "async_hook": "torch_hbmcomm.async_ddp",
     "monitored_barrier": "torch_hbmcomm.groups",
     "split_group": "torch_hbmcomm.groups",
 }

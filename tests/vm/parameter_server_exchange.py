@@ -1,6 +1,6 @@
 """Workers without PyTorch that push whole numbers over RDMA: the sums have to be exact.
 
-The guest's half of test_parameter_server.py.
+The guest's half of test_verbs_training.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Two workers that train a model over RDMA, against one that sees both their data.
 
-The guest's half of test_parameter_server.py.
+The guest's half of test_verbs_training.py.
 """
 
 from __future__ import annotations

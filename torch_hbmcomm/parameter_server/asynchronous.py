@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,30 +78,27 @@ class Asynchronous:
         name: str,
         terms: Terms,
     ) -> None:
+        self._model = model
         self._optimizer = optimizer
         self._terms = terms
         self._rule = terms.rule
         tensors = model_tensors(model, terms.shared_buffers)
-        self._tensors = {key: tensor for key, tensor, _ in tensors}
+        self._tensors = [tensor for _, tensor, _ in tensors]
         self._layout = lay_out(
             [described(*one) for one in tensors],
             len(boxes),
             None if terms.transfer is None else str(terms.transfer).removeprefix("torch."),
         )
-        self._roster = Roster(boxes[0], name, terms.timeout, temporary=not terms.keep)
-        try:
-            self._join(boxes, name)
-        except BaseException as error:
-            self._roster.leave()
-            if isinstance(error, smb.NoSuchKey):
-                raise RuntimeError(
-                    f"the other workers of {name!r} have just left; start this one again"
-                ) from error
-            raise
-        self._thread = ThreadPoolExecutor(1, "hbm-exchange") if terms.overlap else None
+        self._thread: ThreadPoolExecutor | None = None
         self._under_way: Future[None] | None = None
         self._steps = self._unsent = self._refused = 0
         self._seconds = 0.0  # in exchanges, as step() sees them
+        self._closed = False
+        with ExitStack() as joining:
+            self._join(boxes, name, joining)
+            if terms.overlap:
+                self._thread = joining.enter_context(ThreadPoolExecutor(1, "hbm-exchange"))
+            self._membership = joining.pop_all()
 
     # -- training --------------------------------------------------------------------------------
 
@@ -115,39 +113,45 @@ class Asynchronous:
             else:
                 self._exchange_ahead(self._thread)
             self._unsent = 0
-            self._roster.notice_deaths()
             self._seconds += time.perf_counter() - start
         return loss
 
+    def finish(self) -> None:
+        self._send_all()
+        self._roster.retire()
+
     def pull(self) -> None:
         self._send_all()
-        self._adopt()
+        self._adopt(self._layout.changing)
 
     def state_dict(self) -> dict[str, Any]:
         self._send_all()
         if not self._rule.reads_first:
-            self._adopt()  # with what was just sent
-        weights = {key: torch.empty_like(tensor.detach()) for key, tensor in self._tensors.items()}
-        self._replica.read(list(weights.values()))
-        return {"model": weights, "steps": self._steps}
+            self._adopt(self._layout.changing)  # with what was just sent
+        weights = [tensor.detach().clone() for tensor in self._tensors]
+        self._replica.read(weights, self._layout.changing)
+        found = {id(tensor): copy for tensor, copy in zip(self._tensors, weights, strict=True)}
+        own = self._model.state_dict(keep_vars=True)
+        return {
+            "model": {key: found.get(id(value), value) for key, value in own.items()},
+            "steps": self._steps,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._steps:
-            raise RuntimeError("a checkpoint is loaded before the first step")
-        weights = _checked(state["model"], self._tensors)
+            raise RuntimeError("a checkpoint is loaded once, and before the first step")
+        self._model.load_state_dict(state["model"])
         if self._roster.claims_load():
             if self._roster.begun():
                 _log.warning(
                     "training has begun in the box: its weights stay, not the checkpoint's"
                 )
             else:
-                for key, tensor in self._tensors.items():
-                    tensor.detach().copy_(weights[key])
                 self._replica.give()
             self._roster.set_loaded()
         self._roster.wait_loaded()
         self._steps = int(state["steps"])
-        self._adopt()
+        self._adopt(self._layout.pieces)
 
     def stats(self) -> dict[str, int | float]:
         return {
@@ -161,32 +165,38 @@ class Asynchronous:
         }
 
     def close(self, send: bool = True) -> None:
-        """send: what is unsent, first."""
-        try:
+        """send: what is unsent, first. Does nothing the second time."""
+        if self._closed:
+            return
+        self._closed = True
+        with self._membership:
             if send:
                 self._send_all()
-        finally:
-            if self._thread is not None:
-                self._thread.shutdown()
-            self._roster.leave()
-            self._shards.close()
 
     # -- joining ---------------------------------------------------------------------------------
 
-    def _join(self, boxes: Sequence[smb.Box], name: str) -> None:
+    def _join(self, boxes: Sequence[smb.Box], name: str, joining: ExitStack) -> None:
+        """joining: is given what has to be done to leave."""
         terms, layout = self._terms, self._layout
+        temporary = not terms.keep
+        self._roster = Roster(boxes[0], name, terms.timeout, temporary)
+        joining.callback(self._roster.leave)
         leads = self._roster.leads()
         manifest = layout.manifest(terms.shared)
-        if not leads:
-            self._agree(boxes[0], name, manifest)
-        self._shards = Shards(
-            boxes, name, layout, "auto" if leads else "attach", temporary=not terms.keep
-        )
-        self._replica = Replica(list(self._tensors.values()), layout, self._shards, self._rule)
+        try:
+            if not leads:
+                self._agree(boxes[0], name, manifest, joining)
+            self._shards = Shards(boxes, name, layout, "auto" if leads else "attach", temporary)
+        except smb.NoSuchKey as error:
+            raise RuntimeError(
+                f"the other workers of {name!r} have just left; start this one again"
+            ) from error
+        joining.callback(self._shards.close)
+        self._replica = Replica(self._tensors, layout, self._shards, self._rule)
         if leads:
-            segment = boxes[0].alloc(len(manifest), f"{name}/manifest", temporary=not terms.keep)
+            segment = boxes[0].alloc(len(manifest), f"{name}/manifest", temporary=temporary)
+            joining.callback(segment.free)
             segment.write(0, len(manifest), source=manifest)
-            self._manifest = segment
             self._replica.give()
             mark = 1 + secrets.randbits(62)
             self._shards.mark(mark)
@@ -196,14 +206,17 @@ class Asynchronous:
         if bound is not None and terms.overlap:
             bound -= 1  # an exchange that is under way is one step behind
         self._exchange = Exchange(self._shards, self._roster, bound)
-        self._adopt()
-        self._exchange.begin(self._roster.activate())
+        self._adopt(layout.pieces)
+        if clock := self._roster.activate():
+            self._exchange.begin(clock)
+            self._adopt(layout.changing)  # with what was pushed before this worker counted
         self._roster.wait_for_workers(terms.workers)
 
-    def _agree(self, box: smb.Box, name: str, manifest: bytes) -> None:
-        self._manifest = box.alloc(None, f"{name}/manifest", "attach")
-        self._manifest.read()
-        if why := difference(manifest, bytes(self._manifest.buffer)):
+    def _agree(self, box: smb.Box, name: str, manifest: bytes, joining: ExitStack) -> None:
+        segment = box.alloc(None, f"{name}/manifest", "attach")
+        joining.callback(segment.free)
+        segment.read()
+        if why := difference(manifest, bytes(segment.buffer)):
             raise ValueError(f"this worker does not fit the others of {name!r}: {why}")
 
     # -- exchanging ------------------------------------------------------------------------------
@@ -266,8 +279,8 @@ class Asynchronous:
         while rest := self._replica.offer_rest():
             self._exchange.add(rest, self._scale(workers))
 
-    def _adopt(self) -> None:
-        self._replica.adopt()
+    def _adopt(self, pieces: Sequence[Piece]) -> None:
+        self._replica.adopt(pieces)
         if self._terms.overlap:
             self._exchange.prefetch(self._layout.changing)
 
@@ -279,27 +292,14 @@ class Asynchronous:
             "finite; it was not sent, and the worker goes on with the box's weights. Its "
             "optimizer's state may be spoilt: check the loss and the gradients before step().",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=5,  # the caller of ParameterServer
         )
-        self._adopt()
+        self._adopt(self._layout.changing)
 
     def _workers(self) -> int:
+        """That are alive, as far as is known."""
+        self._roster.notice_deaths()
         return max(len(self._roster.active()), 1)
 
     def _scale(self, workers: int) -> Callable[[Piece], float]:
         return lambda piece: self._rule.scale(piece.kind, workers)
-
-
-def _checked(
-    weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    if missing := sorted(weights.keys() ^ expected.keys()):
-        raise ValueError(f"checkpoint and model differ in {', '.join(missing[:5])}")
-    for key, tensor in expected.items():
-        found = weights[key]
-        if found.shape != tensor.shape or found.dtype != tensor.dtype:
-            raise ValueError(
-                f"{key} is {found.dtype} {list(found.shape)} in the checkpoint and {tensor.dtype} "
-                f"{list(tensor.shape)} in the model"
-            )
-    return weights

@@ -27,8 +27,10 @@ class Exchange:
         self._pushed = self._pulled = 0
 
     def begin(self, clock: int) -> None:
-        """Counts from here: where the workers are that have trained before."""
+        """Counts from here, where the foremost is; waits for those that are too far behind."""
         self._pushed = self._pulled = clock
+        if self._staleness is not None:
+            self._roster.wait_pushed(clock - self._staleness)
 
     def push(self, pieces: Sequence[Piece], scale: Callable[[Piece], float]) -> None:
         """Adds the slots to the weights, and waits for those that are too far behind."""

@@ -45,18 +45,18 @@ class Replica:
         self._scratch = torch.empty(longest)
         self._flat: list[torch.Tensor] = []
 
-    def adopt(self) -> None:
+    def adopt(self, pieces: Sequence[Piece]) -> None:
         """The box's weights, unrounded, become the model's."""
         self._find_tensors()
-        self.read(self._tensors)
+        self.read(self._tensors, pieces)
         for piece, part in self._parts.items():
             for local, at in self._locals(piece):
                 part.base[at].copy_(local)
 
-    def read(self, tensors: Sequence[torch.Tensor]) -> None:
+    def read(self, tensors: Sequence[torch.Tensor], pieces: Sequence[Piece]) -> None:
         """The box's weights, unrounded, into tensors like the model's."""
         flats = [flat(tensor) for tensor in tensors]
-        for piece in self._layout.pieces:
+        for piece in pieces:
             found = _view(self._shards.read(piece), piece.dtype)
             for span in piece.spans:
                 local = flats[span.tensor][span.begin : span.begin + span.count]
@@ -104,11 +104,10 @@ class Replica:
 
     def offer_rest(self) -> list[Piece]:
         """Puts into the slots what was left of differences that were sent, and returns the pieces
-        that have some."""
+        that have some; less than the narrow type can tell from 0 stays."""
         left = []
         for piece, part in self._parts.items():
-            if part.rest is not None and part.rest.any():
-                part.slot.copy_(part.rest)
+            if part.rest is not None and part.slot.copy_(part.rest).any():
                 part.rest.sub_(part.slot)
                 left.append(piece)
         return left
@@ -121,7 +120,7 @@ class Replica:
         for span in piece.spans:
             if not difference[span.at : span.at + span.count].isfinite().all():
                 return self._layout.tensors[span.tensor].name
-        raise AssertionError("the sum is not finite, but all elements are")
+        raise AssertionError("all elements are finite")
 
     def _find_tensors(self) -> None:
         """A parameter's memory is another one after `parameter.data = ...`."""
@@ -150,4 +149,4 @@ def _view(memory: memoryview, dtype: str) -> torch.Tensor:
 
 
 def _bytes(values: torch.Tensor) -> memoryview:
-    return memoryview(values.view(torch.uint8).numpy())
+    return values.view(torch.uint8).numpy().data

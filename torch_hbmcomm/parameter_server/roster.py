@@ -52,7 +52,7 @@ class State(IntEnum):
     UNUSED = 0
     JOINING = 1
     ACTIVE = 2
-    GONE = 3  # it has left or died
+    GONE = 3  # it has finished, left or died
     CLOSED = 4  # it died before it was active
 
 
@@ -91,7 +91,7 @@ class Roster:
             if self.ready():
                 return False
             if not any(self._may_lead(index) for index in range(self.index)):
-                return True
+                return not self.ready()  # now that nobody else can
         raise AssertionError("unreachable")
 
     def ready(self) -> int:
@@ -120,8 +120,12 @@ class Roster:
             if self._joined() >= count:
                 return
 
-    def leave(self) -> None:
+    def retire(self) -> None:
+        """From now on this worker does not count."""
         self._write(self.index, Cell.STATE, State.GONE, worker=True)
+
+    def leave(self) -> None:
+        self.retire()
         self._life.delete()
         self._segment.free()
 
@@ -254,11 +258,15 @@ class Roster:
                 self._write(index, Cell.STATE, State.GONE, worker=True)
 
     def _alive(self, index: int) -> bool:
+        """Asks for a size that the segment does not have: to attach to it, and to let go of it,
+        would end a life whose owner has yet to come back to a box that was restarted."""
         try:
-            self._box.alloc(None, key=self._life_key(index), mode="attach").free()
+            self._box.alloc(2 * _LIFE_BYTES, key=self._life_key(index), mode="attach")
         except smb.NoSuchKey:
             return False
-        return True
+        except ValueError:
+            return True
+        raise AssertionError(f"{self._life_key(index)} has another size than it was made with")
 
     def _who(self, index: int) -> str:
         try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Literal
 
@@ -13,10 +14,9 @@ from torch import nn
 
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server.asynchronous import Asynchronous, Terms
+from torch_hbmcomm.parameter_server.boxes import Boxes, connected
 from torch_hbmcomm.parameter_server.rules import Rule, named
 from torch_hbmcomm.parameter_server.synchronous import Synchronous
-
-Boxes = smb.Box | str | Sequence[smb.Box | str]
 
 
 class ParameterServer:
@@ -98,7 +98,7 @@ class ParameterServer:
     ) -> None:
         if buffers not in ("shared", "local"):
             raise ValueError(f'buffers is "shared" or "local", not {buffers!r}')
-        self._own: list[smb.Box] = []
+        self._resources = ExitStack()  # this object's own connections
         self._worker: Asynchronous | Synchronous
         if mode == "sync":
             if box is not None or staleness is not None or rule != "downpour" or transfer or keep:
@@ -115,6 +115,8 @@ class ParameterServer:
         if optimizer is None or dedicated or server:
             raise ValueError('in mode="async" every worker has an optimizer, and the box serves')
         _check_optimizer(model, optimizer)
+        if workers is None:
+            workers = 1 if box is not None else dist.get_world_size(group)
         terms = Terms(
             named(rule),
             staleness,
@@ -122,18 +124,17 @@ class ParameterServer:
             transfer,
             buffers == "shared",
             staleness != 0 if overlap is None else overlap,
-            workers or (1 if box is not None else dist.get_world_size(group)),
+            workers,
             keep,
             timeout,
         )
-        boxes = self._connected(box) if box is not None else smb.all_of(group)
-        try:
-            self._worker = Asynchronous(
-                model, optimizer, boxes, name if box is not None else _agreed(name, group), terms
-            )
-        except BaseException:
-            self._disconnect()
-            raise
+        with ExitStack() as resources:
+            if box is None:
+                boxes, job = smb.all_of(group), _agreed(name, group)
+            else:
+                boxes, job = connected(box, resources), name
+            self._worker = Asynchronous(model, optimizer, boxes, job, terms)
+            self._resources = resources.pop_all()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """After backward(): one step of the optimizer, shared. Returns what closure returns.
@@ -148,6 +149,13 @@ class ParameterServer:
         """Sends what was not sent yet, and makes the box's weights the model's, without rounding;
         with "easgd" these are the center."""
         self._worker.pull()
+
+    def finish(self) -> None:
+        """After the last step of mode="async": sends what was not sent yet, and counts no more, so
+        that no bound on staleness holds up the others. pull() and state_dict() go on working."""
+        if not isinstance(self._worker, Asynchronous):
+            raise ValueError('finish() belongs to mode="async"; in mode="sync" call close()')
+        self._worker.finish()
 
     def serve(self, after_update: Callable[[], None] | None = None) -> None:
         """The dedicated server of mode="sync": returns when all workers have closed."""
@@ -177,10 +185,8 @@ class ParameterServer:
     def close(self) -> None:
         """Sends what was not sent yet, and leaves. The model keeps what it has. In mode="sync" it
         returns when all workers have closed."""
-        try:
+        with self._resources:
             self._worker.close()
-        finally:
-            self._disconnect()
 
     def __enter__(self) -> ParameterServer:
         return self
@@ -195,26 +201,9 @@ class ParameterServer:
         if kind is None:
             self.close()
             return
-        try:
+        with self._resources:
             if isinstance(self._worker, Asynchronous):
                 self._worker.close(send=False)
-        finally:
-            self._disconnect()
-
-    def _connected(self, box: Boxes) -> list[smb.Box]:
-        found = []
-        for one in [box] if isinstance(box, smb.Box | str) else box:
-            if isinstance(one, str):
-                one = smb.connect(one)
-                self._own.append(one)
-            found.append(one)
-        if not found:
-            raise ValueError("box names no box")
-        return found
-
-    def _disconnect(self) -> None:
-        while self._own:
-            self._own.pop().close()
 
 
 def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

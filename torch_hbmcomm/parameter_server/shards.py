@@ -99,6 +99,7 @@ class Shards:
                 offset=piece.offset,
                 size=piece.size,
                 source_offset=piece.slot_offset,
+                source_dtype=piece.slot_dtype,
             )
         )
         return futures

@@ -1,0 +1,90 @@
+"""A thread for tasks of two halves: one that begins something, and one that waits for its end."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass
+class _Task:
+    begin: Callable[[], Any]
+    end: Callable[[Any], Any]
+    future: Future[Any] = field(default_factory=Future)
+    begun: Any = None
+
+
+class Pipeline:
+    """Begins the tasks in their order, and ends them in their order; a task that is there is begun
+    before an earlier one is ended, and so is under way while that one is waited for.
+
+    The first error ends it all: every task that was not ended by then fails with that error.
+
+    Threads: any.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, begin: Callable[[], T], end: Callable[[T], R]) -> Future[R]:
+        """end(begin()), both in the thread; it runs the future's callbacks, too."""
+        task = _Task(begin, end)
+        self._tasks.put(task)
+        return task.future
+
+    def call(self, function: Callable[[], R]) -> R:
+        """function(), after all tasks that are there. Waits."""
+        return self.submit(lambda: None, lambda _: function()).result()
+
+    def close(self) -> None:
+        """Ends what is there, and the thread."""
+        self._tasks.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        begun: deque[_Task] = deque()
+        while True:
+            try:
+                task = self._tasks.get(block=not begun)
+            except queue.Empty:
+                self._end(begun.popleft())
+                continue
+            if task is None:
+                break
+            if self._begin(task):
+                begun.append(task)
+        for task in begun:
+            self._end(task)
+
+    def _begin(self, task: _Task) -> bool:
+        def run() -> None:
+            task.begun = task.begin()
+
+        return self._attempt(task, run)
+
+    def _end(self, task: _Task) -> None:
+        def run() -> None:
+            task.future.set_result(task.end(task.begun))
+
+        self._attempt(task, run)
+
+    def _attempt(self, task: _Task, run: Callable[[], None]) -> bool:
+        if self._failure is None:
+            try:
+                run()
+                return True
+            except BaseException as error:
+                self._failure = error
+        task.future.set_exception(self._failure)
+        return False

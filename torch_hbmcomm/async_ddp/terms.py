@@ -1,0 +1,123 @@
+"""What a DDP model must be for async_hook, and what the group's ranks must agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from torch_hbmcomm.parameter_server.tensors import described
+
+T = TypeVar("T")
+
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What is the same on every rank: AsyncState's arguments of these names, boxes by number."""
+
+    resync_every: int | None
+    source: int
+    boxes: int
+
+    def check(self, ranks: int) -> None:
+        """Raises ValueError."""
+        if self.resync_every is not None and self.resync_every < 1:
+            raise ValueError(f"resync_every is at least 1, not {self.resync_every}; None is never")
+        if not 0 <= self.source < ranks:
+            raise ValueError(f"source is a rank of the group, 0 to {ranks - 1}, not {self.source}")
+
+
+def group_of(ddp: DistributedDataParallel, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The group of both. Raises TypeError and ValueError."""
+    if not isinstance(ddp, DistributedDataParallel):
+        raise TypeError(
+            f"async_hook is for DistributedDataParallel, and this is a {type(ddp).__name__}: wrap "
+            "the model first"
+        )
+    if ddp.process_group is not (dist.group.WORLD if group is None else group):
+        raise ValueError(
+            "the group is not the model's: give DistributedDataParallel(process_group=...) and "
+            "AsyncState the same one"
+        )
+    return ddp.process_group
+
+
+def trained(ddp: DistributedDataParallel) -> dict[str, nn.Parameter]:
+    """The parameters whose gradients DDP hands to hooks, by their names in the module.
+
+    Raises ValueError and TypeError for what async_hook cannot carry.
+    """
+    if ddp.find_unused_parameters:
+        raise ValueError(
+            "find_unused_parameters=True lets all ranks wait for each other in every iteration, "
+            "and discards what a hook yields for parameters that nobody used: leave it out"
+        )
+    if ddp.broadcast_buffers:
+        raise ValueError(
+            "broadcast_buffers=True lets all ranks wait for rank 0 in every iteration: give "
+            "DistributedDataParallel(broadcast_buffers=False)"
+        )
+    if ddp._comm_hooks:
+        hook, _ = ddp._comm_hooks[0]
+        raise ValueError(
+            f"the model has a communication hook ({hook.__qualname__}), and DDP takes only one"
+        )
+    for name, module in ddp.module.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise ValueError(
+                f"{name} is an embedding with sparse gradients, and a total is dense: give it "
+                "sparse=False"
+            )
+    found = {
+        name: parameter
+        for name, parameter in ddp.module.named_parameters()
+        if parameter.requires_grad and name not in ddp.parameters_to_ignore
+    }
+    for name, parameter in found.items():
+        if parameter.dtype not in _FLOATS:
+            raise ValueError(
+                f"the gradient of {name} is {parameter.dtype}: totals are kept of "
+                f"{', '.join(str(dtype).removeprefix('torch.') for dtype in _FLOATS)}"
+            )
+        described(name, parameter, "parameter")
+    return found
+
+
+def together(group: dist.ProcessGroup, attempt: Callable[[], T]) -> list[T]:
+    """What attempt() returned on every rank, by rank.
+
+    What one rank cannot do, all raise: that rank its own exception, the others RuntimeError with
+    its words.
+    """
+    error: Exception | None = None
+    outcome: tuple[T | None, str] = None, ""
+    try:
+        outcome = attempt(), ""
+    except Exception as raised:
+        error = raised
+        outcome = None, f"{type(error).__name__}: {error}"
+    told: list[tuple[T, str]] = [outcome] * dist.get_world_size(group)  # type: ignore[list-item]
+    dist.all_gather_object(told, outcome, group=group)
+    if error is not None:
+        raise error
+    for rank, (_, words) in enumerate(told):
+        if words:
+            raise RuntimeError(f"rank {rank} of the group cannot take part: {words}")
+    return [result for result, _ in told]
+
+
+def agree(terms: list[Terms]) -> None:
+    """Of all ranks. Raises ValueError."""
+    for rank, other in enumerate(terms):
+        if other != terms[0]:
+            raise ValueError(
+                f"AsyncState is told {terms[0]} on rank 0 and {other} on rank {rank}: it must be "
+                "the same on every rank"
+            )
