@@ -12,6 +12,7 @@
 namespace hbm::box {
 Registry::Registry(Store& store) : store_(store) {
   for (std::shared_ptr<Segment>& segment : store.take_found()) {
+    segment->awaited = true;
     segments_.emplace(segment->key, std::move(segment));
   }
 }
@@ -49,7 +50,7 @@ Opened Registry::created_by(const Creator& creator) {
 
 void Registry::release(const std::shared_ptr<Segment>& segment) noexcept {
   Lock lock(mutex_);
-  if (--segment->attachments > 0 || !segment->temporary) return;
+  if (--segment->attachments > 0 || !segment->temporary || segment->awaited) return;
   const auto found = segments_.find(segment->key);
   if (found == segments_.end() || found->second != segment) return;
   try {
@@ -74,6 +75,7 @@ void Registry::remove_forsaken() noexcept {
   {
     const std::lock_guard lock(mutex_);
     for (const auto& [key, segment] : segments_) {
+      segment->awaited = false;
       if (!segment->temporary || segment->attachments > 0) continue;
       ++segment->attachments;
       forsaken.push_back(segment);

@@ -29,7 +29,8 @@ struct Opened {
 
 class Registry {
  public:
-  // With the segments that the store has.
+  // With the segments that the store has. The temporary ones stay at least until
+  // remove_forsaken(): one client may have left again before another is back.
   explicit Registry(Store& store);
   Registry(const Registry&) = delete;
   Registry& operator=(const Registry&) = delete;

@@ -32,7 +32,10 @@ class Segment {
   std::shared_ptr<memory::Block> block;
   std::shared_ptr<void> registration;  // the verbs door's, which casts it back
 
-  uint32_t attachments = 0;  // guarded by the registry's lock
+  // Guarded by the registry's lock.
+  uint32_t attachments = 0;
+  bool awaited = false;  // its clients may come back to a box that was restarted
+
   Tally tally;
 };
 

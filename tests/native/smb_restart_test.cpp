@@ -123,6 +123,24 @@ TEST_F(Restart, ClientsComeBackAlsoWhereFewerMayComeIn) {
   EXPECT_EQ(Caller(*box_).joining.status, Status::kExhausted);
 }
 
+TEST_F(Restart, WhoIsBackFirstTakesNothingAlong) {
+  options_.service.lease = 300ms;
+  start();
+  auto first = std::make_unique<Caller>(*box_);
+  auto second = std::make_unique<Caller>(*box_);
+  first->alloc(kSize, kKey, AllocMode::kAuto, smb::Alloc::kTemporary);
+  second->attach(1, kKey, kSize);
+  const smb::Id late = second->joining.id;
+  second.reset();
+  first = restart(first);
+  EXPECT_EQ(first->attach(1, kKey, kSize).status, Status::kOk);
+  EXPECT_EQ(first->free(1).status, Status::kOk);
+  second = std::make_unique<Caller>(*box_, 0, late);
+  EXPECT_EQ(second->attach(1, kKey, kSize).status, Status::kOk);
+  EXPECT_EQ(second->free(1).status, Status::kOk);
+  EXPECT_TRUE(eventually([&] { return box_->service->statistics().totals.segments == 0; }));
+}
+
 TEST_F(Restart, WhoLeftOrStaysAwayIsForgotten) {
   options_.service.lease = 300ms;
   start();

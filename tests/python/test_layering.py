@@ -41,6 +41,7 @@ LAYERS = {
         "verbs",
         "box",
         "memory",
+        "reduce",
         "smb",
         "base",
     },

@@ -100,6 +100,7 @@ class Roster:
 
     def publish(self, mark: int) -> None:
         """The weights are written, and bear the mark."""
+        self._fence()
         self._write(0, Job.READY, mark)
 
     def activate(self) -> int:
@@ -113,6 +114,7 @@ class Roster:
             self.set_pushed(clock)
             self.set_pulled(clock)
             self._write(self.index, Cell.STATE, State.ACTIVE, worker=True)
+            self._fence()  # pairs with _wait(): either this one sees a clock, or that one this line
 
     def wait_for_workers(self, count: int) -> None:
         """Until so many have joined, those included that have left again."""
@@ -236,6 +238,7 @@ class Roster:
             names = ", ".join(f"{index} ({self._who(index)})" for index in lagging)
             return f"exchange {least} of workers {names}"
 
+        self._fence()
         check_at = time.monotonic() + _CHECK_SECONDS
         for _ in self._waiting(what):
             lagging = [
@@ -244,9 +247,7 @@ class Roster:
                 if (line.pushed if cell == Cell.PUSHED else line.pulled) < least
             ]
             if not lagging:
-                # On the way through the box: what others did before they told their clocks is
-                # seen by plain loads from now on.
-                self._segment.fetch_add(Job.END * _CELL, 0)
+                self._fence()
                 return
             if time.monotonic() >= check_at:
                 self._bury_the_dead(lagging)
@@ -293,6 +294,11 @@ class Roster:
                 )
             time.sleep(nap)
             nap = min(2 * nap, _LONGEST_NAP)
+
+    def _fence(self) -> None:
+        """By shared memory, reads, writes and views are plain loads and stores. A question to the
+        box and its answer order those before it and those after it."""
+        self._segment.fetch_add(Job.END * _CELL, 0)
 
     def _state(self, index: int) -> int:
         return self._read(index, Cell.STATE, worker=True)
