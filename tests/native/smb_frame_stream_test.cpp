@@ -320,7 +320,7 @@ TEST_P(FrameStreams, RefuseMalformedHeaders) {
     EXPECT_TRUE(collector.frames.empty());
   };
   refused("SMB1", [](Header& header) { header.magic ^= 1; });
-  refused("version", [](Header& header) { header.version = smb::kVersion + 1; });
+  refused("version", [](Header& header) { header.version = kVersion + 1; });
   refused("opcode", [](Header& header) { header.opcode = Opcode{0}; });
   refused("opcode", [](Header& header) { header.opcode = Opcode{200}; });
   refused("body", [](Header& header) { header.body_bytes = kMaxBody + 1; });

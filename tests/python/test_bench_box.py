@@ -20,12 +20,13 @@ from torch_hbmcomm.bench.box import result as box_result
 from torch_hbmcomm.bench.box import rivals, table
 from torch_hbmcomm.bench.box.interleave import interleave
 from torch_hbmcomm.bench.box.memory import private
-from torch_hbmcomm.bench.box.peer import PeerFailed, peer
 from torch_hbmcomm.bench.box.plan import Plan
-from torch_hbmcomm.bench.box.section import Findings, Goal, Section, Unavailable
+from torch_hbmcomm.bench.box.section import Findings, Goal, Section
 from torch_hbmcomm.bench.box.sections import SECTIONS
 from torch_hbmcomm.bench.box.verdict import verdicts
 from torch_hbmcomm.bench.namespaces import NoNamespaces, two_nodes
+from torch_hbmcomm.bench.peer import PeerFailed, peer
+from torch_hbmcomm.bench.unavailable import Unavailable
 from torch_hbmcomm.cli import app
 
 TINY = ["--quick", "--rounds", "1", "--largest", "64KiB"]
@@ -225,13 +226,13 @@ def test_private_memory_need_not_end_with_a_page() -> None:
 
 
 def test_a_peer_tells_what_went_wrong() -> None:
-    with peer("client_peer") as client, pytest.raises(PeerFailed, match="carrier-pigeon"):
+    with peer("box.client_peer") as client, pytest.raises(PeerFailed, match="carrier-pigeon"):
         client.ask("connect", url="carrier-pigeon://", token="", transport="tcp", lanes=1, size=8)
 
 
 def test_a_peer_that_dies_at_its_start_is_noticed() -> None:
     start = time.monotonic()
-    with pytest.raises(PeerFailed, match="no_such_peer"), peer("no_such_peer"):
+    with pytest.raises(PeerFailed, match="no_such_peer"), peer("box.no_such_peer"):
         pass
     assert time.monotonic() - start < 20
 

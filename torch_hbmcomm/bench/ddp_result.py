@@ -12,7 +12,7 @@ import json
 import statistics
 from dataclasses import asdict, dataclass, field
 
-from torch_hbmcomm.bench.result import Machine
+from torch_hbmcomm.bench.machine import Machine
 
 STEP = "step"
 WITHOUT = "step without communication"

@@ -1,9 +1,12 @@
-"""The processor, as Linux tells it, and the version of torch_hbmcomm that is installed."""
+"""The machine, as Linux tells it, and the version of torch_hbmcomm that is installed."""
 
 import os
 import platform
+from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
+
+Machine = dict[str, str | int | None]
 
 
 def cpu_model() -> str:
@@ -25,3 +28,22 @@ def installed_version() -> str | None:
         return metadata.version("torch_hbmcomm")
     except metadata.PackageNotFoundError:
         return None
+
+
+def free_memory() -> int:
+    """Bytes that programs can still have without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        field, _, value = line.partition(":")
+        if field == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    raise RuntimeError("/proc/meminfo names no MemAvailable: Linux 3.14 or later is needed")
+
+
+def describe_machine() -> Machine:
+    return {
+        "cpu": cpu_model(),
+        "cores": cores(),
+        "python": platform.python_version(),
+        "torch_hbmcomm": installed_version(),
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }

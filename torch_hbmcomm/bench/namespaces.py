@@ -7,9 +7,14 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+PAYLOAD = 1448 / 1514
+"""Of a full Ethernet frame, as TCP with timestamps fills it."""
+
+_UP_SECONDS = 5
 _SHAPE = ["burst", "128kb", "latency", "20ms"]  # of tbf(8)
 
 
@@ -58,7 +63,21 @@ def two_nodes(rate: str) -> Iterator[tuple[Node, Node]]:
                 *("tc", "-n", node.name, "qdisc", "add", *at),
                 *("root", "tbf", "rate", rate, *_SHAPE),
             )
+        for node in nodes:
+            _await_up(node)
         yield nodes
+
+
+def _await_up(node: Node) -> None:
+    """The kernel tells programs a little later that a new cable is plugged in."""
+    deadline = time.monotonic() + _UP_SECONDS
+    while (
+        json.loads(_ip("-n", node.name, "-j", "link", "show", "dev", node.link))[0]["operstate"]
+        != "UP"
+    ):
+        if time.monotonic() > deadline:
+            raise NoNamespaces(f"{node.link} of {node.name} is not up after {_UP_SECONDS} s")
+        time.sleep(0.02)
 
 
 def _ip(*arguments: str) -> str:

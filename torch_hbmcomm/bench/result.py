@@ -15,17 +15,14 @@ installed.
 """
 
 import json
-import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
 
 import torch
 
 from torch_hbmcomm.bench import machine
-
-Machine = dict[str, str | int | None]
+from torch_hbmcomm.bench.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -61,14 +58,7 @@ def slowest(samples_of_ranks: Sequence[Sequence[float]]) -> list[float]:
 
 
 def describe_machine() -> Machine:
-    return {
-        "cpu": machine.cpu_model(),
-        "cores": machine.cores(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torch_hbmcomm": machine.installed_version(),
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    }
+    return {**machine.describe_machine(), "torch": torch.__version__}
 
 
 def machine_line(machine: Machine, ranks: int, rounds: int) -> str:

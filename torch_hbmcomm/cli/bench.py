@@ -1,24 +1,26 @@
 """`hbmcomm bench`: contenders side by side in one run."""
 
-import importlib.util
 import signal
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from torch_hbmcomm.cli.bench_options import (
+    Json,
+    Png,
+    Ranks,
+    Rounds,
+    check_files,
+    check_matplotlib,
+    console,
+    fail,
+    names,
+    say,
+)
 
 app = typer.Typer(help="Measure against Gloo, MPI and others, in one run.", no_args_is_help=True)
-
-Ranks = Annotated[int, typer.Option(min=2, help="Processes, all on this machine.")]
-Rounds = Annotated[int, typer.Option(min=1, help="The median is of these.")]
-Json = Annotated[
-    Path | None, typer.Option(dir_okay=False, writable=True, help="Also write the samples.")
-]
-Png = Annotated[
-    Path | None, typer.Option(dir_okay=False, writable=True, help="Also plot (extra: bench).")
-]
 
 
 @app.command()
@@ -45,8 +47,8 @@ def collectives(
     The table startup is init_process_group and a first collective in fresh processes. The exit
     status never depends on a time. Everything takes some minutes.
     """
-    _check_files(json, png)
-    _check_matplotlib(png)
+    check_files(json, png)
+    check_matplotlib(png)
 
     from torch_hbmcomm.bench import run, table
     from torch_hbmcomm.bench.collectives import COLLECTIVES
@@ -55,10 +57,10 @@ def collectives(
 
     try:
         plan = run.Plan(
-            contenders=list(CONTENDERS) if contenders == "all" else _names(contenders),
-            collectives=list(COLLECTIVES) if collectives == "all" else _names(collectives),
-            sizes=None if sizes is None else [parse_bytes(size) for size in _names(sizes)],
-            dtypes=_names(dtype),
+            contenders=list(CONTENDERS) if contenders == "all" else names(contenders),
+            collectives=list(COLLECTIVES) if collectives == "all" else names(collectives),
+            sizes=None if sizes is None else [parse_bytes(size) for size in names(sizes)],
+            dtypes=names(dtype),
             ranks=ranks,
             rounds=rounds,
             startup_rounds=startup_rounds,
@@ -71,14 +73,14 @@ def collectives(
     unavailable = plan.unavailable()
     for name, cause in unavailable.items():
         if contenders != "all":
-            _fail(f"{name}: {cause}")
+            fail(f"{name}: {cause}")
         typer.echo(f"not measured: {name}: {cause}", err=True)
     try:
         result = run.run(plan, unavailable)
     except RuntimeError as error:
-        _fail(str(error))
+        fail(str(error))
 
-    _console().print(table.render(result))
+    console().print(table.render(result))
     if json is not None:
         json.write_text(result.to_json())
     if png is not None:
@@ -102,14 +104,14 @@ def ddp(
     The same model trains over each contender in the same processes, interleaved round-robin: one
     that is bound by communication, and one that is bound by compute.
     """
-    _check_files(json)
+    check_files(json)
     from torch_hbmcomm.bench import ddp, ddp_table
     from torch_hbmcomm.bench.models import MODELS
 
     try:
         plan = ddp.Plan(
-            contenders=_names(contenders),
-            models=list(MODELS) if models == "all" else _names(models),
+            contenders=names(contenders),
+            models=list(MODELS) if models == "all" else names(models),
             ranks=ranks,
             rounds=rounds,
         )
@@ -118,9 +120,9 @@ def ddp(
     try:
         result = ddp.run(plan)
     except RuntimeError as error:
-        _fail(str(error))
+        fail(str(error))
 
-    _console().print(ddp_table.render(result))
+    console().print(ddp_table.render(result))
     if json is not None:
         json.write_text(result.to_json())
 
@@ -164,36 +166,36 @@ def box(
     accumulate, latency, clients, rivals (MPI, PyTorch's RPC) and store. The exit status never
     depends on a time. Everything takes some minutes.
     """
-    _check_files(json, png)
-    _check_matplotlib(png)
+    check_files(json, png)
+    check_matplotlib(png)
     from torch_hbmcomm.bench.box import run, table
     from torch_hbmcomm.bench.box.plan import QUICK, Plan
     from torch_hbmcomm.bench.box.sections import SECTIONS
     from torch_hbmcomm.bench.names import check_names
     from torch_hbmcomm.bench.sizes import parse_bytes
 
-    names = list(SECTIONS) if sections == "all" else _names(sections)
+    chosen_sections = list(SECTIONS) if sections == "all" else names(sections)
     try:
-        check_names("section", names, SECTIONS)
+        check_names("section", chosen_sections, SECTIONS)
         given = {
             "largest": None if largest is None else parse_bytes(largest),
             "rounds": rounds,
             "threads": threads,
-            "clients": None if clients is None else [int(count) for count in _names(clients)],
+            "clients": None if clients is None else [int(count) for count in names(clients)],
             "store": store,
         }
         chosen = {name: value for name, value in given.items() if value is not None}
         defaults = QUICK if quick else {}
-        plan = Plan(sections=names, lanes=lanes, megabits=megabits, **(defaults | chosen))
+        plan = Plan(sections=chosen_sections, lanes=lanes, megabits=megabits, **(defaults | chosen))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # removes boxes and namespaces
     try:
-        result = run.run(plan, _say)
+        result = run.run(plan, say)
     except RuntimeError as error:
-        _fail(str(error))
+        fail(str(error))
 
-    _console().print(table.render(result))
+    console().print(table.render(result))
     if json is not None:
         json.write_text(result.to_json())
     if png is not None:
@@ -202,32 +204,92 @@ def box(
         plot.save(result, png)
 
 
-def _say(section: str) -> None:
-    """On a terminal alone, before it is measured."""
-    if sys.stderr.isatty():
-        typer.echo(f"measuring {section} ...", err=True)
+@app.command()
+def async_sgd(
+    sections: Annotated[
+        str, typer.Option(help="Names separated by commas; all: those that can run here.")
+    ] = "all",
+    scenarios: Annotated[str, typer.Option(help="sequential, parallel, or all.")] = "all",
+    models: Annotated[
+        str | None,
+        typer.Option(help="Names separated by commas.", show_default="some for each section"),
+    ] = None,
+    transports: Annotated[str, typer.Option(help="shm, tcp, or all.")] = "all",
+    contenders: Annotated[
+        str,
+        typer.Option(help="Names separated by commas, as in the tables, or all."),
+    ] = "all",
+    workers: Annotated[
+        str | None,
+        typer.Option(help="Counts of those that train at a time.", show_default="2,4,8"),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small model and one round: does it work at all?")
+    ] = False,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Turns of each contender.", show_default="1")
+    ] = None,
+    iterations: Annotated[
+        int | None, typer.Option(min=1, help="That count in a turn.", show_default="4")
+    ] = None,
+    lanes: Annotated[int, typer.Option(min=1, help="Connections of tcp.")] = 4,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="That accumulate on the box.", show_default="one for each core"),
+    ] = None,
+    megabits: Annotated[int, typer.Option(min=1, help="Mbit/s of the slow link.")] = 1000,
+    json: Json = None,
+    png: Png = None,
+) -> None:
+    """Asynchronous SGD, emulated: the memory box beside MPI and PyTorch's RPC, in one run.
 
+    Six networks, after Ahn et al. (2018): computation is a sleep; gradients go to a server that
+    adds them, and weights come back. Sections: node (all on this machine), link (root: the
+    server behind a slow cable), straggler and accuracy (PyTorch trains, beside a slow worker and
+    on handwritten digits). The exit status never depends on a time. Everything takes some minutes.
+    """
+    check_files(json, png)
+    check_matplotlib(png)
+    from torch_hbmcomm.bench.async_sgd import run, table
+    from torch_hbmcomm.bench.async_sgd.plan import QUICK, TRANSPORTS, Plan
+    from torch_hbmcomm.bench.async_sgd.scenarios import SCENARIOS
+    from torch_hbmcomm.bench.async_sgd.sections import SECTIONS
 
-def _console() -> Console:
-    """As wide as the terminal; wide enough for every contender in a pipe or a file."""
-    return Console(width=None if sys.stdout.isatty() else 160)
+    try:
+        given = {
+            "models": None if models is None else names(models),
+            "contenders": None if contenders == "all" else names(contenders),
+            "workers": None if workers is None else [int(count) for count in names(workers)],
+            "rounds": rounds,
+            "iterations": iterations,
+            "threads": threads,
+        }
+        chosen = {name: value for name, value in given.items() if value is not None}
+        plan = Plan(
+            sections=list(SECTIONS) if sections == "all" else names(sections),
+            scenarios=list(SCENARIOS) if scenarios == "all" else names(scenarios),
+            transports=TRANSPORTS if transports == "all" else names(transports),
+            lanes=lanes,
+            megabits=megabits,
+            **((QUICK if quick else {}) | chosen),
+        )
+        run.check(plan)
+        if png is not None and not any(SECTIONS[name].goals for name in plan.sections):
+            raise ValueError("--png has nothing to plot: name the section node or link")
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # removes boxes and namespaces
+    try:
+        result = run.run(plan, say)
+    except RuntimeError as error:
+        fail(str(error))
 
+    console().print(table.render(result))
+    if json is not None:
+        json.write_text(result.to_json())
+    if png is not None:
+        if not result.measurements:
+            fail("--png has nothing to plot: no section that it shows was measured")
+        from torch_hbmcomm.bench.async_sgd import plot
 
-def _check_files(*paths: Path | None) -> None:
-    for path in paths:
-        if path is not None and not path.absolute().parent.is_dir():
-            raise typer.BadParameter(f"{path}: there is no such directory")
-
-
-def _check_matplotlib(png: Path | None) -> None:
-    if png is not None and importlib.util.find_spec("matplotlib") is None:
-        _fail("--png needs matplotlib; install it with: pip install 'torch_hbmcomm[bench]'")
-
-
-def _names(text: str) -> list[str]:
-    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-
-
-def _fail(message: str) -> None:
-    typer.echo(f"hbmcomm bench: {message}", err=True)
-    raise typer.Exit(1)
+        plot.save(result, png)

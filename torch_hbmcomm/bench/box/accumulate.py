@@ -2,17 +2,17 @@
 
 from torch_hbmcomm.bench.box.boxes import box, timed
 from torch_hbmcomm.bench.box.interleave import interleave
-from torch_hbmcomm.bench.box.peer import peer
 from torch_hbmcomm.bench.box.plan import Plan
 from torch_hbmcomm.bench.box.result import measurements
 from torch_hbmcomm.bench.box.section import Findings, Goal, Section
+from torch_hbmcomm.bench.peer import peer
 from torch_hbmcomm.bench.sizes import MIB
 
 _DTYPES = ("float32", "float64", "bfloat16", "float16", "int32")
 
 
 def _measure(plan: Plan, findings: Findings) -> None:
-    with box(plan) as ours, peer("client_peer") as client:
+    with box(plan) as ours, peer("box.client_peer") as client:
         for dtype in _DTYPES:
             # All sizes for the type that has a goal; elsewhere one beyond every cache will do.
             for size in plan.sizes(MIB if dtype == "float32" else 64 * MIB, 64 * MIB):

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from torch_hbmcomm.bench.box.interleave import Timed
-from torch_hbmcomm.bench.box.peer import Peer, peer
+from torch_hbmcomm.bench.peer import Peer, peer
 
 SOCKETS = "sockets"
 POLLED = "sockets, polled"
@@ -38,7 +38,7 @@ def bare(
     """server, client: the launchers of the ends."""
     with ExitStack() as stack:
         yield Bare(
-            stack.enter_context(peer("lanes_peer", server)),
-            stack.enter_context(peer("lanes_peer", client)),
+            stack.enter_context(peer("box.lanes_peer", server)),
+            stack.enter_context(peer("box.lanes_peer", client)),
             host,
         )

@@ -1,7 +1,7 @@
 """A box, as a process of its own."""
 
 from torch_hbmcomm import smb
-from torch_hbmcomm.bench.box.peer import obey
+from torch_hbmcomm.bench.peer import obey
 
 
 class Box:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch_hbmcomm.bench.box.interleave import Timed
-from torch_hbmcomm.bench.box.peer import Peer, peer
 from torch_hbmcomm.bench.box.plan import Plan
+from torch_hbmcomm.bench.peer import Peer, peer
 from torch_hbmcomm.bench.sizes import MIB
 
 _SEGMENTS = 6  # of the largest size: two clients' with their sources, and what is not yet released
@@ -42,7 +42,7 @@ def box(
 ) -> Iterator[Box]:
     """memory: bytes, if it is more than what the plan's largest size takes."""
     token = secrets.token_hex(16)
-    with peer("box_peer", launcher) as process:
+    with peer("box.box_peer", launcher) as process:
         url = process.ask(
             "open",
             listen=f"{host}:0",

@@ -4,7 +4,7 @@ import time
 
 from torch_hbmcomm import _smb
 from torch_hbmcomm.bench.box.memory import private
-from torch_hbmcomm.bench.box.peer import obey
+from torch_hbmcomm.bench.peer import obey
 
 _ONE_AND_ONE_AND_A_HALF = {
     "float32": ("0000803f", "0000c03f"),

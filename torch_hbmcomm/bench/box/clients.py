@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from torch_hbmcomm.bench.box.boxes import box
-from torch_hbmcomm.bench.box.peer import Peer, peer
 from torch_hbmcomm.bench.box.plan import Plan
 from torch_hbmcomm.bench.box.result import Measurement
 from torch_hbmcomm.bench.box.section import Findings, Goal, Section
+from torch_hbmcomm.bench.peer import Peer, peer
 from torch_hbmcomm.bench.sizes import MIB
 
 _SEGMENT = 16 * MIB  # of each client: together, more than caches hold
@@ -28,7 +28,7 @@ def _measure(plan: Plan, findings: Findings) -> None:
         crowd: list[Peer] = []
         for count in sorted(plan.clients):
             while len(crowd) < count:
-                crowd.append(stack.enter_context(peer("client_peer")))
+                crowd.append(stack.enter_context(peer("box.client_peer")))
                 for transport in transports:
                     ours.connect(crowd[-1], transport, segment)
             window = plan.window * max(1, count / _CLIENTS_PER_WINDOW)

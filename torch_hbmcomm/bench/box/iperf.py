@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch_hbmcomm.bench.box.interleave import Timed
-from torch_hbmcomm.bench.box.peer import PeerFailed
+from torch_hbmcomm.bench.peer import PeerFailed
 from torch_hbmcomm.bench.sizes import MIB
 
 _BUSY_SECONDS = 10

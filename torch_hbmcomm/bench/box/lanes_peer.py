@@ -5,7 +5,7 @@ import threading
 
 from torch_hbmcomm import _smb
 from torch_hbmcomm.bench.box.memory import private
-from torch_hbmcomm.bench.box.peer import obey
+from torch_hbmcomm.bench.peer import obey
 
 
 class Lanes:

@@ -6,10 +6,10 @@ from contextlib import ExitStack
 
 from torch_hbmcomm.bench.box.bare import SOCKETS, bare
 from torch_hbmcomm.bench.box.boxes import box
-from torch_hbmcomm.bench.box.peer import Peer, peer
 from torch_hbmcomm.bench.box.plan import Plan
 from torch_hbmcomm.bench.box.result import Measurement
 from torch_hbmcomm.bench.box.section import Findings, Goal, Section
+from torch_hbmcomm.bench.peer import Peer, peer
 from torch_hbmcomm.bench.sizes import KIB
 
 _SIZE = 4 * KIB
@@ -22,7 +22,7 @@ EachTimed = Callable[[int], list[float]]
 def _measure(plan: Plan, findings: Findings) -> None:
     with ExitStack() as stack:
         ours = stack.enter_context(box(plan))
-        client = stack.enter_context(peer("client_peer"))
+        client = stack.enter_context(peer("box.client_peer"))
         sockets = stack.enter_context(bare())
         for transport in ("shm", "tcp"):
             ours.connect(client, transport, _SIZE)

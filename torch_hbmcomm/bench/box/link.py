@@ -5,14 +5,14 @@ from contextlib import ExitStack
 from torch_hbmcomm.bench.box.bare import SOCKETS, bare
 from torch_hbmcomm.bench.box.boxes import box, timed
 from torch_hbmcomm.bench.box.interleave import Samples, Timed, interleave
-from torch_hbmcomm.bench.box.peer import PeerFailed, peer
 from torch_hbmcomm.bench.box.plan import Plan
 from torch_hbmcomm.bench.box.result import measurements
-from torch_hbmcomm.bench.box.section import Findings, Goal, Section, Unavailable
-from torch_hbmcomm.bench.namespaces import Node, NoNamespaces, two_nodes
+from torch_hbmcomm.bench.box.section import Findings, Goal, Section
+from torch_hbmcomm.bench.namespaces import PAYLOAD, Node, NoNamespaces, two_nodes
+from torch_hbmcomm.bench.peer import PeerFailed, peer
 from torch_hbmcomm.bench.sizes import MIB, format_bytes
+from torch_hbmcomm.bench.unavailable import Unavailable
 
-_PAYLOAD = 1448 / 1514  # of a full Ethernet frame, as TCP with timestamps fills it
 _MOST_ROUNDS = 5  # the link hardly varies, and is slow
 _LARGEST = 32 * MIB  # against which the cable's burst of 128 KiB is little
 
@@ -24,7 +24,7 @@ def _measure(plan: Plan, findings: Findings) -> None:
         except NoNamespaces as error:
             raise Unavailable(str(error)) from error
         ours = stack.enter_context(box(plan, there.address, there.launcher))
-        client = stack.enter_context(peer("client_peer", here.launcher))
+        client = stack.enter_context(peer("box.client_peer", here.launcher))
         sockets = stack.enter_context(bare(there.address, there.launcher, here.launcher))
         size = min(_LARGEST, plan.largest)
         rounds = min(_MOST_ROUNDS, plan.rounds)
@@ -47,7 +47,7 @@ def _measure(plan: Plan, findings: Findings) -> None:
                 f"the link, by its counter"
             )
             samples: Samples = interleave(contenders, rounds)
-            samples["link"] = [size / (plan.megabits / 8 * _PAYLOAD)]  # bytes/µs is MB/s
+            samples["link"] = [size / (plan.megabits / 8 * PAYLOAD)]  # bytes/µs is MB/s
             findings.add(measurements("link", operation, size, samples))
 
 

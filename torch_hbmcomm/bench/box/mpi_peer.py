@@ -9,7 +9,7 @@ import time
 import numpy as np
 from mpi4py import MPI
 
-from torch_hbmcomm.bench.box.peer import obey
+from torch_hbmcomm.bench.peer import obey
 
 _WORKER, _SERVER = 0, 1
 

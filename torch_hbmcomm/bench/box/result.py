@@ -13,16 +13,12 @@ clients worked at a time: what the slowest moved, over an equal share of what al
 """
 
 import json
-import platform
 import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
 
-from torch_hbmcomm.bench import machine
 from torch_hbmcomm.bench.box.interleave import Samples
-
-Machine = dict[str, str | int | None]
+from torch_hbmcomm.bench.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -61,16 +57,6 @@ def measurements(
         Measurement(section, operation, size, contender, times)
         for contender, times in samples.items()
     )
-
-
-def describe_machine() -> Machine:
-    return {
-        "cpu": machine.cpu_model(),
-        "cores": machine.cores(),
-        "python": platform.python_version(),
-        "torch_hbmcomm": machine.installed_version(),
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    }
 
 
 def machine_line(result: Result) -> str:

@@ -4,25 +4,22 @@
 accumulate.
 """
 
-import importlib.util
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from torch_hbmcomm.bench.box.boxes import box, timed
 from torch_hbmcomm.bench.box.interleave import Timed, interleave
-from torch_hbmcomm.bench.box.peer import Peer, PeerFailed, peer, peers
 from torch_hbmcomm.bench.box.plan import Plan
 from torch_hbmcomm.bench.box.result import measurements
-from torch_hbmcomm.bench.box.section import Findings, Section, Unavailable
+from torch_hbmcomm.bench.box.section import Findings, Section
+from torch_hbmcomm.bench.peer import Peer, peer
+from torch_hbmcomm.bench.rival_processes import OVER_TCP, mpi_ranks, rpc_ranks
 from torch_hbmcomm.bench.sizes import MIB
+from torch_hbmcomm.bench.unavailable import left_out_if_it_fails
 
 _OPERATIONS = {"write": "write", "read": "read", "add": "add float32"}
 _OURS = "hbm"
 _MOST_ROUNDS = 7
-_OVER_TCP = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp,self"}
 
 Prepare = Callable[[int, str], dict[str, Timed]]
 """Who takes part with so many bytes in that operation."""
@@ -32,13 +29,13 @@ def _measure(plan: Plan, findings: Findings) -> None:
     everyone: dict[str, Callable[[], AbstractContextManager[Prepare]]] = {
         _OURS: lambda: _hbm(plan),
         "mpi": lambda: _mpi("mpi", {}),
-        "mpi tcp": lambda: _mpi("mpi tcp", _OVER_TCP),
+        "mpi tcp": lambda: _mpi("mpi tcp", OVER_TCP),
         "rpc": _rpc,
     }
     with ExitStack() as stack:
         ready: dict[str, Prepare] = {}
         for who, start in everyone.items():
-            with _left_out_if_it_fails(who, findings):
+            with _may_fail(who, findings):
                 ready[who] = stack.enter_context(start())
         for size in plan.sizes(MIB, 64 * MIB):
             for operation in _OPERATIONS:
@@ -46,7 +43,7 @@ def _measure(plan: Plan, findings: Findings) -> None:
                 for who, prepare in ready.items():
                     if who in findings.unavailable:
                         continue
-                    with _left_out_if_it_fails(who, findings):
+                    with _may_fail(who, findings):
                         prepared = prepare(size, operation)
                         for timed in prepared.values():
                             timed(1)
@@ -55,20 +52,16 @@ def _measure(plan: Plan, findings: Findings) -> None:
                 findings.add(measurements("rivals", operation, size, samples))
 
 
-@contextmanager
-def _left_out_if_it_fails(who: str, findings: Findings) -> Iterator[None]:
-    """From now on, with its reason; but not a box."""
-    try:
-        yield
-    except (Unavailable, PeerFailed) as error:
-        if who == _OURS:
-            raise
-        findings.unavailable[who] = str(error)
+def _may_fail(who: str, findings: Findings) -> AbstractContextManager[None]:
+    """Whoever fails is left out from now on; but not a box."""
+    if who == _OURS:
+        return nullcontext()
+    return left_out_if_it_fails(who, findings.unavailable)
 
 
 @contextmanager
 def _hbm(plan: Plan) -> Iterator[Prepare]:
-    with box(plan) as ours, peer("client_peer") as client:
+    with box(plan) as ours, peer("box.client_peer") as client:
         prepared = 0
 
         def prepare(size: int, operation: str) -> dict[str, Timed]:
@@ -87,12 +80,7 @@ def _hbm(plan: Plan) -> Iterator[Prepare]:
 
 @contextmanager
 def _mpi(name: str, environment: Mapping[str, str]) -> Iterator[Prepare]:
-    mpiexec = Path(sys.executable).parent / "mpiexec"
-    if importlib.util.find_spec("mpi4py") is None:
-        raise Unavailable("mpi4py is not installed: pip install mpi4py")
-    if not mpiexec.exists():
-        raise Unavailable(f"there is no {mpiexec}, which the package mpich brings")
-    with peers("mpi_peer", 2, [str(mpiexec), "-n", "2"], environment) as ranks:
+    with mpi_ranks("box.mpi_peer", 2, environment) as ranks:
         yield _asked(ranks, {f"{name} send": {"way": "send"}, f"{name} one-sided": {"way": "put"}})
 
 
@@ -123,18 +111,7 @@ def _asked(ranks: list[Peer], contenders: Mapping[str, Mapping[str, str]]) -> Pr
 
 @contextmanager
 def _rpc() -> Iterator[Prepare]:
-    if importlib.util.find_spec("torch") is None:
-        raise Unavailable("PyTorch is not installed")
-    with ExitStack() as stack:
-        place = stack.enter_context(tempfile.TemporaryDirectory(prefix="hbmcomm-bench-"))
-        ranks = [
-            stack.enter_context(peers("rpc_peer", environment={"RANK": str(rank)}))[0]
-            for rank in range(2)
-        ]
-        for rank in ranks:
-            rank.tell("join", meeting=f"{place}/meeting")
-        for rank in ranks:
-            rank.answer()
+    with rpc_ranks("box.rpc_peer", 2) as ranks:
         yield _asked(ranks[:1], {"rpc": {}})
 
 

@@ -7,7 +7,7 @@ import time
 import torch
 from torch.distributed import rpc
 
-from torch_hbmcomm.bench.box.peer import obey
+from torch_hbmcomm.bench.peer import obey
 
 _NAMES = ("worker", "server")
 _kept = torch.empty(0)
@@ -34,11 +34,13 @@ class Rank:
     def __init__(self, rank: int) -> None:
         self._rank = rank
 
-    def join(self, meeting: str) -> None:
+    def join(self, meeting: str, world: int) -> None:
         """meeting: a file that does not exist yet, the same for both."""
         torch.set_num_threads(1)
         options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{meeting}")
-        rpc.init_rpc(_NAMES[self._rank], rank=self._rank, world_size=2, rpc_backend_options=options)
+        rpc.init_rpc(
+            _NAMES[self._rank], rank=self._rank, world_size=world, rpc_backend_options=options
+        )
 
     def prepare(self, size: int) -> None:
         self._local = torch.ones(size // 4)

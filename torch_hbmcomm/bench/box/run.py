@@ -3,9 +3,11 @@
 from collections.abc import Callable
 
 from torch_hbmcomm.bench.box.plan import Plan
-from torch_hbmcomm.bench.box.result import Result, describe_machine
-from torch_hbmcomm.bench.box.section import Findings, Unavailable
+from torch_hbmcomm.bench.box.result import Result
+from torch_hbmcomm.bench.box.section import Findings
 from torch_hbmcomm.bench.box.sections import SECTIONS
+from torch_hbmcomm.bench.machine import describe_machine
+from torch_hbmcomm.bench.unavailable import Unavailable
 
 
 def run(plan: Plan, progress: Callable[[str], None] = lambda section: None) -> Result:

@@ -7,10 +7,6 @@ from torch_hbmcomm.bench.box.plan import Plan
 from torch_hbmcomm.bench.box.result import Measurement
 
 
-class Unavailable(RuntimeError):
-    """This machine cannot run it; the message says why, and what to do."""
-
-
 @dataclass
 class Findings:
     """Filled while sections are measured.

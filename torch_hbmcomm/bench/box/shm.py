@@ -2,15 +2,15 @@
 
 from torch_hbmcomm.bench.box.boxes import box, timed
 from torch_hbmcomm.bench.box.interleave import interleave
-from torch_hbmcomm.bench.box.peer import peer
 from torch_hbmcomm.bench.box.plan import Plan
 from torch_hbmcomm.bench.box.result import measurements
 from torch_hbmcomm.bench.box.section import Findings, Goal, Section
+from torch_hbmcomm.bench.peer import peer
 from torch_hbmcomm.bench.sizes import MIB
 
 
 def _measure(plan: Plan, findings: Findings) -> None:
-    with box(plan) as ours, peer("client_peer") as client:
+    with box(plan) as ours, peer("box.client_peer") as client:
         for size in plan.sizes(MIB):
             client.ask("disconnect")
             ours.connect(client, "shm", size)

@@ -5,11 +5,12 @@ from pathlib import Path
 
 from torch_hbmcomm.bench.box.boxes import box, timed
 from torch_hbmcomm.bench.box.interleave import interleave
-from torch_hbmcomm.bench.box.peer import peer
 from torch_hbmcomm.bench.box.plan import Plan
 from torch_hbmcomm.bench.box.result import measurements
-from torch_hbmcomm.bench.box.section import Findings, Section, Unavailable
+from torch_hbmcomm.bench.box.section import Findings, Section
+from torch_hbmcomm.bench.peer import peer
 from torch_hbmcomm.bench.sizes import MIB
+from torch_hbmcomm.bench.unavailable import Unavailable
 
 
 def _measure(plan: Plan, findings: Findings) -> None:
@@ -19,8 +20,8 @@ def _measure(plan: Plan, findings: Findings) -> None:
         tempfile.TemporaryDirectory(prefix="hbmcomm-bench-", dir=plan.store) as place,
         box(plan) as plain,
         box(plan, store=Path(place)) as stored,
-        peer("client_peer") as plain_client,
-        peer("client_peer") as stored_client,
+        peer("box.client_peer") as plain_client,
+        peer("box.client_peer") as stored_client,
     ):
         pairs = {"hbm": (plain, plain_client), "hbm, stored": (stored, stored_client)}
         for size in plan.sizes(MIB, 64 * MIB):

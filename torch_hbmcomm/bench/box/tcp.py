@@ -6,17 +6,17 @@ from torch_hbmcomm.bench.box import iperf
 from torch_hbmcomm.bench.box.bare import POLLED, SOCKETS, bare
 from torch_hbmcomm.bench.box.boxes import box, timed
 from torch_hbmcomm.bench.box.interleave import Timed, interleave
-from torch_hbmcomm.bench.box.peer import peer
 from torch_hbmcomm.bench.box.plan import Plan
 from torch_hbmcomm.bench.box.result import measurements
 from torch_hbmcomm.bench.box.section import Findings, Goal, Section
+from torch_hbmcomm.bench.peer import peer
 from torch_hbmcomm.bench.sizes import KIB
 
 
 def _measure(plan: Plan, findings: Findings) -> None:
     with ExitStack() as stack:
         ours = stack.enter_context(box(plan))
-        client = stack.enter_context(peer("client_peer"))
+        client = stack.enter_context(peer("box.client_peer"))
         threads = stack.enter_context(bare())
         polled = stack.enter_context(bare())
         probe = None

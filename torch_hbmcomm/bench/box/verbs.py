@@ -6,17 +6,18 @@ from pathlib import Path
 
 from torch_hbmcomm.bench.box.boxes import box, timed
 from torch_hbmcomm.bench.box.interleave import interleave
-from torch_hbmcomm.bench.box.peer import peer
 from torch_hbmcomm.bench.box.plan import Plan
 from torch_hbmcomm.bench.box.result import measurements
-from torch_hbmcomm.bench.box.section import Findings, Section, Unavailable
+from torch_hbmcomm.bench.box.section import Findings, Section
+from torch_hbmcomm.bench.peer import peer
 from torch_hbmcomm.bench.sizes import KIB
+from torch_hbmcomm.bench.unavailable import Unavailable
 
 _DEVICES = Path("/sys/class/infiniband")
 
 
 def _measure(plan: Plan, findings: Findings) -> None:
-    with box(plan, _address()) as ours, peer("client_peer") as client:
+    with box(plan, _address()) as ours, peer("box.client_peer") as client:
         for size in plan.sizes(256 * KIB):
             client.ask("disconnect")
             ours.connect(client, "verbs", size)

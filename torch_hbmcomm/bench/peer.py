@@ -75,7 +75,7 @@ def peers(
 ) -> Iterator[list[Peer]]:
     """The peers that one command starts, in the order of their ranks; they end with the context.
 
-    role: the module in `torch_hbmcomm.bench.box` that they run.
+    role: the module that they run, as named below `torch_hbmcomm.bench`.
     launcher: what stands before the command: of another namespace, or of several ranks.
     """
     with ExitStack() as stack:

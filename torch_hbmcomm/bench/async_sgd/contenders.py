@@ -1,0 +1,116 @@
+"""The contenders by name, in the order of the tables."""
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from torch_hbmcomm.bench.async_sgd.contender import Contender, Place
+from torch_hbmcomm.bench.async_sgd.crew import Crew
+from torch_hbmcomm.bench.async_sgd.plan import Plan
+from torch_hbmcomm.bench.peer import peer
+from torch_hbmcomm.bench.rival_processes import OVER_TCP, mpi_ranks, rpc_ranks
+
+PLAIN = "hbm shm"
+IN_PLACE = "hbm shm in place"
+TCP = "hbm tcp"
+MPI = "MPI"
+MPI_TCP = "MPI tcp"
+RPC = "RPC"
+
+_AT_ITS_END = (
+    'if [ "$PMI_RANK" = 0 ]; then node=$1 link=$2; else node=$3 link=$4; fi; shift 4; '
+    'FI_TCP_IFACE=$link exec ip netns exec "$node" "$@"'
+)
+"""Runs a rank of MPI in the namespace of the server, or of the workers."""
+
+
+@contextmanager
+def _box(way: str, transport: str, plan: Plan, workers: int, place: Place) -> Iterator[Crew]:
+    with ExitStack() as stack:
+        members = []
+        for rank in range(1 + workers):
+            role = "async_sgd.box_worker" if rank else "async_sgd.box_server"
+            node = place.node(rank)
+            members.append(stack.enter_context(peer(role, node.launcher if node else ())))
+        yield Crew(
+            members,
+            server={"host": place.host, "threads": plan.threads},
+            worker={"way": way, "transport": transport, "lanes": plan.lanes},
+        )
+
+
+@contextmanager
+def _mpi(over_tcp: bool, plan: Plan, workers: int, place: Place) -> Iterator[Crew]:
+    launcher: list[str] = []
+    if place.server is not None and place.workers is not None:
+        ends = [part for node in (place.server, place.workers) for part in (node.name, node.link)]
+        launcher = ["sh", "-c", _AT_ITS_END, "sh", *ends]
+    environment = OVER_TCP if over_tcp else {}
+    with mpi_ranks("async_sgd.mpi_rank", 1 + workers, environment, launcher) as ranks:
+        yield Crew(ranks)
+
+
+@contextmanager
+def _rpc(plan: Plan, workers: int, place: Place) -> Iterator[Crew]:
+    def launcher(rank: int) -> Sequence[str]:
+        node = place.node(rank)
+        if node is None:
+            return []
+        names = [f"{name}_SOCKET_IFNAME={node.link}" for name in ("GLOO", "TP")]
+        return [*node.launcher, "env", *names]
+
+    over_link = place.server is not None
+    with rpc_ranks("async_sgd.rpc_rank", 1 + workers, launcher, over_link=over_link) as ranks:
+        yield Crew(ranks)
+
+
+CONTENDERS = {
+    contender.name: contender
+    for contender in (
+        Contender(
+            PLAIN,
+            "a box: the gradients are copied to the worker's slot, added, the weights copied back",
+            "shm",
+            lambda workers: 1 + 3 * workers,
+            functools.partial(_box, "plain", "shm"),
+            ours=True,
+        ),
+        Contender(
+            IN_PLACE,
+            "a box: the gradients were computed in the slot; adding and copying back overlap",
+            "shm",
+            lambda workers: 1 + 2 * workers,
+            functools.partial(_box, "in place", "shm"),
+            ours=True,
+        ),
+        Contender(
+            MPI,
+            "MPI_Send and MPI_Recv with rank 0 as the server, over shared memory",
+            "shm",
+            lambda workers: 2 + 2 * workers,
+            functools.partial(_mpi, False),
+        ),
+        Contender(
+            RPC,
+            "PyTorch's RPC: a call brings the gradients and returns the weights",
+            "shm",
+            lambda workers: 1 + 4 * workers,
+            _rpc,
+        ),
+        Contender(
+            TCP,
+            "a box: pieces are sent, added and fetched at the same time",
+            "tcp",
+            lambda workers: 1 + 3 * workers,
+            functools.partial(_box, "pipelined", "tcp"),
+            ours=True,
+        ),
+        Contender(
+            MPI_TCP,
+            "MPI_Send and MPI_Recv with rank 0 as the server, over tcp",
+            "tcp",
+            lambda workers: 2 + 2 * workers,
+            functools.partial(_mpi, True),
+        ),
+    )
+}
