@@ -5,12 +5,15 @@ Threads: one at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server.layout import Piece
 from torch_hbmcomm.parameter_server.roster import Roster
 from torch_hbmcomm.parameter_server.shards import Shards
+
+_SENDS = 2  # pieces at a time to a box; measured over 1 Gbit/s, see benchmarks/README.md
 
 
 class Exchange:
@@ -58,10 +61,10 @@ class Exchange:
             self.push(pieces, scale)
             yield from self.pull(pieces)
             return
-        under_way = [
-            [*self._shards.push(piece, scale(piece)), *self._shards.pull(piece)] for piece in pieces
-        ]
-        for piece, futures in zip(pieces, under_way, strict=True):
+        arrivals = []
+        for piece, added in self._add_each(pieces, scale):
+            arrivals.append([added, *self._shards.pull(piece)])
+        for piece, futures in zip(pieces, arrivals, strict=True):
             _wait(futures)
             yield piece
         self._count_push()
@@ -69,8 +72,7 @@ class Exchange:
 
     def add(self, pieces: Sequence[Piece], scale: Callable[[Piece], float]) -> None:
         """As push(), outside of any exchange: no clock moves, and nobody is waited for."""
-        for futures in [self._shards.push(piece, scale(piece)) for piece in pieces]:
-            _wait(futures)
+        _wait([added for _, added in self._add_each(pieces, scale)])
 
     def prefetch(self, pieces: Sequence[Piece]) -> None:
         """As pull(), outside of any exchange."""
@@ -80,6 +82,20 @@ class Exchange:
     def lead(self) -> int:
         """Exchanges that this worker is ahead of the slowest."""
         return max((self._pushed - line.pushed for line in self._roster.active()), default=0)
+
+    def _add_each(
+        self, pieces: Sequence[Piece], scale: Callable[[Piece], float]
+    ) -> Iterator[tuple[Piece, smb.Future]]:
+        """Sends a few pieces at a time: those that are under way together share the connections and
+        arrive together, and nothing could come back meanwhile."""
+        sending: deque[smb.Future] = deque()
+        for piece in pieces:
+            if len(sending) == _SENDS * self._shards.boxes:
+                sending.popleft().result()
+            if (sent := self._shards.send(piece)) is not None:
+                sending.append(sent)
+            yield piece, self._shards.add(piece, scale(piece))
+        _wait(sending)
 
     def _count_push(self) -> None:
         self._pushed += 1
@@ -92,6 +108,6 @@ class Exchange:
         self._roster.set_pulled(self._pulled)
 
 
-def _wait(futures: Sequence[smb.Future]) -> None:
+def _wait(futures: Iterable[smb.Future]) -> None:
     for future in futures:
         future.result()

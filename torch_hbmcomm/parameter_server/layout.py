@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 2 << 20
 _ALIGNMENT = 64  # bytes
 
 _SUMMED = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -117,20 +117,18 @@ def lay_out(tensors: Sequence[Tensor], boxes: int, transfer: str | None = None) 
     most = min(PIECE_BYTES, max(share, _ALIGNMENT))
     weights, slots = [0] * boxes, [0] * boxes
     pieces: list[Piece] = []
-    gone = 0  # bytes that have their place
     for run in _runs(tensors, most):
         first = tensors[run[0].tensor]
         width = _WIDTHS[first.dtype]
         slot_dtype = transfer if transfer and first.dtype == "float32" else first.dtype
         count = run[-1].at + run[-1].count
-        box = min(gone // share, boxes - 1)
+        box = weights.index(min(weights))
         pieces.append(
             Piece(box, weights[box], count, first.dtype, slots[box], slot_dtype, first.kind, run)
         )
         weights[box] += _aligned(count * width)
         if first.kind != "constant":
             slots[box] += _aligned(count * _WIDTHS[slot_dtype])
-        gone += count * width
     changing = tuple(piece for piece in pieces if piece.kind != "constant")
     return Layout(tuple(tensors), tuple(pieces), changing, tuple(weights), tuple(slots))
 

@@ -3,7 +3,7 @@
 A slot is memory of the box in which a worker leaves its difference, for the box to add to the
 weights. By the transport shm both are the box's own memory (``Segment.view``): a difference is
 computed where the box reads it, and weights are read where they lie. By the others they are this
-process's copies, which push() and pull() move.
+process's copies, which send() and pull() move.
 
 Threads: one at a time.
 """
@@ -53,9 +53,8 @@ class Shards:
         self.pulled_bytes = 0
 
     @property
-    def in_place(self) -> bool:
-        """Whether all boxes are reached by shared memory."""
-        return all(shard.in_place for shard in self._shards)
+    def boxes(self) -> int:
+        return len(self._shards)
 
     def slot(self, piece: Piece) -> memoryview:
         """Where the difference of a piece is put before it is pushed."""
@@ -84,25 +83,27 @@ class Shards:
         """Sets the weights of a piece; only while nobody adds to them. Waits."""
         self._shards[piece.box].weights_segment.write(piece.offset, piece.size, source=values)
 
-    def push(self, piece: Piece, scale: float) -> list[smb.Future]:
-        """weights += scale * slot, on the box. Until all futures are done the slot is its own."""
+    def send(self, piece: Piece) -> smb.Future | None:
+        """The piece's part of the slot -> box; in place there is nothing to do. Until the future
+        that add() gives is done the slot is the box's own."""
         shard = self._shards[piece.box]
         self.pushed_bytes += piece.slot_size
-        futures = []
-        if not shard.in_place:
-            futures.append(shard.slot_segment.write_async(piece.slot_offset, piece.slot_size))
-        futures.append(
-            shard.weights_segment.accumulate_async(
-                shard.slot_segment,
-                piece.dtype,
-                scale,
-                offset=piece.offset,
-                size=piece.size,
-                source_offset=piece.slot_offset,
-                source_dtype=piece.slot_dtype,
-            )
+        if shard.in_place:
+            return None
+        return shard.slot_segment.write_async(piece.slot_offset, piece.slot_size)
+
+    def add(self, piece: Piece, scale: float) -> smb.Future:
+        """weights += scale * slot, on the box."""
+        shard = self._shards[piece.box]
+        return shard.weights_segment.accumulate_async(
+            shard.slot_segment,
+            piece.dtype,
+            scale,
+            offset=piece.offset,
+            size=piece.size,
+            source_offset=piece.slot_offset,
+            source_dtype=piece.slot_dtype,
         )
-        return futures
 
     def pull(self, piece: Piece) -> list[smb.Future]:
         """Box -> fresh(); in place there is nothing to do."""
