@@ -11,9 +11,9 @@ from torch_hbmcomm.bench.sizes import MIB
 from torch_hbmcomm.smb import Future, Segment
 
 _PIECE_IN_PLACE = 16 * MIB  # the least that a read on shm stores past the caches
-_PIECE_TCP = 4 * MIB
-_AHEAD_IN_PLACE = 1
-_AHEAD_TCP = 4
+_PIECE_TCP = MIB
+_AHEAD = 1  # pieces that are being added while one is copied
+_WRITES = 2  # at a time: more share the lanes, and all end late
 """Measured: see benchmarks/README.md."""
 
 
@@ -37,7 +37,7 @@ def in_place(shared: Segment, slot: Segment, gradients: Array, weights: Array) -
         added: deque[tuple[int, int, Future]] = deque()
         for start, size in _pieces(shared.size, _PIECE_IN_PLACE):
             added.append((start, size, shared.accumulate_async(slot, "float32", 1.0, start, size)))
-            if len(added) > _AHEAD_IN_PLACE:
+            if len(added) > _AHEAD:
                 fetch(*added.popleft())
         while added:
             fetch(*added.popleft())
@@ -56,27 +56,19 @@ def pipelined(shared: Segment, slot: Segment, gradients: Array, weights: Array) 
     fetched = weights.view(np.uint8)
 
     def exchange() -> None:
-        under_way: deque[tuple[Future, ...]] = deque()
+        writes: deque[Future] = deque()
+        others: list[Future] = []
         for start, size in _pieces(shared.size, _PIECE_TCP):
             piece = slice(start, start + size)
-            under_way.append(
-                (
-                    slot.write_async(start, size, source=sent[piece]),
-                    shared.accumulate_async(slot, "float32", 1.0, start, size),
-                    shared.read_async(start, size, into=fetched[piece]),
-                )
-            )
-            if len(under_way) > _AHEAD_TCP:
-                _finish(under_way.popleft())
-        while under_way:
-            _finish(under_way.popleft())
+            if len(writes) == _WRITES:
+                writes.popleft().result()
+            writes.append(slot.write_async(start, size, source=sent[piece]))
+            others.append(shared.accumulate_async(slot, "float32", 1.0, start, size))
+            others.append(shared.read_async(start, size, into=fetched[piece]))
+        for future in (*writes, *others):
+            future.result()
 
     return exchange
-
-
-def _finish(futures: tuple[Future, ...]) -> None:
-    for future in futures:
-        future.result()
 
 
 def _pieces(size: int, piece: int) -> Iterator[tuple[int, int]]:
