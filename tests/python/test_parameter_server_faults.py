@@ -275,7 +275,7 @@ def test_models_that_differ(boxes: Boxes) -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs", "said"),
     [
-        ({"staleness": 2}, {"staleness": 1}, "'staleness': 1"),
+        ({"staleness": 2}, {"staleness": 1}, "staleness is 1 here, and 2 there"),
         ({"rule": "downpour"}, {"rule": "easgd"}, "Elastic"),
         ({"rule": Downpour("sum")}, {"rule": "downpour"}, "'mean'"),
     ],
@@ -294,7 +294,7 @@ def test_a_box_that_is_too_small(transport: Any) -> None:
         with pytest.raises(MemoryError) as raised:
             parameter_server_of(model, connections)
         assert "is too small: it has to hold" in str(raised.value)
-        assert str(model.weight.nbytes) in str(raised.value)
+        assert f"{model.weight.nbytes + 64} bytes for each worker" in str(raised.value)
         assert boxes.rows() == []
 
 
@@ -331,7 +331,7 @@ def test_arguments_that_make_no_sense(options: dict[str, Any], said: str) -> Non
 
 
 def test_no_box_and_no_group() -> None:
-    with pytest.raises(ValueError, match="init_process_group"):
+    with pytest.raises(ValueError, match="there is no process group: give box"):
         parameter_server_of(network(), None)
     with pytest.raises(ValueError, match="box names no box"):
         parameter_server_of(network(), [])
@@ -444,3 +444,62 @@ def test_the_first_worker_fails_and_the_second_begins(boxes: Boxes) -> None:
     with parameter_server(boxes, model) as ps:
         ps.step()
         assert ps.stats()["workers"] == 1
+
+
+# -- what comes too late -------------------------------------------------------------------------
+
+
+def test_close_after_an_error_sends_nothing_twice(boxes: Boxes) -> None:
+    """The push was done when the wait for a worker that does nothing timed out."""
+    idle, model = network(), network()
+    options: dict[str, Any] = {"staleness": 0, "rule": Downpour("sum")}
+    with (
+        parameter_server(boxes, idle, **options) as waiting,
+        boxes.connected() as connections,
+    ):
+        before = {name: value.clone() for name, value in waiting.state_dict()["model"].items()}
+        optimizer = sgd(model.parameters())
+        ps = ParameterServer(model, optimizer, box=connections, timeout=0.5, **options)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        with pytest.raises(TimeoutError):
+            ps.step()
+        with pytest.raises(RuntimeError, match=r"step\(\) after an error"):
+            ps.step()
+        ps.close()
+        alone = network()
+        for parameter in alone.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        sgd(alone.parameters()).step()
+        after = waiting.state_dict()["model"]
+        for name, parameter in alone.named_parameters():
+            assert not torch.equal(after[name], before[name])
+            torch.testing.assert_close(after[name], parameter.detach())
+
+
+def test_steps_after_the_last_one(boxes: Boxes) -> None:
+    with parameter_server(boxes, network()) as ps:
+        ps.finish()
+        ps.pull()
+        with pytest.raises(RuntimeError, match=r"step\(\) after finish\(\)"):
+            ps.step()
+        ps.close()
+        with pytest.raises(RuntimeError, match=r"pull\(\) after close\(\)"):
+            ps.pull()
+
+
+def test_a_second_checkpoint(boxes: Boxes) -> None:
+    with parameter_server(boxes, network()) as ps:
+        state = ps.state_dict()
+        ps.load_state_dict(state)
+        with pytest.raises(RuntimeError, match="loaded once"):
+            ps.load_state_dict(state)
+
+
+def test_a_parameter_that_is_unfrozen(boxes: Boxes) -> None:
+    model = network()
+    model.first.weight.requires_grad_(False)
+    with parameter_server(boxes, model) as ps:
+        model.first.weight.requires_grad_(True)
+        with pytest.raises(RuntimeError, match=r"first\.weight was frozen"):
+            ps.step()

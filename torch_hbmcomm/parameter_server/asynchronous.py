@@ -8,12 +8,13 @@ max(T_comp, T_comm) (equation 1).
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +27,13 @@ from torch_hbmcomm.parameter_server.layout import Piece, difference, lay_out
 from torch_hbmcomm.parameter_server.replica import Replica
 from torch_hbmcomm.parameter_server.roster import Roster
 from torch_hbmcomm.parameter_server.rules import Rule
-from torch_hbmcomm.parameter_server.shards import Shards
+from torch_hbmcomm.parameter_server.shards import Shards, too_small
 from torch_hbmcomm.parameter_server.tensors import described, model_tensors
 
 _log = logging.getLogger(__name__)
+
+_FINISHED, _CLOSED = "finish()", "close()"
+_FAILED = "an error in an exchange: the object can only be closed"
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,10 @@ class Terms:
     timeout: float
 
     def __post_init__(self) -> None:
+        for name in ("staleness", "push_every", "workers"):
+            value = getattr(self, name)
+            if not isinstance(value, int) and (name, value) != ("staleness", None):
+                raise TypeError(f"{name} is a whole number, not {value!r}")
         if self.staleness is not None and self.staleness < 0:
             raise ValueError(f"staleness is not negative: {self.staleness}; None is no bound")
         if self.staleness == 0 and self.overlap:
@@ -58,6 +66,8 @@ class Terms:
             raise ValueError(f"push_every is at least 1, not {self.push_every}")
         if self.workers < 1:
             raise ValueError(f"workers is at least 1, not {self.workers}")
+        if self.timeout <= 0:
+            raise ValueError(f"timeout is more than 0 seconds, not {self.timeout}")
         if self.transfer not in (None, torch.bfloat16):
             raise ValueError(f"transfer is None or torch.bfloat16, not {self.transfer}")
 
@@ -93,7 +103,8 @@ class Asynchronous:
         self._under_way: Future[None] | None = None
         self._steps = self._unsent = self._refused = 0
         self._seconds = 0.0  # in exchanges, as step() sees them
-        self._closed = False
+        self._ended = ""  # what the next method comes too late after
+        self._loaded = False
         with ExitStack() as joining:
             self._join(boxes, name, joining)
             if terms.overlap:
@@ -103,33 +114,42 @@ class Asynchronous:
     # -- training --------------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        self._check("step()", _FINISHED)
         loss = self._optimizer.step(closure) if closure else self._optimizer.step()
         self._steps += 1
         self._unsent += 1
         if self._unsent == self._terms.push_every:
             start = time.perf_counter()
-            if self._thread is None:
-                self._exchange_now()
-            else:
-                self._exchange_ahead(self._thread)
+            with self._broken_by_errors():
+                if self._thread is None:
+                    self._exchange_now()
+                else:
+                    self._exchange_ahead(self._thread)
             self._unsent = 0
             self._seconds += time.perf_counter() - start
         return loss
 
     def finish(self) -> None:
-        self._send_all()
-        self._roster.retire()
+        self._check("finish()")
+        with self._broken_by_errors():
+            self._send_all()
+            self._roster.retire()
+        self._ended = _FINISHED
 
     def pull(self) -> None:
-        self._send_all()
-        self._adopt(self._layout.changing)
+        self._check("pull()")
+        with self._broken_by_errors():
+            self._send_all()
+            self._adopt(self._layout.changing)
 
     def state_dict(self) -> dict[str, Any]:
-        self._send_all()
-        if not self._rule.reads_first:
-            self._adopt(self._layout.changing)  # with what was just sent
+        self._check("state_dict()")
         weights = [tensor.detach().clone() for tensor in self._tensors]
-        self._replica.read(weights, self._layout.changing)
+        with self._broken_by_errors():
+            self._send_all()
+            if not self._rule.reads_first:
+                self._adopt(self._layout.changing)  # with what was just sent
+            self._replica.read(weights, self._layout.changing)
         found = {id(tensor): copy for tensor, copy in zip(self._tensors, weights, strict=True)}
         own = self._model.state_dict(keep_vars=True)
         return {
@@ -138,22 +158,23 @@ class Asynchronous:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self._steps:
+        self._check("load_state_dict()")
+        if self._steps or self._loaded:
             raise RuntimeError("a checkpoint is loaded once, and before the first step")
         self._model.load_state_dict(state["model"])
-        if self._roster.claims_load():
-            if self._roster.begun():
-                _log.warning(
-                    "training has begun in the box: its weights stay, not the checkpoint's"
-                )
-            else:
-                self._replica.give()
+        if self._roster.begun():
+            _log.warning("training has begun in the box: its weights stay, not the checkpoint's")
+        elif self._roster.claims_load():
+            self._replica.give()
             self._roster.set_loaded()
-        self._roster.wait_loaded()
+        else:
+            self._roster.wait_loaded()
+        self._loaded = True
         self._steps = int(state["steps"])
         self._adopt(self._layout.pieces)
 
     def stats(self) -> dict[str, int | float]:
+        self._check("stats()")
         return {
             "steps": self._steps,
             "workers": len(self._roster.active()),
@@ -165,13 +186,27 @@ class Asynchronous:
         }
 
     def close(self, send: bool = True) -> None:
-        """send: what is unsent, first. Does nothing the second time."""
-        if self._closed:
+        """send: what is unsent, first; not after an error, when part of it may be in the weights.
+        Does nothing the second time."""
+        if self._ended == _CLOSED:
             return
-        self._closed = True
+        send = send and self._ended != _FAILED
+        self._ended = _CLOSED
         with self._membership:
             if send:
                 self._send_all()
+
+    def _check(self, method: str, *too_late: str) -> None:
+        if self._ended in (_CLOSED, _FAILED, *too_late):
+            raise RuntimeError(f"{method} after {self._ended}")
+
+    @contextmanager
+    def _broken_by_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._ended = _FAILED
+            raise
 
     # -- joining ---------------------------------------------------------------------------------
 
@@ -179,9 +214,14 @@ class Asynchronous:
         """joining: is given what has to be done to leave."""
         terms, layout = self._terms, self._layout
         temporary = not terms.keep
-        self._roster = Roster(boxes[0], name, terms.timeout, temporary)
+        try:
+            self._roster = Roster(boxes[0], name, terms.timeout, temporary)
+        except MemoryError as error:
+            raise too_small(boxes[0], layout, 0) from error
         joining.callback(self._roster.leave)
         leads = self._roster.leads()
+        if not leads:
+            self._roster.begin_anew()
         manifest = layout.manifest(terms.shared)
         try:
             if not leads:
@@ -207,7 +247,7 @@ class Asynchronous:
             bound -= 1  # an exchange that is under way is one step behind
         self._exchange = Exchange(self._shards, self._roster, bound)
         self._adopt(layout.pieces)
-        if clock := self._roster.activate():
+        if clock := self._roster.activate(math.inf if bound is None else bound + 1):
             self._exchange.begin(clock)
             self._adopt(layout.changing)  # with what was pushed before this worker counted
         self._roster.wait_for_workers(terms.workers)

@@ -12,6 +12,8 @@ Boxes = smb.Box | str | Sequence[smb.Box | str]
 
 def connected(boxes: Boxes, resources: ExitStack) -> list[smb.Box]:
     """Those that are given by their address are closed with the resources."""
+    if not isinstance(boxes, smb.Box | str | Sequence):
+        raise TypeError(f"box is an address, a Box, or several of them, not {boxes!r}")
     found = []
     for one in [boxes] if isinstance(boxes, smb.Box | str) else boxes:
         found.append(resources.enter_context(smb.connect(one)) if isinstance(one, str) else one)

@@ -42,7 +42,8 @@ class Tensor:
 
     def __str__(self) -> str:
         shape, strides = list(self.shape), list(self.strides)
-        return f"{self.kind} {self.name} ({self.dtype} {shape}, strides {strides})"
+        kind = "frozen or local" if self.kind == "constant" else self.kind
+        return f"{kind} {self.name} ({self.dtype} {shape}, strides {strides})"
 
 
 @dataclass(frozen=True)
@@ -138,9 +139,10 @@ def difference(ours: bytes, theirs: bytes) -> str | None:
     if ours == theirs:
         return None
     here, there = json.loads(ours), json.loads(theirs)
-    for key in ("version", "boxes", "terms"):
-        if here[key] != there[key]:
-            return f"{key}: {here[key]} here, {there[key]} among the workers that are there"
+    ours_, theirs_ = ({**one, **one["terms"]} for one in (here, there))
+    for key in ("version", "boxes", *here["terms"]):
+        if ours_[key] != theirs_[key]:
+            return f"{key} is {ours_[key]} here, and {theirs_[key]} there"
     for a, b in zip(here["tensors"], there["tensors"], strict=False):
         if a != b:
             return f"{Tensor(*_tuples(a))} here, {Tensor(*_tuples(b))} there"

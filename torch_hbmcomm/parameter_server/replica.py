@@ -123,7 +123,16 @@ class Replica:
         raise AssertionError("all elements are finite")
 
     def _find_tensors(self) -> None:
-        """A parameter's memory is another one after `parameter.data = ...`."""
+        """A parameter's memory is another one after `parameter.data = ...`.
+
+        Raises RuntimeError for one that was frozen when the layout was made, and is trained now.
+        """
+        for tensor, described in zip(self._tensors, self._layout.tensors, strict=True):
+            if tensor.requires_grad and described.kind == "constant":
+                raise RuntimeError(
+                    f"parameter {described.name} was frozen when the ParameterServer was made, and "
+                    "now requires a gradient: make it after unfreezing, on every worker"
+                )
         self._flat = [flat(tensor) for tensor in self._tensors]
 
     def _locals(self, piece: Piece) -> Iterator[tuple[torch.Tensor, slice]]:

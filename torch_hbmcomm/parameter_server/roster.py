@@ -12,6 +12,7 @@ Threads: any, but one alone calls notice_deaths().
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -21,13 +22,16 @@ from enum import IntEnum
 
 from torch_hbmcomm import smb
 
+_log = logging.getLogger(__name__)
+
 _LINE = 64  # bytes: a cache line
 _CELL = 8  # bytes: a signed 64-bit number
-_MOST_WORKERS = 1 << 16  # that ever join a job
+_MOST_WORKERS = 1 << 13  # that ever join a job
 _BYTES = _LINE * (1 + _MOST_WORKERS)
 _LIFE_BYTES = 4096
 _CHECK_SECONDS = 0.1  # between two questions whether those that are waited for are alive
 _NEIGHBOUR_SECONDS = 1.0  # between two such questions of a worker that waits for nobody
+_SILENCE_SECONDS = 10.0
 _SHORTEST_NAP, _LONGEST_NAP = 50e-6, 2e-3  # seconds
 
 
@@ -103,12 +107,13 @@ class Roster:
         self._fence()
         self._write(0, Job.READY, mark)
 
-    def activate(self) -> int:
-        """From now on this worker counts. Returns its clock: that of the foremost."""
+    def activate(self, lag: float = 0) -> int:
+        """From now on this worker counts. Returns its clock: that of the foremost; or up to `lag`
+        less, by which those that see it at once may have gone on."""
         clock = -1
         while True:
             foremost = max((line.pushed for line in self.active()), default=0)
-            if foremost <= clock:
+            if clock >= 0 and foremost <= clock + lag:
                 return clock
             clock = foremost
             self.set_pushed(clock)
@@ -167,6 +172,13 @@ class Roster:
         return any(line.pushed for line in self._used())
 
     # -- the checkpoint that is loaded -----------------------------------------------------------
+
+    def begin_anew(self) -> None:
+        """Forgets what workers loaded that have all gone, where the weights are kept."""
+        others = (line.index for line in self.active() if line.index != self.index)
+        if not any(self._alive(index) for index in others):
+            self._write(0, Job.LOADS, 0)
+            self._write(0, Job.LOADED, 0)
 
     def claims_load(self) -> bool:
         """Whether this worker is the first that comes with a checkpoint; the others wait in
@@ -283,15 +295,21 @@ class Roster:
         return f"{self._name}/life/{index}"
 
     def _waiting(self, what: Callable[[], str]) -> Iterator[None]:
-        """Turns of a loop that waits; raises TimeoutError naming what() in the end."""
-        deadline = time.monotonic() + self._timeout
+        """Turns of a loop that waits; says so after a while, and raises TimeoutError in the end,
+        naming what() both times."""
+        start = time.monotonic()
+        silent = True
         nap = _SHORTEST_NAP
         while True:
             yield
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - start
+            if waited > self._timeout:
                 raise TimeoutError(
                     f"worker {self.index} of {self._name!r} waited {self._timeout:g} s for {what()}"
                 )
+            if silent and waited > _SILENCE_SECONDS:
+                silent = False
+                _log.warning("worker %d of %r waits for %s", self.index, self._name, what())
             time.sleep(nap)
             nap = min(2 * nap, _LONGEST_NAP)
 

@@ -101,10 +101,11 @@ class ParameterServer:
         self._resources = ExitStack()  # this object's own connections
         self._worker: Asynchronous | Synchronous
         if mode == "sync":
-            if box is not None or staleness is not None or rule != "downpour" or transfer or keep:
+            others = (box, staleness, transfer, overlap, workers, keep or None)
+            if rule != "downpour" or any(value is not None for value in others):
                 raise ValueError(
-                    'box, staleness, rule, transfer and keep belong to mode="async"; mode="sync" '
-                    "works over the group's collectives"
+                    "box, staleness, rule, transfer, overlap, workers and keep belong to "
+                    'mode="async"; mode="sync" works over the group\'s collectives'
                 )
             self._worker = Synchronous(
                 model, optimizer, group, server, dedicated, buffers, push_every
@@ -114,6 +115,10 @@ class ParameterServer:
             raise ValueError(f'mode is "async" or "sync", not {mode!r}')
         if optimizer is None or dedicated or server:
             raise ValueError('in mode="async" every worker has an optimizer, and the box serves')
+        if box is not None and group is not None:
+            raise ValueError("give box, or a group that has boxes, not both")
+        if box is None and not dist.is_initialized():
+            raise ValueError("there is no process group: give box, or form a group with a box")
         _check_optimizer(model, optimizer)
         if workers is None:
             workers = 1 if box is not None else dist.get_world_size(group)

@@ -43,12 +43,14 @@ class Shards:
         temporary: bool,
     ) -> None:
         self._layout = layout
-        self._shards = [
-            _shard(box, f"{name}/weights/{index}", weights, slot, mode, temporary)
-            for index, (box, weights, slot) in enumerate(
-                zip(boxes, layout.weights_bytes, layout.slot_bytes, strict=True)
-            )
-        ]
+        self._shards = []
+        for index, box in enumerate(boxes):
+            weights, slot = layout.weights_bytes[index], layout.slot_bytes[index]
+            try:
+                shard = _shard(box, f"{name}/weights/{index}", weights, slot, mode, temporary)
+            except MemoryError as error:
+                raise too_small(box, layout, index) from error
+            self._shards.append(shard)
         self.pushed_bytes = 0
         self.pulled_bytes = 0
 
@@ -151,6 +153,14 @@ class Shards:
         return self._shards[piece.box].weights[piece.offset : piece.offset + piece.size]
 
 
+def too_small(box: smb.Box, layout: Layout, index: int) -> MemoryError:
+    """The error of a box, the one of that index, that has no room for a job."""
+    return MemoryError(
+        f"the box {box.url} is too small: it has to hold {layout.weights_bytes[index]} bytes of "
+        f"weights, once, {layout.slot_bytes[index]} bytes for each worker, and 1 MiB besides"
+    )
+
+
 def _narrowed(shard: _Shard, piece: Piece) -> bool:
     """Whether weights come as the slot's dtype: it saves a copy only where they travel."""
     return not shard.in_place and piece.slot_dtype != piece.dtype
@@ -164,14 +174,8 @@ def _shard(
     mode: Literal["auto", "attach"],
     temporary: bool,
 ) -> _Shard:
-    try:
-        weights_segment = box.alloc(weights + _MARK_BYTES, key, mode, temporary)
-        slot_segment = box.alloc(max(slot, _MARK_BYTES), temporary=True)
-    except MemoryError as error:
-        raise MemoryError(
-            f"the box {box.url} is too small: it has to hold {weights + _MARK_BYTES} bytes of "
-            f"weights, once, and {slot} bytes for each worker: {error}"
-        ) from error
+    weights_segment = box.alloc(weights + _MARK_BYTES, key, mode, temporary)
+    slot_segment = box.alloc(max(slot, _MARK_BYTES), temporary=True)
     in_place = box.transport == "shm"
     return _Shard(
         weights_segment,
