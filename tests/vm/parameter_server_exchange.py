@@ -5,12 +5,12 @@ The guest's half of test_verbs_training.py.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import random
 import sys
 import time
 from array import array
+
+import verbs_workers
 
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server.exchange import Exchange
@@ -18,8 +18,6 @@ from torch_hbmcomm.parameter_server.layout import PIECE_BYTES, Layout, Piece, Te
 from torch_hbmcomm.parameter_server.roster import Roster
 from torch_hbmcomm.parameter_server.shards import Shards
 
-HOST = os.environ["HBM_BOX_HOST"]
-TOKEN = "of this test"
 WORKERS, PUSHES = 3, 4
 COUNTS = [1, 997, PIECE_BYTES // 4 + 1]  # elements
 
@@ -43,7 +41,7 @@ def work(number: int, url: str) -> None:
     """Pushes `number + 1` into every element, PUSHES times; everyone must find the sum of all."""
     delays = random.Random(number)
     plan = layout()
-    with smb.connect(url, TOKEN, transport="verbs", connect_timeout=30) as box:
+    with smb.connect(url, verbs_workers.TOKEN, transport="verbs", connect_timeout=30) as box:
         roster = Roster(box, "exchange", timeout=120, temporary=True)
         leads = roster.leads()
         shards = Shards([box], "exchange", plan, "auto" if leads else "attach", temporary=True)
@@ -74,27 +72,7 @@ def work(number: int, url: str) -> None:
 
 
 def main() -> None:
-    context = multiprocessing.get_context("fork")  # nothing has touched the device yet
-    ready, tell = context.Pipe(duplex=False)
-    stop, stopped = context.Event(), 0
-
-    def serve() -> None:
-        with smb.Server(f"{HOST}:0", "256MiB", token=TOKEN, verbs="on") as server:
-            tell.send(server.url)
-            stop.wait()
-
-    box = context.Process(target=serve)
-    box.start()
-    url = ready.recv()
-    workers = [context.Process(target=work, args=(number, url)) for number in range(WORKERS)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-        stopped += worker.exitcode == 0
-    stop.set()
-    box.join()
-    assert stopped == WORKERS, f"{stopped} of {WORKERS} workers found the sums"
+    verbs_workers.run(WORKERS, work)
     assert "torch" not in sys.modules
     print("exact", flush=True)
 

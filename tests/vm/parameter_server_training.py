@@ -5,17 +5,13 @@ The guest's half of test_verbs_training.py.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-
 import torch
+import verbs_workers
 from torch import nn
 from torch.nn.functional import mse_loss
 
 from torch_hbmcomm import ParameterServer, smb
 
-HOST = os.environ["HBM_BOX_HOST"]
-TOKEN = "of this test"
 WORKERS, STEPS, BATCH = 2, 10, 8
 
 
@@ -47,7 +43,7 @@ def work(worker: int, url: str) -> None:
     torch.set_num_threads(1)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    box = smb.connect(url, TOKEN, transport="verbs", connect_timeout=60)
+    box = smb.connect(url, verbs_workers.TOKEN, transport="verbs", connect_timeout=60)
     with ParameterServer(
         model, optimizer, box=box, staleness=0, workers=WORKERS, timeout=200
     ) as server:
@@ -62,28 +58,5 @@ def work(worker: int, url: str) -> None:
     box.close()
 
 
-def main() -> None:
-    context = multiprocessing.get_context("fork")  # nothing has touched the device yet
-    ready, tell = context.Pipe(duplex=False)
-    stop = context.Event()
-
-    def serve() -> None:
-        with smb.Server(f"{HOST}:0", "256MiB", token=TOKEN, verbs="on") as server:
-            tell.send(server.url)
-            stop.wait()
-
-    box = context.Process(target=serve)
-    box.start()
-    url = ready.recv()
-    workers = [context.Process(target=work, args=(worker, url)) for worker in range(WORKERS)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    stop.set()
-    box.join()
-    assert [worker.exitcode for worker in workers] == [0] * WORKERS
-
-
 if __name__ == "__main__":
-    main()
+    verbs_workers.run(WORKERS, work)
