@@ -227,7 +227,8 @@ def async_sgd(
         bool, typer.Option("--quick", help="A small model and one round: does it work at all?")
     ] = False,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Turns of each contender.", show_default="1")
+        int | None,
+        typer.Option(min=1, help="Turns of each contender in node and link.", show_default="1"),
     ] = None,
     iterations: Annotated[
         int | None, typer.Option(min=1, help="That count in a turn.", show_default="4")
