@@ -82,7 +82,8 @@ def process_group() -> Extension:
         "torch_hbmcomm._C",
         sources,
         libraries=["memkind", "numa", "hwloc"],
-        extra_compile_args=["-O3", "-g1", "-Wall", "-Wextra", "-fvisibility=hidden"],
+        # OpenMP for at::parallel_for, over the runtime library that PyTorch has loaded.
+        extra_compile_args=["-O3", "-g1", "-Wall", "-Wextra", "-fvisibility=hidden", "-fopenmp"],
     )
     # As system headers, PyTorch's are spared our warnings.
     for path in include_paths():

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "bench_bindings.h"
+#include "layerdrop_bindings.h"
 #include "memory_bindings.h"
 #include "pg_bindings.h"
 
@@ -32,6 +33,7 @@ void translate(std::exception_ptr error) {
 PYBIND11_MODULE(_C, m) {
   pybind11::register_exception_translator(&translate);
   hbm::register_bench(m);
+  hbm::register_layerdrop(m);
   hbm::register_memory(m);
   hbm::register_process_group(m);
 }

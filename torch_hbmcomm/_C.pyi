@@ -1,5 +1,5 @@
 # The native module. Errors: ValueError (bad argument), MemoryError, RuntimeError.
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -84,3 +84,22 @@ def bench_bound(address: int, bytes: int, ranks: int, calls: int) -> None: ...
 def bench_allreduce(group: ProcessGroupHbm, tensor: torch.Tensor, calls: int) -> None: ...
 def bench_mpi_allreduce(tensor: torch.Tensor, calls: int) -> None: ...
 def bench_operator(name: str, tensor: torch.Tensor, calls: int) -> None: ...
+
+# Layer dropping: csrc/layerdrop.h. Tensors are flat, contiguous and of float32, bfloat16 or
+# float16, or all of float64.
+def layerdrop_accumulate(
+    gradients: Sequence[torch.Tensor],
+    before: Sequence[torch.Tensor | None],
+    after: Sequence[torch.Tensor],
+    factor: float,
+    squares: bool,
+) -> torch.Tensor: ...
+def layerdrop_pack(
+    caches: Sequence[torch.Tensor], wire: torch.Tensor, factor: float, inverse: float
+) -> None: ...
+def layerdrop_unpack(
+    wire: torch.Tensor, buffer: torch.Tensor, begins: Sequence[int], counts: Sequence[int]
+) -> bool: ...
+def layerdrop_threshold(
+    representatives: Sequence[float], sizes: Sequence[int], ratio: float
+) -> float: ...

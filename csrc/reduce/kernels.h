@@ -1,5 +1,5 @@
-// The seam between the drivers (reduce.cpp, accumulate.cpp) and the loops, which are compiled once
-// per instruction set. Internal to csrc/reduce and its tests.
+// The seam between the drivers (reduce.cpp, accumulate.cpp, measured_sum.cpp, packed.cpp) and the
+// loops, which are compiled once per instruction set. Internal to csrc/reduce and its tests.
 //
 // A kernel handles lanes: one lane is an element, or one of the two parts of a complex number.
 // Pointers need no alignment; a destination may be a source, and overlaps none otherwise.
@@ -10,6 +10,8 @@
 #include <string_view>
 
 #include "base/dtype.h"
+#include "reduce/measured_sum.h"
+#include "reduce/packed.h"
 
 namespace hbm {
 
@@ -25,6 +27,9 @@ struct Operands {
 using Fold = void (*)(const Operands& operands, size_t divisor);  // the divisor of AVG
 using Scale = void (*)(void* out, const void* in, size_t lanes, double factor);
 using Accumulate = void (*)(void* target, const void* source, size_t count, double factor);
+using MeasureSum = Measure (*)(const MeasuredSum& sum);
+using Pack = void (*)(const Packing& packing);
+using Unpack = bool (*)(void* buffer, const void* wire, size_t count);
 
 // How one dtype is reduced by one operator.
 struct Plan {
@@ -39,6 +44,11 @@ struct Kernels {
   Plan (*plan)(Dtype dtype, ReduceOp op);
   // Null for types that accumulate_unsupported() (accumulate.h) rejects.
   Accumulate (*accumulate)(Dtype target, Dtype source, Combine combine);
+  // Null for types that measured_sum_unsupported() (measured_sum.h) rejects.
+  MeasureSum (*measure)(Dtype cache, Dtype gradient, bool squares);
+  // Null for types that pack_unsupported() and unpack_unsupported() (packed.h) reject.
+  Pack (*pack)(Dtype wire, Dtype cache);
+  Unpack (*unpack)(Dtype buffer, Dtype wire);
 };
 
 extern const Kernels kBaselineKernels;  // named "neon" on AArch64, which has no processor without

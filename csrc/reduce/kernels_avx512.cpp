@@ -22,11 +22,14 @@ namespace hbm {
 namespace {
 #include "reduce/codecs.inc"
 #include "reduce/kernels.inc"
+#include "reduce/measured_sum.inc"
+#include "reduce/packed.inc"
 #include "reduce/plans.inc"
 #include "reduce/scaled_sum.inc"
 }  // namespace
 
-const Kernels kAvx512Kernels = {"avx512", plan, accumulate_plan};
+const Kernels kAvx512Kernels = {"avx512",     plan,      accumulate_plan,
+                                measure_plan, pack_plan, unpack_plan};
 
 }  // namespace hbm
 

@@ -1,4 +1,8 @@
 // The kernels for any processor, by the instruction set that the compiler takes for granted.
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -15,6 +19,8 @@ namespace hbm {
 namespace {
 #include "reduce/codecs.inc"
 #include "reduce/kernels.inc"
+#include "reduce/measured_sum.inc"
+#include "reduce/packed.inc"
 #include "reduce/plans.inc"
 #include "reduce/scaled_sum.inc"
 }  // namespace
@@ -25,6 +31,7 @@ constexpr const char* kName = "neon";
 constexpr const char* kName = "baseline";
 #endif
 
-const Kernels kBaselineKernels = {kName, plan, accumulate_plan};
+const Kernels kBaselineKernels = {kName,        plan,      accumulate_plan,
+                                  measure_plan, pack_plan, unpack_plan};
 
 }  // namespace hbm

@@ -1,0 +1,62 @@
+"""The native functions of layer dropping in plain PyTorch: what they mean and must give.
+
+Each has the arguments, the effects and the result of its twin `torch_hbmcomm._C.layerdrop_*`
+(csrc/layerdrop.h), bit for bit; only a moment is added up in another order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def accumulate(
+    gradients: Sequence[Tensor],
+    before: Sequence[Tensor | None],
+    after: Sequence[Tensor],
+    factor: float,
+    squares: bool,
+) -> Tensor:
+    rows = []
+    for gradient, old, new in zip(gradients, before, after, strict=True):
+        some = bool((gradient != 0).any())
+        wide = _wide(new)
+        kept = torch.zeros_like(new) if old is None else old
+        new.copy_(kept.to(wide) + gradient.to(wide) * factor)
+        stored = new.double()
+        rows.append([(stored.square() if squares else stored.abs()).sum().item(), float(some)])
+    return torch.tensor(rows, dtype=torch.float64).reshape(-1, 2)
+
+
+def pack(caches: Sequence[Tensor], wire: Tensor, factor: float, inverse: float) -> None:
+    for cache, part in zip(caches, wire.split([c.numel() for c in caches]), strict=True):
+        wide = _wide(cache)
+        part.copy_(cache.to(wide) * factor)
+        if wire.itemsize < cache.itemsize:
+            rest = cache.to(wide) - part.to(wide) * inverse
+            cache.copy_(torch.where(part.isfinite(), rest, 0))
+
+
+def unpack(wire: Tensor, buffer: Tensor, begins: Sequence[int], counts: Sequence[int]) -> bool:
+    apart = wire.clone()
+    buffer.zero_()
+    for begin, count, part in zip(begins, counts, apart.split(list(counts)), strict=True):
+        buffer[begin : begin + count] = part
+    return bool(apart.isfinite().all())
+
+
+def threshold(representatives: Sequence[float], sizes: Sequence[int], ratio: float) -> float:
+    infinite = [math.inf if math.isnan(value) else value for value in representatives]
+    taken = 0
+    for representative, size in sorted(zip(infinite, sizes, strict=True)):
+        taken += size
+        if taken > ratio * sum(sizes):
+            return representative
+    return -1.0
+
+
+def _wide(cache: Tensor) -> torch.dtype:
+    return torch.float64 if cache.dtype == torch.float64 else torch.float32
