@@ -20,13 +20,19 @@ if TYPE_CHECKING:
     from torch_hbmcomm.backend import Options as Options
     from torch_hbmcomm.groups import monitored_barrier as monitored_barrier
     from torch_hbmcomm.groups import split_group as split_group
+    from torch_hbmcomm.layer_drop import LayerDrop as LayerDrop
+    from torch_hbmcomm.layer_drop import LayerDropState as LayerDropState
+    from torch_hbmcomm.layer_drop import layer_drop_hook as layer_drop_hook
     from torch_hbmcomm.parameter_server.server import ParameterServer as ParameterServer
 
 __all__ = [
     "AsyncState",
+    "LayerDrop",
+    "LayerDropState",
     "Options",
     "ParameterServer",
     "async_hook",
+    "layer_drop_hook",
     "memory",
     "monitored_barrier",
     "smb",
@@ -36,9 +42,12 @@ __all__ = [
 _MODULES = {"memory", "smb"}
 _HOMES = {
     "AsyncState": "torch_hbmcomm.async_ddp",
+    "LayerDrop": "torch_hbmcomm.layer_drop",
+    "LayerDropState": "torch_hbmcomm.layer_drop",
     "Options": "torch_hbmcomm.backend",
     "ParameterServer": "torch_hbmcomm.parameter_server.server",
     "async_hook": "torch_hbmcomm.async_ddp",
+    "layer_drop_hook": "torch_hbmcomm.layer_drop",
     "monitored_barrier": "torch_hbmcomm.groups",
     "split_group": "torch_hbmcomm.groups",
 }

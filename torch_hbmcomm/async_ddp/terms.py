@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_hbmcomm.parameter_server.tensors import described
+from torch_hbmcomm.parameter_server.tensors import check_dense, described
 
 T = TypeVar("T")
 
@@ -69,12 +69,7 @@ def trained(ddp: DistributedDataParallel) -> dict[str, nn.Parameter]:
         raise ValueError(
             f"the model has a communication hook ({hook.__qualname__}), and DDP takes only one"
         )
-    for name, module in ddp.module.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            raise ValueError(
-                f"{name} is an embedding with sparse gradients, and a total is dense: give it "
-                "sparse=False"
-            )
+    check_dense(ddp.module)
     found = {
         name: parameter
         for name, parameter in ddp.module.named_parameters()

@@ -44,6 +44,16 @@ def described(name: str, tensor: torch.Tensor, kind: str) -> Tensor:
     )
 
 
+def check_dense(model: nn.Module) -> None:
+    """Raises ValueError for an embedding whose gradients are sparse."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise ValueError(
+                f"{name} is an embedding with sparse gradients, and only dense ones travel: give "
+                "it sparse=False"
+            )
+
+
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """Its elements in the order of memory, in one dimension, without a copy."""
     return tensor.detach().as_strided((tensor.numel(),), (1,))

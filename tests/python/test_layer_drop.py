@@ -1,0 +1,414 @@
+"""layer_drop_hook under DistributedDataParallel: the paper's decisions, and nothing is lost."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import Context, Pool
+from harness.data import assert_same
+from layer_drop_model import SHAPES, Paper, Weighted, gradients, wrapped
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import torch_hbmcomm as hbmcomm
+
+pytestmark = pytest.mark.ranks(1, 2, 3, 4)
+
+STEPS = 30
+
+
+def everyones(context: Context, step: int) -> list[list[torch.Tensor]]:
+    return [gradients(context.seed, rank, step, context.size) for rank in range(context.size)]
+
+
+def started(
+    dtype: torch.dtype = torch.float32, ddp_options: Any = None, **options: Any
+) -> tuple[DistributedDataParallel, hbmcomm.LayerDropState]:
+    ddp = wrapped(Weighted(dtype), **(ddp_options or {}))
+    state = hbmcomm.LayerDropState(None, model=ddp, **options)
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    return ddp, state
+
+
+def backward(ddp: nn.Module, weights: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    ddp.zero_grad()
+    ddp(*weights).backward()
+    return [parameter.grad for parameter in ddp.parameters()]
+
+
+def cached(state: hbmcomm.LayerDropState) -> list[torch.Tensor]:
+    caches = state.state_dict()["caches"]
+    return [caches.get(f"all.{i}", torch.zeros(shape)) for i, shape in enumerate(SHAPES)]
+
+
+def follow_the_paper(context: Context, options: Any, ddp_options: Any) -> None:
+    ddp, state = started(ddp_options=ddp_options, **options)
+    known = {k: v for k, v in options.items() if k not in ("fixed_threshold", "cache_dtype")}
+    paper = Paper(**known)
+    if "fixed_threshold" in options:
+        paper.threshold, paper.fixed = options["fixed_threshold"], True
+    for step in range(STEPS):
+        expected = paper.step(everyones(context, step))
+        found = backward(ddp, [*gradients(context.seed, context.rank, step, context.size)])
+        for index, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+            assert ours is not None
+            assert_same(ours, theirs, f"step {step}, parameter {index}")
+        summary = state.summary()
+        if options["ratio"] > 0 and step >= options.get("warmup", 0):
+            assert summary["sent_layers"] == sum(paper.sent)
+        if paper.threshold is not None:
+            assert summary["threshold"] == pytest.approx(paper.threshold, rel=1e-9)
+    for ours, theirs in zip(cached(state), paper.caches[context.rank], strict=True):
+        assert_same(ours, theirs, "the cache")
+    assert summary["steps"] == STEPS
+    if options["ratio"] > 0 and options.get("fixed_threshold") != 0:
+        assert summary["sent_bytes"] < summary["gradient_bytes"]
+
+
+@pytest.mark.parametrize("target", ["bytes", "paper"])
+@pytest.mark.parametrize("representative", ["mean", "l1", "l2"])
+def test_decisions_are_the_papers(pool: Pool, target: str, representative: str) -> None:
+    options = {
+        "ratio": 0.8,
+        "every": 7,
+        "max_age": 9,
+        "target": target,
+        "representative": representative,
+    }
+    pool.run(follow_the_paper, options, {})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ratio": 0.5, "max_age": 8, "warmup": 5},
+        {"ratio": 0.0, "max_age": 8},
+        {"ratio": 0.95, "min_numel": 0, "max_age": 80, "every": 3},
+        {"ratio": 0.9, "fixed_threshold": 6.0, "max_age": 40},
+        {"ratio": 0.9, "fixed_threshold": 1e9, "max_age": 3},
+        {"ratio": 0.9, "fixed_threshold": 0.0, "max_age": 40},
+        {"ratio": 0.9, "max_age": 1},
+    ],
+)
+@pytest.mark.parametrize("ddp_options", [{}, {"gradient_as_bucket_view": True}])
+def test_options(pool: Pool, options: Any, ddp_options: Any) -> None:
+    pool.run(follow_the_paper, options, ddp_options)
+
+
+@pytest.mark.parametrize(
+    "ddp_options",
+    [{"static_graph": True}, {"bucket_cap_mb": 25}, {"bucket_cap_mb": 0.001}],
+)
+def test_buckets(pool: Pool, ddp_options: Any) -> None:
+    """One for each layer, one for all, and buckets that change."""
+    pool.run(follow_the_paper, {"ratio": 0.7, "every": 5, "max_age": 13}, ddp_options)
+
+
+def keep_everything(context: Context, dtype: torch.dtype, options: Any) -> None:
+    """Sums of small whole numbers are exact in every dtype."""
+    ddp, state = started(dtype, ratio=0.8, every=5, **options)
+    sent = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
+    computed = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
+    for step in range(12):
+        own = gradients(context.seed, context.rank, step, context.size)
+        small = [(g / context.size).clamp(-2, 2) * context.size for g in own]
+        for total, gradient in zip(computed, small, strict=True):
+            total += gradient
+        for total, came in zip(sent, backward(ddp, [*small]), strict=True):
+            assert came is not None
+            total += came.double() * context.size
+    for index, (cache, gone, whole) in enumerate(zip(cached(state), sent, computed, strict=True)):
+        both = torch.stack([cache.double(), whole])
+        dist.all_reduce(both)
+        assert_same(gone + both[0], both[1], f"sent and cached of parameter {index}")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"cache_dtype": torch.bfloat16},
+        {"wire_dtype": torch.bfloat16},
+        {"granularity": "module"},
+    ],
+)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str
+)
+def test_nothing_is_lost(pool: Pool, dtype: torch.dtype, options: Any) -> None:
+    pool.run(keep_everything, dtype, options)
+
+
+def round_on_the_way(context: Context) -> None:
+    """Rank 0 alone has gradients, so that only its rounding counts."""
+    ddp, state = started(ratio=0.5, wire_dtype=torch.bfloat16)
+    gone = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
+    total = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
+    for step in range(10):
+        own = gradients(context.seed, 0, step, 1)
+        uneven = [g * 1023 if context.rank == 0 else torch.zeros_like(g) for g in own]
+        for sum_, gradient in zip(total, uneven, strict=True):
+            sum_ += gradient
+        for sum_, came in zip(gone, backward(ddp, [*uneven]), strict=True):
+            assert came is not None
+            assert_same(came.to(torch.bfloat16).float(), came, "what came")
+            sum_ += came.double() * context.size
+    if context.rank == 0:
+        for cache, sum_, all_ in zip(cached(state), gone, total, strict=True):
+            assert_same(sum_ + cache.double(), all_, "sent and cached")
+
+
+@pytest.mark.ranks(1, 2, 4)
+def test_what_bfloat16_rounds_away_stays_cached(pool: Pool) -> None:
+    pool.run(round_on_the_way)
+
+
+def accumulate_locally(context: Context) -> None:
+    ddp, _ = started(ratio=0.6, max_age=5)
+    paper = Paper(ratio=0.6, max_age=5)
+    for step in range(12):
+        first = everyones(context, 2 * step)
+        second = everyones(context, 2 * step + 1)
+        both = [
+            [a + b for a, b in zip(x, y, strict=True)] for x, y in zip(first, second, strict=True)
+        ]
+        ddp.zero_grad()
+        with ddp.no_sync():
+            ddp(*first[context.rank]).backward()
+        ddp(*second[context.rank]).backward()
+        for parameter, expected in zip(ddp.parameters(), paper.step(both), strict=True):
+            assert parameter.grad is not None
+            assert_same(parameter.grad, expected, f"step {step}")
+
+
+def test_no_sync(pool: Pool) -> None:
+    pool.run(accumulate_locally)
+
+
+def leave_unused(context: Context) -> None:
+    """DDP discards what the hook yields for parameters that no rank used."""
+    ddp, state = started(
+        ratio=0.6, max_age=3, every=4, ddp_options={"find_unused_parameters": True}
+    )
+    paper = Paper(ratio=0.6, max_age=3, every=4)
+    applied = [torch.zeros(shape) for shape in SHAPES]
+    total = [torch.zeros(shape) for shape in SHAPES]
+    for step in range(24):
+        unused = {context.shared_random.randrange(len(SHAPES)) for _ in range(3)}
+        alone = context.shared_random.randrange(len(SHAPES))  # that rank 0 alone uses
+        of_ranks = everyones(context, step)
+        for rank, own in enumerate(of_ranks):
+            for index in range(len(SHAPES)):
+                if index in unused or (index == alone and rank > 0):
+                    own[index].zero_()
+        weights: list[torch.Tensor | None] = [*of_ranks[context.rank]]
+        for index in range(len(SHAPES)):
+            if index in unused or (index == alone and context.rank > 0):
+                weights[index] = None
+        expected = paper.step(of_ranks)
+        found = backward(ddp, weights)
+        for index, gradient in enumerate(found):
+            total[index] += sum(own[index] for own in of_ranks)
+            if index in unused:
+                assert gradient is None
+            else:
+                assert gradient is not None
+                assert_same(gradient, expected[index], f"step {step}, parameter {index}")
+                applied[index] += gradient * context.size
+    for index, cache in enumerate(cached(state)):
+        dist.all_reduce(cache)
+        assert_same(applied[index] + cache, total[index], f"parameter {index}")
+
+
+def test_unused_parameters_keep_their_caches(pool: Pool) -> None:
+    pool.run(leave_unused)
+
+
+def optimizer_of(kind: str, model: nn.Module) -> torch.optim.Optimizer:
+    if kind == "adam":
+        return torch.optim.AdamW(model.parameters(), lr=0.125)
+    return torch.optim.SGD(model.parameters(), lr=0.125, momentum=0.5, weight_decay=0.25)
+
+
+def skip_updates(context: Context, kind: str) -> None:
+    """Beside an optimizer that never hears of a dropped layer."""
+    ddp, twin = wrapped(Weighted()), Weighted()
+    with torch.no_grad():
+        for ours, theirs in zip(ddp.parameters(), twin.parameters(), strict=True):
+            ours.fill_(1)
+            theirs.fill_(1)
+    optimizer, expected = optimizer_of(kind, ddp), optimizer_of(kind, twin)
+    state = hbmcomm.LayerDropState(ratio=0.7, model=ddp, skip_update=True, optimizer=optimizer)
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    paper = Paper(ratio=0.7, max_age=13)
+    for step in range(15):
+        yields = paper.step(everyones(context, step))
+        backward(ddp, [*gradients(context.seed, context.rank, step, context.size)])
+        optimizer.step()
+        for parameter, gradient, goes in zip(twin.parameters(), yields, paper.sent, strict=True):
+            parameter.grad = gradient if goes else None
+        expected.step()
+        for ours, theirs in zip(ddp.parameters(), twin.parameters(), strict=True):
+            assert_same(ours.detach(), theirs.detach(), f"step {step}")
+    assert not all(paper.sent)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_dropped_layers_are_not_updated(pool: Pool, kind: str) -> None:
+    pool.run(skip_updates, kind)
+
+
+def scale_losses(context: Context) -> None:
+    """Steps with an infinite gradient on one rank leave no trace but a smaller scale."""
+    ddp, twin = wrapped(Weighted()), Weighted()
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024, growth_interval=4)
+    state = hbmcomm.LayerDropState(ratio=0.7, max_age=6, every=3, model=ddp, scaler=scaler)
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    paper = Paper(ratio=0.7, max_age=6, every=3)
+    broken = {2, 3, 9, 14}
+    for step in range(20):
+        own = gradients(context.seed, context.rank, step, context.size)
+        if step in broken and context.rank == step % context.size:
+            own[step % len(SHAPES)].flatten()[0] = float("nan" if step % 2 else "inf")
+        ddp.zero_grad()
+        scaler.scale(ddp(*own)).backward()
+        before = scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        assert (scaler.get_scale() < before) == (step in broken)
+        if step not in broken:
+            yields = paper.step(everyones(context, step))
+            with torch.no_grad():
+                for parameter, gradient in zip(twin.parameters(), yields, strict=True):
+                    parameter.sub_(gradient)
+        for index, (ours, theirs) in enumerate(
+            zip(ddp.parameters(), twin.parameters(), strict=True)
+        ):
+            assert_same(ours.detach(), theirs.detach(), f"step {step}, parameter {index}")
+        for cache, expected in zip(cached(state), paper.caches[context.rank], strict=True):
+            assert_same(cache, expected, f"the cache in step {step}")
+    assert state.summary()["refused_steps"] == len(broken)
+
+
+def test_skipped_steps_leave_no_trace(pool: Pool) -> None:
+    pool.run(scale_losses)
+
+
+def clip(context: Context) -> None:
+    ddp, state = started(ratio=0.7, max_age=6)
+    paper = Paper(ratio=0.7, max_age=6)
+    for step in range(10):
+        expected = paper.step(everyones(context, step))
+        backward(ddp, [*gradients(context.seed, context.rank, step, context.size)])
+        norm = torch.nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
+        whole = torch.nn.utils.get_total_norm(expected)
+        assert norm == pytest.approx(float(whole), rel=1e-5)
+    for ours, theirs in zip(cached(state), paper.caches[context.rank], strict=True):
+        assert_same(ours, theirs, "the cache")
+
+
+def test_clipping_does_not_reach_the_caches(pool: Pool) -> None:
+    pool.run(clip)
+
+
+def resume(context: Context) -> None:
+    options: Any = {"ratio": 0.7, "max_age": 6, "every": 4}
+    ddp, state = started(**options)
+    for step in range(9):
+        backward(ddp, [*gradients(context.seed, context.rank, step, context.size)])
+    saved = copy.deepcopy(state.state_dict())
+    again, other = started(ddp_options={"bucket_cap_mb": 25}, **options)
+    other.load_state_dict(saved)
+    for step in range(9, 20):
+        own = gradients(context.seed, context.rank, step, context.size)
+        for ours, theirs in zip(backward(ddp, [*own]), backward(again, [*own]), strict=True):
+            assert ours is not None and theirs is not None
+            assert_same(ours, theirs, f"step {step}")
+    assert state.summary() == other.summary()
+
+
+def test_resuming_goes_on_alike(pool: Pool) -> None:
+    pool.run(resume)
+
+
+def resume_elsewhere(context: Context, states: list[dict[str, Any]], sums: list[Any]) -> None:
+    _, state = started(ratio=0.7)
+    state.load_state_dict(states)
+    for index, (cache, expected) in enumerate(zip(cached(state), sums, strict=True)):
+        dist.all_reduce(cache)
+        assert_same(cache, expected, f"the sum of the caches of parameter {index}")
+    assert state.summary()["steps"] == states[0]["statistics"]["steps"]
+
+
+def saved_states(context: Context) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    ddp, state = started(ratio=0.7)
+    for step in range(7):
+        backward(ddp, [*gradients(context.seed, context.rank, step, context.size)])
+    sums = cached(state)
+    for cache in sums:
+        dist.all_reduce(cache)
+    return state.state_dict(), sums
+
+
+@pytest.mark.parametrize("before", [1, 2, 5])
+def test_resuming_with_other_ranks_keeps_the_sum(pool: Pool, before: int) -> None:
+    former = Pool(before)
+    try:
+        found = former.run(saved_states)
+    finally:
+        former.close()
+    pool.run(resume_elsewhere, [state for state, _ in found], found[0][1])
+
+
+def drain(context: Context, options: Any) -> None:
+    """SGD with a rate of 1 subtracts the mean of all gradients then, exactly."""
+    ddp, state = started(ratio=0.8, **options)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1)
+    expected = [torch.zeros(shape) for shape in SHAPES]
+    for step in range(10):
+        backward(ddp, [*gradients(context.seed, context.rank, step, context.size)])
+        optimizer.step()
+        for own in everyones(context, step):
+            for total, gradient in zip(expected, own, strict=True):
+                total -= gradient / context.size
+    assert state.summary()["cache_norm"] > 0
+    state.drain(optimizer)
+    for parameter, total in zip(ddp.parameters(), expected, strict=True):
+        assert_same(parameter.detach(), total, "after drain()")
+    assert state.summary()["cache_norm"] == state.summary()["waiting"] == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"wire_dtype": torch.bfloat16, "max_age": 2}])
+def test_drain_applies_what_is_cached(pool: Pool, options: Any) -> None:
+    pool.run(drain, options)
+
+
+def stay_within_the_budget(context: Context, ratio: float) -> dict[str, float]:
+    """Layers whose gradients differ in size a thousandfold, and shrink."""
+    shapes = [(64, 64 * (1 + index % 7)) for index in range(40)]
+    ddp = wrapped(Weighted(shapes=shapes))
+    state = hbmcomm.LayerDropState(ratio=ratio, model=ddp)
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    draw = torch.Generator().manual_seed(7 + context.rank)
+    for step in range(200):
+        ddp.zero_grad()
+        weights = [
+            torch.randn(shape, generator=draw) * 10 ** (index % 4 - step / 100)
+            for index, shape in enumerate(shapes)
+        ]
+        ddp(*weights).backward()
+    return state.summary()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("ratio", [0.5, 0.8, 0.9, 0.95, 0.99])
+def test_bytes_follow_the_ratio(pool: Pool, ratio: float) -> None:
+    for summary in pool.run(stay_within_the_budget, ratio):
+        share = summary["sent_bytes"] / summary["gradient_bytes"]
+        assert share == pytest.approx(1 - ratio, abs=0.02)
+        assert summary["oldest_age"] <= max(8, round(4 / (1 - ratio)))

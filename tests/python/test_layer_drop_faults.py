@@ -1,0 +1,287 @@
+"""layer_drop_hook: what cannot be right is refused by name, and edges are defined."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import Context, Pool
+from harness.data import assert_same
+from layer_drop_model import SHAPES, Weighted, gradients, wrapped
+from torch import nn
+from torch._C._distributed_c10d import FileStore
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
+
+import torch_hbmcomm as hbmcomm
+
+pytestmark = pytest.mark.ranks(1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "complaint"),
+    [
+        ({"ratio": 1.0}, ValueError, r"ratio is in \[0, 1\), not 1.0"),
+        ({"ratio": -0.1}, ValueError, "ratio is in"),
+        ({"ratio": float("nan")}, ValueError, "ratio is in"),
+        ({"every": 0}, ValueError, "every is at least 1, not 0"),
+        ({"every": -3}, ValueError, "every is at least 1"),
+        ({"every": 2.5}, TypeError, "every is a whole number, not 2.5"),
+        ({"warmup": -1}, ValueError, "warmup is at least 0"),
+        ({"max_age": 0}, ValueError, "max_age is at least 1"),
+        ({"min_numel": -1}, ValueError, "min_numel is at least 0"),
+        ({"representative": "max"}, ValueError, 'one of "mean", "l1", "l2", not \'max\''),
+        ({"granularity": "block"}, ValueError, 'one of "parameter", "module"'),
+        ({"target": "time"}, ValueError, 'one of "bytes", "paper"'),
+        ({"cache_dtype": torch.float16}, ValueError, "cache_dtype is None, torch.float32"),
+        ({"fixed_threshold": -1.0}, ValueError, "fixed_threshold is a finite number"),
+        ({"fixed_threshold": float("inf")}, ValueError, "fixed_threshold is a finite number"),
+    ],
+)
+def test_terms(options: Any, error: type[Exception], complaint: str) -> None:
+    with pytest.raises(error, match=complaint):
+        hbmcomm.LayerDrop(**options)
+
+
+def refuse(context: Context) -> None:
+    model = Weighted()
+    ddp = wrapped(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1)
+    for options, complaint in (
+        ({"wire_dtype": torch.float16}, "wire_dtype is None or torch.bfloat16"),
+        ({"skip_update": True}, "skip_update=True and optimizer"),
+        ({"optimizer": optimizer}, "skip_update=True and optimizer"),
+        ({"log_every": 0}, "log_every is at least 1"),
+        ({"group": dist.new_group()}, "the group is not the model's"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            hbmcomm.LayerDropState(model=ddp, **options)
+    with pytest.raises(TypeError, match=r"the gradient of 0 is torch\.complex64"):
+        hbmcomm.LayerDropState(model=nn.ParameterList([torch.zeros(3, dtype=torch.complex64)]))
+    state = hbmcomm.LayerDropState(model=ddp)
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    with pytest.raises(RuntimeError, match="can only be called once"):
+        ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    with pytest.raises(ValueError, match=r"has a communication hook \(layer_drop_hook\)"):
+        hbmcomm.LayerDropState(model=ddp)
+
+
+def test_what_does_not_go_together(pool: Pool) -> None:
+    pool.run(refuse)
+
+
+def share(context: Context, named: bool) -> None:
+    first, second = wrapped(Weighted()), wrapped(Weighted())
+    state = hbmcomm.LayerDropState(model=first if named else None)
+    for ddp in (first, second):
+        ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    weights = gradients(context.seed, context.rank, 0, context.size)
+    first(*weights).backward()
+    with pytest.raises(ValueError, match="each model has a state of its own"):
+        second(*weights).backward()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_state_for_two_models(pool: Pool, named: bool) -> None:
+    pool.run(share, named)
+
+
+def differ(context: Context) -> None:
+    with pytest.raises(ValueError, match=r"ratio=0.5 on rank 0 and ratio=0.6 on rank 1"):
+        hbmcomm.LayerDropState(ratio=0.5 + 0.1 * context.rank)
+
+
+@pytest.mark.ranks(2, 3)
+def test_terms_that_differ(pool: Pool) -> None:
+    pool.run(differ)
+
+
+class Embedding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 4, sparse=True)
+
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.words(indices).sum()
+        return found
+
+
+def train_sparse(context: Context) -> None:
+    ddp = wrapped(Embedding())
+    with pytest.raises(ValueError, match="words is an embedding with sparse gradients"):
+        hbmcomm.LayerDropState(model=ddp)
+    ddp.register_comm_hook(hbmcomm.LayerDropState(), hbmcomm.layer_drop_hook)
+    with pytest.raises(TypeError, match=r"the gradient of .* is sparse"):
+        ddp(torch.tensor([1, 2])).backward()
+
+
+def test_sparse_gradients(pool: Pool) -> None:
+    pool.run(train_sparse)
+
+
+def wrap(context: Context) -> None:
+    ddp = wrapped(Weighted())
+    state = hbmcomm.LayerDropState(model=ddp)
+    ddp.register_comm_hook(state, fp16_compress_wrapper(hbmcomm.layer_drop_hook))
+    with pytest.raises(ValueError, match=r"is torch.float32 and its bucket torch.float16"):
+        ddp(*gradients(context.seed, context.rank, 0, context.size)).backward()
+
+
+def test_a_wrapper_that_rounds(pool: Pool) -> None:
+    pool.run(wrap)
+
+
+def join(context: Context) -> None:
+    ddp = wrapped(Weighted())
+    state = hbmcomm.LayerDropState(model=ddp)
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    with pytest.raises(ValueError, match=r"ddp.join\(\)"), ddp.join():
+        ddp(*gradients(context.seed, context.rank, 0, context.size)).backward()
+
+
+def test_join(bare_pool: Pool) -> None:
+    bare_pool.run(join_apart)
+
+
+def join_apart(context: Context) -> None:
+    store = FileStore(str(context.folder / "store"), context.size)
+    dist.init_process_group("hbm", store=store, rank=context.rank, world_size=context.size)
+    join(context)
+
+
+def load_others(context: Context) -> None:
+    ddp = wrapped(Weighted())
+    state = hbmcomm.LayerDropState(model=ddp)
+    own = state.state_dict()
+    other = hbmcomm.LayerDropState(model=nn.Linear(3, 3)).state_dict()
+    with pytest.raises(ValueError, match=r"another model: 10 names .* all\.0"):
+        state.load_state_dict(other)
+    with pytest.raises(ValueError, match=f"is of rank {context.size} of {context.size}"):
+        state.load_state_dict(own | {"rank": context.size})
+    with pytest.raises(ValueError, match="give the states of all 7 ranks"):
+        state.load_state_dict(own | {"ranks": 7})
+    with pytest.raises(ValueError, match=r"states of ranks \[0, 0\] were given, and 2"):
+        state.load_state_dict([own | {"rank": 0, "ranks": 2}] * 2)
+    with pytest.raises(ValueError, match="no state at all"):
+        state.load_state_dict([])
+    with pytest.raises(ValueError, match=r"a cache of all\.0, \[8\]"):
+        state.load_state_dict(own | {"caches": {"all.0": torch.zeros(8)}})
+    nameless = hbmcomm.LayerDropState()
+    for method in (nameless.state_dict, lambda: nameless.load_state_dict(own)):
+        with pytest.raises(RuntimeError, match=r"make LayerDropState\(model="):
+            method()
+
+
+def test_checkpoints_of_something_else(pool: Pool) -> None:
+    pool.run(load_others)
+
+
+def run_alone(context: Context) -> None:
+    """Layers by numbers: without a model nothing but checkpoints is missing."""
+    ddp = wrapped(Weighted())
+    state = hbmcomm.LayerDropState(ratio=0.5)
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    for step in range(5):
+        ddp.zero_grad()
+        ddp(*gradients(context.seed, context.rank, step, context.size)).backward()
+    assert state.summary()["steps"] == 5
+    assert state.summary()["sent_share"] < 1
+
+
+def test_without_a_model(pool: Pool) -> None:
+    pool.run(run_alone)
+
+
+def drop_all(context: Context) -> None:
+    """Not even small layers are sent where there is nothing in them."""
+    ddp = wrapped(Weighted())
+    state = hbmcomm.LayerDropState(
+        model=ddp, fixed_threshold=1e30, min_numel=0, max_age=10**6, every=1
+    )
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    for weights in (
+        [torch.zeros(shape) for shape in SHAPES],
+        [torch.zeros(1) if len(shape) == 1 else torch.ones(shape) for shape in SHAPES],
+    ):
+        ddp.zero_grad()
+        ddp(*weights).backward()
+        for parameter in ddp.parameters():
+            assert parameter.grad is not None
+            assert not parameter.grad.any()
+        assert state.summary()["sent_share"] == 0
+    assert state.summary()["cache_norm"] > 0
+
+
+def test_all_layers_dropped(pool: Pool) -> None:
+    pool.run(drop_all)
+
+
+def train_zeros(context: Context) -> None:
+    """A threshold of zeros lets everything through that is not zero."""
+    ddp = wrapped(Weighted())
+    state = hbmcomm.LayerDropState(model=ddp, ratio=0.9, every=1)
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    zeros = [torch.zeros(shape) for shape in SHAPES]
+    for weights in (zeros, zeros, gradients(context.seed, context.rank, 0, context.size)):
+        ddp.zero_grad()
+        ddp(*weights).backward()
+    for parameter in ddp.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.any() or parameter.numel() == 1
+
+
+def test_all_gradients_zero(pool: Pool) -> None:
+    pool.run(train_zeros)
+
+
+def break_one(context: Context, value: float) -> None:
+    ddp = wrapped(Weighted())
+    state = hbmcomm.LayerDropState(model=ddp, fixed_threshold=1e30, max_age=10**6)
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    weights = gradients(context.seed, context.rank, 0, context.size)
+    if context.rank == context.size - 1:
+        weights[3][5, 6] = value
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ddp(*weights).backward()
+    assert any("gradient of all.3 is not finite" in str(one.message) for one in caught)
+    found = [parameter.grad for parameter in ddp.parameters()]
+    assert found[3] is not None and not found[3].isfinite().all()
+    assert_same(found[3].isfinite().sum(), torch.tensor(80 * 80 - 1), "the others are finite")
+    for index in set(range(len(SHAPES))) - {3}:
+        gradient = found[index]
+        assert gradient is not None and gradient.isfinite().all()
+    assert "all.3" not in state.state_dict()["caches"]  # the next step begins clean
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_gradient_that_is_not_finite(pool: Pool, value: float) -> None:
+    pool.run(break_one, value)
+
+
+def wait_in_vain(context: Context) -> None:
+    """However small, a layer is sent after max_age steps."""
+    ddp = wrapped(Weighted())
+    state = hbmcomm.LayerDropState(model=ddp, ratio=0.5, max_age=4, target="paper", every=10**6)
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    last = 0
+    for step in range(25):
+        weights = gradients(context.seed, context.rank, 0, context.size)
+        weights[3] = torch.full(SHAPES[3], 1e-6 * context.size)
+        ddp.zero_grad()
+        ddp(*weights).backward()
+        gradient = ddp.module.all[3].grad
+        if gradient.any():
+            assert step - last <= 5
+            assert float(gradient.mean()) == pytest.approx(
+                1e-6 * context.size * max(step - last, 1)
+            )
+            last = step
+        assert state.summary()["oldest_age"] <= 4
+    assert last >= 20
+
+
+def test_no_layer_waits_for_ever(pool: Pool) -> None:
+    pool.run(wait_in_vain)

@@ -1,0 +1,143 @@
+"""What is a layer, and which layers are sent."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from torch_hbmcomm.layer_drop.layers import Layer, Shape, layers_of
+from torch_hbmcomm.layer_drop.rule import NO_THRESHOLD, Rule
+from torch_hbmcomm.layer_drop.terms import LayerDrop
+
+
+def layer(name: str, numel: int, always: bool = False) -> Layer:
+    return Layer((name,), (0,), numel, 4 * numel, always)
+
+
+def layers(*sizes: int) -> list[Layer]:
+    return [layer(f"layer{index}", size) for index, size in enumerate(sizes)]
+
+
+def decide(rule: Rule, of: Sequence[Layer], values: Sequence[float]) -> list[bool]:
+    """A step with these means of absolute values."""
+    moments = [value * one.numel for one, value in zip(of, values, strict=True)]
+    decisions = rule.decide(of, moments, [False] * len(of))
+    rule.end_step()
+    return decisions
+
+
+SHAPES = [
+    Shape("conv.weight", 4, 9000, 4),
+    Shape("norm.weight", 1, 9000, 4),
+    Shape("norm.bias", 1, 9000, 4),
+    Shape("conv.bias", 1, 60, 4),
+    Shape("head.small", 2, 100, 2),
+    Shape("scale", 0, 1, 4),
+]
+
+
+def test_a_layer_is_a_parameter() -> None:
+    found = layers_of(SHAPES, LayerDrop())
+    assert [one.name for one in found] == [shape.name for shape in SHAPES]
+    assert [one.always for one in found] == [False, True, True, True, True, True]
+    assert [one.nbytes for one in found] == [36000, 36000, 36000, 240, 200, 4]
+
+
+def test_a_layer_is_a_module() -> None:
+    conv, norm, head, scale = layers_of(SHAPES, LayerDrop(granularity="module"))
+    assert conv.parameters == ("conv.weight", "conv.bias")
+    assert conv.members == (0, 3)
+    assert (conv.numel, conv.nbytes, conv.always) == (9060, 36240, False)
+    assert (norm.members, norm.always) == ((1, 2), True)  # both of one dimension
+    assert (head.always, scale.always) == (True, True)
+
+
+def test_the_threshold_lets_one_minus_the_ratio_through() -> None:
+    """Sorted from the smallest: 10, 30, 50 of 100 elements; with the third 60 % are exceeded."""
+    rule = Rule(LayerDrop(ratio=0.6, target="paper"))
+    of = layers(50, 10, 20, 20)
+    assert rule.threshold == NO_THRESHOLD
+    assert decide(rule, of, [7, 1, 2, 3]) == [True] * 4
+    assert rule.threshold == 7
+    assert decide(rule, of, [7, 1, 2, 3]) == [True, False, False, False]
+    assert decide(rule, of, [6.9, 8, 2, 3]) == [False, True, False, False]
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 0.5, 0.9, 0.99])
+def test_at_most_the_ratio_is_dropped_when_values_stay(ratio: float) -> None:
+    draw = random.Random(f"{ratio}")
+    for count in (1, 2, 7, 161):
+        of = layers(*(draw.randrange(1, 10**6) for _ in range(count)))
+        values = [draw.lognormvariate(0, 2) for _ in of]
+        rule = Rule(LayerDrop(ratio=ratio, target="paper"))
+        decide(rule, of, values)
+        decisions = decide(rule, of, values)
+        total = sum(one.numel for one in of)
+        dropped = sum(one.numel for one, goes in zip(of, decisions, strict=True) if not goes)
+        least = min(
+            value for value, goes in zip(values, decisions, strict=True) if goes
+        )  # dropping this one too would be too much
+        one_more = sum(one.numel for one, v in zip(of, values, strict=True) if v <= least)
+        assert dropped <= ratio * total < one_more
+
+
+def test_warmup_and_every() -> None:
+    rule = Rule(LayerDrop(ratio=0.5, warmup=3, every=4, target="paper"))
+    of = layers(50, 50)
+    thresholds = []
+    for step in range(9):
+        decide(rule, of, [1 + step, 10 + step])
+        thresholds.append(rule.threshold)
+    assert thresholds == [-1, -1, 12, 12, 12, 12, 16, 16, 16]
+
+
+def test_nobody_waits_longer_than_max_age() -> None:
+    rule = Rule(LayerDrop(max_age=3, fixed_threshold=1e9))
+    of = layers(10)
+    assert [decide(rule, of, [1.0])[0] for _ in range(9)] == 2 * [*[False] * 3, True] + [False]
+
+
+def test_idle_layers_wait() -> None:
+    rule = Rule(LayerDrop(max_age=2, fixed_threshold=1e9))
+    of = layers(10)
+    for idle, sent in ((False, False), (False, False), (True, False), (True, False), (False, True)):
+        assert rule.decide(of, [5.0], [idle]) == [sent]
+        rule.end_step()
+    assert not rule.waited
+
+
+def test_a_step_that_is_cancelled_leaves_no_trace() -> None:
+    rule, other = Rule(LayerDrop(ratio=0.5, every=3)), Rule(LayerDrop(ratio=0.5, every=3))
+    of = layers(30, 50, 20)
+    for step in range(12):
+        values = [1.0 + step, 2.0, 5.0]
+        rule.decide(of, [float("inf")] * 3, [False] * 3)
+        rule.cancel_step()
+        assert decide(rule, of, values) == decide(other, of, values)
+    assert rule.state_dict() == other.state_dict()
+
+
+def test_a_saved_rule_goes_on_alike() -> None:
+    draw = random.Random(5)
+    of = layers(*(draw.randrange(1, 9999) for _ in range(20)))
+    rule = Rule(LayerDrop(ratio=0.8, every=5))
+    for _ in range(13):
+        decide(rule, of, [draw.lognormvariate(0, 1) for _ in of])
+    other = Rule(LayerDrop(ratio=0.8, every=5))
+    other.load_state_dict(rule.state_dict())
+    for _ in range(20):
+        values = [draw.lognormvariate(0, 1) for _ in of]
+        assert decide(rule, of, values) == decide(other, of, values)
+    assert rule.state_dict() == other.state_dict()
+
+
+def test_a_budget_that_cannot_be_kept() -> None:
+    """Small layers are nine tenths of everything: the threshold stays near the layers' values."""
+    rule = Rule(LayerDrop(ratio=0.9))
+    of = [layer("small", 900, always=True), layer("large", 100)]
+    for _ in range(3000):
+        decide(rule, of, [1.0, 2.0])
+    assert 0 < rule.threshold <= 4
+    assert decide(rule, of, [1.0, 100.0]) == [True, True]

@@ -1,0 +1,13 @@
+"""The hook. DDP reads its annotations, which here must not be strings (no __future__ import)."""
+
+import torch
+from torch._C._distributed_c10d import GradBucket
+
+from torch_hbmcomm.layer_drop.state import LayerDropState
+
+
+def layer_drop_hook(
+    state: LayerDropState, bucket: GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """``ddp.register_comm_hook(state, layer_drop_hook)``; LayerDropState says what it does."""
+    return state.exchange(bucket)
