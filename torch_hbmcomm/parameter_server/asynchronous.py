@@ -15,66 +15,27 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from torch_hbmcomm import smb
+from torch_hbmcomm.parameter_server.dropping import Dropping, layers_in
 from torch_hbmcomm.parameter_server.exchange import Exchange
 from torch_hbmcomm.parameter_server.layout import Piece, difference, lay_out
-from torch_hbmcomm.parameter_server.replica import Replica
+from torch_hbmcomm.parameter_server.replica import NotFiniteError, Replica
 from torch_hbmcomm.parameter_server.roster import Roster
-from torch_hbmcomm.parameter_server.rules import Rule
+from torch_hbmcomm.parameter_server.selection import Everything, Selection
 from torch_hbmcomm.parameter_server.shards import Shards, too_small
 from torch_hbmcomm.parameter_server.tensors import described, model_tensors
+from torch_hbmcomm.parameter_server.terms import Terms
+from torch_hbmcomm.parameter_server.versions import Versions
 
 _log = logging.getLogger(__name__)
 
 _FINISHED, _CLOSED = "finish()", "close()"
 _FAILED = "an error in an exchange: the object can only be closed"
-
-
-@dataclass(frozen=True)
-class Terms:
-    """As ParameterServer's arguments of these names; `workers` have to join before the first step.
-
-    Raises ValueError for what does not go together.
-    """
-
-    rule: Rule
-    staleness: int | None
-    push_every: int
-    transfer: torch.dtype | None
-    shared_buffers: bool
-    overlap: bool
-    workers: int
-    keep: bool
-    timeout: float
-
-    def __post_init__(self) -> None:
-        for name in ("staleness", "push_every", "workers"):
-            value = getattr(self, name)
-            if not isinstance(value, int) and (name, value) != ("staleness", None):
-                raise TypeError(f"{name} is a whole number, not {value!r}")
-        if self.staleness is not None and self.staleness < 0:
-            raise ValueError(f"staleness is not negative: {self.staleness}; None is no bound")
-        if self.staleness == 0 and self.overlap:
-            raise ValueError("with staleness=0 an exchange cannot overlap the next step")
-        if self.push_every < 1:
-            raise ValueError(f"push_every is at least 1, not {self.push_every}")
-        if self.workers < 1:
-            raise ValueError(f"workers is at least 1, not {self.workers}")
-        if self.timeout <= 0:
-            raise ValueError(f"timeout is more than 0 seconds, not {self.timeout}")
-        if self.transfer not in (None, torch.bfloat16):
-            raise ValueError(f"transfer is None or torch.bfloat16, not {self.transfer}")
-
-    @property
-    def shared(self) -> dict[str, Any]:
-        """Those that all workers have to agree on."""
-        return {"rule": repr(self.rule), "staleness": self.staleness}
 
 
 class Asynchronous:
@@ -91,17 +52,26 @@ class Asynchronous:
         self._model = model
         self._optimizer = optimizer
         self._terms = terms
-        self._rule = terms.rule
         tensors = model_tensors(model, terms.shared_buffers)
         self._tensors = [tensor for _, tensor, _ in tensors]
-        self._layout = lay_out(
-            [described(*one) for one in tensors],
-            len(boxes),
-            None if terms.transfer is None else str(terms.transfer).removeprefix("torch."),
-        )
+        shapes = [described(*one) for one in tensors]
+        self._selection: Selection
+        if terms.drop is None:
+            self._layers = 0  # that have a version
+            self._layout = lay_out(shapes, len(boxes), terms.wire)
+            self._selection = Everything(self._layout.changing)
+        else:
+            layers = layers_in(shapes, terms.wire, terms.drop)
+            self._layers = len(layers)
+            members = [layer.members for layer in layers]
+            self._layout = lay_out(shapes, len(boxes), terms.wire, members)
+            self._selection = Dropping(terms.drop, layers, self._layout.changing)
         self._thread: ThreadPoolExecutor | None = None
-        self._under_way: Future[None] | None = None
-        self._steps = self._unsent = self._refused = 0
+        self._under_way: Future[list[Piece]] | None = None
+        self._arrived: Sequence[Piece] = ()  # of the last exchange, not taken yet
+        self._steps = self._refused = 0
+        self._unsent = 0  # steps since the last exchange
+        self._pending = False  # whether the model has anything that was not sent
         self._seconds = 0.0  # in exchanges, as step() sees them
         self._ended = ""  # what the next method comes too late after
         self._loaded = False
@@ -118,6 +88,7 @@ class Asynchronous:
         loss = self._optimizer.step(closure) if closure else self._optimizer.step()
         self._steps += 1
         self._unsent += 1
+        self._pending = True
         if self._unsent == self._terms.push_every:
             start = time.perf_counter()
             with self._broken_by_errors():
@@ -147,7 +118,7 @@ class Asynchronous:
         weights = [tensor.detach().clone() for tensor in self._tensors]
         with self._broken_by_errors():
             self._send_all()
-            if not self._rule.reads_first:
+            if not self._terms.rule.reads_first:
                 self._adopt(self._layout.changing)  # with what was just sent
             self._replica.read(weights, self._layout.changing)
         found = {id(tensor): copy for tensor, copy in zip(self._tensors, weights, strict=True)}
@@ -155,6 +126,7 @@ class Asynchronous:
         return {
             "model": {key: found.get(id(value), value) for key, value in own.items()},
             "steps": self._steps,
+            **self._selection.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -171,6 +143,7 @@ class Asynchronous:
             self._roster.wait_loaded()
         self._loaded = True
         self._steps = int(state["steps"])
+        self._selection.load_state_dict(state)
         self._adopt(self._layout.pieces)
 
     def stats(self) -> dict[str, int | float]:
@@ -179,10 +152,11 @@ class Asynchronous:
             "steps": self._steps,
             "workers": len(self._roster.active()),
             "ahead": self._exchange.lead(),
-            "pushed_bytes": self._shards.pushed_bytes,
-            "pulled_bytes": self._shards.pulled_bytes,
+            "pushed_bytes": self._exchange.pushed_bytes,
+            "pulled_bytes": self._exchange.pulled_bytes,
             "refused": self._refused,
             "exchange_seconds": self._seconds,
+            **self._selection.stats(),
         }
 
     def close(self, send: bool = True) -> None:
@@ -226,13 +200,15 @@ class Asynchronous:
         try:
             if not leads:
                 self._agree(boxes[0], name, manifest, joining)
-            self._shards = Shards(boxes, name, layout, "auto" if leads else "attach", temporary)
+            mode: Literal["auto", "attach"] = "auto" if leads else "attach"
+            self._shards = Shards(boxes, name, layout, mode, temporary)
+            joining.callback(self._shards.close)
+            versions = self._versions(boxes[0], name, mode, joining)
         except smb.NoSuchKey as error:
             raise RuntimeError(
                 f"the other workers of {name!r} have just left; start this one again"
             ) from error
-        joining.callback(self._shards.close)
-        self._replica = Replica(self._tensors, layout, self._shards, self._rule)
+        self._replica = Replica(self._tensors, layout, self._shards, terms.rule)
         if leads:
             segment = boxes[0].alloc(len(manifest), f"{name}/manifest", temporary=temporary)
             joining.callback(segment.free)
@@ -245,12 +221,25 @@ class Asynchronous:
         bound = terms.staleness
         if bound is not None and terms.overlap:
             bound -= 1  # an exchange that is under way is one step behind
-        self._exchange = Exchange(self._shards, self._roster, bound)
+        changing = layout.changing
+        self._exchange = Exchange(self._shards, self._roster, changing, versions, bound)
         self._adopt(layout.pieces)
         if clock := self._roster.activate(math.inf if bound is None else bound + 1):
             self._exchange.begin(clock)
-            self._adopt(layout.changing)  # with what was pushed before this worker counted
+            self._adopt(changing)  # with what was pushed before this worker counted
         self._roster.wait_for_workers(terms.workers)
+
+    def _versions(
+        self, box: smb.Box, name: str, mode: Literal["auto", "attach"], joining: ExitStack
+    ) -> Versions | None:
+        if not self._layers:
+            return None
+        try:
+            versions = Versions(box, name, self._layers, mode, not self._terms.keep)
+        except MemoryError as error:
+            raise too_small(box, self._layout, 0) from error
+        joining.callback(versions.close)
+        return versions
 
     def _agree(self, box: smb.Box, name: str, manifest: bytes, joining: ExitStack) -> None:
         segment = box.alloc(None, f"{name}/manifest", "attach")
@@ -262,65 +251,73 @@ class Asynchronous:
     # -- exchanging ------------------------------------------------------------------------------
 
     def _exchange_now(self) -> None:
-        changing = self._layout.changing
         workers = self._workers()
-        if self._rule.reads_first:
-            for _ in self._exchange.pull(changing):
+        scale = self._scale(workers)
+        reads_first = self._terms.rule.reads_first
+        if reads_first:
+            for _ in self._exchange.pull(self._layout.changing):
                 pass
-        refused = self._replica.offer(workers)
-        if refused is not None:
-            self._refuse(refused)
-            self._exchange.push([], self._scale(workers))
-            if not self._rule.reads_first:
-                for _ in self._exchange.pull([]):
-                    pass
-        elif self._rule.reads_first:
-            for piece in changing:
+        sent = self._offer(workers, self._selection.choose)
+        if reads_first:
+            for piece in sent:
                 self._replica.take(piece)
-            self._exchange.push(changing, self._scale(workers))
-        else:
-            for piece in self._exchange.push_and_pull(changing, self._scale(workers)):
+            self._exchange.push(sent, scale)
+            return
+        layers = {piece.layer for piece in sent}
+        for piece in self._exchange.push_and_pull(sent, scale):
+            if piece.layer in layers:
                 self._replica.take(piece)
+            else:
+                self._replica.take_unsent(piece)
 
     def _exchange_ahead(self, thread: ThreadPoolExecutor) -> None:
         self._settle()
-        changing = self._layout.changing
         workers = self._workers()
-        refused = self._replica.offer(workers)
-        if refused is not None:
-            self._refuse(refused)
-            changing = ()
         scale = self._scale(workers)
-        for piece in changing:
+        sent = self._offer(workers, self._selection.choose)
+        layers = {piece.layer for piece in sent}
+        for piece in sent:
             self._replica.take_ahead(piece, scale(piece))
-
-        def run() -> None:
-            for _ in self._exchange.push_and_pull(changing, scale):
-                pass
-
-        self._under_way = thread.submit(run)
+        for piece in self._arrived:
+            if piece.layer not in layers:
+                self._replica.take_unsent(piece)
+        self._under_way = thread.submit(lambda: list(self._exchange.push_and_pull(sent, scale)))
 
     def _settle(self) -> None:
         if self._under_way is not None:
             under_way, self._under_way = self._under_way, None
-            under_way.result()
+            self._arrived = under_way.result()
+
+    def _offer(
+        self, workers: int, choose: Callable[[Sequence[float]], Sequence[Piece]]
+    ) -> Sequence[Piece]:
+        """What is sent, and lies in the slots; nothing, if the update was refused."""
+        try:
+            sent = self._replica.offer(workers, self._selection.weigh, choose)
+        except NotFiniteError as error:
+            self._refuse(str(error))
+            return ()
+        self._pending = len(sent) < len(self._layout.changing)
+        return sent
 
     def _send_all(self) -> None:
         """All that this worker's optimizer did is in the weights, or was refused."""
         self._settle()
         workers = self._workers()
-        if self._unsent and not self._rule.reads_first:
-            refused = self._replica.offer(workers)
-            if refused is not None:
-                self._refuse(refused)
-            else:
-                self._exchange.add(self._layout.changing, self._scale(workers))
+        scale = self._scale(workers)
+        if self._pending and not self._terms.rule.reads_first:
+            self._exchange.add(self._offer(workers, self._selection.pending), scale)
+            self._pending = False
             self._unsent = 0
         while rest := self._replica.offer_rest():
-            self._exchange.add(rest, self._scale(workers))
+            self._exchange.add(rest, scale)
 
     def _adopt(self, pieces: Sequence[Piece]) -> None:
+        """The weights become the model's; what was not sent is gone."""
+        self._exchange.look()
         self._replica.adopt(pieces)
+        self._pending = False
+        self._arrived = ()
         if self._terms.overlap:
             self._exchange.prefetch(self._layout.changing)
 
@@ -332,7 +329,7 @@ class Asynchronous:
             "finite; it was not sent, and the worker goes on with the box's weights. Its "
             "optimizer's state may be spoilt: check the loss and the gradients before step().",
             RuntimeWarning,
-            stacklevel=5,  # the caller of ParameterServer
+            stacklevel=6,  # the caller of ParameterServer
         )
         self._adopt(self._layout.changing)
 
@@ -342,4 +339,4 @@ class Asynchronous:
         return max(len(self._roster.active()), 1)
 
     def _scale(self, workers: int) -> Callable[[Piece], float]:
-        return lambda piece: self._rule.scale(piece.kind, workers)
+        return lambda piece: self._terms.rule.scale(piece.kind, workers)

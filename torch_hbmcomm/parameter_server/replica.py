@@ -5,7 +5,8 @@ Threads: one at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from torch_hbmcomm.parameter_server.layout import Layout, Piece
 from torch_hbmcomm.parameter_server.rules import Rule
 from torch_hbmcomm.parameter_server.shards import Shards
-from torch_hbmcomm.parameter_server.tensors import flat, is_finite
+from torch_hbmcomm.parameter_server.tensors import flat
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,10 @@ class _Part:
     slot: torch.Tensor
     fresh: torch.Tensor
     rest: torch.Tensor | None
+
+
+class NotFiniteError(ArithmeticError):
+    """Its text is the name of a tensor whose difference has a NaN or an infinity."""
 
 
 class Replica:
@@ -71,31 +76,42 @@ class Replica:
                 values[at].copy_(local)
             self._shards.write(piece, _bytes(values))
 
-    def offer(self, workers: int) -> str | None:
-        """Puts the differences into the slots.
+    def offer(
+        self,
+        workers: int,
+        weigh: Callable[[torch.Tensor], float],
+        choose: Callable[[Sequence[float]], Sequence[Piece]],
+    ) -> Sequence[Piece]:
+        """Puts the differences of the pieces that are chosen into their slots.
 
-        Returns the name of a tensor whose difference is not finite, if there is one; then nothing
-        may be sent, and what was left of earlier differences is as before.
+        Args:
+            weigh: a difference, with what was left of earlier ones; NaN if it is not finite
+            choose: given these weights, says what is sent, and is returned
+
+        Raises NotFiniteError; then nothing may be sent, and what was left is as before.
         """
         self._find_tensors()
-        for piece, part in self._parts.items():
-            out = part.slot if part.rest is None else self._scratch[: piece.count]
-            self._difference(piece, part, out, workers)
-            if not is_finite(out):
-                return self._first_not_finite(piece, out)
-        for piece, part in self._parts.items():
+        chosen = choose([self._weight(*one, workers, weigh) for one in self._parts.items()])
+        for piece in chosen:
+            part = self._parts[piece]
             if part.rest is not None:
                 difference = self._scratch[: piece.count]
                 self._difference(piece, part, difference, workers)
                 part.rest.add_(difference)
                 part.slot.copy_(part.rest)
                 part.rest.sub_(part.slot)
-        return None
+        return chosen
 
     def take(self, piece: Piece) -> None:
+        """Of a piece that was sent, as take_ahead()."""
         part = self._parts[piece]
         for local, at in self._locals(piece):
             self._rule.take(local, part.base[at], part.fresh[at], part.slot[at])
+
+    def take_unsent(self, piece: Piece) -> None:
+        part = self._parts[piece]
+        for local, at in self._locals(piece):
+            self._rule.take_unsent(local, part.base[at], part.fresh[at])
 
     def take_ahead(self, piece: Piece, scale: float) -> None:
         part = self._parts[piece]
@@ -115,6 +131,18 @@ class Replica:
     def _difference(self, piece: Piece, part: _Part, out: torch.Tensor, workers: int) -> None:
         for local, at in self._locals(piece):
             self._rule.difference(local, part.base[at], part.fresh[at], out[at], workers)
+
+    def _weight(
+        self, piece: Piece, part: _Part, workers: int, weigh: Callable[[torch.Tensor], float]
+    ) -> float:
+        out = part.slot if part.rest is None else self._scratch[: piece.count]
+        self._difference(piece, part, out, workers)
+        if part.rest is not None:
+            out.add_(part.rest)
+        weight = weigh(out)
+        if math.isnan(weight):
+            raise NotFiniteError(self._first_not_finite(piece, out))
+        return weight
 
     def _first_not_finite(self, piece: Piece, difference: torch.Tensor) -> str:
         for span in piece.spans:

@@ -13,10 +13,12 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_hbmcomm import smb
-from torch_hbmcomm.parameter_server.asynchronous import Asynchronous, Terms
+from torch_hbmcomm.layer_drop.terms import LayerDrop
+from torch_hbmcomm.parameter_server.asynchronous import Asynchronous
 from torch_hbmcomm.parameter_server.boxes import Boxes, connected
 from torch_hbmcomm.parameter_server.rules import Rule, named
 from torch_hbmcomm.parameter_server.synchronous import Synchronous
+from torch_hbmcomm.parameter_server.terms import Terms
 
 
 class ParameterServer:
@@ -51,8 +53,10 @@ class ParameterServer:
         buffers: "shared": floating-point buffers (BatchNorm's statistics) are averaged as
             parameters are; "local": each worker has its own. Integer buffers are always local.
         overlap: exchanges run beside the next step's computation, and bring weights that are one
-            step older; None: yes, unless staleness is 0. Without, fresh weights are there when
-            step() returns.
+            step older; None: yes, unless staleness is 0 or layers are dropped. Without, fresh
+            weights are there when step() returns.
+        drop: layers with small changes are sent later, and what nobody sent does not travel back
+            (Lee et al. 2020); in both modes each worker decides alone. None: everything is sent.
         name: of this job in the boxes, if box is given; workers of one name train one model
         workers: wait for so many at the start; None: the group's size, or 1
         keep: the weights stay in the boxes when the last worker leaves; a job of the same name then
@@ -95,6 +99,7 @@ class ParameterServer:
         server: int = 0,
         dedicated: bool = False,
         timeout: float = 300.0,
+        drop: LayerDrop | None = None,
     ) -> None:
         if buffers not in ("shared", "local"):
             raise ValueError(f'buffers is "shared" or "local", not {buffers!r}')
@@ -108,7 +113,7 @@ class ParameterServer:
                     'mode="async"; mode="sync" works over the group\'s collectives'
                 )
             self._worker = Synchronous(
-                model, optimizer, group, server, dedicated, buffers, push_every
+                model, optimizer, group, server, dedicated, buffers, push_every, drop
             )
             return
         if mode != "async":
@@ -128,10 +133,11 @@ class ParameterServer:
             push_every,
             transfer,
             buffers == "shared",
-            staleness != 0 if overlap is None else overlap,
+            staleness != 0 and drop is None if overlap is None else overlap,
             workers,
             keep,
             timeout,
+            drop,
         )
         with ExitStack() as resources:
             if box is None:
@@ -184,7 +190,11 @@ class ParameterServer:
         """Counters since the start. Both modes: refused updates, and exchange_seconds that the
         methods took beside the local optimizer. "async": steps; workers that are alive; ahead, the
         exchanges by which this worker leads the slowest; pushed_bytes and pulled_bytes. "sync":
-        updates, gradient_bytes, weight_bytes."""
+        updates, gradient_bytes, weight_bytes.
+
+        With drop: sent_layers, dropped_layers, and the threshold as it is now (-1: none); "sync"
+        also gradient_bytes_undropped, of all gradients that this rank had, and oldest_age, the
+        steps that the longest waiting layer has waited."""
         return self._worker.stats()
 
     def close(self) -> None:

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from torch_hbmcomm.layer_drop.names import check_dtype
+from torch_hbmcomm.layer_drop.terms import LayerDrop
 from torch_hbmcomm.parameter_server import layout
 from torch_hbmcomm.parameter_server.tensors import described
 
@@ -23,6 +25,7 @@ class Terms:
     dedicated: bool
     buffers: str
     push_every: int
+    drop: LayerDrop | None = None
 
     def trouble(self, ranks: int) -> str | None:
         """What is wrong with them in a group of so many ranks."""
@@ -34,6 +37,8 @@ class Terms:
             return f"buffers={self.buffers!r} is none of {', '.join(BUFFERS)}"
         if self.push_every < 1:
             return f"push_every={self.push_every}; it is a number of steps, at least 1"
+        if not isinstance(self.drop, LayerDrop | None):
+            return f"drop={self.drop!r} is no hbmcomm.LayerDrop"
         return None
 
 
@@ -84,6 +89,9 @@ def _describe(
     if trouble is not None:
         return _Rank(trouble, terms, ())
     try:
+        if terms.drop is not None:
+            for name, parameter in model.named_parameters():
+                check_dtype(name, parameter.dtype)
         return _Rank(None, terms, tuple(_described(model)))
     except (TypeError, ValueError) as error:
         return _Rank(str(error), terms, ())

@@ -32,6 +32,10 @@ class Bucket:
     def nbytes(self) -> int:
         return sum(span.stop - span.start for span in self.spans) * self.dtype.itemsize
 
+    def only(self, chosen: Sequence[bool]) -> Bucket:
+        """The spans of those tensors that are chosen, by their number."""
+        return Bucket(self.dtype, tuple(span for span in self.spans if chosen[span.tensor]))
+
     def pieces(
         self, wire: torch.Tensor, flats: Sequence[_Flat]
     ) -> Iterator[tuple[torch.Tensor, _Flat]]:
@@ -53,6 +57,9 @@ class Bucket:
     def unpack(self, wire: torch.Tensor, flats: Sequence[torch.Tensor]) -> None:
         for piece, target in self.pieces(wire, flats):
             target.copy_(piece)
+
+
+Parts = Sequence[tuple[Bucket, torch.Tensor]]  # of one bucket: some of its spans, their elements
 
 
 def cut(tensors: Iterable[torch.Tensor], most: int) -> Iterator[Bucket]:

@@ -1,5 +1,6 @@
 """Moves tensors between the server and the others, bucket by bucket, over the group's gather and
-broadcast. While a bucket is on its way, the one before it is unpacked or averaged.
+broadcast, or point to point where ranks bring different tensors. While a bucket is on its way, the
+one before it is unpacked or averaged.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ import torch
 import torch.distributed as dist
 
 from torch_hbmcomm import memory
-from torch_hbmcomm.parameter_server.sync_buckets import Bucket, cut
+from torch_hbmcomm.parameter_server.sync_buckets import Bucket, Parts, cut
 
 _IN_FLIGHT = 2  # buckets
 BUCKET_BYTES = (25 << 20) // _IN_FLIGHT
 _ALIGNMENT = 64  # bytes
 
 Receive = Callable[[Bucket, list[torch.Tensor]], None]
-_Transfer = tuple[dist.Work, Callable[[], object]]  # and what to do once it is done
+Pack = Callable[[Bucket, torch.Tensor], None]
+_Works = Sequence[dist.Work | None]  # None nowhere: this rank is in the group
+_Transfer = tuple[_Works, Callable[[], object]]  # and what to do once it is done
 
 
 class Channel:
@@ -53,7 +56,7 @@ class Channel:
                 if sends:
                     bucket.pack(values, flats)
                 work = dist.broadcast(wire, group=self._group, group_src=source, async_op=True)
-                yield work, _nothing if sends else partial(bucket.unpack, values, flats)
+                yield [work], _nothing if sends else partial(bucket.unpack, values, flats)
 
         _pipeline(start())
         return _total(flats)
@@ -82,12 +85,72 @@ class Channel:
                     wire, rows, group=self._group, group_dst=self._server, async_op=True
                 )
                 if rows is None:
-                    yield work, _nothing
+                    yield [work], _nothing
                 else:
-                    yield work, partial(receive, bucket, [row.view(bucket.dtype) for row in rows])
+                    views = [row.view(bucket.dtype) for row in rows]
+                    yield [work], partial(receive, bucket, views)
 
         _pipeline(start())
         return _total(like)
+
+    def gather_some(
+        self,
+        like: Sequence[torch.Tensor],
+        brings: Sequence[Sequence[bool]],
+        pack: Pack,
+        receive: Callable[[Parts], None],
+    ) -> int:
+        """Brings to the server what each rank has: tensor i of rank r if brings[r][i]. Nothing
+        travels for the others.
+
+        pack(part, wire) puts this rank's part of a bucket into `wire`, buckets and parts in order.
+        At the server receive(parts) is called for each bucket with those of all ranks that have
+        one, in the order of the ranks; it may overwrite them. Returns bytes of this rank.
+        """
+        rank = self._group.rank()
+        rooms: list[torch.Tensor | None] = [*self._rows] or [None]
+
+        def start() -> Iterator[_Transfer]:
+            for bucket, slot, room in zip(
+                cut(like, self._bytes), cycle(self._slots), cycle(rooms), strict=False
+            ):
+                parts = [bucket.only(chosen) for chosen in brings]
+                if room is None:
+                    yield self._send(parts[rank], slot, pack), _nothing
+                else:
+                    yield self._receive(parts, room, pack, receive)
+
+        _pipeline(start())
+        own = zip(like, brings[rank], strict=True)
+        return _total([tensor for tensor, brought in own if brought])
+
+    def _send(self, part: Bucket, slot: torch.Tensor, pack: Pack) -> _Works:
+        if not part.spans:
+            return []
+        wire = slot[: part.nbytes]
+        pack(part, wire.view(part.dtype))
+        return [dist.isend(wire, group=self._group, group_dst=self._server)]
+
+    def _receive(
+        self,
+        parts: Sequence[Bucket],
+        room: torch.Tensor,
+        pack: Pack,
+        receive: Callable[[Parts], None],
+    ) -> _Transfer:
+        works: list[dist.Work | None] = []
+        arriving: list[tuple[Bucket, torch.Tensor]] = []
+        for rank, part in enumerate(parts):
+            if not part.spans:
+                continue
+            row = room[rank, : part.nbytes]
+            values = row.view(part.dtype)
+            arriving.append((part, values))
+            if rank == self._server:
+                pack(part, values)
+            else:
+                works.append(dist.irecv(row, group=self._group, group_src=rank))
+        return works, partial(receive, arriving)
 
 
 def _nothing() -> None:
@@ -99,8 +162,10 @@ def _pipeline(transfers: Iterator[_Transfer]) -> None:
     flying: deque[_Transfer] = deque()
 
     def land() -> None:
-        work, end = flying.popleft()
-        work.wait()
+        works, end = flying.popleft()
+        for work in works:
+            assert work is not None
+            work.wait()
         end()
 
     for transfer in transfers:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from torch_hbmcomm.parameter_server.sync_buckets import Bucket
+from torch_hbmcomm.parameter_server.sync_buckets import Bucket, Parts, Span
 from torch_hbmcomm.parameter_server.sync_round import Call, Offer
 from torch_hbmcomm.parameter_server.tensors import flat, is_finite
 
@@ -87,15 +87,47 @@ def prepare_averages(
 def average(
     bucket: Bucket, rows: Sequence[torch.Tensor], divisor: int, flats: Sequence[torch.Tensor]
 ) -> None:
-    """The sum of `rows`, in their order, over `divisor`, into `flats`. Overwrites the first row.
+    """The sum of `rows`, in their order, over `divisor`, into `flats`. Overwrites the first row."""
+    for piece, target in bucket.pieces(_sum(rows), flats):
+        torch.div(piece, divisor, out=target)
 
-    Halves are added up in float32.
+
+def average_parts(parts: Parts, divisor: int, flats: Sequence[torch.Tensor]) -> None:
+    """As average(), where a row lacks spans that another has: they count as zeros there."""
+    found: dict[Span, list[torch.Tensor]] = {}
+    for bucket, row in parts:
+        lengths = [span.stop - span.start for span in bucket.spans]
+        for span, piece in zip(bucket.spans, row.split(lengths), strict=True):
+            found.setdefault(span, []).append(piece)
+    for (tensor, start, stop), pieces in found.items():
+        torch.div(_sum(pieces), divisor, out=flats[tensor][start:stop])
+
+
+def check_averages(
+    names: Sequence[str], parameters: Sequence[nn.Parameter], cache_dtype: torch.dtype | None
+) -> None:
+    """What was added up over many steps may be beyond float16, whose range is short, though all
+    gradients were finite.
+
+    Raises OverflowError: it is.
     """
-    total = rows[0].to(torch.float32) if bucket.dtype in _HALF else rows[0]
+    for name, parameter in zip(names, parameters, strict=True):
+        if parameter.grad is None or torch.float16 not in (parameter.dtype, cache_dtype):
+            continue
+        if not is_finite(parameter.grad):
+            raise OverflowError(
+                f"the accumulated gradient of parameter {name} is beyond float16: choose a wider "
+                "type for the parameter and for LayerDrop(cache_dtype=...), or a smaller max_age"
+            )
+
+
+def _sum(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """In their order; of halves in float32. May overwrite the first."""
+    first = rows[0]
+    total = first.to(torch.float32) if first.dtype in _HALF else first
     for row in rows[1:]:
         total.add_(row)
-    for piece, target in bucket.pieces(total, flats):
-        torch.div(piece, divisor, out=target)
+    return total
 
 
 def _is_like(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:

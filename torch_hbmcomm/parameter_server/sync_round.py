@@ -4,7 +4,7 @@ same conclusion, before anything large moves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -19,8 +19,10 @@ class Call(IntEnum):
     STEP = 1
     PULL = 2
     LOAD = 3
+    FLUSH = 4  # sends what layer dropping has cached, once nobody wants anything else
 
 
+_UPDATES = (Call.STEP, Call.FLUSH)
 _METHODS = {Call.STEP: "step()", Call.PULL: "pull()", Call.LOAD: "load_state_dict()"}
 
 
@@ -45,9 +47,9 @@ class Offer:
 class Round:
     """What all ranks of the group do together.
 
-    call: FOLLOW when nobody wants anything any more
+    call: FOLLOW when nobody wants anything any more; STEP and FLUSH are updates
     workers: the ranks that bring gradients
-    batches: of all workers together
+    batches: of all workers together; 0 for FLUSH
     parameters: indices of those that have a gradient on some worker
     broken: (rank, parameter) of the first gradient that is not finite
     """
@@ -79,7 +81,7 @@ def meet(group: dist.ProcessGroup, server: int, names: Sequence[str], offer: Off
                 f"the gradient of parameter {names[index]} on rank {rank} is sparse; mode='sync' "
                 "sends dense gradients: make the layer with sparse=False"
             )
-    workers = tuple(rank for rank, value in enumerate(calls) if value == Call.STEP)
+    workers = tuple(rank for rank, value in enumerate(calls) if call in _UPDATES and value == call)
     some = table[list(workers), len(lead) :].any(dim=0)
     return Round(
         call=call,
@@ -90,13 +92,36 @@ def meet(group: dist.ProcessGroup, server: int, names: Sequence[str], offer: Off
     )
 
 
+def tell(group: dist.ProcessGroup, flags: Sequence[bool]) -> list[list[bool]]:
+    """Collective. Everyone's flags, by rank."""
+    row = torch.tensor(flags, dtype=torch.uint8)
+    table = torch.empty((group.size(), row.numel()), dtype=torch.uint8)
+    dist.all_gather(list(table), row, group=group)
+    return table.bool().tolist()
+
+
+def load_together(group: dist.ProcessGroup, load: Callable[[], None] | None) -> None:
+    """Collective. Where the load fails, its own error is raised, and RuntimeError elsewhere."""
+    failure: Exception | None = None
+    if load is not None:
+        try:
+            load()
+        except Exception as error:
+            failure = error
+    failed = [rank for rank, (flag,) in enumerate(tell(group, [failure is not None])) if flag]
+    if failure is not None:
+        raise failure
+    if failed:
+        raise RuntimeError(f"load_state_dict() failed on ranks {failed}; their own errors say why")
+
+
 def _index(index: int | None) -> int:
     return _NONE if index is None else index
 
 
 def _common_call(calls: list[Call], server: int) -> Call:
     """What all do that do not merely follow."""
-    wanted = sorted(set(calls) - {Call.FOLLOW})
+    wanted = sorted(set(calls) - {Call.FOLLOW, Call.FLUSH})
     if len(wanted) > 1 or (wanted == [Call.LOAD] and calls[server] != Call.LOAD):
         who = "; ".join(
             f"{_METHODS.get(call, 'none, or close() or serve()')} by ranks "
@@ -107,4 +132,6 @@ def _common_call(calls: list[Call], server: int) -> Call:
             f"the ranks of the parameter server disagree on the call: {who}; workers make the same "
             "calls in the same order until they close, and load_state_dict() needs the server too"
         )
-    return wanted[0] if wanted else Call.FOLLOW
+    if wanted:
+        return wanted[0]
+    return Call.FLUSH if Call.FLUSH in calls else Call.FOLLOW

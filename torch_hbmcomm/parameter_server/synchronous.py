@@ -19,11 +19,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from torch_hbmcomm.layer_drop.terms import LayerDrop
 from torch_hbmcomm.parameter_server.sync_agreement import Terms, agree
-from torch_hbmcomm.parameter_server.sync_buckets import Bucket
 from torch_hbmcomm.parameter_server.sync_channel import Channel
-from torch_hbmcomm.parameter_server.sync_gradients import Gradients, average, prepare_averages
-from torch_hbmcomm.parameter_server.sync_round import Call, Round, meet
+from torch_hbmcomm.parameter_server.sync_drop import Dropping, load
+from torch_hbmcomm.parameter_server.sync_gather import Gather
+from torch_hbmcomm.parameter_server.sync_gradients import Gradients, check_averages
+from torch_hbmcomm.parameter_server.sync_round import Call, Round, load_together, meet
 from torch_hbmcomm.parameter_server.tensors import flat
 
 
@@ -40,6 +42,9 @@ class Synchronous:
 
     When a gradient is not finite on any worker, nobody's is used: the update is left out, counted
     as "refused", and the first time warned of.
+
+    With `drop` every worker sends only the layers that it chooses, and counts as zeros in the
+    others; what it does not send it adds up for later, but for the gradients of refused updates.
 
     Workers may take different numbers of steps: one that has closed brings nothing to an average
     from then on. Otherwise they call step() and pull() in the same order. Between two of these
@@ -60,6 +65,7 @@ class Synchronous:
         dedicated: bool = False,
         buffers: str = "shared",
         push_every: int = 1,
+        drop: LayerDrop | None = None,
     ) -> None:
         """Everyone takes the server's parameters and buffers.
 
@@ -73,6 +79,7 @@ class Synchronous:
                 brought no gradient, of the lowest rank that did; "local": each keeps its own
             push_every: steps whose gradients are averaged to one update; step() takes .grad away
                 meanwhile
+            drop: which layers wait; the group also needs send and recv then
 
         Raises:
             ValueError: on every rank, naming the rank and what is wrong or differs
@@ -81,15 +88,20 @@ class Synchronous:
         if chosen is None:
             raise ValueError("there is no default group; call init_process_group first")
         self._group = chosen
-        self._terms = Terms(server, dedicated, buffers, push_every)
+        self._terms = Terms(server, dedicated, buffers, push_every, drop)
         agree(self._group, self._terms, model, optimizer)
         self._model = model
         self._optimizer = optimizer
-        self._names = [name for name, _ in model.named_parameters()]
-        self._parameters = [parameter for _, parameter in model.named_parameters()]
+        named = dict(model.named_parameters())
+        self._names, self._parameters = list(named), list(named.values())
         self._gradients = Gradients(self._parameters)
         total = sum(tensor.nbytes for tensor in self._weights_and_buffers())
         self._channel = Channel(self._group, server, total)
+        self._dropping = None if drop is None else Dropping(drop, named)
+        self._gather = Gather(
+            self._group, self._terms, self._parameters, self._channel, self._dropping
+        )
+        self._flushed = drop is None or self._serves_only
         self._closed = False
         self._updates = 0
         self._refused = 0
@@ -145,51 +157,70 @@ class Synchronous:
         self._round(Call.PULL)
 
     def state_dict(self) -> dict[str, Any]:
-        """Keys: "model", "updates" and, on the server, "optimizer". Tensors are references, as in
+        """Keys: "model", "updates", on the server "optimizer", and with `drop`, on every worker,
+        "drop": what it has not sent. Tensors but those are references, as in
         torch.nn.Module.state_dict()."""
         state: dict[str, Any] = {"model": self._model.state_dict(), "updates": self._updates}
         if self._is_server and self._optimizer is not None:
             state["optimizer"] = self._optimizer.state_dict()
+        if self._dropping is not None and not self._serves_only:
+            state["drop"] = self._dropping.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """On every rank, a dedicated server too (before it serves). The server loads its `state`,
-        the others take its weights and buffers and leave theirs unread.
+        the others take its weights and buffers and leave theirs unread, but for "drop", which is
+        each worker's own; without it a worker has nothing cached.
 
         The number of workers may differ from that of the run that saved it.
 
         Raises:
-            ValueError: on the server: the state is not from a server
-            RuntimeError: on the others, when the server could not load its state
+            ValueError: on the server: the state is not from a server; "drop" is of another model,
+                or this object has no `drop`
+            RuntimeError: on the others
         """
         if self._closed:
             raise RuntimeError("load_state_dict() after close()")
         self._gradients.clear()
-        self._round(Call.LOAD, partial(self._load, state))
+        dropping = None if self._serves_only else self._dropping
+        load_drop = partial(load, dropping, state.get("drop"))
+        self._round(Call.LOAD, partial(self._load, state), load_drop)
 
     def stats(self) -> dict[str, int | float]:
         """updates, refused (updates); gradient_bytes and weight_bytes that this rank sent or took;
-        exchange_seconds spent in the methods, the server's updates included."""
-        return {
+        exchange_seconds spent in the methods, the server's updates included.
+
+        With `drop`, gradient_bytes are what this rank sent, gradient_bytes_undropped all that it
+        had; sent_layers and dropped_layers count in all updates; threshold (-1: none), and
+        oldest_age, the steps that the longest waiting layer has waited, are as of now."""
+        counts = {
             "updates": self._updates,
             "refused": self._refused,
             "gradient_bytes": self._gradient_bytes,
             "weight_bytes": self._weight_bytes,
             "exchange_seconds": self._exchange_seconds,
         }
+        return counts if self._dropping is None else counts | self._dropping.stats()
 
     def close(self) -> None:
         """Sends what push_every has held back, then takes part in the others' rounds until all
-        have closed. Not for a worker that failed: it would follow the others to their end."""
+        have closed. With `drop` there is one more update then, of all that is cached anywhere. Not
+        for a worker that failed: it would follow the others to their end."""
         if not self._closed and self._gradients.batches:
             self._round(Call.STEP)
         while not self._closed:
-            self._round(Call.FOLLOW)
+            self._round(Call.FOLLOW if self._flushed else Call.FLUSH)
 
     # -- rounds ----------------------------------------------------------------------------------
 
-    def _round(self, call: Call, on_server: Callable[[], None] | None = None) -> None:
-        """on_server: what the server does after an update, or to load."""
+    def _round(
+        self,
+        call: Call,
+        on_server: Callable[[], None] | None = None,
+        on_rank: Callable[[], None] | None = None,
+    ) -> None:
+        """on_server: what the server does after an update, or to load; on_rank: what this rank does
+        to load."""
         start = time.perf_counter()
         try:
             offer = self._gradients.offer(call)
@@ -201,6 +232,7 @@ class Synchronous:
             elif agreed.call == Call.LOAD:
                 self._on_server(on_server)
                 self._broadcast(self._weights_and_buffers())
+                load_together(self._group, on_rank)
             elif agreed.broken is not None:
                 self._refuse(*agreed.broken)
             else:
@@ -211,16 +243,13 @@ class Synchronous:
             self._exchange_seconds += time.perf_counter() - start
 
     def _exchange(self, agreed: Round, after_update: Callable[[], None] | None) -> None:
-        parameters = [self._parameters[index] for index in agreed.parameters]
-        gradients = self._gradients.flats(agreed.parameters)
-        rooms: list[torch.Tensor] = []
-        if self._is_server:
-            rooms = prepare_averages(self._parameters, agreed.parameters)
-
-        def receive(bucket: Bucket, rows: list[torch.Tensor]) -> None:
-            average(bucket, [rows[rank] for rank in agreed.workers], agreed.batches, rooms)
-
-        self._gradient_bytes += self._channel.gather(gradients, parameters, receive)
+        indices, nbytes = self._gather(agreed, self._gradients)
+        self._gradient_bytes += nbytes
+        parameters = [self._parameters[index] for index in indices]
+        if agreed.call == Call.FLUSH:
+            self._flushed = True
+            if not parameters:
+                return
         if self._terms.buffers == "shared":
             server = self._terms.server
             source = server if server in agreed.workers else agreed.workers[0]
@@ -230,6 +259,8 @@ class Synchronous:
 
     def _update(self, after_update: Callable[[], None] | None) -> None:
         assert self._optimizer is not None  # agree() saw to it
+        if self._terms.drop is not None:
+            check_averages(self._names, self._parameters, self._terms.drop.cache_dtype)
         self._optimizer.step()
         self._updates += 1
         if after_update is not None:

@@ -36,6 +36,14 @@ class Rule(ABC):
         """Sets `local` and `base` at the end of an exchange: `fresh` has `slot` in it, unless the
         rule reads first."""
 
+    def take_unsent(self, local: Tensor, base: Tensor, fresh: Tensor) -> None:
+        """Takes in what others changed of a layer that was dropped: the difference, local - base,
+        goes on waiting. `fresh` may change meanwhile, and is read once. REQUIRES: not
+        reads_first."""
+        local.sub_(base)
+        base.copy_(fresh)
+        local.add_(base)
+
     @abstractmethod
     def take_ahead(
         self, local: Tensor, base: Tensor, fresh: Tensor, slot: Tensor, scale: float

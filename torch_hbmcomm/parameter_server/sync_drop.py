@@ -1,0 +1,180 @@
+"""Layer dropping on one worker of the synchronous server: what it sends, and what it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torch_hbmcomm.layer_drop.cache import Cache, check_names
+from torch_hbmcomm.layer_drop.layers import Layer, Shape, layers_of
+from torch_hbmcomm.layer_drop.rule import Rule
+from torch_hbmcomm.layer_drop.terms import LayerDrop
+from torch_hbmcomm.parameter_server.sync_buckets import Bucket
+
+_Flats = Sequence[torch.Tensor | None]
+
+
+class Dropping:
+    """A round that all ranks have accepted is choose() or flush(), packer(), and end_round(); what
+    was sent and what is cached then add up to all gradients of the accepted rounds.
+
+    Memory: one copy of the gradients, in the cache's dtype. Threads: one at a time.
+    """
+
+    def __init__(self, drop: LayerDrop, parameters: Mapping[str, torch.Tensor]) -> None:
+        """parameters: the model's, in order."""
+        self._drop = drop
+        self._parameters = parameters
+        self._names = list(parameters)
+        self._layers = layers_of(
+            [
+                Shape(name, parameter.dim(), parameter.numel(), parameter.dtype.itemsize)
+                for name, parameter in parameters.items()
+            ],
+            drop,
+        )
+        self._rule = Rule(drop)
+        self._cache = Cache(drop.cache_dtype)
+        self._moments = [0.0] * len(self._names)  # of what is cached
+        self._direct: _Flats | None = None  # gradients that are sent past the cache
+        self._all_bytes = self._sent_layers = self._dropped_layers = 0
+
+    def choose(self, gradients: _Flats) -> list[bool]:
+        """Adds the gradients to the cache; by parameter: whether it is sent now.
+
+        None: there is none. A layer without any waits, whatever is cached of it.
+        """
+        given = [gradient for gradient in gradients if gradient is not None]
+        self._all_bytes += sum(gradient.nbytes for gradient in given)
+        if self._rule.sends_all and self._cache.empty:
+            self._direct = gradients
+            chosen = [gradient is not None for gradient in gradients]
+            self._sent_layers += sum(
+                any(chosen[member] for member in layer.members) for layer in self._layers
+            )
+        else:
+            chosen = self._decide(gradients)
+        self._rule.end_step()
+        return chosen
+
+    def flush(self) -> list[bool]:
+        """By parameter: whether anything is cached of it, which is sent now."""
+        self._measure()
+        return [moment != 0 for moment in self._moments]
+
+    def packer(self, indices: Sequence[int]) -> Callable[[Bucket, torch.Tensor], None]:
+        """Of buckets whose tensors are the parameters of these indices: what was chosen of one
+        goes into a wire, and is no longer cached."""
+        direct = self._direct
+        if direct is not None:
+            flats = [direct[index] for index in indices]
+            return lambda bucket, wire: bucket.pack(wire, flats)
+        names = [self._names[index] for index in indices]
+
+        def pack(bucket: Bucket, wire: torch.Tensor) -> None:
+            parts = [slice(span.start, span.stop) for span in bucket.spans]
+            self._cache.pack([names[span.tensor] for span in bucket.spans], wire, parts=parts)
+
+        return pack
+
+    def end_round(self) -> None:
+        self._direct = None
+        self._cache.commit()
+
+    def stats(self) -> dict[str, int | float]:
+        waited = self._rule.waited.values()
+        return {
+            "gradient_bytes_undropped": self._all_bytes,
+            "sent_layers": self._sent_layers,
+            "dropped_layers": self._dropped_layers,
+            "threshold": self._rule.threshold,
+            "oldest_age": max(waited, default=0),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies."""
+        return {
+            "names": list(self._names),
+            "rule": self._rule.state_dict(),
+            "caches": self._cache.state_dict(self._parameters),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """None: as new. Raises ValueError for a state of another model."""
+        if state is not None:
+            check_names(state["names"], self._names)
+        self._rule = Rule(self._drop)
+        self._cache.load_state_dict([] if state is None else [state["caches"]], self._parameters)
+        self._moments = [0.0] * len(self._names)
+        if state is not None:
+            self._rule.load_state_dict(state["rule"])
+            self._measure()
+            self._cache.commit()
+
+    def _decide(self, gradients: _Flats) -> list[bool]:
+        added = {
+            index: gradient
+            for index, gradient in enumerate(gradients)
+            if gradient is not None and gradient.numel()
+        }
+        used, idle = self._split(added)
+        for layer in used:  # what is cached of a module goes together
+            for member in layer.members:
+                if member not in added and self._moments[member] != 0:
+                    added[member] = self._zeros(member)
+        self._add(added)
+        layers = used + idle
+        moments = [self._moment(layer) for layer in layers]
+        decisions = self._rule.decide(layers, moments, [False] * len(used) + [True] * len(idle))
+        self._sent_layers += sum(decisions)
+        self._dropped_layers += len(used) - sum(decisions)
+        chosen = [False] * len(self._names)
+        for layer, goes in zip(layers, decisions, strict=True):
+            for member in added.keys() & set(layer.members) if goes else ():
+                chosen[member] = True
+                self._moments[member] = 0.0
+        return chosen
+
+    def _split(self, added: Collection[int]) -> tuple[list[Layer], list[Layer]]:
+        """The layers with new gradients, and those without of which something is cached."""
+        used: list[Layer] = []
+        idle: list[Layer] = []
+        for layer in self._layers:
+            if any(member in added for member in layer.members):
+                used.append(layer)
+            elif self._moment(layer) != 0:
+                idle.append(layer)
+        return used, idle
+
+    def _moment(self, layer: Layer) -> float:
+        return sum(self._moments[member] for member in layer.members)
+
+    def _measure(self) -> None:
+        """The moments of what is cached."""
+        for name in self._cache.names:
+            index = self._names.index(name)
+            self._add({index: self._zeros(index)})
+
+    def _add(self, gradients: Mapping[int, torch.Tensor]) -> None:
+        names = [self._names[index] for index in gradients]
+        values = list(gradients.values())
+        moments, _ = self._cache.accumulate(names, values, squares=self._drop.squares)
+        for index, moment in zip(gradients, moments, strict=True):
+            self._moments[index] = moment
+
+    def _zeros(self, index: int) -> torch.Tensor:
+        parameter = self._parameters[self._names[index]]
+        return torch.zeros(parameter.numel(), dtype=parameter.dtype)
+
+
+def load(dropping: Dropping | None, state: Mapping[str, Any] | None) -> None:
+    """Raises ValueError for a state of another model, or one that would be lost."""
+    if dropping is not None:
+        dropping.load_state_dict(state)
+    elif state is not None:
+        raise ValueError(
+            "the state has gradients that layer dropping has not sent, and that this rank would "
+            'not send: give drop=... to one that trains, or take "drop" out of the state'
+        )
