@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "real_elements.h"
 #include "reduce/kernels.h"
 #include "reduce/scale_integer.h"
 #include "reduce_reference.h"
@@ -37,35 +38,8 @@ constexpr Pair kPairs[] = {
 constexpr double kScales[] = {1, 0, -1, 0.1, -2.5, 1e-30, 1e30, INFINITY, NAN};
 
 using Bytes = std::vector<std::byte>;
-
-// A real number, which a double holds whatever its type.
-double real(const void* from, size_t i, Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kFloat16:
-      return reference::kHalf.decode(reference::get<uint16_t>(from, i));
-    case Dtype::kBFloat16:
-      return reference::decode_bfloat16(reference::get<uint16_t>(from, i));
-    case Dtype::kFloat32:
-      return reference::get<float>(from, i);
-    default:
-      return reference::get<double>(from, i);
-  }
-}
-
-// Of a number that has been computed in the wider of the target's type and the source's.
-void set_real(void* to, size_t i, Dtype dtype, double value) {
-  const auto narrow = static_cast<float>(reference::canonical(value));
-  switch (dtype) {
-    case Dtype::kFloat16:
-      return reference::set(to, i, static_cast<uint16_t>(reference::kHalf.encode(narrow)));
-    case Dtype::kBFloat16:
-      return reference::set(to, i, reference::encode_bfloat16(narrow));
-    case Dtype::kFloat32:
-      return reference::set(to, i, narrow);
-    default:
-      return reference::set(to, i, reference::canonical(value));
-  }
-}
+using reference::get_real;
+using reference::set_real;
 
 template <class T>
 double combined_real(double target, double source, const Formula& formula) {
@@ -92,7 +66,7 @@ void expect_one(void* target, const void* source, size_t i, const Formula& formu
   };
   if (formula.target == Dtype::kInt32) return integer(int32_t{});
   if (formula.target == Dtype::kInt64) return integer(int64_t{});
-  const double a = real(target, i, formula.target), b = real(source, i, formula.source);
+  const double a = get_real(target, i, formula.target), b = get_real(source, i, formula.source);
   const bool wide = formula.target == Dtype::kFloat64 || formula.source == Dtype::kFloat64;
   set_real(target, i, formula.target,
            wide ? combined_real<double>(a, b, formula) : combined_real<float>(a, b, formula));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <random>
 #include <vector>
 
@@ -12,6 +13,35 @@ namespace hbm::reference {
 
 inline constexpr Dtype kReals[] = {Dtype::kFloat16, Dtype::kBFloat16, Dtype::kFloat32,
                                    Dtype::kFloat64};
+
+// A real number, which a double holds whatever its type.
+inline double get_real(const void* from, size_t i, Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFloat16:
+      return kHalf.decode(get<uint16_t>(from, i));
+    case Dtype::kBFloat16:
+      return decode_bfloat16(get<uint16_t>(from, i));
+    case Dtype::kFloat32:
+      return get<float>(from, i);
+    default:
+      return get<double>(from, i);
+  }
+}
+
+// Of a number that has been computed in the wider of the target's type and the source's.
+inline void set_real(void* to, size_t i, Dtype dtype, double value) {
+  const auto narrow = static_cast<float>(canonical(value));
+  switch (dtype) {
+    case Dtype::kFloat16:
+      return set(to, i, static_cast<uint16_t>(kHalf.encode(narrow)));
+    case Dtype::kBFloat16:
+      return set(to, i, encode_bfloat16(narrow));
+    case Dtype::kFloat32:
+      return set(to, i, narrow);
+    default:
+      return set(to, i, canonical(value));
+  }
+}
 
 class Elements {
  public:
@@ -29,7 +59,7 @@ class Elements {
     return elements;
   }
 
-  // So many bytes, that nothing may write to, come before the elements and as many behind them.
+  // Moves the elements: so many bytes, of no element, come before them and as many behind.
   void shift(size_t bytes) {
     constexpr std::byte guard{0xA5};
     bytes_.insert(bytes_.begin(), bytes, guard);
@@ -37,34 +67,8 @@ class Elements {
     shift_ += bytes;
   }
 
-  // Any real number is a double.
-  double get(size_t i) const {
-    switch (dtype_) {
-      case Dtype::kFloat16:
-        return kHalf.decode(reference::get<uint16_t>(data(), i));
-      case Dtype::kBFloat16:
-        return decode_bfloat16(reference::get<uint16_t>(data(), i));
-      case Dtype::kFloat32:
-        return reference::get<float>(data(), i);
-      default:
-        return reference::get<double>(data(), i);
-    }
-  }
-
-  // Rounded to float32 first, if the type is not float64.
-  void set(size_t i, double value) {
-    const auto narrow = static_cast<float>(canonical(value));
-    switch (dtype_) {
-      case Dtype::kFloat16:
-        return reference::set(data(), i, static_cast<uint16_t>(kHalf.encode(narrow)));
-      case Dtype::kBFloat16:
-        return reference::set(data(), i, encode_bfloat16(narrow));
-      case Dtype::kFloat32:
-        return reference::set(data(), i, narrow);
-      default:
-        return reference::set(data(), i, canonical(value));
-    }
-  }
+  double get(size_t i) const { return get_real(data(), i, dtype_); }
+  void set(size_t i, double value) { set_real(data(), i, dtype_, value); }
 
   size_t count() const { return count_; }
   Dtype dtype() const { return dtype_; }
