@@ -49,7 +49,7 @@ def work(number: int, url: str) -> None:
             shards.mark(1)
             roster.publish(1)
         shards.check_mark(roster.ready())
-        exchange = Exchange(shards, roster, staleness=1)
+        exchange = Exchange(shards, roster, plan.changing, versions=None, staleness=1)
         exchange.begin(roster.activate())
         roster.wait_for_workers(WORKERS)
         for piece in plan.changing:

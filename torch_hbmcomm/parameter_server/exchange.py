@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server.layout import Piece
 from torch_hbmcomm.parameter_server.roster import Roster
 from torch_hbmcomm.parameter_server.shards import Shards
-from torch_hbmcomm.parameter_server.versions import Versions
+
+if TYPE_CHECKING:  # it needs PyTorch, which exchanges do without
+    from torch_hbmcomm.parameter_server.versions import Versions
 
 _SENDS = 2  # pieces at a time to a box; measured over 1 Gbit/s, see benchmarks/README.md
 
