@@ -59,7 +59,7 @@ def shares(terms: LayerDrop, layers: list[Layer], gradients: Gradients, steps: i
     for _ in range(steps):
         values = gradients.step()
         moments = [value * layer.numel for value, layer in zip(values, layers, strict=True)]
-        sent = rule.decide(layers, moments, [False] * len(layers))
+        sent = rule.decide(layers, moments)
         rule.end_step()
         gradients.clear(sent)
         gone = sum(layer.numel for layer, goes in zip(layers, sent, strict=True) if goes)

@@ -95,7 +95,8 @@ def report(runs: list[Run], console: Console) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", default="hbm")
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=12,
+                        help="the first step sends all: with few of them that shows")  # fmt: skip
     parser.add_argument("--ratio", type=float, default=0.9)
     args = parser.parse_args()
 

@@ -28,6 +28,8 @@ pytestmark = pytest.mark.ranks(1, 2, 3)
         ({"ratio": float("nan")}, ValueError, "ratio is in"),
         ({"every": 0}, ValueError, "every is at least 1, not 0"),
         ({"every": -3}, ValueError, "every is at least 1"),
+        ({"ratio": "0.9"}, TypeError, "ratio is a number, not '0.9'"),
+        ({"fixed_threshold": "1"}, TypeError, "fixed_threshold is a number"),
         ({"every": 2.5}, TypeError, "every is a whole number, not 2.5"),
         ({"warmup": -1}, ValueError, "warmup is at least 0"),
         ({"max_age": 0}, ValueError, "max_age is at least 1"),
@@ -58,8 +60,29 @@ def refuse(context: Context) -> None:
     ):
         with pytest.raises(ValueError, match=complaint):
             hbmcomm.LayerDropState(model=ddp, **options)
-    with pytest.raises(TypeError, match=r"the gradient of 0 is torch\.complex64"):
-        hbmcomm.LayerDropState(model=nn.ParameterList([torch.zeros(3, dtype=torch.complex64)]))
+    for wrong, kind, complaint in (
+        ({"group": ddp}, TypeError, "group is a process group that this rank is in, or None"),
+        ({"group": dist.GroupMember.NON_GROUP_MEMBER}, TypeError, "group is a process group"),
+        ({"model": model}, TypeError, "model is the DistributedDataParallel model, not Weighted"),
+        ({"model": ddp, "scaler": 3}, TypeError, "scaler is a torch.amp.GradScaler, not int"),
+        (
+            {"model": ddp, "skip_update": True, "optimizer": [3]},
+            TypeError,
+            "optimizer is one or several, not int",
+        ),
+        (
+            {
+                "model": ddp,
+                "skip_update": True,
+                "optimizer": [torch.optim.SGD([*model.parameters()][1:], lr=1)],
+            },
+            ValueError,
+            r"no optimizer that was given has all\.0",
+        ),
+        ({"granularity": "module"}, ValueError, "give model="),
+    ):
+        with pytest.raises(kind, match=complaint):
+            hbmcomm.LayerDropState(**wrong)
     state = hbmcomm.LayerDropState(model=ddp)
     ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
     with pytest.raises(RuntimeError, match="can only be called once"):
@@ -155,7 +178,13 @@ def load_others(context: Context) -> None:
     ddp = wrapped(Weighted())
     state = hbmcomm.LayerDropState(model=ddp)
     own = state.state_dict()
-    other = hbmcomm.LayerDropState(model=nn.Linear(3, 3)).state_dict()
+    other = hbmcomm.LayerDropState(model=wrapped(nn.Linear(3, 3))).state_dict()
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    ddp(*gradients(context.seed, context.rank, 0, context.size)).backward()
+    ddp.zero_grad()
+    state.load_state_dict(own | {"caches": {"all.0": torch.ones(7)}})
+    with pytest.raises(ValueError, match="the state lacks caches, names, rank, ranks"):
+        state.load_state_dict({})
     with pytest.raises(ValueError, match=r"another model: 10 names .* all\.0"):
         state.load_state_dict(other)
     with pytest.raises(ValueError, match=f"is of rank {context.size} of {context.size}"):
@@ -166,8 +195,9 @@ def load_others(context: Context) -> None:
         state.load_state_dict([own | {"rank": 0, "ranks": 2}] * 2)
     with pytest.raises(ValueError, match="no state at all"):
         state.load_state_dict([])
-    with pytest.raises(ValueError, match=r"a cache of all\.0, \[8\]"):
+    with pytest.raises(ValueError, match=r"cache of all\.0 is \[8\] in the checkpoint, .* \[7\]"):
         state.load_state_dict(own | {"caches": {"all.0": torch.zeros(8)}})
+    assert state.summary()["cache_norm"] == pytest.approx(7**0.5)  # what was there is still there
     nameless = hbmcomm.LayerDropState()
     for method in (nameless.state_dict, lambda: nameless.load_state_dict(own)):
         with pytest.raises(RuntimeError, match=r"make LayerDropState\(model="):
@@ -176,6 +206,111 @@ def load_others(context: Context) -> None:
 
 def test_checkpoints_of_something_else(pool: Pool) -> None:
     pool.run(load_others)
+
+
+def raise_half_way(context: Context) -> None:
+    """What was sent is lost with the step: nothing is saved as if it were not."""
+    ddp = wrapped(Weighted(), bucket_cap_mb=0.001)
+    state = hbmcomm.LayerDropState(model=ddp)
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+
+    def fail(_: torch.Tensor) -> None:
+        raise ArithmeticError("half-way")
+
+    weights = gradients(context.seed, context.rank, 0, context.size)
+    ddp(*weights).backward()  # in one bucket; then there are several
+    next(ddp.parameters()).register_hook(fail)
+    with pytest.raises(ArithmeticError):
+        ddp(*weights).backward()
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1)
+    for method in (state.state_dict, state.summary, lambda: state.drain(optimizer)):
+        with pytest.raises(RuntimeError, match=r"the last backward\(\) did not end"):
+            method()
+
+
+def test_a_backward_that_raises(fresh_pool: Pool) -> None:
+    fresh_pool.run(raise_half_way)
+
+
+def step_with_a_closure(context: Context) -> None:
+    ddp = wrapped(Weighted())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1)
+    state = hbmcomm.LayerDropState(model=ddp, skip_update=True, optimizer=optimizer)
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    with pytest.raises(ValueError, match=r"step\(\) without a closure"):
+        optimizer.step(lambda: 0.0)
+    with pytest.raises(ValueError, match=r"step\(\) without a closure"):
+        optimizer.step(closure=lambda: 0.0)
+
+
+def test_a_closure(pool: Pool) -> None:
+    pool.run(step_with_a_closure)
+
+
+def meet_unevenly(context: Context) -> None:
+    """Ranks that are in different numbers of groups."""
+    store = FileStore(str(context.folder / "store"), context.size)
+    dist.init_process_group("hbm", store=store, rank=context.rank, world_size=context.size)
+    for count in range(3):
+        dist.new_group([count % context.size])
+    group = dist.new_group([*range(1, context.size)])
+    run_alone(context)
+    if context.rank > 0:
+        hbmcomm.LayerDropState(group)
+
+
+@pytest.mark.ranks(2, 3)
+def test_ranks_in_different_numbers_of_groups(bare_pool: Pool) -> None:
+    bare_pool.run(meet_unevenly)
+
+
+def drop_little(context: Context) -> None:
+    ddp = wrapped(nn.Sequential(nn.Linear(50, 50), nn.Linear(50, 50)))
+    state = hbmcomm.LayerDropState(model=ddp)
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            ddp(torch.ones(3, 50)).sum().backward()
+    assert not caught  # the second time
+    again = wrapped(nn.Linear(50, 50))
+    again.register_comm_hook(hbmcomm.LayerDropState(), hbmcomm.layer_drop_hook)
+    with pytest.warns(RuntimeWarning, match=r"always sent are 100% of the model.*min_numel=4096"):
+        again(torch.ones(3, 50)).sum().backward()
+
+
+def test_a_model_of_small_layers(pool: Pool) -> None:
+    pool.run(drop_little)
+
+
+def drain_too_much(context: Context) -> None:
+    ddp = wrapped(Weighted(torch.float16))
+    state = hbmcomm.LayerDropState(model=ddp, fixed_threshold=1e30, max_age=99)
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    for _ in range(2):
+        ddp.zero_grad()
+        ddp(*(torch.full(shape, 4e4, dtype=torch.float16) for shape in SHAPES)).backward()
+    before = [parameter.detach().clone() for parameter in ddp.parameters()]
+    with pytest.raises(OverflowError, match=r"cached of all\.\d is not finite as torch\.float16"):
+        state.drain(torch.optim.SGD(ddp.parameters(), lr=1))
+    for parameter, old in zip(ddp.parameters(), before, strict=True):
+        assert_same(parameter.detach(), old, "nothing was applied")
+    assert state.summary()["cache_norm"] > 0
+
+
+def test_draining_more_than_a_gradient_can_hold(pool: Pool) -> None:
+    pool.run(drain_too_much)
+
+
+def register_badly(context: Context) -> None:
+    ddp = wrapped(Weighted())
+    ddp.register_comm_hook(hbmcomm.LayerDrop(), hbmcomm.layer_drop_hook)
+    with pytest.raises(TypeError, match="registered with a LayerDropState, not with LayerDrop:"):
+        ddp(*gradients(context.seed, context.rank, 0, context.size)).backward()
+
+
+def test_a_hook_without_a_state(fresh_pool: Pool) -> None:
+    fresh_pool.run(register_badly)
 
 
 def run_alone(context: Context) -> None:

@@ -23,7 +23,7 @@ def layers(*sizes: int) -> list[Layer]:
 def decide(rule: Rule, of: Sequence[Layer], values: Sequence[float]) -> list[bool]:
     """A step with these means of absolute values."""
     moments = [value * one.numel for one, value in zip(of, values, strict=True)]
-    decisions = rule.decide(of, moments, [False] * len(of))
+    decisions = rule.decide(of, moments)
     rule.end_step()
     return decisions
 
@@ -103,9 +103,30 @@ def test_idle_layers_wait() -> None:
     rule = Rule(LayerDrop(max_age=2, fixed_threshold=1e9))
     of = layers(10)
     for idle, sent in ((False, False), (False, False), (True, False), (True, False), (False, True)):
-        assert rule.decide(of, [5.0], [idle]) == [sent]
+        assert rule.decide(of, [5.0], {"layer0"} if idle else ()) == [sent]
         rule.end_step()
     assert not rule.waited
+
+
+def test_idle_members_keep_their_age() -> None:
+    """One that was not used stays in the cache when the others of its module leave."""
+    rule = Rule(LayerDrop(max_age=2, fixed_threshold=1e9, granularity="module"))
+    module = [Layer(("m.w", "m.v"), (0, 1), 20, 80, False)]
+    for idle, sent, waited in (
+        ((), False, {"m.w": 1, "m.v": 1}),
+        (("m.v",), False, {"m.w": 2, "m.v": 2}),
+        (("m.v",), True, {"m.v": 3}),
+        ((), True, {}),
+    ):
+        assert rule.decide(module, [5.0], idle) == [sent]
+        rule.end_step()
+        assert rule.waited == waited
+
+
+def test_a_threshold_of_another_kind_is_refused() -> None:
+    state = Rule(LayerDrop(representative="l1")).state_dict()
+    with pytest.raises(ValueError, match='representative="l1", whose threshold means nothing'):
+        Rule(LayerDrop()).load_state_dict(state)
 
 
 def test_a_step_that_is_cancelled_leaves_no_trace() -> None:
@@ -113,7 +134,7 @@ def test_a_step_that_is_cancelled_leaves_no_trace() -> None:
     of = layers(30, 50, 20)
     for step in range(12):
         values = [1.0 + step, 2.0, 5.0]
-        rule.decide(of, [float("inf")] * 3, [False] * 3)
+        rule.decide(of, [float("inf")] * 3)
         rule.cancel_step()
         assert decide(rule, of, values) == decide(other, of, values)
     assert rule.state_dict() == other.state_dict()

@@ -562,3 +562,35 @@ def check_bad_terms(context: Context) -> None:
 
 def test_bad_terms(pool: Pool) -> None:
     pool.run(check_bad_terms)
+
+
+def check_other_workers(context: Context) -> None:
+    """One worker more has saved a state than there are now."""
+    model = model_of()
+    ps = make(context, model, drop=DROP)
+    for step in range(3):
+        give(model, gradients_of(context, context.rank, step))
+        ps.step()
+    state = copy.deepcopy(ps.state_dict())
+    drops: list[Any] = [None] * context.size
+    dist.all_gather_object(drops, state["drop"])
+    drops.append(copy.deepcopy(drops[0]))
+    for rank, drop in enumerate(drops):
+        drop |= {"rank": rank, "ranks": len(drops)}
+    expected = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for drop in drops:
+        for name, cache in drop["caches"].items():
+            expected[name] += cache
+    message = raised(ValueError, ps.load_state_dict, state | {"drop": drops[0]})
+    assert f"give the states of all {len(drops)} ranks" in message
+    ps.load_state_dict(state | {"drop": drops})
+    caches = ps.state_dict()["drop"]["caches"]
+    for name, total in expected.items():
+        found = caches.get(name, torch.zeros_like(total))
+        dist.all_reduce(found)
+        assert_same(found, total.detach(), name)
+    ps.close()
+
+
+def test_another_number_of_workers_keeps_the_sum(pool: Pool) -> None:
+    pool.run(check_other_workers)

@@ -4,11 +4,14 @@ survivors of the bucket before, it would wait for them, and nothing would overla
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import GroupName
 
 _CPU = torch.device("cpu")
 
@@ -20,15 +23,7 @@ class Agreement:
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        backend = group._get_backend(_CPU)
-        self._group = dist.new_group(
-            dist.get_process_group_ranks(group),
-            timeout=backend.options._timeout,
-            backend=backend.name(),
-            pg_options=_options(backend),
-            use_local_synchronization=True,
-            group_desc="hbm layer drop",
-        )
+        self._group = _beside(group)
         self._ranks = group.size()
 
     def mean(self, values: torch.Tensor) -> torch.Tensor:
@@ -48,6 +43,33 @@ class Agreement:
                         f"{name}={other[name]!r} on rank {rank}: all ranks decide alike, so it "
                         "must be the same"
                     )
+
+
+def _beside(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Another group of the same ranks, which they make alone.
+
+    dist.new_group(use_local_synchronization=True) names a group after the number of groups that the
+    rank is in, and the ranks wait for ever where that differs.
+    """
+    backend = group._get_backend(_CPU)
+    names = [f"layer-drop/{secrets.token_hex(8)}"]
+    dist.broadcast_object_list(names, group=group, group_src=0)
+    ranks = dist.get_process_group_ranks(group)
+    made: dist.ProcessGroup
+    made, _ = distributed_c10d._new_process_group_helper(
+        group.size(),
+        group.rank(),
+        ranks,
+        dist.Backend(backend.name()),
+        distributed_c10d._get_default_store(),
+        GroupName(names[0]),
+        backend_options=_options(backend),
+        timeout=backend.options._timeout,
+        group_desc="layer drop",
+    )
+    global_to_group = {rank: number for number, rank in enumerate(ranks)}
+    distributed_c10d._world.pg_group_ranks[made] = global_to_group
+    return made
 
 
 def _options(backend: Any) -> Any:

@@ -109,16 +109,19 @@ class Cache:
         self, states: Sequence[Mapping[str, torch.Tensor]], parameters: Mapping[str, torch.Tensor]
     ) -> None:
         """The sum of several states replaces what is cached. Raises ValueError for a name or a
-        shape that is not the parameters'."""
+        shape that is not the parameters'; then nothing has changed."""
+        for state in states:
+            for name, values in state.items():
+                if name not in parameters or values.shape != parameters[name].shape:
+                    shape = list(parameters[name].shape) if name in parameters else "not there"
+                    raise ValueError(
+                        f"the cache of {name} is {list(values.shape)} in the checkpoint, and the "
+                        f"parameter is {shape} in the model"
+                    )
         self._changes.clear()
         self._held.clear()
         for state in states:
             for name, values in state.items():
-                if name not in parameters or values.shape != parameters[name].shape:
-                    raise ValueError(
-                        f"the checkpoint has a cache of {name}, {list(values.shape)}, which is no "
-                        "parameter of the model"
-                    )
                 parameter = parameters[name]
                 held = self._held.get(name)
                 if held is None:

@@ -19,11 +19,16 @@ class Share(NamedTuple):
 
 def own_share(given: State | Sequence[State], rank: int, ranks: int, names: Sequence[str]) -> Share:
     """Raises ValueError for states of another model, rank or number of ranks."""
-    states = [given] if isinstance(given, Mapping) else sorted(given, key=lambda one: one["rank"])
+    states = [given] if isinstance(given, Mapping) else list(given)
     if not states:
         raise ValueError("load_state_dict() was given no state at all")
     for state in states:
+        if unknown := {"rank", "ranks", "names", "caches"} - set(state):
+            raise ValueError(
+                f"the state lacks {', '.join(sorted(unknown))}: load what state_dict() returned"
+            )
         check_names(state["names"], names)
+    states.sort(key=lambda state: int(state["rank"]))
     saved = states[0]["ranks"]
     if isinstance(given, Mapping):
         if (given["rank"], saved) != (rank, ranks):

@@ -10,4 +10,9 @@ def layer_drop_hook(
     state: LayerDropState, bucket: GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
     """``ddp.register_comm_hook(state, layer_drop_hook)``; LayerDropState says what it does."""
+    if not isinstance(state, LayerDropState):
+        raise TypeError(
+            "layer_drop_hook is registered with a LayerDropState, not with "
+            f"{type(state).__name__}: ddp.register_comm_hook(LayerDropState(...), layer_drop_hook)"
+        )
     return state.exchange(bucket)

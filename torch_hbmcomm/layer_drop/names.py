@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from torch_hbmcomm.parameter_server.tensors import check_dense
 
@@ -21,13 +20,12 @@ class Names:
 
     def __init__(self, model: nn.Module | None) -> None:
         self.known = model is not None
-        self._complete = self.known
+        self._closed = False  # whether a whole step was seen
         self._parameters: dict[str, torch.Tensor] = {}
         self._names: dict[int, str] = {}
         if model is not None:
-            module = model.module if isinstance(model, DistributedDataParallel) else model
-            check_dense(module)
-            for name, parameter in module.named_parameters():
+            check_dense(model)
+            for name, parameter in model.named_parameters():
                 if parameter.requires_grad:
                     check_dtype(name, parameter.dtype)
                     self._add(name, parameter)
@@ -36,9 +34,10 @@ class Names:
         """Raises ValueError for one that is not the model's."""
         return tuple(self._name(parameter) for parameter in parameters)
 
-    def close(self) -> None:
-        """All parameters have been seen."""
-        self._complete = True
+    def close(self) -> bool:
+        """All parameters have been seen. Whether for the first time."""
+        first, self._closed = not self._closed, True
+        return first
 
     @property
     def parameters(self) -> Mapping[str, torch.Tensor]:
@@ -47,7 +46,7 @@ class Names:
     def _name(self, parameter: torch.Tensor) -> str:
         found = self._names.get(id(parameter))
         if found is None:
-            if self._complete:
+            if self.known or self._closed:
                 raise ValueError(
                     f"a parameter of shape {list(parameter.shape)} is not of the model that this "
                     "LayerDropState works for: each model has a state of its own"

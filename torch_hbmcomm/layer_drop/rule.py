@@ -8,7 +8,7 @@ its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch_hbmcomm import native
@@ -59,19 +59,20 @@ class Rule:
         return self._waited
 
     def decide(
-        self, layers: Sequence[Layer], moments: Sequence[float], idle: Sequence[bool]
+        self, layers: Sequence[Layer], moments: Sequence[float], idle: Collection[str] = ()
     ) -> list[bool]:
         """Whether each is sent in this step.
 
         Args:
             moments: of the accumulated gradient, the sum of its absolute values (of squares for
                 "l2"), a mean over those who decide alike
-            idle: layers that got nothing new in this step; they wait
+            idle: parameters that got nothing new in this step; they wait, and stay cached when the
+                rest of their layer is sent
 
         A layer of zeros is not sent: there is nothing in it. One with a moment that is not finite
         is, so that it can be seen.
         """
-        return [self._decide(*one) for one in zip(layers, moments, idle, strict=True)]
+        return [self._decide(*one, idle) for one in zip(layers, moments, strict=True)]
 
     def end_step(self, overhead: int = 0) -> None:
         """All layers have been decided. overhead: bytes that were sent besides."""
@@ -99,6 +100,7 @@ class Rule:
     def state_dict(self) -> dict[str, Any]:
         """Between two steps."""
         return {
+            "representative": self._terms.representative,
             "steps": self._steps,
             "threshold": self.threshold,
             "debt": self._debt,
@@ -106,6 +108,12 @@ class Rule:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises ValueError when the threshold is one of another kind."""
+        if state["representative"] != self._terms.representative:
+            raise ValueError(
+                f'the checkpoint is of representative="{state["representative"]}", whose threshold '
+                f'means nothing to "{self._terms.representative}": use the same one'
+            )
         self._steps = int(state["steps"])
         self._debt = float(state["debt"])
         self._waited = {name: int(steps) for name, steps in state["waited"].items()}
@@ -129,17 +137,18 @@ class Rule:
             and self.threshold > NO_THRESHOLD
         )
 
-    def _decide(self, layer: Layer, moment: float, idle: bool) -> bool:
-        waited = max(self._waited.get(name, 0) for name in layer.parameters)
+    def _decide(self, layer: Layer, moment: float, idle: Collection[str]) -> bool:
+        awake = [name for name in layer.parameters if name not in idle]
+        waited = max((self._waited.get(name, 0) for name in awake), default=0)
         value = self._representative(layer, moment)
-        if not idle:
+        if awake:
             self._found.append((value, layer.numel))
-        sent = not idle and self._reaches(layer, value, waited)
+        sent = bool(awake) and self._reaches(layer, value, waited)
         for name in layer.parameters:
-            if sent or moment == 0:
+            if moment == 0 or (sent and name not in idle):
                 self._next.pop(name, None)
             else:
-                self._next[name] = waited + 1
+                self._next[name] = self._waited.get(name, 0) + 1
         self._bytes += layer.nbytes
         self._sent_bytes += layer.nbytes if sent else 0
         return sent

@@ -11,15 +11,23 @@ import torch
 
 
 class Skipping:
-    """Hides the gradients of the parameters in `dropped` while the optimizer steps."""
+    """Hides the gradients of the parameters in `dropped` while an optimizer steps."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         self.dropped: Iterable[torch.Tensor] = ()
         self._hidden: list[tuple[torch.Tensor, torch.Tensor]] = []
-        optimizer.register_step_pre_hook(self._hide)
-        optimizer.register_step_post_hook(self._show)
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(self._hide)
+            optimizer.register_step_post_hook(self._show)
 
-    def _hide(self, *_: Any) -> None:
+    def _hide(
+        self, _: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
+        if any(argument is not None for argument in (*arguments[1:], named.get("closure"))):
+            raise ValueError(
+                "skip_update=True has to know which layers were dropped before the optimizer "
+                "steps: call backward() first, and step() without a closure"
+            )
         for parameter in self.dropped:
             if parameter.grad is not None:
                 self._hidden.append((parameter, parameter.grad))

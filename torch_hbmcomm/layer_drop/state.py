@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
@@ -18,6 +16,13 @@ from torch_hbmcomm.layer_drop.agreement import Agreement
 from torch_hbmcomm.layer_drop.bucket import Plan, plan_of
 from torch_hbmcomm.layer_drop.cache import Cache
 from torch_hbmcomm.layer_drop.checkpoint import own_share
+from torch_hbmcomm.layer_drop.checks import (
+    enabled,
+    group_of,
+    optimizers_of,
+    warn_if_little_can_be_dropped,
+    warn_not_finite,
+)
 from torch_hbmcomm.layer_drop.drain import move_to_gradients
 from torch_hbmcomm.layer_drop.mean import Mean
 from torch_hbmcomm.layer_drop.names import Names
@@ -53,14 +58,16 @@ class LayerDropState:
         group: the model's; None is the default one. Any CPU backend.
         ratio, every, warmup, representative, granularity, min_numel, max_age, cache_dtype,
             fixed_threshold, target: see LayerDrop; the same on every rank
-        model: the DDP model, or the module in it; needed for checkpoints
+        model: needed for checkpoints and for layers that are modules; without it, nothing checks
+            that it has this group
         wire_dtype: torch.bfloat16: survivors of float32 travel as that, and what rounding takes
             away stays in the cache
         skip_update: a layer that is dropped keeps its parameters and its optimizer's state in that
             step, which a zero gradient does not see to
-        optimizer: needed for skip_update
-        scaler: the GradScaler whose scaled losses are differentiated. Gradients are cached
-            unscaled; a step that it skips leaves no trace here. Takes a second cache.
+        optimizer: needed for skip_update: those that have the model's parameters, one or several
+        scaler: the GradScaler whose scaled losses are differentiated, with one optimizer for the
+            whole model. Gradients are cached unscaled; a step that it skips leaves no trace here.
+            Takes a second cache.
         log_every: steps between two lines of the logger torch_hbmcomm.layer_drop on rank 0; None:
             no lines
 
@@ -95,10 +102,10 @@ class LayerDropState:
         cache_dtype: torch.dtype | None = None,
         fixed_threshold: float | None = None,
         target: Target = "bytes",
-        model: nn.Module | None = None,
+        model: DistributedDataParallel | None = None,
         wire_dtype: torch.dtype | None = None,
         skip_update: bool = False,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         scaler: torch.amp.GradScaler | None = None,
         log_every: int | None = 100,
     ) -> None:
@@ -116,18 +123,17 @@ class LayerDropState:
         )
         if wire_dtype not in (None, torch.bfloat16):
             raise ValueError(f"wire_dtype is None or torch.bfloat16, not {wire_dtype}")
-        if skip_update is not (optimizer is not None):
-            raise ValueError(
-                "skip_update=True and optimizer=... go together: the one needs the other"
-            )
         if log_every is not None and log_every < 1:
             raise ValueError(f"log_every is at least 1, not {log_every}; None is never")
+        if granularity == "module" and model is None:
+            raise ValueError('granularity="module" needs the modules\' names: give model=...')
         self._model = model
-        self._group = _group_of(model, group)
-        self._names = Names(model)
+        self._group = group_of(model, group)
+        self._names = Names(None if model is None else model.module)
         self._wire_dtype = wire_dtype
-        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._skipping = None if optimizer is None else Skipping(optimizer)
+        self._scaler = enabled(scaler)
+        optimizers = optimizers_of(optimizer, skip_update, self._names.parameters)
+        self._skipping = Skipping(optimizers) if skip_update else None
         self._log_every = log_every
         self._rule = Rule(self._terms)
         self._cache = Cache(cache_dtype, recoverable=self._scaler is not None)
@@ -158,7 +164,10 @@ class LayerDropState:
         self._next_bucket += 1
         if bucket.is_last():
             self._next_bucket = 0
-            self._names.close()
+            if self._names.close():
+                warn_if_little_can_be_dropped(
+                    self._terms, [plan for _, plan in self._plans.values()]
+                )
             if self._skipping is not None:
                 parameters = self._names.parameters
                 self._skipping.dropped = [parameters[name] for name in self._dropped]
@@ -211,9 +220,9 @@ class LayerDropState:
     def summary(self) -> dict[str, float]:
         """Counted since the start, on this rank: `steps`; `gradient_bytes`, which DDP alone would
         have sent; `sent_bytes`, with what decisions took; `sent_share` of the gradients' elements;
-        `refused_steps`, which the scaler skipped. Of the last step: `layers`, `sent_layers`. Now:
-        `threshold` (-1: none), `waiting` parameters, `mean_age` and `oldest_age` of these in steps,
-        `cache_norm` (L2)."""
+        `refused_steps`, which the scaler skipped after a decision. Of the last step: `layers`,
+        `sent_layers`. Now: `threshold` (-1: none), `waiting` parameters, `mean_age` and
+        `oldest_age` of these in steps, `cache_norm` (L2)."""
         self._settle()
         ages = self._rule.waited.values()
         return self._statistics.summary() | {
@@ -235,7 +244,13 @@ class LayerDropState:
         self._direct = self._rule.sends_all and self._cache.empty and self._wire_dtype is None
 
     def _settle(self) -> None:
-        """The last step counts, or, when the scaler skipped it, does not."""
+        """The last step counts, or, when the scaler skipped it, does not. Raises RuntimeError in
+        the middle of one."""
+        if self._next_bucket != 0:
+            raise RuntimeError(
+                "the last backward() did not end, and part of its gradients has been sent: go on "
+                "from a checkpoint, with a new model and a new LayerDropState"
+            )
         if not self._undecided:
             return
         self._undecided = False
@@ -288,11 +303,11 @@ class LayerDropState:
         told = torch.tensor([moments, zeros], dtype=torch.float64)
         moments, zeros = self._agreement.mean(told).tolist()
         idle = [zero == 1 for zero in zeros]  # on all ranks
+        asleep = {name for name, still in zip(plan.names, idle, strict=True) if still}
         of_layers = plan.sums(moments)
-        asleep = [all(idle[member] for member in layer.members) for layer in plan.layers]
         decisions = self._rule.decide(plan.layers, of_layers, asleep)
         if self._scaler is None:
-            _warn_not_finite(plan, of_layers)
+            warn_not_finite(plan, of_layers)
         self._statistics.count(plan, decisions, buffer, told)
         sent = sorted(
             member
@@ -325,7 +340,7 @@ class LayerDropState:
                 "backward() before did not end, or two DDP models share this LayerDropState; make "
                 "a new one for each"
             )
-        if isinstance(self._model, DistributedDataParallel) and self._model._join_config.enable:
+        if self._model is not None and self._model._join_config.enable:
             raise ValueError(
                 "ddp.join() stands in for ranks that are done with zeros for each bucket as a "
                 "whole, and dropped layers are not sent: leave it out, and give all ranks the same "
@@ -337,39 +352,6 @@ class LayerDropState:
             raise RuntimeError(
                 f"{method} needs the parameters' names: make LayerDropState(model=...)"
             )
-
-
-def _group_of(model: nn.Module | None, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    chosen = dist.group.WORLD if group is None else group
-    if chosen is None:
-        raise ValueError("there is no default group; call init_process_group first")
-    if isinstance(model, DistributedDataParallel):
-        if model.process_group is not chosen:
-            raise ValueError(
-                "the group is not the model's: give DistributedDataParallel(process_group=...) and "
-                "LayerDropState the same one"
-            )
-        if model._comm_hooks:
-            hook, _ = model._comm_hooks[0]
-            raise ValueError(
-                f"the model has a communication hook ({hook.__qualname__}), and DDP takes only one"
-            )
-    return chosen
-
-
-def _warn_not_finite(plan: Plan, moments: Sequence[float]) -> None:
-    broken = [
-        layer.name
-        for layer, moment in zip(plan.layers, moments, strict=True)
-        if not float("-inf") < moment < float("inf")
-    ]
-    if broken:
-        warnings.warn(
-            f"the accumulated gradient of {', '.join(broken)} is not finite; it was sent at once, "
-            "and is in .grad on all ranks",
-            RuntimeWarning,
-            stacklevel=2,
-        )
 
 
 def _value(future: torch.futures.Future[Any], buffer: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Literal, get_args
 
 import torch
@@ -66,10 +67,14 @@ class LayerDrop:
             value = getattr(self, name)
             if (name, value) == ("max_age", None):
                 continue
-            if not isinstance(value, int) or isinstance(value, bool):
+            if not isinstance(value, Integral) or isinstance(value, bool):
                 raise TypeError(f"{name} is a whole number, not {value!r}")
             if value < least:
                 raise ValueError(f"{name} is at least {least}, not {value}")
+        for name in ("ratio", "fixed_threshold"):
+            value = getattr(self, name)
+            if not isinstance(value, Real) and (name, value) != ("fixed_threshold", None):
+                raise TypeError(f"{name} is a number, not {value!r}")
         if not 0 <= self.ratio < 1:
             raise ValueError(f"ratio is in [0, 1), not {self.ratio}: with 1 nothing would be sent")
         for name, choices in (

@@ -79,7 +79,7 @@ class Dropping:
 
     def choose(self, weights: Sequence[float]) -> Sequence[Piece]:
         moments = self._moments(weights)
-        sent = self._rule.decide(self._layers, moments, [False] * len(moments))
+        sent = self._rule.decide(self._layers, moments)
         self._rule.end_step(COUNTER_BYTES * len(moments) if any(sent) else 0)
         self._sent += sum(sent)
         self._dropped += sum(m != 0 and not s for m, s in zip(moments, sent, strict=True))

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from torch_hbmcomm.layer_drop.cache import Cache, check_names
+from torch_hbmcomm.layer_drop.cache import Cache
+from torch_hbmcomm.layer_drop.checkpoint import State, own_share
 from torch_hbmcomm.layer_drop.layers import Layer, Shape, layers_of
 from torch_hbmcomm.layer_drop.rule import Rule
 from torch_hbmcomm.layer_drop.terms import LayerDrop
@@ -23,9 +24,12 @@ class Dropping:
     Memory: one copy of the gradients, in the cache's dtype. Threads: one at a time.
     """
 
-    def __init__(self, drop: LayerDrop, parameters: Mapping[str, torch.Tensor]) -> None:
-        """parameters: the model's, in order."""
+    def __init__(
+        self, drop: LayerDrop, parameters: Mapping[str, torch.Tensor], worker: int, workers: int
+    ) -> None:
+        """parameters: the model's, in order. worker: which one this is of all that train."""
         self._drop = drop
+        self._worker, self._workers = worker, workers
         self._parameters = parameters
         self._names = list(parameters)
         self._layers = layers_of(
@@ -96,20 +100,25 @@ class Dropping:
     def state_dict(self) -> dict[str, Any]:
         """Copies."""
         return {
+            "rank": self._worker,
+            "ranks": self._workers,
             "names": list(self._names),
             "rule": self._rule.state_dict(),
             "caches": self._cache.state_dict(self._parameters),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """None: as new. Raises ValueError for a state of another model."""
+    def load_state_dict(self, state: State | Sequence[State] | None) -> None:
+        """What this worker saved; or what all workers saved, whose number may be another one now;
+        None: as new. Raises ValueError for those of another model, worker or number of workers."""
+        share = None
         if state is not None:
-            check_names(state["names"], self._names)
+            share = own_share(state, self._worker, self._workers, self._names)
+        states = [] if share is None else share.states
+        self._cache.load_state_dict([one["caches"] for one in states], self._parameters)
         self._rule = Rule(self._drop)
-        self._cache.load_state_dict([] if state is None else [state["caches"]], self._parameters)
         self._moments = [0.0] * len(self._names)
-        if state is not None:
-            self._rule.load_state_dict(state["rule"])
+        if share is not None:
+            self._rule.load_state_dict(share.common["rule"])
             self._measure()
             self._cache.commit()
 
@@ -127,7 +136,8 @@ class Dropping:
         self._add(added)
         layers = used + idle
         moments = [self._moment(layer) for layer in layers]
-        decisions = self._rule.decide(layers, moments, [False] * len(used) + [True] * len(idle))
+        asleep = {name for layer in idle for name in layer.parameters}
+        decisions = self._rule.decide(layers, moments, asleep)
         self._sent_layers += sum(decisions)
         self._dropped_layers += len(used) - sum(decisions)
         chosen = [False] * len(self._names)
@@ -169,7 +179,7 @@ class Dropping:
         return torch.zeros(parameter.numel(), dtype=parameter.dtype)
 
 
-def load(dropping: Dropping | None, state: Mapping[str, Any] | None) -> None:
+def load(dropping: Dropping | None, state: State | Sequence[State] | None) -> None:
     """Raises ValueError for a state of another model, or one that would be lost."""
     if dropping is not None:
         dropping.load_state_dict(state)

@@ -97,7 +97,11 @@ class Synchronous:
         self._gradients = Gradients(self._parameters)
         total = sum(tensor.nbytes for tensor in self._weights_and_buffers())
         self._channel = Channel(self._group, server, total)
-        self._dropping = None if drop is None else Dropping(drop, named)
+        self._dropping = None
+        if drop is not None:
+            after_server = dedicated and chosen.rank() > server
+            number, workers = chosen.rank() - after_server, chosen.size() - dedicated
+            self._dropping = Dropping(drop, named, number, workers)
         self._gather = Gather(
             self._group, self._terms, self._parameters, self._channel, self._dropping
         )
@@ -170,7 +174,9 @@ class Synchronous:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """On every rank, a dedicated server too (before it serves). The server loads its `state`,
         the others take its weights and buffers and leave theirs unread, but for "drop", which is
-        each worker's own; without it a worker has nothing cached.
+        each worker's own; without it a worker has nothing cached. After a change of the number of
+        workers, every one gives all of them that there were, in a sequence: what was cached is
+        handed out, and its sum stays.
 
         The number of workers may differ from that of the run that saved it.
 
