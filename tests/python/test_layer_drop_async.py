@@ -407,7 +407,7 @@ class Reference:
                 float(sum(cached[name].abs().sum() for name in layer.parameters))
                 for layer in self._layers
             ]
-            sent = rule.decide(self._layers, moments, [False] * len(moments))
+            sent = rule.decide(self._layers, moments)
             rule.end_step()
             for layer, goes in zip(self._layers, sent, strict=True):
                 for name in layer.parameters if goes else ():

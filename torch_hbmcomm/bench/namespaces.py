@@ -1,4 +1,4 @@
-"""Two network namespaces with a slow cable between them, each like a machine of its own.
+"""Two network namespaces with a cable between them, each like a machine of its own.
 
 REQUIRES: root, and iproute2.
 """
@@ -43,8 +43,9 @@ class Node:
 
 
 @contextmanager
-def two_nodes(rate: str) -> Iterator[tuple[Node, Node]]:
-    """rate: of the cable in each direction, as tc(8) writes it. Raises NoNamespaces."""
+def two_nodes(rate: str | None) -> Iterator[tuple[Node, Node]]:
+    """rate: of the cable in each direction, as tc(8) writes it; None: as fast as the machine.
+    Raises NoNamespaces."""
     if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None:
         raise NoNamespaces("network namespaces need root, and iproute2")
     nodes = (Node(0), Node(1))
@@ -59,10 +60,11 @@ def two_nodes(rate: str) -> Iterator[tuple[Node, Node]]:
             at = ["dev", node.link]
             _ip("-n", node.name, "address", "add", f"{node.address}/24", *at)
             _ip("-n", node.name, "link", "set", node.link, "up")
-            _run(
-                *("tc", "-n", node.name, "qdisc", "add", *at),
-                *("root", "tbf", "rate", rate, *_SHAPE),
-            )
+            if rate is not None:
+                _run(
+                    *("tc", "-n", node.name, "qdisc", "add", *at),
+                    *("root", "tbf", "rate", rate, *_SHAPE),
+                )
         for node in nodes:
             _await_up(node)
         yield nodes

@@ -4,6 +4,7 @@ import importlib.util
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -47,10 +48,9 @@ def rpc_ranks(
         raise Unavailable("PyTorch is not installed")
     with ExitStack() as stack:
         place = stack.enter_context(tempfile.TemporaryDirectory(prefix="hbmcomm-bench-"))
-        ranks = [
-            stack.enter_context(peers(role, 1, launcher(rank), {"RANK": str(rank)}))[0]
-            for rank in range(count)
-        ]
+        with ThreadPoolExecutor(count) as threads:  # a process takes seconds to start
+            starts = (peers(role, 1, launcher(rank), {"RANK": str(rank)}) for rank in range(count))
+            ranks = [rank for (rank,) in threads.map(stack.enter_context, starts)]
         for rank in ranks:
             rank.tell("join", meeting=f"{place}/meeting", world=count, **options)
         for rank in ranks:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from torch_hbmcomm.cli.bench_layer_drop import layerdrop
 from torch_hbmcomm.cli.bench_options import (
     Json,
     Png,
@@ -294,3 +295,6 @@ def async_sgd(
         from torch_hbmcomm.bench.async_sgd import plot
 
         plot.save(result, png)
+
+
+app.command()(layerdrop)

@@ -10,9 +10,10 @@ from typing import Any
 from rich.console import RenderableType
 
 from torch_hbmcomm.bench.async_sgd.plan import Plan
-from torch_hbmcomm.bench.async_sgd.section import Findings, Section, Verdict
-from torch_hbmcomm.bench.async_sgd.training import DDP, Training, table_of
+from torch_hbmcomm.bench.async_sgd.section import Findings, Section
+from torch_hbmcomm.bench.async_sgd.training import DDP, Training
 from torch_hbmcomm.bench.peer import Peer
+from torch_hbmcomm.bench.report import Verdict, table_of
 from torch_hbmcomm.bench.rival_processes import rpc_ranks
 from torch_hbmcomm.bench.unavailable import Unavailable
 

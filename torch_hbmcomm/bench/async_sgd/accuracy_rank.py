@@ -1,19 +1,17 @@
 """A worker that learns handwritten digits."""
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import OneCycleLR
 
 import torch_hbmcomm as hbmcomm
+from torch_hbmcomm.bench.digits import Digits
 from torch_hbmcomm.bench.peer import obey
 
 _BATCH = 16  # of one worker
@@ -35,12 +33,7 @@ class Learner:
             world_size=world,
             pg_options=hbmcomm.Options(parameter_server="auto"),
         )
-        pixels, labels = load_digits(return_X_y=True)
-        images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16
-        split = train_test_split(images, torch.tensor(labels), test_size=0.2, random_state=0,
-                                 stratify=labels)  # fmt: skip
-        self._images, self._test_images, self._labels, self._test_labels = split
-        self._steps = len(self._labels) // (_BATCH * world)  # in an epoch
+        self._digits = Digits(self._rank, world, _BATCH)
 
     def start(self, options: dict[str, Any] | None, epochs: int, seed: int) -> None:
         """options: of a ParameterServer; None: DistributedDataParallel."""
@@ -48,7 +41,7 @@ class Learner:
         self._shuffling = torch.Generator().manual_seed(seed)
         self._model = _network()
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=_RATE)
-        self._schedule = OneCycleLR(self._optimizer, _RATE, total_steps=epochs * self._steps)
+        self._schedule = OneCycleLR(self._optimizer, _RATE, total_steps=epochs * self._digits.steps)
         self._server: hbmcomm.ParameterServer | None = None
         self._replica = self._model
         if options is None:
@@ -57,7 +50,7 @@ class Learner:
             self._server = hbmcomm.ParameterServer(self._model, self._optimizer, **options)
 
     def epoch(self) -> None:
-        for images, labels in self._batches():
+        for images, labels in self._digits.batches(self._shuffling):
             self._optimizer.zero_grad()
             cross_entropy(self._replica(images), labels).backward()
             (self._server or self._optimizer).step()
@@ -70,17 +63,7 @@ class Learner:
             dist.barrier()  # all have sent what they had
             self._server.pull()
             self._server.close()
-        with torch.no_grad():
-            right = self._model(self._test_images).argmax(dim=1) == self._test_labels
-        return 100 * float(right.double().mean())
-
-    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """This worker's images and labels of an epoch, the same whoever trains."""
-        shuffled = torch.randperm(len(self._labels), generator=self._shuffling)
-        mine = shuffled[self._rank :: dist.get_world_size()]
-        for step in range(self._steps):
-            chosen = mine[step * _BATCH : (step + 1) * _BATCH]
-            yield self._images[chosen], self._labels[chosen]
+        return self._digits.accuracy(self._model)
 
 
 def _network() -> nn.Module:

@@ -4,7 +4,8 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from torch_hbmcomm.bench.async_sgd.result import Row
-from torch_hbmcomm.bench.async_sgd.section import Goal, Verdict
+from torch_hbmcomm.bench.async_sgd.section import Goal
+from torch_hbmcomm.bench.report import Verdict
 from torch_hbmcomm.bench.times import format_time
 
 LINK = "link"

@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from torch_hbmcomm.bench.async_sgd.plan import Plan
 from torch_hbmcomm.bench.async_sgd.result import Measurement, Row
 from torch_hbmcomm.bench.async_sgd.training import Training
+from torch_hbmcomm.bench.report import Verdict
 
 
 @dataclass
@@ -27,14 +28,6 @@ class Findings:
 
     def add(self, measurements: Iterable[Measurement]) -> None:
         self.measurements += measurements
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """reached: None where nothing was to be reached."""
-
-    text: str
-    reached: bool | None
 
 
 Goal = Callable[[Sequence[Row]], Verdict | None]

@@ -8,9 +8,10 @@ from rich.console import RenderableType
 
 from torch_hbmcomm import smb
 from torch_hbmcomm.bench.async_sgd.plan import Plan
-from torch_hbmcomm.bench.async_sgd.section import Findings, Section, Verdict
-from torch_hbmcomm.bench.async_sgd.training import DDP, SHM, TCP, Training, table_of
+from torch_hbmcomm.bench.async_sgd.section import Findings, Section
+from torch_hbmcomm.bench.async_sgd.training import DDP, SHM, TCP, Training
 from torch_hbmcomm.bench.peer import Peer
+from torch_hbmcomm.bench.report import Verdict, table_of
 from torch_hbmcomm.bench.rival_processes import rpc_ranks
 
 _NAME = "straggler"

@@ -8,8 +8,9 @@ from rich.text import Text
 
 from torch_hbmcomm.bench.async_sgd.contenders import CONTENDERS
 from torch_hbmcomm.bench.async_sgd.result import Measurement, Result, Row, machine_line, rows
-from torch_hbmcomm.bench.async_sgd.section import Section, Verdict
+from torch_hbmcomm.bench.async_sgd.section import Section
 from torch_hbmcomm.bench.async_sgd.sections import SECTIONS
+from torch_hbmcomm.bench.report import line
 from torch_hbmcomm.bench.sizes import format_bytes
 from torch_hbmcomm.bench.times import format_time
 
@@ -42,11 +43,11 @@ def _parts(result: Result) -> Iterator[RenderableType]:
                 for goal in goals:
                     verdict = goal(found)
                     if verdict is not None:
-                        yield _line(verdict)
+                        yield line(verdict)
         trainings = [one for one in result.trainings if one.section == name]
         if trainings:
             yield from section.render(trainings)
-            yield from (_line(verdict) for verdict in section.verdicts(trainings))
+            yield from (line(verdict) for verdict in section.verdicts(trainings))
     for note in result.notes:
         yield Text(note)
     for who, cause in result.unavailable.items():
@@ -97,10 +98,3 @@ def _ratio(row: Row, rival: str, subject: str) -> str:
     if rival not in row or subject not in row:
         return "-"
     return f"{row[rival].median_ms / row[subject].median_ms:.2f}"
-
-
-def _line(verdict: Verdict) -> Text:
-    """Red: a goal that is missed."""
-    if verdict.reached is None:
-        return Text(verdict.text)
-    return Text(verdict.text, style="green" if verdict.reached else "red")

@@ -1,9 +1,6 @@
-"""What sections find whose workers train with PyTorch, and how it is shown."""
+"""What sections find whose workers train with PyTorch."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-from rich.table import Table
 
 SHM = "ParameterServer shm"
 TCP = "ParameterServer tcp"
@@ -18,11 +15,3 @@ class Training:
     contender: str
     case: str
     samples: list[float]
-
-
-def table_of(title: str, headings: Sequence[str]) -> Table:
-    """Numbers beside names, which are in the first column."""
-    table = Table(title=title, title_justify="left")
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if place else "left")
-    return table

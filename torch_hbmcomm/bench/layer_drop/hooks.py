@@ -1,0 +1,43 @@
+"""The communication hooks that are compared. DDP reads annotations of hooks, which must not be
+strings here (no __future__ import)."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import torch_hbmcomm as hbmcomm
+
+BUCKET_MIB = {"PowerSGD": 1 << 20}
+"""One bucket for all: PowerSGD begins allreduces in callbacks, and those of two buckets would come
+in another order on each rank. Elsewhere DDP's default."""
+
+_RANK = 4  # of PowerSGD's approximations
+_VANILLA = 2  # steps before it compresses, the least that PyTorch takes
+
+
+def register(
+    replica: DistributedDataParallel, hook: str, terms: dict[str, Any]
+) -> hbmcomm.LayerDropState | None:
+    """hook: "none", "drop", "bf16" or "PowerSGD". terms: of LayerDropState, which is returned."""
+    group = replica.process_group
+    if hook == "drop":
+        state = hbmcomm.LayerDropState(group, model=replica, log_every=None, **terms)
+        replica.register_comm_hook(state, hbmcomm.layer_drop_hook)
+        return state
+    if hook == "bf16":
+        replica.register_comm_hook(group, _bfloat16)
+    elif hook == "PowerSGD":
+        power = powerSGD_hook.PowerSGDState(
+            group, matrix_approximation_rank=_RANK, start_powerSGD_iter=_VANILLA
+        )
+        replica.register_comm_hook(power, powerSGD_hook.powerSGD_hook)
+    return None
+
+
+def _bfloat16(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """PyTorch's, which DDP refuses by its name where there is no GPU."""
+    return default_hooks.bf16_compress_hook(group, bucket)

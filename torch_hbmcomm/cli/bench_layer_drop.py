@@ -1,0 +1,100 @@
+"""`hbmcomm bench layerdrop`: the emulation of the layer-dropping paper."""
+
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from torch_hbmcomm.cli.bench_options import (
+    Json,
+    Png,
+    check_files,
+    check_matplotlib,
+    console,
+    fail,
+    names,
+    say,
+)
+
+_UNLIMITED = "unlimited"
+
+
+def layerdrop(
+    sections: Annotated[
+        str, typer.Option(help="Names separated by commas; all: those that can run here.")
+    ] = "all",
+    ratios: Annotated[
+        str | None,
+        typer.Option(
+            help="R, the parts of all gradients that are dropped, separated by commas.",
+            show_default="0.5,0.8,0.9,0.95,0.99",
+        ),
+    ] = None,
+    megabits: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Rates of the link in Mbit/s, separated by commas, or {_UNLIMITED}.",
+            show_default=f"1000,{_UNLIMITED}",
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Of each R under DDP.", show_default="200")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Of the section training.", show_default="12")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small nets and few steps: does it work at all?")
+    ] = False,
+    json: Json = None,
+    png: Png = None,
+) -> None:
+    """Layer dropping beside plain training, bfloat16 and PowerSGD, after Lee et al. (2020).
+
+    Sections: pass (memory bandwidth, and what the hook adds to ResNet-50), ddp (4 ranks on two
+    hosts), server (a parameter server and 4 workers), training (handwritten digits, accuracy over
+    time) and break-even (the link on which dropping does not pay). All but pass need root: hosts
+    are network namespaces. The exit status never depends on a time. Everything takes 10 minutes.
+    """
+    check_files(json, png)
+    check_matplotlib(png)
+    from torch_hbmcomm.bench.layer_drop import run, table
+    from torch_hbmcomm.bench.layer_drop.plan import QUICK, Plan
+    from torch_hbmcomm.bench.layer_drop.sections import SECTIONS
+    from torch_hbmcomm.bench.names import check_names
+
+    try:
+        given = {
+            "ratios": None if ratios is None else [float(ratio) for ratio in names(ratios)],
+            "megabits": None if megabits is None else [_rate(rate) for rate in names(megabits)],
+            "steps": steps,
+            "epochs": epochs,
+        }
+        chosen = {name: value for name, value in given.items() if value is not None}
+        chosen_sections = list(SECTIONS) if sections == "all" else names(sections)
+        check_names("section", chosen_sections, SECTIONS)
+        if png is not None and not any(SECTIONS[name].plotted for name in chosen_sections):
+            raise ValueError("--png has nothing to plot: name the section ddp, server or training")
+        plan = Plan(chosen_sections, **((QUICK if quick else {}) | chosen))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # removes namespaces
+    try:
+        result = run.run(plan, say)
+    except RuntimeError as error:
+        fail(str(error))
+
+    console().print(table.render(result))
+    if json is not None:
+        json.write_text(result.to_json())
+    if png is not None:
+        if not any(SECTIONS[row.section].plotted for row in result.rows):
+            fail("--png has nothing to plot: no section that it shows was measured")
+        from torch_hbmcomm.bench.layer_drop import plot
+
+        plot.save(result, png)
+
+
+def _rate(text: str) -> int | None:
+    return None if text == _UNLIMITED else int(text)
