@@ -388,6 +388,22 @@ def test_drain_applies_what_is_cached(pool: Pool, options: Any) -> None:
     pool.run(drain, options)
 
 
+def take_memory(context: Context, dtype: torch.dtype | None, bytes_each: int) -> None:
+    """Caches are the only memory of a state's own: survivors are packed inside the bucket."""
+    ddp, state = started(ratio=0.7, cache_dtype=dtype)
+    for step in range(6):
+        backward(ddp, [*gradients(context.seed, context.rank, step, context.size)])
+    rooms = [room for rooms in state._cache._rooms.values() for room in rooms]
+    elements = sum(torch.Size(shape).numel() for shape in SHAPES)
+    assert sum(room.nbytes for room in rooms) == bytes_each * elements
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize(("dtype", "bytes_each"), [(None, 4), (torch.bfloat16, 2)])
+def test_one_copy_of_the_gradients(pool: Pool, dtype: torch.dtype | None, bytes_each: int) -> None:
+    pool.run(take_memory, dtype, bytes_each)
+
+
 def stay_within_the_budget(context: Context, ratio: float) -> dict[str, float]:
     """Layers whose gradients differ in size a thousandfold, and shrink."""
     shapes = [(64, 64 * (1 + index % 7)) for index in range(40)]

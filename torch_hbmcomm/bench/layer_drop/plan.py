@@ -34,7 +34,7 @@ class Plan:
     rounds: int = 3
     server_steps: int = 12
     passes: int = 7
-    training_megabits: int = 500
+    training_megabits: int = 300
     epochs: int = 12
     seeds: int = 3
     width: int = 64

@@ -23,8 +23,8 @@ from torch_hbmcomm.bench.unavailable import Unavailable
 
 NAME = "training"
 _ABOUT = (
-    "4 ranks on two hosts learn handwritten digits; a perceptron of 1.1 million parameters, SGD "
-    "with momentum; accuracy on test images; bfloat16 and PowerSGD with one seed"
+    "4 ranks on two hosts learn handwritten digits; a perceptron of 1.1 million parameters, "
+    "plain SGD; accuracy on test images; bfloat16 and PowerSGD with one seed"
 )
 _NODES = (0, 0, 1, 1)
 _DROPPING = dropping(RATIO)

@@ -20,8 +20,7 @@ from torch_hbmcomm.bench.layer_drop.hooks import BUCKET_MIB, register
 from torch_hbmcomm.bench.peer import obey
 
 _BATCH = 8  # of one rank
-_RATE = 0.05
-_MOMENTUM = 0.8
+_RATE = 0.1
 _WIDTH, _HIDDEN = 512, 4  # 4 layers of 1 MiB, and two small ones
 
 
@@ -46,7 +45,7 @@ class Learner:
             _network(), gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MIB.get(hook)
         )
         register(self._replica, hook, terms)
-        self._optimizer = torch.optim.SGD(self._replica.parameters(), lr=_RATE, momentum=_MOMENTUM)
+        self._optimizer = torch.optim.SGD(self._replica.parameters(), lr=_RATE)
         total = epochs * self._digits.steps
         self._schedule = OneCycleLR(self._optimizer, _RATE, total_steps=total, cycle_momentum=False)
         return self._digits.steps
