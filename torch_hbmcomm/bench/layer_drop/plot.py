@@ -44,7 +44,7 @@ def save(result: Result, path: Path) -> None:
     for (section, case), panel in zip(bars, axes, strict=False):
         rows = [row for row in result.rows if (row.section, row.case) == (section, case)]
         _draw_bars(panel, rows)
-        panel.set_title(f"{section}, {case}", fontsize="medium")
+        panel.set_title(f"{section}\n{case}", fontsize="medium")
     if learned:
         for (what, over), panel in zip(_CURVES, axes[len(bars) :], strict=False):
             _draw_curves(panel, learned, what, over)
@@ -73,7 +73,7 @@ def _draw_bars(panel: Axes, rows: Sequence[Row]) -> None:
 def _draw_curves(panel: Axes, rows: Sequence[Row], what: str, over: str) -> None:
     for row in rows:
         panel.plot(row.samples[over], row.samples[what], marker=".", label=row.contender)
-    panel.set_title(f"{rows[0].section}, {rows[0].case}", fontsize="medium")
+    panel.set_title(f"{rows[0].section}\n{rows[0].case}", fontsize="medium")
     panel.set_xlabel(over)
     panel.set_ylabel("accuracy, %" if what == "accuracy" else what)
     panel.grid(alpha=0.3)
