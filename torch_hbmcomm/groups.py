@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import GroupName
+
+_splits: Counter[str] = Counter()  # of the group of that name, in which all ranks split it
 
 
 def monitored_barrier(
@@ -67,18 +72,48 @@ def split_group(
             f"split_group: split_ranks={[list(part) for part in split_ranks]} must name ranks of "
             f"the group (0 to {backend.size() - 1}), each at most once"
         )
+    _splits[parent.group_name] += 1
     for part in split_ranks:
         if backend.rank() in part:
-            group: dist.ProcessGroup = dist.new_group(
+            return form_group(
                 [dist.get_global_rank(parent, rank) for rank in part],
-                timeout=backend.options._timeout if timeout is None else timeout,
-                backend="hbm",
-                pg_options=backend.options if pg_options is None else pg_options,
-                use_local_synchronization=True,
-                group_desc=group_desc,
+                f"{parent.group_name}/split-{_splits[parent.group_name]}/{part[0]}",
+                "hbm",
+                backend.options._timeout if timeout is None else timeout,
+                backend.options if pg_options is None else pg_options,
+                group_desc,
             )
-            return group
     return None
+
+
+def form_group(
+    ranks: Sequence[int],
+    name: str,
+    backend: str,
+    timeout: timedelta,
+    options: Any,
+    description: str | None,
+) -> dist.ProcessGroup:
+    """A group of these global ranks, which call alone, with a name that no other group has.
+
+    dist.new_group(use_local_synchronization=True) names a group after the number of groups that a
+    rank is in, and the ranks wait for ever where that differs.
+    """
+    made: dist.ProcessGroup
+    made, _ = distributed_c10d._new_process_group_helper(
+        len(ranks),
+        ranks.index(dist.get_rank()),
+        list(ranks),
+        dist.Backend(backend),
+        distributed_c10d._get_default_store(),
+        GroupName(name),
+        backend_options=options,
+        timeout=timeout,
+        group_desc=description,
+    )
+    global_to_group = {rank: number for number, rank in enumerate(ranks)}
+    distributed_c10d._world.pg_group_ranks[made] = global_to_group
+    return made
 
 
 def _backend(group: dist.ProcessGroup | None, function: str) -> tuple[dist.ProcessGroup, Any]:

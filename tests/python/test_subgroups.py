@@ -154,6 +154,26 @@ def test_split_group(pool: Pool) -> None:
     pool.run(check_split_group)
 
 
+def check_uneven_split(context: Context) -> None:
+    """Ranks that are in different numbers of groups already."""
+    import torch_hbmcomm as hbmcomm
+
+    for count in range(3):
+        dist.new_group([count % context.size])
+    for size in (context.size, 1):
+        parts = [list(range(size)), *([rank] for rank in range(size, context.size))]
+        group = hbmcomm.split_group(split_ranks=parts)
+        assert group is not None
+        assert total_over(group, 1.0) == dist.get_world_size(group)
+        assert dist.get_group_rank(group, context.rank) == group.rank()
+
+
+@beyond_gloo
+@pytest.mark.ranks(2, 3)
+def test_split_group_of_ranks_in_different_numbers_of_groups(pool: Pool) -> None:
+    pool.run(check_uneven_split)
+
+
 def check_names(context: Context) -> None:
     group = dist.new_group(group_desc="two words")
     assert group.group_desc == "two words"

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import GroupName
+
+from torch_hbmcomm.groups import form_group
 
 _CPU = torch.device("cpu")
 
@@ -46,30 +46,18 @@ class Agreement:
 
 
 def _beside(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Another group of the same ranks, which they make alone.
-
-    dist.new_group(use_local_synchronization=True) names a group after the number of groups that the
-    rank is in, and the ranks wait for ever where that differs.
-    """
+    """Another group of the same ranks."""
     backend = group._get_backend(_CPU)
     names = [f"layer-drop/{secrets.token_hex(8)}"]
     dist.broadcast_object_list(names, group=group, group_src=0)
-    ranks = dist.get_process_group_ranks(group)
-    made: dist.ProcessGroup
-    made, _ = distributed_c10d._new_process_group_helper(
-        group.size(),
-        group.rank(),
-        ranks,
-        dist.Backend(backend.name()),
-        distributed_c10d._get_default_store(),
-        GroupName(names[0]),
-        backend_options=_options(backend),
-        timeout=backend.options._timeout,
-        group_desc="layer drop",
+    return form_group(
+        dist.get_process_group_ranks(group),
+        names[0],
+        backend.name(),
+        backend.options._timeout,
+        _options(backend),
+        "layer drop",
     )
-    global_to_group = {rank: number for number, rank in enumerate(ranks)}
-    distributed_c10d._world.pg_group_ranks[made] = global_to_group
-    return made
 
 
 def _options(backend: Any) -> Any:
