@@ -55,7 +55,8 @@ def layerdrop(
     Sections: pass (memory bandwidth, and what the hook adds to ResNet-50), ddp (4 ranks on two
     hosts), server (a parameter server and 4 workers), training (handwritten digits, accuracy over
     time) and break-even (the link on which dropping does not pay). All but pass need root: hosts
-    are network namespaces. The exit status never depends on a time. Everything takes 10 minutes.
+    are network namespaces. The exit status never depends on a time. Everything takes a
+    quarter of an hour.
     """
     check_files(json, png)
     check_matplotlib(png)

@@ -208,13 +208,16 @@ class LayerDropState:
                 were then, which may be another number than now. Their caches are handed out and
                 added up, so that the sum over the ranks stays.
 
-        Raises ValueError for those of another model, rank or number of ranks.
+        Raises ValueError for those of another model, rank or number of ranks; then nothing has
+        changed.
         """
         self._check_named("load_state_dict()")
         self._settle()
         own = own_share(state, self._group.rank(), self._group.size(), list(self._names.parameters))
+        rule = Rule(self._terms)
+        rule.load_state_dict(own.common["rule"])
         self._cache.load_state_dict([one["caches"] for one in own.states], self._names.parameters)
-        self._rule.load_state_dict(own.common["rule"])
+        self._rule = rule
         self._statistics.load_state_dict(own.common["statistics"])
 
     def summary(self) -> dict[str, float]:
