@@ -110,15 +110,15 @@ class Dropping:
     def load_state_dict(self, state: State | Sequence[State] | None) -> None:
         """What this worker saved; or what all workers saved, whose number may be another one now;
         None: as new. Raises ValueError for those of another model, worker or number of workers."""
-        share = None
+        states: Sequence[State] = ()
+        rule = Rule(self._drop)
         if state is not None:
-            share = own_share(state, self._worker, self._workers, self._names)
-        states = [] if share is None else share.states
+            states, common = own_share(state, self._worker, self._workers, self._names)
+            rule.load_state_dict(common["rule"])
         self._cache.load_state_dict([one["caches"] for one in states], self._parameters)
-        self._rule = Rule(self._drop)
+        self._rule = rule
         self._moments = [0.0] * len(self._names)
-        if share is not None:
-            self._rule.load_state_dict(share.common["rule"])
+        if states:
             self._measure()
             self._cache.commit()
 
