@@ -32,7 +32,7 @@ class Plan:
     slow_steps: int = 30
     whole_steps: int = 3
     rounds: int = 3
-    server_steps: int = 12
+    server_steps: int = 60
     passes: int = 7
     training_megabits: int = 300
     epochs: int = 12
