@@ -663,7 +663,8 @@ def test_half_the_traffic() -> None:
     moved = []
     for transfer in (None, torch.bfloat16):
         model = network()
-        with serving("tcp") as boxes, parameter_server(boxes, model, transfer=transfer) as ps:
+        options: dict[str, Any] = {"transfer": transfer, "overlap": False}
+        with serving("tcp") as boxes, parameter_server(boxes, model, **options) as ps:
             for _ in range(3):
                 ps.step()
             stats = ps.stats()
