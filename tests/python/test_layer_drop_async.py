@@ -697,3 +697,20 @@ def test_a_model_of_one_layer(boxes: Boxes) -> None:
         assert ps.stats()["sent_layers"] == ps.stats()["pushed_bytes"] == 0
     for name, value in start.items():
         torch.testing.assert_close(model.get_parameter(name).detach(), value - 0.3)
+
+
+def test_a_checkpoint_of_another_kind_moves_nothing(boxes: Boxes) -> None:
+    model = Layered()
+    with parameter_server(boxes, model, name="one", drop=drop(representative="l1")) as ps:
+        state = ps.state_dict()
+    other = Layered()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(1)
+    before = weights(other)
+    with parameter_server(boxes, other, name="two", drop=drop()) as ps:
+        with pytest.raises(ValueError, match='representative="l1", whose threshold means nothing'):
+            ps.load_state_dict(state)
+        ps.pull()
+        for name, value in weights(other).items():
+            assert torch.equal(value, before[name]), name

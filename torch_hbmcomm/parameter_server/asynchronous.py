@@ -133,6 +133,7 @@ class Asynchronous:
         self._check("load_state_dict()")
         if self._steps or self._loaded:
             raise RuntimeError("a checkpoint is loaded once, and before the first step")
+        self._selection.load_state_dict(state)  # refuses what does not fit before anything moves
         self._model.load_state_dict(state["model"])
         if self._roster.begun():
             _log.warning("training has begun in the box: its weights stay, not the checkpoint's")
@@ -143,7 +144,6 @@ class Asynchronous:
             self._roster.wait_loaded()
         self._loaded = True
         self._steps = int(state["steps"])
-        self._selection.load_state_dict(state)
         self._adopt(self._layout.pieces)
 
     def stats(self) -> dict[str, int | float]:
