@@ -1,7 +1,9 @@
 """Fixtures: `ranks` (every world size in turn) and pools of that many ranks.
 
 `@pytest.mark.ranks(2, 4)` limits a test to those world sizes; HBMCOMM_TEST_RANKS=N limits the run
-to one. The session keeps one pool at a time: pytest runs all tests of a world size together.
+to one. The quick tier takes 2 ranks, or the smallest number of at least 2 that a test allows; the
+full tier takes the others, unless the test is marked `every_size`. A session keeps one pool at a
+time: pytest runs all tests of a world size together.
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     sizes = all_world_sizes()
     for mark in metafunc.definition.iter_markers("ranks"):
         sizes = tuple(size for size in sizes if size in mark.args)
-    metafunc.parametrize("ranks", sizes, scope="session", ids=lambda size: f"{size}ranks")
+    quick = min((size for size in sizes if size >= 2), default=1)
+    if len(sizes) == 1 or metafunc.definition.get_closest_marker("every_size"):
+        tiers = {size: () for size in sizes}
+    else:
+        tiers = {size: () if size == quick else (pytest.mark.full,) for size in sizes}
+    cases = [pytest.param(size, marks=marks) for size, marks in tiers.items()]
+    metafunc.parametrize("ranks", cases, scope="session", ids=lambda size: f"{size}ranks")
 
 
 @pytest.fixture(scope="session")
