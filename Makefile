@@ -8,20 +8,27 @@ EXTRAS := bench examples lint test
 FUZZ_SECONDS ?= 60
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
+# One more than there are processors: tests wait for one another, and for time to pass.
+JOBS ?= $(shell expr $$(nproc) + 1)
+PYTEST := $(VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal
+CTEST := ctest --output-on-failure --no-tests=error --parallel $(JOBS) --test-dir
+
 BUILD_PACKAGES := g++ python3-dev python3-venv libhwloc-dev libibverbs-dev libmemkind-dev \
   libnuma-dev librdmacm-dev libssl-dev
-TEST_PACKAGES := clang cmake g++-aarch64-linux-gnu googletest iperf3 iproute2 libclang-rt-dev \
-  libgtest-dev mpich munge ninja-build qemu-user slurm-wlm
+TEST_PACKAGES := iproute2 libgtest-dev mpich
+FULL_PACKAGES := clang g++-aarch64-linux-gnu googletest iperf3 libclang-rt-dev munge qemu-user \
+  slurm-wlm
 VM_PACKAGES := busybox-static ibverbs-providers ibverbs-utils kmod perftest qemu-system-x86 \
   rdma-core rdmacm-utils xz-utils zstd
 
 # Directories too: their time changes when a file is added or removed.
 NATIVE := $(shell find csrc -type d -o -name '*.cpp' -o -name '*.h' -o -name '*.inc' \
   -o -name '*.map' -o -name CMakeLists.txt)
-NATIVE_TESTS := $(wildcard tests/native/* tests/vm/*.cpp tests/vm/*.h tests/vm/CMakeLists.txt)
 CLANG_FORMAT := find csrc tests/fuzz tests/native tests/vm -name '*.cpp' -o -name '*.h' -o -name '*.inc' \
   | xargs clang-format
 
+# Where setup.py compiles, and the native tests beside it.
+BUILD = build/$(shell $(VENV)/bin/python -c 'import sys; print(sys.implementation.cache_tag)')
 # Stamps.
 PACKAGES := $(VENV)/.packages
 EXTENSION := $(VENV)/.extension
@@ -40,7 +47,7 @@ help:  ## list the targets
 
 .PHONY: deps
 deps:  ## install missing system packages (root or passwordless sudo), or name them
-	@scripts/system_packages.sh $(BUILD_PACKAGES) $(TEST_PACKAGES) $(VM_PACKAGES)
+	@scripts/system_packages.sh $(BUILD_PACKAGES) $(TEST_PACKAGES) $(FULL_PACKAGES) $(VM_PACKAGES)
 
 .PHONY: venv
 venv: $(PACKAGES)  ## create .venv with all Python packages
@@ -54,32 +61,63 @@ demo: build  ## train a small classifier on 2 ranks
 	  examples/ddp_digits.py
 
 .PHONY: test
-test: native native-aarch64 fuzz build vm  ## run every test: native, virtual machines, Python
-	$(VENV)/bin/pytest
+test: native build  ## run the quick tests, native and Python
+	$(PYTEST)
+
+.PHONY: test-all
+test-all: test test-full  ## run every test but those that take hours
+
+.PHONY: test-full
+test-full: native-aarch64 fuzz build vm-programs  ## what test-all has besides test: also virtual machines, PyTorch's suite
+	@scripts/system_packages.sh $(FULL_PACKAGES)
+	$(PYTEST) -m full tests/python tests/vm
+
+.PHONY: test-long
+test-long: export HBM_STRESS_SECONDS ?= 600
+test-long: export HBM_STRESS_KILLS ?= 100
+test-long: sanitize native build  ## what takes hours: sanitizers, soaks, whole products of cases
+	$(MAKE) fuzz FUZZ_SECONDS=3600
+	$(PYTEST) -m long
 
 test-%: build  ## run the collective conformance tests at N ranks: test-1 ... test-8
-	HBMCOMM_TEST_RANKS=$* $(VENV)/bin/pytest -m conformance
+	HBMCOMM_TEST_RANKS=$* $(VENV)/bin/python -m pytest -m conformance
 
 .PHONY: torch-suite
 torch-suite: build  ## run PyTorch's own distributed suite over hbm
 	$(VENV)/bin/python tests/python/run_torch_suite.py
 
 .PHONY: native
-native: build/native/.tested  ## build and run the native tests
+native: $(EXTENSION)  ## build and run the native tests
+	@scripts/system_packages.sh $(TEST_PACKAGES)
+	cmake -S csrc -B $(BUILD) -DHBM_TESTS=ON
+	cmake --build $(BUILD) --target native_tests
+	$(CTEST) $(BUILD)
 
 .PHONY: native-aarch64
-native-aarch64: build/aarch64/.tested  ## the portable ones of them as AArch64, emulated
+native-aarch64: build/aarch64  ## the portable ones of them as AArch64, emulated
 
 .PHONY: fuzz
-fuzz: build/fuzz/.tested  ## send the memory box whatever comes to mind, for FUZZ_SECONDS
+fuzz: $(PACKAGES)  ## send the memory box whatever comes to mind, for FUZZ_SECONDS
+	@scripts/system_packages.sh $(BUILD_PACKAGES) $(FULL_PACKAGES)
+	cmake -S tests/fuzz -B build/fuzz -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	  -DCMAKE_CXX_COMPILER=clang++
+	cmake --build build/fuzz
+	python tests/fuzz/smb_frames_corpus.py build/fuzz/corpus
+	build/fuzz/smb_frames -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/fuzz/ \
+	  build/fuzz/corpus
 
 .PHONY: vm
-vm: native build $(KERNEL)  ## check where memory lies, in virtual machines that have HBM
-	@scripts/system_packages.sh $(VM_PACKAGES)
-	$(VENV)/bin/pytest tests/vm
+vm: build vm-programs  ## check where memory lies, in virtual machines that have HBM
+	$(PYTEST) -m vm tests/vm
+
+.PHONY: vm-programs
+vm-programs: $(EXTENSION) $(KERNEL)
+	@scripts/system_packages.sh $(TEST_PACKAGES) $(VM_PACKAGES)
+	cmake -S csrc -B $(BUILD) -DHBM_TESTS=ON
+	cmake --build $(BUILD) --target vm_programs
 
 .PHONY: sanitize
-sanitize: build/address/.tested build/thread/.tested  ## native tests under ASan, UBSan and TSan
+sanitize: build/address build/thread  ## native tests under ASan, UBSan and TSan
 
 .PHONY: bench
 bench: build  ## compare the collectives with Gloo and MPI
@@ -112,7 +150,7 @@ $(PACKAGES): pyproject.toml scripts/dependencies.py scripts/requirements.py | $(
 	$(PIP) install -r build/requirements.txt
 	@touch $@
 
-$(EXTENSION): $(PACKAGES) setup.py scripts/box_build.py scripts/native_requirements.py $(NATIVE)
+$(EXTENSION): $(PACKAGES) setup.py scripts/native_build.py scripts/native_requirements.py $(NATIVE)
 	@scripts/system_packages.sh $(BUILD_PACKAGES)
 	$(VENV)/bin/python setup.py --quiet build_ext --inplace
 	@touch $@
@@ -121,29 +159,20 @@ $(INSTALLED): pyproject.toml setup.py | $(EXTENSION)
 	$(PIP) install --no-build-isolation --no-deps --editable .
 	@touch $@
 
-build/native/.tested: CMAKE_FLAGS := -DCMAKE_BUILD_TYPE=RelWithDebInfo
-build/aarch64/.tested: CMAKE_FLAGS := -DCMAKE_BUILD_TYPE=RelWithDebInfo -DHBM_PORTABLE_ONLY=ON \
-  -DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/tests/native/aarch64.cmake
-build/address/.tested: CMAKE_FLAGS := -DCMAKE_BUILD_TYPE=Debug \
+# Builds of the native tests alone, by another compiler or with other flags.
+.PHONY: build/aarch64 build/address build/thread
+build/aarch64: CMAKE_FLAGS := -DHBM_PORTABLE_ONLY=ON -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON \
+  --toolchain tests/native/aarch64.cmake
+build/address: CMAKE_FLAGS := -DCMAKE_BUILD_TYPE=Debug \
   -DCMAKE_CXX_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all"
-build/thread/.tested: CMAKE_FLAGS := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-fsanitize=thread
-build/thread/.tested: LAUNCHER := $(TSAN_LAUNCHER)
-build/%/.tested: $(PACKAGES) $(NATIVE) $(NATIVE_TESTS)
-	@scripts/system_packages.sh $(BUILD_PACKAGES) $(TEST_PACKAGES)
-	cmake -S tests/native -B $(@D) -G Ninja $(CMAKE_FLAGS) \
+build/thread: CMAKE_FLAGS := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-fsanitize=thread
+build/thread: LAUNCHER := $(TSAN_LAUNCHER)
+build/aarch64 build/address build/thread: $(PACKAGES)
+	@scripts/system_packages.sh $(BUILD_PACKAGES) $(TEST_PACKAGES) $(FULL_PACKAGES)
+	cmake -S csrc -B $@ -G Ninja -DHBM_TESTS=ON $(CMAKE_FLAGS) \
 	  -DMPI_INCLUDE="$$(python scripts/native_requirements.py)"
-	cmake --build $(@D)
-	$(LAUNCHER) ctest --test-dir $(@D) --output-on-failure
-	@touch $@
-
-build/fuzz/.tested: $(PACKAGES) $(NATIVE) $(wildcard tests/fuzz/*)
-	@scripts/system_packages.sh $(BUILD_PACKAGES) $(TEST_PACKAGES)
-	cmake -S tests/fuzz -B $(@D) -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-	  -DCMAKE_CXX_COMPILER=clang++
-	cmake --build $(@D)
-	python tests/fuzz/smb_frames_corpus.py $(@D)/corpus
-	$(@D)/smb_frames -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=$(@D)/ $(@D)/corpus
-	@touch $@
+	cmake --build $@ --target native_tests
+	$(LAUNCHER) $(CTEST) $@
 
 $(KERNEL): tests/vm/kernel.py tests/vm/init.sh | $(VENV)/bin/python
 	@scripts/system_packages.sh $(VM_PACKAGES)

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from kernel import INITRAMFS, VMLINUX
 from topology import TOPOLOGIES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PROGRAMS = REPOSITORY / "build" / "native"
+PROGRAMS = REPOSITORY / "build" / str(sys.implementation.cache_tag)  # where setup.py compiles
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Builds the parts of the package that need no PyTorch, by CMake: see csrc/CMakeLists.txt."""
+"""Builds the native parts of the package, by CMake: see csrc/CMakeLists.txt."""
 
 import os
 import shutil
@@ -14,7 +14,6 @@ SOURCE = Path(__file__).resolve().parent.parent / "csrc"
 
 LIBRARIES = ["libhbm_verbs", "libhbmsmb"]
 HEADER = SOURCE / "smb.h"  # for C programs that link libhbmsmb
-PRODUCTS = [f"torch_hbmcomm.{name}" for name in ["_smb", *LIBRARIES]]
 
 
 def put_header(package: Path, *, in_place: bool) -> None:
@@ -26,24 +25,23 @@ def put_header(package: Path, *, in_place: bool) -> None:
         (folder / ".gitignore").write_text("*\n")
 
 
-def build(folder: Path, *, quiet: bool) -> None:
-    """Builds every product in `folder`, for the Python that runs this."""
+def build(folder: Path, products: list[str], settings: dict[str, str], *, quiet: bool) -> None:
+    """Builds `products` (names of modules and libraries) in `folder`, for the Python that runs this.
+
+    `settings` are CMake's, besides what Python and the tools decide. Those of an earlier build in
+    the folder stay, so that tests and another product keep what is compiled.
+    """
     program = str(Path(cmake.CMAKE_BIN_DIR) / "cmake")
-    settings = {
-        "CMAKE_BUILD_TYPE": "Release",
-        "CMAKE_CXX_FLAGS_RELEASE": "-O3 -g1",
-        "CMAKE_LIBRARY_OUTPUT_DIRECTORY": str(folder),
+    settings = settings | {
         "CMAKE_MAKE_PROGRAM": str(Path(ninja.BIN_DIR) / "ninja"),
-        "HBM_PYTHON_MODULE": "ON",
+        "HBM_BOX_MODULE": "ON",
         "Python_EXECUTABLE": sys.executable,
         "pybind11_DIR": pybind11.get_cmake_dir(),
     }
-    if shutil.which("ccache"):
-        settings["CMAKE_CXX_COMPILER_LAUNCHER"] = "ccache"
     definitions = [f"-D{name}={value}" for name, value in settings.items()]
     configure = [program, "-S", str(SOURCE), "-B", str(folder), "-G", "Ninja", *definitions]
     subprocess.run(configure, check=True, stdout=subprocess.DEVNULL if quiet else None)
+    targets = [name.removeprefix("lib") for name in products]
     jobs = ["-j", os.environ["MAX_JOBS"]] if "MAX_JOBS" in os.environ else []
-    subprocess.run(
-        [program, "--build", str(folder), *jobs, *(["--", "--quiet"] if quiet else [])], check=True
-    )
+    command = [program, "--build", str(folder), *jobs, "--target", *targets]
+    subprocess.run([*command, *(["--", "--quiet"] if quiet else [])], check=True)
