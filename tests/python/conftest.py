@@ -29,7 +29,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         sizes = tuple(size for size in sizes if size in mark.args)
     quick = min((size for size in sizes if size >= 2), default=1)
     if len(sizes) == 1 or metafunc.definition.get_closest_marker("every_size"):
-        tiers = {size: () for size in sizes}
+        tiers: dict[int, tuple[pytest.MarkDecorator, ...]] = dict.fromkeys(sizes, ())
     else:
         tiers = {size: () if size == quick else (pytest.mark.full,) for size in sizes}
     cases = [pytest.param(size, marks=marks) for size, marks in tiers.items()]
