@@ -8,17 +8,20 @@ time: pytest runs all tests of a world size together.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from harness import SHORT_TIMEOUT, Pool, all_world_sizes
+from harness import SHORT_TIMEOUT, Pool, all_world_sizes, shm
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "ranks(*sizes): the world sizes to run this test with")
+    shm.isolate()  # before anything is started
+
+
+def pytest_report_header() -> str:
+    return f"/dev/shm: {'its own' if shm.isolate() else 'shared with other jobs'}"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -60,23 +63,12 @@ def bare_pool(ranks: int) -> Iterator[Pool]:
     own.kill()
 
 
-def orphans() -> set[str]:
-    """Entries of /dev/shm that no living process maps: another job's are not ours to judge."""
-    mapped = ""
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            mapped += (process / "maps").read_text()
-        except OSError:
-            continue  # it has just ended, or is not ours to look into
-    return {name for name in os.listdir("/dev/shm") if f"/dev/shm/{name}" not in mapped}
-
-
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
     """Fails the test if it leaves an entry in /dev/shm behind."""
-    before = orphans()
+    before = shm.entries()
     yield
     deadline = time.monotonic() + 5  # what is ending now may take a moment
-    while (left := orphans() - before) and time.monotonic() < deadline:
-        time.sleep(0.2)
+    while (left := shm.left_since(before)) and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert not left, f"left behind in /dev/shm: {sorted(left)}"
