@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import Context, Pool, RankFailure, beyond_gloo
+from harness.cases import cases
 from harness.pool import DIED
 from harness.segments import held, in_use, mappings
 
@@ -21,7 +22,6 @@ from torch_hbmcomm import memory
 pytestmark = beyond_gloo
 
 LARGE = 1 << 22  # elements
-CYCLES = 200
 
 
 def segments_of(context: Context) -> list[int]:
@@ -108,9 +108,12 @@ def make_and_destroy(context: Context, cycles: int) -> dict[str, int]:
 
 
 @pytest.mark.ranks(2)
-def test_groups_that_are_destroyed_leave_nothing(pool: Pool, nothing_left: None) -> None:
+@pytest.mark.parametrize("cycles", cases([40, 200], quick=["40"]))
+def test_groups_that_are_destroyed_leave_nothing(
+    pool: Pool, cycles: int, nothing_left: None
+) -> None:
     before = pool.run(make_and_destroy, 20)
-    after = pool.run(make_and_destroy, CYCLES, limit=120)
+    after = pool.run(make_and_destroy, cycles, limit=120)
     for early, late in zip(before, after, strict=True):
         for exact in ("in use", "descriptors", "mappings"):
             assert late[exact] == early[exact], (exact, early, late)

@@ -21,6 +21,8 @@ from topology import TOPOLOGIES
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAMS = REPOSITORY / "build" / "native"
 
+LIMIT = 1200.0  # seconds, for a machine that much else keeps busy
+
 
 @dataclass(frozen=True)
 class Result:
@@ -46,7 +48,7 @@ def run(
     command: Sequence[str | Path],
     folder: Path,
     *,
-    timeout: float = 60,
+    timeout: float = LIMIT,
     environment: Mapping[str, str] | None = None,
     modules: Sequence[str] = (),
     check: bool = True,
