@@ -172,6 +172,28 @@ def test_where_a_token_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         tokens.read(named)
 
 
+@pytest.mark.parametrize("home", [None, "file"])
+def test_without_a_home_directory(
+    home: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HBMCOMM_TOKEN", raising=False)
+    monkeypatch.delenv("HBMCOMM_TOKEN_FILE", raising=False)
+    if home is None:
+
+        def homeless() -> Path:
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.setattr(Path, "home", homeless)
+    else:
+        (tmp_path / home).touch()
+        monkeypatch.setenv("HOME", str(tmp_path / home))
+    assert tokens.find(None).text == ""
+    with pytest.raises(OSError, match="set HBMCOMM_TOKEN"):
+        smb.Server(memory="1MiB")
+    with smb.Server(memory="1MiB", token="given") as server:
+        smb.connect(server.url, "given").close()
+
+
 def test_a_box_without_a_token_lets_everybody_in() -> None:
     with smb.Server(memory="1MiB", token="") as server, smb.connect(server.url, "") as box:
         box.ping()
