@@ -290,10 +290,20 @@ TEST(Segment, AForkedChildMayDestroyIt) {
   });
 }
 
-// memkind's records are each process' own, so forks at any moment leave the parent's heap sound.
+// memkind's records are each process' own, so forks at any moment leave the parent's heap sound,
+// and whatever a thread held in that moment, the child does not wait for it. In the child of a
+// process with threads glibc's malloc works; AddressSanitizer's, before GCC 13, waits for ever if
+// one of them was in it.
 TEST(Segment, ForksWhileThreadsAllocate) {
+#if defined(__SANITIZE_ADDRESS__)
+  constexpr bool kChildHasMalloc = false;
+#else
+  constexpr bool kChildHasMalloc = true;
+#endif
   without_hbm([] {
     const auto segment = Segment::create(Policy::kDdr, kGiB);
+    char* const inherited = static_cast<char*>(segment->allocate(kMiB));
+    std::memset(inherited, 7, kMiB);
     std::atomic<bool> stop = false;
     std::vector<std::thread> threads;
     for (int id = 1; id <= 2; ++id) {
@@ -310,12 +320,17 @@ TEST(Segment, ForksWhileThreadsAllocate) {
     }
     for (int i = 0; i < 20; ++i) {
       in_child([&] {
+        EXPECT_TRUE(is_filled(inherited, 7, kMiB));
+        segment->free(inherited);
+        if (!kChildHasMalloc) return;
         EXPECT_THROW(segment->allocate(1), Error);
         EXPECT_EQ(segment->stats().in_use_bytes, 0u);
       });
     }
     stop = true;
     for (std::thread& thread : threads) thread.join();
+    EXPECT_TRUE(is_filled(inherited, 7, kMiB));
+    segment->free(inherited);
     EXPECT_EQ(segment->stats().in_use_bytes, 0u);
   });
 }
