@@ -10,9 +10,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
-from harness import SHORT_TIMEOUT, Pool, all_world_sizes, shm
+import surroundings
+
+surroundings.settle()
+
+from harness import SHORT_TIMEOUT, Pool, all_world_sizes, shm  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,7 +47,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def pool(ranks: int) -> Iterator[Pool]:
-    """The session's pool of `ranks` ranks. A test that may harm the group takes `fresh_pool`."""
+    """The session's pool of `ranks` ranks. A test that may harm the group takes another."""
     shared = Pool(ranks)
     yield shared
     assert not any(shared.close()), "a rank of the pool left with an error code"
@@ -49,6 +55,14 @@ def pool(ranks: int) -> Iterator[Pool]:
 
 @pytest.fixture
 def fresh_pool(ranks: int) -> Iterator[Pool]:
+    """A pool for this test alone; killed at the end."""
+    own = Pool(ranks)
+    yield own
+    own.kill()
+
+
+@pytest.fixture
+def impatient_pool(ranks: int) -> Iterator[Pool]:
     """A pool for this test alone, with a short group timeout; killed at the end."""
     own = Pool(ranks, timeout=SHORT_TIMEOUT)
     yield own
@@ -61,6 +75,13 @@ def bare_pool(ranks: int) -> Iterator[Pool]:
     own = Pool(ranks, bare=True)
     yield own
     own.kill()
+
+
+@pytest.fixture
+def socket_folder() -> Iterator[Path]:
+    """A folder with a path that is short enough for Unix sockets, which tmp_path's may not be."""
+    with TemporaryDirectory(prefix="hbmcomm-", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -58,9 +58,9 @@ def holders(inodes: set[int]) -> list[str]:
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("zero_copy", [True, False], ids=["zero-copy", "staged"])
 def test_killed_ranks_leave_nothing(
-    ranks: int, zero_copy: bool, tmp_path: Path, nothing_left: None
+    ranks: int, zero_copy: bool, socket_folder: Path, nothing_left: None
 ) -> None:
-    pool = Pool(ranks, environment={"HBMCOMM_SOCKET_DIR": str(tmp_path)})
+    pool = Pool(ranks, environment={"HBMCOMM_SOCKET_DIR": str(socket_folder)})
     try:
         pids = pool.pids
         inodes = {inode for found in pool.run(segments_of) for inode in found}
@@ -72,7 +72,7 @@ def test_killed_ranks_leave_nothing(
     assert raised.value.kinds == dict.fromkeys(range(ranks), DIED), raised.value
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert holders(inodes) == []
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(socket_folder) == []
 
 
 def footprint() -> dict[str, int]:

@@ -22,8 +22,6 @@ from typer.testing import CliRunner
 from torch_hbmcomm import smb
 from torch_hbmcomm.cli import app, environment
 
-pytest_plugins = ["harness.boxes"]
-
 
 def serve(*options: str, **settings: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

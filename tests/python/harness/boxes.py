@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from box_process import TOKEN
 
 from torch_hbmcomm import smb
-
-
-@pytest.fixture
-def socket_folder() -> Iterator[Path]:
-    """A folder with a path that is short enough for Unix sockets, wherever TMPDIR is."""
-    with TemporaryDirectory(prefix="hbmcomm-", dir="/tmp") as folder:
-        yield Path(folder)
 
 
 @pytest.fixture(scope="module")
