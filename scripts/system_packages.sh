@@ -10,8 +10,12 @@ fi
 
 missing=""
 for package in "$@"; do
-  status=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) || status=absent
-  [ "$status" = installed ] || missing="$missing $package"
+  # A word for each architecture that has the package.
+  states=$(dpkg-query -W -f '${db:Status-Status} ' "$package" 2>/dev/null) || states=absent
+  case " $states" in
+    *" installed "*) ;;
+    *) missing="$missing $package" ;;
+  esac
 done
 [ -n "$missing" ] || exit 0
 
@@ -23,6 +27,8 @@ else
   echo "Missing system packages; install them by: sudo apt-get install$missing" >&2
   exit 1
 fi
-$root apt-get update -qq
+# A source of packages that does not answer may have none of these.
+$root apt-get update -qq || echo "Going on with the lists of packages that are here" >&2
 # shellcheck disable=SC2086  # a list of words
-$root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $missing
+$root env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 \
+  install -qq -y --no-install-recommends $missing

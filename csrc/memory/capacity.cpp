@@ -3,7 +3,6 @@
 #include <numa.h>
 #include <numaif.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -14,78 +13,28 @@
 #include "base/error.h"
 
 namespace hbm::memory {
-namespace {
 
-constexpr uint64_t kMarginBytes = uint64_t{32} << 20;
-constexpr uint64_t kMarginDivisor = 128;
+uint64_t free_bytes(const MemInfo& node) {
+  return node.bytes("MemFree") + (node.bytes("Active(file)") + node.bytes("Inactive(file)")) / 2;
+}
 
-// The kernel's "key: n kB" tables: /proc/meminfo, and a node's, whose lines start "Node 0 ". One
-// that does not exist is empty.
-class MemInfo {
- public:
-  explicit MemInfo(const std::string& path) {
-    std::ifstream file(path);
-    if (!file && errno != ENOENT) {
-      throw Error(ErrorKind::kUnavailable,
-                  "cannot tell how much memory is free: " + path + ": " + std::strerror(errno) +
-                      (errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : ""));
-    }
-    for (std::string word, previous; file >> word; previous = word) {
-      if (!previous.empty() && previous.back() == ':') entries_.push_back({previous, word});
-    }
+uint64_t node_free_bytes(int node) { return free_bytes(MemInfo::of_node(node)); }
+
+uint64_t machine_total() { return MemInfo::of_machine().bytes("MemTotal"); }
+
+uint64_t overcommit_room(const MemInfo& machine) {
+  constexpr int kHeuristic = 0;
+  constexpr int kNever = 2;
+  int mode = kHeuristic;
+  std::ifstream("/proc/sys/vm/overcommit_memory") >> mode;
+  if (mode == kNever) {
+    const uint64_t limit = machine.bytes("CommitLimit");
+    const uint64_t promised = machine.bytes("Committed_AS");
+    return limit > promised ? limit - promised : 0;
   }
-
-  // 0 when the table has no such key.
-  uint64_t bytes(const std::string& key) const {
-    for (const auto& [name, kilobytes] : entries_) {
-      if (name == key + ":") return std::stoull(kilobytes) * 1024;
-    }
-    return 0;
-  }
-
- private:
-  std::vector<std::pair<std::string, std::string>> entries_;
-};
-
-MemInfo node_info(int node) {
-  return MemInfo("/sys/devices/system/node/node" + std::to_string(node) + "/meminfo");
+  if (mode == kHeuristic) return machine.bytes("MemTotal") + machine.bytes("SwapTotal");
+  return std::numeric_limits<uint64_t>::max();
 }
-
-uint64_t free_bytes(const MemInfo& info) {
-  return info.bytes("MemFree") + (info.bytes("Active(file)") + info.bytes("Inactive(file)")) / 2;
-}
-
-uint64_t less_margin(uint64_t free, uint64_t total) {
-  const uint64_t margin = kMarginBytes + total / kMarginDivisor;
-  return free > margin ? free - margin : 0;
-}
-
-uint64_t node_room(int node) {
-  const MemInfo info = node_info(node);
-  return less_margin(free_bytes(info), info.bytes("MemTotal"));
-}
-
-}  // namespace
-
-uint64_t node_free_bytes(int node) { return free_bytes(node_info(node)); }
-
-uint64_t room_on(const std::vector<int>& nodes, bool interleave) {
-  uint64_t sum = 0;
-  uint64_t smallest = std::numeric_limits<uint64_t>::max();
-  for (int node : nodes) {
-    const uint64_t room = node_room(node);
-    sum += room;
-    smallest = std::min(smallest, room);
-  }
-  return interleave && !nodes.empty() ? smallest * nodes.size() : sum;
-}
-
-uint64_t machine_room() {
-  const MemInfo info("/proc/meminfo");
-  return less_margin(info.bytes("MemAvailable"), info.bytes("MemTotal"));
-}
-
-uint64_t machine_total() { return MemInfo("/proc/meminfo").bytes("MemTotal"); }
 
 std::vector<int> block_nodes(const void* block) {
   constexpr size_t kBits = 8 * sizeof(unsigned long);

@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "memory/block.h"
-#include "memory/capacity.h"
 #include "memory/placement.h"
+#include "memory/room.h"
 
 namespace hbm::memory {
 namespace {

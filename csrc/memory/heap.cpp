@@ -10,8 +10,18 @@
 #include "memory/capacity.h"
 #include "memory/commit.h"
 #include "memory/kinds.h"
+#include "memory/nodes.h"
+#include "memory/room.h"
 
 namespace hbm::memory {
+namespace {
+
+// Null for a block that gets a mapping of its own, because it is large or memkind gave none.
+OwnedBlock take_small(memkind_t kind, size_t bytes) noexcept {
+  return bytes < Heap::kMappedBytes ? take_block(kind, bytes) : OwnedBlock();
+}
+
+}  // namespace
 
 Heap::Heap(Policy policy, uint64_t budget_bytes)
     : policy_(policy), budget_bytes_(budget_bytes), has_hbm_(comes_from_hbm(policy)) {}
@@ -20,17 +30,19 @@ void* Heap::allocate(size_t bytes) {
   fork_.require_owner("allocate from its parent's heap");
   bytes = std::max<size_t>(bytes, 1);
   if (has_hbm_) {
-    std::string reason;
-    if (void* block = allocate_hbm(bytes, &reason)) return block;
-    if (policy_ != Policy::kPreferred) throw Error(ErrorKind::kExhausted, reason);
-    notice_spill(reason);
+    try {
+      return allocate_hbm(bytes);
+    } catch (const Error& error) {
+      if (policy_ != Policy::kPreferred) throw;
+      notice_spill(error.what());
+    }
   }
   return allocate_ddr(bytes);
 }
 
 void Heap::free(void* block) noexcept {
   if (block == nullptr || fork_.in_child()) return;
-  if (const auto entry = ledger_.strike(block)) memkind_free(entry->kind, block);
+  ledger_.strike(block);
 }
 
 HeapStats Heap::stats() const {
@@ -40,41 +52,39 @@ HeapStats Heap::stats() const {
   return stats;
 }
 
-void* Heap::allocate_hbm(size_t bytes, std::string* reason) {
-  const memkind_t kind = kind_of(policy_);
-  Ledger::Charge charge(ledger_, {.kind = kind, .hbm_bytes = bytes, .ddr_bytes = 0}, budget_bytes_);
-  if (!charge.granted()) {
-    *reason = past_budget(bytes, charge.used());
-    return nullptr;
-  }
-  OwnedBlock block = take_block(kind, bytes);
+void* Heap::allocate_hbm(size_t bytes) {
+  Ledger::Charge charge(ledger_, {.hbm_bytes = bytes, .ddr_bytes = 0}, budget_bytes_);
+  if (!charge.granted()) throw Error(ErrorKind::kExhausted, past_budget(bytes, charge.used()));
+  OwnedBlock block = take_small(kind_of(policy_), bytes);
+  const std::vector<int> nodes = block ? block_nodes(block.get()) : hbm_nodes(policy_);
   if (!block) {
-    *reason = cannot_allocate(bytes, policy_) +
-              ": memkind gave none (the address space is short, or a container "
-              "without the capability SYS_NICE forbids mbind)";
-    return nullptr;
+    // First: what the nodes cannot hold, the kernel may refuse to map for another reason.
+    require_room(bytes, nodes, room_on(nodes, policy_ == Policy::kInterleave));
+    block = map_block(bytes, policy_, nodes);
   }
-  const std::vector<int> nodes = block_nodes(block.get());
-  const uint64_t fitting = commit(block.get(), bytes, policy_, nodes, MADV_DONTNEED);
-  if (fitting < bytes) {
-    *reason = shortage(bytes, policy_, nodes, fitting);
-    return nullptr;
-  }
+  require_room(bytes, nodes, commit(block.get(), bytes, policy_, nodes, MADV_DONTNEED));
   return charge.keep(std::move(block), /*spilled=*/false);
 }
 
 void* Heap::allocate_ddr(size_t bytes) {
   // Under kPreferred the budget is HBM's alone.
-  Ledger::Charge charge(ledger_, {.kind = MEMKIND_DEFAULT, .hbm_bytes = 0, .ddr_bytes = bytes},
+  Ledger::Charge charge(ledger_, {.hbm_bytes = 0, .ddr_bytes = bytes},
                         policy_ == Policy::kPreferred ? 0 : budget_bytes_);
   if (!charge.granted()) throw Error(ErrorKind::kExhausted, past_budget(bytes, charge.used()));
   const uint64_t room = machine_room();
-  OwnedBlock block = bytes <= room ? take_block(MEMKIND_DEFAULT, bytes) : OwnedBlock();
-  if (!block) {
+  if (bytes > room) {
     throw Error(ErrorKind::kExhausted,
                 cannot_allocate(bytes, policy_) + ": the machine can give " + std::to_string(room));
   }
+  OwnedBlock block = take_small(MEMKIND_DEFAULT, bytes);
+  if (!block) block = map_block(bytes, policy_, /*nodes=*/{});
   return charge.keep(std::move(block), /*spilled=*/has_hbm_);
+}
+
+void Heap::require_room(size_t bytes, const std::vector<int>& nodes, uint64_t fitting) const {
+  if (fitting < bytes) {
+    throw Error(ErrorKind::kExhausted, shortage(bytes, policy_, nodes, fitting));
+  }
 }
 
 std::string Heap::past_budget(size_t bytes, uint64_t used) const {

@@ -8,8 +8,10 @@
 // no longer holds by then. (A container's own memory limit is outside of all this: the kernel
 // enforces it by killing, whatever the node.)
 //
-// memkind keeps freed memory for later blocks, on the node it came from: a thread that has moved to
-// another node may get memory of the old one. placement.h tells where a block really is.
+// A block of kMappedBytes or more is mapped at exactly its pages, on the nodes that memkind
+// chooses, and goes back to the kernel when it is freed. Smaller ones are memkind's, which keeps
+// freed memory for later blocks, on the node it came from: a thread that has moved to another node
+// may get memory of the old one. placement.h tells where a block really is.
 //
 // A forked child must neither allocate nor free: allocate() throws Error(kUnavailable) there, and
 // free() is a no-op, because the parent still owns the blocks.
@@ -22,6 +24,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/fork.h"
 #include "memory/ledger.h"
@@ -35,6 +38,8 @@ struct HeapStats : Usage {
 
 class Heap {
  public:
+  static constexpr size_t kMappedBytes = size_t{4} << 20;
+
   // The budget bounds the bytes in use; under kPreferred, those of them in HBM. 0 is no bound.
   // Throws Error(kUnavailable) when the policy needs HBM and the machine has none, and
   // Error(kInvalid) when MEMKIND_HBW_NODES names nodes that do not exist.
@@ -48,7 +53,8 @@ class Heap {
   // At least `bytes` bytes (0 counts as 1), aligned to 64 bytes, or to a page from a page up.
   // Under kPreferred a request past the budget comes from DDR and still counts in ddr_bytes.
   // Throws Error(kExhausted) as said above, and under every policy for a request past what the
-  // whole machine has free.
+  // whole machine has free, or the kernel refuses to map; Error(kUnavailable) when it refuses,
+  // under kBind and kInterleave, to place the block.
   void* allocate(size_t bytes);
 
   // `block` is null or came from this heap's allocate().
@@ -59,8 +65,9 @@ class Heap {
   Policy policy() const noexcept { return policy_; }
 
  private:
-  void* allocate_hbm(size_t bytes, std::string* reason);
+  void* allocate_hbm(size_t bytes);
   void* allocate_ddr(size_t bytes);
+  void require_room(size_t bytes, const std::vector<int>& nodes, uint64_t fitting) const;
   std::string past_budget(size_t bytes, uint64_t used) const;
 
   const Policy policy_;

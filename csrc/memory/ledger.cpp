@@ -6,19 +6,19 @@
 
 namespace hbm::memory {
 
-std::optional<Ledger::Entry> Ledger::strike(void* block) noexcept {
+std::optional<Ledger::Struck> Ledger::strike(void* block) noexcept {
   const std::lock_guard lock(mutex_);
   const auto found = blocks_.find(block);
   if (found == blocks_.end()) {
     log::error("free() was handed a pointer that is not a block of this heap; ignored");
     return std::nullopt;
   }
-  const Entry entry = found->second;
+  const auto [free, entry] = found->second;
   usage_.hbm_bytes -= entry.hbm_bytes;
   usage_.ddr_bytes -= entry.ddr_bytes;
   usage_.in_use_bytes -= entry.bytes();
   blocks_.erase(found);
-  return entry;
+  return Struck{OwnedBlock(block, free), entry};
 }
 
 Usage Ledger::usage() const {
@@ -48,7 +48,7 @@ Ledger::Charge::~Charge() {
 
 void* Ledger::Charge::keep(OwnedBlock block, bool spilled) {
   const std::lock_guard lock(ledger_.mutex_);
-  ledger_.blocks_.emplace(block.get(), entry_);
+  ledger_.blocks_.emplace(block.get(), Held{block.get_deleter(), entry_});
   Usage& usage = ledger_.usage_;
   usage.allocations += 1;
   usage.peak_bytes = std::max(usage.peak_bytes, usage.in_use_bytes);

@@ -3,8 +3,6 @@
 // Threads: every member may be called from any thread.
 #pragma once
 
-#include <memkind.h>
-
 #include <cstdint>
 #include <mutex>
 #include <optional>
@@ -26,22 +24,31 @@ struct Usage {
 class Ledger {
  public:
   struct Entry {
-    memkind_t kind;
     uint64_t hbm_bytes;
     uint64_t ddr_bytes;
 
     uint64_t bytes() const noexcept { return hbm_bytes + ddr_bytes; }
   };
   class Charge;
+  struct Struck {
+    OwnedBlock block;
+    Entry entry;
+  };
 
-  // Strikes the block out; nothing when it is not in the ledger, which is said in the log.
-  std::optional<Entry> strike(void* block) noexcept;
+  // Strikes the block out and hands it to the caller; nothing when it is not in the ledger, which
+  // is said in the log.
+  std::optional<Struck> strike(void* block) noexcept;
 
   Usage usage() const;
 
  private:
+  struct Held {
+    FreeBlock free;
+    Entry entry;
+  };
+
   mutable std::mutex mutex_;  // guards all below
-  std::unordered_map<void*, Entry> blocks_;
+  std::unordered_map<void*, Held> blocks_;
   Usage usage_;
 };
 
@@ -58,7 +65,7 @@ class Ledger::Charge {
   bool granted() const noexcept { return granted_; }
   uint64_t used() const noexcept { return used_; }  // of the bound, before this charge
 
-  // The block is the caller's, and the charge stays until strike().
+  // The block is the ledger's, and the charge stays, until strike().
   // REQUIRES: granted().
   void* keep(OwnedBlock block, bool spilled);
 

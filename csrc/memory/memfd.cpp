@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "memory/capacity.h"
+#include "memory/limits.h"
 #include "memory/pages.h"
 #include "memory/shared_file.h"
 

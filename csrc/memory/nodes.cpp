@@ -1,12 +1,7 @@
 #include "memory/nodes.h"
 
-#include <numa.h>
-#include <numaif.h>
 #include <sys/mman.h>
 
-#include <array>
-#include <cerrno>
-#include <cstring>
 #include <string>
 
 #include "base/error.h"
@@ -15,15 +10,11 @@
 #include "memory/commit.h"
 #include "memory/kinds.h"
 #include "memory/pages.h"
+#include "memory/room.h"
+#include "memory/topology.h"
 
 namespace hbm::memory {
 namespace {
-
-int kernel_mode(Policy policy, size_t nodes) {
-  if (policy == Policy::kBind) return MPOL_BIND;
-  if (policy == Policy::kInterleave) return MPOL_INTERLEAVE;
-  return nodes > 1 ? MPOL_PREFERRED_MANY : MPOL_PREFERRED;
-}
 
 // How many of the bytes the nodes take: all, or under kPreferred what fits.
 uint64_t commit_hbm(void* block, size_t bytes, Policy policy, const std::vector<int>& nodes) {
@@ -42,25 +33,12 @@ std::vector<int> hbm_nodes(Policy policy) {
   if (!comes_from_hbm(policy)) return {};
   const OwnedBlock page = take_block(kind_of(policy), small_page_bytes());
   if (!page) {
+    // memkind does not tell what the kernel told it; asked for the same, the kernel tells us.
+    map_block(small_page_bytes(), policy, discover().closest_hbm);
     throw Error(ErrorKind::kUnavailable,
-                cannot_allocate(small_page_bytes(), policy) +
-                    ": memkind gave none (a container without the capability SYS_NICE forbids "
-                    "mbind)");
+                cannot_allocate(small_page_bytes(), policy) + ": memkind gave none");
   }
   return block_nodes(page.get());
-}
-
-void place_on(const std::vector<int>& nodes, Policy policy, void* base, size_t bytes) {
-  if (nodes.empty()) return;
-  constexpr int kBits = 8 * sizeof(unsigned long);
-  std::array<unsigned long, NUMA_NUM_NODES / kBits> mask{};
-  for (int node : nodes) mask[node / kBits] |= 1UL << (node % kBits);
-  if (mbind(base, bytes, kernel_mode(policy, nodes.size()), mask.data(), NUMA_NUM_NODES, 0) != 0) {
-    throw Error(ErrorKind::kUnavailable,
-                std::string("cannot place shared memory under memory policy \"") +
-                    policy_name(policy) + "\": mbind: " + std::strerror(errno) +
-                    "; a container needs the capability SYS_NICE for it");
-  }
 }
 
 uint64_t take_room(void* block, size_t bytes, Policy policy, const std::vector<int>& nodes) {

@@ -17,6 +17,7 @@
 #include "memory/block.h"
 #include "memory/nodes.h"
 #include "memory/pages.h"
+#include "memory/place.h"
 #include "memory/shared_file.h"
 
 namespace hbm::memory {

@@ -14,6 +14,7 @@
 #include "memory/kinds.h"
 #include "memory/nodes.h"
 #include "memory/pages.h"
+#include "memory/place.h"
 
 namespace hbm::memory {
 
@@ -49,21 +50,20 @@ void* Segment::allocate(size_t bytes) {
                     std::to_string(ledger_.usage().in_use_bytes) + " bytes are in use");
   }
   const uint64_t hbm = take_room(block.get(), bytes, policy_, nodes_);
-  Ledger::Charge charge(ledger_, {.kind = heap_, .hbm_bytes = hbm, .ddr_bytes = bytes - hbm},
-                        /*bound=*/0);
+  Ledger::Charge charge(ledger_, {.hbm_bytes = hbm, .ddr_bytes = bytes - hbm}, /*bound=*/0);
   return charge.keep(std::move(block), /*spilled=*/!nodes_.empty() && hbm < bytes);
 }
 
 void Segment::free(void* block) noexcept {
   if (block == nullptr || fork_.in_child()) return;
-  const auto entry = ledger_.strike(block);
-  if (!entry) return;
+  const auto struck = ledger_.strike(block);
+  if (!struck) return;
   // Before memkind can hand the block to someone else.
-  if (entry->bytes() >= kGivenBackBytes && madvise(block, entry->bytes(), MADV_REMOVE) != 0) {
+  const uint64_t bytes = struck->entry.bytes();
+  if (bytes >= kGivenBackBytes && madvise(block, bytes, MADV_REMOVE) != 0) {
     log::error(std::string("a segment cannot give memory back to the kernel: madvise: ") +
                std::strerror(errno));
   }
-  memkind_free(heap_, block);
 }
 
 SegmentStats Segment::stats() const {

@@ -8,21 +8,11 @@
 
 #include <cerrno>
 #include <cstring>
-#include <limits>
 
 #include "base/error.h"
+#include "memory/limits.h"
 
 namespace hbm::memory {
-namespace {
-
-constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
-
-std::string limit_text(int resource, const char* name) {
-  const uint64_t limit = soft_limit(resource);
-  return limit == kUnlimited ? "" : "; " + std::string(name) + " is " + std::to_string(limit);
-}
-
-}  // namespace
 
 Descriptor make_shared_file(const std::string& name) {
   Descriptor file(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -61,12 +51,6 @@ void refuse_size(uint64_t bytes, const char* call, int error) {
                   std::strerror(error) + limit_text(RLIMIT_AS, "RLIMIT_AS") +
                   limit_text(RLIMIT_FSIZE, "RLIMIT_FSIZE") +
                   "; ask for a smaller one, or raise the limits (ulimit -v, ulimit -f)");
-}
-
-uint64_t soft_limit(int resource) noexcept {
-  rlimit limit{};
-  const bool limited = getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
-  return limited ? limit.rlim_cur : kUnlimited;
 }
 
 }  // namespace hbm::memory

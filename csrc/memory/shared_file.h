@@ -26,7 +26,4 @@ void fix_size(const Descriptor& file);
 // Throws Error(kExhausted), which names the limits of this process.
 [[noreturn]] void refuse_size(uint64_t bytes, const char* call, int error);
 
-// RLIMIT_*, in bytes; the largest number when there is none.
-uint64_t soft_limit(int resource) noexcept;
-
 }  // namespace hbm::memory

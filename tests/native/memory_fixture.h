@@ -5,6 +5,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,7 +15,7 @@
 #include <functional>
 #include <vector>
 
-#include "memory/capacity.h"
+#include "memory/meminfo.h"
 #include "memory/placement.h"
 #include "memory/policy.h"
 #include "memory/topology.h"
@@ -35,10 +36,22 @@ namespace hbm::memory {
 
 inline constexpr size_t kKiB = 1024;
 inline constexpr size_t kMiB = 1024 * kKiB;
+inline constexpr size_t kGiB = 1024 * kMiB;
 inline const size_t kPage = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+
+// Sanitizers take their shadow memory from the same address space.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSpaceIsOurs = false;
+#else
+inline constexpr bool kSpaceIsOurs = true;
+#endif
 
 inline const std::vector<Policy> kAllPolicies = {Policy::kPreferred, Policy::kBind,
                                                  Policy::kInterleave, Policy::kDdr};
+
+inline bool is_strict(Policy policy) {
+  return policy == Policy::kBind || policy == Policy::kInterleave;
+}
 
 // The body's failures fail the test; so does a signal, such as the kernel's kill for memory.
 inline void in_child(const std::function<void()>& body) {
@@ -77,7 +90,15 @@ inline uint64_t bytes_anywhere(const void* address, size_t bytes) {
   return sum;
 }
 
-// A request that the node cannot meet, and that the address space can.
-inline size_t too_much() { return node_free_bytes(0); }
+// A request that the node cannot meet, whatever is in use.
+inline size_t too_much() { return MemInfo::of_node(0).bytes("MemTotal"); }
+
+// Of this process and of those that it forks.
+inline void set_limit(int resource, uint64_t bytes) {
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(resource, &limit), 0);
+  limit.rlim_cur = bytes;
+  ASSERT_EQ(setrlimit(resource, &limit), 0);
+}
 
 }  // namespace hbm::memory

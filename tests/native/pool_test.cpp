@@ -22,13 +22,12 @@
 #include <vector>
 
 #include "expect_error.h"
+#include "memory/capacity.h"
 #include "memory/mapping.h"
 #include "memory_fixture.h"
 
 namespace hbm::memory {
 namespace {
-
-constexpr uint64_t kGiB = 1024 * kMiB;
 
 PoolOptions options(uint64_t capacity, Policy policy = Policy::kDdr) {
   return {.policy = policy, .capacity = capacity};
@@ -273,7 +272,7 @@ TEST(Pool, EveryPolicyAllocatesWithHbm) {
     for (Policy policy : kAllPolicies) {
       const auto pool = Pool::create(options(64 * kMiB, policy));
       const auto block = pool->allocate(40 * kMiB);
-      const bool strict = policy == Policy::kBind || policy == Policy::kInterleave;
+      const bool strict = is_strict(policy);
       EXPECT_EQ(held_bytes(block->fd()), strict ? 40 * kMiB : 0) << policy_name(policy);
       EXPECT_EQ(block_nodes(Mapping::map(block->fd())->base()),
                 policy == Policy::kDdr ? std::vector<int>{} : std::vector<int>{0});
@@ -299,7 +298,7 @@ TEST(Pool, MoreThanThereIsIsAnErrorAndNoKill) {
       auto sizes = options(4 * machine_total(), policy);
       sizes.largest_block = uint64_t{1} << 50;
       const auto pool = Pool::create(sizes);
-      const bool strict = policy == Policy::kBind || policy == Policy::kInterleave;
+      const bool strict = is_strict(policy);
       expect_error(ErrorKind::kExhausted, {strict ? "HBM node 0 can give" : "the machine can give"},
                    [&] { pool->allocate(strict ? too_much() : machine_total()); });
       EXPECT_EQ(pool->stats().used, 0u);

@@ -33,15 +33,6 @@
 namespace hbm::memory {
 namespace {
 
-constexpr size_t kGiB = 1024 * kMiB;
-
-// Sanitizers take their shadow memory from the same address space.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSpaceIsOurs = false;
-#else
-constexpr bool kSpaceIsOurs = true;
-#endif
-
 uint64_t held_bytes(const Segment& segment) {
   struct stat file{};
   EXPECT_EQ(fstat(segment.fd(), &file), 0);
@@ -53,20 +44,16 @@ bool is_filled(const void* block, char value, size_t bytes) {
   return bytes == 0 || (*begin == value && std::memcmp(begin, begin + 1, bytes - 1) == 0);
 }
 
-void set_limit(int resource, uint64_t bytes) {
-  rlimit limit{};
-  ASSERT_EQ(getrlimit(resource, &limit), 0);
-  limit.rlim_cur = bytes;
-  ASSERT_EQ(setrlimit(resource, &limit), 0);
-}
-
 TEST(Segment, EveryPolicyAllocatesWithHbm) {
   with_hbm([] {
     for (Policy policy : kAllPolicies) {
       const auto segment = Segment::create(policy, kGiB);
       void* block = segment->allocate(3 * kMiB);
       std::memset(block, 1, 3 * kMiB);
-      EXPECT_EQ(where(block, 3 * kMiB), (std::map<int, uint64_t>{{0, 3 * kMiB}}));
+      EXPECT_EQ(bytes_anywhere(block, 3 * kMiB), 3 * kMiB);
+      if (policy != Policy::kDdr) {
+        EXPECT_EQ(where(block, 3 * kMiB), (std::map<int, uint64_t>{{0, 3 * kMiB}}));
+      }
       const SegmentStats stats = segment->stats();
       EXPECT_EQ(stats.in_use_bytes, 3 * kMiB);
       EXPECT_EQ(stats.hbm_bytes, policy == Policy::kDdr ? 0 : 3 * kMiB) << policy_name(policy);
@@ -157,29 +144,13 @@ TEST(Segment, MoreThanThereIsIsAnErrorAndNoKill) {
         expect_error(ErrorKind::kExhausted, {"cannot allocate", "has no gap of that size"},
                      [&] { segment->allocate(bytes); });
       }
-      const bool strict = policy == Policy::kBind || policy == Policy::kInterleave;
+      const bool strict = is_strict(policy);
       expect_error(ErrorKind::kExhausted, {strict ? "HBM node 0 can give" : "the machine can give"},
                    [&] { segment->allocate(strict ? too_much() : machine_total()); });
       EXPECT_EQ(segment->stats().in_use_bytes, 0u);
       EXPECT_EQ(held_bytes(*segment), 0u);
       segment->free(segment->allocate(kMiB));
     }
-  });
-}
-
-TEST(Segment, PreferredCountsWhatFitsAsHbm) {
-  with_hbm([] {
-    const auto segment = Segment::create(Policy::kPreferred, 4 * machine_total());
-    const size_t bytes = too_much();
-    void* block = segment->allocate(bytes);  // never touched
-    const SegmentStats stats = segment->stats();
-    EXPECT_EQ(stats.spills, 1u);
-    EXPECT_GT(stats.ddr_bytes, 0u);
-    EXPECT_GT(stats.hbm_bytes, 0u);
-    EXPECT_EQ(stats.hbm_bytes + stats.ddr_bytes, bytes);
-    EXPECT_EQ(held_bytes(*segment), 0u);
-    segment->free(block);
-    EXPECT_EQ(segment->stats().in_use_bytes, 0u);
   });
 }
 
@@ -319,10 +290,20 @@ TEST(Segment, AForkedChildMayDestroyIt) {
   });
 }
 
-// memkind's records are each process' own, so forks at any moment leave the parent's heap sound.
+// memkind's records are each process' own, so forks at any moment leave the parent's heap sound,
+// and whatever a thread held in that moment, the child does not wait for it. In the child of a
+// process with threads glibc's malloc works; AddressSanitizer's, before GCC 13, waits for ever if
+// one of them was in it.
 TEST(Segment, ForksWhileThreadsAllocate) {
+#if defined(__SANITIZE_ADDRESS__)
+  constexpr bool kChildHasMalloc = false;
+#else
+  constexpr bool kChildHasMalloc = true;
+#endif
   without_hbm([] {
     const auto segment = Segment::create(Policy::kDdr, kGiB);
+    char* const inherited = static_cast<char*>(segment->allocate(kMiB));
+    std::memset(inherited, 7, kMiB);
     std::atomic<bool> stop = false;
     std::vector<std::thread> threads;
     for (int id = 1; id <= 2; ++id) {
@@ -339,12 +320,17 @@ TEST(Segment, ForksWhileThreadsAllocate) {
     }
     for (int i = 0; i < 20; ++i) {
       in_child([&] {
+        EXPECT_TRUE(is_filled(inherited, 7, kMiB));
+        segment->free(inherited);
+        if (!kChildHasMalloc) return;
         EXPECT_THROW(segment->allocate(1), Error);
         EXPECT_EQ(segment->stats().in_use_bytes, 0u);
       });
     }
     stop = true;
     for (std::thread& thread : threads) thread.join();
+    EXPECT_TRUE(is_filled(inherited, 7, kMiB));
+    segment->free(inherited);
     EXPECT_EQ(segment->stats().in_use_bytes, 0u);
   });
 }

@@ -8,17 +8,26 @@ time: pytest runs all tests of a world size together.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
-from harness import SHORT_TIMEOUT, Pool, all_world_sizes
+import surroundings
+
+surroundings.settle()
+
+from harness import SHORT_TIMEOUT, Pool, all_world_sizes, shm  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "ranks(*sizes): the world sizes to run this test with")
+    shm.isolate()  # before anything is started
+
+
+def pytest_report_header() -> str:
+    return f"/dev/shm: {'its own' if shm.isolate() else 'shared with other jobs'}"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -29,7 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         sizes = tuple(size for size in sizes if size in mark.args)
     quick = min((size for size in sizes if size >= 2), default=1)
     if len(sizes) == 1 or metafunc.definition.get_closest_marker("every_size"):
-        tiers = {size: () for size in sizes}
+        tiers: dict[int, tuple[pytest.MarkDecorator, ...]] = dict.fromkeys(sizes, ())
     else:
         tiers = {size: () if size == quick else (pytest.mark.full,) for size in sizes}
     cases = [pytest.param(size, marks=marks) for size, marks in tiers.items()]
@@ -38,7 +47,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def pool(ranks: int) -> Iterator[Pool]:
-    """The session's pool of `ranks` ranks. A test that may harm the group takes `fresh_pool`."""
+    """The session's pool of `ranks` ranks. A test that may harm the group takes another."""
     shared = Pool(ranks)
     yield shared
     assert not any(shared.close()), "a rank of the pool left with an error code"
@@ -46,6 +55,14 @@ def pool(ranks: int) -> Iterator[Pool]:
 
 @pytest.fixture
 def fresh_pool(ranks: int) -> Iterator[Pool]:
+    """A pool for this test alone; killed at the end."""
+    own = Pool(ranks)
+    yield own
+    own.kill()
+
+
+@pytest.fixture
+def impatient_pool(ranks: int) -> Iterator[Pool]:
     """A pool for this test alone, with a short group timeout; killed at the end."""
     own = Pool(ranks, timeout=SHORT_TIMEOUT)
     yield own
@@ -60,23 +77,19 @@ def bare_pool(ranks: int) -> Iterator[Pool]:
     own.kill()
 
 
-def orphans() -> set[str]:
-    """Entries of /dev/shm that no living process maps: another job's are not ours to judge."""
-    mapped = ""
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            mapped += (process / "maps").read_text()
-        except OSError:
-            continue  # it has just ended, or is not ours to look into
-    return {name for name in os.listdir("/dev/shm") if f"/dev/shm/{name}" not in mapped}
+@pytest.fixture
+def socket_folder() -> Iterator[Path]:
+    """A folder with a path that is short enough for Unix sockets, which tmp_path's may not be."""
+    with TemporaryDirectory(prefix="hbmcomm-", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
     """Fails the test if it leaves an entry in /dev/shm behind."""
-    before = orphans()
+    before = shm.entries()
     yield
     deadline = time.monotonic() + 5  # what is ending now may take a moment
-    while (left := orphans() - before) and time.monotonic() < deadline:
-        time.sleep(0.2)
+    while (left := shm.left_since(before)) and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert not left, f"left behind in /dev/shm: {sorted(left)}"

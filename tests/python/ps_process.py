@@ -1,4 +1,4 @@
-"""A worker of a parameter server as a process, under torchrun or by itself.
+"""A worker of a parameter server as a process: under torchrun, or forked from the warm process.
 
 As a script it is that worker; its only argument is its Task as JSON.
 """
@@ -6,7 +6,9 @@ As a script it is that worker; its only argument is its Task as JSON.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,10 +22,13 @@ from typing import Any
 from box_process import ROOT, TOKEN
 from harness.jobs import BIN, environment
 
+LIMIT = 200.0  # seconds; starting PyTorch twice takes a minute on a very busy machine
+
 
 @dataclass
 class Task:
-    """options: ParameterServer's. result: the file in which the weights come to lie."""
+    """options: ParameterServer's. result: the file in which the weights come to lie; beside it lie
+    one of the steps taken, ".steps", and one of the output, ".log"."""
 
     url: str
     transport: str
@@ -36,45 +41,42 @@ class Task:
 
 
 class WorkerProcess:
-    """Killed when the `with` block ends, and its agent, torchrun, too."""
+    """Killed when the `with` block ends, with all that it has started."""
 
-    def __init__(self, task: Task, agent: bool) -> None:
-        launcher: list[Any] = [sys.executable]
-        if agent:
-            launcher = [BIN / "torchrun", "--standalone", "--nproc-per-node=1"]
-        self._process = subprocess.Popen(
-            [*launcher, __file__, json.dumps(asdict(task))],
-            env=environment(PYTHONPATH=str(ROOT), HBMCOMM_TOKEN=TOKEN),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self._worker = 0
-
-    def until_step(self, step: int) -> None:
-        """It has taken so many steps, and may go on."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            name, number = line.split()
-            if name == "pid":
-                self._worker = int(number)
-            elif int(number) == step:
-                return
-        raise AssertionError(self._process.communicate()[1])
+    def __init__(self, task: Task) -> None:
+        self._steps, self._log = Path(f"{task.result}.steps"), Path(f"{task.result}.log")
 
     @property
     def running(self) -> bool:
-        return self._process.poll() is None
+        raise NotImplementedError
+
+    def finish(self, limit: float = LIMIT) -> int:
+        """Its exit status."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def errors(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def until_step(self, step: int) -> None:
+        """It has taken so many steps, and may go on."""
+        deadline = time.monotonic() + LIMIT
+        while f"step {step}\n" not in self._told():
+            assert self.running, self.errors
+            assert time.monotonic() < deadline, self.errors
+            time.sleep(0.01)
 
     def signal(self, number: int) -> None:
-        """To the worker, not to its agent."""
-        os.kill(self._worker, number)
+        """To the worker, not to its agent. After until_step()."""
+        pid = re.match(r"pid (\d+)\n", self._told())
+        assert pid is not None
+        os.kill(int(pid[1]), number)
 
-    def finish(self, limit: float = 60) -> int:
-        """Its exit status, which is its agent's."""
-        self.errors = self._process.communicate(timeout=limit)[1]
-        return self._process.returncode
+    def _told(self) -> str:
+        return self._steps.read_text() if self._steps.exists() else ""
 
     def __enter__(self) -> WorkerProcess:
         return self
@@ -85,6 +87,55 @@ class WorkerProcess:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.kill()
+
+
+class ForkedWorker(WorkerProcess):
+    """PyTorch is there when it starts."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        context = multiprocessing.get_context("forkserver")
+        self._process = context.Process(target=_work_in_fork, args=(task, self._log))
+        self._process.start()
+
+    @property
+    def running(self) -> bool:
+        return self._process.is_alive()
+
+    def finish(self, limit: float = LIMIT) -> int:
+        self._process.join(limit)
+        assert self._process.exitcode is not None, f"it did not end in {limit} s"
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+class AgentsWorker(WorkerProcess):
+    """With an agent of its own, torchrun, whose exit status counts."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        launcher: list[Any] = [BIN / "torchrun", "--standalone", "--nproc-per-node=1"]
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [*launcher, __file__, json.dumps(asdict(task))],
+                env=environment(PYTHONPATH=str(ROOT), HBMCOMM_TOKEN=TOKEN),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def finish(self, limit: float = LIMIT) -> int:
+        return self._process.wait(limit)
+
+    def kill(self) -> None:
         with suppress(ProcessLookupError):  # all of it has ended
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -97,17 +148,31 @@ def work(task: Task) -> None:
     from torch_hbmcomm import ParameterServer, smb
 
     model = network()
-    with smb.connect(task.url, transport=task.transport) as box:  # type: ignore[arg-type]
+    with (
+        open(f"{task.result}.steps", "w", buffering=1) as told,
+        smb.connect(task.url, transport=task.transport) as box,  # type: ignore[arg-type]
+    ):
         options = {"workers": task.workers, **task.options}
         with ParameterServer(model, sgd(model.parameters()), box=box, **options) as ps:
-            print("pid", os.getpid(), flush=True)
+            print("pid", os.getpid(), file=told)
             for step in range(task.steps):
                 backward(model, step, task.worker, task.workers)
                 ps.step()
-                print("step", step + 1, flush=True)
+                print("step", step + 1, file=told)
                 time.sleep(task.pause)
             ps.pull()
             torch.save({"model": model.state_dict(), "stats": ps.stats()}, Path(task.result))
+
+
+def _work_in_fork(task: Task, log: Path) -> None:
+    import torch
+
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ["HBMCOMM_TOKEN"] = TOKEN
+    torch.set_num_threads(1)
+    work(task)
 
 
 if __name__ == "__main__":

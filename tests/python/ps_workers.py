@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -10,10 +12,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from ps_task import Optimize, backward, network, weights
 from torch import nn
 
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server import ParameterServer
+from torch_hbmcomm.parameter_server.asynchronous import Asynchronous
 
 TOKEN = "a token for tests"
 PATIENCE = 20.0  # seconds for other workers
@@ -89,3 +93,30 @@ def parameter_server(
         ) as ps,
     ):
         yield ps
+
+
+def trained(
+    boxes: Boxes, workers: int, optimize: Optimize, steps: int, **options: Any
+) -> list[dict[str, torch.Tensor]]:
+    """The weights on each worker after the last step."""
+
+    def work(worker: int, barrier: threading.Barrier) -> dict[str, torch.Tensor]:
+        model = network()
+        delays = random.Random(worker)
+        optimizer = optimize(model.parameters())
+        with parameter_server(boxes, model, optimizer, workers=workers, **options) as ps:
+            for step in range(steps):
+                backward(model, step, worker, workers)
+                time.sleep(delays.random() * 2e-3)
+                ps.step()
+            barrier.wait()
+            ps.pull()
+            return weights(model)
+
+    return together(workers, work)
+
+
+def settle(ps: ParameterServer) -> None:
+    """Until what overlaps is done: no matter of users."""
+    assert isinstance(ps._worker, Asynchronous)
+    ps._worker._settle()

@@ -6,9 +6,7 @@ Also what `import torch` costs once the package is installed.
 from __future__ import annotations
 
 import os
-import random
 import re
-import socket
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -18,28 +16,21 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import BACKEND, Context, Pool, beyond_gloo
-from harness.jobs import BIN, JOB_SCRIPT, Finished, Job, mpiexec, run, run_code, torchrun
+from harness.jobs import (
+    BIN,
+    JOB_SCRIPT,
+    Finished,
+    Job,
+    assert_done,
+    mpiexec,
+    run,
+    run_code,
+    torchrun,
+)
+from harness.network import free_port
 from torch._C._distributed_c10d import DebugLevel, HashStore, set_debug_level
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-def free_port() -> int:
-    """Below the range that the kernel gives to outgoing connections, so that none takes it."""
-    for port in random.sample(range(20000, 32000), 100):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("0.0.0.0", port))
-            except OSError:
-                continue
-            return port
-    raise RuntimeError("no free port found")
-
-
-def assert_done(finished: Finished, ranks: int) -> None:
-    assert finished.code == 0, finished.output
-    for rank in range(ranks):
-        assert finished.output.count(f"rank {rank} of {ranks} done") == 1, finished.output
 
 
 def form_and_use(context: Context, timeout: float = 60, **where: Any) -> None:
@@ -156,6 +147,7 @@ def test_world_that_is_never_complete(bare_pool: Pool, tmp_path: Path) -> None:
 # Launchers.
 
 
+@pytest.mark.full
 @pytest.mark.ranks(2, 4)
 def test_two_agents_make_two_nodes(ranks: int) -> None:
     """Two torchrun agents; HBMCOMM_NODE_ID makes the ranks of each a node of their own."""
@@ -183,6 +175,7 @@ def test_mpiexec(ranks: int) -> None:
     assert_done(run(mpiexec(ranks, "--init-method", "mpi://")), ranks)
 
 
+@pytest.mark.full
 @beyond_gloo
 @pytest.mark.ranks(2)
 def test_mpi4py_imported_first_under_mpiexec(ranks: int) -> None:
@@ -190,6 +183,7 @@ def test_mpi4py_imported_first_under_mpiexec(ranks: int) -> None:
     assert_done(run(mpiexec(ranks, "--init-method", "mpi://", "--mpi4py-first")), ranks)
 
 
+@pytest.mark.full
 @beyond_gloo
 @pytest.mark.ranks(2)
 def test_mpi4py_imported_first_under_torchrun(ranks: int) -> None:
@@ -207,6 +201,7 @@ def test_exit_without_destroying(ranks: int) -> None:
     assert_done(run(torchrun(ranks, "--keep")), ranks)
 
 
+@pytest.mark.full
 @pytest.mark.ranks(2, 4)
 def test_exception_in_one_rank_ends_the_job(ranks: int) -> None:
     finished = run(torchrun(ranks, "--fail-rank", "1"), limit=60)
@@ -214,6 +209,7 @@ def test_exception_in_one_rank_ends_the_job(ranks: int) -> None:
     assert "this rank was told to fail" in finished.output
 
 
+@pytest.mark.full
 @beyond_gloo
 @pytest.mark.ranks(2)
 def test_exception_in_one_rank_under_mpiexec(ranks: int) -> None:
@@ -240,6 +236,7 @@ assert dist.is_backend_available("hbm")
     assert finished.code == 0, finished.output
 
 
+@pytest.mark.full
 @beyond_gloo
 def test_import_torch_stays_quick() -> None:
     finished = run_code("""

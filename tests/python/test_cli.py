@@ -330,6 +330,7 @@ def rows(document: dict[str, Any]) -> dict[tuple[str, str, int], list[str]]:
     return found
 
 
+@pytest.mark.full
 def test_bench_measures_every_collective(tmp_path: Path) -> None:
     """The bench checks that each contender does its job before it is timed."""
     pytest.importorskip("mpi4py")
@@ -461,6 +462,7 @@ def test_ddp_table_tells_what_communication_adds() -> None:
         assert word in shown
 
 
+@pytest.mark.full
 def test_ddp_is_measured(tmp_path: Path) -> None:
     file = tmp_path / "ddp.json"
     result = run("bench", "ddp", "--rounds", "1", "--models", "compute-bound", "--json", str(file))

@@ -13,8 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import Context, Pool, beyond_gloo
+from harness.cases import cases
 from harness.deaths import Call, Fate, Job, Survivor
-from test_bootstrap import free_port
+from harness.network import free_port
 from torch.distributed.distributed_c10d import _get_default_group
 
 from torch_hbmcomm import memory
@@ -105,18 +106,38 @@ def assert_told(survivors: list[Survivor], victim: int, bound: float, operation:
 # One node.
 
 
-@pytest.mark.ranks(2, 3, 4)
-@pytest.mark.parametrize("call", OPERATIONS, ids=lambda call: call.__name__)
-def test_death_in_the_middle(ranks: int, call: Call, url: str) -> None:
-    victim = ranks // 2
-    survivors = Job(ranks).run(call, Fate(victim), url)
+@pytest.mark.parametrize(
+    ("size", "call"),
+    cases(
+        {f"{size}ranks": size for size in (2, 3, 4)},
+        list(OPERATIONS),
+        quick=[
+            "4ranks-all_reduce_small",
+            "2ranks-all_reduce_large",
+            "4ranks-all_reduce_zero_copy",
+            "2ranks-all_reduce_async",
+            "4ranks-broadcast",
+            "2ranks-all_to_all",
+            "4ranks-ring",
+        ],
+    ),
+)
+def test_death_in_the_middle(size: int, call: Call, url: str) -> None:
+    victim = size // 2
+    survivors = Job(size).run(call, Fate(victim), url)
     assert_told(survivors, victim, SOON_ON_THE_NODE, OPERATIONS[call])
     assert len({survivor.text for survivor in survivors}) == 1, survivors
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("victim", [0, 1, 3])
-@pytest.mark.parametrize("call", [all_reduce_small, all_reduce_large])
+@pytest.mark.parametrize(
+    ("call", "victim"),
+    cases(
+        [all_reduce_small, all_reduce_large],
+        [0, 1, 3],
+        quick=["all_reduce_small-0", "all_reduce_large-3"],
+    ),
+)
 def test_the_error_has_the_number(ranks: int, victim: int, call: Call, url: str) -> None:
     """Who dies before its 30th operation is missed in that one."""
     survivors = Job(ranks).run(call, Fate(victim, turn=30), url)
@@ -125,7 +146,9 @@ def test_the_error_has_the_number(ranks: int, victim: int, call: Call, url: str)
 
 
 @pytest.mark.ranks(3)
-@pytest.mark.parametrize("call", [all_reduce_small, all_reduce_large])
+@pytest.mark.parametrize(
+    "call", cases([all_reduce_small, all_reduce_large], quick=["all_reduce_small"])
+)
 def test_death_of_the_rank_that_serves_the_store(ranks: int, call: Call) -> None:
     survivors = Job(ranks).run(call, Fate(0), served_by_rank_0())
     assert_told(survivors, 0, SOON_ON_THE_NODE, OPERATIONS[call])
@@ -143,23 +166,40 @@ LAYOUTS = ["aabb", "aaab", "abc"]
 OVER_MPI = {"HBMCOMM_NODE": "mpi"}
 
 
-@pytest.mark.parametrize("call", [all_reduce_small, all_reduce_large, broadcast, ring])
-@pytest.mark.parametrize("victim", [0, -1])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "victim", "call"),
+    cases(
+        LAYOUTS,
+        [0, -1],
+        [all_reduce_small, all_reduce_large, broadcast, ring],
+        quick=[
+            "aabb-0-all_reduce_small",
+            "aaab--1-all_reduce_large",
+            "abc-0-broadcast",
+            "aabb--1-ring",
+        ],
+    ),
+)
 def test_death_on_another_node(layout: str, victim: int, call: Call, url: str) -> None:
     victim %= len(layout)
     survivors = Job(len(layout), layout).run(call, Fate(victim), url)
     assert_told(survivors, victim, SOON_ELSEWHERE, OPERATIONS[call])
 
 
-@pytest.mark.parametrize("call", [all_reduce_small, all_reduce_large, ring])
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("victim", "call"),
+    cases(
+        [0, 1],
+        [all_reduce_small, all_reduce_large, ring],
+        quick=["0-all_reduce_small", "1-ring"],
+    ),
+)
 def test_death_over_mpi(victim: int, call: Call, url: str) -> None:
     survivors = Job(3, environment=OVER_MPI).run(call, Fate(victim), url)
     assert_told(survivors, victim, SOON_ELSEWHERE, OPERATIONS[call])
 
 
-@pytest.mark.parametrize("layout", ["ab", "aab", "aabb"])
+@pytest.mark.parametrize("layout", cases(["ab", "aab", "aabb"], quick=["aab"]))
 def test_child_does_not_hide_a_death_on_another_node(layout: str, url: str) -> None:
     """The first rank of a node, whose connections to other nodes its child inherits."""
     victim = layout.index("b")
@@ -169,16 +209,18 @@ def test_child_does_not_hide_a_death_on_another_node(layout: str, url: str) -> N
 
 
 @pytest.mark.parametrize(
-    "job",
-    [
-        Job(2, "ab"),
-        Job(4, "aabb"),
-        Job(3, "abc"),
-        Job(4, environment=OVER_MPI),
-    ],
-    ids=["ab", "aabb", "abc", "mpi"],
+    ("call", "job"),
+    cases(
+        [all_reduce_small, all_reduce_large],
+        {
+            "ab": Job(2, "ab"),
+            "aabb": Job(4, "aabb"),
+            "abc": Job(3, "abc"),
+            "mpi": Job(4, environment=OVER_MPI),
+        },
+        quick=["all_reduce_small-aabb", "all_reduce_large-mpi"],
+    ),
 )
-@pytest.mark.parametrize("call", [all_reduce_small, all_reduce_large])
 def test_death_of_the_store(job: Job, call: Call) -> None:
     """Who cannot know of the death itself says that the news is gone, and for whom it waits."""
     survivors = job.run(call, Fate(0), served_by_rank_0())
@@ -201,8 +243,14 @@ def test_a_timeout_names_the_rank_that_the_others_wait_for_too(url: str) -> None
         assert re.search(r"missing ranks: .*\b2 \(pid", survivor.text), survivor
 
 
-@pytest.mark.parametrize("job", [Job(3, timeout=2), Job(3, "aab", timeout=2)], ids=["aaa", "aab"])
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize(
+    ("victim", "job"),
+    cases(
+        [0, 2],
+        {"aaa": Job(3, timeout=2), "aab": Job(3, "aab", timeout=2)},
+        quick=["0-aab", "2-aaa"],
+    ),
+)
 def test_stopped_rank_is_named_by_the_timeout(job: Job, victim: int, url: str) -> None:
     survivors = job.run(all_reduce_small, Fate(victim, signal.SIGSTOP, turn=10), url)
     report(survivors)
@@ -217,7 +265,6 @@ def aborted_wait(context: Context, call: Callable[[], object]) -> float:
     """Seconds from abort() on another thread to the error of the rank that waits."""
     dist.barrier()
     if context.rank:
-        time.sleep(1)
         return 0
     aborted = []
 
@@ -250,7 +297,13 @@ def wait_recv() -> None:
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("call", [wait_small, wait_zero_copy, wait_async, wait_recv])
+@pytest.mark.parametrize(
+    "call",
+    cases(
+        [wait_small, wait_zero_copy, wait_async, wait_recv],
+        quick=["wait_zero_copy", "wait_async"],
+    ),
+)
 def test_abort_ends_a_wait(ranks: int, call: Callable[[], object]) -> None:
     pool = Pool(ranks)
     try:

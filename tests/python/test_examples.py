@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from box_process import TOKEN, BoxProcess
+from harness.network import skip_unless_namespaces_work
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -45,24 +46,12 @@ def here(command: str) -> list[str]:
     return [word for given in shlex.split(command) for word in programs.get(given, [given])]
 
 
-def skip_unless_namespaces_work() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces need root")
-    name = f"hbmtest{os.getpid()}"
-    try:
-        subprocess.run(["ip", "netns", "add", name], check=True, capture_output=True, text=True)
-    except FileNotFoundError:
-        pytest.skip("network namespaces need the program ip (package iproute2)")
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
-    subprocess.run(["ip", "netns", "delete", name], check=True)
-
-
 def test_every_example_is_in_the_table() -> None:
     files = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh")}
     assert files == COMMANDS.keys() == SAYS.keys()
 
 
+@pytest.mark.full
 def test_memory_box_in_c(tmp_path: Path) -> None:
     """Compiled by the lines at the head of the program, and run as they say."""
     head = (EXAMPLES / "memory_box.c").read_text().partition("*/")[0]
@@ -83,6 +72,7 @@ def test_memory_box_in_c(tmp_path: Path) -> None:
     assert "every weight is 40" in done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", COMMANDS)
 def test_example(name: str) -> None:
     if name == "two_nodes.sh":

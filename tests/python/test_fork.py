@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -25,6 +25,14 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch_hbmcomm import memory
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
+
+
+@pytest.fixture
+def own_pool(ranks: int) -> Iterator[Pool]:
+    """For a test that leaves its ranks changed."""
+    own = Pool(ranks)
+    yield own
+    own.kill()
 
 
 def check_data_loader(context: Context) -> None:
@@ -128,8 +136,8 @@ def use_group_in_child(context: Context) -> str:
 
 
 @beyond_gloo
-def test_group_in_a_child_is_an_error(fresh_pool: Pool) -> None:
-    for message in fresh_pool.run(use_group_in_child):
+def test_group_in_a_child_is_an_error(own_pool: Pool) -> None:
+    for message in own_pool.run(use_group_in_child):
         assert "fork" in message, message
 
 
@@ -198,8 +206,8 @@ def check_loader_and_segment(context: Context, allocator: str) -> None:
 
 @beyond_gloo
 @pytest.mark.parametrize("allocator", ["default", "segment"])
-def test_data_loader_workers_leave_the_segment_alone(fresh_pool: Pool, allocator: str) -> None:
-    fresh_pool.run(check_loader_and_segment, allocator)
+def test_data_loader_workers_leave_the_segment_alone(own_pool: Pool, allocator: str) -> None:
+    own_pool.run(check_loader_and_segment, allocator)
 
 
 def fork(action: Callable[[], None]) -> int:
@@ -239,8 +247,8 @@ def check_child_neither_allocates_nor_frees(context: Context) -> None:
 
 
 @beyond_gloo
-def test_child_neither_allocates_nor_frees_in_the_segment(fresh_pool: Pool) -> None:
-    fresh_pool.run(check_child_neither_allocates_nor_frees)
+def test_child_neither_allocates_nor_frees_in_the_segment(own_pool: Pool) -> None:
+    own_pool.run(check_child_neither_allocates_nor_frees)
 
 
 def check_inherited_tensors_are_shared(context: Context) -> None:

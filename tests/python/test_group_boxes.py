@@ -55,13 +55,13 @@ def count_together(context: Context, box: smb.Box, group: dist.ProcessGroup | No
 
 
 @pytest.fixture
-def ranks_pool(ranks: int, tmp_path: Path) -> Iterator[Pool]:
+def ranks_pool(ranks: int, socket_folder: Path) -> Iterator[Pool]:
     """Bare ranks that must leave no socket behind."""
-    pool = Pool(ranks, bare=True, environment={"HBMCOMM_SOCKET_DIR": str(tmp_path)})
+    pool = Pool(ranks, bare=True, environment={"HBMCOMM_SOCKET_DIR": str(socket_folder)})
     yield pool
     codes = pool.close()
     assert not any(codes), codes
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(socket_folder) == []
 
 
 # A box on rank 0.
@@ -179,13 +179,13 @@ def outlive(context: Context) -> float:
 
 
 @pytest.mark.ranks(2, 3)
-def test_killed_rank_holds_nobody_up(ranks: int, tmp_path: Path) -> None:
-    pool = Pool(ranks, bare=True, environment={"HBMCOMM_SOCKET_DIR": str(tmp_path)})
+def test_killed_rank_holds_nobody_up(ranks: int, socket_folder: Path) -> None:
+    pool = Pool(ranks, bare=True, environment={"HBMCOMM_SOCKET_DIR": str(socket_folder)})
     try:
         with pytest.raises(RankFailure) as raised:
             pool.run(outlive, limit=SOON)
         assert raised.value.kinds == {1: DIED}, raised.value
-        assert os.listdir(tmp_path) == []
+        assert os.listdir(socket_folder) == []
     finally:
         pool.kill()
 
@@ -263,8 +263,8 @@ def interrupt_the_wait(context: Context) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_wait_can_be_interrupted(ranks: int, tmp_path: Path) -> None:
-    pool = Pool(ranks, bare=True, environment={"HBMCOMM_SOCKET_DIR": str(tmp_path)})
+def test_wait_can_be_interrupted(ranks: int, socket_folder: Path) -> None:
+    pool = Pool(ranks, bare=True, environment={"HBMCOMM_SOCKET_DIR": str(socket_folder)})
     try:
         pool.run(interrupt_the_wait)
     finally:
@@ -311,10 +311,10 @@ def test_subgroups_have_boxes_of_their_own(ranks_pool: Pool) -> None:
 
 
 @pytest.fixture
-def servers(tmp_path: Path) -> Iterator[list[smb.Server]]:
+def servers(socket_folder: Path) -> Iterator[list[smb.Server]]:
     with (
-        smb.Server(token=TOKEN, unix=tmp_path / "one") as one,
-        smb.Server(token=TOKEN, unix=tmp_path / "two") as two,
+        smb.Server(token=TOKEN, unix=socket_folder / "one") as one,
+        smb.Server(token=TOKEN, unix=socket_folder / "two") as two,
     ):
         yield [one, two]
 
@@ -432,18 +432,18 @@ LAST = -1
 )
 def test_every_rank_hears_why(
     ranks: int,
-    tmp_path: Path,
+    socket_folder: Path,
     prepare: Failure,
     culprit: int,
     kind: str,
     words: str,
 ) -> None:
-    (tmp_path / "sockets").mkdir()
-    with smb.Server(token=TOKEN, unix=tmp_path / "box") as server:
+    (socket_folder / "sockets").mkdir()
+    with smb.Server(token=TOKEN, unix=socket_folder / "box") as server:
         environment = {
             "A_BOX": server.url,
             "HBMCOMM_TOKEN": TOKEN,
-            "HBMCOMM_SOCKET_DIR": str(tmp_path / "sockets"),
+            "HBMCOMM_SOCKET_DIR": str(socket_folder / "sockets"),
         }
         pool = Pool(ranks, bare=True, environment=environment)
         try:
@@ -451,7 +451,7 @@ def test_every_rank_hears_why(
         finally:
             pool.kill()
         assert server.stats()["clients"] == 0
-    assert os.listdir(tmp_path / "sockets") == []
+    assert os.listdir(socket_folder / "sockets") == []
     culprit %= ranks
     for rank, (told, seconds) in enumerate(answers):
         assert seconds < SOON

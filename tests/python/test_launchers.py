@@ -12,12 +12,11 @@ from pathlib import Path
 from subprocess import PIPE
 
 import pytest
-from conftest import orphans
 from harness import beyond_gloo
-from harness.jobs import BIN, JOB_SCRIPT, Finished, Job, mpiexec, run, torchrun
-from test_bootstrap import assert_done, free_port
+from harness.jobs import BIN, JOB_SCRIPT, Finished, Job, assert_done, mpiexec, run, torchrun
+from harness.network import free_port
 
-pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
+pytestmark = [beyond_gloo, pytest.mark.full, pytest.mark.usefixtures("nothing_left")]
 
 OVER_MPI = ("--init-method", "mpi://")
 
@@ -37,13 +36,21 @@ print(f"rank {rank} of {size} done")
 LATE_RANK = """
 import datetime, os, time
 import torch.distributed as dist
+late = os.environ["TOO_LATE"]  # a file's name
 if os.environ["PMI_RANK"] == "1":
-    time.sleep(8)
+    while not os.path.exists(late):
+        time.sleep(0.1)
     os._exit(0)
 try:
     dist.init_process_group("hbm", init_method="mpi://", timeout=datetime.timedelta(seconds=1))
 except RuntimeError as error:
     print(error, flush=True)
+    # MPI never came to the point at which they could be unlinked.
+    names = {line.split(maxsplit=5)[-1].strip() for line in open("/proc/self/maps")}
+    for name in filter(os.path.exists, names):
+        if name.startswith("/dev/shm/"):
+            os.unlink(name)
+    open(late, "w").close()
     os._exit(3)
 """
 
@@ -85,14 +92,11 @@ def test_exit_without_destroying_over_mpi(ranks: int) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_rank_that_never_comes(ranks: int) -> None:
+def test_rank_that_never_comes(ranks: int, tmp_path: Path) -> None:
     """The launcher started it, so MPI waits for it, but no longer than the timeout says."""
-    before = orphans()
-    finished = run(mpiexec_code(ranks, LATE_RANK), limit=60)
+    finished = run(mpiexec_code(ranks, LATE_RANK), limit=60, TOO_LATE=str(tmp_path / "late"))
     assert finished.code == 3
     assert "not every rank that the launcher started came" in finished.output, finished.output
-    for name in orphans() - before:  # MPI never came to the point at which it could be unlinked
-        Path("/dev/shm", name).unlink()
 
 
 @pytest.mark.ranks(2)

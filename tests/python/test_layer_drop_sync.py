@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from harness import Context, Pool
 from harness.data import assert_same, gathered
-from test_parameter_server_sync import (
+from harness.synchronous import (
     GROUPS,
     Optimize,
     assert_close,

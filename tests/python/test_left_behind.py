@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import Context, Pool, RankFailure, beyond_gloo
+from harness.cases import cases
 from harness.pool import DIED
 from harness.segments import held, in_use, mappings
 
@@ -21,7 +22,6 @@ from torch_hbmcomm import memory
 pytestmark = beyond_gloo
 
 LARGE = 1 << 22  # elements
-CYCLES = 200
 
 
 def segments_of(context: Context) -> list[int]:
@@ -58,9 +58,9 @@ def holders(inodes: set[int]) -> list[str]:
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("zero_copy", [True, False], ids=["zero-copy", "staged"])
 def test_killed_ranks_leave_nothing(
-    ranks: int, zero_copy: bool, tmp_path: Path, nothing_left: None
+    ranks: int, zero_copy: bool, socket_folder: Path, nothing_left: None
 ) -> None:
-    pool = Pool(ranks, environment={"HBMCOMM_SOCKET_DIR": str(tmp_path)})
+    pool = Pool(ranks, environment={"HBMCOMM_SOCKET_DIR": str(socket_folder)})
     try:
         pids = pool.pids
         inodes = {inode for found in pool.run(segments_of) for inode in found}
@@ -72,7 +72,7 @@ def test_killed_ranks_leave_nothing(
     assert raised.value.kinds == dict.fromkeys(range(ranks), DIED), raised.value
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert holders(inodes) == []
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(socket_folder) == []
 
 
 def footprint() -> dict[str, int]:
@@ -108,9 +108,12 @@ def make_and_destroy(context: Context, cycles: int) -> dict[str, int]:
 
 
 @pytest.mark.ranks(2)
-def test_groups_that_are_destroyed_leave_nothing(pool: Pool, nothing_left: None) -> None:
+@pytest.mark.parametrize("cycles", cases([40, 200], quick=["40"]))
+def test_groups_that_are_destroyed_leave_nothing(
+    pool: Pool, cycles: int, nothing_left: None
+) -> None:
     before = pool.run(make_and_destroy, 20)
-    after = pool.run(make_and_destroy, CYCLES, limit=120)
+    after = pool.run(make_and_destroy, cycles, limit=120)
     for early, late in zip(before, after, strict=True):
         for exact in ("in use", "descriptors", "mappings"):
             assert late[exact] == early[exact], (exact, early, late)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PIP = ["-m", "pip", "--disable-pip-version-check", "--quiet"]
 
 # Where `make build` was not run before, the box is compiled here.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 # A client of the box at argv[1].
 CLIENT = """

@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import test_collectives
-import test_p2p
 import torch
 import torch.distributed as dist
-from harness import Context, Pool, beyond_gloo
+from harness import Context, Pool, beyond_gloo, collectives, messages
+from harness.cases import cases
 from harness.data import assert_same, gathered, random_numbers
 from harness.nodes import on_nodes, reduced_over_nodes
 from harness.reference import operands_of, reduce_op, supported_operators
-from test_training import STEPS, batch, net, train, weights
+from harness.training import STEPS, batch, net, train, weights
 from torch import nn
 from torch.distributed.distributed_c10d import _get_default_group
 from torch.nn.parallel import DistributedDataParallel
@@ -43,11 +42,14 @@ class Cluster:
         return self.pool.run(on_nodes, self.layout, call, *arguments, limit=120)
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
+@pytest.fixture(scope="module", params=cases(LAYOUTS, quick=["aabb"]))
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     made = Cluster(request.param)
     yield made
     assert not any(made.pool.close()), "a rank left with an error code"
+
+
+every_layout = pytest.mark.parametrize("cluster", LAYOUTS, indirect=True, scope="module")
 
 
 # allreduce.
@@ -107,9 +109,7 @@ def check_sizes(context: Context, layout: str) -> None:
             for place in (*PLACES, mixed):
                 total = place(data)
                 all_reduce(total, name, async_op=context.shared_random.random() < 0.5)
-                what = f"{name} x {size}, {place.__name__}"
-                assert_same(total, expected, what)
-                check_everywhere(context, total, what)
+                assert_same(total, expected, f"{name} x {size}, {place.__name__}")
 
 
 def test_sizes_and_places(cluster: Cluster) -> None:
@@ -144,6 +144,7 @@ def check_in_flight(context: Context, layout: str) -> None:
         assert_same(totals[index], expected[index], f"number {index}, x {sizes[index]}")
 
 
+@every_layout
 def test_many_in_flight(cluster: Cluster) -> None:
     cluster.run(check_in_flight, cluster.layout)
 
@@ -154,41 +155,40 @@ def test_many_in_flight(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     "move",
     [
-        test_collectives.broadcast,
-        test_collectives.all_gather,
-        test_collectives.all_gather_into_tensor,
-        test_collectives.gather,
-        test_collectives.scatter,
-        test_collectives.all_to_all_single_unequal,
+        collectives.broadcast,
+        collectives.all_gather,
+        collectives.all_gather_into_tensor,
+        collectives.gather,
+        collectives.scatter,
+        collectives.all_to_all_single_unequal,
     ],
 )
 def test_moves(cluster: Cluster, move: Callable[..., Any]) -> None:
-    cluster.run(test_collectives.check_move, move)
+    cluster.run(collectives.check_move, move)
 
 
-@pytest.mark.parametrize("name", ["sum", "avg", "max"])
 @pytest.mark.parametrize(
-    "reduction",
-    [
-        test_collectives.reduce,
-        test_collectives.reduce_scatter,
-        test_collectives.reduce_scatter_tensor,
-    ],
+    ("reduction", "name"),
+    cases(
+        [collectives.reduce, collectives.reduce_scatter, collectives.reduce_scatter_tensor],
+        ["sum", "avg", "max"],
+        quick=["reduce-sum", "reduce_scatter-avg", "reduce_scatter_tensor-max"],
+    ),
 )
 def test_reductions(cluster: Cluster, reduction: Callable[..., Any], name: str) -> None:
-    cluster.run(test_collectives.check_reduction, reduction, name)
+    cluster.run(collectives.check_reduction, reduction, name)
 
 
 @pytest.mark.parametrize(
     "check",
     [
-        test_collectives.check_sparse,
-        test_collectives.check_objects,
-        test_p2p.check_ring,
-        test_p2p.check_blocking,
-        test_p2p.check_order,
-        test_p2p.check_any_source,
-        test_p2p.check_mixed,
+        collectives.check_sparse,
+        collectives.check_objects,
+        messages.check_ring,
+        messages.check_blocking,
+        messages.check_order,
+        messages.check_any_source,
+        messages.check_mixed,
     ],
 )
 def test_as_on_one_node(cluster: Cluster, check: Callable[..., Any]) -> None:

@@ -284,7 +284,7 @@ sys.stdin.read()
         )
         assert client.stdout is not None
         assert client.stdout.readline() == b"holding\n"
-        time.sleep(2)  # longer than the lease, which the client renews
+        time.sleep(1.5)  # longer than the lease, which the client renews
         assert box.stats()["segments"] == 1
         client.kill()
         client.communicate()
@@ -308,7 +308,7 @@ try:
 except smb.SegmentLost:
     print(segment.fetch_add(0, 0), flush=True)
 """
-    with BoxProcess("--lease", "0.5") as process:
+    with BoxProcess("--lease", "0.5") as process, smb.connect(process.url, TOKEN) as watcher:
         client = subprocess.Popen(
             [sys.executable, "-c", script, process.url],
             env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -318,9 +318,9 @@ except smb.SegmentLost:
         assert client.stdout is not None and client.stdin is not None
         assert client.stdout.readline() == b"ready\n"
         client.send_signal(signal.SIGSTOP)
-        time.sleep(1.5)
+        until(lambda: watcher.stats()["clients"] == 1)
         client.send_signal(signal.SIGCONT)
-        time.sleep(0.5)  # or the first operation may be in doubt
+        until(lambda: watcher.stats()["clients"] == 2)  # or its first operation may be in doubt
         output, _ = client.communicate(b"\n", timeout=20)
         assert output == b"2\n"
 
@@ -339,7 +339,8 @@ def said_when_interrupted(script: str) -> bytes:
         process.stop()
         client.stdin.write(b"\n")
         client.stdin.flush()
-        time.sleep(0.5)
+        assert client.stdout.readline() == b"about to wait\n"
+        time.sleep(0.3)
         client.send_signal(signal.SIGINT)
         return client.communicate(timeout=10)[0]
 
@@ -353,6 +354,7 @@ segment = box.alloc(4096)
 print("ready", flush=True)
 sys.stdin.readline()
 try:
+    print("about to wait", flush=True)
     segment.fetch_add(0, 1)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
@@ -371,6 +373,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 segment.fetch_add_async(0, 1)
 try:
+    print("about to wait", flush=True)
     box.close(patience=60)
 except KeyboardInterrupt:
     print("interrupted", box.closed, flush=True)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from harness import Context, Pool, beyond_gloo
 from harness.data import assert_same, gathered
+from harness.training import STEPS, WIDTH, batch, loss_of, net, train, weights
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import DeviceMesh
@@ -29,60 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
 
-WIDTH = 24
-STEPS = 4
-
 Train = Callable[[Context, dist.ProcessGroup], list[torch.Tensor]]
-
-
-class Net(nn.Module):
-    """Three layers; `second` is used in every other call only, if `sometimes`."""
-
-    def __init__(self, sometimes: bool = False) -> None:
-        super().__init__()
-        self.first = nn.Linear(WIDTH, 4 * WIDTH)
-        self.second = nn.Linear(4 * WIDTH, 4 * WIDTH)
-        self.third = nn.Linear(4 * WIDTH, WIDTH)
-        self.sometimes = sometimes
-        self.calls = 0
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        hidden = torch.relu(self.first(inputs))
-        if not self.sometimes or self.calls % 2:
-            hidden = torch.relu(self.second(hidden))
-        out: torch.Tensor = self.third(hidden)
-        return out
-
-
-def net(**options: Any) -> Net:
-    torch.manual_seed(7)
-    return Net(**options)
-
-
-def batch(context: Context, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each rank's own data of a step, the same in both runs."""
-    generator = torch.Generator().manual_seed(context.seed + 100 * step + context.rank)
-    inputs = torch.randn(8, WIDTH, generator=generator)
-    return inputs, torch.randn(8, WIDTH, generator=generator)
-
-
-def loss_of(model: Callable[..., Any], context: Context, step: int) -> torch.Tensor:
-    inputs, targets = batch(context, step)
-    return nn.functional.mse_loss(model(inputs).float(), targets)
-
-
-def train(model: nn.Module, context: Context, steps: int = STEPS) -> list[torch.Tensor]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss_of(model, context, step).backward()
-        optimizer.step()
-    return weights(model)
-
-
-def weights(model: nn.Module) -> list[torch.Tensor]:
-    return [parameter.detach().clone() for parameter in model.parameters()]
 
 
 def world() -> dist.ProcessGroup:

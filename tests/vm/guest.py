@@ -22,6 +22,8 @@ from topology import TOPOLOGIES
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAMS = REPOSITORY / "build" / str(sys.implementation.cache_tag)  # where setup.py compiles
 
+LIMIT = 1200.0  # seconds, for a machine that much else keeps busy
+
 
 @dataclass(frozen=True)
 class Result:
@@ -47,7 +49,7 @@ def run(
     command: Sequence[str | Path],
     folder: Path,
     *,
-    timeout: float = 60,
+    timeout: float = LIMIT,
     environment: Mapping[str, str] | None = None,
     modules: Sequence[str] = (),
     check: bool = True,

@@ -41,8 +41,8 @@ def work(number: int, url: str) -> None:
     """Pushes `number + 1` into every element, PUSHES times; everyone must find the sum of all."""
     delays = random.Random(number)
     plan = layout()
-    with smb.connect(url, verbs_workers.TOKEN, transport="verbs", connect_timeout=30) as box:
-        roster = Roster(box, "exchange", timeout=120, temporary=True)
+    with smb.connect(url, verbs_workers.TOKEN, transport="verbs", connect_timeout=300) as box:
+        roster = Roster(box, "exchange", timeout=600, temporary=True)
         leads = roster.leads()
         shards = Shards([box], "exchange", plan, "auto" if leads else "attach", temporary=True)
         if leads:

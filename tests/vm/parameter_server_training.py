@@ -43,9 +43,9 @@ def work(worker: int, url: str) -> None:
     torch.set_num_threads(1)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    box = smb.connect(url, verbs_workers.TOKEN, transport="verbs", connect_timeout=60)
+    box = smb.connect(url, verbs_workers.TOKEN, transport="verbs", connect_timeout=300)
     with ParameterServer(
-        model, optimizer, box=box, staleness=0, workers=WORKERS, timeout=200
+        model, optimizer, box=box, staleness=0, workers=WORKERS, timeout=600
     ) as server:
         for step in range(STEPS):
             inputs, targets = data(step, worker)

@@ -7,7 +7,7 @@ from pathlib import Path
 import guest
 import pytest
 
-pytestmark = pytest.mark.vm
+pytestmark = [pytest.mark.vm, pytest.mark.full, pytest.mark.timeout(guest.LIMIT + 60)]
 
 
 def test_outcome_and_further_modules(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from report import parse_reports
 from topology import TOPOLOGIES
 
-pytestmark = pytest.mark.vm
+pytestmark = [pytest.mark.vm, pytest.mark.full, pytest.mark.timeout(guest.LIMIT + 60)]
 
 PAYLOAD = 2 << 20  # of the 4 MiB that each rank reduces and broadcasts, at least half is in flight
 

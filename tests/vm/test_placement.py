@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
@@ -12,7 +13,7 @@ import pytest
 from report import Report, parse_reports
 from topology import TOPOLOGIES, Topology
 
-pytestmark = pytest.mark.vm
+pytestmark = [pytest.mark.vm, pytest.mark.full, pytest.mark.timeout(guest.LIMIT + 60)]
 
 MIB = 1 << 20
 SOURCES = ("heap", "pool", "segment", "staging")
@@ -23,7 +24,7 @@ POLICIES = (*HBM_POLICIES, "ddr")
 def take(policy: str, cpu: int, block: int, total: int, *sources: str) -> str:
     """The command of a process on one CPU that takes memory from each source in turn."""
     # Bound before it starts: libraries touch memory before main().
-    program = guest.PROGRAMS / "vm_placement"
+    program = shlex.quote(str(guest.PROGRAMS / "vm_placement"))
     return f"taskset -c {cpu} {program} {policy} {block} {total} {' '.join(sources)}"
 
 
@@ -33,7 +34,7 @@ def run(topology: str, script: Iterable[str], folder: Path) -> list[Report]:
     nodes = ",".join(map(str, TOPOLOGIES[topology].hbm_nodes))
     environment = {"MEMKIND_HBW_NODES": nodes} if topology == "snc4" else {}
     command = ["sh", "-ec", "\n".join(script)]
-    result = guest.run(topology, command, folder, timeout=240, environment=environment)
+    result = guest.run(topology, command, folder, environment=environment)
     assert result.oom_kills == []
     return parse_reports(result.stdout)
 

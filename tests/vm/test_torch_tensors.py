@@ -10,7 +10,7 @@ import pytest
 from report import parse_reports
 from topology import TOPOLOGIES
 
-pytestmark = pytest.mark.vm
+pytestmark = [pytest.mark.vm, pytest.mark.full, pytest.mark.timeout(guest.LIMIT + 60)]
 
 DDR, HBM = 0, TOPOLOGIES["hbm"].hbm_of(0)
 EXPECTED = {
@@ -28,7 +28,7 @@ def test_tensors_and_buckets(tmp_path: Path) -> None:
     program = Path(__file__).with_name("torch_tensors.py")
     environment = {"HBMCOMM_MEMORY": "bind"}
     command: list[str | Path] = [sys.executable, program]
-    result = guest.run("hbm", command, tmp_path, timeout=280, environment=environment)
+    result = guest.run("hbm", command, tmp_path, environment=environment)
     assert result.oom_kills == []
     reports = parse_reports(result.stdout)
     assert [report.name for report in reports] == list(EXPECTED)

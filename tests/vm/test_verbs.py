@@ -9,7 +9,7 @@ from pathlib import Path
 import guest
 import pytest
 
-pytestmark = pytest.mark.vm
+pytestmark = [pytest.mark.vm, pytest.mark.full, pytest.mark.timeout(guest.LIMIT + 60)]
 
 LINK = Path(__file__).with_name("verbs_link.sh")
 SPEED = Path(__file__).with_name("verbs_speed.sh")
@@ -24,7 +24,6 @@ def run(folder: Path, *command: str | Path) -> str:
         "hbm",
         ["sh", LINK, *command],
         folder,
-        timeout=400,
         environment={"HBM_BOX_TRANSPORTS": "verbs", "HBM_BOX_HOST": HOST},
         modules=["rxe"],
     ).stdout

@@ -8,7 +8,7 @@ from pathlib import Path
 import guest
 import pytest
 
-pytestmark = pytest.mark.vm
+pytestmark = [pytest.mark.vm, pytest.mark.full, pytest.mark.timeout(guest.LIMIT + 60)]
 
 HERE = Path(__file__).parent
 
@@ -18,7 +18,6 @@ def run(folder: Path, program: str) -> str:
         "hbm",
         ["sh", HERE / "verbs_link.sh", sys.executable, HERE / program],
         folder,
-        timeout=400,
         environment={"HBM_BOX_HOST": "10.9.0.1"},
         modules=["rxe"],
     ).stdout

@@ -23,7 +23,7 @@ using smb::Opcode;
 
 constexpr const char* kBoxWord = "--box";
 
-smb::Deadline soon() { return std::chrono::steady_clock::now() + 30s; }
+smb::Deadline soon() { return std::chrono::steady_clock::now() + 120s; }
 
 void check(bool good, const char* what) {
   if (!good) throw std::runtime_error(what);

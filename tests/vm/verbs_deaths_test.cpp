@@ -33,7 +33,7 @@ std::unique_ptr<Client> connect(const std::string& url) {
   options.url = url;
   options.token = kToken;
   options.transport = client::TransportChoice::kVerbs;
-  options.reconnect_timeout = 30s;
+  options.reconnect_timeout = 120s;
   return std::make_unique<Client>(options);
 }
 
@@ -94,7 +94,7 @@ TEST(VerbsDeaths, ABoxIsKilledWhileClientsReadAndWrite) {
   });
   const auto grows = [&](int64_t most) {
     const int64_t start = rounds, first = added;
-    const auto until = std::chrono::steady_clock::now() + 30s;
+    const auto until = std::chrono::steady_clock::now() + 120s;
     while ((rounds < start + most || added < first + most) &&
            std::chrono::steady_clock::now() < until) {
       std::this_thread::sleep_for(1ms);
@@ -131,7 +131,7 @@ TEST(VerbsDeaths, WithoutAStoreTheSegmentsAreLost) {
 }
 
 TEST(VerbsDeaths, AClientIsKilledWhileItHoldsSegments) {
-  const BoxProcess box(BoxOptions{0, {}, 5s});
+  const BoxProcess box(BoxOptions{0, {}, 10s});
   std::array<int, 2> ready{};
   ASSERT_EQ(pipe(ready.data()), 0);
   const pid_t child = fork();
@@ -147,7 +147,7 @@ TEST(VerbsDeaths, AClientIsKilledWhileItHoldsSegments) {
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
 
-  const auto until = std::chrono::steady_clock::now() + 30s;
+  const auto until = std::chrono::steady_clock::now() + 120s;
   smb::StatsTotals totals{};
   do {
     std::this_thread::sleep_for(20ms);

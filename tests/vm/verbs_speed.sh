@@ -11,9 +11,9 @@ shift 2
 perftest() {
   tool=$1 size=$2
   set -- "$tool" -d rxe0 -x 1 -F -q 4 -s "$size" -n $(((total / size + 3) / 4 + 4))
-  timeout 30 "$@" >/dev/null &
+  timeout 300 "$@" >/dev/null &
   until grep -q ':4853 .* 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.05; done  # it listens
-  timeout 30 "$@" 10.9.0.1 | sed -n "s/^ *$size /$tool $size /p"
+  timeout 300 "$@" 10.9.0.1 | sed -n "s/^ *$size /$tool $size /p"
   wait
 }
 

@@ -200,7 +200,7 @@ def box_token() -> Finding:
         token = importlib.import_module("torch_hbmcomm.smb.token")
     except ImportError:
         return _needs_box("box_token")
-    found_by = f"HBMCOMM_TOKEN, HBMCOMM_TOKEN_FILE, {token.default_file()}"
+    found_by = "HBMCOMM_TOKEN, HBMCOMM_TOKEN_FILE, ~/.config/hbmcomm/token"
     try:
         found = token.find(None)
     except (OSError, ValueError) as error:

@@ -21,7 +21,11 @@ class Token(NamedTuple):
     """Where it was found, in words."""
 
 
+_NONE = Token("", "none was found")
+
+
 def default_file() -> Path:
+    """Raises RuntimeError where the user has no home directory."""
     return Path.home() / ".config" / "hbmcomm" / "token"
 
 
@@ -33,16 +37,29 @@ def find(token: str | None) -> Token:
     file = _named_file()
     if file is not None:
         return read(file)
-    return read(default_file()) if default_file().exists() else Token("", "none was found")
+    try:
+        file = default_file()
+    except RuntimeError:  # this user has no home directory
+        return _NONE
+    return read(file) if os.path.exists(file) else _NONE  # False where one may not look, too
 
 
 def find_or_create(token: str | None) -> Token:
     """A server's: where there is none, a random one is written to the file that was named, or to
-    the default one."""
+    the default one. Raises OSError where that cannot be."""
     given = _given(token)
     if given is not None:
         return given
-    return read_or_create(_named_file() or default_file())
+    file = _named_file()
+    if file is not None:
+        return read_or_create(file)
+    try:
+        return read_or_create(default_file())
+    except (OSError, RuntimeError) as error:
+        raise OSError(
+            f"no token was given, and none can be kept in the home directory ({error}): set "
+            "HBMCOMM_TOKEN, or HBMCOMM_TOKEN_FILE to the name of a file that can be made"
+        ) from error
 
 
 def read_or_create(file: Path) -> Token:

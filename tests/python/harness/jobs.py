@@ -62,6 +62,13 @@ class Job:
         return Finished(self._process.returncode, output)
 
 
+def assert_done(finished: Finished, ranks: int) -> None:
+    """The job script ended well, on each of so many ranks."""
+    assert finished.code == 0, finished.output
+    for rank in range(ranks):
+        assert finished.output.count(f"rank {rank} of {ranks} done") == 1, finished.output
+
+
 def run(command: Sequence[str | Path], limit: float = 120, **extra: str) -> Finished:
     with Job(command, **extra) as job:
         return job.finish(limit)

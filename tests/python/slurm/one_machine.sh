@@ -10,7 +10,8 @@ set -euo pipefail
 
 home=$(mktemp -d)
 export SLURM_CONF=$home/slurm.conf
-base_port=$((20000 + $$ % 10000))
+# Three ports, whose numbers another run on this machine does not choose.
+base_port=$((10000 + $$ % 3000 * 3))
 host=$(hostname)
 
 # Ends a daemon by the pid that it wrote, and waits for it.
@@ -73,9 +74,9 @@ munged --key-file "$home/munge.key" --seed-file "$home/munge.seed" --pid-file "$
 slurmctld || fail "slurmctld does not start"
 slurmd -N node0 || fail "slurmd does not start"
 slurmd -N node1 || fail "slurmd does not start"
-for _ in $(seq 100); do
+for _ in $(seq 600); do
   if [ "$(sinfo --noheader --format %T 2>/dev/null)" = idle ]; then ready=1; break; fi
   sleep 0.2
 done
-[ "${ready:-}" ] || fail "the nodes are not idle after 20 s"
+[ "${ready:-}" ] || fail "the nodes are not idle after 120 s"
 "$@"

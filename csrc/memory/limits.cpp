@@ -1,0 +1,39 @@
+#include "memory/limits.h"
+
+#include <sys/resource.h>
+
+#include <limits>
+
+#include "memory/capacity.h"
+
+namespace hbm::memory {
+namespace {
+
+constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
+
+}  // namespace
+
+uint64_t soft_limit(int resource) noexcept {
+  rlimit limit{};
+  const bool limited = getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  return limited ? limit.rlim_cur : kUnlimited;
+}
+
+std::string limit_text(int resource, const char* name) {
+  const uint64_t limit = soft_limit(resource);
+  return limit == kUnlimited ? "" : "; " + std::string(name) + " is " + std::to_string(limit);
+}
+
+std::string bounds_of_mappings(uint64_t bytes) {
+  std::string text = limit_text(RLIMIT_AS, "RLIMIT_AS") + limit_text(RLIMIT_DATA, "RLIMIT_DATA");
+  if (!text.empty()) text += " (ulimit -v, ulimit -d)";
+  const uint64_t room = overcommit_room(MemInfo::of_machine());
+  if (bytes > room) {
+    text += "; the kernel's setting vm.overcommit_memory lets no more than " +
+            std::to_string(room) + " be mapped";
+  }
+  if (text.empty()) text = "; the process may have too many mappings (vm.max_map_count)";
+  return text;
+}
+
+}  // namespace hbm::memory

@@ -1,0 +1,25 @@
+// How much memory may still be taken.
+//
+// The kernel kills a process that touches a page of a full node it is bound to, so a heap asks here
+// before it lets a page be touched. Figures are the kernel's, read at each call (about 15 us a
+// node); a container's own memory limit is not in them.
+//
+// Threads: every function may be called from any thread. Each throws Error(kUnavailable) when the
+// kernel's figures cannot be read.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace hbm::memory {
+
+// What may be taken from the nodes: their free bytes less a margin on each (32 MiB and 1/128 of the
+// node) that stays for the kernel and for processes that allocate at the same moment. Under
+// `interleave` the fullest node counts for all, because pages go to each in turn.
+uint64_t room_on(const std::vector<int>& nodes, bool interleave);
+
+// What ordinary memory can give, by the kernel's own estimate over the whole machine, and what it
+// still lets processes map.
+uint64_t machine_room();
+
+}  // namespace hbm::memory

@@ -1,0 +1,168 @@
+// What heaps, segments and pools do when memory is short.
+//
+// How much there is, is for the tests to say: this program has room_on() and machine_room() of its
+// own, so that the linker takes none from the library (memory/room.cpp has no other functions). No
+// test here depends on what the machine has free, and none needs more than a few MiB of it.
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "base/error.h"
+#include "expect_error.h"
+#include "memory/heap.h"
+#include "memory/placement.h"
+#include "memory/pool.h"
+#include "memory/room.h"
+#include "memory/segment.h"
+#include "memory_fixture.h"
+
+namespace hbm::memory {
+namespace {
+
+constexpr uint64_t kPlenty = std::numeric_limits<uint64_t>::max();
+
+struct Machine {
+  uint64_t nodes = kPlenty;         // what the HBM nodes can give,
+  int questions = 0;                // once they have been asked so many times;
+  uint64_t nodes_before = kPlenty;  // before that
+  uint64_t all = kPlenty;           // what the machine can give
+};
+Machine machine;
+
+uint64_t held_bytes(int fd) {
+  struct stat file{};
+  EXPECT_EQ(fstat(fd, &file), 0);
+  return static_cast<uint64_t>(file.st_blocks) * 512;
+}
+
+}  // namespace
+
+uint64_t room_on(const std::vector<int>& nodes, bool) {
+  EXPECT_EQ(nodes, std::vector<int>{0});
+  return machine.questions-- > 0 ? machine.nodes_before : machine.nodes;
+}
+
+uint64_t machine_room() { return machine.all; }
+
+namespace {
+
+constexpr size_t kSmall = kMiB;
+constexpr size_t kLarge = Heap::kMappedBytes + 8 * kMiB;
+static_assert(kSmall < Heap::kMappedBytes);
+
+TEST(Heap, StrictPoliciesRefuseWhatTheNodeCannotHold) {
+  with_hbm([] {
+    for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
+      Heap heap(policy, 0);
+      for (size_t bytes : {kSmall, kLarge}) {
+        machine = {.nodes = bytes - 1};
+        expect_error(ErrorKind::kExhausted, {"HBM node 0 can give " + std::to_string(bytes - 1)},
+                     [&] { heap.allocate(bytes); });
+        EXPECT_EQ(heap.stats().in_use_bytes, 0u);
+        machine = {.nodes = bytes};
+        heap.free(heap.allocate(bytes));
+      }
+    }
+  });
+}
+
+TEST(Heap, PreferredSpillsWhatTheNodeCannotHold) {
+  with_hbm([] {
+    Heap heap(Policy::kPreferred, 0);
+    for (size_t bytes : {kSmall, kLarge}) {
+      machine = {.nodes = bytes - 1, .all = bytes};
+      const uint64_t before = heap.stats().spills;
+      void* block = heap.allocate(bytes);
+      EXPECT_EQ(heap.stats().spills, before + 1);
+      EXPECT_EQ(heap.stats().hbm_bytes, 0u);
+      EXPECT_EQ(heap.stats().ddr_bytes, bytes);
+      heap.free(block);
+    }
+    machine = {};
+    expect_error(ErrorKind::kExhausted, {"cannot allocate"}, [&] { heap.allocate(~size_t{0}); });
+    EXPECT_EQ(heap.stats().in_use_bytes, 0u);
+  });
+}
+
+TEST(Heap, WhatTheMachineCannotHoldIsAnError) {
+  with_hbm([] {
+    for (Policy policy : {Policy::kPreferred, Policy::kDdr}) {
+      Heap heap(policy, 0);
+      for (size_t bytes : {kSmall, kLarge, ~size_t{0}}) {
+        machine = {.nodes = 0, .all = bytes - 1};
+        expect_error(ErrorKind::kExhausted, {"the machine can give " + std::to_string(bytes - 1)},
+                     [&] { heap.allocate(bytes); });
+      }
+      EXPECT_EQ(heap.stats().in_use_bytes, 0u);
+    }
+  });
+}
+
+// Another process takes the rest while this one's pages are being put in place.
+TEST(Heap, ANodeThatFillsUpMeanwhileIsAnError) {
+  with_hbm([] {
+    for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
+      Heap heap(policy, 0);
+      constexpr size_t kBytes = 40 * kMiB;  // three slices
+      machine = {.nodes = 0, .questions = 3, .nodes_before = kPlenty};
+      expect_error(ErrorKind::kExhausted, {"HBM node 0 can give 33554432"},
+                   [&] { heap.allocate(kBytes); });
+      EXPECT_EQ(heap.stats().in_use_bytes, 0u);
+    }
+  });
+}
+
+TEST(Segment, StrictPoliciesRefuseWhatTheNodeCannotHold) {
+  with_hbm([] {
+    for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
+      machine = {.nodes = 8 * kMiB};
+      const auto segment = Segment::create(policy, kGiB);
+      expect_error(ErrorKind::kExhausted, {"HBM node 0 can give 8388608"},
+                   [&] { segment->allocate(8 * kMiB + 1); });
+      machine = {.nodes = 0, .questions = 2, .nodes_before = kPlenty};
+      expect_error(ErrorKind::kExhausted, {"HBM node 0 can give 33554432"},
+                   [&] { segment->allocate(40 * kMiB); });
+      EXPECT_EQ(segment->stats().in_use_bytes, 0u);
+      EXPECT_EQ(held_bytes(segment->fd()), 0u);
+    }
+  });
+}
+
+TEST(Segment, PreferredCountsWhatFitsAsHbm) {
+  with_hbm([] {
+    const auto segment = Segment::create(Policy::kPreferred, kGiB);
+    machine = {.nodes = 6 * kMiB, .all = 16 * kMiB};
+    void* block = segment->allocate(16 * kMiB);  // never touched
+    const SegmentStats stats = segment->stats();
+    EXPECT_EQ(stats.spills, 1u);
+    EXPECT_EQ(stats.hbm_bytes, 6 * kMiB);
+    EXPECT_EQ(stats.ddr_bytes, 10 * kMiB);
+    EXPECT_EQ(held_bytes(segment->fd()), 0u);
+    segment->free(block);
+    EXPECT_EQ(segment->stats().in_use_bytes, 0u);
+    expect_error(ErrorKind::kExhausted, {"the machine can give 16777216"},
+                 [&] { segment->allocate(16 * kMiB + 1); });
+  });
+}
+
+TEST(Pool, WhatCannotBeHeldIsAnError) {
+  with_hbm([] {
+    for (Policy policy : kAllPolicies) {
+      const auto pool = Pool::create({.policy = policy, .capacity = kGiB});
+      machine = {.nodes = 4 * kMiB, .all = 8 * kMiB};
+      const char* const giver =
+          is_strict(policy) ? "HBM node 0 can give 4194304" : "the machine can give 8388608";
+      expect_error(ErrorKind::kExhausted, {giver}, [&] { pool->allocate(12 * kMiB); });
+      EXPECT_EQ(pool->stats().used, 0u);
+      pool->allocate(4 * kMiB);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace hbm::memory

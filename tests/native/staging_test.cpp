@@ -1,0 +1,152 @@
+// Staging memory for messages.
+#include "memory/staging.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "expect_error.h"
+#include "memory/heap.h"
+#include "memory_fixture.h"
+
+namespace hbm::memory {
+namespace {
+
+std::shared_ptr<StagingPool> make_pool(Policy policy, uint64_t budget) {
+  return StagingPool::make(std::make_shared<Heap>(policy, 0), budget);
+}
+
+TEST(Staging, ReusesBlocksWithoutTheHeap) {
+  with_hbm([] {
+    for (Policy policy : kAllPolicies) {
+      const auto heap = std::make_shared<Heap>(policy, 0);
+      const auto pool = StagingPool::make(heap, 64 * kMiB);
+      for (int round = 0; round < 100; ++round) {
+        for (size_t bytes = 1; bytes <= kMiB; bytes *= 2) {
+          Buffer buffer = pool->acquire(bytes);
+          EXPECT_EQ(buffer.size(), bytes);
+          const size_t alignment = bytes < kPage ? 64 : kPage;
+          EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % alignment, 0u);
+          std::memset(buffer.data(), round, bytes);
+        }
+      }
+      EXPECT_EQ(heap->stats().allocations, 15u) << "one block a size class";
+      EXPECT_EQ(pool->stats().kept_bytes, pool->stats().reserved_bytes);
+      pool->trim();
+      EXPECT_EQ(pool->stats().reserved_bytes, 0u);
+      EXPECT_EQ(heap->stats().in_use_bytes, 0u);
+    }
+  });
+}
+
+TEST(Staging, PastTheBudgetByPolicy) {
+  with_hbm([] {
+    for (Policy policy : {Policy::kPreferred, Policy::kDdr}) {
+      const auto pool = make_pool(policy, kMiB);
+      Buffer inside = pool->acquire(kMiB);
+      {
+        Buffer past = pool->acquire(100);
+        std::memset(past.data(), 1, 100);
+        EXPECT_EQ(pool->stats().overflow_bytes, 100u);
+      }
+      EXPECT_EQ(pool->stats().overflow_bytes, 0u);
+      EXPECT_EQ(pool->stats().overflows, 1u);
+      EXPECT_EQ(pool->stats().reserved_bytes, kMiB);
+    }
+    for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
+      const auto pool = make_pool(policy, kMiB);
+      Buffer inside = pool->acquire(kMiB);
+      expect_error(ErrorKind::kExhausted, {"HBMCOMM_STAGING_BYTES"}, [&] { pool->acquire(100); });
+      inside = Buffer();
+      EXPECT_TRUE(pool->acquire(100));
+    }
+  });
+}
+
+TEST(Staging, KeptBlocksMakeRoomForOtherSizes) {
+  with_hbm([] {
+    const auto pool = make_pool(Policy::kBind, kMiB);
+    pool->acquire(kMiB);
+    Buffer small = pool->acquire(64);
+    EXPECT_EQ(pool->stats().reserved_bytes, 64u);
+    pool->acquire(kMiB / 2);
+    EXPECT_EQ(pool->stats().kept_bytes, kMiB / 2);
+  });
+}
+
+TEST(Staging, LargeBlocksGoBackToTheHeap) {
+  without_hbm([] {
+    const auto pool = make_pool(Policy::kPreferred, 64 * kMiB);
+    const size_t bytes = StagingPool::kLargestClass + kMiB;
+    Buffer large = pool->acquire(bytes);
+    EXPECT_EQ(pool->stats().reserved_bytes, bytes);
+    large = Buffer();
+    EXPECT_EQ(pool->stats().reserved_bytes, 0u);
+    EXPECT_EQ(pool->stats().overflows, 0u);
+  });
+}
+
+TEST(Staging, BuffersOutliveTheirPoolsOwner) {
+  with_hbm([] {
+    auto pool = make_pool(Policy::kBind, kMiB);
+    const std::weak_ptr<StagingPool> alive = pool;
+    Buffer first = pool->acquire(64);
+    Buffer second = std::move(first);
+    EXPECT_FALSE(first);
+    pool.reset();
+    std::memset(second.data(), 1, 64);
+    EXPECT_FALSE(alive.expired());
+    second = Buffer();
+    EXPECT_TRUE(alive.expired());
+  });
+}
+
+TEST(Staging, AForkedChildNeitherTakesNorReturns) {
+  with_hbm([] {
+    const auto pool = make_pool(Policy::kPreferred, kMiB);
+    Buffer held = pool->acquire(kKiB);
+    std::memset(held.data(), 7, kKiB);
+    in_child([&] {
+      expect_error(ErrorKind::kUnavailable, {"a forked child cannot"}, [&] { pool->acquire(1); });
+      held = Buffer();
+      pool->trim();
+      EXPECT_EQ(pool->stats().reserved_bytes, 0u);
+    });
+    EXPECT_EQ(static_cast<char*>(held.data())[kKiB - 1], 7);
+    EXPECT_EQ(pool->stats().reserved_bytes, kKiB);
+    EXPECT_EQ(pool->stats().kept_bytes, 0u);
+  });
+}
+
+TEST(Staging, ThreadsShareAPool) {
+  with_hbm([] {
+    const auto pool = make_pool(Policy::kPreferred, kMiB / 2);  // short: it trims and overflows
+    std::vector<std::thread> threads;
+    for (int id = 0; id < 4; ++id) {
+      threads.emplace_back([&pool, id] {
+        std::vector<Buffer> held;
+        for (size_t i = 1; i <= 2000; ++i) {
+          const size_t bytes = i * 7919 % (64 * kKiB) + 1;
+          Buffer buffer = pool->acquire(bytes);
+          std::memset(buffer.data(), id, bytes);
+          EXPECT_EQ(static_cast<char*>(buffer.data())[bytes / 2], id);
+          held.push_back(std::move(buffer));
+          if (held.size() == 8) held.clear();
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    const StagingStats stats = pool->stats();
+    EXPECT_LE(stats.reserved_bytes, kMiB / 2);
+    EXPECT_EQ(stats.kept_bytes, stats.reserved_bytes);
+    EXPECT_EQ(stats.overflow_bytes, 0u);
+  });
+}
+
+}  // namespace
+}  // namespace hbm::memory

@@ -1,0 +1,38 @@
+"""Fixtures: memory boxes in the test's process, for a parameter server's workers in its threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from ps_models import SMALL_PIECE
+from ps_workers import Boxes, serving
+
+from torch_hbmcomm.parameter_server import layout
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def boxes(transport: str) -> Iterator[Boxes]:
+    with serving(transport) as served:
+        yield served
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small models have many pieces."""
+    monkeypatch.setattr(layout, "PIECE_BYTES", SMALL_PIECE)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """PyTorch's second thread would spin, for work that takes microseconds."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -1,0 +1,82 @@
+"""Models of the parameter server's tests whose updates are whole numbers: sums of these are exact,
+in whatever order they are made.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+SMALL_PIECE = 1 << 10  # bytes: many pieces in a small model
+
+
+class Awkward(nn.Module):
+    """A tensor of every kind that a layout could get wrong."""
+
+    count: torch.Tensor
+    mask: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.empty = nn.Parameter(torch.zeros(0, 3))
+        self.single = nn.Parameter(torch.zeros(()))
+        self.prime = nn.Parameter(torch.zeros(97))
+        self.matrix = nn.Parameter(torch.zeros(13, 7))
+        self.transposed = nn.Parameter(torch.zeros(5, 11).t())
+        self.images = nn.Parameter(
+            torch.zeros(4, 3, 5, 5).contiguous(memory_format=torch.channels_last)
+        )
+        self.one_more = nn.Parameter(torch.zeros(SMALL_PIECE // 4 + 1))
+        self.long = nn.Parameter(torch.zeros(3 * SMALL_PIECE + 5))
+        self.wide = nn.Parameter(torch.zeros(301, dtype=torch.float64))
+        self.brain = nn.Parameter(torch.zeros(43, dtype=torch.bfloat16))
+        self.narrow = nn.Parameter(torch.zeros(5, 5, dtype=torch.float16))
+        self.tied = self.prime
+        self.frozen = nn.Parameter(torch.full((17,), 3.0), requires_grad=False)
+        self.idle = nn.Parameter(torch.full((19,), 5.0))
+        self.register_buffer("statistic", torch.zeros(3))
+        self.register_buffer("count", torch.tensor(7))
+        self.register_buffer("mask", torch.tensor([True, False]))
+
+
+def whole_gradients(model: nn.Module, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Gives the parameters small whole numbers, but for "idle"; sums are exact in every type."""
+    given = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and name != "idle":
+            numbers = torch.randint(-3, 4, parameter.shape, generator=generator)
+            gradient = torch.empty_like(parameter.detach()).copy_(numbers)
+            parameter.grad = given[name] = gradient
+    return given
+
+
+def summed(
+    totals: list[dict[str, torch.Tensor]], into: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """What plain SGD makes of all gradients at a rate of 1."""
+    result = {name: value.clone() for name, value in into.items()}
+    for total in totals:
+        for name, value in total.items():
+            result[name] -= value
+    return result
+
+
+class Cells(nn.Module):
+    """Worker i adds 1 to cell i in each step: the weights tell how far everyone is."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.cells = nn.Parameter(torch.zeros(count))
+
+    def add_one(self, worker: int) -> None:
+        self.cells.grad = torch.zeros_like(self.cells)
+        self.cells.grad[worker] = -1
+
+    def seen(self) -> list[int]:
+        return [int(cell) for cell in self.cells.tolist()]
+
+
+def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=0, msg=f"{name} differs")

@@ -1,0 +1,28 @@
+"""What the tests must not depend on: the environment of whoever starts them.
+
+Knows nothing of PyTorch, whose import reads some of it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+_SETTINGS = ("HBMCOMM_", "MEMKIND_", "DDP_", "TORCH_DISTRIBUTED_", "MPICH_", "MPIR_", "UCX_", "FI_")
+_LAUNCHERS = ("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "PMI", "TORCHELASTIC_", "SLURM_", "OMPI_")
+_TERMINAL = ("COLUMNS", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE")
+_OURS = "HBMCOMM_TEST_"
+
+_LONGEST = 64  # bytes of TMPDIR, where multiprocessing makes Unix sockets, whose paths take 107
+
+
+def settle() -> None:
+    for name in list(os.environ):
+        if name.startswith((*_SETTINGS, *_LAUNCHERS, *_TERMINAL)) and not name.startswith(_OURS):
+            del os.environ[name]
+    os.environ["TERM"] = "xterm"  # a dumb one has 80 columns, whatever COLUMNS says
+    # PyTorch's TCPStore asks for its peers' names at each connect: by default, 10 s where no name
+    # server answers.
+    os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
+    if len(os.fsencode(tempfile.gettempdir())) > _LONGEST:
+        os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"

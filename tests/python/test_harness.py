@@ -1,0 +1,70 @@
+"""The harness itself: what it must find, and that its parts do not get in one another's way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from harness import Context, Pool, RankFailure, network, shm
+from harness.pool import DIED, _context
+
+LEAVE = """
+import socket, sys
+if sys.argv[1].endswith(".socket"):
+    socket.socket(socket.AF_UNIX).bind(sys.argv[1])
+else:
+    open(sys.argv[1], "w").write("data")
+"""
+
+
+@pytest.mark.parametrize("kind", ["hbmcomm-{}.socket", "mpich_shm_{}"])
+def test_what_a_dead_process_left_is_found(kind: str, tmp_path: Path) -> None:
+    path = shm.SHM / kind.format(tmp_path.parent.name + tmp_path.name)
+    before = shm.entries()
+    subprocess.run([sys.executable, "-c", LEAVE, path], check=True)
+    assert shm.left_since(before) == {path.name}
+    path.unlink()
+    assert not shm.left_since(before)
+
+
+def many_ports(_: int) -> list[int]:
+    return [network.free_port() for _ in range(20)]
+
+
+def test_processes_are_given_different_ports() -> None:
+    with _context.Pool(2) as processes:
+        first, second = processes.map(many_ports, range(2), chunksize=1)
+    assert len({*first, *second}) == 40
+
+
+def raise_in_one(context: Context) -> None:
+    print(f"rank {context.rank} was here")
+    if context.rank == 1:
+        raise ValueError("this rank was told to fail")
+
+
+def die_in_one(context: Context) -> None:
+    if context.rank == 0:
+        raise SystemExit(7)
+
+
+def sleep_in_one(context: Context) -> None:
+    if context.rank == 1:
+        time.sleep(60)
+
+
+@pytest.mark.ranks(2)
+def test_a_failure_names_rank_cause_and_output(bare_pool: Pool) -> None:
+    with pytest.raises(RankFailure) as failure:
+        bare_pool.run(raise_in_one)
+    assert failure.value.kinds == {1: "ValueError"}
+    for words in ("1 of 2 ranks failed", "ranks [1]", "this rank was told", "rank 1 was here"):
+        assert words in str(failure.value)
+    with pytest.raises(RankFailure, match="died with exit code 7") as failure:
+        bare_pool.run(die_in_one)
+    assert failure.value.kinds == {0: DIED}
+    with pytest.raises(RankFailure, match=r"(?s)did not answer.*sleep_in_one"):
+        bare_pool.run(sleep_in_one, limit=1)
