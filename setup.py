@@ -24,7 +24,7 @@ WITHOUT_TORCH = dependencies.without_torch()
 PRODUCTS = ["_smb", *native_build.LIBRARIES] + ([] if WITHOUT_TORCH else ["_C"])
 
 
-class BuildNative(build_ext):
+class BuildNative(build_ext):  # type: ignore[misc]  # setuptools has no types
     """Builds in a directory that editable installs, wheels and the native tests share."""
 
     def run(self) -> None:

@@ -26,7 +26,7 @@ def put_header(package: Path, *, in_place: bool) -> None:
 
 
 def build(folder: Path, products: list[str], settings: dict[str, str], *, quiet: bool) -> None:
-    """Builds `products` (names of modules and libraries) in `folder`, for the Python that runs this.
+    """Builds `products` (modules and libraries) in `folder`, for the Python that runs this.
 
     `settings` are CMake's, besides what Python and the tools decide. Those of an earlier build in
     the folder stay, so that tests and another product keep what is compiled.
