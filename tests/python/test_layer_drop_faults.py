@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from harness import Context, Pool
 from harness.data import assert_same
-from layer_drop_model import SHAPES, Weighted, gradients, wrapped
+from harness.layer_drop_ddp import SHAPES, Weighted, gradients, wrapped
 from torch import nn
 from torch._C._distributed_c10d import FileStore
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper

@@ -1,0 +1,123 @@
+"""Layer dropping on the synchronous parameter server, simulated in plain PyTorch.
+
+Gradients are whole numbers, so that sums and moments are exact in any order, and every decision of
+the simulation is the server's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from harness.context import Context
+from harness.synchronous import Optimize, weights
+from torch_hbmcomm.layer_drop.terms import LayerDrop
+
+SHAPES = [(40, 50), (3, 7), (64,), (17, 31), (0, 5), (1,), (), (29, 8)]
+STEPS = 12
+DROP = LayerDrop(ratio=0.7, every=4, min_numel=8, max_age=5, target="paper")
+
+Gradients = list[torch.Tensor | None]
+
+
+def model_of(dtype: torch.dtype = torch.float32) -> nn.ParameterList:
+    generator = torch.Generator().manual_seed(3)
+    return nn.ParameterList(torch.randn(shape, generator=generator).to(dtype) for shape in SHAPES)
+
+
+def gradients_of(context: Context, worker: int, step: int, missing: bool = True) -> Gradients:
+    """Whole numbers, larger in some layers than in others, and so small in the last that it waits;
+    now and then one is missing."""
+    generator = torch.Generator().manual_seed(context.seed + 1000 * worker + step)
+    found: Gradients = []
+    for index, shape in enumerate(SHAPES):
+        values = torch.randint(-4, 5, shape, generator=generator).float()
+        absent = missing and (index + worker + step) % 7 == 0
+        scale = 1 if index == len(SHAPES) - 1 else 8 * 2 ** ((3 * index + worker) % 5)
+        found.append(None if absent else values * scale)
+    return found
+
+
+def give(model: nn.Module, gradients: Gradients) -> None:
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        parameter.grad = None if gradient is None else gradient.to(parameter.dtype)
+
+
+class Worker:
+    """What a worker sends, and what it keeps: the scheme in a few lines."""
+
+    def __init__(self, drop: LayerDrop) -> None:
+        self.drop = drop
+        self.caches = [torch.zeros(shape) for shape in SHAPES]
+        self.waited = [0] * len(SHAPES)
+        self.threshold = -math.inf
+        self.steps = 0
+
+    def value(self, index: int) -> float:
+        cache = self.caches[index].double()
+        return float(cache.norm() if self.drop.representative == "l2" else cache.abs().mean())
+
+    def goes(self, index: int) -> bool:
+        cache = self.caches[index]
+        always = cache.dim() < 2 or cache.numel() < self.drop.min_numel
+        late = self.waited[index] >= self.drop.oldest
+        return bool(cache.any()) and (always or late or self.value(index) >= self.threshold)
+
+    def search(self, fresh: Sequence[int]) -> float:
+        """The value of the layer with which more than `ratio` of all elements are below."""
+        found = sorted((self.value(index), self.caches[index].numel()) for index in fresh)
+        reached = itertools.accumulate(size for _, size in found)
+        budget = self.drop.ratio * sum(size for _, size in found)
+        return next(value for (value, _), size in zip(found, reached, strict=True) if size > budget)
+
+    def step(self, gradients: Gradients) -> Gradients:
+        fresh = [i for i, g in enumerate(gradients) if g is not None and g.numel()]
+        for index in fresh:
+            gradient = gradients[index]
+            assert gradient is not None
+            self.caches[index] += gradient
+        sent = [index for index in fresh if self.goes(index)]
+        if self.steps % self.drop.every == 0:
+            self.threshold = self.search(fresh)
+        self.steps += 1
+        for index, cache in enumerate(self.caches):
+            waits = index not in sent and bool(cache.any())
+            self.waited[index] = self.waited[index] + 1 if waits else 0
+        return self.take(sent)
+
+    def take(self, sent: Sequence[int]) -> Gradients:
+        taken: Gradients = [None] * len(SHAPES)
+        for index in sent:
+            taken[index] = self.caches[index]
+            self.caches[index] = torch.zeros(SHAPES[index])
+        return taken
+
+    def flush(self) -> Gradients:
+        return self.take([index for index, cache in enumerate(self.caches) if cache.any()])
+
+
+def update(
+    model: nn.Module, optimizer: torch.optim.Optimizer, brought: list[Gradients], batches: int
+) -> None:
+    """By the server. What nobody brought has no gradient."""
+    for parameter, sent in zip(model.parameters(), zip(*brought, strict=True), strict=True):
+        some = [gradient for gradient in sent if gradient is not None]
+        parameter.grad = torch.stack(some).sum(0) / batches if some else None
+    optimizer.step()
+
+
+def simulated(
+    context: Context, drop: LayerDrop, workers: int, optimize: Optimize
+) -> list[torch.Tensor]:
+    model = model_of()
+    optimizer = optimize(model.parameters())
+    all_workers = [Worker(drop) for _ in range(workers)]
+    for step in range(STEPS):
+        brought = [w.step(gradients_of(context, n, step)) for n, w in enumerate(all_workers)]
+        update(model, optimizer, brought, workers)
+    update(model, optimizer, [worker.flush() for worker in all_workers], workers)
+    return weights(model)
