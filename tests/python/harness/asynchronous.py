@@ -1,0 +1,81 @@
+"""Training with async_hook on ranks of a pool. Gradients are whole numbers: sums of them are exact,
+in whatever order they are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from box_process import TOKEN
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from harness.data import assert_same
+from torch_hbmcomm import smb
+
+SHAPES = [(70,), (310, 70), (3, 5, 7), (1,), (90, 90), (40000,)]
+STEPS = 12
+
+
+@contextmanager
+def two_boxes(lease: float = 30.0) -> Iterator[list[str]]:
+    with ExitStack() as servers:
+        yield [
+            servers.enter_context(smb.Server(memory="64MiB", token=TOKEN, lease=lease)).url
+            for _ in range(2)
+        ]
+
+
+class Weighted(nn.Module):
+    """The sum of its parameters, weighted by what it is called with: its gradients."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.all = nn.ParameterList(torch.zeros(shape, dtype=dtype) for shape in SHAPES)
+
+    def forward(self, *weights: torch.Tensor) -> torch.Tensor:
+        # In another order than the parameters', so that DDP's buckets change.
+        order = sorted(range(len(SHAPES)), key=lambda index: index % 3)
+        return torch.stack([(self.all[i] * weights[i]).sum() for i in order]).sum()
+
+
+def gradients(seed: int, rank: int, step: int, size: int) -> list[torch.Tensor]:
+    """Whole numbers, and so are their means over the ranks."""
+    draw = torch.Generator().manual_seed(seed + 1000 * step + rank)
+    return [torch.randint(-9, 10, shape, generator=draw) * float(size) for shape in SHAPES]
+
+
+def applied_to_zero(seed: int, size: int, steps: Callable[[int], int]) -> list[torch.Tensor]:
+    """What SGD with a rate of 1 makes of zeros once all gradients of all ranks are applied."""
+    found = [torch.zeros(shape) for shape in SHAPES]
+    for rank in range(size):
+        for step in range(steps(rank)):
+            for total, gradient in zip(found, gradients(seed, rank, step, size), strict=True):
+                total -= gradient / size
+    return found
+
+
+def connections(resources: ExitStack, urls: list[str], transport: Any) -> list[smb.Box]:
+    return [resources.enter_context(smb.connect(url, TOKEN, transport)) for url in urls]
+
+
+def wrapped(model: nn.Module, **options: Any) -> DistributedDataParallel:
+    options = {"broadcast_buffers": False, "bucket_cap_mb": 0.05} | options
+    return DistributedDataParallel(model, **options)
+
+
+def check_weights(model: nn.Module, expected: list[torch.Tensor]) -> None:
+    for index, (found, wanted) in enumerate(zip(model.parameters(), expected, strict=True)):
+        assert_same(found.detach(), wanted, f"parameter {index}")
+
+
+def steps_of(rank: int) -> int:
+    return STEPS + 3 * rank
+
+
+def net() -> nn.Module:
+    torch.manual_seed(11)
+    return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1))

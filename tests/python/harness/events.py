@@ -1,0 +1,25 @@
+"""What a rank of a pool tells the others beside the group that is tested: by files."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from harness.context import Context
+
+
+def tell(context: Context, event: str) -> None:
+    """Once in a call of the pool's run()."""
+    _file(context, event, context.rank).touch()
+
+
+def await_rank(context: Context, event: str, rank: int, limit: float = 40) -> None:
+    """Until that rank has told so."""
+    deadline = time.monotonic() + limit
+    while not _file(context, event, rank).exists():
+        assert time.monotonic() < deadline, f"rank {rank} has not {event}"
+        time.sleep(0.001)
+
+
+def _file(context: Context, event: str, rank: int) -> Path:
+    return context.folder / f"{context.seed}-{event}-{rank}"
