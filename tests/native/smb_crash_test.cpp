@@ -22,13 +22,13 @@
 #include "box/accumulator.h"
 #include "box/store.h"
 #include "smb_store_fixture.h"
+#include "stress.h"
 
 namespace hbm::box {
 namespace {
 
 constexpr uint64_t kCount = 200'000;  // elements
 constexpr uint64_t kSessions = 2;
-constexpr int kRounds = 100;
 constexpr RecordSizes kSizes{.sessions = 8, .operations = 3, .lanes = 4, .chunk = 64 << 10};
 
 enum : uint64_t { kTarget = 1, kOnes, kCells, kSigns, kUnits, kSums, kCopies };
@@ -193,18 +193,20 @@ void run_and_kill(const std::string& directory, std::mt19937_64& random) {
   ASSERT_TRUE(WIFSIGNALED(status)) << "the server ended by itself";
 }
 
+// HBM_STRESS_KILLS=1000 kills it a thousand times.
 TEST(Crash, EveryOperationIsCarriedOutOnce) {
+  const int rounds = stress("HBM_STRESS_KILLS", 10);
   const Scratch scratch;
   prepare(scratch.store());
   std::mt19937_64 random(std::random_device{}());
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < rounds; ++round) {
     ASSERT_NO_FATAL_FAILURE(run_and_kill(scratch.store(), random)) << "round " << round;
     ASSERT_NO_FATAL_FAILURE(check(scratch.store())) << "round " << round;
   }
   const Server server(scratch.store());
   uint64_t applied = 0;
   for (const auto& [id, session] : server.sessions) applied += session->applied;
-  EXPECT_GT(applied, kRounds / 2) << "hardly anything was tested";
+  EXPECT_GT(applied, static_cast<uint64_t>(rounds) / 2) << "hardly anything was tested";
 }
 
 }  // namespace

@@ -1,19 +1,22 @@
-// A box with a store that is killed 100 times at random moments, by SIGKILL, while clients sum into
+// A box with a store that is killed at random moments, by SIGKILL, while clients sum into
 // one segment, and convert sums of their own: afterwards every sum has been applied exactly once,
 // and no client has seen an error.
 //
 // The box is a process of its own: this program, started again with HBM_KILL_TEST_STORE set.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <barrier>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -23,15 +26,16 @@
 #include <thread>
 #include <vector>
 
+#include "base/descriptor.h"
 #include "smb_client.h"
 #include "smb_server.h"
+#include "stress.h"
 
 extern char** environ;
 
 namespace hbm::client {
 namespace {
 
-constexpr int kKills = 100;
 constexpr uint64_t kNumbers = 200'000;  // int64: several chunks, shared by several threads
 constexpr smb::Id kTotal{.high = 0, .low = 1};
 
@@ -48,22 +52,44 @@ constexpr smb::Id kTotal{.high = 0, .low = 1};
   for (;;) pause();
 }
 
+// A port of 127.0.0.1 that nobody else is given, nor calls from, while the box is down: it is bound
+// and not listened on, which leaves it to the box (SO_REUSEADDR).
+class Port {
+ public:
+  Port() : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const int yes = 1;
+    EXPECT_EQ(setsockopt(socket_.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes), 0);
+    address_.sin_family = AF_INET;
+    address_.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address_;
+    auto* const address = reinterpret_cast<sockaddr*>(&address_);
+    EXPECT_EQ(bind(socket_.get(), address, size), 0) << std::strerror(errno);
+    EXPECT_EQ(getsockname(socket_.get(), address, &size), 0);
+  }
+
+  std::string address() const { return "127.0.0.1:" + std::to_string(ntohs(address_.sin_port)); }
+
+ private:
+  const Descriptor socket_;
+  sockaddr_in address_{};
+};
+
 class BoxProcess {
  public:
-  explicit BoxProcess(const std::string& store) : store_(store) { start("127.0.0.1:0"); }
+  explicit BoxProcess(const std::string& store) : store_(store) { start(); }
   ~BoxProcess() { end(); }
 
   const std::string& url() const { return url_; }
 
   void restart() {
     end();
-    start(url_.substr(std::strlen("smb://")));
+    start();
   }
 
  private:
-  void start(const std::string& listen) {
+  void start() {
     setenv("HBM_KILL_TEST_STORE", store_.c_str(), 1);
-    setenv("HBM_KILL_TEST_LISTEN", listen.c_str(), 1);
+    setenv("HBM_KILL_TEST_LISTEN", port_.address().c_str(), 1);
     int out[2];
     ASSERT_EQ(pipe2(out, O_CLOEXEC), 0);
     posix_spawn_file_actions_t actions;
@@ -86,6 +112,7 @@ class BoxProcess {
   }
 
   const std::string store_;
+  const Port port_;
   std::string url_;
   pid_t pid_ = 0;
 };
@@ -102,7 +129,9 @@ ClientOptions options_for(const std::string& url, const std::string& transport) 
   return options;
 }
 
+// HBM_STRESS_KILLS=1000 kills it a thousand times.
 TEST(SmbKill, EverySumIsAppliedOnce) {
+  const int most = stress("HBM_STRESS_KILLS", 10);
   const std::string store = testing::TempDir() + "smb_kill_" + std::to_string(getpid());
   BoxProcess box(store);
   const std::string url = box.url();
@@ -152,7 +181,7 @@ TEST(SmbKill, EverySumIsAppliedOnce) {
   }
   ready.arrive_and_wait();
   std::mt19937_64 random(seed);
-  for (int kills = 0; kills < kKills && !HasFatalFailure(); ++kills) {
+  for (int kills = 0; kills < most && !HasFatalFailure(); ++kills) {
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 40'000));
     box.restart();
   }
