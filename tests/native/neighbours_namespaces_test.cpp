@@ -129,7 +129,7 @@ class SocketFiles : public testing::Test {
   void SetUp() override { ASSERT_NE(mkdtemp(directory_.data()), nullptr); }
   void TearDown() override { fs::remove_all(directory_); }
 
-  std::string directory_ = fs::temp_directory_path() / "hbm_sockets_XXXXXX";
+  std::string directory_ = "/tmp/hbm_sockets_XXXXXX";
 };
 
 TEST_F(SocketFiles, AreReachedAndRemoved) {

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,6 +21,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
+// What docs/errors.md promises.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr milliseconds kPrompt{1000};
 #else
@@ -72,6 +74,28 @@ class Moment {
 
  private:
   std::atomic<Clock::rep> at_{0};
+};
+
+// The quickest of three attempts, each of which takes its slowest rank's time: where other
+// processes have the processors now and then, some attempt is spared, and a fault shows in all.
+void expect_prompt(const std::function<milliseconds()>& attempt) {
+  auto quickest = milliseconds::max();
+  for (int i = 0; i < 3; ++i) quickest = std::min(quickest, attempt());
+  EXPECT_LT(quickest, kPrompt);
+}
+
+// Takes the slowest of several threads' times.
+class Slowest {
+ public:
+  void take(milliseconds time) {
+    const std::lock_guard lock(mutex_);
+    time_ = std::max(time_, time);
+  }
+  milliseconds time() const { return time_; }  // once the threads are joined
+
+ private:
+  std::mutex mutex_;
+  milliseconds time_{0};
 };
 
 milliseconds cpu_of_thread() {
@@ -246,11 +270,10 @@ TEST(NodeFailure, ALongStreamIsMovedInSlices) {
 TEST(NodeDeath, IsToldToAllWhoWaitAlikeAndPromptly) {
   constexpr int kSize = 5;
   constexpr int kVictim = 2;
-  for (const Call& call : {Call{.sequence = 7}, Call{.count = kLarge, .sequence = 7},
-                           Call{.op = OpCode::kBarrier, .sequence = 7}}) {
+  const auto attempt = [](const Call& call) {
     Moment death;
+    Slowest slowest;
     std::vector<std::string> texts(kSize);
-    std::vector<milliseconds> times(kSize);
     run_node({.size = kSize}, [&](NodeRank& rank) {
       EXPECT_FALSE(rank.run(rank.collectives->barrier(6)));
       if (rank.rank == kVictim) {
@@ -260,15 +283,18 @@ TEST(NodeDeath, IsToldToAllWhoWaitAlikeAndPromptly) {
       }
       std::vector<double> data(kLarge);
       const auto error = rank.run(make(rank, call, data.data()));
-      const auto place = static_cast<size_t>(rank.rank);
-      times[place] = death.since();
-      texts[place] = text_of(error);
+      slowest.take(death.since());
+      texts[static_cast<size_t>(rank.rank)] = text_of(error);
       expect_error(ErrorKind::kDeath, {"#7", "rank 2 has died"}, error);
       expect_error(ErrorKind::kAborted, {"refused because the group failed earlier"},
                    [&] { rank.run(rank.collectives->barrier(8)); });
     });
     for (const size_t survivor : {1, 3, 4}) EXPECT_EQ(texts[survivor], texts[0]);
-    EXPECT_LT(*std::max_element(times.begin(), times.end()), kPrompt);
+    return slowest.time();
+  };
+  for (const Call& call : {Call{.sequence = 7}, Call{.count = kLarge, .sequence = 7},
+                           Call{.op = OpCode::kBarrier, .sequence = 7}}) {
+    expect_prompt([&] { return attempt(call); });
   }
 }
 
@@ -294,8 +320,9 @@ TEST(NodeDeath, AfterItsPartHarmsNobody) {
 }
 
 TEST(NodeDeath, EndsTransfersThatWaitForIt) {
-  for (const size_t count : {10, 100'000}) {
+  const auto attempt = [](size_t count) {
     Moment death;
+    Slowest slowest;
     run_node({.size = 3}, [&](NodeRank& rank) {
       std::vector<float> data(count, static_cast<float>(rank.rank));
       const auto source = std::make_shared<int>(kAnyRank);
@@ -323,51 +350,62 @@ TEST(NodeDeath, EndsTransfersThatWaitForIt) {
                                              {data.data(), count}, Dtype::kFloat32, 1, 1));
         expect_error(ErrorKind::kDeath, {"send/recv with tag 1", "rank 1 has died"}, error);
       }
-      EXPECT_LT(death.since(), kPrompt);
+      slowest.take(death.since());
     });
-  }
+    return slowest.time();
+  };
+  for (const size_t count : {10, 100'000}) expect_prompt([&] { return attempt(count); });
 }
 
 TEST(NodeDeath, IsSeenByATransferBehindOneThatWaitsForTheLiving) {
-  std::barrier<> end(2);
-  run_node({.size = 3}, [&](NodeRank& rank) {
-    if (rank.rank == 2) return rank.die();
-    if (rank.rank == 0) {
-      float from_living = 0, from_dead = 0;
-      const auto source = std::make_shared<int>(kAnyRank);
-      const auto waits = rank.transfers->enqueue(
-          rank.collectives->receive({&from_living, 1}, Dtype::kFloat32, 1, 1, source), kPatience,
-          {});
-      const Clock::time_point start = Clock::now();
-      expect_error(
-          ErrorKind::kDeath, {"rank 2 has died"},
-          rank.transfer(rank.collectives->receive({&from_dead, 1}, Dtype::kFloat32, 2, 1, source),
-                        milliseconds(2000)));
-      EXPECT_LT(Clock::now() - start, kPrompt);
-    }
-    end.arrive_and_wait();
+  expect_prompt([] {
+    std::barrier<> end(2);
+    milliseconds took{0};
+    run_node({.size = 3}, [&](NodeRank& rank) {
+      if (rank.rank == 2) return rank.die();
+      if (rank.rank == 0) {
+        float from_living = 0, from_dead = 0;
+        const auto source = std::make_shared<int>(kAnyRank);
+        const auto waits = rank.transfers->enqueue(
+            rank.collectives->receive({&from_living, 1}, Dtype::kFloat32, 1, 1, source), kPatience,
+            {});
+        Moment start;
+        start.set();
+        expect_error(
+            ErrorKind::kDeath, {"rank 2 has died"},
+            rank.transfer(rank.collectives->receive({&from_dead, 1}, Dtype::kFloat32, 2, 1, source),
+                          milliseconds(2000)));
+        took = start.since();
+      }
+      end.arrive_and_wait();
+    });
+    return took;
   });
 }
 
 TEST(NodeFailure, OfOneRankWakesTheOthers) {
-  Moment failure;
-  run_node({.size = 4}, [&](NodeRank& rank) {
-    if (rank.rank == 3) {
-      std::this_thread::sleep_for(milliseconds(50));
-      failure.set();
-      EXPECT_EQ(rank.team->report("out of paint", false), "out of paint");
-      EXPECT_EQ(rank.team->report("out of brushes", true), "out of paint");
-      EXPECT_TRUE(rank.team->failed());
-      return;
-    }
-    const auto source = std::make_shared<int>(kAnyRank);
-    float word = 0;
-    const auto error =
-        rank.rank == 0
-            ? rank.transfer(rank.collectives->receive({&word, 1}, Dtype::kFloat32, 1, 0, source))
-            : rank.run(rank.collectives->barrier(1));
-    expect_error(ErrorKind::kPeer, {"the test's group has failed: out of paint"}, error);
-    EXPECT_LT(failure.since(), kPrompt);
+  expect_prompt([] {
+    Moment failure;
+    Slowest slowest;
+    run_node({.size = 4}, [&](NodeRank& rank) {
+      if (rank.rank == 3) {
+        std::this_thread::sleep_for(milliseconds(50));
+        failure.set();
+        EXPECT_EQ(rank.team->report("out of paint", false), "out of paint");
+        EXPECT_EQ(rank.team->report("out of brushes", true), "out of paint");
+        EXPECT_TRUE(rank.team->failed());
+        return;
+      }
+      const auto source = std::make_shared<int>(kAnyRank);
+      float word = 0;
+      const auto error =
+          rank.rank == 0
+              ? rank.transfer(rank.collectives->receive({&word, 1}, Dtype::kFloat32, 1, 0, source))
+              : rank.run(rank.collectives->barrier(1));
+      expect_error(ErrorKind::kPeer, {"the test's group has failed: out of paint"}, error);
+      slowest.take(failure.since());
+    });
+    return slowest.time();
   });
 }
 
@@ -395,27 +433,30 @@ TEST(NodeFailure, ALateRankHarmsThoseWhoGaveUp) {
 }
 
 TEST(NodeFailure, AbortReachesASleeper) {
-  run_node({.size = 3}, [](NodeRank& rank) {
-    if (rank.rank == 2) {  // never comes
-      std::this_thread::sleep_for(milliseconds(100));
-      return;
-    }
-    Moment abort;
-    std::thread other([&] {
-      std::this_thread::sleep_for(milliseconds(50));
-      abort.set();
-      rank.ordered->abort("enough");
-      rank.transfers->abort("enough");
+  expect_prompt([] {
+    Slowest slowest;
+    std::barrier<> end(3);
+    run_node({.size = 3}, [&](NodeRank& rank) {
+      if (rank.rank == 2) return end.arrive_and_wait();  // never comes
+      Moment abort;
+      std::thread other([&] {
+        std::this_thread::sleep_for(milliseconds(50));
+        abort.set();
+        rank.ordered->abort("enough");
+        rank.transfers->abort("enough");
+      });
+      const auto source = std::make_shared<int>(kAnyRank);
+      float word = 0;
+      const auto error =
+          rank.rank == 0
+              ? rank.transfer(rank.collectives->receive({&word, 1}, Dtype::kFloat32, 1, 0, source))
+              : rank.run(rank.collectives->barrier(1));
+      slowest.take(abort.since());
+      expect_error(ErrorKind::kAborted, {"was given up: enough"}, error);
+      other.join();
+      end.arrive_and_wait();
     });
-    const auto source = std::make_shared<int>(kAnyRank);
-    float word = 0;
-    const auto error =
-        rank.rank == 0
-            ? rank.transfer(rank.collectives->receive({&word, 1}, Dtype::kFloat32, 1, 0, source))
-            : rank.run(rank.collectives->barrier(1));
-    EXPECT_LT(abort.since(), kPrompt);
-    expect_error(ErrorKind::kAborted, {"was given up: enough"}, error);
-    other.join();
+    return slowest.time();
   });
 }
 
@@ -441,22 +482,26 @@ class NodeSleep : public testing::TestWithParam<bool> {};
 
 TEST_P(NodeSleep, CostsLittleAndEndsPromptly) {
   constexpr milliseconds kLate{200};
-  Moment arrival;
-  run_node({.size = 8, .crowded = GetParam()}, [&](NodeRank& rank) {
-    std::vector<float> data(100);
-    const auto sum = [&](uint64_t sequence) {
-      return rank.collectives->allreduce(sequence, data.data(), data.data(), data.size(),
-                                         Dtype::kFloat32, ReduceOp::kSum);
-    };
-    EXPECT_FALSE(rank.run(sum(1)));
-    const milliseconds before = cpu_of_thread();
-    if (rank.rank == 0) {
-      std::this_thread::sleep_for(kLate);
-      arrival.set();
-    }
-    EXPECT_FALSE(rank.run(sum(2)));
-    EXPECT_LT(arrival.since(), kPrompt);
-    EXPECT_LT(cpu_of_thread() - before, kLate / 5);
+  expect_prompt([&] {
+    Moment arrival;
+    Slowest slowest;
+    run_node({.size = 8, .crowded = GetParam()}, [&](NodeRank& rank) {
+      std::vector<float> data(100);
+      const auto sum = [&](uint64_t sequence) {
+        return rank.collectives->allreduce(sequence, data.data(), data.data(), data.size(),
+                                           Dtype::kFloat32, ReduceOp::kSum);
+      };
+      EXPECT_FALSE(rank.run(sum(1)));
+      const milliseconds before = cpu_of_thread();
+      if (rank.rank == 0) {
+        std::this_thread::sleep_for(kLate);
+        arrival.set();
+      }
+      EXPECT_FALSE(rank.run(sum(2)));
+      slowest.take(arrival.since());
+      EXPECT_LT(cpu_of_thread() - before, kLate / 5);
+    });
+    return slowest.time();
   });
 }
 

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -64,8 +63,7 @@ class Box {
     box::StreamDoorOptions options;
     options.listen = {smb::parse_host_and_port("127.0.0.1:0")};
     options.socket_path =
-        std::filesystem::temp_directory_path() /
-        ("smb_link_test." + std::to_string(getpid()) + "." + std::to_string(count.fetch_add(1)));
+        "/tmp/smb_link_test." + std::to_string(getpid()) + "." + std::to_string(count.fetch_add(1));
     options.token = token;
     options.boot_id = boot_id();
     path_ = options.socket_path;

@@ -47,7 +47,7 @@ class ServerTest : public testing::Test {
     return "";
   }
 
-  Scratch scratch_;
+  Scratch scratch_{"/tmp"};
   ServerOptions options_;
 };
 

@@ -14,11 +14,11 @@
 
 namespace hbm::box {
 
-// A directory that goes with the test.
+// A directory that goes with the test; "/tmp" for the names of sockets, which must be short.
 class Scratch {
  public:
-  Scratch() {
-    std::string name = std::filesystem::temp_directory_path() / "hbm_store_XXXXXX";
+  explicit Scratch(const std::filesystem::path& where = std::filesystem::temp_directory_path()) {
+    std::string name = where / "hbm_store_XXXXXX";
     if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
     path_ = name;
   }
