@@ -100,13 +100,26 @@ def inspect(pid: int, proc: Path = PROC) -> Process:
             _placed(home),
             _settings(home),
         )
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise InspectionError(_gone(pid)) from error
     except PermissionError as error:
+        if _is_zombie(home):  # which shows its files to root alone
+            raise InspectionError(_gone(pid)) from error
         raise InspectionError(
             f"not permitted to look into process {pid}: run this as the user of that process, or "
             f"as root ({error})"
         ) from error
-    except (FileNotFoundError, ProcessLookupError) as error:
-        raise InspectionError(f"there is no process {pid}, or it has just ended") from error
+
+
+def _gone(pid: int) -> str:
+    return f"there is no process {pid}, or it has just ended"
+
+
+def _is_zombie(home: Path) -> bool:
+    try:
+        return "\nState:\tZ" in (home / "status").read_text()
+    except OSError:
+        return False
 
 
 def _mapped(home: Path) -> dict[int, Segment]:
