@@ -188,7 +188,7 @@ def test_mpi4py_imported_first_under_mpiexec(ranks: int) -> None:
 @pytest.mark.ranks(2)
 def test_mpi4py_imported_first_under_torchrun(ranks: int) -> None:
     """There mpi4py makes a world of one process, for good: the error says what to do."""
-    finished = run(torchrun(ranks, "--mpi4py-first"), limit=90, HBMCOMM_NODE="mpi")
+    finished = run(torchrun(ranks, "--mpi4py-first"), HBMCOMM_NODE="mpi")
     assert finished.code != 0
     assert "import mpi4py after" in finished.output, finished.output
 
@@ -204,7 +204,7 @@ def test_exit_without_destroying(ranks: int) -> None:
 @pytest.mark.full
 @pytest.mark.ranks(2, 4)
 def test_exception_in_one_rank_ends_the_job(ranks: int) -> None:
-    finished = run(torchrun(ranks, "--fail-rank", "1"), limit=60)
+    finished = run(torchrun(ranks, "--fail-rank", "1"))
     assert finished.code != 0
     assert "this rank was told to fail" in finished.output
 
@@ -213,7 +213,7 @@ def test_exception_in_one_rank_ends_the_job(ranks: int) -> None:
 @beyond_gloo
 @pytest.mark.ranks(2)
 def test_exception_in_one_rank_under_mpiexec(ranks: int) -> None:
-    finished = run(mpiexec(ranks, "--init-method", "mpi://", "--fail-rank", "1"), limit=60)
+    finished = run(mpiexec(ranks, "--init-method", "mpi://", "--fail-rank", "1"))
     assert finished.code != 0
     assert "this rank was told to fail" in finished.output
 

@@ -94,7 +94,7 @@ def test_exit_without_destroying_over_mpi(ranks: int) -> None:
 @pytest.mark.ranks(2)
 def test_rank_that_never_comes(ranks: int, tmp_path: Path) -> None:
     """The launcher started it, so MPI waits for it, but no longer than the timeout says."""
-    finished = run(mpiexec_code(ranks, LATE_RANK), limit=60, TOO_LATE=str(tmp_path / "late"))
+    finished = run(mpiexec_code(ranks, LATE_RANK), TOO_LATE=str(tmp_path / "late"))
     assert finished.code == 3
     assert "not every rank that the launcher started came" in finished.output, finished.output
 
@@ -102,7 +102,7 @@ def test_rank_that_never_comes(ranks: int, tmp_path: Path) -> None:
 @pytest.mark.ranks(2)
 def test_port_that_cannot_be_had(ranks: int) -> None:
     """Rank 0 fails before there is a store; the others hear of it and do not hang."""
-    finished = run(mpiexec(ranks, *OVER_MPI), limit=60, MASTER_PORT="none")
+    finished = run(mpiexec(ranks, *OVER_MPI), MASTER_PORT="none")
     assert finished.code != 0
     assert "MASTER_PORT=none" in finished.output, finished.output
 
@@ -113,7 +113,7 @@ def test_rank_is_not_to_be_given(ranks: int) -> None:
 import torch.distributed as dist
 dist.init_process_group("hbm", init_method="mpi://", rank=0, world_size=2)
 """
-    finished = run(mpiexec_code(ranks, code), limit=60)
+    finished = run(mpiexec_code(ranks, code))
     assert finished.code != 0
     assert "the launcher knows them" in finished.output, finished.output
 
@@ -121,7 +121,7 @@ dist.init_process_group("hbm", init_method="mpi://", rank=0, world_size=2)
 @pytest.mark.ranks(2)
 def test_mpi_url_under_torchrun(ranks: int) -> None:
     """torchrun says nothing to MPI: each rank would be a job of its own, and is told so."""
-    finished = run(torchrun(ranks, *OVER_MPI), limit=60)
+    finished = run(torchrun(ranks, *OVER_MPI))
     assert finished.code != 0
     assert "WORLD_SIZE=2 processes were started" in finished.output, finished.output
 
@@ -255,6 +255,6 @@ def test_debian_mpich_under_mpiexec(ranks: int) -> None:
 def test_two_mpi_libraries(ranks: int) -> None:
     """mpi4py has loaded the wheel's MPICH, and HBMCOMM_MPI_LIB names another."""
     command = mpiexec(ranks, *OVER_MPI, "--mpi4py-first")
-    finished = run(command, limit=60, HBMCOMM_MPI_LIB=str(DEBIAN_MPICH))
+    finished = run(command, HBMCOMM_MPI_LIB=str(DEBIAN_MPICH))
     assert finished.code != 0
     assert "one MPI library" in finished.output, finished.output

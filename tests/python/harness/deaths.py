@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_group
 
 from harness.pool import _context
 
@@ -52,8 +53,8 @@ class Survivor:
 
 @dataclass
 class Job:
-    """`layout`, if any, names each rank's node, as in harness.nodes. `hurried` is a rank whose
-    timeout ends 50 ms before the others'."""
+    """`layout`, if any, names each rank's node, as in harness.nodes. `timeout` is that of every
+    operation but the first. `hurried` is a rank whose timeout ends 50 ms before the others'."""
 
     size: int
     layout: str = ""
@@ -125,9 +126,13 @@ def _live(pipe: Connection, job: Job, rank: int, url: str, call: Call, fate: Fat
     if job.layout:
         os.environ["HBMCOMM_NODE_ID"] = job.layout[rank]
     torch.set_num_threads(1)
-    timeout = timedelta(seconds=job.timeout - (0.05 if rank == job.hurried else 0))
-    dist.init_process_group("hbm", init_method=url, rank=rank, world_size=job.size, timeout=timeout)
+    patience = timedelta(seconds=LIMIT)  # a busy machine starts one rank long before another
+    dist.init_process_group(
+        "hbm", init_method=url, rank=rank, world_size=job.size, timeout=patience
+    )
     call(rank, job.size)
+    timeout = timedelta(seconds=job.timeout - (0.05 if rank == job.hurried else 0))
+    _get_default_group().set_timeout(timeout)
     if rank == fate.victim and fate.turn is None:
         threading.Timer(0.3, _end, (pipe, fate)).start()
     for turn in count(2):

@@ -26,7 +26,7 @@ def main() -> None:
 
         assert MPI.COMM_WORLD.Get_size() >= 1
     backend = os.environ["HBMCOMM_TEST_BACKEND"]
-    timeout = timedelta(seconds=60)
+    timeout = timedelta(seconds=600)  # longer than any test waits for the job
     dist.init_process_group(backend, init_method=arguments.init_method, timeout=timeout)
     rank, size = dist.get_rank(), dist.get_world_size()
     for count in (1, 100_000):
