@@ -34,7 +34,8 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kPartingPatience{1000};
-constexpr milliseconds kNewsPatience{700};       // for the cause of an error of MPI's
+constexpr milliseconds kNewsPatience{1500};      // for the cause of an error of MPI's
+constexpr milliseconds kSightPatience{700};      // for the sight of a death, with no store to ask
 constexpr milliseconds kNeighbourPatience{200};  // for a late neighbour's word of whom it waits for
 
 constexpr size_t kMostNodeChunk = 128 << 10;  // larger ones leave the processor's cache
@@ -256,12 +257,15 @@ std::exception_ptr ProcessGroupHbm::explain(const Operation& operation,
   } catch (...) {
     return error;
   }
-  const Clock::time_point end = Clock::now() + patience;
+  std::exception_ptr found = error;
+  Clock::time_point end = Clock::now() + patience;
   do {
     try {
       watch(operation);
     } catch (const Error& cause) {
       if (cause.kind() != ErrorKind::kNetwork) return std::current_exception();
+      if (found == error) end = std::min(end, Clock::now() + kSightPatience);
+      found = std::current_exception();  // the store is gone
     }
     std::vector<int> dead = team_ ? team_->dead() : std::vector<int>();
     if (dead.empty() && news_) dead = news_->dead();
@@ -271,7 +275,7 @@ std::exception_ptr ProcessGroupHbm::explain(const Operation& operation,
     }
     std::this_thread::sleep_for(milliseconds(20));
   } while (Clock::now() < end);
-  return error;
+  return found;
 }
 
 void ProcessGroupHbm::publish(const std::exception_ptr& error, bool (*concerns_all)(ErrorKind)) {
