@@ -1,0 +1,37 @@
+"""Groups with a memory box, formed by the ranks of a bare pool."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+import torch_hbmcomm as hbmcomm
+from harness.context import Context
+from torch_hbmcomm import smb
+
+TIMEOUT = 30.0  # seconds, of the groups; what is told to all ranks comes much faster
+SOON = 10.0
+
+
+def form(context: Context, parameter_server: str | None, turn: int = 0) -> None:
+    dist.init_process_group(
+        "hbm",
+        store=FileStore(str(context.folder / f"store{context.seed}-{turn}"), context.size),
+        rank=context.rank,
+        world_size=context.size,
+        timeout=timedelta(seconds=TIMEOUT),
+        pg_options=hbmcomm.Options(parameter_server=parameter_server),
+    )
+
+
+def count_together(context: Context, box: smb.Box, group: dist.ProcessGroup | None = None) -> None:
+    """Every rank adds to one cell, and all see the sum."""
+    cell = box.alloc(8, key="together", temporary=True)
+    cell.fetch_add(0, dist.get_rank(group) + 1)
+    dist.barrier(group)
+    ranks = dist.get_world_size(group)
+    assert cell.fetch_add(0, 0) == ranks * (ranks + 1) // 2
+    dist.barrier(group)
+    cell.free()
