@@ -44,7 +44,10 @@ def placing_pool(ranks: int) -> Iterator[Pool]:
     own.kill()
 
 
-@pytest.mark.parametrize(("chosen", "printed"), [("default", "[]"), ("segment", f"[{4 << 20}]")])
+@pytest.mark.parametrize(
+    ("chosen", "printed"),
+    [pytest.param("default", "[]", marks=pytest.mark.full), ("segment", f"[{4 << 20}]")],
+)
 def test_the_environment_chooses(chosen: str, printed: str) -> None:
     done = run_code(WHERE, HBMCOMM_ALLOCATOR=chosen)
     assert done.code == 0, done.output

@@ -238,8 +238,8 @@ def disagree(context: Context, call: Call) -> str | None:
 @pytest.mark.parametrize(
     ("call", "words"), DISAGREEMENTS, ids=[call.__name__ for call, _ in DISAGREEMENTS]
 )
-def test_ranks_that_disagree(fresh_pool: Pool, call: Call, words: str) -> None:
-    errors = [error for error in fresh_pool.run(disagree, call, limit=20) if error]
+def test_ranks_that_disagree(impatient_pool: Pool, call: Call, words: str) -> None:
+    errors = [error for error in impatient_pool.run(disagree, call) if error]
     assert errors, "no rank raised"
     assert any(re.search(words, error) for error in errors), errors
 
@@ -315,6 +315,6 @@ def one_rank_cannot(context: Context) -> str:
 
 @pytest.mark.ranks(2)
 def test_every_rank_hears_of_one_that_cannot_take_part(fresh_pool: Pool) -> None:
-    other, wrong = fresh_pool.run(one_rank_cannot, limit=20)
+    other, wrong = fresh_pool.run(one_rank_cannot)
     assert "rank 1" in other and "cannot take part" in other and "sock" in other
     assert wrong.startswith("ValueError") and "sock" in wrong

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from harness import Context, Pool, beyond_gloo
 from harness.collectives import (
-    Pairs,
+    Reduction,
     Tensors,
     all_gather,
     all_gather_into_stacked_tensor,
@@ -58,7 +58,7 @@ def test_move(pool: Pool, move: Callable[..., Tensors]) -> None:
     [all_reduce, reduce, reduce_scatter, reduce_scatter_tensor],
     ids=lambda reduction: reduction.__name__,
 )
-def test_reduction(pool: Pool, reduction: Callable[..., Pairs], name: str) -> None:
+def test_reduction(pool: Pool, reduction: Reduction, name: str) -> None:
     pool.run(check_reduction, reduction, name, limit=120)
 
 

@@ -4,13 +4,13 @@ runs in a process of its own, with node 0 named as HBM or with no HBM named."""
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 
 import numpy as np
 import pytest
 import torch
+from harness import Context, Pool
+from harness.worker import log_path
 
 from torch_hbmcomm import memory
 
@@ -23,22 +23,24 @@ from torch_hbmcomm import memory
 """
 
 
+def execute(context: Context, body: str, environment: dict[str, str]) -> str:
+    """Runs `body`, and returns what was logged."""
+    for name in [*os.environ]:
+        if name.startswith(("HBMCOMM_", "MEMKIND_")):
+            del os.environ[name]
+    os.environ.update(environment)
+    exec(PRELUDE + body, {})
+    return log_path(context.folder, context.rank).read_text()
+
+
 def run(body: str, **environment: str) -> str:
-    """Runs `body` in a new process; its assertions fail the test, so does any signal."""
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("HBMCOMM_", "MEMKIND_"))
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(body)],
-        env=inherited | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stderr
+    """Runs `body` in a process that has not used memkind; its assertions fail the test."""
+    pool = Pool(1, bare=True)
+    try:
+        logged: str = pool.run(execute, textwrap.dedent(body), environment)[0]
+    finally:
+        pool.kill()
+    return logged
 
 
 def with_hbm(body: str, **environment: str) -> str:
@@ -47,7 +49,8 @@ def with_hbm(body: str, **environment: str) -> str:
 
 def without_hbm(body: str, **environment: str) -> str:
     """On a machine that has HBM of its own there is no way to hide it: the body does not run."""
-    return run("if memory.available(): raise SystemExit\n" + textwrap.dedent(body), **environment)
+    body = textwrap.indent(textwrap.dedent(body), "    ")
+    return run(f"if not memory.available():\n{body}", **environment)
 
 
 def test_import_is_cheap() -> None:

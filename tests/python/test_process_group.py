@@ -122,5 +122,5 @@ def check_error_state(context: Context) -> str:
 
 
 @pytest.mark.ranks(2)
-def test_error_state(fresh_pool: Pool) -> None:
-    assert "TIMEOUT" in fresh_pool.run(check_error_state, limit=60)[0]
+def test_error_state(impatient_pool: Pool) -> None:
+    assert "TIMEOUT" in impatient_pool.run(check_error_state)[0]

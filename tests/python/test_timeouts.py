@@ -19,8 +19,10 @@ from harness.pool import DIED
 from torch._C._distributed_c10d import FileStore
 from torch.distributed.distributed_c10d import _get_default_group
 
-# How late an error may come on a loaded machine, in seconds after the timeout.
-SLACK = 15.0
+# What an error must beat that does not come of the timeout of the group.
+LONG_TIMEOUT = 600.0
+# How late an error may come on a loaded machine, in seconds.
+SLACK = 60.0
 
 Operation = Callable[[Context], Any]
 
@@ -59,10 +61,8 @@ def attempt(context: Context, call: Operation) -> tuple[str, str, float]:
 
 def without_last(context: Context, name: str) -> tuple[str, str, float] | None:
     """The last rank stays away. Those who only send to a root may be done before it is missed."""
-    dist.all_reduce(ones())
     to_root = name in ("gather", "reduce")
     if context.rank == context.size - 1 or (to_root and context.rank > 0):
-        time.sleep(SHORT_TIMEOUT)
         return None
     return attempt(context, OPERATIONS[name])
 
@@ -70,8 +70,8 @@ def without_last(context: Context, name: str) -> tuple[str, str, float] | None:
 @beyond_gloo
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_absent_rank(fresh_pool: Pool, ranks: int, name: str) -> None:
-    outcomes = fresh_pool.run(without_last, name, limit=SHORT_TIMEOUT + SLACK)
+def test_absent_rank(impatient_pool: Pool, ranks: int, name: str) -> None:
+    outcomes = impatient_pool.run(without_last, name, limit=SHORT_TIMEOUT + SLACK)
     absent = ranks - 1
     told = [outcome for outcome in outcomes if outcome]
     assert told
@@ -83,7 +83,7 @@ def test_absent_rank(fresh_pool: Pool, ranks: int, name: str) -> None:
         assert re.search(r"(?i)group", message), message
         assert re.search(r"#\d+", message), message
         assert re.search(rf"(?i)ranks?\b[^.;]*\b{absent}\b", message), message
-    assert fresh_pool.close() == [0] * ranks
+    assert impatient_pool.close() == [0] * ranks
 
 
 def lonely_recv(context: Context) -> tuple[str, str, float] | None:
@@ -107,31 +107,35 @@ def lonely_recv_from_any(context: Context) -> tuple[str, str, float] | None:
 @beyond_gloo
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("call", [lonely_recv, lonely_large_send, lonely_recv_from_any])
-def test_message_without_peer(fresh_pool: Pool, call: Callable[..., Any]) -> None:
-    outcome, _ = fresh_pool.run(call, limit=SHORT_TIMEOUT + SLACK)
+def test_message_without_peer(impatient_pool: Pool, call: Callable[..., Any]) -> None:
+    outcome, _ = impatient_pool.run(call, limit=SHORT_TIMEOUT + SLACK)
     kind, message, _ = outcome
     assert kind == "DistBackendError", message
     assert re.search(r"(?i)send|recv|receive", message), message
-    assert fresh_pool.close() == [0, 0]
+    assert impatient_pool.close() == [0, 0]
 
 
 def short_wait(context: Context) -> tuple[str, str, float] | None:
     """wait(timeout) gives up before the operation's own timeout."""
+    given_up = context.folder / f"given_up{context.seed}"
     if context.rank:
-        time.sleep(1.5)
+        while not given_up.exists():
+            time.sleep(0.01)
         dist.all_reduce(ones())
         return None
     work = dist.all_reduce(ones(), async_op=True)
     assert work is not None
-    return attempt(context, lambda c: work.wait(timedelta(milliseconds=200)))
+    outcome = attempt(context, lambda c: work.wait(timedelta(milliseconds=200)))
+    given_up.touch()
+    return outcome
 
 
 @pytest.mark.ranks(2)
 def test_wait_with_a_shorter_timeout(ranks: int) -> None:
-    pool = Pool(ranks, timeout=30)
+    pool = Pool(ranks, timeout=LONG_TIMEOUT)
     try:
-        outcome, _ = pool.run(short_wait, limit=30)
-        assert outcome[2] < 20, outcome
+        outcome, _ = pool.run(short_wait, limit=SLACK)
+        assert outcome[2] < SLACK, outcome
     except RankFailure as failure:
         # The peer of a rank that gave up may fail; the rank itself must have its error.
         assert 0 not in failure.kinds, failure
@@ -141,7 +145,7 @@ def test_wait_with_a_shorter_timeout(ranks: int) -> None:
 
 def group_timeout(context: Context) -> tuple[str, str, float] | None:
     """A sub-group has the timeout that new_group was given, whatever the default group has."""
-    group = dist.new_group(timeout=timedelta(seconds=1))
+    group = dist.new_group(timeout=timedelta(seconds=5))
     dist.all_reduce(ones(), group=group)
     if context.rank:
         return None
@@ -151,10 +155,10 @@ def group_timeout(context: Context) -> tuple[str, str, float] | None:
 @beyond_gloo
 @pytest.mark.ranks(2)
 def test_timeout_of_a_subgroup(ranks: int) -> None:
-    pool = Pool(ranks, timeout=60)
+    pool = Pool(ranks, timeout=LONG_TIMEOUT)
     try:
-        kind, message, seconds = pool.run(group_timeout, limit=40)[0]
-        assert kind == "DistBackendError" and seconds < 30, message
+        kind, message, _ = pool.run(group_timeout, limit=SLACK)[0]
+        assert kind == "DistBackendError", message
     finally:
         pool.kill()
 
@@ -162,38 +166,35 @@ def test_timeout_of_a_subgroup(ranks: int) -> None:
 def after_failure(context: Context) -> list[str]:
     """A group that has failed says so at once, and says why."""
     if context.rank == context.size - 1:
-        time.sleep(SHORT_TIMEOUT + 1)
         return []
     attempt(context, lambda c: dist.all_reduce(ones()))
-    start = time.monotonic()
-    _, message, _ = attempt(context, lambda c: dist.broadcast(ones(), 0))
-    return [message] if time.monotonic() - start < SHORT_TIMEOUT / 2 else ["slow"]
+    _get_default_group().set_timeout(timedelta(seconds=LONG_TIMEOUT))
+    return [attempt(context, lambda c: dist.broadcast(ones(), 0))[1]]
 
 
 @beyond_gloo
 @pytest.mark.ranks(2, 4)
-def test_failed_group_stays_failed(fresh_pool: Pool, ranks: int) -> None:
-    for messages in fresh_pool.run(after_failure, limit=SHORT_TIMEOUT + SLACK)[:-1]:
-        assert messages != ["slow"] and messages[0]
-    assert fresh_pool.close() == [0] * ranks
+def test_failed_group_stays_failed(impatient_pool: Pool, ranks: int) -> None:
+    for messages in impatient_pool.run(after_failure, limit=SHORT_TIMEOUT + SLACK)[:-1]:
+        assert messages[0]
+    assert impatient_pool.close() == [0] * ranks
 
 
 def abort_from_thread(context: Context) -> tuple[str, str, float] | None:
     """abort() by another thread unblocks a waiting one long before the timeout."""
     if context.rank:
-        time.sleep(2)
         return None
-    threading.Timer(0.5, _get_default_group().abort).start()
+    threading.Timer(0.3, _get_default_group().abort).start()
     return attempt(context, lambda c: dist.all_reduce(ones()))
 
 
 @beyond_gloo
 @pytest.mark.ranks(2)
 def test_abort_unblocks(ranks: int) -> None:
-    pool = Pool(ranks, timeout=100)
+    pool = Pool(ranks, timeout=LONG_TIMEOUT)
     try:
-        kind, message, seconds = pool.run(abort_from_thread, limit=30)[0]
-        assert kind == "DistBackendError" and seconds < 15, message
+        kind, message, _ = pool.run(abort_from_thread, limit=SLACK)[0]
+        assert kind == "DistBackendError", message
         assert re.search("(?i)abort", message), message
         assert pool.close() == [0] * ranks
     finally:
@@ -210,7 +211,7 @@ def new_group_after_failure(context: Context) -> float:
         store=FileStore(str(context.folder / "second"), context.size),
         rank=context.rank,
         world_size=context.size,
-        timeout=timedelta(seconds=30),
+        timeout=timedelta(seconds=60),
     )
     total = ones()
     dist.all_reduce(total)
@@ -219,8 +220,8 @@ def new_group_after_failure(context: Context) -> float:
 
 @beyond_gloo
 @pytest.mark.ranks(2, 4)
-def test_new_group_after_a_timeout(fresh_pool: Pool, ranks: int) -> None:
-    assert fresh_pool.run(new_group_after_failure, limit=60) == [float(ranks)] * ranks
+def test_new_group_after_a_timeout(impatient_pool: Pool, ranks: int) -> None:
+    assert impatient_pool.run(new_group_after_failure) == [float(ranks)] * ranks
 
 
 # Death.
@@ -237,9 +238,9 @@ def die_or_wait(context: Context, size: int) -> tuple[str, str, float] | None:
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("size", [1, 2_000_000])
 def test_killed_rank(fresh_pool: Pool, ranks: int, size: int, nothing_left: None) -> None:
-    """Survivors have their error, at the latest when the timeout is over, and go on to answer."""
+    """Survivors have their error, long before the timeout is over, and go on to answer."""
     with pytest.raises(RankFailure) as failure:
-        fresh_pool.run(die_or_wait, size, limit=40)
+        fresh_pool.run(die_or_wait, size)
     assert failure.value.kinds == {ranks - 1: DIED}, failure.value
 
 
@@ -249,9 +250,8 @@ def test_killed_rank(fresh_pool: Pool, ranks: int, size: int, nothing_left: None
 def monitored(context: Context, wait_all: bool) -> tuple[str, str, float] | None:
     import torch_hbmcomm as hbmcomm
 
-    hbmcomm.monitored_barrier(timeout=timedelta(seconds=20))
+    hbmcomm.monitored_barrier(timeout=timedelta(seconds=60))
     if context.rank in (1, 2):
-        time.sleep(3)
         return None
     return attempt(
         context,
@@ -263,9 +263,9 @@ def monitored(context: Context, wait_all: bool) -> tuple[str, str, float] | None
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("wait_all", [False, True])
 def test_monitored_barrier_names_who_is_missing(ranks: int, wait_all: bool) -> None:
-    pool = Pool(ranks, timeout=60)
+    pool = Pool(ranks)
     try:
-        message = pool.run(monitored, wait_all, limit=60)[0][1]
+        message = pool.run(monitored, wait_all)[0][1]
     finally:
         pool.kill()
     assert re.search(r"\b1\b", message), message

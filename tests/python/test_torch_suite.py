@@ -14,6 +14,7 @@ from run_torch_suite import read_pass_list, run_suite, shortfall
 GLOO_LIST = Path(__file__).with_name("torch_suite_gloo.txt")
 
 
+@pytest.mark.full
 @pytest.mark.torch_suite
 @pytest.mark.ranks(4)
 @pytest.mark.timeout(600)

@@ -25,6 +25,7 @@ from harness.data import (
     gathered,
     random_bits,
     random_numbers,
+    shared_out,
     supported,
 )
 from harness.reference import operands_of, reduce_op, reduced
@@ -158,52 +159,71 @@ def check_move(context: Context, move: Callable[..., Tensors]) -> None:
         assert_same(got_bits, expected_bits, what)
 
 
-# Reductions. Each takes this rank's data and returns pairs (what the rank got, all ranks' inputs
-# that it is the reduction of).
-
-Pairs = list[tuple[torch.Tensor, Tensors]]
+# Reductions. Each takes this rank's data and returns what the rank got.
 
 
-def all_reduce(context: Context, data: torch.Tensor, op: Any, async_op: bool) -> Pairs:
-    inputs = gathered(context, data)
+def all_reduce(context: Context, data: torch.Tensor, op: Any, async_op: bool) -> torch.Tensor:
     if data.dtype.is_complex:  # torch.distributed itself refuses some of what has a meaning
         options = dist.AllreduceOptions()
         options.reduceOp, options.asyncOp = op, async_op
         _get_default_group().allreduce([data], options).wait()
     else:
         finish(dist.all_reduce(data, op, async_op=async_op))
-    return [(data, inputs)]
+    return data
 
 
-def reduce(context: Context, data: torch.Tensor, op: Any, async_op: bool) -> Pairs:
-    inputs, root = gathered(context, data), context.size // 2
-    finish(dist.reduce(data, root, op, async_op=async_op))
-    return [(data, inputs)] if context.rank == root else []
+def reduce(context: Context, data: torch.Tensor, op: Any, async_op: bool) -> torch.Tensor:
+    finish(dist.reduce(data, context.size // 2, op, async_op=async_op))
+    return data
 
 
-def reduce_scatter(context: Context, data: torch.Tensor, op: Any, async_op: bool) -> Pairs:
+def reduce_scatter(context: Context, data: torch.Tensor, op: Any, async_op: bool) -> torch.Tensor:
     parts = [data.roll(shift, 0) for shift in range(context.size)]
-    inputs = [other.roll(context.rank, 0) for other in gathered(context, data)]
     got = torch.empty_like(data)
     finish(dist.reduce_scatter(got, parts, op, async_op=async_op))
-    return [(got, inputs)]
+    return got
 
 
-def reduce_scatter_tensor(context: Context, data: torch.Tensor, op: Any, async_op: bool) -> Pairs:
+def reduce_scatter_tensor(
+    context: Context, data: torch.Tensor, op: Any, async_op: bool
+) -> torch.Tensor:
     whole = torch.cat([data.roll(shift, 0) for shift in range(context.size)])
-    inputs = [other.roll(context.rank, 0) for other in gathered(context, data)]
     got = torch.empty_like(data)
     finish(dist.reduce_scatter_tensor(got, whole, op, async_op=async_op))
-    return [(got, inputs)]
+    return got
 
 
-def check_reduction(context: Context, reduction: Callable[..., Pairs], name: str) -> None:
-    for dtype, size, async_op in matrix(context, operands_of(name)):
-        small = name in ("product", "premul_sum")
-        data = random_numbers(context, size, dtype, small=small)
-        for got, inputs in reduction(context, data, reduce_op(name), async_op):
-            what = f"{dtype} x {size}, async_op={async_op}"
-            assert_reduced(got, reduced(inputs, name), what)
+Reduction = Callable[[Context, torch.Tensor, Any, bool], torch.Tensor]
+
+
+def share(
+    context: Context, reduction: Reduction, rank: int, total: torch.Tensor
+) -> torch.Tensor | None:
+    """What `rank` must get of the reduction of all data, if anything."""
+    if reduction is all_reduce:
+        return total
+    if reduction is reduce:
+        return total if rank == context.size // 2 else None
+    return total.roll(rank, 0)
+
+
+def check_reduction(context: Context, reduction: Reduction, name: str) -> None:
+    cases = list(matrix(context, operands_of(name)))
+    inputs, results = [], []
+    for dtype, size, async_op in cases:
+        data = random_numbers(context, size, dtype, small=name in ("product", "premul_sum"))
+        inputs.append(data.clone())
+        results.append(reduction(context, data, reduce_op(name), async_op))
+    of_case = zip(cases, shared_out(context, inputs), shared_out(context, results), strict=True)
+    for (dtype, size, async_op), everyone, got in of_case:
+        if not everyone:
+            continue
+        total = reduced(everyone, name)
+        for rank, result in enumerate(got):
+            expected = share(context, reduction, rank, total)
+            if expected is not None:
+                what = f"{dtype} x {size}, async_op={async_op}, rank {rank}"
+                assert_reduced(result, expected, what)
 
 
 # Sparse all_reduce and object collectives.

@@ -15,7 +15,7 @@ BACKEND = os.environ.get("HBMCOMM_TEST_BACKEND", "hbm")
 
 WORLD_SIZES = (1, 2, 3, 4, 8)
 
-SHORT_TIMEOUT = 2.0  # seconds; of the group of a pool that a test has for itself
+SHORT_TIMEOUT = 1.0  # seconds; of an impatient pool's group
 
 
 def all_world_sizes() -> tuple[int, ...]:

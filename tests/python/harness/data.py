@@ -86,6 +86,28 @@ def gathered(context: Context, tensor: torch.Tensor) -> list[torch.Tensor]:
     return [from_bits(other, tensor) for other in everyone]
 
 
+def shared_out(context: Context, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """For each tensor, alike everywhere, every rank's; but each falls to one rank, in turn.
+
+    The others have an empty list in its place. So a reference is computed once, not by every rank.
+    """
+    mine = [bits(tensor) for tensor in tensors]
+    counts = [sum(map(len, mine[rank :: context.size])) for rank in range(context.size)]
+    sent = torch.cat([part for rank in range(context.size) for part in mine[rank :: context.size]])
+    got = sent.new_empty(context.size * counts[context.rank])
+    if max(counts):
+        taken = [counts[context.rank]] * context.size
+        dist.all_to_all_single(got, sent, taken, counts, group=context.gloo)
+    widths = [len(part) for part in mine[context.rank :: context.size]]
+    by_rank = [whole.split(widths) for whole in got.reshape(context.size, -1)]
+    return [
+        [from_bits(parts[index // context.size].clone(), tensor) for parts in by_rank]
+        if index % context.size == context.rank
+        else []
+        for index, tensor in enumerate(tensors)
+    ]
+
+
 def assert_same(actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:
     """Equality of bits, with the first difference in the message."""
     assert actual.dtype == expected.dtype, f"{what}: dtype {actual.dtype}, not {expected.dtype}"

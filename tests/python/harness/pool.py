@@ -31,9 +31,11 @@ _context.set_forkserver_preload(
     ["torch", "torch.distributed", "torch._dynamo", "torch.distributed.tensor", "pytest"]
 )
 
-START_SECONDS = 60.0
-GRACE_SECONDS = 10.0  # what the others get to answer once one rank has failed
-EXIT_SECONDS = 20.0
+# How long to wait for what should take a moment, on a machine that has other work.
+START_SECONDS = 120.0
+LIMIT_SECONDS = 120.0
+GRACE_SECONDS = 30.0  # what the others get to answer once one rank has failed
+EXIT_SECONDS = 60.0
 LOG_TAIL = 6000  # characters
 
 # Kinds of failure besides the names of exception classes.
@@ -84,7 +86,7 @@ class Pool:
         self,
         function: Callable[..., Any],
         *arguments: Any,
-        limit: float = 60,
+        limit: float = LIMIT_SECONDS,
     ) -> list[Any]:
         """Calls function(Context, *arguments) in every rank; returns the results by rank.
 

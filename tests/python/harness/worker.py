@@ -24,8 +24,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
+from torch.distributed.distributed_c10d import _get_default_group
 
 from harness.context import BACKEND, Context
+
+FORMING = timedelta(seconds=60)
 
 
 @dataclass
@@ -44,10 +47,18 @@ def log_path(folder: Path, rank: int) -> Path:
 
 
 def form_groups(folder: Path, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
-    """Makes the default group over BACKEND and returns the reference group over Gloo."""
+    """Makes the default group over BACKEND and returns the reference group over Gloo.
+
+    A shorter timeout than FORMING counts from when all have met.
+    """
     store = FileStore(str(folder / "store"), size)
-    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=size, timeout=timeout)
-    gloo: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
+    forming = max(timeout, FORMING)
+    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=size, timeout=forming)
+    gloo: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=FORMING)
+    if timeout < FORMING:
+        dist.barrier()
+        _get_default_group().set_timeout(timeout)
+        dist.barrier(gloo)
     return gloo
 
 
