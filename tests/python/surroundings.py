@@ -11,14 +11,14 @@ import tempfile
 _SETTINGS = ("HBMCOMM_", "MEMKIND_", "DDP_", "TORCH_DISTRIBUTED_", "MPICH_", "MPIR_", "UCX_", "FI_")
 _LAUNCHERS = ("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "PMI", "TORCHELASTIC_", "SLURM_", "OMPI_")
 _TERMINAL = ("COLUMNS", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE")
-_OURS = "HBMCOMM_TEST_"
+_KEPT = ("HBMCOMM_TEST_", "HBMCOMM_MPI_")  # ours, and which MPI to test with
 
 _LONGEST = 64  # bytes of TMPDIR, where multiprocessing makes Unix sockets, whose paths take 107
 
 
 def settle() -> None:
     for name in list(os.environ):
-        if name.startswith((*_SETTINGS, *_LAUNCHERS, *_TERMINAL)) and not name.startswith(_OURS):
+        if name.startswith((*_SETTINGS, *_LAUNCHERS, *_TERMINAL)) and not name.startswith(_KEPT):
             del os.environ[name]
     os.environ["TERM"] = "xterm"  # a dumb one has 80 columns, whatever COLUMNS says
     # PyTorch's TCPStore asks for its peers' names at each connect: by default, 10 s where no name
