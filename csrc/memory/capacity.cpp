@@ -20,6 +20,12 @@ uint64_t free_bytes(const MemInfo& node) {
 
 uint64_t node_free_bytes(int node) { return free_bytes(MemInfo::of_node(node)); }
 
+uint64_t nodes_total(const std::vector<int>& nodes) {
+  uint64_t sum = 0;
+  for (int node : nodes) sum += MemInfo::of_node(node).bytes("MemTotal");
+  return sum;
+}
+
 uint64_t machine_total() { return MemInfo::of_machine().bytes("MemTotal"); }
 
 uint64_t overcommit_room(const MemInfo& machine) {

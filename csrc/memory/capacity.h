@@ -17,6 +17,9 @@ uint64_t free_bytes(const MemInfo& node);
 // 0 for a node that does not exist.
 uint64_t node_free_bytes(int node);
 
+// All memory of the nodes, whatever is in use.
+uint64_t nodes_total(const std::vector<int>& nodes);
+
 // All memory of the machine, whatever is in use.
 uint64_t machine_total();
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "memory/block.h"
+#include "memory/capacity.h"
 #include "memory/placement.h"
 #include "memory/room.h"
 
@@ -34,6 +35,8 @@ uint64_t fitting_bytes(const void* block, size_t bytes, Policy policy,
                        const std::vector<int>& nodes) {
   const uint64_t room = room_on(nodes, policy == Policy::kInterleave);
   if (bytes <= room) return bytes;
+  // Such a block cannot lie there already, and to look at its pages would take a second.
+  if (bytes >= nodes_total(nodes)) return room;
   return std::min<uint64_t>(bytes, room + bytes_in_place(block, bytes, nodes));
 }
 
