@@ -197,6 +197,7 @@ TEST(SmbKill, EverySumIsAppliedOnce) {
   EXPECT_EQ(std::ranges::count(found, sums.load()), static_cast<ptrdiff_t>(found.size()));
   RecordProperty("sums", std::to_string(sums));
   std::filesystem::remove_all(store);
+  std::filesystem::remove(store + ".socket");
 }
 
 }  // namespace
