@@ -70,6 +70,7 @@ def check_mixture(context: Context) -> None:
         assert (tensor == value).all(), (tensor, value)
 
 
+@pytest.mark.every_size
 def test_mixture_of_collectives_in_flight(pool: Pool) -> None:
     for _ in range(3):
         pool.run(check_mixture)

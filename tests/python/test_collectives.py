@@ -115,6 +115,7 @@ def check_strided(context: Context) -> None:
 
 
 @beyond_gloo
+@pytest.mark.every_size
 def test_strided_tensors(pool: Pool) -> None:
     pool.run(check_strided)
 
@@ -141,6 +142,7 @@ def check_repeated_sync(context: Context) -> None:
         dist.barrier()
 
 
+@pytest.mark.every_size
 def test_many_small_in_a_row(pool: Pool) -> None:
     pool.run(check_repeated_sync)
 

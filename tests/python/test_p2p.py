@@ -89,6 +89,7 @@ def check_batch(context: Context, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 300_000])
+@pytest.mark.every_size
 def test_batch_of_all_pairs(pool: Pool, size: int) -> None:
     pool.run(check_batch, size)
 

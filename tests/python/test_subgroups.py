@@ -50,6 +50,7 @@ def check_only_members_call(context: Context) -> None:
 
 
 @pytest.mark.ranks(2, 3, 4, 8)
+@pytest.mark.every_size
 def test_only_members_call(pool: Pool) -> None:
     pool.run(check_only_members_call)
 
