@@ -5,27 +5,21 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from box_process import TOKEN as BOX_TOKEN
 from box_process import BoxProcess
-from ps_workers import TOKEN, Boxes, serving, together
+from ps_workers import TOKEN, Boxes, together
 
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server.roster import Roster
 
+pytest_plugins = ["harness.served"]
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 TIMEOUT = 10.0
-
-
-@pytest.fixture(params=["shm", "tcp"])
-def boxes(request: pytest.FixtureRequest) -> Iterator[Boxes]:
-    with serving(request.param) as served:
-        yield served
 
 
 def connect(boxes: Boxes) -> smb.Box:
@@ -133,7 +127,8 @@ def test_the_living_are_waited_for_and_named(boxes: Boxes) -> None:
         assert len(first.active()) == 2
 
 
-def test_nobody_passes_one_who_joins(boxes: Boxes) -> None:
+@pytest.mark.parametrize("joins", [15, pytest.param(40, marks=pytest.mark.full)])
+def test_nobody_passes_one_who_joins(boxes: Boxes, joins: int) -> None:
     """What one does and then looks at, another that looks and then does cannot miss."""
     with connect(boxes) as one, connect(boxes) as other:
         first = begin(one)
@@ -151,7 +146,7 @@ def test_nobody_passes_one_who_joins(boxes: Boxes) -> None:
         advancing.start()
         delays = random.Random(5)
         try:
-            for _ in range(40):
+            for _ in range(joins):
                 late = join(other)
                 clock = late.activate()
                 time.sleep(delays.random() * 4e-3)
@@ -172,7 +167,6 @@ def test_a_life_that_is_looked_at_goes_on(boxes: Boxes) -> None:
         assert len(first.active()) == 2
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_lives_outlast_a_restart_of_the_box(transport: Any, tmp_path: Path) -> None:
     """Whoever comes back first sees the others alive, and does not end them by looking."""
     with (
