@@ -50,4 +50,4 @@ def check_many_futures(context: Context) -> None:
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("check", [check_waits_for_another, check_callers_lock, check_many_futures])
 def test_callbacks(pool: Pool, check: Any) -> None:
-    pool.run(check, limit=60)
+    pool.run(check)

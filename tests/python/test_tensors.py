@@ -56,4 +56,4 @@ def check_shared_memory(context: Context) -> None:
     "check", [check_strided_parameter, check_inference_mode, check_shared_memory]
 )
 def test_tensors(pool: Pool, check: Any) -> None:
-    pool.run(check, limit=60)
+    pool.run(check)

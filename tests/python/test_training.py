@@ -343,7 +343,11 @@ def compiled_ddp(context: Context, group: dist.ProcessGroup) -> list[torch.Tenso
     return train(model, context)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("function", [eager, compiled, compiled_ddp], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "function",
+    [eager, compiled, pytest.param(compiled_ddp, marks=pytest.mark.full)],
+    ids=lambda f: f.__name__,
+)
 def test_functional_collectives(pool: Pool, function: Train) -> None:
     pool.run(check, function, 1e-5, limit=120)
 
@@ -354,6 +358,7 @@ def inductor(context: Context, group: dist.ProcessGroup) -> list[torch.Tensor]:
     return [value.clone() for value in function(batch(context, 0)[0], group)]
 
 
+@pytest.mark.full
 @pytest.mark.ranks(2)
 def test_inductor(pool: Pool) -> None:
     pool.run(check, inductor, 1e-5, limit=180)
