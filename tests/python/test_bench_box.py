@@ -84,6 +84,7 @@ def test_the_box_is_measured_beside_its_bounds(tmp_path: Path) -> None:
     assert not list((tmp_path / "store").iterdir())
 
 
+@pytest.mark.full
 def test_each_client_has_its_share(tmp_path: Path) -> None:
     _, document = measured(tmp_path / "out.json", "--sections", "clients", "--clients", "2,3")
     entries = document["measurements"]
@@ -94,6 +95,7 @@ def test_each_client_has_its_share(tmp_path: Path) -> None:
         assert 0 <= entry["smallest_share"] <= 1
 
 
+@pytest.mark.full
 def test_the_link_is_measured_by_what_crossed_it(tmp_path: Path) -> None:
     try:
         with two_nodes("1gbit"):
@@ -128,6 +130,7 @@ def test_a_rival_that_cannot_run_is_reported(
     assert contenders(document)["rivals", "add"] == {"hbm shm", "hbm tcp"}
 
 
+@pytest.mark.full
 def test_the_rivals_are_measured(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     _, document = measured(tmp_path / "out.json", "--sections", "rivals")

@@ -25,6 +25,8 @@ from torch_hbmcomm.bench.report import Verdict
 from torch_hbmcomm.bench.unavailable import Unavailable
 from torch_hbmcomm.cli import app
 
+pytest_plugins = ["harness.served"]
+
 
 def invoke(*arguments: str) -> Result:
     return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["bench", "layerdrop", *arguments])
@@ -37,6 +39,12 @@ def measured(file: Path, sections: str) -> tuple[str, dict[str, Any]]:
     document = json.loads(file.read_text())
     assert not document["unavailable"]
     return " ".join(result.stdout.split()), document
+
+
+@pytest.fixture(autouse=True)
+def sleeping_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a benchmark's ranks. Spinning ones hold each other up on a busy machine."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
 
 
 @pytest.fixture
@@ -56,6 +64,7 @@ def test_the_pass_is_measured(tmp_path: Path) -> None:
     assert "of the triad's bandwidth" in shown
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("namespaces")
 def test_everybody_averages_over_the_link(tmp_path: Path) -> None:
     _, document = measured(tmp_path / "out.json", "ddp,break-even")
@@ -68,6 +77,7 @@ def test_everybody_averages_over_the_link(tmp_path: Path) -> None:
     assert [row for row in document["rows"] if row["section"] == "break-even"]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("namespaces")
 def test_the_server_is_measured_beside_the_papers(tmp_path: Path) -> None:
     shown, document = measured(tmp_path / "out.json", "server")
@@ -79,6 +89,7 @@ def test_the_server_is_measured_beside_the_papers(tmp_path: Path) -> None:
     assert "server's compute" in shown
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("namespaces")
 def test_a_training_run_has_curves(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
@@ -115,6 +126,7 @@ def test_resnet50_is_the_real_one() -> None:
     assert len(list(resnet50(width=8).parameters())) == 161
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_gradients_have_a_signal_and_noise() -> None:
     models = [Synthetic(resnet50(width=8), rank) for rank in range(2)]
     sums = [torch.zeros_like(next(model.parameters())) for model in models]

@@ -12,6 +12,7 @@ from torch_hbmcomm.bench.async_sgd.straggler import ALONE, HELD_UP
 from torch_hbmcomm.bench.async_sgd.training import DDP, SHM, Training
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["straggler", "accuracy"])
 def test_everybody_takes_part(name: str) -> None:
     if name == "accuracy":
