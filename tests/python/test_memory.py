@@ -121,7 +121,7 @@ def test_nodes_that_do_not_exist_are_an_error() -> None:
 
 def test_too_much_is_an_error_and_no_kill() -> None:
     with_hbm("""
-        too_much = memory.info().nodes[0].free_bytes
+        too_much = memory.info().nodes[0].total_bytes
         for policy in ("bind", "interleave"):
             with pytest.raises(MemoryError, match="HBM node 0 can give"):
                 memory.empty(too_much, dtype=torch.uint8, policy=policy)

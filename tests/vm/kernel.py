@@ -111,9 +111,10 @@ def pack(unpacked: Path, release: str) -> None:
 
 def load_order(unpacked: Path, release: str, modules: tuple[str, ...]) -> list[Path]:
     """The files of the modules and of what they need that is not built in, in loading order."""
-    command = ["modprobe", "-d", str(unpacked), "-S", release, "--show-depends", "-a", *modules]
+    command = ["modprobe", "-C", "/dev/null", "-d", str(unpacked), "-S", release]
+    command += ["--show-depends", "-a", *modules]
     shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    files = re.findall(r"^insmod (\S+)", shown, re.MULTILINE)
+    files = re.findall(r"^insmod (.+\.ko\S*)", shown, re.MULTILINE)
     return [Path(file) for file in dict.fromkeys(files)]
 
 

@@ -8,11 +8,12 @@
 # after its logs, if the cluster does not come up.
 set -euo pipefail
 
-home=$(mktemp -d)
+home=$(mktemp -d /tmp/hbmcomm-slurm.XXXXXX)  # TMPDIR may be long, or have a space
 export SLURM_CONF=$home/slurm.conf
 # Three ports, whose numbers another run on this machine does not choose.
 base_port=$((10000 + $$ % 3000 * 3))
 host=$(hostname)
+host=${host%%.*}  # what Slurm calls this machine
 
 # Ends a daemon by the pid that it wrote, and waits for it.
 stop() {
