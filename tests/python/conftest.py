@@ -18,12 +18,14 @@ import surroundings
 
 surroundings.settle()
 
+import torch  # noqa: E402
 from harness import SHORT_TIMEOUT, Pool, all_world_sizes, shm  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "ranks(*sizes): the world sizes to run this test with")
     shm.isolate()  # before anything is started
+    torch.set_num_threads(1)  # a second one would spin, for work that takes microseconds
 
 
 def pytest_report_header() -> str:

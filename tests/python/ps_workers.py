@@ -66,16 +66,11 @@ def together(count: int, work: Callable[[int, threading.Barrier], Result]) -> li
             barrier.abort()
             raise
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(count) as pool:
-            futures = [pool.submit(guarded, worker) for worker in range(count)]
-        if errors:
-            raise errors[0]
-        return [future.result() for future in futures]
-    finally:
-        torch.set_num_threads(threads)
+    with ThreadPoolExecutor(count) as pool:
+        futures = [pool.submit(guarded, worker) for worker in range(count)]
+    if errors:
+        raise errors[0]
+    return [future.result() for future in futures]
 
 
 @contextmanager

@@ -126,7 +126,6 @@ def test_resnet50_is_the_real_one() -> None:
     assert len(list(resnet50(width=8).parameters())) == 161
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_gradients_have_a_signal_and_noise() -> None:
     models = [Synthetic(resnet50(width=8), rank) for rank in range(2)]
     sums = [torch.zeros_like(next(model.parameters())) for model in models]

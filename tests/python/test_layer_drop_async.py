@@ -32,7 +32,7 @@ from torch_hbmcomm.layer_drop.rule import Rule
 from torch_hbmcomm.parameter_server import Downpour, layout
 
 pytest_plugins = ["harness.served"]
-pytestmark = pytest.mark.usefixtures("nothing_left", "one_thread")
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 GRANULARITIES = ["parameter", "module"]
 

@@ -30,7 +30,7 @@ from torch_hbmcomm.parameter_server.tensors import described, model_tensors
 from torch_hbmcomm.parameter_server.versions import Versions
 
 pytest_plugins = ["harness.served"]
-pytestmark = pytest.mark.usefixtures("nothing_left", "one_thread")
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -26,15 +26,6 @@ PIECE = 32768  # csrc/layerdrop.h
 SIZES = (0, 1, 2, 15, 16, 17, 31, 127, 1021, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 7)
 SPECIAL = (math.nan, math.inf, -math.inf, 0.0, -0.0)
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """But for calls in_threads()."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def in_threads(count: int, function: Callable[..., Any], *arguments: Any) -> Any:

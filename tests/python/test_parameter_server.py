@@ -20,7 +20,7 @@ from torch_hbmcomm.parameter_server import Downpour, Elastic, ParameterServer
 from torch_hbmcomm.parameter_server.asynchronous import Asynchronous
 
 pytest_plugins = ["harness.served"]
-pytestmark = pytest.mark.usefixtures("nothing_left", "one_thread", "small_pieces")
+pytestmark = pytest.mark.usefixtures("nothing_left", "small_pieces")
 
 
 def push_whole_numbers(

@@ -16,7 +16,7 @@ from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server import Downpour, ParameterServer
 
 pytest_plugins = ["harness.served"]
-pytestmark = pytest.mark.usefixtures("nothing_left", "one_thread")
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def first_and_second(boxes: Boxes, models: list[nn.Module], options: list[dict[str, Any]]) -> None:

@@ -18,7 +18,7 @@ from torch import nn
 from torch_hbmcomm.parameter_server import Downpour, ParameterServer
 
 pytest_plugins = ["harness.served"]
-pytestmark = pytest.mark.usefixtures("nothing_left", "one_thread", "small_pieces")
+pytestmark = pytest.mark.usefixtures("nothing_left", "small_pieces")
 
 
 # -- what else a model has -----------------------------------------------------------------------

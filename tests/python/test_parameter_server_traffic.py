@@ -16,7 +16,7 @@ from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server import Downpour
 
 pytest_plugins = ["harness.served"]
-pytestmark = pytest.mark.usefixtures("nothing_left", "one_thread", "small_pieces")
+pytestmark = pytest.mark.usefixtures("nothing_left", "small_pieces")
 
 
 # -- traffic -------------------------------------------------------------------------------------

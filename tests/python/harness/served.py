@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch
 from ps_models import SMALL_PIECE
 from ps_workers import Boxes, serving
 
@@ -27,12 +26,3 @@ def boxes(transport: str) -> Iterator[Boxes]:
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small models have many pieces."""
     monkeypatch.setattr(layout, "PIECE_BYTES", SMALL_PIECE)
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """PyTorch's second thread would spin, for work that takes microseconds."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

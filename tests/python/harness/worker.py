@@ -9,6 +9,7 @@ of all threads to it.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import pickle
 import signal
@@ -72,6 +73,7 @@ def main(pipe: Connection, folder: Path, rank: int, size: int, timeout: timedelt
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecated")
     warnings.filterwarnings("ignore", message="ComplexHalf support is experimental")
     torch.set_num_threads(1)
+    gc.freeze()  # what the warm process has imported need not be looked through again
 
     gloo: dist.ProcessGroup | None = None
     try:
