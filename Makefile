@@ -162,7 +162,7 @@ $(INSTALLED): pyproject.toml setup.py | $(EXTENSION)
 # Builds of the native tests alone, by another compiler or with other flags.
 .PHONY: build/aarch64 build/address build/thread
 build/aarch64: CMAKE_FLAGS := -DHBM_PORTABLE_ONLY=ON -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON \
-  --toolchain tests/native/aarch64.cmake
+  -DCMAKE_TOOLCHAIN_FILE="$(CURDIR)/tests/native/aarch64.cmake"
 build/address: CMAKE_FLAGS := -DCMAKE_BUILD_TYPE=Debug \
   -DCMAKE_CXX_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all"
 build/thread: CMAKE_FLAGS := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-fsanitize=thread
