@@ -26,7 +26,7 @@ StreamConnection::StreamConnection(StreamHouse& house, DoorLoop& loop, Descripto
       transport_(transport),
       fd_(socket.get()),
       handshake_(house.desk, house.welcome),
-      stream_(std::in_place, std::move(socket)) {
+      stream_(std::in_place, std::move(socket), smb::Payloads::kShared) {
   smb::Header header;
   header.opcode = smb::Opcode::kHello;
   stream_->queue(header, std::as_bytes(std::span(&handshake_.hello(), 1)));

@@ -14,6 +14,7 @@ namespace hbm::smb {
 namespace {
 
 constexpr uint64_t kBuffer = uint64_t{64} << 10;
+constexpr uint64_t kSharedBuffer = uint64_t{128} << 10;  // stays in a core's own cache
 constexpr uint64_t kHead = sizeof(Header) + kMaxBody;
 constexpr uint64_t kBulk = uint64_t{16} << 10;  // payloads from here on stay out of the buffer
 
@@ -40,10 +41,7 @@ FrameInput::Result FrameInput::receive(int socket, FrameReceiver& receiver, uint
 
 bool FrameInput::take_frame(FrameReceiver& receiver) {
   if (!in_payload_ && !take_head(receiver)) return false;
-  const uint64_t here = std::min(payload_left_, buffered());
-  consume(destination_, here);
-  payload_left_ -= here;
-  if (destination_ != nullptr) destination_ += here;
+  consume_payload();
   if (payload_left_ > 0) return false;
   in_payload_ = checked_ = false;
   receiver.frame(header_, {body_.data(), header_.body_bytes}, take_descriptor());
@@ -78,6 +76,19 @@ void FrameInput::consume(std::byte* to, uint64_t bytes) {
   consumed_ += bytes;
 }
 
+void FrameInput::consume_payload() {
+  uint64_t here = std::min(payload_left_, buffered());
+  if (shared_ && destination_ != nullptr) {
+    here = uncut_bytes(destination_, here, payload_left_);
+    store_elements(destination_, buffer_.get() + begin_, here);
+    consume(nullptr, here);
+  } else {
+    consume(destination_, here);
+  }
+  payload_left_ -= here;
+  if (destination_ != nullptr) destination_ += here;
+}
+
 Descriptor FrameInput::take_descriptor() {
   if (arrived_.empty() || arrived_.front().place >= consumed_) return {};
   Descriptor taken = std::move(arrived_.front().descriptor);
@@ -89,19 +100,20 @@ Descriptor FrameInput::take_descriptor() {
 }
 
 FrameInput::Filled FrameInput::fill(int socket) {
-  if (!buffer_) buffer_ = std::make_unique_for_overwrite<std::byte[]>(kBuffer);
+  const uint64_t size = shared_ ? kSharedBuffer : kBuffer;
+  if (!buffer_) buffer_ = std::make_unique_for_overwrite<std::byte[]>(size);
   if (begin_ > 0) std::memmove(buffer_.get(), buffer_.get() + begin_, buffered());
   end_ -= begin_;
   begin_ = 0;
 
-  const bool direct = payload_left_ > 0 && destination_ != nullptr;
+  const bool direct = !shared_ && payload_left_ > 0 && destination_ != nullptr;
   const bool reading_past = payload_left_ > 0 && destination_ == nullptr;
   // After a bulky frame another one is likely: its payload should not come through here.
-  const bool bulky = header_.payload_bytes > kBulk && !reading_past;
+  const bool bulky = !shared_ && header_.payload_bytes > kBulk && !reading_past;
   std::array<iovec, 2> parts;
   size_t count = 0;
   if (direct) parts[count++] = {destination_, payload_left_};
-  parts[count++] = {buffer_.get() + end_, (bulky ? kHead : kBuffer) - end_};
+  parts[count++] = {buffer_.get() + end_, (bulky ? kHead : size) - end_};
 
   msghdr message{};
   message.msg_iov = parts.data();
@@ -131,7 +143,7 @@ FrameInput::Filled FrameInput::fill(int socket) {
   consumed_ += placed;
   end_ += bytes - placed;
   // In the midst of bulk that comes in large pieces, the next one is here before poll could tell.
-  const bool more_soon = payload_left_ > 0 && bytes >= kBulk;
+  const bool more_soon = payload_left_ > buffered() && bytes >= kBulk;
   return {Result::kMore, bytes, bytes < asked && !more_soon};
 }
 

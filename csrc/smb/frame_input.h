@@ -1,7 +1,12 @@
 // Frames out of a stream socket: the receiving half of a FrameStream.
 //
-// One buffer takes what arrives. Of a frame with much payload only the head goes through it: the
-// rest is received where it belongs, in the same call as the start of the next frame.
+// One buffer takes what arrives. Where payloads go into memory of their owner's, only the head of a
+// frame with much payload goes through it: the rest is received where it belongs, in the same call
+// as the start of the next frame.
+//
+// Into shared memory everything goes through the buffer, and from there element by element (see
+// elements.h): an element of which a part has arrived stays in the buffer until all of it is here.
+// The kernel's own copies would end in the midst of elements wherever its packets do.
 //
 // Threads: one at a time.
 #pragma once
@@ -16,6 +21,7 @@
 #include <span>
 
 #include "base/descriptor.h"
+#include "smb/elements.h"
 #include "smb/frame_receiver.h"
 #include "smb/protocol.h"
 
@@ -24,7 +30,8 @@ namespace hbm::smb {
 class FrameInput {
  public:
   // `passes_descriptors`: the socket is a Unix one.
-  explicit FrameInput(bool passes_descriptors) : passes_descriptors_(passes_descriptors) {}
+  FrameInput(bool passes_descriptors, Payloads payloads)
+      : passes_descriptors_(passes_descriptors), shared_(payloads == Payloads::kShared) {}
 
   enum class Result { kIdle, kMore, kClosed };
 
@@ -51,8 +58,10 @@ class FrameInput {
 
   uint64_t buffered() const noexcept { return end_ - begin_; }
   void consume(std::byte* to, uint64_t bytes);  // null: drops them
+  void consume_payload();
 
   const bool passes_descriptors_;
+  const bool shared_;
   std::unique_ptr<std::byte[]> buffer_;  // made when the first byte is expected
   uint64_t begin_ = 0;                   // of what is not consumed yet
   uint64_t end_ = 0;

@@ -13,10 +13,13 @@
 namespace hbm::smb {
 namespace {
 
-constexpr size_t kMostParts = 64;  // of one system call
+constexpr size_t kMostParts = 64;                  // of one system call
+constexpr uint64_t kBuffer = uint64_t{256} << 10;  // stays in a core's own cache
+
+}  // namespace
 
 // What one call of sendmsg takes.
-class Gathering {
+class FrameOutput::Gathering {
  public:
   bool full() const noexcept { return count_ + 2 > kMostParts; }  // a frame has two parts
   uint64_t bytes() const noexcept { return bytes_; }
@@ -57,8 +60,6 @@ class Gathering {
   uint64_t bytes_ = 0;
 };
 
-}  // namespace
-
 void FrameOutput::queue(Header header, std::span<const std::byte> body,
                         std::span<const std::byte> payload, std::shared_ptr<const void> hold,
                         Descriptor descriptor) {
@@ -75,16 +76,9 @@ void FrameOutput::queue(Header header, std::span<const std::byte> body,
 }
 
 FrameOutput::Result FrameOutput::flush(int socket) {
-  while (!frames_.empty()) {
+  while (bytes_ > 0) {
     Gathering gathering;
-    uint64_t skipped = first_sent_;
-    const int passed = skipped == 0 ? frames_.front().descriptor.get() : -1;
-    for (const Frame& frame : frames_) {
-      const bool first = &frame == &frames_.front();
-      if (gathering.full() || (!first && (passed >= 0 || frame.descriptor))) break;
-      gathering.add({frame.head.data(), frame.head_bytes}, skipped);
-      gathering.add(frame.payload, skipped);
-    }
+    const int passed = gather(gathering);
     const ssize_t sent = gathering.send(socket, passed);
     if (sent < 0) {
       if (errno == EAGAIN || errno == EWOULDBLOCK) return Result::kBlocked;
@@ -98,8 +92,57 @@ FrameOutput::Result FrameOutput::flush(int socket) {
   return Result::kSent;
 }
 
+int FrameOutput::gather(Gathering& gathering) {
+  uint64_t skipped = 0;
+  if (shared_) {
+    if (copied_.empty()) copy();
+    gathering.add(copied_, skipped);
+    return passed_.get();
+  }
+  skipped = first_sent_;
+  const int passed = skipped == 0 ? frames_.front().descriptor.get() : -1;
+  for (const Frame& frame : frames_) {
+    const bool first = &frame == &frames_.front();
+    if (gathering.full() || (!first && (passed >= 0 || frame.descriptor))) break;
+    gathering.add({frame.head.data(), frame.head_bytes}, skipped);
+    gathering.add(frame.payload, skipped);
+  }
+  return passed;
+}
+
+void FrameOutput::copy() {
+  if (!buffer_) buffer_ = std::make_unique_for_overwrite<std::byte[]>(kBuffer);
+  uint64_t end = 0;
+  while (!frames_.empty()) {
+    Frame& frame = frames_.front();
+    if (first_sent_ == 0) {
+      if (end > 0 && (passed_ || frame.descriptor)) break;
+      if (kBuffer - end < frame.head_bytes) break;
+      std::memcpy(buffer_.get() + end, frame.head.data(), frame.head_bytes);
+      passed_ = std::move(frame.descriptor);
+      first_sent_ = frame.head_bytes;
+      end += frame.head_bytes;
+    }
+    const auto rest = frame.payload.subspan(first_sent_ - frame.head_bytes);
+    const uint64_t here = std::min<uint64_t>(rest.size(), kBuffer - end);
+    const uint64_t bytes = uncut_bytes(rest.data(), here, rest.size());
+    load_elements(buffer_.get() + end, rest.data(), bytes);
+    first_sent_ += bytes;
+    end += bytes;
+    if (bytes < rest.size()) break;
+    frames_.pop_front();
+    first_sent_ = 0;
+  }
+  copied_ = {buffer_.get(), end};
+}
+
 void FrameOutput::drop(uint64_t sent) {
   bytes_ -= sent;
+  if (shared_) {
+    copied_ = copied_.subspan(sent);
+    passed_ = Descriptor();
+    return;
+  }
   first_sent_ += sent;
   while (!frames_.empty() && first_sent_ >= frames_.front().bytes()) {
     first_sent_ -= frames_.front().bytes();

@@ -3,6 +3,10 @@
 // A frame with a descriptor is handed to the kernel in a call of its own, so that the descriptor
 // arrives with bytes of that frame and of none behind it; FrameInput relies on that.
 //
+// Payloads in memory of their owner's are sent from where they lie. Those in shared memory are
+// copied first, a buffer at a time and element by element (see elements.h), and sent from the copy,
+// also what the kernel takes later only: its own copies would end in the midst of elements.
+//
 // Threads: one at a time.
 #pragma once
 
@@ -14,12 +18,15 @@
 #include <span>
 
 #include "base/descriptor.h"
+#include "smb/elements.h"
 #include "smb/protocol.h"
 
 namespace hbm::smb {
 
 class FrameOutput {
  public:
+  explicit FrameOutput(Payloads payloads) : shared_(payloads == Payloads::kShared) {}
+
   // See FrameStream.
   void queue(Header header, std::span<const std::byte> body, std::span<const std::byte> payload,
              std::shared_ptr<const void> hold, Descriptor descriptor);
@@ -40,11 +47,20 @@ class FrameOutput {
     uint64_t bytes() const noexcept { return head_bytes + payload.size(); }
   };
 
+  class Gathering;
+  int gather(Gathering& gathering);  // the descriptor that goes along, or -1
+  void copy();                       // REQUIRES: there is a frame
   void drop(uint64_t sent);
 
+  const bool shared_;
   std::deque<Frame> frames_;
-  uint64_t first_sent_ = 0;  // bytes of the first frame that are sent
+  uint64_t first_sent_ = 0;  // bytes of the first frame that are sent, or copied
   uint64_t bytes_ = 0;
+
+  // Of shared memory.
+  std::unique_ptr<std::byte[]> buffer_;  // made when it is needed
+  std::span<const std::byte> copied_;    // in the buffer, and not sent
+  Descriptor passed_;                    // goes with its first byte
 };
 
 }  // namespace hbm::smb

@@ -25,8 +25,8 @@ bool is_unix(int socket) {
 
 }  // namespace
 
-FrameStream::FrameStream(Descriptor socket)
-    : socket_(std::move(socket)), input_(is_unix(socket_.get())) {
+FrameStream::FrameStream(Descriptor socket, Payloads payloads)
+    : socket_(std::move(socket)), output_(payloads), input_(is_unix(socket_.get()), payloads) {
   const int flags = fcntl(socket_.get(), F_GETFL);
   if (flags < 0 || fcntl(socket_.get(), F_SETFL, flags | O_NONBLOCK) != 0) {
     throw Error(ErrorKind::kNetwork,

@@ -5,6 +5,11 @@
 // through a small buffer, many at a time; the bulk of a payload is received straight into its
 // destination.
 //
+// Payloads in memory that others use at the same time (Payloads::kShared) are copied once more in
+// either direction, in this process, element by element: an aligned element of up to 8 bytes that
+// lies wholly in the payload is sent as it was at one moment, and appears whole at its destination.
+// It is atomic accesses that promise it, however the kernel cuts and delays what is in between.
+//
 // Threads: one at a time.
 #pragma once
 
@@ -14,6 +19,7 @@
 #include <span>
 
 #include "base/descriptor.h"
+#include "smb/elements.h"
 #include "smb/frame_input.h"
 #include "smb/frame_output.h"
 #include "smb/frame_receiver.h"
@@ -32,16 +38,16 @@ class FrameStream {
 
   using Receiver = FrameReceiver;
 
-  // The socket is made non-blocking.
-  explicit FrameStream(Descriptor socket);
+  // The socket is made non-blocking. `payloads`: whose memory they lie in, at this end.
+  explicit FrameStream(Descriptor socket, Payloads payloads = Payloads::kOwn);
   FrameStream(const FrameStream&) = delete;
   FrameStream& operator=(const FrameStream&) = delete;
 
   int fd() const noexcept { return socket_.get(); }
 
   // Queues a frame; body_bytes and payload_bytes are set from the spans. The body is copied; the
-  // payload is not, and `hold` keeps it until it is sent. `descriptor` goes with the frame's first
-  // byte (Unix sockets alone). REQUIRES: sizes within the protocol's.
+  // payload is not, and `hold` keeps it until it is sent or, as said above, copied. `descriptor`
+  // goes with the frame's first byte (Unix sockets alone). REQUIRES: sizes within the protocol's.
   void queue(Header header, std::span<const std::byte> body,
              std::span<const std::byte> payload = {}, std::shared_ptr<const void> hold = nullptr,
              Descriptor descriptor = Descriptor());

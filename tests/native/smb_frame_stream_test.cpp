@@ -16,9 +16,11 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "expect_error.h"
+#include "smb/elements.h"
 #include "smb/socket.h"
 
 namespace hbm::smb {
@@ -132,15 +134,26 @@ void expect_same(const std::vector<Got>& got, const std::vector<Expected>& expec
   }
 }
 
-class FrameStreams : public testing::TestWithParam<Pair (*)()> {};
+std::string name_of(Payloads payloads) { return payloads == Payloads::kOwn ? "Own" : "Shared"; }
 
-INSTANTIATE_TEST_SUITE_P(Sockets, FrameStreams, testing::Values(&unix_pair, &tcp_pair),
-                         [](const auto& info) { return info.index == 0 ? "Unix" : "Tcp"; });
+class FrameStreams : public testing::TestWithParam<std::tuple<Pair (*)(), Payloads>> {
+ protected:
+  static Pair pair() { return std::get<0>(GetParam())(); }
+  static Payloads payloads() { return std::get<1>(GetParam()); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Sockets, FrameStreams,
+                         testing::Combine(testing::Values(&unix_pair, &tcp_pair),
+                                          testing::Values(Payloads::kOwn, Payloads::kShared)),
+                         [](const auto& info) {
+                           return (std::get<0>(info.param) == &unix_pair ? "Unix" : "Tcp") +
+                                  name_of(std::get<1>(info.param));
+                         });
 
 TEST_P(FrameStreams, CarryRandomFrames) {
-  auto [left, right] = GetParam()();
-  FrameStream from(std::move(left));
-  FrameStream to(std::move(right));
+  auto [left, right] = pair();
+  FrameStream from(std::move(left), payloads());
+  FrameStream to(std::move(right), payloads());
   const auto frames = random_frames(1, 200);
   Collector collector;
   for (size_t i = 0; i < frames.size(); ++i) {
@@ -153,10 +166,10 @@ TEST_P(FrameStreams, CarryRandomFrames) {
 }
 
 TEST_P(FrameStreams, CarryFramesBothWaysAtOnce) {
-  auto [left, right] = GetParam()();
+  auto [left, right] = pair();
   const auto frames = random_frames(2, 100);
   const auto converse = [&frames](Descriptor socket) {
-    FrameStream stream(std::move(socket));
+    FrameStream stream(std::move(socket), payloads());
     Collector collector;
     for (size_t i = 0; i < frames.size(); ++i) {
       stream.queue(header_of(i), frames[i].body, frames[i].payload);
@@ -182,16 +195,16 @@ TEST_P(FrameStreams, AreWholeWhereverTheyAreTorn) {
   const Bytes payload = random_bytes(300, 5);
   Bytes wire;
   {
-    auto [left, right] = GetParam()();
-    FrameStream from(std::move(left));
+    auto [left, right] = pair();
+    FrameStream from(std::move(left), payloads());
     for (uint64_t id = 0; id < 2; ++id) from.queue(header_of(id), body, payload);
     ASSERT_EQ(from.flush(), Flow::kIdle);
     wire.resize(2 * (sizeof(Header) + 340));
     ASSERT_EQ(recv(right.get(), wire.data(), wire.size(), MSG_WAITALL),
               static_cast<ssize_t>(wire.size()));
   }
-  auto [left, right] = GetParam()();
-  FrameStream to(std::move(right));
+  auto [left, right] = pair();
+  FrameStream to(std::move(right), payloads());
   Collector collector;
   const auto pass = [&, sender = left.get()](const std::byte* from, size_t bytes) {
     ASSERT_EQ(send(sender, from, bytes, 0), static_cast<ssize_t>(bytes));
@@ -215,9 +228,9 @@ TEST_P(FrameStreams, AreWholeWhereverTheyAreTorn) {
 }
 
 TEST_P(FrameStreams, BlockAndGoOn) {
-  auto [left, right] = GetParam()();
-  FrameStream from(std::move(left));
-  FrameStream to(std::move(right));
+  auto [left, right] = pair();
+  FrameStream from(std::move(left), payloads());
+  FrameStream to(std::move(right), payloads());
   const auto payload = std::make_shared<const Bytes>(random_bytes(kMaxPayload, 6));
   size_t count = 0;
   do {
@@ -239,9 +252,9 @@ TEST_P(FrameStreams, BlockAndGoOn) {
 }
 
 TEST_P(FrameStreams, TakeManySmallFramesInFewCalls) {
-  auto [left, right] = GetParam()();
-  FrameStream from(std::move(left));
-  FrameStream to(std::move(right));
+  auto [left, right] = pair();
+  FrameStream from(std::move(left), payloads());
+  FrameStream to(std::move(right), payloads());
   constexpr uint64_t kCount = 500;
   for (uint64_t id = 0; id < kCount; ++id) from.queue(header_of(id), random_bytes(16, id));
   ASSERT_EQ(from.flush(), Flow::kIdle);
@@ -255,9 +268,9 @@ TEST_P(FrameStreams, TakeManySmallFramesInFewCalls) {
 }
 
 TEST_P(FrameStreams, PauseWhenTold) {
-  auto [left, right] = GetParam()();
-  FrameStream from(std::move(left));
-  FrameStream to(std::move(right));
+  auto [left, right] = pair();
+  FrameStream from(std::move(left), payloads());
+  FrameStream to(std::move(right), payloads());
   for (uint64_t id = 0; id < 3; ++id) from.queue(header_of(id), {});
   ASSERT_EQ(from.flush(), Flow::kIdle);
   Collector collector;
@@ -272,9 +285,9 @@ TEST_P(FrameStreams, PauseWhenTold) {
 }
 
 TEST_P(FrameStreams, ReadPayloadsPastThatNobodyWants) {
-  auto [left, right] = GetParam()();
-  FrameStream from(std::move(left));
-  FrameStream to(std::move(right));
+  auto [left, right] = pair();
+  FrameStream from(std::move(left), payloads());
+  FrameStream to(std::move(right), payloads());
   const Bytes payload(kMaxPayload);
   Collector collector;
   collector.drops = true;
@@ -284,13 +297,13 @@ TEST_P(FrameStreams, ReadPayloadsPastThatNobodyWants) {
 }
 
 TEST_P(FrameStreams, SayThatTheOtherEndIsGone) {
-  auto [left, right] = GetParam()();
-  FrameStream from(std::move(left));
+  auto [left, right] = pair();
+  FrameStream from(std::move(left), payloads());
   from.queue(header_of(0), {});
   ASSERT_EQ(from.flush(), Flow::kIdle);
   Collector collector;
   {
-    FrameStream to(std::move(right));
+    FrameStream to(std::move(right), payloads());
     ASSERT_TRUE(
         wait_for(to.fd(), POLLIN, std::chrono::steady_clock::now() + std::chrono::seconds(5)));
     EXPECT_EQ(to.receive(collector, 1 << 20), Flow::kIdle);
@@ -307,8 +320,8 @@ TEST_P(FrameStreams, SayThatTheOtherEndIsGone) {
 
 TEST_P(FrameStreams, RefuseMalformedHeaders) {
   const auto refused = [](const std::string& cause, const std::function<void(Header&)>& spoil) {
-    auto [left, right] = GetParam()();
-    FrameStream to(std::move(right));
+    auto [left, right] = pair();
+    FrameStream to(std::move(right), payloads());
     Header header = header_of(0);
     spoil(header);
     ASSERT_EQ(send(left.get(), &header, sizeof(header), 0), static_cast<ssize_t>(sizeof(header)));
@@ -328,6 +341,131 @@ TEST_P(FrameStreams, RefuseMalformedHeaders) {
   refused("payload", [](Header& header) { header.payload_bytes = UINT32_MAX; });
 }
 
+// Shared memory: elements that are all 0 or all 1, and what else is found among them.
+
+constexpr uint64_t kOnes = ~uint64_t{0};
+
+class Elements {
+ public:
+  explicit Elements(size_t count) : values_(count) {}
+
+  std::byte* bytes() { return reinterpret_cast<std::byte*>(values_.data()); }
+  void fill(uint64_t value) { std::ranges::fill(values_, value); }
+  // Of those that lie wholly in these bytes.
+  ptrdiff_t torn(size_t begin, size_t end) const {
+    return std::count_if(values_.begin() + static_cast<ptrdiff_t>((begin + 7) / 8),
+                         values_.begin() + static_cast<ptrdiff_t>(end / 8),
+                         [](uint64_t value) { return value != 0 && value != kOnes; });
+  }
+
+ private:
+  std::vector<uint64_t> values_;
+};
+
+class Placer : public FrameReceiver {
+ public:
+  explicit Placer(std::byte* place) : place_(place) {}
+  int frames = 0;
+
+  const char* check(const Header& header) override { return malformed_reply(header); }
+  std::byte* place(const Header&, std::span<const std::byte>) override { return place_; }
+  void frame(const Header&, std::span<const std::byte>, Descriptor) override { ++frames; }
+
+ private:
+  std::byte* const place_;
+};
+
+class SharedMemory : public testing::TestWithParam<Pair (*)()> {};
+
+INSTANTIATE_TEST_SUITE_P(Sockets, SharedMemory, testing::Values(&unix_pair, &tcp_pair),
+                         [](const auto& info) { return info.index == 0 ? "Unix" : "Tcp"; });
+
+TEST_P(SharedMemory, HasNoElementThatIsHalfWritten) {
+  constexpr size_t kElements = 8192;
+  for (const size_t begin : {0, 4, 5}) {
+    for (const size_t piece : {1, 12, 20'001}) {
+      const size_t end = begin + (piece == 1 ? 100 : 8 * kElements - 11);
+      auto [left, right] = GetParam()();
+      FrameStream to(std::move(right), Payloads::kShared);
+      Elements memory(kElements);
+      Placer placer(memory.bytes() + begin);
+      Bytes wire(sizeof(Header) + end - begin, std::byte{0xFF});
+      Header header = header_of(0);
+      header.payload_bytes = static_cast<uint32_t>(end - begin);
+      std::memcpy(wire.data(), &header, sizeof(header));
+      for (size_t sent = 0; sent < wire.size(); sent += std::min(piece, wire.size() - sent)) {
+        const size_t bytes = std::min(piece, wire.size() - sent);
+        ASSERT_EQ(send(left.get(), wire.data() + sent, bytes, 0), static_cast<ssize_t>(bytes));
+        while (wait_for(to.fd(), POLLIN, {})) {
+          ASSERT_EQ(to.receive(placer, 1 << 20), Flow::kIdle);
+          ASSERT_EQ(memory.torn(begin, end), 0) << begin << ", after " << sent + bytes;
+        }
+      }
+      while (placer.frames == 0) {
+        ASSERT_TRUE(
+            wait_for(to.fd(), POLLIN, std::chrono::steady_clock::now() + std::chrono::seconds(5)));
+        to.receive(placer, 1 << 20);
+      }
+      Bytes expected(8 * kElements);
+      std::fill_n(expected.begin() + static_cast<ptrdiff_t>(begin), end - begin, std::byte{0xFF});
+      EXPECT_EQ(std::memcmp(memory.bytes(), expected.data(), expected.size()), 0);
+    }
+  }
+}
+
+TEST_P(SharedMemory, IsSentWithoutMixingElements) {
+  constexpr size_t kElements = kMaxPayload / 8;
+  constexpr size_t kHead = sizeof(Header) + 3;  // so that cuts at multiples of 8 tear, too
+  auto [left, right] = GetParam()();
+  const int small = 50'000;
+  ASSERT_EQ(setsockopt(left.get(), SOL_SOCKET, SO_SNDBUF, &small, sizeof(small)), 0);
+  FrameStream from(std::move(left), Payloads::kShared);
+  Elements memory(kElements);
+  const Bytes body(3);
+  from.queue(header_of(0), body, {memory.bytes(), kMaxPayload});
+  Bytes wire(kHead + kMaxPayload);
+  size_t received = 0;
+  for (uint64_t turn = 1; received < wire.size(); ++turn) {
+    ASSERT_LT(turn, 10'000U);
+    ASSERT_NE(from.flush(), Flow::kClosed);
+    memory.fill(turn % 2 == 0 ? 0 : kOnes);
+    const auto soon = std::chrono::steady_clock::now() + std::chrono::milliseconds(10);
+    if (!wait_for(right.get(), POLLIN, soon)) continue;  // room may be told of late
+    const ssize_t got = recv(right.get(), wire.data() + received,
+                             std::min<size_t>(wire.size() - received, 20'001), MSG_DONTWAIT);
+    ASSERT_GT(got, 0);
+    received += static_cast<size_t>(got);
+  }
+  EXPECT_EQ(from.queued_bytes(), 0U);
+  Elements sent(kElements);
+  std::memcpy(sent.bytes(), wire.data() + kHead, kMaxPayload);
+  EXPECT_EQ(sent.torn(0, kMaxPayload), 0);
+}
+
+TEST(SharedElements, AreCopiedAtEveryAlignment) {
+  const Bytes source = random_bytes(64, 8);
+  alignas(8) std::array<std::byte, 64> shared;
+  for (size_t begin = 0; begin < 16; ++begin) {
+    for (size_t bytes = 0; bytes < 40; ++bytes) {
+      shared.fill(std::byte{0xA5});
+      std::array<std::byte, 64> expected = shared;
+      std::copy_n(source.begin() + 1, bytes, expected.begin() + begin);
+      store_elements(shared.data() + begin, source.data() + 1, bytes);
+      ASSERT_EQ(shared, expected) << bytes << " at " << begin;
+      std::array<std::byte, 64> back{};
+      std::array<std::byte, 64> expected_back{};
+      std::copy_n(source.begin() + 1, bytes, expected_back.begin() + 1);
+      load_elements(back.data() + 1, shared.data() + begin, bytes);
+      ASSERT_EQ(back, expected_back) << bytes << " at " << begin;
+      EXPECT_EQ(uncut_bytes(shared.data() + begin, bytes, bytes), bytes);
+      const size_t uncut = uncut_bytes(shared.data() + begin, bytes, 40);
+      EXPECT_LE(uncut, bytes);
+      EXPECT_LT(bytes - uncut, 8U);
+      EXPECT_TRUE(uncut == 0 || (begin + uncut) % 8 == 0);
+    }
+  }
+}
+
 bool same_file(int left, int right) {
   struct stat one{};
   struct stat other{};
@@ -335,10 +473,15 @@ bool same_file(int left, int right) {
          one.st_dev == other.st_dev;
 }
 
-TEST(Descriptors, ComeWithTheirFrames) {
+class Descriptors : public testing::TestWithParam<Payloads> {};
+
+INSTANTIATE_TEST_SUITE_P(Payloads, Descriptors, testing::Values(Payloads::kOwn, Payloads::kShared),
+                         [](const auto& info) { return name_of(info.param); });
+
+TEST_P(Descriptors, ComeWithTheirFrames) {
   auto [left, right] = unix_pair();
-  FrameStream from(std::move(left));
-  FrameStream to(std::move(right));
+  FrameStream from(std::move(left), GetParam());
+  FrameStream to(std::move(right), GetParam());
   std::mt19937_64 random(7);
   constexpr uint64_t kCount = 300;
   std::vector<Descriptor> originals;
@@ -393,11 +536,11 @@ size_t open_descriptors() {
   return count;
 }
 
-TEST(Descriptors, AreNotTakenInNumbers) {
+TEST_P(Descriptors, AreNotTakenInNumbers) {
   const size_t before = open_descriptors();
   {
     auto [left, right] = unix_pair();
-    FrameStream to(std::move(right));
+    FrameStream to(std::move(right), GetParam());
     Collector collector;
     const Header header = header_of(0);
     send_with(left.get(), &header, sizeof(header), left.get(), 2);
@@ -405,7 +548,7 @@ TEST(Descriptors, AreNotTakenInNumbers) {
   }
   {
     auto [left, right] = unix_pair();
-    FrameStream to(std::move(right));
+    FrameStream to(std::move(right), GetParam());
     Collector collector;
     Header header = header_of(0);
     header.payload_bytes = 1000;
