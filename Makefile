@@ -8,16 +8,23 @@ EXTRAS := bench examples lint test
 FUZZ_SECONDS ?= 60
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-# One more than there are processors: tests wait for one another, and for time to pass.
-JOBS ?= $(shell expr $$(nproc) + 1)
-PYTEST := $(VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal
-CTEST := ctest --output-on-failure --no-tests=error --parallel $(JOBS) --test-dir
+# Tests at a time: one more than there are processors, since tests wait for one another and for time
+# to pass; fewer where there is not 3 GB of memory for each.
+JOBS ?= $(shell awk -v processors=$$(env -u OMP_NUM_THREADS nproc) '/^MemAvailable/ { \
+  room = int($$2 / 3e6); n = processors + 1; print room < 1 ? 1 : room < n ? room : n }' /proc/meminfo)
+PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal
+# Without the settings of whoever starts it, as tests/python/surroundings.py has it.
+CTEST = env -u HBMCOMM_BIND -u HBMCOMM_ISA -u HBMCOMM_NODE_ID -u HBMCOMM_SOCKET_DIR \
+  -u HBMCOMM_VERBS_LIB -u MEMKIND_HBW_NODES ctest --output-on-failure --no-tests=error \
+  --parallel $(JOBS) --timeout $(TEST_SECONDS) --test-dir
+TEST_SECONDS ?= 300
+COMPILE = cmake --build $(if $(MAX_JOBS),--parallel $(MAX_JOBS))
 
 BUILD_PACKAGES := g++ python3-dev python3-venv libhwloc-dev libibverbs-dev libmemkind-dev \
   libnuma-dev librdmacm-dev libssl-dev
 TEST_PACKAGES := iproute2 libgtest-dev mpich
-FULL_PACKAGES := clang g++-aarch64-linux-gnu googletest iperf3 libclang-rt-dev munge qemu-user \
-  slurm-wlm
+AARCH64_PACKAGES := g++-aarch64-linux-gnu googletest qemu-user
+FULL_PACKAGES := $(AARCH64_PACKAGES) clang iperf3 libclang-rt-dev munge slurm-wlm
 VM_PACKAGES := busybox-static ibverbs-providers ibverbs-utils kmod perftest qemu-system-x86 \
   rdma-core rdmacm-utils xz-utils zstd
 
@@ -31,9 +38,13 @@ CLANG_FORMAT := find csrc tests/fuzz tests/native tests/vm -name '*.cpp' -o -nam
 BUILD = build/$(shell $(VENV)/bin/python -c 'import sys; print(sys.implementation.cache_tag)')
 # Stamps.
 PACKAGES := $(VENV)/.packages
-EXTENSION := $(VENV)/.extension
+EXTENSION := build/.extension
 INSTALLED := $(VENV)/.installed
 KERNEL := build/vm/.kernel
+
+# The native tests beside what setup.py builds.
+CONFIGURE_TESTS = cmake -S csrc -B $(BUILD) -G Ninja -DHBM_TESTS=ON \
+  -DMPI_INCLUDE="$$(python scripts/native_requirements.py)"
 
 # ThreadSanitizer of GCC 12 cannot start under the address randomisation of recent kernels.
 TSAN_LAUNCHER := $(shell setarch -R true 2>/dev/null && echo setarch -R)
@@ -68,14 +79,15 @@ test: native build  ## run the quick tests, native and Python
 test-all: test test-full  ## run every test but those that take hours
 
 .PHONY: test-full
-test-full: native-aarch64 fuzz build vm-programs  ## what test-all has besides test: also virtual machines, PyTorch's suite
+test-full: native-aarch64 fuzz native-kills build vm-programs  ## what test-all has besides test
 	@scripts/system_packages.sh $(FULL_PACKAGES)
-	$(PYTEST) -m full tests/python tests/vm
+	$(PYTEST) -m 'full and not long' tests/python tests/vm
 
 .PHONY: test-long
+test-long: export TEST_SECONDS := 7200
 test-long: export HBM_STRESS_SECONDS ?= 600
-test-long: export HBM_STRESS_KILLS ?= 100
-test-long: sanitize native build  ## what takes hours: sanitizers, soaks, whole products of cases
+test-long: export HBM_STRESS_KILLS ?= 1000
+test-long: sanitize native build  ## what takes hours: sanitizers, soaks
 	$(MAKE) fuzz FUZZ_SECONDS=3600
 	$(PYTEST) -m long
 
@@ -89,9 +101,16 @@ torch-suite: build  ## run PyTorch's own distributed suite over hbm
 .PHONY: native
 native: $(EXTENSION)  ## build and run the native tests
 	@scripts/system_packages.sh $(TEST_PACKAGES)
-	cmake -S csrc -B $(BUILD) -DHBM_TESTS=ON
-	cmake --build $(BUILD) --target native_tests
+	$(CONFIGURE_TESTS)
+	$(COMPILE) $(BUILD) --target native_tests
 	$(CTEST) $(BUILD)
+
+.PHONY: native-kills
+native-kills: $(EXTENSION)  ## kill a memory box a hundred times, with native clients
+	@scripts/system_packages.sh $(TEST_PACKAGES)
+	$(CONFIGURE_TESTS)
+	$(COMPILE) $(BUILD) --target smb_crash_test smb_kill_test
+	HBM_STRESS_KILLS=100 $(CTEST) $(BUILD) -R 'smb_(crash|kill)_test'
 
 .PHONY: native-aarch64
 native-aarch64: build/aarch64  ## the portable ones of them as AArch64, emulated
@@ -101,7 +120,7 @@ fuzz: $(PACKAGES)  ## send the memory box whatever comes to mind, for FUZZ_SECON
 	@scripts/system_packages.sh $(BUILD_PACKAGES) $(FULL_PACKAGES)
 	cmake -S tests/fuzz -B build/fuzz -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 	  -DCMAKE_CXX_COMPILER=clang++
-	cmake --build build/fuzz
+	$(COMPILE) build/fuzz
 	python tests/fuzz/smb_frames_corpus.py build/fuzz/corpus
 	build/fuzz/smb_frames -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/fuzz/ \
 	  build/fuzz/corpus
@@ -113,8 +132,8 @@ vm: build vm-programs  ## check where memory lies, in virtual machines that have
 .PHONY: vm-programs
 vm-programs: $(EXTENSION) $(KERNEL)
 	@scripts/system_packages.sh $(TEST_PACKAGES) $(VM_PACKAGES)
-	cmake -S csrc -B $(BUILD) -DHBM_TESTS=ON
-	cmake --build $(BUILD) --target vm_programs
+	$(CONFIGURE_TESTS)
+	$(COMPILE) $(BUILD) --target vm_programs
 
 .PHONY: sanitize
 sanitize: build/address build/thread  ## native tests under ASan, UBSan and TSan
@@ -138,7 +157,7 @@ format: $(PACKAGES)  ## rewrite Python and C++ in the project's style
 
 .PHONY: clean
 clean:  ## remove everything that was built, but not .venv
-	rm -rf build dist *.egg-info torch_hbmcomm/*.so $(EXTENSION) $(INSTALLED)
+	rm -rf build dist *.egg-info torch_hbmcomm/*.so $(INSTALLED)
 
 $(VENV)/bin/python:
 	@scripts/system_packages.sh $(BUILD_PACKAGES)
@@ -153,7 +172,7 @@ $(PACKAGES): pyproject.toml scripts/dependencies.py scripts/requirements.py | $(
 $(EXTENSION): $(PACKAGES) setup.py scripts/native_build.py scripts/native_requirements.py $(NATIVE)
 	@scripts/system_packages.sh $(BUILD_PACKAGES)
 	$(VENV)/bin/python setup.py --quiet build_ext --inplace
-	@touch $@
+	@mkdir -p $(@D) && touch $@
 
 $(INSTALLED): pyproject.toml setup.py | $(EXTENSION)
 	$(PIP) install --no-build-isolation --no-deps --editable .
@@ -163,15 +182,15 @@ $(INSTALLED): pyproject.toml setup.py | $(EXTENSION)
 .PHONY: build/aarch64 build/address build/thread
 build/aarch64: CMAKE_FLAGS := -DHBM_PORTABLE_ONLY=ON -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON \
   -DCMAKE_TOOLCHAIN_FILE="$(CURDIR)/tests/native/aarch64.cmake"
-build/address: CMAKE_FLAGS := -DCMAKE_BUILD_TYPE=Debug \
+build/address: CMAKE_FLAGS := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON \
   -DCMAKE_CXX_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all"
 build/thread: CMAKE_FLAGS := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-fsanitize=thread
 build/thread: LAUNCHER := $(TSAN_LAUNCHER)
 build/aarch64 build/address build/thread: $(PACKAGES)
-	@scripts/system_packages.sh $(BUILD_PACKAGES) $(TEST_PACKAGES) $(FULL_PACKAGES)
+	@scripts/system_packages.sh $(BUILD_PACKAGES) $(TEST_PACKAGES) $(if $(findstring aarch64,$@),$(AARCH64_PACKAGES))
 	cmake -S csrc -B $@ -G Ninja -DHBM_TESTS=ON $(CMAKE_FLAGS) \
 	  -DMPI_INCLUDE="$$(python scripts/native_requirements.py)"
-	cmake --build $@ --target native_tests
+	$(COMPILE) $@ --target native_tests
 	$(LAUNCHER) $(CTEST) $@
 
 $(KERNEL): tests/vm/kernel.py tests/vm/init.sh | $(VENV)/bin/python

@@ -25,13 +25,13 @@ PRODUCTS = ["_smb", *native_build.LIBRARIES] + ([] if WITHOUT_TORCH else ["_C"])
 
 
 class BuildNative(build_ext):  # type: ignore[misc]  # setuptools has no types
-    """Builds in a directory that editable installs, wheels and the native tests share."""
+    """Builds in a folder that keeps what is compiled from one build to the next."""
 
     def run(self) -> None:
         missing = native_requirements.missing(without_torch=WITHOUT_TORCH)
         if missing:
             sys.exit(missing)
-        self.folder = ROOT / "build" / sys.implementation.cache_tag
+        self.folder = native_build.folder()
         settings = {} if WITHOUT_TORCH else self.process_group()
         native_build.build(self.folder, PRODUCTS, settings, quiet=not self.distribution.verbose)
         super().run()

@@ -10,7 +10,8 @@ import cmake
 import ninja
 import pybind11
 
-SOURCE = Path(__file__).resolve().parent.parent / "csrc"
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "csrc"
 
 LIBRARIES = ["libhbm_verbs", "libhbmsmb"]
 HEADER = SOURCE / "smb.h"  # for C programs that link libhbmsmb
@@ -23,6 +24,16 @@ def put_header(package: Path, *, in_place: bool) -> None:
     shutil.copy2(HEADER, folder)
     if in_place:
         (folder / ".gitignore").write_text("*\n")
+
+
+def folder() -> Path:
+    """Return where to build: the Makefile's environment, .venv, has a folder that only it uses.
+
+    The tools of another one, such as pip's for an isolated build, may be gone by the next build.
+    """
+    tag = sys.implementation.cache_tag
+    ours = Path(ninja.BIN_DIR).resolve().is_relative_to(ROOT / ".venv")
+    return ROOT / "build" / (tag if ours else f"{tag}-elsewhere")
 
 
 def build(folder: Path, products: list[str], settings: dict[str, str], *, quiet: bool) -> None:
@@ -40,6 +51,8 @@ def build(folder: Path, products: list[str], settings: dict[str, str], *, quiet:
     }
     definitions = [f"-D{name}={value}" for name, value in settings.items()]
     configure = [program, "-S", str(SOURCE), "-B", str(folder), "-G", "Ninja", *definitions]
+    if folder.name.endswith("-elsewhere"):
+        configure.append("--fresh")  # forget its tools; what is compiled stays
     subprocess.run(configure, check=True, stdout=subprocess.DEVNULL if quiet else None)
     targets = [name.removeprefix("lib") for name in products]
     jobs = ["-j", os.environ["MAX_JOBS"]] if "MAX_JOBS" in os.environ else []
