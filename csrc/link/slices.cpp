@@ -18,7 +18,9 @@ class Moving {
     Slice slice;
     slice.opcode = opcode;
     slice.request.offset = offset;
-    slice.request.bytes = static_cast<uint32_t>(std::min<uint64_t>(left, kSliceBytes));
+    // The next one begins at a multiple of 8, so that no element lies in two.
+    const uint64_t most = kSliceBytes - offset % sizeof(uint64_t);
+    slice.request.bytes = static_cast<uint32_t>(std::min(left, most));
     slice.request.handle = handle;
     slice.local = local;
     offset += slice.request.bytes;

@@ -1,5 +1,6 @@
 // Reads and writes under way, cut into slices that the lanes of a link take as they have room: a
-// slow lane takes fewer.
+// slow lane takes fewer. An aligned element of up to 8 bytes in a segment, all of which is moved,
+// lies in one slice.
 //
 // Threads: every member may be called from any thread. A Work is touched by put() and by the
 // finish() that returns true for it or that fails, and the memory that it names by whoever holds a
