@@ -27,7 +27,7 @@ using OwnedBlock = std::unique_ptr<void, FreeBlock>;
 OwnedBlock take_block(memkind_t kind, size_t bytes) noexcept;
 
 // Of exactly the pages that hold `bytes`, which lie on the nodes; anywhere, for none.
-// Throws Error(kExhausted) when the kernel gives no such mapping, Error(kUnavailable) when it
+// Throws Error(kExhausted) when the kernel gives no such mapping, PlacingError (place.h) when it
 // refuses to place it.
 OwnedBlock map_block(size_t bytes, Policy policy, const std::vector<int>& nodes);
 

@@ -11,6 +11,7 @@
 #include "memory/commit.h"
 #include "memory/kinds.h"
 #include "memory/nodes.h"
+#include "memory/place.h"
 #include "memory/room.h"
 
 namespace hbm::memory {
@@ -19,6 +20,12 @@ namespace {
 // Null for a block that gets a mapping of its own, because it is large or memkind gave none.
 OwnedBlock take_small(memkind_t kind, size_t bytes) noexcept {
   return bytes < Heap::kMappedBytes ? take_block(kind, bytes) : OwnedBlock();
+}
+
+// Not so where the kernel's figures cannot be read.
+bool tells_that_hbm_has_none(const Error& error) {
+  return error.kind() == ErrorKind::kExhausted ||
+         dynamic_cast<const PlacingError*>(&error) != nullptr;
 }
 
 }  // namespace
@@ -33,7 +40,7 @@ void* Heap::allocate(size_t bytes) {
     try {
       return allocate_hbm(bytes);
     } catch (const Error& error) {
-      if (policy_ != Policy::kPreferred) throw;
+      if (policy_ != Policy::kPreferred || !tells_that_hbm_has_none(error)) throw;
       notice_spill(error.what());
     }
   }

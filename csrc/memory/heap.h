@@ -1,4 +1,4 @@
-// A bounded heap of memkind memory under one placement policy.
+// A bounded heap under one placement policy: memkind's memory, and mappings of its own.
 //
 // Nothing here is ever killed for lack of memory: a request past the budget, or past what the
 // policy's nodes have free, throws Error(kExhausted) (kBind, kInterleave) or spills to DDR
@@ -54,7 +54,7 @@ class Heap {
   // Under kPreferred a request past the budget comes from DDR and still counts in ddr_bytes.
   // Throws Error(kExhausted) as said above, and under every policy for a request past what the
   // whole machine has free, or the kernel refuses to map; Error(kUnavailable) when it refuses,
-  // under kBind and kInterleave, to place the block.
+  // under kBind and kInterleave, to place the block, and when its figures cannot be read.
   void* allocate(size_t bytes);
 
   // `block` is null or came from this heap's allocate().

@@ -15,7 +15,8 @@ uint64_t soft_limit(int resource) noexcept;
 std::string limit_text(int resource, const char* name);
 
 // What may be the reason that the kernel refuses a private mapping of so many bytes, and what to
-// do: the limits that are set (ulimit), the machine's overcommit, the number of mappings.
+// do: the limits that are set (ulimit), the machine's overcommit; else the address space and the
+// number of mappings.
 std::string bounds_of_mappings(uint64_t bytes);
 
 }  // namespace hbm::memory

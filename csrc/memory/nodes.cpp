@@ -10,6 +10,7 @@
 #include "memory/commit.h"
 #include "memory/kinds.h"
 #include "memory/pages.h"
+#include "memory/place.h"
 #include "memory/room.h"
 #include "memory/topology.h"
 
@@ -33,10 +34,10 @@ std::vector<int> hbm_nodes(Policy policy) {
   if (!comes_from_hbm(policy)) return {};
   const OwnedBlock page = take_block(kind_of(policy), small_page_bytes());
   if (!page) {
-    // memkind does not tell what the kernel told it; asked for the same, the kernel tells us.
+    // For what it throws: memkind does not tell what the kernel told it; asked for the same, the
+    // kernel tells us.
     map_block(small_page_bytes(), policy, discover().closest_hbm);
-    throw Error(ErrorKind::kUnavailable,
-                cannot_allocate(small_page_bytes(), policy) + ": memkind gave none");
+    throw PlacingError(cannot_allocate(small_page_bytes(), policy) + ": memkind gave none");
   }
   return block_nodes(page.get());
 }
@@ -45,7 +46,7 @@ uint64_t take_room(void* block, size_t bytes, Policy policy, const std::vector<i
   const uint64_t hbm = commit_hbm(block, bytes, policy, nodes);
   if (hbm == bytes) return hbm;
   // HBM is part of the machine: its share is in this room too.
-  const uint64_t room = machine_room();
+  const uint64_t room = shared_room();
   if (bytes > room) {
     throw Error(ErrorKind::kExhausted,
                 cannot_allocate(bytes, policy) + ": the machine can give " + std::to_string(room));

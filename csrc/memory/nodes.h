@@ -14,7 +14,7 @@ namespace hbm::memory {
 
 // Where memkind takes the policy's HBM from, for the thread that asks. Empty when it comes from
 // ordinary memory (comes_from_hbm() in kinds.h, which says what is thrown).
-// Throws Error(kExhausted) or Error(kUnavailable) when memkind gives none, with the kernel's
+// Throws Error(kExhausted) or PlacingError (place.h) when memkind gives none, with the kernel's
 // reason.
 std::vector<int> hbm_nodes(Policy policy);
 

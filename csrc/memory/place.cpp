@@ -8,8 +8,6 @@
 #include <cstring>
 #include <string>
 
-#include "base/error.h"
-
 namespace hbm::memory {
 namespace {
 
@@ -30,10 +28,9 @@ void place_on(const std::vector<int>& nodes, Policy policy, void* base, size_t b
     return;
   }
   const int error = errno;
-  throw Error(ErrorKind::kUnavailable,
-              std::string("cannot place memory under memory policy \"") + policy_name(policy) +
-                  "\": mbind: " + std::strerror(error) +
-                  (error == EPERM ? "; a container needs the capability SYS_NICE for it" : ""));
+  throw PlacingError(std::string("cannot place memory under memory policy \"") +
+                     policy_name(policy) + "\": mbind: " + std::strerror(error) +
+                     (error == EPERM ? "; a container needs the capability SYS_NICE for it" : ""));
 }
 
 }  // namespace hbm::memory

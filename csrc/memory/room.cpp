@@ -37,8 +37,9 @@ uint64_t room_on(const std::vector<int>& nodes, bool interleave) {
 
 uint64_t machine_room() {
   const MemInfo info = MemInfo::of_machine();
-  return std::min(less_margin(info.bytes("MemAvailable"), info.bytes("MemTotal")),
-                  overcommit_room(info));
+  return less_margin(info.bytes("MemAvailable"), info.bytes("MemTotal"));
 }
+
+uint64_t shared_room() { return std::min(machine_room(), overcommit_room(MemInfo::of_machine())); }
 
 }  // namespace hbm::memory

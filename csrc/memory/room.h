@@ -18,8 +18,11 @@ namespace hbm::memory {
 // `interleave` the fullest node counts for all, because pages go to each in turn.
 uint64_t room_on(const std::vector<int>& nodes, bool interleave);
 
-// What ordinary memory can give, by the kernel's own estimate over the whole machine, and what it
-// still lets processes map.
+// What ordinary memory can give, by the kernel's own estimate over the whole machine.
 uint64_t machine_room();
+
+// As machine_room(), for pages of a memfd: the kernel counts them against vm.overcommit_memory only
+// when they are touched, and then kills. Private memory is counted when it is mapped.
+uint64_t shared_room();
 
 }  // namespace hbm::memory

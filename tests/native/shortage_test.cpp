@@ -1,8 +1,8 @@
 // What heaps, segments and pools do when memory is short.
 //
-// How much there is, is for the tests to say: this program has room_on() and machine_room() of its
-// own, so that the linker takes none from the library (memory/room.cpp has no other functions). No
-// test here depends on what the machine has free, and none needs more than a few MiB of it.
+// How much there is, is for the tests to say: this program has the functions of memory/room.h
+// itself, so that the linker takes none from the library (memory/room.cpp has no other functions).
+// No test here depends on what the machine has free, and none needs more than a few MiB of it.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -48,6 +48,7 @@ uint64_t room_on(const std::vector<int>& nodes, bool) {
 }
 
 uint64_t machine_room() { return machine.all; }
+uint64_t shared_room() { return machine.all; }
 
 namespace {
 
