@@ -14,12 +14,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-import surroundings
+
+# Before any of them is imported, so that their assertions show values.
+pytest.register_assert_rewrite(
+    "box_process", "harness", "ps_models", "ps_process", "ps_task", "ps_workers"
+)
+
+import surroundings  # noqa: E402
 
 surroundings.settle()
 
 import torch  # noqa: E402
 from harness import SHORT_TIMEOUT, Pool, all_world_sizes, shm  # noqa: E402
+from harness.boxes import box, connect, server  # noqa: E402
+from harness.served import boxes, small_pieces, transport  # noqa: E402
+
+__all__ = ["box", "boxes", "connect", "server", "small_pieces", "transport"]  # fixtures
 
 
 def pytest_configure(config: pytest.Config) -> None:

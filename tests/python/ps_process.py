@@ -6,7 +6,6 @@ As a script it is that worker; its only argument is its Task as JSON.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import re
 import signal
@@ -21,6 +20,7 @@ from typing import Any
 
 from box_process import ROOT, TOKEN
 from harness.jobs import BIN, environment
+from harness.pool import processes
 
 LIMIT = 200.0  # seconds; starting PyTorch twice takes a minute on a very busy machine
 
@@ -59,15 +59,22 @@ class WorkerProcess:
 
     @property
     def errors(self) -> str:
+        """What it has printed: nothing if it ended before it could."""
+        if not self._log.exists():
+            return ""
         return self._log.read_text(errors="replace")
 
     def until_step(self, step: int) -> None:
-        """It has taken so many steps, and may go on."""
+        """Wait until it has taken so many steps. It may go on."""
         deadline = time.monotonic() + LIMIT
-        while f"step {step}\n" not in self._told():
-            assert self.running, self.errors
+        while not self._has_taken(step):
+            if not self.running:  # it may have taken the step and left in between
+                assert self._has_taken(step), self.errors
             assert time.monotonic() < deadline, self.errors
             time.sleep(0.01)
+
+    def _has_taken(self, step: int) -> bool:
+        return f"step {step}\n" in self._told()
 
     def signal(self, number: int) -> None:
         """To the worker, not to its agent. After until_step()."""
@@ -95,8 +102,7 @@ class ForkedWorker(WorkerProcess):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        context = multiprocessing.get_context("forkserver")
-        self._process = context.Process(target=_work_in_fork, args=(task, self._log))
+        self._process = processes.Process(target=_work_in_fork, args=(task, self._log))
         self._process.start()
 
     @property
@@ -114,7 +120,7 @@ class ForkedWorker(WorkerProcess):
 
 
 class AgentsWorker(WorkerProcess):
-    """With an agent of its own, torchrun, whose exit status counts."""
+    """A worker with an agent of its own, torchrun, whose exit status counts."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)

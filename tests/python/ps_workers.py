@@ -112,6 +112,6 @@ def trained(
 
 
 def settle(ps: ParameterServer) -> None:
-    """Until what overlaps is done: no matter of users."""
+    """Wait until what overlaps is done, which users need not."""
     assert isinstance(ps._worker, Asynchronous)
     ps._worker._settle()

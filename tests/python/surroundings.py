@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import tempfile
 
-_SETTINGS = ("HBMCOMM_", "MEMKIND_", "DDP_", "TORCH_DISTRIBUTED_", "MPICH_", "MPIR_", "UCX_", "FI_")
+_SETTINGS = ("HBMCOMM_", "MEMKIND_", "DDP_", "GLOO_", "OMP_", "MPICH_", "MPIR_", "UCX_", "FI_")
+_TORCH = ("TORCH_DISTRIBUTED_", "TORCH_LOGS", "TORCH_DEVICE_BACKEND_AUTOLOAD")
 _LAUNCHERS = ("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "PMI", "TORCHELASTIC_", "SLURM_", "OMPI_")
 _TERMINAL = ("COLUMNS", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE")
 _KEPT = ("HBMCOMM_TEST_", "HBMCOMM_MPI_")  # ours, and which MPI to test with
@@ -17,8 +18,9 @@ _LONGEST = 64  # bytes of TMPDIR, where multiprocessing makes Unix sockets, whos
 
 
 def settle() -> None:
+    removed = (*_SETTINGS, *_TORCH, *_LAUNCHERS, *_TERMINAL)
     for name in list(os.environ):
-        if name.startswith((*_SETTINGS, *_LAUNCHERS, *_TERMINAL)) and not name.startswith(_KEPT):
+        if name.startswith(removed) and not name.startswith(_KEPT):
             del os.environ[name]
     os.environ["TERM"] = "xterm"  # a dumb one has 80 columns, whatever COLUMNS says
     # PyTorch's TCPStore asks for its peers' names at each connect: by default, 10 s where no name

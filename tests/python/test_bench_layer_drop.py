@@ -25,8 +25,6 @@ from torch_hbmcomm.bench.report import Verdict
 from torch_hbmcomm.bench.unavailable import Unavailable
 from torch_hbmcomm.cli import app
 
-pytest_plugins = ["harness.served"]
-
 
 def invoke(*arguments: str) -> Result:
     return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["bench", "layerdrop", *arguments])
@@ -43,7 +41,7 @@ def measured(file: Path, sections: str) -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def sleeping_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a benchmark's ranks. Spinning ones hold each other up on a busy machine."""
+    """Spinning threads of a benchmark's ranks would hold each other up on a busy machine."""
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
 
 

@@ -201,7 +201,6 @@ def test_exit_without_destroying(ranks: int) -> None:
     assert_done(run(torchrun(ranks, "--keep")), ranks)
 
 
-@pytest.mark.full
 @pytest.mark.ranks(2, 4)
 def test_exception_in_one_rank_ends_the_job(ranks: int) -> None:
     finished = run(torchrun(ranks, "--fail-rank", "1"))

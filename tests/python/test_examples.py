@@ -16,7 +16,7 @@ from harness.network import skip_unless_namespaces_work
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-TIMEOUT = 120  # seconds, for one example
+TIMEOUT = 240  # seconds, for one example
 ROW = re.compile(r"^\| \[(?P<name>[^]]+)\].*\| `(?P<command>[^`]+)` \|$", re.MULTILINE)
 COMMANDS = {
     match["name"]: match["command"] for match in ROW.finditer((EXAMPLES / "README.md").read_text())
@@ -34,6 +34,7 @@ SAYS = {
     "two_nodes.sh": r"OK: 2 nodes summed 3 x 16 MiB over the link",
     "numpy_mpi4py.py": r"lie on NUMA node \d+\n(?s:.*)OK: all results are right",
 }
+QUICK = {"ddp_digits.py"}
 
 
 def here(command: str) -> list[str]:
@@ -72,8 +73,10 @@ def test_memory_box_in_c(tmp_path: Path) -> None:
     assert "every weight is 40" in done.stdout
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in COMMANDS],
+)
 def test_example(name: str) -> None:
     if name == "two_nodes.sh":
         skip_unless_namespaces_work()

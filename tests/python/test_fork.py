@@ -29,7 +29,7 @@ pytestmark = pytest.mark.ranks(1, 2, 4)
 
 @pytest.fixture
 def own_pool(ranks: int) -> Iterator[Pool]:
-    """For a test that leaves its ranks changed."""
+    """A pool for a test that leaves its ranks changed."""
     own = Pool(ranks)
     yield own
     own.kill()

@@ -26,7 +26,6 @@ from torch._C._distributed_c10d import FileStore
 import torch_hbmcomm as hbmcomm
 from torch_hbmcomm import group_boxes, machine, smb
 
-pytest_plugins = ["harness.boxes"]
 pytestmark = beyond_gloo
 
 

@@ -16,7 +16,6 @@ from harness.group_boxes import SOON, count_together, form
 
 from torch_hbmcomm import smb
 
-pytest_plugins = ["harness.boxes"]
 pytestmark = beyond_gloo
 
 Failure = Callable[[Context], str]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from harness import Context, Pool, RankFailure, network, shm
-from harness.pool import DIED, _context
+from harness.pool import DIED, processes
 
 LEAVE = """
 import socket, sys
@@ -35,8 +35,8 @@ def many_ports(_: int) -> list[int]:
 
 
 def test_processes_are_given_different_ports() -> None:
-    with _context.Pool(2) as processes:
-        first, second = processes.map(many_ports, range(2), chunksize=1)
+    with processes.Pool(2) as givers:
+        first, second = givers.map(many_ports, range(2), chunksize=1)
     assert len({*first, *second}) == 40
 
 

@@ -148,7 +148,14 @@ with_slurm = pytest.mark.skipif(
 def cluster() -> Iterator[str]:
     """A cluster of two nodes: the path of its configuration."""
     keeper = ["sh", "-c", 'echo "$SLURM_CONF"; exec cat']  # cat ends with its input
-    with subprocess.Popen([ONE_MACHINE, *keeper], stdin=PIPE, stdout=PIPE, text=True) as running:
+    ports = " ".join(str(free_port()) for _ in range(3))
+    with subprocess.Popen(
+        [ONE_MACHINE, *keeper],
+        env=os.environ | {"HBMCOMM_TEST_SLURM_PORTS": ports},
+        stdin=PIPE,
+        stdout=PIPE,
+        text=True,
+    ) as running:
         assert running.stdin and running.stdout
         configuration = running.stdout.readline().strip()
         assert configuration, "one_machine.sh did not bring up a cluster"

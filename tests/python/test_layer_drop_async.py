@@ -31,7 +31,6 @@ from torch_hbmcomm.layer_drop.layers import Shape, layers_of
 from torch_hbmcomm.layer_drop.rule import Rule
 from torch_hbmcomm.parameter_server import Downpour, layout
 
-pytest_plugins = ["harness.served"]
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 GRANULARITIES = ["parameter", "module"]

@@ -29,7 +29,6 @@ from torch_hbmcomm.parameter_server.dropping import layers_in
 from torch_hbmcomm.parameter_server.tensors import described, model_tensors
 from torch_hbmcomm.parameter_server.versions import Versions
 
-pytest_plugins = ["harness.served"]
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 

@@ -23,7 +23,6 @@ from torch_hbmcomm.parameter_server import Downpour, ParameterServer, layout
 from torch_hbmcomm.parameter_server.dropping import layers_in
 from torch_hbmcomm.parameter_server.tensors import described, model_tensors
 
-pytest_plugins = ["harness.served"]
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 HALVES = [torch.bfloat16, torch.float16]

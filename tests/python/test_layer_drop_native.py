@@ -150,7 +150,7 @@ def test_accumulate_of_many_layers() -> None:
 
 
 def moments(_: Context, seed: int) -> tuple[tuple[str, ...], ...]:
-    """Of several types, without and with squares, in hexadecimal."""
+    """Return the layers' moments, of several types, without and with squares, in hexadecimal."""
     torch.manual_seed(seed)
     sizes = (5, 32769, 250_001, 77)
     of_all: list[tuple[str, ...]] = []
@@ -175,6 +175,7 @@ def test_moments_depend_on_neither_threads_nor_processor() -> None:
         process = Pool(1, bare=True, environment={"HBMCOMM_ISA": isa})
         try:
             found.update(process.run(moments, seed))
+            assert process.close() == [0]
         except RankFailure as failure:
             if "cannot run" not in str(failure):
                 raise

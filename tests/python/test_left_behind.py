@@ -107,13 +107,14 @@ def make_and_destroy(context: Context, cycles: int) -> dict[str, int]:
     return found
 
 
+@pytest.mark.timeout(6000)
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("cycles", cases([40, 200], quick=["40"]))
+@pytest.mark.parametrize("cycles", cases([40, 200, 5000], quick=["40"], long=["5000"]))
 def test_groups_that_are_destroyed_leave_nothing(
     pool: Pool, cycles: int, nothing_left: None
 ) -> None:
     before = pool.run(make_and_destroy, 20)
-    after = pool.run(make_and_destroy, cycles, limit=120)
+    after = pool.run(make_and_destroy, cycles, limit=120 + cycles)
     for early, late in zip(before, after, strict=True):
         for exact in ("in use", "descriptors", "mappings"):
             assert late[exact] == early[exact], (exact, early, late)

@@ -34,10 +34,12 @@ def execute(context: Context, body: str, environment: dict[str, str]) -> str:
 
 
 def run(body: str, **environment: str) -> str:
-    """Runs `body` in a process that has not used memkind; its assertions fail the test."""
+    """Runs `body` in a process that has not used memkind; its assertions and its exit code can
+    fail the test."""
     pool = Pool(1, bare=True)
     try:
         logged: str = pool.run(execute, textwrap.dedent(body), environment)[0]
+        assert pool.close() == [0]
     finally:
         pool.kill()
     return logged

@@ -19,7 +19,6 @@ from ps_workers import PATIENCE, Boxes, parameter_server, serving, settle, toget
 from torch_hbmcomm.parameter_server import Downpour, Elastic, ParameterServer
 from torch_hbmcomm.parameter_server.asynchronous import Asynchronous
 
-pytest_plugins = ["harness.served"]
 pytestmark = pytest.mark.usefixtures("nothing_left", "small_pieces")
 
 

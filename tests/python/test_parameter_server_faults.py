@@ -22,7 +22,6 @@ from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server import Downpour, ParameterServer
 from torch_hbmcomm.parameter_server.roster import Roster
 
-pytest_plugins = ["harness.served"]
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 LEASE = 3.0  # seconds; a worker that lives tells so three times meanwhile, however busy the machine

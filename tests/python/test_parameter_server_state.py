@@ -17,7 +17,6 @@ from torch import nn
 
 from torch_hbmcomm.parameter_server import Downpour, ParameterServer
 
-pytest_plugins = ["harness.served"]
 pytestmark = pytest.mark.usefixtures("nothing_left", "small_pieces")
 
 

@@ -15,7 +15,6 @@ from torch import nn
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server import Downpour
 
-pytest_plugins = ["harness.served"]
 pytestmark = pytest.mark.usefixtures("nothing_left", "small_pieces")
 
 

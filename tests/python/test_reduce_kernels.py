@@ -52,6 +52,7 @@ def run(isa: str) -> str:
     pool = Pool(1, bare=True, environment={"HBMCOMM_ISA": isa})
     try:
         digest: str = pool.run(check_every_number)[0]
+        assert pool.close() == [0]
     finally:
         pool.kill()
     return digest

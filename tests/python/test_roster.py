@@ -16,7 +16,6 @@ from ps_workers import TOKEN, Boxes, together
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server.roster import Roster
 
-pytest_plugins = ["harness.served"]
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 TIMEOUT = 10.0

@@ -17,8 +17,6 @@ from harness.network import free_port
 from torch_hbmcomm import smb
 from torch_hbmcomm.smb import token as tokens
 
-pytest_plugins = ["harness.boxes"]
-
 KIB = 1024
 MIB = 1 << 20
 

@@ -8,8 +8,6 @@ import torch
 
 from torch_hbmcomm import smb
 
-pytest_plugins = ["harness.boxes"]
-
 KIB = 1024
 MIB = 1 << 20
 

@@ -10,8 +10,6 @@ from box_process import ROOT, TOKEN
 
 from torch_hbmcomm import smb
 
-pytest_plugins = ["harness.boxes"]
-
 
 def test_needs_no_torch_and_leaves_nothing(nothing_left: None) -> None:
     script = """

@@ -11,8 +11,6 @@ import torch
 
 from torch_hbmcomm import smb
 
-pytest_plugins = ["harness.boxes"]
-
 
 @pytest.mark.parametrize("name", ["float32", "float64", "float16", "int32", "int64"])
 def test_accumulate(box: smb.Box, name: str) -> None:

@@ -15,14 +15,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import BACKEND, SHORT_TIMEOUT, Context, Pool, RankFailure, beyond_gloo
+from harness.events import await_rank, tell
 from harness.pool import DIED
 from torch._C._distributed_c10d import FileStore
 from torch.distributed.distributed_c10d import _get_default_group
 
 # What an error must beat that does not come of the timeout of the group.
 LONG_TIMEOUT = 600.0
-# How late an error may come on a loaded machine, in seconds.
-SLACK = 60.0
+# How late an error may come on a loaded machine, in seconds. Less than harness.worker.FORMING, the
+# timeout of an impatient pool's groups until another is set.
+SLACK = 40.0
 
 Operation = Callable[[Context], Any]
 
@@ -161,6 +163,36 @@ def test_timeout_of_a_subgroup(ranks: int) -> None:
         assert kind == "DistBackendError", message
     finally:
         pool.kill()
+
+
+def timeout_from_the_start(context: Context, seconds: float) -> tuple[str, str, float] | None:
+    """A group has the timeout that init_process_group was given, which nobody sets again."""
+    import torch_hbmcomm  # noqa: F401  # so that forming the group takes a moment
+
+    tell(context, "loaded")
+    for other in range(context.size):
+        await_rank(context, "loaded", other)
+    dist.init_process_group(
+        BACKEND,
+        store=FileStore(str(context.folder / "store"), context.size),
+        rank=context.rank,
+        world_size=context.size,
+        timeout=timedelta(seconds=seconds),
+    )
+    dist.all_reduce(ones())
+    if context.rank:
+        return None
+    return attempt(context, lambda c: dist.all_reduce(ones()))
+
+
+@beyond_gloo
+@pytest.mark.ranks(2)
+def test_timeout_of_init_process_group(bare_pool: Pool) -> None:
+    seconds = 5.0  # forming the group takes some of them
+    kind, message, passed = bare_pool.run(timeout_from_the_start, seconds, limit=2 * SLACK)[0]
+    assert kind == "DistBackendError", message
+    assert seconds * 0.5 < passed < seconds + SLACK, message
+    assert bare_pool.close() == [0, 0]
 
 
 def after_failure(context: Context) -> list[str]:

@@ -1,4 +1,4 @@
-"""Products of a test's parameters, of which the quick tier takes some cases."""
+"""Products of a test's parameters, dealt out to the tiers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from _pytest.mark import ParameterSet
 Axis = Iterable[Any] | Mapping[str, Any]  # values, or values by name
 
 
-def cases(*axes: Axis, quick: Collection[str]) -> list[ParameterSet]:
-    """The product of the axes, each case named as pytest would. All that `quick` does not name are
-    for the full tier."""
+def cases(*axes: Axis, quick: Collection[str], long: Collection[str] = ()) -> list[ParameterSet]:
+    """Return the product of the axes, each case named as pytest would.
+
+    Cases that neither `quick` nor `long` names are for the full tier.
+    """
     named = [axis if isinstance(axis, Mapping) else dict(map(_named, axis)) for axis in axes]
     made = {"-".join(names): names for names in product(*named)}
-    assert made.keys() >= set(quick), f"no such cases: {sorted(set(quick) - made.keys())}"
+    unknown = {*quick, *long} - made.keys()
+    assert not unknown, f"no such cases: {sorted(unknown)}"
+    marks = dict.fromkeys(made, (pytest.mark.full,)) | dict.fromkeys(long, (pytest.mark.long,))
     return [
         pytest.param(
             *(axis[name] for axis, name in zip(named, names, strict=True)),
             id=case,
-            marks=() if case in quick else pytest.mark.full,
+            marks=() if case in quick else marks[case],
         )
         for case, names in made.items()
     ]

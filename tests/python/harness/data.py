@@ -87,9 +87,10 @@ def gathered(context: Context, tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def shared_out(context: Context, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """For each tensor, alike everywhere, every rank's; but each falls to one rank, in turn.
+    """Give every rank's tensors, of the same shapes everywhere, each to one rank, in turn.
 
-    The others have an empty list in its place. So a reference is computed once, not by every rank.
+    Returns a list for each tensor: every rank's on the one to which it falls, empty on the others.
+    So a reference is computed once, not by every rank.
     """
     mine = [bits(tensor) for tensor in tensors]
     counts = [sum(map(len, mine[rank :: context.size])) for rank in range(context.size)]

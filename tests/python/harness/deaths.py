@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_group
 
-from harness.pool import _context
+from harness.pool import processes
 
 LIMIT = 60.0  # seconds, for a whole job
 EXIT_SECONDS = 10.0
@@ -72,8 +72,8 @@ class Job:
         child = 0
         try:
             for rank in range(self.size):
-                ours, theirs = _context.Pipe()
-                process: BaseProcess = _context.Process(
+                ours, theirs = processes.Pipe()
+                process: BaseProcess = processes.Process(
                     target=_live, args=(theirs, self, rank, url, call, fate)
                 )
                 process.start()

@@ -9,12 +9,12 @@ from harness.context import Context
 
 
 def tell(context: Context, event: str) -> None:
-    """Once in a call of the pool's run()."""
+    """Say that this rank has come so far; once in a call of the pool's run()."""
     _file(context, event, context.rank).touch()
 
 
 def await_rank(context: Context, event: str, rank: int, limit: float = 40) -> None:
-    """Until that rank has told so."""
+    """Wait until that rank has told so."""
     deadline = time.monotonic() + limit
     while not _file(context, event, rank).exists():
         assert time.monotonic() < deadline, f"rank {rank} has not {event}"

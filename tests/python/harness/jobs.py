@@ -24,10 +24,8 @@ class Finished:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """The caller's environment without a launcher's variables, plus `extra`."""
-    launchers = ("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "PMI", "TORCHELASTIC_")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
-    return kept | {"HBMCOMM_TEST_BACKEND": BACKEND, "OMP_NUM_THREADS": "1"} | extra
+    """Return the caller's environment, which surroundings.settle() has cleared, plus `extra`."""
+    return os.environ | {"HBMCOMM_TEST_BACKEND": BACKEND, "OMP_NUM_THREADS": "1"} | extra
 
 
 class Job:

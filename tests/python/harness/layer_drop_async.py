@@ -64,7 +64,7 @@ class Layered(nn.Module):
 
 
 def worker_of(ps: ParameterServer) -> Asynchronous:
-    """No matter of users."""
+    """Return the server's side that users do not see."""
     assert isinstance(ps._worker, Asynchronous)
     return ps._worker
 

@@ -9,6 +9,6 @@ Choice = TypeVar("Choice")
 
 
 def in_turn(choices: Sequence[Choice], *numbers: int) -> Choice:
-    """A test's third parameter, by the numbers of its first two: as one of those goes on, this goes
-    through all choices. Meets every value of both if these are at least as many."""
+    """Return the third parameter of a case from the numbers of its first two, so that each value
+    meets each of theirs. Needs at least as many of these as there are choices."""
     return choices[sum(numbers) % len(choices)]

@@ -26,8 +26,9 @@ from typing import Any
 
 from harness import worker
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
+# Starts processes that have imported torch already.
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(
     ["torch", "torch.distributed", "torch._dynamo", "torch.distributed.tensor", "pytest"]
 )
 
@@ -135,8 +136,8 @@ class Pool:
             return
         self._folder = Path(tempfile.mkdtemp(prefix="hbmcomm-test-"))
         for rank in range(self.size):
-            ours, theirs = _context.Pipe()
-            process = _context.Process(
+            ours, theirs = processes.Pipe()
+            process = processes.Process(
                 target=_enter,
                 args=(theirs, self._folder, rank, self.size, self._timeout, self._environment),
             )

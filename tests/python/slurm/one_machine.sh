@@ -4,14 +4,15 @@
 #     sudo tests/python/slurm/one_machine.sh srun -N 2 -n 4 --mpi=pmi2 python script.py
 #
 # Directory, ports, configuration and key are its own: it neither needs nor touches an installed
-# cluster. Needs root, and slurm-wlm and munge (Debian, Ubuntu). Exits as the command does; with 70,
-# after its logs, if the cluster does not come up.
+# cluster; HBMCOMM_TEST_SLURM_PORTS may name three ports. Needs root, and slurm-wlm and munge (Debian,
+# Ubuntu). Exits as the command does; with 70, after its logs, if the cluster does not come up.
 set -euo pipefail
 
 home=$(mktemp -d /tmp/hbmcomm-slurm.XXXXXX)  # TMPDIR may be long, or have a space
 export SLURM_CONF=$home/slurm.conf
-# Three ports, whose numbers another run on this machine does not choose.
-base_port=$((10000 + $$ % 3000 * 3))
+# Of the controller and the nodes. By default such that another run is unlikely to choose them.
+read -r controller_port node0_port node1_port <<< \
+  "${HBMCOMM_TEST_SLURM_PORTS:-$(seq -s ' ' $((10000 + $$ % 3000 * 3)) $((10002 + $$ % 3000 * 3)))}"
 host=$(hostname)
 host=${host%%.*}  # what Slurm calls this machine
 
@@ -45,7 +46,7 @@ fail() {
 cat > "$SLURM_CONF" <<CONF
 ClusterName=one-machine
 SlurmctldHost=$host(127.0.0.1)
-SlurmctldPort=$base_port
+SlurmctldPort=$controller_port
 SlurmUser=root
 AuthType=auth/munge
 AuthInfo=socket=$home/munge.socket
@@ -62,7 +63,8 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 KillWait=2
-NodeName=node[0-1] NodeHostname=$host NodeAddr=127.0.0.1 Port=$((base_port + 1))-$((base_port + 2)) CPUs=8
+NodeName=node0 NodeHostname=$host NodeAddr=127.0.0.1 Port=$node0_port CPUs=8
+NodeName=node1 NodeHostname=$host NodeAddr=127.0.0.1 Port=$node1_port CPUs=8
 PartitionName=all Nodes=ALL Default=YES
 CONF
 
