@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "node/mail.h"
 #include "node/step.h"
 #include "node_ranks.h"
+#include "stress.h"
 
 namespace hbm::node {
 namespace {
@@ -84,9 +84,9 @@ INSTANTIATE_TEST_SUITE_P(Shapes, NodeCollectives,
 
 // HBM_STRESS_SECONDS=600 talks for ten minutes.
 TEST(NodeStress, TalksAsLongAsItIsTold) {
-  const char* const seconds = std::getenv("HBM_STRESS_SECONDS");
-  if (seconds == nullptr) GTEST_SKIP() << "HBM_STRESS_SECONDS is not set";
-  const auto end = Clock::now() + std::chrono::seconds(std::atoi(seconds));
+  const int seconds = stress("HBM_STRESS_SECONDS", 0);
+  if (seconds == 0) GTEST_SKIP() << "HBM_STRESS_SECONDS is not set";
+  const auto end = Clock::now() + std::chrono::seconds(seconds);
   const std::vector<Shape> shapes = {{2, 64 * 1024, 500}, {3, 512, 500},  {4, 4096, 500},
                                      {8, 1024, 200},      {13, 512, 100}, {64, 256, 10}};
   for (unsigned seed = 100; Clock::now() < end && !HasFailure(); ++seed) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -13,6 +12,7 @@
 #include <thread>
 
 #include "door/stream_door.h"
+#include "scratch.h"
 #include "smb_fake_desk.h"
 #include "smb_raw_client.h"
 
@@ -26,11 +26,11 @@ using smb::Status;
 inline const std::string kToken = "the token";
 
 inline StreamDoorOptions options_with(const std::string& token = kToken) {
+  static const Scratch folder("/tmp");
   static std::atomic<int> doors{0};
   StreamDoorOptions options;
   options.listen = {{"127.0.0.1", 0, ""}};
-  options.socket_path =
-      "/tmp/hbm_door_test_" + std::to_string(getpid()) + "_" + std::to_string(doors++);
+  options.socket_path = folder / std::to_string(doors++);
   options.token = token;
   options.boot_id = "a-boot-id";
   options.verbs_port = 77;

@@ -50,6 +50,8 @@ class FakeDesk final : public Desk {
   std::atomic<int> joined{0};
   std::atomic<int> left_again{0};
   std::atomic<int> submitted{0};
+  std::atomic<int> accesses{0};
+  std::atomic<int> last_small{0};  // the number of the latest access to no more than 4 KiB
   std::atomic<bool> sessions_ended{false};
   std::atomic<uint32_t> delay_us{0};  // of the thread's answers
 
@@ -88,6 +90,8 @@ class FakeDesk final : public Desk {
 
   Access access(const std::shared_ptr<Session>&, const smb::Transfer& transfer, bool) override {
     Access access;
+    const int number = ++accesses;
+    if (transfer.bytes <= 4096) last_small = number;
     if (transfer.handle != kHandle) {
       access.status = smb::Status::kNotAttached;
       access.cause = "handle " + std::to_string(transfer.handle) + " is not attached";

@@ -20,13 +20,13 @@
 #include <vector>
 
 #include "expect_error.h"
-#include "smb/elements.h"
+#include "scratch.h"
 #include "smb/socket.h"
+#include "smb_socket_pairs.h"
 
 namespace hbm::smb {
 namespace {
 
-using Bytes = std::vector<std::byte>;
 using Flow = FrameStream::Flow;
 
 struct Got {
@@ -61,43 +61,6 @@ class Collector : public FrameReceiver {
  private:
   Bytes payload_;
 };
-
-Bytes random_bytes(size_t count, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  Bytes bytes(count);
-  std::generate(bytes.begin(), bytes.end(), [&random] { return std::byte(random()); });
-  return bytes;
-}
-
-Header header_of(uint64_t id, Opcode opcode = Opcode::kRead) {
-  Header header;
-  header.opcode = opcode;
-  header.id = id;
-  return header;
-}
-
-struct Pair {
-  Descriptor left;
-  Descriptor right;
-};
-
-Pair unix_pair() {
-  int ends[2];
-  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
-  return {Descriptor(ends[0]), Descriptor(ends[1])};
-}
-
-Pair tcp_pair() {
-  const Descriptor listener = listen_at({"127.0.0.1", 0, ""});
-  Pair pair;
-  const Deadline deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  pair.left = connect_to({"127.0.0.1", local_port(listener.get()), ""}, deadline);
-  EXPECT_TRUE(wait_for(listener.get(), POLLIN, deadline));
-  int failure = 0;
-  pair.right = accept_from(listener.get(), failure);
-  EXPECT_EQ(failure, 0);
-  return pair;
-}
 
 // Moves all that `from` has queued, and what comes of it.
 void pump(FrameStream& from, FrameStream& to, FrameReceiver& receiver, uint64_t most = 1 << 20) {
@@ -341,131 +304,6 @@ TEST_P(FrameStreams, RefuseMalformedHeaders) {
   refused("payload", [](Header& header) { header.payload_bytes = UINT32_MAX; });
 }
 
-// Shared memory: elements that are all 0 or all 1, and what else is found among them.
-
-constexpr uint64_t kOnes = ~uint64_t{0};
-
-class Elements {
- public:
-  explicit Elements(size_t count) : values_(count) {}
-
-  std::byte* bytes() { return reinterpret_cast<std::byte*>(values_.data()); }
-  void fill(uint64_t value) { std::ranges::fill(values_, value); }
-  // Of those that lie wholly in these bytes.
-  ptrdiff_t torn(size_t begin, size_t end) const {
-    return std::count_if(values_.begin() + static_cast<ptrdiff_t>((begin + 7) / 8),
-                         values_.begin() + static_cast<ptrdiff_t>(end / 8),
-                         [](uint64_t value) { return value != 0 && value != kOnes; });
-  }
-
- private:
-  std::vector<uint64_t> values_;
-};
-
-class Placer : public FrameReceiver {
- public:
-  explicit Placer(std::byte* place) : place_(place) {}
-  int frames = 0;
-
-  const char* check(const Header& header) override { return malformed_reply(header); }
-  std::byte* place(const Header&, std::span<const std::byte>) override { return place_; }
-  void frame(const Header&, std::span<const std::byte>, Descriptor) override { ++frames; }
-
- private:
-  std::byte* const place_;
-};
-
-class SharedMemory : public testing::TestWithParam<Pair (*)()> {};
-
-INSTANTIATE_TEST_SUITE_P(Sockets, SharedMemory, testing::Values(&unix_pair, &tcp_pair),
-                         [](const auto& info) { return info.index == 0 ? "Unix" : "Tcp"; });
-
-TEST_P(SharedMemory, HasNoElementThatIsHalfWritten) {
-  constexpr size_t kElements = 8192;
-  for (const size_t begin : {0, 4, 5}) {
-    for (const size_t piece : {1, 12, 20'001}) {
-      const size_t end = begin + (piece == 1 ? 100 : 8 * kElements - 11);
-      auto [left, right] = GetParam()();
-      FrameStream to(std::move(right), Payloads::kShared);
-      Elements memory(kElements);
-      Placer placer(memory.bytes() + begin);
-      Bytes wire(sizeof(Header) + end - begin, std::byte{0xFF});
-      Header header = header_of(0);
-      header.payload_bytes = static_cast<uint32_t>(end - begin);
-      std::memcpy(wire.data(), &header, sizeof(header));
-      for (size_t sent = 0; sent < wire.size(); sent += std::min(piece, wire.size() - sent)) {
-        const size_t bytes = std::min(piece, wire.size() - sent);
-        ASSERT_EQ(send(left.get(), wire.data() + sent, bytes, 0), static_cast<ssize_t>(bytes));
-        while (wait_for(to.fd(), POLLIN, {})) {
-          ASSERT_EQ(to.receive(placer, 1 << 20), Flow::kIdle);
-          ASSERT_EQ(memory.torn(begin, end), 0) << begin << ", after " << sent + bytes;
-        }
-      }
-      while (placer.frames == 0) {
-        ASSERT_TRUE(
-            wait_for(to.fd(), POLLIN, std::chrono::steady_clock::now() + std::chrono::seconds(5)));
-        to.receive(placer, 1 << 20);
-      }
-      Bytes expected(8 * kElements);
-      std::fill_n(expected.begin() + static_cast<ptrdiff_t>(begin), end - begin, std::byte{0xFF});
-      EXPECT_EQ(std::memcmp(memory.bytes(), expected.data(), expected.size()), 0);
-    }
-  }
-}
-
-TEST_P(SharedMemory, IsSentWithoutMixingElements) {
-  constexpr size_t kElements = kMaxPayload / 8;
-  constexpr size_t kHead = sizeof(Header) + 3;  // so that cuts at multiples of 8 tear, too
-  auto [left, right] = GetParam()();
-  const int small = 50'000;
-  ASSERT_EQ(setsockopt(left.get(), SOL_SOCKET, SO_SNDBUF, &small, sizeof(small)), 0);
-  FrameStream from(std::move(left), Payloads::kShared);
-  Elements memory(kElements);
-  const Bytes body(3);
-  from.queue(header_of(0), body, {memory.bytes(), kMaxPayload});
-  Bytes wire(kHead + kMaxPayload);
-  size_t received = 0;
-  for (uint64_t turn = 1; received < wire.size(); ++turn) {
-    ASSERT_LT(turn, 10'000U);
-    ASSERT_NE(from.flush(), Flow::kClosed);
-    memory.fill(turn % 2 == 0 ? 0 : kOnes);
-    const auto soon = std::chrono::steady_clock::now() + std::chrono::milliseconds(10);
-    if (!wait_for(right.get(), POLLIN, soon)) continue;  // room may be told of late
-    const ssize_t got = recv(right.get(), wire.data() + received,
-                             std::min<size_t>(wire.size() - received, 20'001), MSG_DONTWAIT);
-    ASSERT_GT(got, 0);
-    received += static_cast<size_t>(got);
-  }
-  EXPECT_EQ(from.queued_bytes(), 0U);
-  Elements sent(kElements);
-  std::memcpy(sent.bytes(), wire.data() + kHead, kMaxPayload);
-  EXPECT_EQ(sent.torn(0, kMaxPayload), 0);
-}
-
-TEST(SharedElements, AreCopiedAtEveryAlignment) {
-  const Bytes source = random_bytes(64, 8);
-  alignas(8) std::array<std::byte, 64> shared;
-  for (size_t begin = 0; begin < 16; ++begin) {
-    for (size_t bytes = 0; bytes < 40; ++bytes) {
-      shared.fill(std::byte{0xA5});
-      std::array<std::byte, 64> expected = shared;
-      std::copy_n(source.begin() + 1, bytes, expected.begin() + begin);
-      store_elements(shared.data() + begin, source.data() + 1, bytes);
-      ASSERT_EQ(shared, expected) << bytes << " at " << begin;
-      std::array<std::byte, 64> back{};
-      std::array<std::byte, 64> expected_back{};
-      std::copy_n(source.begin() + 1, bytes, expected_back.begin() + 1);
-      load_elements(back.data() + 1, shared.data() + begin, bytes);
-      ASSERT_EQ(back, expected_back) << bytes << " at " << begin;
-      EXPECT_EQ(uncut_bytes(shared.data() + begin, bytes, bytes), bytes);
-      const size_t uncut = uncut_bytes(shared.data() + begin, bytes, 40);
-      EXPECT_LE(uncut, bytes);
-      EXPECT_LT(bytes - uncut, 8U);
-      EXPECT_TRUE(uncut == 0 || (begin + uncut) % 8 == 0);
-    }
-  }
-}
-
 bool same_file(int left, int right) {
   struct stat one{};
   struct stat other{};
@@ -583,7 +421,8 @@ TEST(Sockets, SayWhyTheyCannotConnect) {
 }
 
 TEST(Sockets, ReplaceAFileThatNobodyListensOn) {
-  const std::string path = "/tmp/hbm_socket_test_" + std::to_string(getpid());
+  const Scratch folder("/tmp");
+  const std::string path = folder / "socket";
   {
     const Descriptor stale = listen_at({"", 0, path});
   }
@@ -595,7 +434,6 @@ TEST(Sockets, ReplaceAFileThatNobodyListensOn) {
     expect_error(ErrorKind::kUnavailable, {path, "another process listens"},
                  [&path] { listen_at({"", 0, path}); });
   }
-  unlink(path.c_str());
 }
 
 TEST(Sockets, ListenOnEveryInterface) {

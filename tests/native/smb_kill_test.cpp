@@ -20,13 +20,13 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/descriptor.h"
+#include "scratch.h"
 #include "smb_client.h"
 #include "smb_server.h"
 #include "stress.h"
@@ -39,11 +39,11 @@ namespace {
 constexpr uint64_t kNumbers = 200'000;  // int64: several chunks, shared by several threads
 constexpr smb::Id kTotal{.high = 0, .low = 1};
 
-[[noreturn]] void serve(const char* store, const char* listen) {
+[[noreturn]] void serve(const char* store, const char* socket, const char* listen) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   box::ServerOptions options;
   options.listen = {listen};
-  options.socket_path = std::string(store) + ".socket";
+  options.socket_path = socket;
   options.memory = uint64_t{64} << 20;
   options.store = store;
   box::Server server(options);
@@ -76,7 +76,9 @@ class Port {
 
 class BoxProcess {
  public:
-  explicit BoxProcess(const std::string& store) : store_(store) { start(); }
+  explicit BoxProcess(const std::string& store) : store_(store), socket_(folder_ / "socket") {
+    start();
+  }
   ~BoxProcess() { end(); }
 
   const std::string& url() const { return url_; }
@@ -89,6 +91,7 @@ class BoxProcess {
  private:
   void start() {
     setenv("HBM_KILL_TEST_STORE", store_.c_str(), 1);
+    setenv("HBM_KILL_TEST_SOCKET", socket_.c_str(), 1);
     setenv("HBM_KILL_TEST_LISTEN", port_.address().c_str(), 1);
     int out[2];
     ASSERT_EQ(pipe2(out, O_CLOEXEC), 0);
@@ -112,6 +115,8 @@ class BoxProcess {
   }
 
   const std::string store_;
+  const Scratch folder_{"/tmp"};  // for a short name
+  const std::string socket_;
   const Port port_;
   std::string url_;
   pid_t pid_ = 0;
@@ -132,8 +137,8 @@ ClientOptions options_for(const std::string& url, const std::string& transport) 
 // HBM_STRESS_KILLS=1000 kills it a thousand times.
 TEST(SmbKill, EverySumIsAppliedOnce) {
   const int most = stress("HBM_STRESS_KILLS", 10);
-  const std::string store = testing::TempDir() + "smb_kill_" + std::to_string(getpid());
-  BoxProcess box(store);
+  const Scratch folder;
+  BoxProcess box(folder.store());
   const std::string url = box.url();
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE(seed);
@@ -196,8 +201,6 @@ TEST(SmbKill, EverySumIsAppliedOnce) {
   EXPECT_GT(sums, 0);
   EXPECT_EQ(std::ranges::count(found, sums.load()), static_cast<ptrdiff_t>(found.size()));
   RecordProperty("sums", std::to_string(sums));
-  std::filesystem::remove_all(store);
-  std::filesystem::remove(store + ".socket");
 }
 
 }  // namespace
@@ -205,7 +208,8 @@ TEST(SmbKill, EverySumIsAppliedOnce) {
 
 int main(int argc, char** argv) {
   if (const char* store = std::getenv("HBM_KILL_TEST_STORE")) {
-    hbm::client::serve(store, std::getenv("HBM_KILL_TEST_LISTEN"));
+    hbm::client::serve(store, std::getenv("HBM_KILL_TEST_SOCKET"),
+                       std::getenv("HBM_KILL_TEST_LISTEN"));
   }
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

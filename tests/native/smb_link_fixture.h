@@ -2,7 +2,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -18,6 +17,7 @@
 
 #include "door/stream_door.h"
 #include "link/link.h"
+#include "scratch.h"
 #include "smb/address.h"
 #include "smb/protocol.h"
 #include "smb_link_desk.h"
@@ -59,11 +59,11 @@ inline bool same(const std::vector<std::byte>& data, const std::byte* other) {
 class Box {
  public:
   explicit Box(const std::string& token = kToken) {
+    static const Scratch folder("/tmp");
     static std::atomic<int> count{0};
     box::StreamDoorOptions options;
     options.listen = {smb::parse_host_and_port("127.0.0.1:0")};
-    options.socket_path =
-        "/tmp/smb_link_test." + std::to_string(getpid()) + "." + std::to_string(count.fetch_add(1));
+    options.socket_path = folder / std::to_string(count.fetch_add(1));
     options.token = token;
     options.boot_id = boot_id();
     path_ = options.socket_path;

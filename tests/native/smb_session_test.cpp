@@ -11,6 +11,7 @@
 #include "box/refusal.h"
 #include "box/sessions.h"
 #include "smb_service_fixture.h"
+#include "stress.h"
 
 namespace hbm::box {
 namespace {
@@ -152,11 +153,13 @@ TEST(Session, ATimerThatCannotEndASessionTriesAgain) {
   EXPECT_EQ(tries, 2);
 }
 
+// HBM_STRESS_SECONDS=600 goes on for ten minutes.
 TEST(Session, LeavingWhileTheLeaseEnds) {
   BoxOptions options;
   options.service.lease = 2ms;
   Box box(options);
-  const auto until = Clock::now() + 300ms;
+  const int seconds = stress("HBM_STRESS_SECONDS", 0);
+  const auto until = Clock::now() + (seconds > 0 ? seconds * 1000ms : 300ms);
   for (int i = 0; Clock::now() < until; ++i) {
     Caller caller(box);
     const Clock::time_point leaves = Clock::now() + 1990us + i % 40 * 1us;

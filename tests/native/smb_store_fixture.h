@@ -2,7 +2,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -11,25 +10,9 @@
 
 #include "box/store.h"
 #include "reduce/accumulate.h"
+#include "scratch.h"
 
 namespace hbm::box {
-
-// A directory that goes with the test; "/tmp" for the names of sockets, which must be short.
-class Scratch {
- public:
-  explicit Scratch(const std::filesystem::path& where = std::filesystem::temp_directory_path()) {
-    std::string name = where / "hbm_store_XXXXXX";
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
-    path_ = name;
-  }
-  ~Scratch() { std::filesystem::remove_all(path_); }
-
-  std::string operator/(const std::string& name) const { return path_ / name; }
-  std::string store() const { return path_ / "store"; }
-
- private:
-  std::filesystem::path path_;
-};
 
 inline std::unique_ptr<Store> open_store(const std::string& directory,
                                          const RecordSizes& records = {}, bool sync = false) {

@@ -86,6 +86,7 @@ TEST(StreamDoor, DoesNotReadWhoDoesNotTakeReplies) {
 }
 
 // Of the greedy ones' requests three times kAhead wait at any time; a modest one overtakes most.
+// It is counted in the box: here a thread may wait for a processor when its reply has come.
 TEST(StreamDoor, StarvesNobody) {
   StreamDoorOptions options = options_with();
   options.threads = 1;
@@ -111,9 +112,9 @@ TEST(StreamDoor, StarvesNobody) {
   const auto modest = joined(box.tcp());
   std::vector<int> overtaken_by;
   for (int i = 0; i < 50; ++i) {
-    const int before = served;
+    const int before = box.desk.accesses;
     ASSERT_EQ(modest->ask(Opcode::kRead, bytes_of(transfer_of(0, 4096))).payload.size(), 4096U);
-    overtaken_by.push_back(served - before);
+    overtaken_by.push_back(box.desk.last_small - before - 1);
   }
   stop = true;
   for (std::thread& thread : greedy) thread.join();

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <span>
@@ -212,6 +213,8 @@ int as_another_user(const std::function<int()>& action) {
 
 TEST(StreamDoor, LetsInTheUsersThatItWasTold) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be another user";
+  const auto folder = std::filesystem::path(options_with().socket_path).parent_path();
+  ASSERT_EQ(chmod(folder.c_str(), 0711), 0);  // the socket's mode shall decide
   const auto call = [](const std::string& path) {
     return as_another_user([&path] {
       RawClient client(smb::Address{"", 0, path});

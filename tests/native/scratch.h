@@ -1,0 +1,29 @@
+// Where tests keep files and sockets.
+#pragma once
+
+#include <stdlib.h>
+
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+
+namespace hbm {
+
+// A directory that goes with the test; "/tmp" for the names of sockets, which must be short.
+class Scratch {
+ public:
+  explicit Scratch(const std::filesystem::path& where = std::filesystem::temp_directory_path()) {
+    std::string name = where / "hbm_store_XXXXXX";
+    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
+    path_ = name;
+  }
+  ~Scratch() { std::filesystem::remove_all(path_); }
+
+  std::string operator/(const std::string& name) const { return path_ / name; }
+  std::string store() const { return path_ / "store"; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace hbm

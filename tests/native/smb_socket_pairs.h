@@ -1,0 +1,60 @@
+// Connected sockets, and what goes through them.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "base/descriptor.h"
+#include "smb/protocol.h"
+#include "smb/socket.h"
+
+namespace hbm::smb {
+
+using Bytes = std::vector<std::byte>;
+
+inline Bytes random_bytes(size_t count, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  Bytes bytes(count);
+  std::generate(bytes.begin(), bytes.end(), [&random] { return std::byte(random()); });
+  return bytes;
+}
+
+inline Header header_of(uint64_t id, Opcode opcode = Opcode::kRead) {
+  Header header;
+  header.opcode = opcode;
+  header.id = id;
+  return header;
+}
+
+struct Pair {
+  Descriptor left;
+  Descriptor right;
+};
+
+inline Pair unix_pair() {
+  int ends[2];
+  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  return {Descriptor(ends[0]), Descriptor(ends[1])};
+}
+
+inline Pair tcp_pair() {
+  const Descriptor listener = listen_at({"127.0.0.1", 0, ""});
+  Pair pair;
+  const Deadline deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  pair.left = connect_to({"127.0.0.1", local_port(listener.get()), ""}, deadline);
+  EXPECT_TRUE(wait_for(listener.get(), POLLIN, deadline));
+  int failure = 0;
+  pair.right = accept_from(listener.get(), failure);
+  EXPECT_EQ(failure, 0);
+  return pair;
+}
+
+}  // namespace hbm::smb
