@@ -9,6 +9,12 @@ namespace {
 
 constexpr uint64_t kElement = sizeof(uint64_t);
 
+// A lock would write, and shared memory may be mapped for reading only.
+static_assert(std::atomic_ref<uint8_t>::is_always_lock_free &&
+              std::atomic_ref<uint16_t>::is_always_lock_free &&
+              std::atomic_ref<uint32_t>::is_always_lock_free &&
+              std::atomic_ref<uint64_t>::is_always_lock_free);
+
 struct Load {
   template <typename T>
   static void one(std::byte* own, const std::byte* shared) noexcept {
