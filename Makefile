@@ -38,8 +38,7 @@ CLANG_FORMAT := find csrc tests/fuzz tests/native tests/vm -name '*.cpp' -o -nam
 BUILD = build/$(shell $(VENV)/bin/python -c 'import sys; print(sys.implementation.cache_tag)')
 # Stamps.
 PACKAGES := $(VENV)/.packages
-EXTENSION := build/.extension
-INSTALLED := $(VENV)/.installed
+INSTALLED := build/.installed
 KERNEL := build/vm/.kernel
 
 # The native tests beside what setup.py builds.
@@ -99,14 +98,14 @@ torch-suite: build  ## run PyTorch's own distributed suite over hbm
 	$(VENV)/bin/python tests/python/run_torch_suite.py
 
 .PHONY: native
-native: $(EXTENSION)  ## build and run the native tests
+native: $(INSTALLED)  ## build and run the native tests
 	@scripts/system_packages.sh $(TEST_PACKAGES)
 	$(CONFIGURE_TESTS)
 	$(COMPILE) $(BUILD) --target native_tests
 	$(CTEST) $(BUILD)
 
 .PHONY: native-kills
-native-kills: $(EXTENSION)  ## kill a memory box a hundred times, with native clients
+native-kills: $(INSTALLED)  ## kill a memory box a hundred times, with native clients
 	@scripts/system_packages.sh $(TEST_PACKAGES)
 	$(CONFIGURE_TESTS)
 	$(COMPILE) $(BUILD) --target smb_crash_test smb_kill_test
@@ -130,7 +129,7 @@ vm: build vm-programs  ## check where memory lies, in virtual machines that have
 	$(PYTEST) -m vm tests/vm
 
 .PHONY: vm-programs
-vm-programs: $(EXTENSION) $(KERNEL)
+vm-programs: $(INSTALLED) $(KERNEL)
 	@scripts/system_packages.sh $(TEST_PACKAGES) $(VM_PACKAGES)
 	$(CONFIGURE_TESTS)
 	$(COMPILE) $(BUILD) --target vm_programs
@@ -157,7 +156,7 @@ format: $(PACKAGES)  ## rewrite Python and C++ in the project's style
 
 .PHONY: clean
 clean:  ## remove everything that was built, but not .venv
-	rm -rf build dist *.egg-info torch_hbmcomm/*.so $(INSTALLED)
+	rm -rf build dist *.egg-info torch_hbmcomm/*.so
 
 $(VENV)/bin/python:
 	@scripts/system_packages.sh $(BUILD_PACKAGES)
@@ -169,14 +168,10 @@ $(PACKAGES): pyproject.toml scripts/dependencies.py scripts/requirements.py | $(
 	$(PIP) install -r build/requirements.txt
 	@touch $@
 
-$(EXTENSION): $(PACKAGES) setup.py scripts/native_build.py scripts/native_requirements.py $(NATIVE)
+$(INSTALLED): $(PACKAGES) setup.py scripts/native_build.py scripts/native_requirements.py $(NATIVE)
 	@scripts/system_packages.sh $(BUILD_PACKAGES)
-	$(VENV)/bin/python setup.py --quiet build_ext --inplace
-	@mkdir -p $(@D) && touch $@
-
-$(INSTALLED): pyproject.toml setup.py | $(EXTENSION)
 	$(PIP) install --no-build-isolation --no-deps --editable .
-	@touch $@
+	@mkdir -p $(@D) && touch $@
 
 # Builds of the native tests alone, by another compiler or with other flags.
 .PHONY: build/aarch64 build/address build/thread
