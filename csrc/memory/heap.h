@@ -38,7 +38,8 @@ struct HeapStats : Usage {
 
 class Heap {
  public:
-  static constexpr size_t kMappedBytes = size_t{4} << 20;
+  // memkind keeps none that is as large either, and rounds its size up.
+  static constexpr size_t kMappedBytes = size_t{8} << 20;
 
   // The budget bounds the bytes in use; under kPreferred, those of them in HBM. 0 is no bound.
   // Throws Error(kUnavailable) when the policy needs HBM and the machine has none, and
