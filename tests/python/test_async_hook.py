@@ -20,6 +20,7 @@ from harness.asynchronous import (
     check_weights,
     connections,
     gradients,
+    hooked,
     net,
     steps_of,
     two_boxes,
@@ -48,18 +49,8 @@ def train_exactly(
     context: Context, urls: list[str], transport: str, resync_every: int | None, options: Any
 ) -> dict[str, int]:
     source = context.size - 1
-    with ExitStack() as resources:
-        model = Weighted()
-        ddp = wrapped(model, **options)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1)
-        state = hbmcomm.AsyncState(
-            None,
-            ddp,
-            connections(resources, urls, transport),
-            resync_every=resync_every,
-            source=source,
-        )
-        ddp.register_comm_hook(state, hbmcomm.async_hook)
+    hook = hooked(urls, transport, options, resync_every=resync_every, source=source)
+    with hook as (model, ddp, optimizer, state):
         for step in range(steps_of(context.rank)):
             time.sleep(context.own_random.choice([0, 0, 0.003, 0.01]))
             optimizer.zero_grad()
@@ -148,14 +139,7 @@ def test_bucket_rebuild(pool: Pool, boxes: list[str]) -> None:
 
 def accumulate(context: Context, urls: list[str]) -> None:
     """Three batches a step; and then two backward() in which the first one's gradients stay."""
-    with ExitStack() as resources:
-        model = Weighted()
-        ddp = wrapped(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1)
-        state = resources.enter_context(
-            hbmcomm.AsyncState(None, ddp, connections(resources, urls, "auto"))
-        )
-        ddp.register_comm_hook(state, hbmcomm.async_hook)
+    with hooked(urls) as (model, ddp, optimizer, state):
         for set_to_none in (True, False):
             for step in range(STEPS):
                 if step % 3 == 2:
@@ -256,12 +240,7 @@ def test_mixed_dtypes(pool: Pool, boxes: list[str]) -> None:
 
 def race(context: Context, urls: list[str]) -> None:
     """40 steps, in the middle of which the last rank does nothing until the others are done."""
-    with ExitStack() as resources:
-        model = Weighted()
-        ddp = wrapped(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1)
-        state = hbmcomm.AsyncState(None, ddp, connections(resources, urls, "auto"))
-        ddp.register_comm_hook(state, hbmcomm.async_hook)
+    with hooked(urls) as (model, ddp, optimizer, state):
         for step in range(40):
             if step == 5 and context.rank == context.size - 1:
                 for other in range(context.rank):
@@ -284,15 +263,10 @@ def test_nobody_waits_for_a_straggler(pool: Pool, boxes: list[str]) -> None:
 
 
 def spoil(context: Context, urls: list[str]) -> list[str]:
-    with ExitStack() as resources:
-        model = Weighted()
-        ddp = wrapped(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1)
-        state = resources.enter_context(
-            hbmcomm.AsyncState(None, ddp, connections(resources, urls, "auto"))
-        )
-        ddp.register_comm_hook(state, hbmcomm.async_hook)
-        told = resources.enter_context(warnings.catch_warnings(record=True))
+    with (
+        hooked(urls) as (model, ddp, optimizer, state),
+        warnings.catch_warnings(record=True) as told,
+    ):
         warnings.simplefilter("always")
         for step in range(4):
             weights = gradients(context.seed, context.rank, step, context.size)

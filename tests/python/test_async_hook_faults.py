@@ -25,6 +25,7 @@ from harness.asynchronous import (
     check_weights,
     connections,
     gradients,
+    hooked,
     net,
     steps_of,
     two_boxes,
@@ -67,21 +68,7 @@ def form(context: Context, parameter_server: str | None = None) -> None:
 
 def lose_a_rank(context: Context, urls: list[str], folder: str, victim: int) -> None:
     form(context)
-    with ExitStack() as resources:
-        model = Weighted()
-        ddp = wrapped(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1)
-        state = resources.enter_context(
-            hbmcomm.AsyncState(
-                None,
-                ddp,
-                connections(resources, urls, "auto"),
-                resync_every=3,
-                source=victim,
-                timeout=30,
-            )
-        )
-        ddp.register_comm_hook(state, hbmcomm.async_hook)
+    with hooked(urls, resync_every=3, source=victim, timeout=30) as (model, ddp, optimizer, state):
         for step in range(2 * STEPS):
             if step == STEPS and context.rank == victim:
                 tell(context, "trained")
@@ -120,14 +107,7 @@ def checkpoint(context: Context, urls: list[str], path: str) -> int:
     """The last rank saves when the others have trained for longer. Returns the seed."""
     form(context)
     source = context.size - 1
-    with ExitStack() as resources:
-        model = Weighted()
-        ddp = wrapped(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1)
-        state = resources.enter_context(
-            hbmcomm.AsyncState(None, ddp, connections(resources, urls, "auto"))
-        )
-        ddp.register_comm_hook(state, hbmcomm.async_hook)
+    with hooked(urls) as (model, ddp, optimizer, state):
         for step in range(steps_of(source - context.rank)):
             ddp(*gradients(context.seed, context.rank, step, context.size)).backward()
             optimizer.step()
@@ -141,14 +121,7 @@ def checkpoint(context: Context, urls: list[str], path: str) -> int:
 
 def resume(context: Context, urls: list[str], path: str, ranks_then: int, seed_then: int) -> None:
     form(context)
-    with ExitStack() as resources:
-        model = Weighted()
-        ddp = wrapped(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1)
-        state = resources.enter_context(
-            hbmcomm.AsyncState(None, ddp, connections(resources, urls, "auto"))
-        )
-        ddp.register_comm_hook(state, hbmcomm.async_hook)
+    with hooked(urls) as (model, ddp, optimizer, state):
         saved = torch.load(path)
         model.load_state_dict(saved["model"])
         with pytest.raises(ValueError, match="differ in other"):
@@ -303,17 +276,17 @@ def refuse(context: Context, urls: list[str]) -> None:
                 resync_every=0 if first else 1,
             )
 
-        hooked = wrapped(net())
-        state = resources.enter_context(hbmcomm.AsyncState(None, hooked, found))
-        hooked.register_comm_hook(state, hbmcomm.async_hook)
-        refused("has a communication hook .async_hook", hooked)
+        taken = wrapped(net())
+        state = resources.enter_context(hbmcomm.AsyncState(None, taken, found))
+        taken.register_comm_hook(state, hbmcomm.async_hook)
+        refused("has a communication hook .async_hook", taken)
         with pytest.raises(RuntimeError, match="only be called once"):
-            hooked.register_comm_hook(state, hbmcomm.async_hook)
+            taken.register_comm_hook(state, hbmcomm.async_hook)
         plain.register_comm_hook(state, hbmcomm.async_hook)
         with pytest.raises(ValueError, match="not of the model which AsyncState was made for"):
             plain(torch.ones(2, 16)).sum().backward()
-        with pytest.raises(ValueError, match="different numbers of iterations"), hooked.join():
-            hooked(torch.ones(2, 16)).sum().backward()
+        with pytest.raises(ValueError, match="different numbers of iterations"), taken.join():
+            taken(torch.ones(2, 16)).sum().backward()
 
 
 def test_refusals(pool: Pool, boxes: list[str]) -> None:

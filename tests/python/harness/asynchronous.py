@@ -4,7 +4,7 @@ in whatever order they are made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from box_process import TOKEN
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import torch_hbmcomm as hbmcomm
 from harness.data import assert_same
 from torch_hbmcomm import smb
 
@@ -65,6 +66,24 @@ def connections(resources: ExitStack, urls: list[str], transport: Any) -> list[s
 def wrapped(model: nn.Module, **options: Any) -> DistributedDataParallel:
     options = {"broadcast_buffers": False, "bucket_cap_mb": 0.05} | options
     return DistributedDataParallel(model, **options)
+
+
+@contextmanager
+def hooked(
+    urls: list[str],
+    transport: str = "auto",
+    ddp_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Iterator[tuple[Weighted, DistributedDataParallel, torch.optim.SGD, hbmcomm.AsyncState]]:
+    """A model, wrapped and hooked, with SGD at a rate of 1. `options` are AsyncState's."""
+    with ExitStack() as resources:
+        model = Weighted()
+        ddp = wrapped(model, **ddp_options or {})
+        optimizer = torch.optim.SGD(model.parameters(), lr=1)
+        boxes = connections(resources, urls, transport)
+        state = resources.enter_context(hbmcomm.AsyncState(None, ddp, boxes, **options))
+        ddp.register_comm_hook(state, hbmcomm.async_hook)
+        yield model, ddp, optimizer, state
 
 
 def check_weights(model: nn.Module, expected: list[torch.Tensor]) -> None:
