@@ -6,6 +6,7 @@ Knows nothing of PyTorch, whose import reads some of it.
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 
 _SETTINGS = ("HBMCOMM_", "MEMKIND_", "DDP_", "GLOO_", "OMP_", "MPICH_", "MPIR_", "UCX_", "FI_")
@@ -22,6 +23,9 @@ def settle() -> None:
     for name in list(os.environ):
         if name.startswith(removed) and not name.startswith(_KEPT):
             del os.environ[name]
+    # What a shell starts in the background ignores Ctrl-C, and so would all that tests start.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["TERM"] = "xterm"  # a dumb one has 80 columns, whatever COLUMNS says
     # PyTorch's TCPStore asks for its peers' names at each connect: by default, 10 s where no name
     # server answers.
