@@ -26,7 +26,7 @@ using OwnedBlock = std::unique_ptr<void, FreeBlock>;
 // happens when the kernel has room: memkind asks it for more than the block, by up to a quarter.
 OwnedBlock take_block(memkind_t kind, size_t bytes) noexcept;
 
-// Of exactly the pages that hold `bytes`, which lie on the nodes; anywhere, for none.
+// Maps exactly the pages that hold `bytes`, on the nodes; without nodes, anywhere.
 // Throws Error(kExhausted) when the kernel gives no such mapping, PlacingError (place.h) when it
 // refuses to place it.
 OwnedBlock map_block(size_t bytes, Policy policy, const std::vector<int>& nodes);

@@ -13,15 +13,15 @@
 
 namespace hbm::memory {
 
-// What may be taken from the nodes: their free bytes less a margin on each (32 MiB and 1/128 of the
-// node) that stays for the kernel and for processes that allocate at the same moment. Under
+// Bytes that may be taken from the nodes: their free bytes less a margin on each (32 MiB and 1/128
+// of the node) that stays for the kernel and for processes that allocate at the same moment. Under
 // `interleave` the fullest node counts for all, because pages go to each in turn.
 uint64_t room_on(const std::vector<int>& nodes, bool interleave);
 
-// What ordinary memory can give, by the kernel's own estimate over the whole machine.
+// Bytes that ordinary memory can give, by the kernel's own estimate over the whole machine.
 uint64_t machine_room();
 
-// As machine_room(), for pages of a memfd: the kernel counts them against vm.overcommit_memory only
+// The same for pages of a memfd: the kernel counts them against vm.overcommit_memory only
 // when they are touched, and then kills. Private memory is counted when it is mapped.
 uint64_t shared_room();
 
