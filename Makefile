@@ -95,7 +95,7 @@ test-%: build  ## run the collective conformance tests at N ranks: test-1 ... te
 
 .PHONY: torch-suite
 torch-suite: build  ## run PyTorch's own distributed suite over hbm
-	$(VENV)/bin/python tests/python/run_torch_suite.py
+	$(VENV)/bin/python tests/python/harness/run_torch_suite.py
 
 .PHONY: native
 native: $(INSTALLED)  ## build and run the native tests

@@ -16,9 +16,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 # Before any of them is imported, so that their assertions show values.
-pytest.register_assert_rewrite(
-    "box_process", "harness", "ps_models", "ps_process", "ps_task", "ps_workers"
-)
+pytest.register_assert_rewrite("harness")
 
 import surroundings  # noqa: E402
 

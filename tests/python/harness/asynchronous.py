@@ -9,11 +9,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from box_process import TOKEN
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_hbmcomm as hbmcomm
+from harness.box_process import TOKEN
 from harness.data import assert_same
 from torch_hbmcomm import smb
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from box_process import TOKEN
 
+from harness.box_process import TOKEN
 from torch_hbmcomm import smb
 
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from ps_task import weights
-from ps_workers import Boxes, parameter_server
 from torch import nn
 
 import torch_hbmcomm as hbmcomm
+from harness.ps_task import weights
+from harness.ps_workers import Boxes, parameter_server
 from torch_hbmcomm.parameter_server import Downpour, ParameterServer
 from torch_hbmcomm.parameter_server.asynchronous import Asynchronous
 

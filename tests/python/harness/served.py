@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from ps_models import SMALL_PIECE
-from ps_workers import Boxes, serving
 
+from harness.ps_models import SMALL_PIECE
+from harness.ps_workers import Boxes, serving
 from torch_hbmcomm.parameter_server import layout
 
 

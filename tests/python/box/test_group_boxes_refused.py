@@ -1,0 +1,146 @@
+"""Groups whose memory box cannot be had: what one rank cannot do is told to all."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from harness import Context, Pool, beyond_gloo
+from harness.box_process import TOKEN
+from harness.group_boxes import SOON, count_together, form
+
+from torch_hbmcomm import smb
+
+pytestmark = beyond_gloo
+
+Failure = Callable[[Context], str]
+
+
+def fail_to_form(context: Context, prepare: Failure) -> tuple[str, float]:
+    environment = dict(os.environ)
+    wanted = prepare(context)
+    start = time.monotonic()
+    try:
+        form(context, wanted)
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+    else:
+        raise AssertionError(f'"{wanted}" was accepted')
+    assert not dist.is_initialized()
+    seconds = time.monotonic() - start
+    os.environ.clear()
+    os.environ.update(environment)
+    form(context, "auto", turn=1)
+    count_together(context, smb.of())
+    dist.destroy_process_group()
+    return told, seconds
+
+
+def no_such_memory(context: Context) -> str:
+    os.environ["HBMCOMM_BOX_MEMORY"] = "lots"
+    return "auto"
+
+
+def no_place_for_a_socket(context: Context) -> str:
+    if context.rank == 0:
+        os.environ["HBMCOMM_SOCKET_DIR"] = "/no/such/folder"
+    return "auto"
+
+
+def bad_address(context: Context) -> str:
+    return "http://nowhere" if context.rank == context.size - 1 else os.environ["A_BOX"]
+
+
+def bad_port(context: Context) -> str:
+    return "smb://127.0.0.1:many" if context.rank == context.size - 1 else os.environ["A_BOX"]
+
+
+def nobody_there(context: Context) -> str:
+    return "smb+unix:///no/such/box" if context.rank == context.size - 1 else os.environ["A_BOX"]
+
+
+def wrong_token(context: Context) -> str:
+    if context.rank == context.size - 1:
+        os.environ["HBMCOMM_TOKEN"] = "another one"
+    return os.environ["A_BOX"]
+
+
+def auto_or_address(context: Context) -> str:
+    return "auto" if context.rank == 0 else os.environ["A_BOX"]
+
+
+def auto_or_none(context: Context) -> str:
+    return "auto" if context.rank == 0 else ""
+
+
+def one_or_two(context: Context) -> str:
+    one = os.environ["A_BOX"]
+    return one if context.rank == 0 else f"{one},{one}"
+
+
+LAST = -1
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize(
+    ("prepare", "culprit", "kind", "words"),
+    [
+        (no_such_memory, 0, "ValueError", "HBMCOMM_BOX_MEMORY=lots"),
+        (no_place_for_a_socket, 0, "RuntimeError", "/no/such/folder"),
+        (bad_address, LAST, "ValueError", "HBMCOMM_PARAMETER_SERVER.*http://nowhere"),
+        (bad_port, LAST, "ValueError", 'its port is "many"'),
+        (nobody_there, LAST, "BoxUnreachable", "/no/such/box"),
+        (wrong_token, LAST, "AccessDenied", "token"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_every_rank_hears_why(
+    ranks: int,
+    socket_folder: Path,
+    prepare: Failure,
+    culprit: int,
+    kind: str,
+    words: str,
+) -> None:
+    (socket_folder / "sockets").mkdir()
+    with smb.Server(token=TOKEN, unix=socket_folder / "box") as server:
+        environment = {
+            "A_BOX": server.url,
+            "HBMCOMM_TOKEN": TOKEN,
+            "HBMCOMM_SOCKET_DIR": str(socket_folder / "sockets"),
+        }
+        pool = Pool(ranks, bare=True, environment=environment)
+        try:
+            answers = pool.run(fail_to_form, prepare)
+        finally:
+            pool.kill()
+        assert server.stats()["clients"] == 0
+    assert os.listdir(socket_folder / "sockets") == []
+    culprit %= ranks
+    for rank, (told, seconds) in enumerate(answers):
+        assert seconds < SOON
+        assert re.search(words, told), told
+        if rank == culprit:
+            assert told.startswith(f"{kind}: "), told
+        else:
+            assert told.startswith("DistBackendError: "), told
+            assert f"rank {culprit} of group" in told and f"take part: {kind}: " in told, told
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("prepare", [auto_or_address, auto_or_none, one_or_two])
+def test_ranks_that_want_different_boxes(ranks: int, prepare: Failure) -> None:
+    with smb.Server(token=TOKEN) as server:
+        pool = Pool(ranks, bare=True, environment={"A_BOX": server.url, "HBMCOMM_TOKEN": TOKEN})
+        try:
+            answers = pool.run(fail_to_form, prepare)
+        finally:
+            pool.kill()
+    for told, seconds in answers:
+        assert seconds < SOON
+        assert "Error: parameter_server " in told and "rank 1" in told, told

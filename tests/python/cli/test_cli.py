@@ -1,0 +1,476 @@
+"""The command line: what it prints, its exit status, and the JSON that scripts read."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console, RenderableType
+from typer.testing import CliRunner, Result
+
+import torch_hbmcomm
+from torch_hbmcomm import native
+from torch_hbmcomm.bench import ddp_result, ddp_table, table
+from torch_hbmcomm.bench import result as bench_result
+from torch_hbmcomm.bench.collectives import COLLECTIVES
+from torch_hbmcomm.bench.sizes import format_bytes, parse_bytes
+from torch_hbmcomm.bench.times import format_time
+from torch_hbmcomm.cli import app, environment, probes
+
+ROOT = Path(__file__).resolve().parents[3]
+ROWS = {probe.__name__ for probe in probes.PROBES} - {"package"} | {"torch_hbmcomm"}
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, list(arguments))
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch_hbmcomm.cli", *arguments]
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+
+
+class FakeExtension(ModuleType):
+    """A working torch_hbmcomm._C, as far as `info` asks it."""
+
+    def __init__(
+        self,
+        torch_version: str = str(torch.__version__),
+        mpi_error: str | None = None,
+        hbm: bool = True,
+    ) -> None:
+        super().__init__("torch_hbmcomm._C")
+        self._torch_version = torch_version
+        self._mpi_error = mpi_error
+        self._hbm = hbm
+
+    def build_info(self) -> dict[str, str]:
+        return {"torch_version": self._torch_version}
+
+    def set_mpi_search_path(self, directories: list[str]) -> None:
+        pass
+
+    def reduce_isa(self) -> str:
+        return "avx512"
+
+    def memory_available(self) -> bool:
+        return self._hbm
+
+    def memory_info(self) -> dict[str, object]:
+        node = {"id": 0, "total_bytes": 4096, "free_bytes": 1024, "has_cpus": True, "cpus": "0-1"}
+        return {
+            "hbm_available": self._hbm,
+            "hbm_source": "a fake",
+            "mode": "flat" if self._hbm else "none",
+            "mode_source": "a fake",
+            "cluster": "1",
+            "cpu_node": 0,
+            "closest_hbm_nodes": [0] if self._hbm else [],
+            "memkind_version": "1.14.0",
+            "nodes": [{**node, "is_hbm": self._hbm}],
+            "segments": [],
+        }
+
+    def mpi_info(self) -> dict[str, str]:
+        if self._mpi_error is not None:
+            raise RuntimeError(self._mpi_error)
+        return {
+            "library": "/lib/libmpi.so.12",
+            "version": "MPICH Version: 5",
+            "abi": "MPICH",
+            "found_by": "the system",
+        }
+
+
+StandIn = Callable[[ModuleType | None], None]
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    """Calling it puts an extension in the place of torch_hbmcomm._C; None cannot be imported."""
+
+    def replace(extension: ModuleType | None) -> None:
+        monkeypatch.setitem(sys.modules, "torch_hbmcomm._C", extension)
+        monkeypatch.delattr(torch_hbmcomm, "_C", raising=False)
+        native.load.cache_clear()
+
+    yield replace
+    native.load.cache_clear()
+
+
+@pytest.fixture
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in environment.settings(os.environ):
+        monkeypatch.delenv(name)
+
+
+def test_help_does_not_import_torch() -> None:
+    script = (
+        "import sys, torch_hbmcomm.cli; "
+        "from typer.testing import CliRunner; "
+        "result = CliRunner().invoke(torch_hbmcomm.cli.app, ['--help']); "
+        "assert result.exit_code == 0, result.output; "
+        "assert 'torch' not in sys.modules"
+    )
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environ, check=True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["info", "--help"],
+        ["bench", "collectives", "--help"],
+        ["bench", "ddp", "--help"],
+        ["bench", "box", "--help"],
+    ],
+)
+def test_help(arguments: list[str]) -> None:
+    assert invoke(*arguments).exit_code == 0
+
+
+def test_version() -> None:
+    result = invoke("--version")
+    assert result.exit_code == 0
+    assert result.output.startswith("hbmcomm ")
+
+
+def test_info_on_this_machine_is_json_whatever_is_missing() -> None:
+    result = run("info", "--json")
+    document = json.loads(result.stdout)
+    assert set(document) == ROWS | {"usable"}
+    assert result.returncode == (0 if document["usable"] else 1), result.stderr
+    for row in ROWS:
+        assert {"state", "value", "found_by", "remedy"} <= set(document[row])
+        if document[row]["state"] != "ok":
+            assert document[row]["remedy"]
+    assert document["cpu"]["cores"] >= 1
+
+
+def test_info_says_usable_when_everything_is_there(stand_in: StandIn, no_settings: None) -> None:
+    stand_in(FakeExtension())
+    result = invoke("info", "--json")
+    document = json.loads(result.output)
+    assert result.exit_code == 0
+    assert document["usable"]
+    assert document["mpi"]["found_by"] == "the system"
+    assert document["cpu"]["reduce_isa"] == "avx512"
+
+
+@pytest.mark.parametrize(
+    ("extension", "row", "cause"),
+    [
+        (None, "torch", "extension cannot be loaded"),
+        (FakeExtension(torch_version="1.9.0"), "torch", "built for 1.9.0"),
+        (FakeExtension(mpi_error="no MPI library was found"), "mpi", "no MPI library was found"),
+    ],
+)
+def test_info_shows_what_is_broken_as_a_row(
+    stand_in: StandIn, extension: ModuleType | None, row: str, cause: str
+) -> None:
+    stand_in(extension)
+    document = json.loads(invoke("info", "--json").output)
+    assert document[row]["state"] == "broken"
+    assert cause in document[row]["value"]
+    assert document[row]["remedy"]
+
+    shown = invoke("info")
+    assert shown.exit_code == 1
+    assert cause in " ".join(shown.output.split())
+
+
+def test_info_works_without_high_bandwidth_memory(stand_in: StandIn, no_settings: None) -> None:
+    stand_in(FakeExtension(hbm=False))
+    document = json.loads(invoke("info", "--json").output)
+    assert document["usable"]
+    assert document["hbm"]["state"] == "warning"
+
+
+def test_info_shows_the_memory_box(
+    stand_in: StandIn, no_settings: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stand_in(FakeExtension())
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def look() -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(invoke("info", "--json").output)
+        assert document["usable"]
+        return document
+
+    document = look()
+    assert "_smb" in document["box"]["value"]
+    verbs = document["box_verbs"]
+    assert verbs["usable"] or verbs["why_not"] in verbs["value"]
+    assert not document["box_token"]["found"]
+
+    monkeypatch.setenv("HBMCOMM_TOKEN_FILE", str(tmp_path / "token"))
+    assert look()["box_token"]["state"] == "warning"
+    (tmp_path / "token").write_text("not to be shown\n")
+    found = look()
+    assert found["box_token"]["source"] == str(tmp_path / "token")
+    assert "not to be shown" not in json.dumps(found)
+
+    monkeypatch.setitem(sys.modules, "torch_hbmcomm._smb", None)
+    assert look()["box"]["state"] == "warning"
+
+
+@pytest.mark.parametrize("policy", ["bind", "hbm-please"])
+def test_info_refuses_a_policy_that_cannot_be(
+    stand_in: StandIn, no_settings: None, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    stand_in(FakeExtension(hbm=False))
+    monkeypatch.setenv("HBMCOMM_MEMORY", policy)
+    result = invoke("info", "--json")
+    document = json.loads(result.output)
+    assert result.exit_code == 1
+    assert document["policy"]["state"] == "broken"
+    assert "preferred" in document["policy"]["remedy"]
+
+
+def test_info_flags_unknown_settings(
+    stand_in: StandIn, no_settings: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(FakeExtension())
+    monkeypatch.setenv("HBMCOMM_LOG", "info")
+    monkeypatch.setenv("HBMCOMM_MEMROY", "bind")
+    settings = json.loads(invoke("info", "--json").output)["settings"]
+    assert settings["set"] == {"HBMCOMM_LOG": "info", "HBMCOMM_MEMROY": "bind"}
+    assert settings["unknown"] == ["HBMCOMM_MEMROY"]
+    assert "HBMCOMM_MEMORY" in settings["remedy"]
+
+
+def test_every_setting_that_the_sources_name_is_known() -> None:
+    sources = [
+        *(ROOT / "csrc").rglob("*.cpp"),
+        *(ROOT / "csrc").rglob("*.h"),
+        *(ROOT / "torch_hbmcomm").rglob("*.py"),
+    ]
+    named = {
+        name for path in sources for name in re.findall(r'"(HBMCOMM_[A-Z_]+)"', path.read_text())
+    }
+    assert named - set(environment.VARIABLES) == set()
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({}, "none"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "by hand"),
+        ({"PMI_RANK": "0", "PMI_FD": "7"}, "mpiexec"),
+        ({"SLURM_STEP_ID": "0", "PMI_RANK": "0"}, "srun"),
+        ({"TORCHELASTIC_RUN_ID": "x", "SLURM_STEP_ID": "0", "RANK": "0"}, "torchrun"),
+        ({"SLURM_JOB_ID": "1"}, "none"),
+    ],
+)
+def test_launcher(environ: dict[str, str], name: str) -> None:
+    assert environment.launcher(environ)[0] == name
+
+
+def test_sizes() -> None:
+    assert [parse_bytes(text) for text in ("8", "4 KiB", "64MiB")] == [8, 4096, 64 << 20]
+    assert parse_bytes("10TiB") == 10 << 40
+    assert [format_bytes(count) for count in (8, 4096, 1536, 64 << 20)] == [
+        "8 B", "4 KiB", "1.5 KiB", "64 MiB",
+    ]  # fmt: skip
+    for text in ("", "0", "-8", "8KB", "many"):
+        with pytest.raises(ValueError, match="not a size"):
+            parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["collectives", "--collectives", "allreduce,gossip"], ["gossip", "reduce_scatter"]),
+        (["collectives", "--contenders", "carrier-pigeon"], ["carrier-pigeon", "hbm-staged"]),
+        (["collectives", "--dtype", "float32,float31"], ["float31", "bfloat16"]),
+        (["collectives", "--sizes", "8,lots"], ["lots", "KiB"]),
+        (["collectives", "--json", "/nowhere/at/all.json"], ["/nowhere/at/all.json", "directory"]),
+        (["ddp", "--contenders", "carrier-pigeon"], ["carrier-pigeon", "hbm-mpi"]),
+        (["ddp", "--models", "of-the-world"], ["of-the-world", "compute-bound"]),
+    ],
+)
+def test_bench_refuses_what_it_does_not_know(arguments: list[str], told: list[str]) -> None:
+    result = invoke("bench", *arguments)
+    assert result.exit_code == 2
+    for word in told:
+        assert word in result.output
+
+
+def test_bench_says_who_cannot_take_part() -> None:
+    result = invoke("bench", "collectives", "--contenders", "gloo,mpich", "--dtype", "bfloat16")
+    assert result.exit_code == 1
+    assert "mpich: it takes float32" in result.stderr
+
+
+def bench_collectives(file: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
+    """What it printed, and the JSON that it wrote."""
+    result = run("bench", "collectives", "--json", str(file), *arguments)
+    assert result.returncode == 0, result.stderr
+    return " ".join(result.stdout.split()), json.loads(file.read_text())
+
+
+def rows(document: dict[str, Any]) -> dict[tuple[str, str, int], list[str]]:
+    """Who took part in each."""
+    found: dict[tuple[str, str, int], list[str]] = {}
+    for entry in document["measurements"]:
+        row = (entry["collective"], entry["dtype"], entry["bytes"])
+        found.setdefault(row, []).append(entry["contender"])
+    return found
+
+
+@pytest.mark.full
+def test_bench_measures_every_collective(tmp_path: Path) -> None:
+    """The bench checks that each contender does its job before it is timed."""
+    pytest.importorskip("mpi4py")
+    everyone = ["hbm-zero-copy", "hbm-staged", "hbm-mpi", "gloo", "mpich"]
+    _, document = bench_collectives(
+        tmp_path / "out.json",
+        *("--contenders", ",".join([*everyone, "nothing", "bound"]), "--sizes", "8,1MiB"),
+        *("--rounds", "1", "--startup-rounds", "0"),
+    )
+    measured = rows(document)
+    for collective in set(COLLECTIVES) - {"allreduce_native", "barrier"}:
+        largest = [*everyone, "bound"] if collective == "allreduce" else everyone
+        assert measured[collective, "float32", 8] == [*everyone, "nothing"]
+        assert measured[collective, "float32", 1 << 20] == largest
+    assert measured["allreduce_native", "float32", 8] == [*everyone[:3], "mpich"]
+    assert measured["barrier", "float32", 0] == [*everyone, "nothing"]
+    assert document["references"] == ["nothing", "bound"]
+
+
+def test_bench_writes_json(tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py")
+    shown, document = bench_collectives(
+        tmp_path / "out.json",
+        *(
+            "--contenders",
+            "gloo,mpich",
+            "--collectives",
+            "allreduce,allreduce_native",
+            "--sizes",
+            "8",
+        ),
+        *("--dtype", "float32,bfloat16", "--rounds", "3", "--startup-rounds", "1"),
+    )
+    assert "2 ranks, median of 3 rounds" in shown
+    assert "not measured: mpich, bfloat16" in shown
+    assert set(document) == {
+        "machine", "contenders", "references", "unavailable", "ranks", "rounds", "measurements",
+    }  # fmt: skip
+    assert set(document["machine"]) == {"cpu", "cores", "python", "torch", "torch_hbmcomm", "time"}
+    assert list(document["contenders"]) == ["gloo", "mpich"]
+    assert set(document["unavailable"]) == {"mpich, bfloat16"}
+    assert rows(document) == {
+        ("allreduce", "float32", 8): ["gloo", "mpich"],
+        ("allreduce", "bfloat16", 8): ["gloo"],
+        ("allreduce_native", "float32", 8): ["mpich"],
+        ("startup", "float32", 0): ["gloo"],
+    }
+    for entry in document["measurements"]:
+        assert set(entry) == {
+            "collective", "dtype", "bytes", "contender", "samples_us", "median_us",
+        }  # fmt: skip
+        assert len(entry["samples_us"]) == (1 if entry["collective"] == "startup" else 3)
+        assert min(entry["samples_us"]) <= entry["median_us"] <= max(entry["samples_us"])
+
+
+@pytest.fixture
+def two_contenders() -> bench_result.Result:
+    def took(collective: str, contender: str, microseconds: float) -> bench_result.Measurement:
+        return bench_result.Measurement(collective, "float32", 8, contender, [microseconds])
+
+    return bench_result.Result(
+        machine={"cpu": "a processor", "cores": 2, "torch": "2"},
+        contenders={"hbm-staged": "ours", "gloo": "theirs"},
+        references=[],
+        unavailable={"mpich": "not here"},
+        ranks=2,
+        rounds=1,
+        measurements=[
+            took("allreduce", "hbm-staged", 10.0),
+            took("allreduce", "gloo", 30.0),
+            took("broadcast", "hbm-staged", 10.0),
+            took("broadcast", "gloo", 5.0),
+        ],
+    )
+
+
+def rendered(renderable: RenderableType) -> str:
+    console = Console(force_terminal=True, color_system="standard", width=100)
+    with console.capture() as captured:
+        console.print(renderable)
+    return captured.get()
+
+
+def test_table_compares_with_the_first_and_marks_where_it_is_slower(
+    two_contenders: bench_result.Result,
+) -> None:
+    lines = rendered(table.render(two_contenders)).splitlines()
+    faster = next(line for line in lines if "3.00x" in line)
+    slower = next(line for line in lines if "0.50x" in line)
+    red = "\x1b[31m"
+    assert red not in faster
+    assert red in slower
+    assert any("not measured: mpich: not here" in line for line in lines)
+
+
+def test_times_are_written_with_three_digits() -> None:
+    written = [format_time(us) for us in (0.5, 9.876, 98.76, 999.7, 12_345, 2_500_000)]
+    assert written == ["0.50 µs", "9.88 µs", "98.8 µs", "1.00 ms", "12.3 ms", "2.50 s"]
+
+
+def test_plot(two_contenders: bench_result.Result, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot = importlib.import_module("torch_hbmcomm.bench.plot")
+    plot.save(two_contenders, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is not None, reason="has matplotlib")
+def test_bench_without_matplotlib_says_what_to_install(tmp_path: Path) -> None:
+    result = invoke("bench", "collectives", "--png", str(tmp_path / "plot.png"))
+    assert result.exit_code == 1
+    assert "torch_hbmcomm[bench]" in result.stderr
+
+
+def test_ddp_table_tells_what_communication_adds() -> None:
+    samples = {"step": 30_000.0, "step without communication": 24_000.0, "allreduce alone": 8_000.0}
+    result = ddp_result.Result(
+        machine={"cpu": "a processor", "cores": 2, "torch": "2"},
+        contenders=["hbm"],
+        models={"small": "a small model"},
+        ranks=2,
+        rounds=1,
+        measurements=[
+            ddp_result.Measurement("small", "hbm", phase, [time]) for phase, time in samples.items()
+        ],
+    )
+    shown = rendered(ddp_table.render(result))
+    for word in ("30.0 ms", "24.0 ms", "6.00 ms", "8.00 ms", "25%", "a small model"):
+        assert word in shown
+
+
+@pytest.mark.full
+def test_ddp_is_measured(tmp_path: Path) -> None:
+    file = tmp_path / "ddp.json"
+    result = run("bench", "ddp", "--rounds", "1", "--models", "compute-bound", "--json", str(file))
+    assert result.returncode == 0, result.stderr
+    document = json.loads(file.read_text())
+    assert set(document) == {
+        "machine", "contenders", "models", "ranks", "rounds", "measurements",
+    }  # fmt: skip
+    measured = [(entry["contender"], entry["phase"]) for entry in document["measurements"]]
+    phases = ["step", "step without communication", "allreduce alone"]
+    assert measured == [(name, phase) for name in ("hbm", "gloo") for phase in phases]

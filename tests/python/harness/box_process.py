@@ -1,0 +1,77 @@
+"""A memory box as a process of its own, which tests may kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+from harness.network import free_port
+
+ROOT = Path(__file__).resolve().parents[3]
+TOKEN = "a token for tests"
+
+
+class BoxProcess:
+    """`hbmcomm serve`, at a port that stays the same when it is started again."""
+
+    def __init__(self, *options: str, port: int | None = None) -> None:
+        self.port = port or free_port()
+        self.options = options
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "torch_hbmcomm.cli", "serve"]
+        command += ["--listen", f"127.0.0.1:{self.port}", *self.options]
+        environ = os.environ | {
+            "PYTHONPATH": str(ROOT),
+            "HBMCOMM_TOKEN": TOKEN,
+            "HBMCOMM_LOG": "error",
+        }
+        self.process = subprocess.Popen(
+            command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.introduction = []
+        for line in self.process.stdout:
+            self.introduction.append(line.strip())
+            if line.startswith("transports:"):
+                break
+        else:
+            raise AssertionError(self.process.communicate()[1])
+        self.url = self.introduction[0]
+
+    def stop(self) -> None:
+        """SIGSTOP, and waits until no thread of it runs."""
+        self.process.send_signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        while any(") T " not in (task / "stat").read_text() for task in tasks.iterdir()):
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        for url in self.introduction:  # the next box would remove its socket, in a minute
+            if url.startswith("smb+unix://"):
+                Path(url.removeprefix("smb+unix://")).unlink(missing_ok=True)
+
+    def terminate(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        self.process.communicate(timeout=20)
+        return self.process.returncode
+
+    def __enter__(self) -> BoxProcess:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.process.poll() is None:
+            self.kill()

@@ -1,0 +1,187 @@
+"""A worker of a parameter server as a process: under torchrun, or forked from the warm process.
+
+As a script it is that worker; its only argument is its Task as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from harness.box_process import ROOT, TOKEN
+from harness.jobs import BIN, environment
+from harness.pool import processes
+
+LIMIT = 200.0  # seconds; starting PyTorch twice takes a minute on a very busy machine
+
+
+@dataclass
+class Task:
+    """options: ParameterServer's. result: the file in which the weights come to lie; beside it lie
+    one of the steps taken, ".steps", and one of the output, ".log"."""
+
+    url: str
+    transport: str
+    worker: int
+    workers: int
+    steps: int
+    pause: float  # seconds in each step
+    result: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class WorkerProcess:
+    """Killed when the `with` block ends, with all that it has started."""
+
+    def __init__(self, task: Task) -> None:
+        self._steps, self._log = Path(f"{task.result}.steps"), Path(f"{task.result}.log")
+
+    @property
+    def running(self) -> bool:
+        raise NotImplementedError
+
+    def finish(self, limit: float = LIMIT) -> int:
+        """Its exit status."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def errors(self) -> str:
+        """What it has printed: nothing if it ended before it could."""
+        if not self._log.exists():
+            return ""
+        return self._log.read_text(errors="replace")
+
+    def until_step(self, step: int) -> None:
+        """Wait until it has taken so many steps. It may go on."""
+        deadline = time.monotonic() + LIMIT
+        while not self._has_taken(step):
+            if not self.running:  # it may have taken the step and left in between
+                assert self._has_taken(step), self.errors
+            assert time.monotonic() < deadline, self.errors
+            time.sleep(0.01)
+
+    def _has_taken(self, step: int) -> bool:
+        return f"step {step}\n" in self._told()
+
+    def signal(self, number: int) -> None:
+        """To the worker, not to its agent. After until_step()."""
+        pid = re.match(r"pid (\d+)\n", self._told())
+        assert pid is not None
+        os.kill(int(pid[1]), number)
+
+    def _told(self) -> str:
+        return self._steps.read_text() if self._steps.exists() else ""
+
+    def __enter__(self) -> WorkerProcess:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+
+class ForkedWorker(WorkerProcess):
+    """PyTorch is there when it starts."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._process = processes.Process(target=_work_in_fork, args=(task, self._log))
+        self._process.start()
+
+    @property
+    def running(self) -> bool:
+        return self._process.is_alive()
+
+    def finish(self, limit: float = LIMIT) -> int:
+        self._process.join(limit)
+        assert self._process.exitcode is not None, f"it did not end in {limit} s"
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+class AgentsWorker(WorkerProcess):
+    """A worker with an agent of its own, torchrun, whose exit status counts."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        launcher: list[Any] = [BIN / "torchrun", "--standalone", "--nproc-per-node=1"]
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [*launcher, "-m", "harness.ps_process", json.dumps(asdict(task))],
+                env=environment(
+                    PYTHONPATH=f"{ROOT}:{ROOT / 'tests' / 'python'}", HBMCOMM_TOKEN=TOKEN
+                ),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def finish(self, limit: float = LIMIT) -> int:
+        return self._process.wait(limit)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):  # all of it has ended
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def work(task: Task) -> None:
+    import torch
+
+    from harness.ps_task import backward, network, sgd
+    from torch_hbmcomm import ParameterServer, smb
+
+    model = network()
+    with (
+        open(f"{task.result}.steps", "w", buffering=1) as told,
+        smb.connect(task.url, transport=task.transport) as box,  # type: ignore[arg-type]
+    ):
+        options = {"workers": task.workers, **task.options}
+        with ParameterServer(model, sgd(model.parameters()), box=box, **options) as ps:
+            print("pid", os.getpid(), file=told)
+            for step in range(task.steps):
+                backward(model, step, task.worker, task.workers)
+                ps.step()
+                print("step", step + 1, file=told)
+                time.sleep(task.pause)
+            ps.pull()
+            torch.save({"model": model.state_dict(), "stats": ps.stats()}, Path(task.result))
+
+
+def _work_in_fork(task: Task, log: Path) -> None:
+    import torch
+
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ["HBMCOMM_TOKEN"] = TOKEN
+    torch.set_num_threads(1)
+    work(task)
+
+
+if __name__ == "__main__":
+    work(Task(**json.loads(sys.argv[1])))

@@ -1,0 +1,117 @@
+"""Workers of a parameter server as threads of one process, each with connections of its own."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from harness.ps_task import Optimize, backward, network, weights
+from torch_hbmcomm import smb
+from torch_hbmcomm.parameter_server import ParameterServer
+from torch_hbmcomm.parameter_server.asynchronous import Asynchronous
+
+TOKEN = "a token for tests"
+PATIENCE = 20.0  # seconds for other workers
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Boxes:
+    servers: Sequence[smb.Server]
+    transport: Any
+
+    @contextmanager
+    def connected(self) -> Iterator[list[smb.Box]]:
+        with ExitStack() as stack:
+            yield [
+                stack.enter_context(smb.connect(server.url, TOKEN, transport=self.transport))
+                for server in self.servers
+            ]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What the boxes say of each segment, of all boxes."""
+        return [row for server in self.servers for row in server.stats()["segment_table"]]
+
+
+@contextmanager
+def serving(transport: str, count: int = 1, memory: str = "64MiB", **options: Any) -> Iterator[Any]:
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(smb.Server(memory=memory, token=TOKEN, **options))
+            for _ in range(count)
+        ]
+        yield Boxes(servers, transport)
+
+
+def together(count: int, work: Callable[[int, threading.Barrier], Result]) -> list[Result]:
+    """work(worker, barrier) in so many threads at once; raises what the first of them raises."""
+    barrier = threading.Barrier(count, timeout=PATIENCE)
+    errors: list[BaseException] = []
+
+    def guarded(worker: int) -> Result:
+        try:
+            return work(worker, barrier)
+        except BaseException as error:
+            errors.append(error)
+            barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(count) as pool:
+        futures = [pool.submit(guarded, worker) for worker in range(count)]
+    if errors:
+        raise errors[0]
+    return [future.result() for future in futures]
+
+
+@contextmanager
+def parameter_server(
+    boxes: Boxes, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **options: Any
+) -> Iterator[ParameterServer]:
+    """Connected for itself alone; plain SGD unless an optimizer is given."""
+    with (
+        boxes.connected() as connections,
+        ParameterServer(
+            model,
+            optimizer or torch.optim.SGD(model.parameters(), lr=1.0),
+            box=connections,
+            **{"timeout": PATIENCE, **options},
+        ) as ps,
+    ):
+        yield ps
+
+
+def trained(
+    boxes: Boxes, workers: int, optimize: Optimize, steps: int, **options: Any
+) -> list[dict[str, torch.Tensor]]:
+    """The weights on each worker after the last step."""
+
+    def work(worker: int, barrier: threading.Barrier) -> dict[str, torch.Tensor]:
+        model = network()
+        delays = random.Random(worker)
+        optimizer = optimize(model.parameters())
+        with parameter_server(boxes, model, optimizer, workers=workers, **options) as ps:
+            for step in range(steps):
+                backward(model, step, worker, workers)
+                time.sleep(delays.random() * 2e-3)
+                ps.step()
+            barrier.wait()
+            ps.pull()
+            return weights(model)
+
+    return together(workers, work)
+
+
+def settle(ps: ParameterServer) -> None:
+    """Wait until what overlaps is done, which users need not."""
+    assert isinstance(ps._worker, Asynchronous)
+    ps._worker._settle()

@@ -1,0 +1,208 @@
+"""Runs PyTorch's own distributed test suite (it ships in the wheel) over a backend.
+
+Nothing of the suite is patched: the backend's name is added to the suite's tables of features, and
+its tests then run as they are, with forked ranks and a FileStore.
+
+    python tests/python/harness/run_torch_suite.py                # score of hbm at 4 ranks
+    python tests/python/harness/run_torch_suite.py -k send_recv   # tests whose name has a word
+    python tests/python/harness/run_torch_suite.py --compare gloo # what gloo passes, hbm does not
+    python tests/python/harness/run_torch_suite.py --backend gloo --record FILE
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+FEATURES = ("plugin", "ddp", "subgroup", "gpu", "cuda")
+TEST_TIMEOUT_SECONDS = 90
+
+# Tests that no third-party backend can pass, and what shows that it is for this reason.
+OUT_OF_REACH = {
+    # It wants DDP to log the backend's name; PyTorch logs "custom" for all but its own.
+    "test_ddp_logging_data_cpu": "'custom' != ",
+}
+
+
+@dataclass
+class Outcome:
+    status: str  # "passed", "failed" or "skipped"
+    detail: str  # why it was skipped, or how it failed
+    seconds: float
+
+
+class _Recorder(unittest.TextTestResult):
+    """Keeps one Outcome per test, by the test's name."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.outcomes: dict[str, Outcome] = {}
+        self._started = 0.0
+
+    def _note(self, test: unittest.TestCase, status: str, detail: str = "") -> None:
+        name = test.id().rpartition(".")[2]
+        self.outcomes[name] = Outcome(status, detail, time.monotonic() - self._started)
+
+    def startTest(self, test: unittest.TestCase) -> None:
+        self._started = time.monotonic()
+        super().startTest(test)
+
+    def addSuccess(self, test: unittest.TestCase) -> None:
+        super().addSuccess(test)
+        self._note(test, "passed")
+
+    def addFailure(self, test: unittest.TestCase, err: Any) -> None:
+        super().addFailure(test, err)
+        self._note(test, "failed", str(err[1]))
+
+    def addError(self, test: unittest.TestCase, err: Any) -> None:
+        super().addError(test, err)
+        self._note(test, "failed", str(err[1]))
+
+    def addSkip(self, test: unittest.TestCase, reason: str) -> None:
+        super().addSkip(test, reason)
+        self._note(test, "skipped", reason)
+
+
+def run_in_this_process(backend: str, ranks: int, keywords: list[str]) -> dict[str, Outcome]:
+    """Runs the suite here. The suite reads its environment at import: one call per process."""
+    os.environ.update(
+        BACKEND=backend,
+        WORLD_SIZE=str(ranks),
+        MASTER_ADDR="127.0.0.1",
+        OMP_NUM_THREADS="1",
+        DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(TEST_TIMEOUT_SECONDS),
+    )
+    import torch.multiprocessing
+    from torch.testing._internal.common_distributed import DistTestCases
+
+    for feature in FEATURES:
+        DistTestCases.backend_feature[feature].add(backend)
+    from torch.testing._internal.distributed import distributed_test as upstream
+
+    class TorchSuite(upstream.TestDistBackend, upstream.DistributedTest._DistTestBase):
+        def setUp(self) -> None:
+            super().setUp()  # type: ignore[no-untyped-call]
+            self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+        def _check_return_codes(self, fn: Any, elapsed_time: float) -> None:
+            super()._check_return_codes(fn, elapsed_time)  # looks at rank 0 only
+            codes = [process.exitcode for process in self.processes]
+            self.assertFalse([c for c in codes if c and c < 0], f"ranks died by signal: {codes}")
+
+    loader = unittest.TestLoader()
+    loader.testNamePatterns = [f"*{word}*" for word in keywords] or None
+    runner = unittest.TextTestRunner(resultclass=_Recorder, verbosity=2)
+    result = runner.run(loader.loadTestsFromTestCase(TorchSuite))
+    assert isinstance(result, _Recorder)
+    return result.outcomes
+
+
+def run_suite(backend: str, ranks: int, keywords: list[str], log: Path) -> dict[str, Outcome]:
+    """Runs the suite in a process of its own, whose output goes to `log`."""
+    with tempfile.TemporaryDirectory() as folder, log.open("w") as output:
+        answer = Path(folder, "outcomes.json")
+        command = [sys.executable, __file__, "--backend", backend, "--ranks", str(ranks)]
+        for word in keywords:
+            command += ["-k", word]
+        command += ["--outcomes", str(answer)]
+        status = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT).returncode
+        if not answer.exists():
+            raise RuntimeError(f"the suite over {backend} died with status {status}; see {log}")
+        return {name: Outcome(**found) for name, found in json.loads(answer.read_text()).items()}
+
+
+def names(outcomes: dict[str, Outcome], status: str) -> set[str]:
+    return {name for name, outcome in outcomes.items() if outcome.status == status}
+
+
+def read_pass_list(path: Path) -> set[str]:
+    """The names in a file written by --record: one a line, '#' starts a comment."""
+    lines = (line.partition("#")[0].strip() for line in path.read_text().splitlines())
+    return {line for line in lines if line}
+
+
+def excused(name: str, outcome: Outcome) -> bool:
+    """True where the suite itself decides by the backend's name that it cannot pass."""
+    if outcome.status == "skipped":
+        return "gloo" in outcome.detail.lower()  # "Only gloo backend supports ..."
+    return name in OUT_OF_REACH and OUT_OF_REACH[name] in outcome.detail
+
+
+def shortfall(found: dict[str, Outcome], expected: set[str]) -> dict[str, Outcome]:
+    """Those that failed, or were skipped though `expected` to pass; without the excused ones."""
+    return {
+        name: outcome
+        for name, outcome in sorted(found.items())
+        if (outcome.status == "failed" or (outcome.status == "skipped" and name in expected))
+        and not excused(name, outcome)
+    }
+
+
+def print_score(console: Console, scores: dict[str, dict[str, Outcome]]) -> None:
+    table = Table("backend", "passed", "failed", "skipped", "seconds", title="PyTorch's own suite")
+    for backend, outcomes in scores.items():
+        counts = [str(len(names(outcomes, s))) for s in ("passed", "failed", "skipped")]
+        seconds = sum(outcome.seconds for outcome in outcomes.values())
+        table.add_row(backend, *counts, f"{seconds:.0f}")
+    console.print(table)
+
+
+def write_pass_list(path: Path, backend: str, ranks: int, outcomes: dict[str, Outcome]) -> None:
+    import torch
+
+    header = [
+        f"# What {backend} passes of the suite of PyTorch {torch.__version__} at {ranks} ranks, by",
+        f"# tests/python/harness/run_torch_suite.py --backend {backend} --ranks {ranks}",
+    ]
+    path.write_text("\n".join(header + sorted(names(outcomes, "passed"))) + "\n")
+
+
+def main(
+    backend: Annotated[str, typer.Option(help="Backend to run the suite over.")] = "hbm",
+    ranks: Annotated[int, typer.Option(help="Number of ranks.")] = 4,
+    keyword: Annotated[list[str] | None, typer.Option("-k", help="Only names with this.")] = None,
+    compare: Annotated[str | None, typer.Option(help="Run this backend too; list gaps.")] = None,
+    record: Annotated[Path | None, typer.Option(help="Write the passed names here.")] = None,
+    outcomes: Annotated[Path | None, typer.Option(help="Write every outcome as JSON.")] = None,
+) -> None:
+    keywords = keyword or []
+    if outcomes is not None:
+        found = run_in_this_process(backend, ranks, keywords)
+        outcomes.write_text(json.dumps({name: vars(outcome) for name, outcome in found.items()}))
+        return
+
+    console = Console()
+    scores: dict[str, dict[str, Outcome]] = {}
+    for name in [backend] + ([compare] if compare else []):
+        log = Path(tempfile.gettempdir(), f"torch_suite_{name}_{ranks}.log")
+        console.print(f"running over {name}; output in {log}")
+        scores[name] = run_suite(name, ranks, keywords, log)
+    print_score(console, scores)
+    if record is not None:
+        write_pass_list(record, backend, ranks, scores[backend])
+    expected = names(scores[compare], "passed") if compare else set()
+    for name in sorted(names(scores[backend], "failed") & OUT_OF_REACH.keys()):
+        console.print(f"no third-party backend can pass {name}")
+    gaps = shortfall(scores[backend], expected)
+    for name, outcome in gaps.items():
+        passes = f", passes over {compare}" if name in expected else ""
+        console.print(f"[red]{outcome.status}{passes}[/red] {name}")
+    if gaps:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

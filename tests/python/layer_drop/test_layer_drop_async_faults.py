@@ -1,0 +1,252 @@
+"""Layer-wise dropping by asynchronous workers: what dies, is refused, saved, and laid out."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from harness.box_process import TOKEN, BoxProcess
+from harness.layer_drop_async import (
+    NEVER,
+    TINY_PIECE,
+    Layered,
+    Weights,
+    assert_equal,
+    drop,
+    total,
+)
+from harness.ps_task import network, sgd, weights
+from harness.ps_workers import PATIENCE, Boxes, parameter_server, together
+
+import torch_hbmcomm as hbmcomm
+from torch_hbmcomm import smb
+from torch_hbmcomm.parameter_server import Downpour, Elastic, ParameterServer, layout
+from torch_hbmcomm.parameter_server.dropping import layers_in
+from torch_hbmcomm.parameter_server.tensors import described, model_tensors
+from torch_hbmcomm.parameter_server.versions import Versions
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture(autouse=True)
+def tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "PIECE_BYTES", TINY_PIECE)
+
+
+def test_nothing_is_lost_though_the_box_is_killed(transport: Any, tmp_path: Path) -> None:
+    terms = drop(ratio=0.5, every=3)
+    with BoxProcess("--store", str(tmp_path), "--memory", "64MiB") as process:
+        begun, restarted = threading.Event(), threading.Event()
+
+        def train(worker: int, barrier: threading.Barrier) -> tuple[list[Weights], Weights]:
+            model, generator = Layered(), torch.Generator().manual_seed(worker)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            updates = []
+            with (
+                smb.connect(process.url, TOKEN, transport=transport) as box,
+                ParameterServer(
+                    model, optimizer, box=box, rule=Downpour("sum"), workers=2, drop=terms
+                ) as ps,
+            ):
+                after = 0  # steps
+                while after < 8:
+                    updates.append(model.give_random(generator))
+                    ps.step()
+                    if len(updates) == 8:
+                        begun.set()
+                    after += restarted.is_set()
+                ps.pull()
+                barrier.wait()
+                ps.step()  # with the last gradients once more
+                updates.append(updates[-1])
+                ps.pull()
+                barrier.wait()
+                ps.pull()
+                return updates, weights(model)
+
+        def kill() -> None:
+            begun.wait(PATIENCE)
+            process.kill()
+            process.start()
+            restarted.set()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            results = together(2, train)
+        finally:
+            killer.join()
+    expected = total([update for updates, _ in results for update in updates])
+    for _, found in results:
+        assert_equal(found, expected)
+
+
+def test_a_worker_dies_before_it_tells(boxes: Boxes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it had added is seen when the layer is sent next, or by pull()."""
+    terms = drop(fixed_threshold=5.0)
+    one, other = Layered(), Layered()
+    with parameter_server(boxes, other, rule=Downpour("sum"), drop=terms) as ps:
+        with (
+            pytest.raises(KeyboardInterrupt),
+            parameter_server(boxes, one, rule=Downpour("sum"), drop=terms) as dying,
+            monkeypatch.context() as patched,
+        ):
+            patched.setattr(Versions, "bump", Mock(side_effect=KeyboardInterrupt))
+            one.give("wide", -8)
+            one.give("exact", -7)
+            dying.step()
+        ps.step()
+        assert other.wide.eq(0).all()
+        other.give("wide", -10)
+        ps.step()
+        assert other.wide.eq(18).all()
+        assert other.exact.eq(0).all()
+        ps.pull()
+        assert other.exact.eq(7).all()
+
+
+def test_what_is_not_finite_is_not_sent(boxes: Boxes) -> None:
+    """And what waited beside it is given up."""
+    terms = drop(fixed_threshold=5.0)
+    one, other = Layered(), Layered()
+    with (
+        parameter_server(boxes, one, rule=Downpour("sum"), drop=terms) as first,
+        parameter_server(boxes, other, rule=Downpour("sum"), drop=terms) as second,
+    ):
+        one.give("wide", -2)
+        first.step()
+        one.give("first.bias", -9)
+        one.give("exact", float("nan"))
+        with pytest.warns(RuntimeWarning, match="the update of exact in step 2"):
+            first.step()
+        assert first.stats()["refused"] == 1
+        assert_equal(weights(one), total([]))
+        second.step()
+        assert_equal(weights(other), total([]))
+        one.zero_grad()
+        one.give("wide", -6)
+        first.step()
+        second.step()
+        assert other.wide.eq(6).all()
+
+
+def test_a_rule_of_ones_own(boxes: Boxes) -> None:
+    class Clipped(Downpour):
+        def __repr__(self) -> str:
+            return "Clipped"
+
+        def difference(self, *args: Any) -> None:
+            super().difference(*args)
+            args[3].clamp_(-7, 7)
+
+    terms = drop(fixed_threshold=6.0)
+    model = Layered()
+    with parameter_server(boxes, model, rule=Clipped("sum"), drop=terms) as ps:
+        model.give("wide", -5)
+        ps.step()
+        assert model.wide.eq(5).all()
+        ps.step()
+        assert model.wide.eq(7).all()
+
+
+def test_the_threshold_is_saved(boxes: Boxes) -> None:
+    terms = drop(ratio=0.5, every=2)
+    model = Layered()
+    with parameter_server(boxes, model, drop=terms) as ps:
+        for step in range(5):
+            model.give_random(torch.Generator().manual_seed(step))
+            ps.step()
+        state = ps.state_dict()
+        threshold = ps.stats()["threshold"]
+        assert threshold > 0
+    with parameter_server(boxes, Layered(), drop=terms) as ps:
+        ps.load_state_dict(state)
+        assert ps.stats()["threshold"] == threshold
+    with parameter_server(boxes, Layered()) as ps:
+        ps.load_state_dict(state)
+        assert "threshold" not in ps.stats()
+        state = ps.state_dict()
+    with parameter_server(boxes, Layered(), drop=terms) as ps:
+        ps.load_state_dict(state)
+        assert ps.stats()["threshold"] == -1
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"rule": "easgd"}, ValueError, r"drop does not go with rule Elastic\(alpha=None\)"),
+        ({"rule": Elastic(0.5)}, ValueError, "nothing would add up"),
+        ({"drop": drop(cache_dtype=torch.bfloat16)}, ValueError, "cache_dtype=torch.bfloat16"),
+        ({"drop": 0.9}, TypeError, "drop is a LayerDrop or None, not 0.9"),
+    ],
+)
+def test_what_does_not_go_together(
+    boxes: Boxes, options: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with (
+        pytest.raises(error, match=text),
+        parameter_server(boxes, Layered(), **{"drop": drop(), **options}),
+    ):
+        pass
+    assert boxes.rows() == []
+
+
+@pytest.mark.parametrize("theirs", [None, drop(ratio=0.8)])
+def test_all_workers_choose_the_same(boxes: Boxes, theirs: hbmcomm.LayerDrop | None) -> None:
+    with (
+        parameter_server(boxes, Layered(), drop=drop(ratio=0.9)),
+        pytest.raises(ValueError, match=r"drop is .* here, and LayerDrop\(ratio=0.9.* there"),
+        parameter_server(boxes, Layered(), drop=theirs),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(("granularity", "count"), [("parameter", 6), ("module", 4)])
+def test_layers_share_no_piece(granularity: Any, count: int) -> None:
+    tensors = [described(*one) for one in model_tensors(Layered(), shared_buffers=True)]
+    layers = layers_in(tensors, "bfloat16", drop(granularity=granularity))
+    assert len(layers) == count
+    assert [layer.always for layer in layers] == [True] + [False] * (count - 1)
+    assert "norm.running_mean" in layers[0].parameters
+    found = layout.lay_out(tensors, 2, "bfloat16", [layer.members for layer in layers])
+    for index, layer in enumerate(layers):
+        pieces = [piece for piece in found.changing if piece.layer == index]
+        spans = [span for piece in pieces for span in piece.spans]
+        assert {span.tensor for span in spans} == set(layer.members)
+        assert sum(span.count for span in spans) == layer.numel
+        assert sum(piece.slot_size for piece in pieces) == layer.nbytes
+
+
+def test_a_model_of_one_layer(boxes: Boxes) -> None:
+    """That is never sent by itself."""
+    model = network().second
+    terms = drop(fixed_threshold=NEVER, min_numel=0, granularity="module")
+    start = weights(model)
+    with parameter_server(boxes, model, sgd(model.parameters()), drop=terms) as ps:
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        ps.step()
+        assert ps.stats()["sent_layers"] == ps.stats()["pushed_bytes"] == 0
+    for name, value in start.items():
+        torch.testing.assert_close(model.get_parameter(name).detach(), value - 0.3)
+
+
+def test_a_checkpoint_of_another_kind_moves_nothing(boxes: Boxes) -> None:
+    model = Layered()
+    with parameter_server(boxes, model, name="one", drop=drop(representative="l1")) as ps:
+        state = ps.state_dict()
+    other = Layered()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(1)
+    before = weights(other)
+    with parameter_server(boxes, other, name="two", drop=drop()) as ps:
+        with pytest.raises(ValueError, match='representative="l1", whose threshold means nothing'):
+            ps.load_state_dict(state)
+        ps.pull()
+        for name, value in weights(other).items():
+            assert torch.equal(value, before[name]), name

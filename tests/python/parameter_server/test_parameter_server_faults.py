@@ -1,0 +1,302 @@
+"""The asynchronous parameter server when workers or boxes die, and what comes too late."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness.box_process import TOKEN, BoxProcess
+from harness.ps_process import AgentsWorker, ForkedWorker, Task, WorkerProcess
+from harness.ps_task import accuracy, alone, assert_near, backward, network, sgd, weights
+from harness.ps_workers import Boxes, parameter_server, together
+from torch import nn
+
+from torch_hbmcomm import smb
+from torch_hbmcomm.parameter_server import Downpour, ParameterServer
+from torch_hbmcomm.parameter_server.roster import Roster
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+LEASE = 3.0  # seconds; a worker that lives tells so three times meanwhile, however busy the machine
+
+
+# -- workers that die ----------------------------------------------------------------------------
+
+
+KILLED = 2
+
+
+@pytest.mark.parametrize("transport", ["tcp"])
+@pytest.mark.parametrize(
+    "agents",
+    [
+        pytest.param({KILLED}, id="one-agent"),
+        pytest.param(set(range(4)), id="four-agents", marks=pytest.mark.full),
+    ],
+)
+def test_three_of_four_workers_finish(transport: Any, agents: set[int], tmp_path: Path) -> None:
+    """Some under an agent of their own, torchrun; the staleness is bounded."""
+    steps = 60
+    with BoxProcess("--lease", str(LEASE)) as box, ExitStack() as stack:
+        workers = []
+        for worker in range(4):
+            task = Task(
+                box.url,
+                transport,
+                worker,
+                workers=4,
+                steps=steps,
+                pause=0.01,
+                result=str(tmp_path / str(worker)),
+                options={"staleness": 3},
+            )
+            workers.append(stack.enter_context(start(task, worker in agents)))
+        workers[KILLED].until_step(10)
+        workers[KILLED].signal(signal.SIGKILL)
+        assert workers[KILLED].finish() != 0
+        for worker in range(4):
+            if worker != KILLED:
+                assert workers[worker].finish() == 0, workers[worker].errors
+    for worker in range(4):
+        if worker != KILLED:
+            found = torch.load(tmp_path / str(worker))
+            assert found["stats"]["steps"] == steps
+            model = network()
+            before = accuracy(model)
+            model.load_state_dict(found["model"])
+            assert accuracy(model) > max(0.8, before)
+
+
+def start(task: Task, under_agent: bool) -> WorkerProcess:
+    return AgentsWorker(task) if under_agent else ForkedWorker(task)
+
+
+def test_what_a_killed_worker_had_pushed_counts(transport: Any, tmp_path: Path) -> None:
+    """It joins late, and dies between two exchanges."""
+    steps, kept = 5, network()
+    with (
+        BoxProcess("--lease", str(LEASE)) as process,
+        smb.connect(process.url, TOKEN, transport=transport) as box,
+        ParameterServer(kept, sgd(kept.parameters()), box=box, overlap=False) as ps,
+    ):
+        for step in range(steps):
+            backward(kept, step)
+            ps.step()
+        options = {"overlap": False}
+        result = str(tmp_path / "none")
+        task = Task(process.url, transport, 0, 1, steps, 60.0, result, options)
+        with ForkedWorker(task) as late:
+            late.until_step(1)
+            assert ps.stats()["workers"] == 2
+            late.signal(signal.SIGKILL)
+            assert late.finish() == -signal.SIGKILL
+        assert ps.stats()["workers"] == 2  # nobody has noticed
+        before = {name: value.clone() for name, value in kept.state_dict().items()}
+        ps.pull()
+        assert not torch.equal(kept.first.weight, before["first.weight"])
+        until(lambda: len(box.stats()["segment_table"]) == 5)  # its slot and its life have gone
+
+        def noticed() -> bool:
+            ps.step()
+            return ps.stats()["workers"] == 1
+
+        until(noticed)
+
+
+def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+# -- boxes that die ------------------------------------------------------------------------------
+
+
+def test_a_box_that_is_killed_holds_training_up_and_no_more(transport: Any, tmp_path: Path) -> None:
+    """Without staleness it ends as training in one process does."""
+    steps, count = 30, 2
+    store = ("--store", str(tmp_path / "store"), "--memory", "64MiB")
+    with BoxProcess(*store) as box, ExitStack() as stack:
+        workers = []
+        for worker in range(count):
+            task = Task(
+                box.url,
+                transport,
+                worker,
+                workers=count,
+                steps=steps,
+                pause=0.02,
+                result=str(tmp_path / str(worker)),
+                options={"staleness": 0},
+            )
+            under_agent = (transport, worker) == ("tcp", 1)  # once is enough: a start takes seconds
+            workers.append(stack.enter_context(start(task, under_agent)))
+        workers[0].until_step(10)
+        box.kill()
+        time.sleep(1)
+        assert [worker.running for worker in workers] == [True] * count
+        box.start()
+        for each in workers:
+            assert each.finish() == 0, each.errors
+    expected = alone(sgd, steps)
+    for worker in range(count):
+        assert_near(torch.load(tmp_path / str(worker))["model"], expected)
+
+
+def test_every_push_counts_once_though_the_box_is_killed(transport: Any, tmp_path: Path) -> None:
+    steps, count, cells = 60, 3, 20_000
+    with BoxProcess("--store", str(tmp_path), "--memory", "64MiB") as process:
+        taken = [0] * count
+
+        def train(worker: int, barrier: threading.Barrier) -> Any:
+            model = nn.Linear(cells, 1, bias=False)
+            with torch.no_grad():
+                model.weight.zero_()
+            total = torch.zeros_like(model.weight)
+            generator = torch.Generator().manual_seed(worker)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            with (
+                smb.connect(process.url, TOKEN, transport=transport) as box,
+                ParameterServer(
+                    model, optimizer, box=box, rule=Downpour("sum"), workers=count
+                ) as ps,
+            ):
+                for step in range(steps):
+                    gradient = torch.randint(-3, 4, model.weight.shape, generator=generator)
+                    model.weight.grad = gradient.float()
+                    total += gradient
+                    ps.step()
+                    taken[worker] = step + 1
+                    time.sleep(0.01)
+                ps.pull()
+                barrier.wait()
+                ps.pull()
+                return model.weight.detach().clone(), total
+
+        def kill_twice() -> None:
+            for step in (15, 35):
+                until(lambda step=step: max(taken) >= step)  # type: ignore[misc]
+                process.kill()
+                process.start()
+
+        killer = threading.Thread(target=kill_twice)
+        killer.start()
+        try:
+            results = together(count, train)
+        finally:
+            killer.join()
+    expected = -torch.stack([total for _, total in results]).sum(0)
+    for found, _ in results:
+        assert torch.equal(found, expected)
+
+
+def test_kept_weights_outlive_the_box(transport: Any, tmp_path: Path) -> None:
+    with BoxProcess("--store", str(tmp_path), "--memory", "64MiB") as process:
+        for steps in ([0, 1, 2], [3, 4]):
+            model = network()
+            with (
+                smb.connect(process.url, TOKEN, transport=transport) as box,
+                ParameterServer(model, sgd(model.parameters()), box=box, keep=True) as ps,
+            ):
+                for step in steps:
+                    backward(model, step)
+                    ps.step()
+                ps.pull()
+            process.kill()
+            process.start()
+    assert_near(weights(model), alone(sgd, 5))
+
+
+def test_a_box_without_a_store_ends_training(transport: Any) -> None:
+    model = network()
+    with (
+        BoxProcess() as process,
+        smb.connect(process.url, TOKEN, transport=transport) as box,
+    ):
+        ps = ParameterServer(model, sgd(model.parameters()), box=box)
+        ps.step()
+        process.kill()
+        process.start()
+        with pytest.raises(smb.SegmentLost, match="restarted without its data"):
+            for _ in range(3):
+                ps.step()
+        with pytest.raises(smb.SegmentLost):
+            ps.close()
+
+
+def test_the_first_worker_fails_and_the_second_begins(boxes: Boxes) -> None:
+    """It dies before it has written the weights."""
+    with boxes.connected() as connections:
+        roster = Roster(connections[0], "parameter-server", 5.0, temporary=True)
+        assert roster.leads()
+    model = network()
+    with parameter_server(boxes, model) as ps:
+        ps.step()
+        assert ps.stats()["workers"] == 1
+
+
+# -- what comes too late -------------------------------------------------------------------------
+
+
+def test_close_after_an_error_sends_nothing_twice(boxes: Boxes) -> None:
+    """The push was done when the wait for a worker that does nothing timed out."""
+    idle, model = network(), network()
+    options: dict[str, Any] = {"staleness": 0, "rule": Downpour("sum")}
+    with (
+        parameter_server(boxes, idle, **options) as waiting,
+        boxes.connected() as connections,
+    ):
+        before = {name: value.clone() for name, value in waiting.state_dict()["model"].items()}
+        optimizer = sgd(model.parameters())
+        ps = ParameterServer(model, optimizer, box=connections, timeout=0.5, **options)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        with pytest.raises(TimeoutError):
+            ps.step()
+        with pytest.raises(RuntimeError, match=r"step\(\) after an error"):
+            ps.step()
+        ps.close()
+        alone = network()
+        for parameter in alone.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        sgd(alone.parameters()).step()
+        after = waiting.state_dict()["model"]
+        for name, parameter in alone.named_parameters():
+            assert not torch.equal(after[name], before[name])
+            torch.testing.assert_close(after[name], parameter.detach())
+
+
+def test_steps_after_the_last_one(boxes: Boxes) -> None:
+    with parameter_server(boxes, network()) as ps:
+        ps.finish()
+        ps.pull()
+        with pytest.raises(RuntimeError, match=r"step\(\) after finish\(\)"):
+            ps.step()
+        ps.close()
+        with pytest.raises(RuntimeError, match=r"pull\(\) after close\(\)"):
+            ps.pull()
+
+
+def test_a_second_checkpoint(boxes: Boxes) -> None:
+    with parameter_server(boxes, network()) as ps:
+        state = ps.state_dict()
+        ps.load_state_dict(state)
+        with pytest.raises(RuntimeError, match="loaded once"):
+            ps.load_state_dict(state)
+
+
+def test_a_parameter_that_is_unfrozen(boxes: Boxes) -> None:
+    model = network()
+    model.first.weight.requires_grad_(False)
+    with parameter_server(boxes, model) as ps:
+        model.first.weight.requires_grad_(True)
+        with pytest.raises(RuntimeError, match=r"first\.weight was frozen"):
+            ps.step()

@@ -1,0 +1,123 @@
+"""What the asynchronous parameter server moves, and differences that travel as bfloat16."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from harness.ps_models import Awkward, Cells
+from harness.ps_task import alone, network, sgd
+from harness.ps_workers import Boxes, parameter_server, serving, settle, together, trained
+from torch import nn
+
+from torch_hbmcomm import smb
+from torch_hbmcomm.parameter_server import Downpour
+
+pytestmark = pytest.mark.usefixtures("nothing_left", "small_pieces")
+
+
+# -- traffic -------------------------------------------------------------------------------------
+
+
+def trained_bytes(model: nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in model.parameters() if tensor.requires_grad)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_step_moves_what_is_trained_and_no_more(overlap: bool) -> None:
+    """On the wire; the clocks are the rest."""
+    steps, model = 7, Awkward()
+    roster = smb.key_of("traffic/roster")
+
+    def moved(boxes: Boxes, what: str, clocks: bool = False) -> int:
+        return sum(row[what] for row in boxes.rows() if (row["key"] == roster) == clocks)
+
+    def now(boxes: Boxes) -> list[int]:
+        return [
+            *(moved(boxes, what) for what in ("written_bytes", "read_bytes", "accumulated_bytes")),
+            *(moved(boxes, what, clocks=True) for what in ("written_bytes", "read_bytes")),
+        ]
+
+    options: dict[str, Any] = {"name": "traffic", "buffers": "local", "overlap": overlap}
+    with serving("tcp") as boxes, parameter_server(boxes, model, **options) as ps:
+        ps.step()
+        ps.pull()  # what overlaps is done
+        counted, before = ps.stats(), now(boxes)
+        for _ in range(steps):
+            ps.step()
+        settle(ps)
+        differences = [after - since for after, since in zip(now(boxes), before, strict=True)]
+        since = ps.stats()
+    expected = steps * trained_bytes(model)
+    assert differences[:3] == [expected] * 3
+    assert since["pushed_bytes"] - counted["pushed_bytes"] == expected
+    assert since["pulled_bytes"] - counted["pulled_bytes"] == expected
+    # Two clocks of 8 bytes are told. 8 bytes and a line of 64 for each worker are looked at, and
+    # once more when a second has passed.
+    assert differences[3] == 16 * steps
+    assert 72 * steps <= differences[4] <= 2 * 72 * steps
+
+
+# -- differences that travel as bfloat16 ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_rounding_loses_nothing(boxes: Boxes, workers: int, overlap: bool) -> None:
+    """Numbers of 16 bits do not fit bfloat16's 8, but the box has their exact sums in the end."""
+    steps = 6
+
+    def work(worker: int, barrier: threading.Barrier) -> Any:
+        model = Cells(1000)
+        generator = torch.Generator().manual_seed(worker)
+        total = torch.zeros(1000)
+        options: dict[str, Any] = {
+            "transfer": torch.bfloat16,
+            "overlap": overlap,
+            "workers": workers,
+        }
+        with parameter_server(boxes, model, rule=Downpour("sum"), **options) as ps:
+            for _ in range(steps):
+                gradient = torch.randint(0, 1 << 16, (1000,), generator=generator).float()
+                total += gradient
+                model.cells.grad = gradient
+                ps.step()
+            ps.pull()
+            barrier.wait()
+            ps.pull()
+            return model.cells.detach().clone(), total
+
+    results = together(workers, work)
+    expected = -torch.stack([total for _, total in results]).sum(0)
+    for found, _ in results:
+        assert torch.equal(found, expected)
+
+
+def test_half_the_traffic() -> None:
+    moved = []
+    for transfer in (None, torch.bfloat16):
+        model = network()
+        options: dict[str, Any] = {"transfer": transfer, "overlap": False}
+        with serving("tcp") as boxes, parameter_server(boxes, model, **options) as ps:
+            for _ in range(3):
+                ps.step()
+            stats = ps.stats()
+            moved.append((stats["pushed_bytes"], stats["pulled_bytes"]))
+    assert [(2 * pushed, 2 * pulled) for pushed, pulled in moved[1:]] == moved[:1]
+
+
+def test_the_weights_are_as_without_rounding(boxes: Boxes) -> None:
+    (found,) = trained(boxes, 1, sgd, 20, transfer=torch.bfloat16)
+    for name, value in alone(sgd, 20).items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=2e-3, msg=name)
+
+
+def test_what_bfloat16_cannot_tell_from_0_is_dropped(boxes: Boxes) -> None:
+    model = Cells(3)
+    with parameter_server(boxes, model, transfer=torch.bfloat16) as ps:
+        model.cells.grad = torch.tensor([1e-42, -1.0, 1.0])
+        ps.step()
+        ps.pull()
+    assert model.cells.tolist() == [0.0, 1.0, -1.0]

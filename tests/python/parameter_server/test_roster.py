@@ -1,0 +1,185 @@
+"""Who trains together, how far each is, and who is alive."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.box_process import TOKEN as BOX_TOKEN
+from harness.box_process import BoxProcess
+from harness.ps_workers import TOKEN, Boxes, together
+
+from torch_hbmcomm import smb
+from torch_hbmcomm.parameter_server.roster import Roster
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+TIMEOUT = 10.0
+
+
+def connect(boxes: Boxes) -> smb.Box:
+    return smb.connect(boxes.servers[0].url, TOKEN, transport=boxes.transport)
+
+
+def join(box: smb.Box, timeout: float = TIMEOUT) -> Roster:
+    return Roster(box, "job", timeout, temporary=True)
+
+
+def begin(box: smb.Box) -> Roster:
+    """The first, and active."""
+    roster = join(box)
+    assert roster.leads()
+    roster.publish(17)
+    assert roster.activate() == 0
+    return roster
+
+
+def test_one_of_many_leads(boxes: Boxes) -> None:
+    def work(worker: int, barrier: threading.Barrier) -> tuple[int, bool]:
+        with connect(boxes) as box:
+            barrier.wait()
+            roster = join(box)
+            leads = roster.leads()
+            if leads:
+                time.sleep(0.01)
+                roster.publish(17)
+            assert roster.ready() == 17
+            roster.activate()
+            roster.wait_for_workers(6)
+            barrier.wait()
+            roster.leave()
+            return roster.index, leads
+
+    results = together(6, work)
+    assert sum(leads for _, leads in results) == 1
+    assert len({index for index, _ in results}) == 6
+    assert boxes.rows() == []
+
+
+def test_the_next_leads_when_the_first_dies_before_it_has_written(boxes: Boxes) -> None:
+    with connect(boxes) as second_box:
+        with connect(boxes) as first_box:
+            first = join(first_box)
+            assert first.leads()
+            second = join(second_box)
+            found: list[bool] = []
+            waiting = threading.Thread(target=lambda: found.append(second.leads()))
+            waiting.start()
+            time.sleep(0.1)
+            assert found == []
+        waiting.join()
+        assert found == [True]
+
+
+def test_who_joins_late_starts_with_the_foremost(boxes: Boxes) -> None:
+    with connect(boxes) as one, connect(boxes) as other:
+        first = begin(one)
+        first.set_pushed(5)
+        late = join(other)
+        assert not late.leads()
+        assert late.activate() == 5
+        assert [(line.index, line.pushed) for line in first.active()] == [(0, 5), (1, 5)]
+        late.leave()
+        assert [line.index for line in first.active()] == [0]
+        again = join(other)
+        assert again.index == 2  # no line is used twice
+
+
+def test_the_dead_are_not_waited_for(boxes: Boxes) -> None:
+    with connect(boxes) as one:
+        first = begin(one)
+        with connect(boxes) as other:
+            join(other).activate()
+        first.set_pushed(3)
+        start = time.monotonic()
+        first.wait_pushed(3)
+        assert time.monotonic() - start < 5
+        assert [line.index for line in first.active()] == [0]
+
+
+def test_deaths_are_noticed_by_those_who_wait_for_nobody(boxes: Boxes) -> None:
+    with connect(boxes) as one:
+        first = begin(one)
+        with connect(boxes) as other:
+            join(other).activate()
+            first.notice_deaths()
+            assert len(first.active()) == 2
+        deadline = time.monotonic() + 5
+        while len(first.active()) == 2:
+            assert time.monotonic() < deadline
+            first.notice_deaths()
+            time.sleep(0.05)
+
+
+def test_the_living_are_waited_for_and_named(boxes: Boxes) -> None:
+    with connect(boxes) as one, connect(boxes) as other:
+        first = begin(one)
+        begun = join(other, timeout=0.3)
+        begun.activate()
+        with pytest.raises(TimeoutError, match=r"worker 1 of 'job' .* exchange 2 of workers 0 \("):
+            begun.set_pulled(2)
+            begun.wait_pulled(2)
+        assert len(first.active()) == 2
+
+
+@pytest.mark.parametrize("joins", [15, pytest.param(40, marks=pytest.mark.full)])
+def test_nobody_passes_one_who_joins(boxes: Boxes, joins: int) -> None:
+    """What one does and then looks at, another that looks and then does cannot miss."""
+    with connect(boxes) as one, connect(boxes) as other:
+        first = begin(one)
+        reached = [0]
+        stop = threading.Event()
+
+        def advance() -> None:
+            while not stop.is_set():
+                clock = reached[0] + 1
+                first.set_pushed(clock)
+                first.wait_pushed(clock)
+                reached[0] = clock
+
+        advancing = threading.Thread(target=advance)
+        advancing.start()
+        delays = random.Random(5)
+        try:
+            for _ in range(joins):
+                late = join(other)
+                clock = late.activate()
+                time.sleep(delays.random() * 4e-3)
+                assert reached[0] <= clock
+                late.leave()
+        finally:
+            stop.set()
+            advancing.join()
+
+
+def test_a_life_that_is_looked_at_goes_on(boxes: Boxes) -> None:
+    with connect(boxes) as one, connect(boxes) as other:
+        first, second = begin(one), join(other)
+        second.activate()
+        for _ in range(20):
+            first._bury_the_dead([1])
+            second._bury_the_dead([0])
+        assert len(first.active()) == 2
+
+
+def test_lives_outlast_a_restart_of_the_box(transport: Any, tmp_path: Path) -> None:
+    """Whoever comes back first sees the others alive, and does not end them by looking."""
+    with (
+        BoxProcess("--store", str(tmp_path), "--memory", "64MiB") as process,
+        smb.connect(process.url, BOX_TOKEN, transport=transport) as one,
+        smb.connect(process.url, BOX_TOKEN, transport=transport) as other,
+    ):
+        first, second = begin(one), join(other)
+        second.activate()
+        for _ in range(3):
+            process.kill()
+            process.start()
+            first._bury_the_dead([1])
+            second._bury_the_dead([0])
+        assert len(first.active()) == 2
+        second.leave()
+        first.leave()

@@ -1,0 +1,95 @@
+"""Runs every example by the command that examples/README.md gives for it.
+
+An example verifies itself, so that a test asks for exit status 0 and for the line that says so.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness.box_process import TOKEN, BoxProcess
+from harness.network import skip_unless_namespaces_work
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = ROOT / "examples"
+TIMEOUT = 240  # seconds, for one example
+ROW = re.compile(r"^\| \[(?P<name>[^]]+)\].*\| `(?P<command>[^`]+)` \|$", re.MULTILINE)
+COMMANDS = {
+    match["name"]: match["command"] for match in ROW.finditer((EXAMPLES / "README.md").read_text())
+}
+
+SAYS = {
+    "ddp_digits.py": r"OK: [\d.]+% .* losses over hbm and gloo agree",
+    "fsdp2.py": r"OK: FSDP2 torch\.float32 .*\nOK: FSDP2 torch\.bfloat16",
+    "device_mesh.py": r"OK: weights of the 2 x 2 mesh",
+    "functional_collectives.py": r"OK: all_reduce, .* compiled by aot_eager",
+    "checkpoint.py": r"OK: resumed after step 5",
+    "allreduce_check.py": r"OK: 3 allreduces of 64 MiB on 2 ranks over hbm",
+    "async_parameter_server.py": r"OK: [\d.]+% of the test images recognised",
+    "layer_drop.py": r"OK: [\d.]+% of the bytes were sent \(10% asked for\)",
+    "two_nodes.sh": r"OK: 2 nodes summed 3 x 16 MiB over the link",
+    "numpy_mpi4py.py": r"lie on NUMA node \d+\n(?s:.*)OK: all results are right",
+}
+QUICK = {"ddp_digits.py"}
+
+
+def here(command: str) -> list[str]:
+    """`command` with this interpreter, and the launchers that belong to it."""
+    programs = {
+        "torchrun": [sys.executable, "-m", "torch.distributed.run"],
+        "mpiexec": [str(Path(sys.executable).with_name("mpiexec"))],
+        "python": [sys.executable],
+    }
+    return [word for given in shlex.split(command) for word in programs.get(given, [given])]
+
+
+def test_every_example_is_in_the_table() -> None:
+    files = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh")}
+    assert files == COMMANDS.keys() == SAYS.keys()
+
+
+@pytest.mark.full
+def test_memory_box_in_c(tmp_path: Path) -> None:
+    """Compiled by the lines at the head of the program, and run as they say."""
+    head = (EXAMPLES / "memory_box.c").read_text().partition("*/")[0]
+    lines = [line.removeprefix(" *     ") for line in head.splitlines()]
+    where, compile_it = (next(x for x in lines if x.startswith(y)) for y in ("pkg=", "cc "))
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    program = tmp_path / "memory_box"
+    subprocess.run(
+        ["sh", "-ec", f"{where}\n{compile_it.replace('-o memory_box', f'-o {program}')}"],
+        cwd=ROOT, env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}, check=True,
+    )  # fmt: skip
+    with BoxProcess("--memory", "64MiB") as box:
+        environment = os.environ | {"HBMCOMM_BOX": box.url, "HBMCOMM_TOKEN": TOKEN}
+        done = subprocess.run(
+            [program, "4"], env=environment, capture_output=True, text=True, timeout=TIMEOUT
+        )
+    assert done.returncode == 0, done.stderr
+    assert "every weight is 40" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in COMMANDS],
+)
+def test_example(name: str) -> None:
+    if name == "two_nodes.sh":
+        skip_unless_namespaces_work()
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHON": sys.executable}
+    with subprocess.Popen(
+        here(COMMANDS[name]), cwd=ROOT, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as process:  # fmt: skip
+        try:
+            output, _ = process.communicate(timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # a launcher then ends its ranks
+            output, _ = process.communicate()
+            pytest.fail(f"{name} still ran after {TIMEOUT} s:\n{output}")
+    assert process.returncode == 0, output
+    assert re.search(SAYS[name], output), output
