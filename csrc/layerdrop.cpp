@@ -14,10 +14,10 @@
 #include <span>
 #include <utility>
 
-#include "layerdrop_checks.h"
-#include "reduce/copy.h"
-#include "reduce/measured_sum.h"
-#include "reduce/packed.h"
+#include "process_group/layerdrop_checks.h"
+#include "kernels/copy.h"
+#include "kernels/measured_sum.h"
+#include "kernels/packed.h"
 
 namespace hbm::layerdrop {
 namespace {

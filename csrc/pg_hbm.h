@@ -21,19 +21,19 @@
 #include <vector>
 
 #include "base/error.h"
-#include "bootstrap/meeting.h"
-#include "cluster/news.h"
-#include "engine/collectives.h"
-#include "engine/queue.h"
+#include "bootstrap/rendezvous.h"
+#include "communicator/failure/failure_monitor.h"
+#include "communicator/communicator.h"
+#include "progress/operation_queue.h"
 #include "memory/segment.h"
-#include "mpi/channel.h"
-#include "node/neighbours.h"
-#include "node/team.h"
-#include "pg_checks.h"
-#include "pg_companion.h"
-#include "pg_options.h"
-#include "pg_views.h"
-#include "pg_work.h"
+#include "communicator/mpi/channel.h"
+#include "communicator/shm/neighbours.h"
+#include "communicator/shm/shm_group.h"
+#include "process_group/checks.h"
+#include "process_group/group_resource.h"
+#include "process_group/options.h"
+#include "process_group/staged_tensors.h"
+#include "process_group/work.h"
 
 namespace hbm {
 

@@ -4,8 +4,8 @@
 #include <string>
 #include <utility>
 
-#include "client/core.h"
-#include "client/requests.h"
+#include "box/client/core.h"
+#include "box/client/requests.h"
 
 namespace hbm::client {
 namespace {

@@ -13,7 +13,7 @@
 // on an idle client runs in the caller; a thread of the client's own drives all else, keeps the
 // lease and reconnects. A process forked from the client's cannot use it: every call throws.
 //
-// Errors: bad arguments throw Error(kInvalid) before anything is sent; client/error.h has the rest.
+// Errors: bad arguments throw Error(kInvalid) before anything is sent; box/client/error.h has the rest.
 // An asynchronous operation throws from Future::get() what came after the checks.
 #pragma once
 
@@ -24,10 +24,10 @@
 #include <string>
 #include <vector>
 
-#include "client/error.h"
-#include "client/options.h"
-#include "client/stats.h"
-#include "smb/protocol.h"
+#include "box/client/error.h"
+#include "box/client/options.h"
+#include "box/client/stats.h"
+#include "box/protocol/protocol.h"
 
 namespace hbm::client {
 

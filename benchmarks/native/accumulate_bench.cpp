@@ -26,8 +26,8 @@
 #include <thread>
 #include <vector>
 
-#include "box/accumulator.h"
-#include "box/store.h"
+#include "box/server/accumulator.h"
+#include "box/server/storage/store.h"
 
 namespace hbm::box {
 namespace {

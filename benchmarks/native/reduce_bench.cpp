@@ -21,8 +21,8 @@
 #include <thread>
 #include <vector>
 
-#include "reduce/copy.h"
-#include "reduce/reduce.h"
+#include "kernels/copy.h"
+#include "kernels/reduce.h"
 
 namespace hbm {
 namespace {

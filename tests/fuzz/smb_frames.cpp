@@ -15,8 +15,8 @@
 #include <span>
 #include <vector>
 
-#include "door/stream_connection.h"
-#include "smb/frame_stream.h"
+#include "box/server/listener/stream_connection.h"
+#include "box/protocol/frame_stream.h"
 #include "smb_fake_desk.h"
 
 namespace hbm {

@@ -1,6 +1,6 @@
 // accumulate() for every pair of types on every instruction set that this processor runs, bit for
 // bit against one element at a time.
-#include "reduce/accumulate.h"
+#include "kernels/accumulate.h"
 
 #include <gtest/gtest.h>
 
@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "real_elements.h"
-#include "reduce/kernels.h"
-#include "reduce/scale_integer.h"
+#include "kernels/kernels.h"
+#include "kernels/scale_integer.h"
 #include "reduce_reference.h"
 
 namespace hbm {

@@ -20,9 +20,9 @@
 #include <vector>
 
 #include "collectives_data.h"
-#include "engine/collectives.h"
-#include "engine/queue.h"
-#include "reduce/reduce.h"
+#include "communicator/communicator.h"
+#include "progress/operation_queue.h"
+#include "kernels/reduce.h"
 
 namespace hbm {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "engine/collectives.h"
+#include "communicator/communicator.h"
 #include "reduce_reference.h"
 
 namespace hbm {

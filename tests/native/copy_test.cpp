@@ -1,4 +1,4 @@
-#include "reduce/copy.h"
+#include "kernels/copy.h"
 
 #include <gtest/gtest.h>
 

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/operation.h"
+#include "progress/operation.h"
 
 namespace hbm {
 

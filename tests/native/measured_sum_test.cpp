@@ -1,6 +1,6 @@
 // measured_sum() for every pair of types on every instruction set that this processor runs, bit for
 // bit against one element at a time.
-#include "reduce/measured_sum.h"
+#include "kernels/measured_sum.h"
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "real_elements.h"
-#include "reduce/kernels.h"
+#include "kernels/kernels.h"
 
 namespace hbm {
 namespace {

@@ -1,5 +1,5 @@
 // How the ranks of a group meet in the store, before anything else is there.
-#include "bootstrap/meeting.h"
+#include "bootstrap/rendezvous.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>

@@ -1,5 +1,5 @@
 // Headers: their layout on the wire, what they say in words, and every way in which two differ.
-#include "engine/message.h"
+#include "communicator/message.h"
 
 #include <gtest/gtest.h>
 

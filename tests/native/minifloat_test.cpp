@@ -1,6 +1,6 @@
 // The conversions of narrow floats, against the definition of their formats: every code, every
 // midpoint between two codes and its neighbours, and random bits.
-#include "reduce/minifloat.h"
+#include "kernels/minifloat.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Every collective, send and receive over real MPI: random conversations of 1 to 8 ranks.
-#include "mpi/collectives.h"
+#include "communicator/mpi/communicator.h"
 
 #include <gtest/gtest.h>
 

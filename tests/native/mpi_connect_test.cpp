@@ -1,5 +1,5 @@
 // Whether the ranks of a group fit an MPI world, and which of them MPI takes as sharing a node.
-#include "mpi/connect.h"
+#include "communicator/mpi/connect.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "expect_error.h"
-#include "mpi/standing.h"
+#include "communicator/mpi/standing.h"
 
 namespace hbm::mpi {
 namespace {

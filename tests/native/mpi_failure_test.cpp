@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "expect_error.h"
-#include "mpi/collectives.h"
-#include "mpi/graveyard.h"
-#include "mpi/point_to_point.h"
+#include "communicator/mpi/communicator.h"
+#include "communicator/mpi/abandoned_requests.h"
+#include "communicator/mpi/point_to_point.h"
 #include "mpi_ranks.h"
 
 namespace hbm::mpi {

@@ -10,11 +10,11 @@
 #include <utility>
 
 #include "base/error.h"
-#include "bootstrap/meeting.h"
+#include "bootstrap/rendezvous.h"
 #include "file_store.h"
-#include "mpi/collectives.h"
-#include "mpi/connect.h"
-#include "mpi/library.h"
+#include "communicator/mpi/communicator.h"
+#include "communicator/mpi/connect.h"
+#include "communicator/mpi/library.h"
 
 namespace hbm::mpi {
 namespace {

@@ -9,9 +9,9 @@
 #include <set>
 #include <string>
 
-#include "engine/queue.h"
+#include "progress/operation_queue.h"
 #include "forked_ranks.h"
-#include "mpi/channel.h"
+#include "communicator/mpi/channel.h"
 
 namespace hbm::mpi {
 

@@ -17,8 +17,8 @@
 #include "expect_error.h"
 #include "file_store.h"
 #include "forked_ranks.h"
-#include "node/neighbours.h"
-#include "node/peer_socket_file.h"
+#include "communicator/shm/neighbours.h"
+#include "communicator/shm/peer_socket_file.h"
 
 namespace hbm::node {
 namespace {

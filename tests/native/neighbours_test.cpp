@@ -1,5 +1,5 @@
 // Who shares a node. Ranks are processes, in namespaces of their own where a test says so.
-#include "node/neighbours.h"
+#include "communicator/shm/neighbours.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -23,8 +23,8 @@
 #include "file_store.h"
 #include "forked_ranks.h"
 #include "memory_fixture.h"  // what ThreadSanitizer shall not say of memkind
-#include "node/neighbour_cache.h"
-#include "node/neighbour_partition.h"
+#include "communicator/shm/neighbour_cache.h"
+#include "communicator/shm/neighbour_partition.h"
 
 namespace hbm::node {
 namespace {

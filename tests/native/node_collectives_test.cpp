@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "collectives_conversation.h"
-#include "node/mail.h"
-#include "node/step.h"
+#include "communicator/shm/mail.h"
+#include "communicator/shm/phased_operation.h"
 #include "node_ranks.h"
 #include "stress.h"
 

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "node/collectives.h"
+#include "communicator/shm/communicator.h"
 
 namespace hbm::node {
 namespace {

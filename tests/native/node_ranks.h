@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "base/descriptor.h"
-#include "engine/collectives.h"
-#include "engine/queue.h"
-#include "node/team.h"
+#include "communicator/communicator.h"
+#include "progress/operation_queue.h"
+#include "communicator/shm/shm_group.h"
 
 namespace hbm::node {
 

@@ -1,5 +1,5 @@
 // The areas of a team: what it checks of them, and when nobody looks at one any more.
-#include "node/team.h"
+#include "communicator/shm/shm_group.h"
 
 #include <gtest/gtest.h>
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "expect_error.h"
-#include "node/mail.h"
+#include "communicator/shm/mail.h"
 #include "node_ranks.h"
 
 namespace hbm::node {

@@ -1,6 +1,6 @@
 // pack() and unpack() for every pair of types on every instruction set that this processor runs,
 // bit for bit against one element at a time.
-#include "reduce/packed.h"
+#include "kernels/packed.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "real_elements.h"
-#include "reduce/kernels.h"
+#include "kernels/kernels.h"
 
 namespace hbm {
 namespace {

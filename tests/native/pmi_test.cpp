@@ -1,5 +1,5 @@
 // The PMI responder, asked over its socket as MPICH asks.
-#include "mpi/pmi.h"
+#include "communicator/mpi/pmi.h"
 
 #include <gtest/gtest.h>
 #include <poll.h>

@@ -3,7 +3,7 @@
 
 #include <thread>
 
-#include "engine/queue.h"
+#include "progress/operation_queue.h"
 #include "expect_error.h"
 #include "queue_fixture.h"
 

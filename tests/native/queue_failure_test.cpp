@@ -1,7 +1,7 @@
 // What an error, a timeout, abort() and stop() do to an operation and to its queue.
 #include <gtest/gtest.h>
 
-#include "engine/queue.h"
+#include "progress/operation_queue.h"
 #include "expect_error.h"
 #include "queue_fixture.h"
 

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "engine/queue.h"
+#include "progress/operation_queue.h"
 #include "fake_operation.h"
 
 namespace hbm {

@@ -4,7 +4,7 @@
 #include <random>
 
 #include "base/error.h"
-#include "engine/queue.h"
+#include "progress/operation_queue.h"
 #include "queue_fixture.h"
 
 namespace hbm {

@@ -1,11 +1,11 @@
 // Who drives an operation, when, and in which order.
-#include "engine/queue.h"
+#include "progress/operation_queue.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "engine/backoff.h"
+#include "progress/backoff.h"
 #include "expect_error.h"
 #include "queue_fixture.h"
 

@@ -1,6 +1,6 @@
 // Every dtype and operator on every instruction set that this processor runs, bit for bit against
 // reduce_reference.h.
-#include "reduce/reduce.h"
+#include "kernels/reduce.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "reduce/kernels.h"
+#include "kernels/kernels.h"
 #include "reduce_reference.h"
 
 namespace hbm {

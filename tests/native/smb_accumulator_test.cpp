@@ -1,5 +1,5 @@
 // The accumulator: nothing is lost among concurrent operations, whether they are recorded or not.
-#include "box/accumulator.h"
+#include "box/server/accumulator.h"
 
 #include <gtest/gtest.h>
 
@@ -11,9 +11,9 @@
 #include <thread>
 #include <vector>
 
-#include "box/steps.h"
-#include "box/store.h"
-#include "reduce/accumulate.h"
+#include "box/server/steps.h"
+#include "box/server/storage/store.h"
+#include "kernels/accumulate.h"
 #include "smb_store_fixture.h"
 
 namespace hbm::box {

@@ -1,4 +1,4 @@
-#include "smb/address.h"
+#include "box/protocol/address.h"
 
 #include <gtest/gtest.h>
 

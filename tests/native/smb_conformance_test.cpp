@@ -18,7 +18,7 @@
 
 #include "base/error.h"
 #include "smb_client.h"
-#include "smb_server.h"
+#include "box/server/server.h"
 
 namespace hbm::client {
 namespace {

@@ -1,5 +1,5 @@
 // A connection with a box that does not keep to the protocol.
-#include "link/connection.h"
+#include "box/transport/connection.h"
 
 #include <gtest/gtest.h>
 #include <poll.h>

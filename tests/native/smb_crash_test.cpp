@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "base/descriptor.h"
-#include "box/accumulator.h"
-#include "box/store.h"
+#include "box/server/accumulator.h"
+#include "box/server/storage/store.h"
 #include "smb_store_fixture.h"
 #include "stress.h"
 

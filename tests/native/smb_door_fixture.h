@@ -11,7 +11,7 @@
 #include <string>
 #include <thread>
 
-#include "door/stream_door.h"
+#include "box/server/listener/stream_listener.h"
 #include "scratch.h"
 #include "smb_fake_desk.h"
 #include "smb_raw_client.h"

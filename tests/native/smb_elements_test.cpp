@@ -1,6 +1,6 @@
 // Shared memory: what a frame stream, which moves payloads into it and out of it, makes of
 // elements.
-#include "smb/elements.h"
+#include "box/protocol/elements.h"
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -12,7 +12,7 @@
 #include <cstring>
 #include <vector>
 
-#include "smb/frame_stream.h"
+#include "box/protocol/frame_stream.h"
 #include "smb_socket_pairs.h"
 
 namespace hbm::smb {

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "box/desk.h"
-#include "box/segment.h"
-#include "smb/proof.h"
+#include "box/server/request_handler.h"
+#include "box/server/segment.h"
+#include "box/protocol/proof.h"
 
 namespace hbm::box {
 

@@ -1,4 +1,4 @@
-#include "smb/frame_stream.h"
+#include "box/protocol/frame_stream.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@
 
 #include "expect_error.h"
 #include "scratch.h"
-#include "smb/socket.h"
+#include "box/protocol/socket.h"
 #include "smb_socket_pairs.h"
 
 namespace hbm::smb {

@@ -28,7 +28,7 @@
 #include "base/descriptor.h"
 #include "scratch.h"
 #include "smb_client.h"
-#include "smb_server.h"
+#include "box/server/server.h"
 #include "stress.h"
 
 extern char** environ;

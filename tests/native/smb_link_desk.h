@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "box/desk.h"
-#include "box/segment.h"
+#include "box/server/request_handler.h"
+#include "box/server/segment.h"
 #include "memory/pool.h"
-#include "smb/protocol.h"
+#include "box/protocol/protocol.h"
 
 namespace hbm::box {
 

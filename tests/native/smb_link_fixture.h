@@ -15,11 +15,11 @@
 #include <string>
 #include <vector>
 
-#include "door/stream_door.h"
-#include "link/link.h"
+#include "box/server/listener/stream_listener.h"
+#include "box/transport/transport.h"
 #include "scratch.h"
-#include "smb/address.h"
-#include "smb/protocol.h"
+#include "box/protocol/address.h"
+#include "box/protocol/protocol.h"
 #include "smb_link_desk.h"
 
 namespace hbm::link {

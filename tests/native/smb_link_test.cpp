@@ -1,5 +1,5 @@
 // What the stream links have in common, against the real door over a desk of the tests' own.
-#include "link/link.h"
+#include "box/transport/transport.h"
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -9,9 +9,9 @@
 #include <thread>
 
 #include "expect_error.h"
-#include "link/shm_link.h"
-#include "link/slices.h"
-#include "smb/socket.h"
+#include "box/transport/shm_transport.h"
+#include "box/transport/slices.h"
+#include "box/protocol/socket.h"
 #include "smb_link_fixture.h"
 
 namespace hbm::link {

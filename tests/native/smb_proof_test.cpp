@@ -1,4 +1,4 @@
-#include "smb/proof.h"
+#include "box/protocol/proof.h"
 
 #include <gtest/gtest.h>
 

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "base/error.h"
-#include "smb/frame_stream.h"
-#include "smb/proof.h"
-#include "smb/socket.h"
+#include "box/protocol/frame_stream.h"
+#include "box/protocol/proof.h"
+#include "box/protocol/socket.h"
 
 namespace hbm::smb {
 

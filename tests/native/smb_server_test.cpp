@@ -1,5 +1,5 @@
 // A whole box: how it starts, what it refuses, and what it leaves behind.
-#include "smb_server.h"
+#include "box/server/server.h"
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -12,8 +12,8 @@
 #include <functional>
 
 #include "base/error.h"
-#include "smb/protocol.h"
-#include "smb/socket.h"
+#include "box/protocol/protocol.h"
+#include "box/protocol/socket.h"
 #include "smb_store_fixture.h"
 
 namespace hbm::box {

@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "box/segment.h"
-#include "box/service.h"
-#include "box/store.h"
+#include "box/server/segment.h"
+#include "box/server/service.h"
+#include "box/server/storage/store.h"
 #include "memory/pool.h"
-#include "smb/protocol.h"
+#include "box/protocol/protocol.h"
 
 namespace hbm::box {
 

@@ -1,5 +1,5 @@
 // Keys, attachments and rights: what clients may reach, and for how long.
-#include "box/service.h"
+#include "box/server/service.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>

@@ -1,5 +1,5 @@
 // Sessions: sequence numbers and their replays, leases, fairness, and what a closing box answers.
-#include "box/session.h"
+#include "box/server/session.h"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 #include <new>
 #include <thread>
 
-#include "box/refusal.h"
-#include "box/sessions.h"
+#include "box/server/refusal.h"
+#include "box/server/sessions.h"
 #include "smb_service_fixture.h"
 #include "stress.h"
 

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
-#include "link/shm_link.h"
+#include "box/transport/shm_transport.h"
 #include "smb_link_fixture.h"
 
 namespace hbm::link {

@@ -1,5 +1,5 @@
 // How a transfer is cut.
-#include "link/slices.h"
+#include "box/transport/slices.h"
 
 #include <gtest/gtest.h>
 

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "base/descriptor.h"
-#include "smb/protocol.h"
-#include "smb/socket.h"
+#include "box/protocol/protocol.h"
+#include "box/protocol/socket.h"
 
 namespace hbm::smb {
 

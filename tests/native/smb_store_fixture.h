@@ -8,8 +8,8 @@
 #include <memory>
 #include <string>
 
-#include "box/store.h"
-#include "reduce/accumulate.h"
+#include "box/server/storage/store.h"
+#include "kernels/accumulate.h"
 #include "scratch.h"
 
 namespace hbm::box {

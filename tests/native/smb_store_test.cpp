@@ -1,5 +1,5 @@
 // The store: what is there again after a restart, and what becomes of damage.
-#include "box/store.h"
+#include "box/server/storage/store.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "box/accumulator.h"
-#include "box/stored_segment.h"
+#include "box/server/accumulator.h"
+#include "box/server/storage/stored_segment.h"
 #include "expect_error.h"
 #include "reduce_reference.h"
 #include "smb_store_fixture.h"

@@ -6,7 +6,7 @@
 
 #include <thread>
 
-#include "link/slices.h"
+#include "box/transport/slices.h"
 #include "smb_link_fixture.h"
 
 #ifdef __SANITIZE_THREAD__

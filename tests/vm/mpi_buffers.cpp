@@ -17,8 +17,8 @@
 
 #include "memory/binding.h"
 #include "memory/process.h"
-#include "mpi/collectives.h"
-#include "mpi/library.h"
+#include "communicator/mpi/communicator.h"
+#include "communicator/mpi/library.h"
 #include "mpi_ranks.h"
 #include "report.h"
 

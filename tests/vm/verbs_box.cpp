@@ -10,10 +10,10 @@
 #include <stdexcept>
 #include <thread>
 
-#include "link/join.h"
-#include "smb/proof.h"
-#include "smb_server.h"
-#include "verbs/messages.h"
+#include "box/transport/join.h"
+#include "box/protocol/proof.h"
+#include "box/server/server.h"
+#include "box/verbs/common/messages.h"
 
 namespace hbm::verbs {
 namespace {

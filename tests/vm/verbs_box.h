@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "link/link.h"
-#include "smb/frame_stream.h"
-#include "smb/protocol.h"
-#include "verbs/connector.h"
-#include "verbs/slots.h"
+#include "box/transport/transport.h"
+#include "box/protocol/frame_stream.h"
+#include "box/protocol/protocol.h"
+#include "box/verbs/client/connector.h"
+#include "box/verbs/common/slots.h"
 
 namespace hbm::verbs {
 

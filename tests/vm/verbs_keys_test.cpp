@@ -4,7 +4,7 @@
 #include <cstring>
 #include <optional>
 
-#include "link/link.h"
+#include "box/transport/transport.h"
 #include "smb_client.h"
 #include "verbs_box.h"
 

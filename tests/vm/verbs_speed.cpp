@@ -13,8 +13,8 @@
 #include <fstream>
 #include <stdexcept>
 
-#include "verbs/box_memory.h"
-#include "verbs/load.h"
+#include "box/verbs/server/box_memory.h"
+#include "box/verbs/common/load_library.h"
 #include "verbs_box.h"
 
 namespace hbm::verbs {

@@ -188,16 +188,16 @@ def test_the_box_is_loaded_without_torch() -> None:
 
 SOUND_INCLUDES = {
     "bindings.cpp": '#include <pybind11/pybind11.h>\n#include "pg_hbm.h"\n',
-    "pg_hbm.h": '#include <torch/torch.h>\n#include "mpi/world.h"\n#include "base/error.h"\n',
-    "mpi/world.h": '#include <mpi.h>\n#include "memory/heap.h"\n',
+    "pg_hbm.h": '#include <torch/torch.h>\n#include "communicator/mpi/world.h"\n#include "base/error.h"\n',
+    "communicator/mpi/world.h": '#include <mpi.h>\n#include "memory/heap.h"\n',
     "memory/heap.h": '#pragma once\n#include <mutex>\n#include "base/error.h"\n',
     "base/error.h": "#include <string>\n",
     "base/error.cpp": '#include "base/error.h"\n',
     "smb_bindings.cpp": '#include <pybind11/pybind11.h>\n#include "smb_client.h"\n',
-    "smb_client.h": '#include "client/core.h"\n',
+    "smb_client.h": '#include "box/client/core.h"\n',
     "smb_server.h": "",
-    "client/core.h": '#include "link/link.h"\n',
-    "link/link.h": '#include "base/error.h"\n',
+    "box/client/core.h": '#include "box/transport/transport.h"\n',
+    "box/transport/transport.h": '#include "base/error.h"\n',
 }
 
 
@@ -213,15 +213,15 @@ def test_sound_includes_pass(tmp_path: Path) -> None:
             '#include "memory/heap.h"',
             "base/error.cpp (base) includes memory/heap",
         ),
-        ("memory/heap.h", '#include "mpi/world.h"', "memory/heap.h (memory) includes mpi/world.h"),
+        ("memory/heap.h", '#include "communicator/mpi/world.h"', "memory/heap.h (memory) includes communicator/mpi/world.h"),
         ("memory/heap.cpp", '#  include "pg_hbm.h"', "memory/heap.cpp (memory) includes pg_hbm.h"),
-        ("pg_work.cpp", '#include "memory_bindings.h"', "(TORCH) includes memory_bindings.h (BIND"),
-        ("mpi/world.cpp", "#include <c10/util/Half.h>", "mpi is free of PyTorch"),
+        ("pg_work.cpp", '#include "bindings/memory.h"', "(TORCH) includes memory_bindings.h (BIND"),
+        ("communicator/mpi/world.cpp", "#include <c10/util/Half.h>", "mpi is free of PyTorch"),
         ("reduce/sum.cpp", "#include <Python.h>", "reduce is free of Python"),
         ("memory/heap.cpp", '#include "../base/error.h"', "no path from csrc/"),
         (
             "smb_client.cpp",
-            '#include "smb_server.h"',
+            '#include "box/server/server.h"',
             "(BOX_CLIENT) includes smb_server.h (BOX_SER",
         ),
         ("smb_bindings.cpp", "#include <torch/torch.h>", "BOX_BINDINGS is free of PyTorch"),

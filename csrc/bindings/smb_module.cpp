@@ -1,0 +1,86 @@
+// The native module of the memory box, free of PyTorch: every part registers its own names.
+#include <pybind11/pybind11.h>
+
+#include <array>
+#include <exception>
+#include <string>
+
+#include "base/error.h"
+#include "box/client/error.h"
+#include "bindings/smb_bench.h"
+#include "bindings/smb_client.h"
+#include "bindings/smb_server.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using Cause = hbm::client::BoxError::Cause;
+
+// BoxError and, by Cause, its subclasses; they live as long as the interpreter.
+PyObject* box_error = nullptr;
+std::array<PyObject*, static_cast<size_t>(Cause::kClosed) + 1> by_cause{};
+
+PyObject* new_exception(py::module_& m, const char* name, const char* text, py::tuple bases) {
+  const std::string path = std::string("torch_hbmcomm.smb.") + name;
+  PyObject* made = PyErr_NewExceptionWithDoc(path.c_str(), text, bases.ptr(), nullptr);
+  if (made == nullptr) throw py::error_already_set();
+  m.add_object(name, made);
+  return made;
+}
+
+void register_errors(py::module_& m) {
+  const auto bases = [](PyObject* also) -> py::tuple {
+    if (also == nullptr) return py::make_tuple(py::handle(box_error));
+    return py::make_tuple(py::handle(box_error), py::handle(also));
+  };
+  box_error = new_exception(m, "BoxError", "An operation on a memory box failed.",
+                            py::make_tuple(py::handle(PyExc_RuntimeError)));
+  by_cause.fill(box_error);
+  const auto add = [&](Cause cause, const char* name, const char* text, PyObject* also) {
+    by_cause[static_cast<size_t>(cause)] = new_exception(m, name, text, bases(also));
+  };
+  add(Cause::kLost, "SegmentLost", "The segment is gone: the box restarted without its data.",
+      nullptr);
+  add(Cause::kUnreachable, "BoxUnreachable", "There is no connection to the box.",
+      PyExc_ConnectionError);
+  add(Cause::kDenied, "AccessDenied", "The token, or the right to write, is missing.",
+      PyExc_PermissionError);
+  add(Cause::kNoSuchKey, "NoSuchKey", "Nothing has that key.", PyExc_LookupError);
+  add(Cause::kKeyInUse, "KeyInUse", "Something has that key.", PyExc_FileExistsError);
+  add(Cause::kTimeout, "OperationTimeout", "The time given to an operation is over.",
+      PyExc_TimeoutError);
+}
+
+void translate(std::exception_ptr error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const hbm::client::BoxError& ours) {
+    PyErr_SetString(by_cause[static_cast<size_t>(ours.cause())], ours.what());
+  } catch (const hbm::Error& ours) {
+    switch (ours.kind()) {
+      case hbm::ErrorKind::kInvalid:
+      case hbm::ErrorKind::kUnsupported:
+        PyErr_SetString(PyExc_ValueError, ours.what());
+        return;
+      case hbm::ErrorKind::kExhausted:
+        PyErr_SetString(PyExc_MemoryError, ours.what());
+        return;
+      case hbm::ErrorKind::kNetwork:
+        PyErr_SetString(box_error, ours.what());
+        return;
+      default:
+        PyErr_SetString(PyExc_RuntimeError, ours.what());
+    }
+  }
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_smb, m) {
+  register_errors(m);
+  py::register_exception_translator(&translate);
+  hbm::register_smb_client(m);
+  hbm::register_smb_server(m);
+  hbm::register_smb_bench(m);
+}

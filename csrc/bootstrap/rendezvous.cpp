@@ -1,0 +1,120 @@
+#include "bootstrap/rendezvous.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <fstream>
+#include <iomanip>
+#include <sstream>
+#include <utility>
+
+#include "base/error.h"
+#include "bootstrap/process_id.h"
+
+namespace hbm::bootstrap {
+namespace {
+
+std::string encode(const Member& member) {
+  std::ostringstream text;
+  text << member.pid;
+  for (const std::string* field :
+       {&member.version, &member.chunk_bytes, &member.node_layer, &member.parameter_server,
+        &member.host, &member.process, &member.boot_id, &member.network_namespace,
+        &member.forced_node, &member.segment, &member.door}) {
+    text << ' ' << std::quoted(*field);
+  }
+  return text.str();
+}
+
+Member decode(const std::string& record) {
+  std::istringstream text(record);
+  Member member;
+  text >> member.pid;
+  for (std::string* field :
+       {&member.version, &member.chunk_bytes, &member.node_layer, &member.parameter_server,
+        &member.host, &member.process, &member.boot_id, &member.network_namespace,
+        &member.forced_node, &member.segment, &member.door}) {
+    text >> std::quoted(*field);
+  }
+  return member;
+}
+
+void require_equal(const std::vector<Member>& members, std::string Member::* field,
+                   const std::string& what, const std::string& group) {
+  for (size_t r = 1; r < members.size(); ++r) {
+    if (members[r].*field == members[0].*field) continue;
+    throw Error(ErrorKind::kMismatch, what + " differs in " + group + ": rank 0 has " +
+                                          members[0].*field + ", rank " + std::to_string(r) +
+                                          " has " + members[r].*field +
+                                          "; it must be the same on every rank");
+  }
+}
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+std::string node_layer() {
+  const std::string wanted = environment("HBMCOMM_NODE");
+  if (wanted.empty()) return kSharedMemory;
+  if (wanted == kSharedMemory || wanted == kMpi) return wanted;
+  throw Error(ErrorKind::kInvalid, "HBMCOMM_NODE is \"" + wanted +
+                                       "\"; it must be \"shm\" (ranks of one node use shared "
+                                       "memory) or \"mpi\" (all ranks use MPI)");
+}
+
+}  // namespace
+
+Member introduce(const std::string& version, size_t chunk_bytes) {
+  Member self;
+  self.version = version;
+  self.chunk_bytes = std::to_string(chunk_bytes);
+  self.node_layer = node_layer();
+  std::array<char, 256> host{};
+  gethostname(host.data(), host.size() - 1);
+  self.host = host.data();
+  self.pid = getpid();
+  self.process = process_id();
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> self.boot_id;
+  struct stat network{};
+  stat("/proc/self/ns/net", &network);  // zeros where there is none
+  self.network_namespace = std::to_string(network.st_ino);
+  self.forced_node = environment("HBMCOMM_NODE_ID");
+  return self;
+}
+
+Meeting meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::string& group,
+             KeyValue::Deadline deadline, const std::function<Member()>& self) {
+  // A store may outlive a group (torchrun's agent keeps one for the whole job), so each rank counts
+  // its own meetings here: the n-th of one rank meets the n-th of the others.
+  const std::string counter = "hbm/meetings/" + std::to_string(rank);
+  const std::string prefix = "hbm/meeting" + std::to_string(store->add(counter, 1)) + "/";
+  const Party party{std::move(store), prefix, rank, size, group, deadline};
+  std::vector<Member> members;
+  for (const std::string& record :
+       gather(party, "meeting", everyone(size), [&] { return encode(self()); })) {
+    members.push_back(decode(record));
+  }
+  require_equal(members, &Member::version, "the version of torch_hbmcomm", group);
+  require_equal(members, &Member::chunk_bytes, "the staging chunk (from staging_bytes)", group);
+  require_equal(members, &Member::node_layer, "HBMCOMM_NODE", group);
+  require_equal(members, &Member::parameter_server,
+                "parameter_server (the option, or HBMCOMM_PARAMETER_SERVER)", group);
+  return {party, members};
+}
+
+std::vector<int> on_machine_of(int rank, const std::vector<Member>& members) {
+  const Member& one = members[static_cast<size_t>(rank)];
+  std::vector<int> ranks;
+  for (size_t r = 0; r < members.size(); ++r) {
+    if (members[r].boot_id == one.boot_id && members[r].forced_node == one.forced_node) {
+      ranks.push_back(static_cast<int>(r));
+    }
+  }
+  return ranks;
+}
+
+}  // namespace hbm::bootstrap

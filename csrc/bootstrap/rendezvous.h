@@ -1,0 +1,60 @@
+// The ranks of a new group meet in the store, before anything that could hang: each says who it is
+// and waits for the others, so that whoever is missing is named.
+//
+// Threads: called once per group, by the thread that creates it.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/key_value.h"
+#include "bootstrap/gather.h"
+
+namespace hbm::bootstrap {
+
+// How ranks of one node reach one another: HBMCOMM_NODE.
+inline constexpr const char* kSharedMemory = "shm";
+inline constexpr const char* kMpi = "mpi";
+
+// What a rank says of itself.
+struct Member {
+  std::string version;           // of torch_hbmcomm
+  std::string chunk_bytes;       // of staging
+  std::string node_layer;        // kSharedMemory or kMpi
+  std::string parameter_server;  // its kind; these four must be equal on all ranks
+
+  std::string host;
+  long pid = 0;
+  std::string process;            // process_id()
+  std::string boot_id;            // of its kernel
+  std::string network_namespace;  // within which abstract Unix sockets are seen
+  std::string forced_node;        // HBMCOMM_NODE_ID, which forces ranks of one machine apart
+
+  // For communicator/shm/neighbours.h; empty where it is not used.
+  std::string segment;  // which of its segments it offers: unique within the process
+  std::string door;     // where it listens for them
+};
+
+// This process' own record. Throws Error(kInvalid) if HBMCOMM_NODE is neither "shm" nor "mpi".
+Member introduce(const std::string& version, size_t chunk_bytes);
+
+struct Meeting {
+  Party party;  // for further steps of the same ranks
+  std::vector<Member> members;
+};
+
+// Exchanges the records that each rank's `self` returns; an exception from it reaches every rank,
+// see gather(). Throws Error(kTimeout) naming the ranks that did not come, Error(kMismatch) when
+// what must be equal differs. `store` is the group's own; a second meeting of the same ranks in the
+// same store is told from the first.
+Meeting meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::string& group,
+             KeyValue::Deadline deadline, const std::function<Member()>& self);
+
+// The ranks on the same machine as `rank`, itself included, ascending: of one kernel, and not
+// forced apart. Whether they share memory is not said.
+std::vector<int> on_machine_of(int rank, const std::vector<Member>& members);
+
+}  // namespace hbm::bootstrap

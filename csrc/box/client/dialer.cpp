@@ -1,0 +1,190 @@
+#include "box/client/dialer.h"
+
+#include <array>
+#include <utility>
+
+#include "base/log.h"
+#include "box/client/error.h"
+#include "box/client/leave.h"
+#include "box/transport/shm_transport.h"
+#include "box/verbs/common/load_library.h"
+
+namespace hbm::client {
+namespace {
+
+using smb::Transport;
+
+constexpr std::array kChoices = {"auto", "shm", "tcp", "verbs"};
+
+smb::Address parse_one(const std::string& url) {
+  const std::vector<smb::Address> boxes = smb::parse_url(url);
+  if (boxes.size() == 1) return boxes.front();
+  throw Error(ErrorKind::kInvalid, url + " names " + std::to_string(boxes.size()) +
+                                       " boxes, and a client connects to one: make a client of "
+                                       "each");
+}
+
+void require_shm(const smb::Joined& probe) {
+  const std::string obstacle = link::why_no_shm(probe);
+  if (!obstacle.empty()) throw Error(ErrorKind::kUnavailable, obstacle);
+}
+
+// The Unix socket of the box that `probe` reached.
+link::Opened open_socket_of(const smb::Joined& probe, link::Opening opening) {
+  opening.path = probe.socket_path;
+  link::Opened opened = link::open_shm(opening);
+  if (opened.joined.box != probe.box) {
+    throw Error(ErrorKind::kUnavailable, opening.path + " is another box's on this machine");
+  }
+  return opened;
+}
+
+// What the session is then, the probe has resumed or begun.
+link::Opened open_shm_by_tcp(link::Opening opening) {
+  opening.lanes = 1;
+  const link::Opened probe = link::open_tcp(opening);
+  require_shm(probe.joined);
+  opening.join.session = probe.joined.session;
+  return open_socket_of(probe.joined, opening);
+}
+
+std::string why_no_verbs(const link::Opened& probe, const std::string& host) {
+  if (probe.joined.verbs_port == 0) return "the box offers no RDMA";
+  return verbs::why_not(host, probe.joined.verbs_port);
+}
+
+}  // namespace
+
+TransportChoice parse_transport(const std::string& name) {
+  for (size_t i = 0; i < kChoices.size(); ++i) {
+    if (name == kChoices[i]) return static_cast<TransportChoice>(i);
+  }
+  throw Error(ErrorKind::kInvalid,
+              "transport must be auto, shm, tcp or verbs, not \"" + name + '"');
+}
+
+const char* transport_name(Transport transport) noexcept {
+  switch (transport) {
+    case Transport::kShm:
+      return "shm";
+    case Transport::kTcp:
+      return "tcp";
+    case Transport::kVerbs:
+      return "verbs";
+  }
+  return "unknown";
+}
+
+Dialer::Dialer(const ClientOptions& options)
+    : choice_(options.transport),
+      template_{.host = "",
+                .port = 0,
+                .path = "",
+                .token = options.token,
+                .join = {},
+                .lanes = options.lanes,
+                .timeout = options.connect_timeout},
+      address_(parse_one(options.url)),
+      read_only_(options.read_only) {
+  if (address_.is_unix() && choice_ != TransportChoice::kAuto && choice_ != TransportChoice::kShm) {
+    throw Error(ErrorKind::kInvalid, address_.url() +
+                                         " is a Unix socket, which carries the transport shm "
+                                         "alone; for another one name smb://host:port");
+  }
+}
+
+link::Opening Dialer::opening(smb::Id session, std::chrono::milliseconds timeout) const {
+  link::Opening opening = template_;
+  opening.host = address_.host;
+  opening.port = address_.port;
+  opening.path = address_.path;
+  opening.timeout = timeout;
+  opening.join.session = session;
+  opening.join.flags = read_only_ ? smb::Join::kReadOnlyClient : 0;
+  return opening;
+}
+
+link::Opened Dialer::dial() {
+  const std::string target =
+      choice_ == TransportChoice::kAuto
+          ? box()
+          : box() + " by the transport " + kChoices[static_cast<size_t>(choice_)];
+  try {
+    link::Opened opened = choose();
+    log::info(box() + ": transport " + transport_name(transport_) + ": " + why_);
+    return opened;
+  } catch (const link::Refused& refused) {
+    failure(refused.status(), "cannot join the box at " + target, refused.what()).raise();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kNetwork && error.kind() != ErrorKind::kUnavailable) throw;
+    throw BoxError(BoxError::Cause::kUnreachable,
+                   "cannot connect to the box at " + target + ": " + error.what());
+  }
+}
+
+link::Opened Dialer::choose() {
+  const link::Opening first = opening({}, template_.timeout);
+  const bool any = choice_ == TransportChoice::kAuto;
+  if (address_.is_unix()) {
+    transport_ = Transport::kShm;
+    why_ = "the address is a Unix socket";
+    return link::open_shm(first);
+  }
+  if (choice_ == TransportChoice::kVerbs) {
+    transport_ = Transport::kVerbs;
+    why_ = "as asked for";
+    return open_by(transport_, first);
+  }
+
+  link::Opened probe = link::open_tcp(first);
+  if (choice_ == TransportChoice::kTcp) {
+    why_ = "as asked for";
+    return probe;
+  }
+  std::string obstacles;
+  try {
+    require_shm(probe.joined);
+    leave(std::move(probe.link), box());  // one client is one session to the box
+    link::Opened opened = open_socket_of(probe.joined, first);
+    transport_ = Transport::kShm;
+    why_ = any ? "the box's Unix socket answers on the same kernel" : "as asked for";
+    return opened;
+  } catch (const Error& error) {
+    if (!any) throw;
+    obstacles = std::string("not shm: ") + error.what();
+  }
+  if (!probe.link) probe = link::open_tcp(first);
+
+  std::string obstacle = why_no_verbs(probe, address_.host);
+  if (obstacle.empty()) {
+    try {
+      link::Opened opened = open_by(Transport::kVerbs, first);
+      leave(std::move(probe.link), box());
+      transport_ = Transport::kVerbs;
+      why_ = "a route resolves on an RDMA device; " + obstacles;
+      return opened;
+    } catch (const Error& error) {
+      obstacle = error.what();
+    }
+  }
+  why_ = obstacles + "; not verbs: " + obstacle;
+  return probe;
+}
+
+link::Opened Dialer::open_by(Transport transport, const link::Opening& opening) {
+  switch (transport) {
+    case Transport::kShm:
+      return address_.is_unix() ? link::open_shm(opening) : open_shm_by_tcp(opening);
+    case Transport::kTcp:
+      return link::open_tcp(opening);
+    case Transport::kVerbs:
+      return verbs::library().open(opening);
+  }
+  throw Error(ErrorKind::kUnsupported, "no such transport");
+}
+
+link::Opened Dialer::dial_again(smb::Id session, std::chrono::milliseconds timeout) {
+  return open_by(transport_, opening(session, timeout));
+}
+
+}  // namespace hbm::client

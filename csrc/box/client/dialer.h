@@ -1,0 +1,44 @@
+// Connects to a box: chooses the transport once, by proof, and uses it again after a break.
+//
+// Threads: dial() and dial_again() by one at a time; the rest from any thread once dial() returned.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "box/client/options.h"
+#include "box/transport/transport.h"
+#include "box/protocol/address.h"
+
+namespace hbm::client {
+
+class Dialer {
+ public:
+  // Throws Error(kInvalid) for a URL or a combination that makes no sense.
+  explicit Dialer(const ClientOptions& options);
+
+  // Throws BoxError kDenied or kUnreachable, with the reason for each transport that was tried.
+  link::Opened dial();
+
+  // As the session that is named, by the transport that dial() chose; none: a new session.
+  // Throws what link::open_* throw.
+  link::Opened dial_again(smb::Id session, std::chrono::milliseconds timeout);
+
+  smb::Transport transport() const noexcept { return transport_; }
+  std::string why() const { return why_; }
+  std::string box() const { return address_.url(); }
+
+ private:
+  link::Opening opening(smb::Id session, std::chrono::milliseconds timeout) const;
+  link::Opened choose();
+  link::Opened open_by(smb::Transport transport, const link::Opening& opening);
+
+  const TransportChoice choice_;
+  const link::Opening template_;
+  const smb::Address address_;
+  const bool read_only_;
+  smb::Transport transport_ = smb::Transport::kTcp;
+  std::string why_;
+};
+
+}  // namespace hbm::client

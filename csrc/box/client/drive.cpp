@@ -1,0 +1,262 @@
+// What the driver does.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "box/client/core.h"
+#include "box/client/order.h"
+#include "kernels/copy.h"
+
+namespace hbm::client {
+namespace {
+
+constexpr auto kHungAtLeast = std::chrono::seconds(10);
+constexpr size_t kMostInFlight = 64;  // requests without a number; the others have smb::kWindow
+
+template <class T>
+T reply_of(const link::Work& work) {
+  T reply;
+  if (work.reply.size() != sizeof reply) {
+    throw Error(ErrorKind::kNetwork, std::string("the box's reply to ") +
+                                         smb::opcode_name(work.opcode) + " has " +
+                                         std::to_string(work.reply.size()) + " bytes, not " +
+                                         std::to_string(sizeof reply));
+  }
+  std::memcpy(&reply, work.reply.data(), sizeof reply);
+  return reply;
+}
+
+std::shared_ptr<Attachment> attachment_of(const link::Work& work) {
+  smb::Alloc asked;
+  std::memcpy(&asked, work.body.data(), sizeof asked);
+  const auto given = reply_of<smb::Allocated>(work);
+  return std::shared_ptr<Attachment>(new Attachment{
+      .key = given.key,
+      .size = given.size,
+      .handle = asked.handle,
+      .created = given.created != 0,
+      .read_only = (asked.flags & smb::Alloc::kReadOnly) != 0,
+      .temporary = (asked.flags & smb::Alloc::kTemporary) != 0,
+      .grant = work.granted,
+  });
+}
+
+// Whether a ping behind it is answered at once; the others take as long as their memory is large,
+// or the network slow.
+bool is_quick(const OperationPointer& operation) {
+  return !operation->is_transfer() && operation->opcode() != smb::Opcode::kAlloc &&
+         operation->opcode() != smb::Opcode::kAccumulate;
+}
+
+// When the session is gone, or will be soon, reconnecting decides what becomes of the request.
+void stay_or_throw(const link::Work& work) {
+  if (work.status != smb::Status::kExpired && work.status != smb::Status::kClosing) return;
+  throw link::Broken("the box says: " +
+                     (work.cause.empty() ? smb::status_name(work.status) : work.cause));
+}
+
+}  // namespace
+
+void Core::step(Clock::time_point until, bool with_copies) {
+  Operations starting;
+  bool copying = false;
+  {
+    const Lock lock(mutex_);
+    if (state_ != State::kUp || stopping_) return;
+    const auto now = Clock::now();
+    ping_if_due(now);
+    expire(now);
+    if (state_ != State::kUp) return;
+    starting = take_ready(now);
+    copying = with_copies && !copies_.empty();
+    until = copying ? now : std::min({until, earliest_, next_ping_});
+  }
+  try {
+    send(starting);
+    if (!posted_.empty()) {
+      link_->progress(std::max(until - Clock::now(), Clock::duration::zero()));
+      harvest();
+    }
+  } catch (const std::exception& error) {
+    const Lock lock(mutex_);
+    return break_off(error.what());
+  }
+  if (copying) copy_one();
+}
+
+void Core::expire(Clock::time_point now) {
+  if (now < earliest_) return;
+  earliest_ = Clock::time_point::max();
+  for (const OperationPointer& operation : unfinished_) {
+    if (operation->settled() || operation->expired) continue;
+    if (operation->deadline > now) {
+      earliest_ = std::min(earliest_, operation->deadline);
+      continue;
+    }
+    const bool posted = operation->stage == Operation::Stage::kPosted;
+    if (posted && operation->is_transfer() && link_) {
+      operation->expired = true;  // fails once the link no longer uses its memory
+      break_off(late(*operation).message);
+    } else {
+      fail(*operation, late(*operation));
+    }
+  }
+}
+
+void Core::ping_if_due(Clock::time_point now) {
+  if (now < next_ping_) return;
+  next_ping_ = now + lease_ / 3;
+  if (ping_ && ping_->stage != Operation::Stage::kFinished) {
+    // Behind a long accumulate a ping may wait; else it is answered, or the box hangs.
+    const bool alone = in_flight_ + outstanding_.size() == 1;
+    const auto patience = alone ? lease_ : std::max<Clock::duration>(lease_, kHungAtLeast);
+    const bool hangs = now - pinged_ > patience && std::ranges::all_of(posted_, is_quick);
+    if (hangs) break_off("the box does not answer");
+    return;
+  }
+  ping_ = std::make_shared<Operation>(smb::Opcode::kPing);
+  pinged_ = now;
+  add(ping_, Clock::time_point::max());
+}
+
+Core::Operations Core::take_ready(Clock::time_point now) {
+  Operations taken;
+  const auto take = [&](std::deque<OperationPointer>& queue, auto&& room) {
+    while (!queue.empty() && room()) {
+      OperationPointer operation = std::move(queue.front());
+      queue.pop_front();
+      if (operation->settled()) {
+        finish(std::move(operation));
+        continue;
+      }
+      if (operation->is_sequenced()) {
+        operation->number = next_number_++;
+        number(*operation);
+      } else {
+        ++in_flight_;
+      }
+      if (!operation->is_transfer()) next_ping_ = now + lease_ / 3;
+      enqueue(order::posted(*operation));
+      taken.push_back(std::move(operation));
+    }
+  };
+  take(ready_, [&] { return in_flight_ < kMostInFlight; });
+  take(sequenced_, [&] { return outstanding_.size() < smb::kWindow; });
+  return taken;
+}
+
+void Core::number(Operation& operation) {
+  outstanding_.insert(operation.number);
+  const smb::Sequence sequence{.number = operation.number, .answered = *outstanding_.begin() - 1};
+  std::memcpy(operation.work.body.data(), &sequence, sizeof sequence);
+}
+
+void Core::send(const Operations& operations) {
+  posted_.insert(posted_.end(), operations.begin(), operations.end());
+  if (!operations.empty()) adoptions_.bring_to(*link_);
+  for (const OperationPointer& operation : operations) {
+    if (operation->is_transfer()) {
+      operation->work.grant = operation->touches[0].attachment->grant.get();
+    }
+    link_->post(operation->work);
+  }
+}
+
+void Core::harvest() {
+  const auto unfinished = [](const OperationPointer& operation) {
+    return !operation->work.finished();
+  };
+  for (const OperationPointer& operation : posted_) {
+    if (!unfinished(operation)) stay_or_throw(operation->work);
+  }
+  const auto rest = std::stable_partition(posted_.begin(), posted_.end(), unfinished);
+  const Operations answered(std::make_move_iterator(rest), std::make_move_iterator(posted_.end()));
+  posted_.erase(rest, posted_.end());
+  if (answered.empty()) return;
+  const Lock lock(mutex_);
+  for (const OperationPointer& operation : answered) complete(operation);
+}
+
+void Core::complete(OperationPointer operation) {
+  const link::Work& work = operation->work;
+  if (operation->number > 0) {
+    outstanding_.erase(operation->number);
+  } else {
+    --in_flight_;
+  }
+  const bool freed = work.opcode == smb::Opcode::kFree &&
+                     (work.status == smb::Status::kOk || work.status == smb::Status::kNotAttached);
+  if (freed) {
+    dismiss(*operation->touches[0].attachment);
+  } else if (work.status != smb::Status::kOk) {
+    fail(*operation, failure(work.status, operation->text(), work.cause));
+  } else if (!operation->settled()) {
+    try {
+      if (work.opcode == smb::Opcode::kAlloc) {
+        operation->attachment = attachment_of(work);
+        admit(operation->attachment);
+      } else if (work.opcode == smb::Opcode::kFetchAdd) {
+        operation->value = reply_of<smb::Fetched>(work).before;
+      } else if (work.opcode == smb::Opcode::kStats) {
+        operation->payload = std::move(operation->work.payload);
+      }
+    } catch (const Error& error) {
+      fail(*operation, failure(BoxError::Cause::kRefused, error.what()));
+    }
+  }
+  finish(std::move(operation));
+}
+
+void Core::admit(const std::shared_ptr<Attachment>& attachment) {
+  std::weak_ptr<std::vector<Operation*>>& unfinished = by_key_[attachment->key];
+  attachment->unfinished = unfinished.lock();
+  if (!attachment->unfinished) {
+    unfinished = attachment->unfinished = std::make_shared<std::vector<Operation*>>();
+  }
+  attachments_.emplace(attachment->handle, attachment);
+}
+
+void Core::dismiss(const Attachment& attachment) {
+  attachments_.erase(attachment.handle);
+  const bool last = attachment.unfinished.use_count() == 1;
+  if (last) by_key_.erase(attachment.key);
+}
+
+void Core::copy_one() {
+  Lock lock(mutex_);
+  if (copies_.empty() || state_ != State::kUp) return;
+  OperationPointer operation = std::move(copies_.front());
+  copies_.pop_front();
+  if (operation->settled() ||
+      copy(lock, operation->opcode(), operation->touches[0], operation->work.local)) {
+    finish(std::move(operation));
+  } else {
+    copies_.push_front(std::move(operation));
+  }
+}
+
+bool Core::copy(Lock& lock, smb::Opcode opcode, const Touch& touch, std::byte* local) {
+  const std::shared_ptr<link::Grant> grant = touch.attachment->grant;
+  const link::Link& link = *link_;
+  ++copiers_;
+  lock.unlock();
+
+  const size_t bytes = touch.end - touch.begin;
+  std::byte* remote = grant->memory + touch.begin;
+  bool alive = link.alive();
+  if (alive) {
+    if (opcode == smb::Opcode::kRead) {
+      copy_bytes(local, remote, bytes);
+    } else {
+      copy_bytes(remote, local, bytes);
+    }
+    alive = link.alive();
+  }
+
+  lock.lock();
+  if (--copiers_ == 0) no_copiers_.notify_all();
+  if (!alive) break_off("the box is gone");
+  return alive;
+}
+
+}  // namespace hbm::client

@@ -1,0 +1,52 @@
+#include "box/client/environment.h"
+
+#include <cstdlib>
+#include <fstream>
+#include <optional>
+
+#include "base/error.h"
+
+namespace hbm::client {
+namespace {
+
+std::string variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+std::optional<std::string> first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  if (!std::getline(file, line) || line.empty()) return std::nullopt;
+  return line;
+}
+
+}  // namespace
+
+std::string token_from_environment() {
+  if (const std::string token = variable("HBMCOMM_TOKEN"); !token.empty()) return token;
+  if (const std::string path = variable("HBMCOMM_TOKEN_FILE"); !path.empty()) {
+    if (auto token = first_line(path)) return *token;
+    throw Error(ErrorKind::kInvalid, "HBMCOMM_TOKEN_FILE=" + path +
+                                         " has no token: it cannot be read, or its first line is "
+                                         "empty");
+  }
+  const std::string home = variable("HOME");
+  return first_line(home + "/.config/hbmcomm/token").value_or("");
+}
+
+ClientOptions options_from_environment() {
+  ClientOptions options;
+  options.url = variable("HBMCOMM_BOX");
+  if (options.url.empty()) {
+    throw Error(ErrorKind::kInvalid,
+                "HBMCOMM_BOX is not set: it names the box, as in smb://host:port");
+  }
+  if (const std::string name = variable("HBMCOMM_BOX_TRANSPORT"); !name.empty()) {
+    options.transport = parse_transport(name);
+  }
+  options.token = token_from_environment();
+  return options;
+}
+
+}  // namespace hbm::client

@@ -1,0 +1,207 @@
+// A new connection for a broken one, with what the old one had.
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+#include "box/client/core.h"
+
+namespace hbm::client {
+namespace {
+
+constexpr auto kAttachPatience = std::chrono::seconds(30);
+constexpr auto kLook = std::chrono::milliseconds(100);  // for a close()
+constexpr uint64_t kAll = UINT64_MAX;                   // numbers
+
+}  // namespace
+
+struct Core::Renewal {
+  std::shared_ptr<Attachment> attachment;
+  std::unique_ptr<link::Work> work;
+};
+
+bool Core::try_again(std::chrono::milliseconds timeout) {
+  std::vector<Renewal> renewals;  // outlives the link, which may hold their works
+  try {
+    bool same_session = true;
+    link::Opened opened;
+    try {
+      opened = dialer_.dial_again(session_, timeout);
+      same_session = remembers(opened.joined.applied);
+    } catch (const link::Refused& refused) {
+      if (refused.status() != smb::Status::kExpired) throw;
+      same_session = false;
+    }
+    if (!same_session) opened = dialer_.dial_again({}, timeout);
+    if (opened.joined.box == contents_) {
+      attach_again(*opened.link, same_session ? opened.joined.applied : kAll, renewals);
+    }
+    resume(opened, renewals, same_session);
+    return true;
+  } catch (const std::exception& error) {
+    const Lock lock(mutex_);
+    last_attempt_ = error.what();
+    return false;
+  }
+}
+
+// A box that forgot what it had answered (its host crashed, say) cannot go on with the session.
+bool Core::remembers(uint64_t applied) const {
+  const Lock lock(mutex_);
+  const uint64_t oldest = outstanding_.empty() ? next_number_ : *outstanding_.begin();
+  return oldest <= applied + 1 && applied < next_number_;
+}
+
+void Core::attach_again(link::Link& link, uint64_t applied, std::vector<Renewal>& renewals) {
+  {
+    const Lock lock(mutex_);
+    for (const auto& [handle, attachment] : attachments_) {
+      if (attachment->state != Attachment::State::kLost) renewals.push_back({attachment, nullptr});
+    }
+  }
+  // What the box has freed already, or with the last session, must not come back.
+  for (const OperationPointer& operation : posted_) {
+    if (operation->opcode() != smb::Opcode::kFree || operation->number > applied) continue;
+    std::erase_if(renewals, [&](const Renewal& renewal) {
+      return renewal.attachment == operation->touches[0].attachment;
+    });
+  }
+  for (Renewal& renewal : renewals) {
+    const Attachment& attachment = *renewal.attachment;
+    const smb::Attach body{.key = attachment.key,
+                           .size = attachment.size,
+                           .handle = attachment.handle,
+                           .flags = (attachment.read_only ? smb::Alloc::kReadOnly : 0) |
+                                    (attachment.temporary ? smb::Alloc::kTemporary : 0)};
+    const auto bytes = std::as_bytes(std::span(&body, 1));
+    renewal.work = std::make_unique<link::Work>();
+    renewal.work->opcode = smb::Opcode::kAttach;
+    renewal.work->body.assign(bytes.begin(), bytes.end());
+    link.post(*renewal.work);
+  }
+  const auto deadline = Clock::now() + kAttachPatience;
+  for (const Renewal& renewal : renewals) {
+    while (!renewal.work->finished()) {
+      if (Clock::now() > deadline) throw link::Broken("the box does not attach the segments again");
+      link.progress(kLook);
+      const Lock lock(mutex_);
+      if (stopping_) throw link::Broken("the client is being closed");
+    }
+    const smb::Status status = renewal.work->status;
+    if (status == smb::Status::kExpired || status == smb::Status::kClosing) {
+      throw link::Broken(renewal.work->cause);
+    }
+  }
+}
+
+void Core::resume(link::Opened& opened, std::vector<Renewal>& renewals, bool same_session) {
+  Operations again;
+  {
+    const Lock lock(mutex_);
+    const bool same_contents = opened.joined.box == contents_;
+    link_ = std::move(opened.link);
+    adoptions_.renew();
+    session_ = opened.joined.session;
+    contents_ = opened.joined.box;
+    lease_ = std::chrono::milliseconds(opened.joined.lease_ms);
+    next_ping_ = Clock::now() + lease_ / 3;
+    for (const Renewal& renewal : renewals) {
+      if (renewal.work->status == smb::Status::kOk) {
+        renewal.attachment->grant = renewal.work->granted;
+      } else {
+        if (renewal.work->status == smb::Status::kNoSuchKey) settle_deletes(*renewal.attachment);
+        lose(*renewal.attachment,
+             "the box at " + dialer_.box() + " came back without it: " + renewal.work->cause);
+      }
+    }
+    if (!same_contents) {
+      for (const auto& [handle, attachment] : attachments_) {
+        lose(*attachment, "the box at " + dialer_.box() +
+                              " restarted without its data, and the segment is gone");
+      }
+    }
+    again = unanswered(same_session, same_contents);
+    state_ = State::kUp;
+    log::warn("connected again to the box at " + dialer_.box() +
+              (same_contents ? "" : ", which restarted without its data"));
+  }
+  try {
+    send(again);
+  } catch (const std::exception& error) {
+    const Lock lock(mutex_);
+    break_off(error.what());
+  }
+}
+
+void Core::lose(Attachment& attachment, const std::string& why) {
+  if (attachment.state == Attachment::State::kLost) return;
+  attachment.state = Attachment::State::kLost;
+  attachment.why = why;
+  for (Operation* operation : *attachment.unfinished) {
+    if (operation->touches[0].attachment.get() == &attachment &&
+        operation->opcode() == smb::Opcode::kFree) {
+      operation->settle();
+    } else if (std::optional<Failure> failure = doom(*operation)) {
+      fail(*operation, *failure);
+    }
+  }
+}
+
+// Its key is gone, which is what those that the box may have carried out were to do.
+void Core::settle_deletes(const Attachment& attachment) {
+  for (Operation* operation : *attachment.unfinished) {
+    const bool sent = operation->opcode() == smb::Opcode::kDelete && operation->number > 0;
+    if (sent && !operation->settled()) operation->settle();
+  }
+}
+
+// Of what the last link had: the requests to send again, in their order. The others are finished,
+// or ready to start afresh.
+Core::Operations Core::unanswered(bool same_session, bool same_contents) {
+  Operations again;
+  Operations afresh;
+  in_flight_ = 0;
+  outstanding_.clear();
+  if (!same_session) next_number_ = 1;
+  for (OperationPointer& operation : std::exchange(posted_, {})) {
+    const bool refused =
+        operation->work.finished() && operation->work.status == smb::Status::kExpired;
+    if (operation->number > 0 && !same_session) {
+      operation->number = 0;
+      if (operation->opcode() == smb::Opcode::kFree) {  // the last session's end has freed it
+        dismiss(*operation->touches[0].attachment);
+        finish(std::move(operation));
+        continue;
+      }
+      if (!operation->settled() && (refused || !same_contents)) {
+        operation->stage = Operation::Stage::kReady;
+        afresh.push_back(std::move(operation));
+        continue;
+      }
+      fail(*operation,
+           failure(BoxError::Cause::kUnreachable,
+                   operation->text() + ": the connection to the box at " + dialer_.box() +
+                       " was lost for longer than the client's lease; it may or may not have been "
+                       "carried out"));
+    }
+    if (operation->settled() && operation->number == 0) {
+      finish(std::move(operation));
+      continue;
+    }
+    operation->work.status = smb::Status::kOk;
+    operation->work.cause.clear();
+    operation->work.reply.clear();
+    operation->work.payload.clear();
+    operation->work.granted.reset();
+    operation->work.done.store(false, std::memory_order_relaxed);
+    if (operation->number > 0) {
+      number(*operation);
+    } else {
+      ++in_flight_;
+    }
+    again.push_back(std::move(operation));
+  }
+  sequenced_.insert(sequenced_.begin(), afresh.begin(), afresh.end());
+  return again;
+}
+
+}  // namespace hbm::client

@@ -1,0 +1,167 @@
+#include "box/protocol/frame_input.h"
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+
+namespace hbm::smb {
+namespace {
+
+constexpr uint64_t kBuffer = uint64_t{64} << 10;
+constexpr uint64_t kSharedBuffer = uint64_t{128} << 10;  // stays in a core's own cache
+constexpr uint64_t kHead = sizeof(Header) + kMaxBody;
+constexpr uint64_t kBulk = uint64_t{16} << 10;  // payloads from here on stay out of the buffer
+
+[[noreturn]] void failed(const std::string& what) { throw Error(ErrorKind::kNetwork, what); }
+
+}  // namespace
+
+FrameInput::Result FrameInput::receive(int socket, FrameReceiver& receiver, uint64_t most,
+                                       const bool& paused) {
+  uint64_t received = 0;
+  bool drained = false;
+  for (;;) {
+    while (take_frame(receiver)) {
+      if (paused) return Result::kMore;
+    }
+    if (drained) return Result::kIdle;
+    if (received >= most) return Result::kMore;
+    const Filled filled = fill(socket);
+    if (filled.result != Result::kMore) return filled.result;
+    received += filled.bytes;
+    drained = filled.drained;
+  }
+}
+
+bool FrameInput::take_frame(FrameReceiver& receiver) {
+  if (!in_payload_ && !take_head(receiver)) return false;
+  consume_payload();
+  if (payload_left_ > 0) return false;
+  in_payload_ = checked_ = false;
+  receiver.frame(header_, {body_.data(), header_.body_bytes}, take_descriptor());
+  return true;
+}
+
+bool FrameInput::take_head(FrameReceiver& receiver) {
+  if (!checked_) {
+    if (buffered() < sizeof(Header)) return false;
+    std::memcpy(&header_, buffer_.get() + begin_, sizeof(Header));
+    if (const char* cause = receiver.check(header_)) {
+      failed(std::string("a frame is malformed: ") + cause);
+    }
+    if (header_.body_bytes > kMaxBody) failed("a frame is malformed: its body is too long");
+    checked_ = true;
+  }
+  if (buffered() < sizeof(Header) + header_.body_bytes) return false;
+  consume(nullptr, sizeof(Header));
+  consume(body_.data(), header_.body_bytes);
+  payload_left_ = header_.payload_bytes;
+  destination_ = nullptr;
+  if (payload_left_ > 0) {
+    destination_ = receiver.place(header_, {body_.data(), header_.body_bytes});
+  }
+  in_payload_ = true;
+  return true;
+}
+
+void FrameInput::consume(std::byte* to, uint64_t bytes) {
+  if (to != nullptr && bytes > 0) std::memcpy(to, buffer_.get() + begin_, bytes);
+  begin_ += bytes;
+  consumed_ += bytes;
+}
+
+void FrameInput::consume_payload() {
+  uint64_t here = std::min(payload_left_, buffered());
+  if (shared_ && destination_ != nullptr) {
+    here = uncut_bytes(destination_, here, payload_left_);
+    store_elements(destination_, buffer_.get() + begin_, here);
+    consume(nullptr, here);
+  } else {
+    consume(destination_, here);
+  }
+  payload_left_ -= here;
+  if (destination_ != nullptr) destination_ += here;
+}
+
+Descriptor FrameInput::take_descriptor() {
+  if (arrived_.empty() || arrived_.front().place >= consumed_) return {};
+  Descriptor taken = std::move(arrived_.front().descriptor);
+  arrived_.pop_front();
+  if (!arrived_.empty() && arrived_.front().place < consumed_) {
+    failed("a frame is malformed: several descriptors came with it");
+  }
+  return taken;
+}
+
+FrameInput::Filled FrameInput::fill(int socket) {
+  const uint64_t size = shared_ ? kSharedBuffer : kBuffer;
+  if (!buffer_) buffer_ = std::make_unique_for_overwrite<std::byte[]>(size);
+  if (begin_ > 0) std::memmove(buffer_.get(), buffer_.get() + begin_, buffered());
+  end_ -= begin_;
+  begin_ = 0;
+
+  const bool direct = !shared_ && payload_left_ > 0 && destination_ != nullptr;
+  const bool reading_past = payload_left_ > 0 && destination_ == nullptr;
+  // After a bulky frame another one is likely: its payload should not come through here.
+  const bool bulky = !shared_ && header_.payload_bytes > kBulk && !reading_past;
+  std::array<iovec, 2> parts;
+  size_t count = 0;
+  if (direct) parts[count++] = {destination_, payload_left_};
+  parts[count++] = {buffer_.get() + end_, (bulky ? kHead : size) - end_};
+
+  msghdr message{};
+  message.msg_iov = parts.data();
+  message.msg_iovlen = count;
+  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> control;
+  if (passes_descriptors_) {
+    message.msg_control = control.data();
+    message.msg_controllen = CMSG_LEN(sizeof(int));  // CMSG_SPACE has room for a second one
+  }
+  ssize_t got = 0;
+  do {
+    got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  } while (got < 0 && errno == EINTR);
+  if (got == 0 || (got < 0 && errno == ECONNRESET)) return {Result::kClosed, 0, true};
+  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return {Result::kIdle, 0, true};
+  if (got < 0) failed(std::string("the connection failed: ") + std::strerror(errno));
+
+  const auto bytes = static_cast<uint64_t>(got);
+  const uint64_t asked = (direct ? payload_left_ : 0) + parts[count - 1].iov_len;
+  if (passes_descriptors_) {
+    const uint64_t behind = consumed_ + buffered() + bytes;
+    keep_descriptor(message, behind - 1);
+  }
+  const uint64_t placed = direct ? std::min(payload_left_, bytes) : 0;
+  if (direct) destination_ += placed;
+  payload_left_ -= placed;
+  consumed_ += placed;
+  end_ += bytes - placed;
+  // In the midst of bulk that comes in large pieces, the next one is here before poll could tell.
+  const bool more_soon = payload_left_ > buffered() && bytes >= kBulk;
+  return {Result::kMore, bytes, bytes < asked && !more_soon};
+}
+
+void FrameInput::keep_descriptor(msghdr& message, uint64_t place) {
+  for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
+       part = CMSG_NXTHDR(&message, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+    int descriptor = -1;
+    std::memcpy(&descriptor, CMSG_DATA(part), sizeof(int));
+    arrived_.push_back({place, Descriptor(descriptor)});
+  }
+  if ((message.msg_flags & MSG_CTRUNC) != 0) {
+    failed(
+        "a descriptor could not be taken: this process has too many open files (ulimit -n), or "
+        "several came at once");
+  }
+  // At most one frame is incomplete when the buffer is filled, and one more begins.
+  if (arrived_.size() > 2) failed("a frame is malformed: several descriptors came with it");
+}
+
+}  // namespace hbm::smb

@@ -1,0 +1,80 @@
+// Frames out of a stream socket: the receiving half of a FrameStream.
+//
+// One buffer takes what arrives. Where payloads go into memory of their owner's, only the head of a
+// frame with much payload goes through it: the rest is received where it belongs, in the same call
+// as the start of the next frame.
+//
+// Into shared memory everything goes through the buffer, and from there element by element (see
+// elements.h): an element of which a part has arrived stays in the buffer until all of it is here.
+// The kernel's own copies would end in the midst of elements wherever its packets do.
+//
+// Threads: one at a time.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+
+#include "base/descriptor.h"
+#include "box/protocol/elements.h"
+#include "box/protocol/frame_receiver.h"
+#include "box/protocol/protocol.h"
+
+namespace hbm::smb {
+
+class FrameInput {
+ public:
+  // `passes_descriptors`: the socket is a Unix one.
+  FrameInput(bool passes_descriptors, Payloads payloads)
+      : passes_descriptors_(passes_descriptors), shared_(payloads == Payloads::kShared) {}
+
+  enum class Result { kIdle, kMore, kClosed };
+
+  // See FrameStream::receive. Returns after a frame that sets `paused`.
+  Result receive(int socket, FrameReceiver& receiver, uint64_t most, const bool& paused);
+
+ private:
+  struct Arrived {
+    uint64_t place;  // in the stream: of the last byte that came with it
+    Descriptor descriptor;
+  };
+
+  bool take_frame(FrameReceiver& receiver);  // out of the buffer; false: it is not complete
+  bool take_head(FrameReceiver& receiver);
+  Descriptor take_descriptor();
+
+  struct Filled {
+    Result result;
+    uint64_t bytes;
+    bool drained;  // less came than was asked for
+  };
+  Filled fill(int socket);
+  void keep_descriptor(msghdr& message, uint64_t place);
+
+  uint64_t buffered() const noexcept { return end_ - begin_; }
+  void consume(std::byte* to, uint64_t bytes);  // null: drops them
+  void consume_payload();
+
+  const bool passes_descriptors_;
+  const bool shared_;
+  std::unique_ptr<std::byte[]> buffer_;  // made when the first byte is expected
+  uint64_t begin_ = 0;                   // of what is not consumed yet
+  uint64_t end_ = 0;
+  uint64_t consumed_ = 0;  // bytes of the stream
+  std::deque<Arrived> arrived_;
+
+  // The frame that is under way.
+  bool checked_ = false;     // its header is here, and has been looked at
+  bool in_payload_ = false;  // its body is here too
+  Header header_{};
+  std::array<std::byte, kMaxBody> body_;
+  std::byte* destination_ = nullptr;  // of the rest of the payload
+  uint64_t payload_left_ = 0;
+};
+
+}  // namespace hbm::smb

@@ -1,0 +1,89 @@
+#include "box/protocol/protocol.h"
+
+#include <iterator>
+
+namespace hbm::smb {
+namespace {
+
+const char* malformed(const Header& header) noexcept {
+  if (header.magic != kMagic) return "it does not start with SMB1";
+  if (header.version != kVersion) return "it is of another version of the protocol";
+  const auto opcode = static_cast<uint8_t>(header.opcode);
+  if (opcode == 0 || opcode > kLastOpcode) return "its opcode does not exist";
+  if (header.body_bytes > kMaxBody) return "its body is too long";
+  if (header.payload_bytes > kMaxPayload) return "its payload is too long";
+  return nullptr;
+}
+
+}  // namespace
+
+int request_body_bytes(Opcode opcode) noexcept {
+  switch (opcode) {
+    case Opcode::kHello:
+      return -1;
+    case Opcode::kJoin:
+      return sizeof(Join);
+    case Opcode::kLeave:
+    case Opcode::kPing:
+      return 0;
+    case Opcode::kAlloc:
+      return sizeof(Alloc);
+    case Opcode::kAttach:
+      return sizeof(Attach);
+    case Opcode::kFree:
+    case Opcode::kDelete:
+      return sizeof(Release);
+    case Opcode::kRead:
+    case Opcode::kWrite:
+      return sizeof(Transfer);
+    case Opcode::kAccumulate:
+      return sizeof(Accumulate);
+    case Opcode::kFetchAdd:
+      return sizeof(FetchAdd);
+    case Opcode::kStats:
+      return sizeof(StatsQuery);
+  }
+  return -1;
+}
+
+const char* malformed_request(const Header& header) noexcept {
+  if (const char* cause = malformed(header)) return cause;
+  if (header.status != Status::kOk) return "a request has no status";
+  const int body = request_body_bytes(header.opcode);
+  if (body < 0) return "its opcode is no request";
+  if (header.body_bytes != static_cast<uint32_t>(body)) return "its body has another size";
+  if (header.payload_bytes != 0 && header.opcode != Opcode::kWrite) return "it has a payload";
+  return nullptr;
+}
+
+const char* malformed_reply(const Header& header) noexcept {
+  if (const char* cause = malformed(header)) return cause;
+  if (header.status > Status::kInternal) return "its status does not exist";
+  return nullptr;
+}
+
+bool sequenced(Opcode opcode) noexcept {
+  return opcode == Opcode::kAlloc || opcode == Opcode::kFree || opcode == Opcode::kDelete ||
+         opcode == Opcode::kAccumulate || opcode == Opcode::kFetchAdd;
+}
+
+const char* opcode_name(Opcode opcode) noexcept {
+  constexpr const char* names[] = {"",      "hello",      "join",      "leave",  "ping",
+                                   "alloc", "attach",     "free",      "delete", "read",
+                                   "write", "accumulate", "fetch_add", "stats"};
+  static_assert(std::size(names) == kLastOpcode + 1);
+  const auto opcode_number = static_cast<uint8_t>(opcode);
+  return opcode_number <= kLastOpcode ? names[opcode_number] : "";
+}
+
+const char* status_name(Status status) noexcept {
+  constexpr const char* names[] = {"ok",           "malformed",     "denied",      "read-only",
+                                   "not attached", "no such key",   "exists",      "size mismatch",
+                                   "range",        "exhausted",     "unsupported", "expired",
+                                   "closing",      "internal error"};
+  static_assert(std::size(names) == static_cast<size_t>(Status::kInternal) + 1);
+  const auto number = static_cast<size_t>(status);
+  return number < std::size(names) ? names[number] : "";
+}
+
+}  // namespace hbm::smb

@@ -1,0 +1,256 @@
+#include "box/protocol/socket.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+#include "base/error.h"
+
+namespace hbm::smb {
+namespace {
+
+constexpr int kFlags = SOCK_CLOEXEC | SOCK_NONBLOCK;
+constexpr int kIdleSeconds = 15;  // before the first probe of keepalive
+constexpr int kProbeSeconds = 5;
+constexpr int kProbes = 3;
+constexpr int kUnsentMilliseconds = 30'000;
+
+using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+std::string reason(int failure) { return std::strerror(failure); }
+
+Addresses resolve(const Address& address, int flags, ErrorKind kind) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int failure = getaddrinfo(address.host.empty() ? nullptr : address.host.c_str(),
+                                  std::to_string(address.port).c_str(), &hints, &found);
+  if (failure != 0) {
+    throw Error(kind, "cannot find the host of " + address.host_and_port() + ": " +
+                          (failure == EAI_SYSTEM ? reason(errno) : gai_strerror(failure)));
+  }
+  return {found, &freeaddrinfo};
+}
+
+sockaddr_un unix_name(const std::string& path) {
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(name.sun_path)) {
+    throw Error(ErrorKind::kInvalid, "\"" + path + "\" is too long for the name of a socket (" +
+                                         std::to_string(path.size()) + " bytes, at most " +
+                                         std::to_string(sizeof(name.sun_path) - 1) + ")");
+  }
+  std::memcpy(name.sun_path, path.data(), path.size());
+  return name;
+}
+
+void set(int socket, int level, int option, int value) noexcept {
+  // None of these can fail on a socket of TCP, and none is worth losing a connection for.
+  static_cast<void>(setsockopt(socket, level, option, &value, sizeof(value)));
+}
+
+void tune(int socket) noexcept {
+  set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+  set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(socket, IPPROTO_TCP, TCP_KEEPIDLE, kIdleSeconds);
+  set(socket, IPPROTO_TCP, TCP_KEEPINTVL, kProbeSeconds);
+  set(socket, IPPROTO_TCP, TCP_KEEPCNT, kProbes);
+  set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, kUnsentMilliseconds);
+}
+
+// 0, or the errno.
+int finish_connecting(int socket, const sockaddr* name, socklen_t length, Deadline deadline) {
+  if (connect(socket, name, length) == 0) return 0;
+  if (errno == EAGAIN) return EAGAIN;  // a Unix listener whose queue is full
+  if (errno != EINPROGRESS && errno != EINTR) return errno;
+  if (!wait_for(socket, POLLOUT, deadline)) return ETIMEDOUT;
+  int failure = 0;
+  socklen_t size = sizeof(failure);
+  return getsockopt(socket, SOL_SOCKET, SO_ERROR, &failure, &size) == 0 ? failure : errno;
+}
+
+Descriptor try_connect(int family, const sockaddr* name, socklen_t length, Deadline deadline,
+                       int& failure) {
+  constexpr timespec kPause{0, 2'000'000};
+  for (;;) {
+    Descriptor made(socket(family, SOCK_STREAM | kFlags, 0));
+    failure = made ? finish_connecting(made.get(), name, length, deadline) : errno;
+    if (failure == 0) return made;
+    if (failure != EAGAIN) return {};
+    if (std::chrono::steady_clock::now() >= deadline) failure = ETIMEDOUT;
+    if (failure == ETIMEDOUT) return {};
+    nanosleep(&kPause, nullptr);  // the kernel has nothing to wait for here
+  }
+}
+
+Descriptor listen_unix(const std::string& path, mode_t file_mode) {
+  const sockaddr_un name = unix_name(path);
+  const auto* raw = reinterpret_cast<const sockaddr*>(&name);
+  const std::string what = "cannot listen on the Unix socket " + path;
+  int failure = 0;
+  struct stat there{};
+  if (lstat(path.c_str(), &there) == 0) {
+    if (!S_ISSOCK(there.st_mode)) {
+      throw Error(ErrorKind::kUnavailable, what + ": there is a file that is no socket");
+    }
+    const Descriptor probe(socket(AF_UNIX, SOCK_STREAM | kFlags, 0));
+    if (connect(probe.get(), raw, sizeof(name)) == 0 || errno == EAGAIN) {
+      throw Error(ErrorKind::kUnavailable, what + ": another process listens there");
+    }
+    if (errno == ECONNREFUSED) unlink(path.c_str());
+  }
+  Descriptor made(socket(AF_UNIX, SOCK_STREAM | kFlags, 0));
+  if (!made || bind(made.get(), raw, sizeof(name)) != 0) {
+    throw Error(ErrorKind::kUnavailable, what + ": " + reason(errno));
+  }
+  // Before listen(), so that nobody comes in through a wider one.
+  if (chmod(path.c_str(), file_mode) != 0 || listen(made.get(), SOMAXCONN) != 0) {
+    failure = errno;
+    unlink(path.c_str());
+    throw Error(ErrorKind::kUnavailable, what + ": " + reason(failure));
+  }
+  return made;
+}
+
+Descriptor listen_tcp(const Address& address) {
+  Address wanted = address;
+  if (wanted.host.empty()) wanted.host = "::";
+  const Addresses found = resolve(wanted, AI_PASSIVE, ErrorKind::kUnavailable);
+  int failure = 0;
+  for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) {
+    Descriptor made(socket(one->ai_family, SOCK_STREAM | kFlags, 0));
+    if (made) {
+      set(made.get(), SOL_SOCKET, SO_REUSEADDR, 1);
+      if (one->ai_family == AF_INET6) {
+        set(made.get(), IPPROTO_IPV6, IPV6_V6ONLY, address.host.empty() ? 0 : 1);
+      }
+      if (bind(made.get(), one->ai_addr, one->ai_addrlen) == 0 &&
+          listen(made.get(), SOMAXCONN) == 0) {
+        return made;
+      }
+    }
+    failure = errno;
+  }
+  if (address.host.empty() && (failure == EAFNOSUPPORT || failure == EADDRNOTAVAIL)) {
+    return listen_tcp({"0.0.0.0", address.port, ""});  // a machine without IPv6
+  }
+  throw Error(ErrorKind::kUnavailable,
+              "cannot listen on " + address.host_and_port() + ": " + reason(failure));
+}
+
+}  // namespace
+
+Descriptor listen_at(const Address& address, mode_t file_mode) {
+  return address.is_unix() ? listen_unix(address.path, file_mode) : listen_tcp(address);
+}
+
+uint16_t local_port(int socket) {
+  sockaddr_storage name{};
+  socklen_t length = sizeof(name);
+  if (getsockname(socket, reinterpret_cast<sockaddr*>(&name), &length) != 0) {
+    throw Error(ErrorKind::kUnavailable, "cannot find a socket's port: " + reason(errno));
+  }
+  if (name.ss_family == AF_INET) {
+    return ntohs(reinterpret_cast<const sockaddr_in*>(&name)->sin_port);
+  }
+  if (name.ss_family == AF_INET6) {
+    return ntohs(reinterpret_cast<const sockaddr_in6*>(&name)->sin6_port);
+  }
+  return 0;
+}
+
+Descriptor accept_from(int listener, int& failure) noexcept {
+  for (;;) {
+    sockaddr_storage name{};
+    socklen_t length = sizeof(name);
+    Descriptor taken(accept4(listener, reinterpret_cast<sockaddr*>(&name), &length, kFlags));
+    failure = taken ? 0 : errno;
+    if (failure == EINTR || failure == ECONNABORTED) continue;
+    if (taken && name.ss_family != AF_UNIX) tune(taken.get());
+    return taken;
+  }
+}
+
+Descriptor connect_to(const Address& address, Deadline deadline) {
+  int failure = 0;
+  if (address.is_unix()) {
+    const sockaddr_un name = unix_name(address.path);
+    Descriptor made = try_connect(AF_UNIX, reinterpret_cast<const sockaddr*>(&name), sizeof(name),
+                                  deadline, failure);
+    if (made) return made;
+  } else {
+    const Addresses found = resolve(address, 0, ErrorKind::kNetwork);
+    for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) {
+      Descriptor made =
+          try_connect(one->ai_family, one->ai_addr, one->ai_addrlen, deadline, failure);
+      if (!made) continue;
+      tune(made.get());
+      return made;
+    }
+  }
+  throw Error(ErrorKind::kNetwork,
+              "cannot connect to the box at " + address.url() + ": " + reason(failure));
+}
+
+bool wait_for(int socket, short events, Deadline deadline) {
+  for (;;) {
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    const auto most = std::clamp<int64_t>(left.count(), 0, 1 << 30);
+    pollfd asked{socket, events, 0};
+    const int ready = poll(&asked, 1, static_cast<int>(most));
+    if (ready > 0) return true;
+    if (ready == 0 && left.count() <= most) return false;
+    if (ready < 0 && errno != EINTR) {
+      throw Error(ErrorKind::kNetwork, "cannot wait for a socket: " + reason(errno));
+    }
+  }
+}
+
+std::optional<uid_t> peer_user(int socket) noexcept {
+  ucred peer{};
+  socklen_t length = sizeof(peer);
+  int domain = 0;
+  socklen_t domain_length = sizeof(domain);
+  if (getsockopt(socket, SOL_SOCKET, SO_DOMAIN, &domain, &domain_length) != 0 ||
+      domain != AF_UNIX || getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) {
+    return std::nullopt;
+  }
+  return peer.uid;
+}
+
+std::string peer_name(int socket) {
+  sockaddr_storage name{};
+  socklen_t length = sizeof(name);
+  if (getpeername(socket, reinterpret_cast<sockaddr*>(&name), &length) != 0) {
+    return "a client that has gone";
+  }
+  if (name.ss_family == AF_UNIX) {
+    ucred peer{};
+    socklen_t size = sizeof(peer);
+    if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return "a local process";
+    return "process " + std::to_string(peer.pid) + " of user " + std::to_string(peer.uid);
+  }
+  char host[NI_MAXHOST];
+  char port[NI_MAXSERV];
+  const int failure = getnameinfo(reinterpret_cast<sockaddr*>(&name), length, host, sizeof(host),
+                                  port, sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV);
+  if (failure != 0) return "a client without a name";
+  return std::string(name.ss_family == AF_INET6 ? "[" : "") + host +
+         (name.ss_family == AF_INET6 ? "]:" : ":") + port;
+}
+
+}  // namespace hbm::smb

@@ -1,0 +1,178 @@
+#include "box/server/listener/event_loop.h"
+
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "base/signals.h"
+#include "base/spin.h"
+
+namespace hbm::box {
+namespace {
+
+[[noreturn]] void failed(const char* what) {
+  throw Error(ErrorKind::kUnavailable, std::string(what) + ": " + std::strerror(errno));
+}
+
+}  // namespace
+
+DoorLoop::DoorLoop(std::string name, std::function<int()> tick)
+    : name_(std::move(name)),
+      tick_(std::move(tick)),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      bell_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!epoll_ || !bell_) failed("cannot wait for clients");
+  epoll_event event{};
+  event.events = EPOLLIN;
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, bell_.get(), &event) != 0) {
+    failed("cannot wait for clients");
+  }
+}
+
+DoorLoop::~DoorLoop() {
+  stop();
+  for (const auto& served : all()) remove(*served);
+}
+
+void DoorLoop::start() {
+  const SignalsHeldOff held_off;
+  thread_ = std::thread([this] { run(); });
+  pthread_setname_np(thread_.native_handle(), name_.substr(0, 15).c_str());
+}
+
+void DoorLoop::stop() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake();
+  thread_.join();
+}
+
+void DoorLoop::add(int descriptor, uint32_t events, std::shared_ptr<Served> served) {
+  Served* const key = served.get();
+  epoll_event event{};
+  event.events = events;
+  event.data.ptr = key;
+  const std::lock_guard lock(mutex_);
+  entries_[key] = {descriptor, std::move(served)};
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, descriptor, &event) == 0) return;
+  const int failure = errno;
+  entries_.erase(key);
+  errno = failure;
+  failed("cannot wait for a client");
+}
+
+void DoorLoop::change(int descriptor, uint32_t events, Served& served) noexcept {
+  epoll_event event{};
+  event.events = events;
+  event.data.ptr = &served;
+  // Fails only once the loop has let go of it, when it does not matter any more.
+  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, descriptor, &event);
+}
+
+void DoorLoop::again(const Served& served) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = entries_.find(&served);
+    if (found == entries_.end()) return;
+    asked_.push_back(found->second.served);
+  }
+  wake();
+}
+
+std::vector<std::shared_ptr<DoorLoop::Served>> DoorLoop::all() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<Served>> all;
+  all.reserve(entries_.size());
+  for (const auto& [key, entry] : entries_) all.push_back(entry.served);
+  return all;
+}
+
+void DoorLoop::run() {
+  std::array<epoll_event, 64> events;
+  bool busy = false;
+  for (;;) {
+    int most = tick_ ? tick_() : -1;
+    {
+      const std::lock_guard lock(mutex_);
+      if (stopping_) return;
+      for (const auto& served : asked_) {
+        if (entries_.contains(served.get())) give_turn(served);
+      }
+      asked_.clear();
+    }
+    if (!turn_.empty()) most = 0;
+    int ready = 0;
+    const auto wait = [&](int milliseconds) {
+      ready = epoll_wait(epoll_.get(), events.data(), events.size(), milliseconds);
+      return ready != 0;
+    };
+    // Who has just sent something is likely to send more.
+    if (!busy || !spin([&] { return wait(0); })) wait(most);
+    busy = ready > 0;
+
+    Turn turn;
+    turn.swap(turn_);
+    for (int i = 0; i < ready; ++i) {
+      auto* const served = static_cast<Served*>(events[i].data.ptr);
+      if (served == nullptr) {
+        uint64_t rings = 0;
+        [[maybe_unused]] const ssize_t got = read(bell_.get(), &rings, sizeof(rings));
+      } else if (!served->has_turn_) {
+        serve(*served, events[i].events);
+      }
+    }
+    for (const auto& served : turn) {
+      served->has_turn_ = false;
+      serve(*served, 0);
+    }
+  }
+}
+
+void DoorLoop::serve(Served& served, uint32_t events) {
+  switch (served.serve(events)) {
+    case Next::kWait:
+      return;
+    case Next::kGone:
+      return remove(served);
+    case Next::kAgain:
+      break;
+  }
+  const std::lock_guard lock(mutex_);
+  give_turn(entries_.at(&served).served);
+}
+
+void DoorLoop::give_turn(const std::shared_ptr<Served>& served) {
+  if (!std::exchange(served->has_turn_, true)) turn_.push_back(served);
+}
+
+void DoorLoop::remove(Served& served) {
+  std::shared_ptr<Served> last;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = entries_.find(&served);
+    if (found == entries_.end()) return;
+    // Before it is closed: a child of this process may hold it open, and its number may be another
+    // client's at once.
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, found->second.descriptor, nullptr);
+    last = std::move(found->second.served);
+    entries_.erase(found);
+  }
+  last->gone();
+}
+
+void DoorLoop::wake() noexcept {
+  constexpr uint64_t kOne = 1;
+  [[maybe_unused]] const ssize_t put = write(bell_.get(), &kOne, sizeof(kOne));
+}
+
+}  // namespace hbm::box

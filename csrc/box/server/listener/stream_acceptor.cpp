@@ -1,0 +1,115 @@
+#include "box/server/listener/stream_acceptor.h"
+
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "box/protocol/socket.h"
+
+namespace hbm::box {
+namespace {
+
+constexpr int kMostAtOnce = 64;  // clients taken in before the others have their turn
+constexpr auto kPause = std::chrono::milliseconds(50);
+
+mode_t file_mode(const std::vector<uid_t>& users) {
+  const bool others = std::any_of(users.begin(), users.end(),
+                                  [](uid_t user) { return user != geteuid() && user != 0; });
+  return others ? 0666 : 0600;  // who may come in is checked for each that does
+}
+
+void refuse_user(Descriptor client) {
+  constexpr std::string_view cause = "this user may not use the box's Unix socket";
+  smb::FrameStream stream(std::move(client));
+  smb::Header header;
+  header.opcode = smb::Opcode::kHello;
+  header.status = smb::Status::kDenied;
+  stream.queue(header, {}, std::as_bytes(std::span(cause)));
+  stream.flush();
+}
+
+}  // namespace
+
+StreamListener::StreamListener(StreamHouse& house, const Loops& loops, const smb::Address& address,
+                               std::vector<uid_t> users)
+    : house_(house),
+      loops_(loops),
+      users_(std::move(users)),
+      address_(address),
+      socket_(smb::listen_at(address, file_mode(users_))) {
+  if (!address_.is_unix()) address_.port = smb::local_port(fd());
+}
+
+StreamListener::~StreamListener() {
+  if (address_.is_unix()) unlink(address_.path.c_str());
+}
+
+DoorLoop::Next StreamListener::serve(uint32_t /*events*/) noexcept {
+  if (house_.draining.load(std::memory_order_relaxed)) return DoorLoop::Next::kGone;
+  for (int i = 0; i < kMostAtOnce; ++i) {
+    int failure = 0;
+    Descriptor client = smb::accept_from(fd(), failure);
+    try {
+      if (client) {
+        let_in(std::move(client));
+        continue;
+      }
+      if (failure != EAGAIN && failure != EWOULDBLOCK) pause(failure);
+    } catch (const std::exception& error) {
+      house_.refusals.warn(std::string("cannot take a client in: ") + error.what());
+    }
+    break;
+  }
+  return DoorLoop::Next::kWait;
+}
+
+void StreamListener::let_in(Descriptor client) {
+  if (!welcome(client.get())) {
+    house_.refusals.warn("refused " + smb::peer_name(client.get()) + " at " + address_.url() +
+                         ": its user may not use this box");
+    return refuse_user(std::move(client));
+  }
+  DoorLoop& loop = *loops_[next_++ % loops_.size()];
+  const auto transport = address_.is_unix() ? smb::Transport::kShm : smb::Transport::kTcp;
+  const auto connection =
+      std::make_shared<StreamConnection>(house_, loop, std::move(client), transport);
+  house_.lobby.enter(connection);
+  try {
+    loop.add(connection->fd(), connection->events(), connection);
+  } catch (...) {
+    connection->gone();
+    throw;
+  }
+}
+
+bool StreamListener::welcome(int client) const {
+  if (!address_.is_unix()) return true;
+  const std::optional<uid_t> user = smb::peer_user(client);
+  return user && (*user == 0 || std::find(users_.begin(), users_.end(), *user) != users_.end());
+}
+
+void StreamListener::pause(int failure) {
+  shortages_.warn("cannot take clients in at " + address_.url() +
+                  " for now: " + std::strerror(failure) +
+                  (failure == EMFILE ? "; raise the limit on open files (ulimit -n)" : ""));
+  paused_ = true;
+  until_ = Clock::now() + kPause;
+  loops_.front()->change(fd(), 0, *this);
+  house_.lobby.dismiss_oldest("its descriptor is needed for another client");
+}
+
+int StreamListener::resume() noexcept {
+  if (!paused_) return -1;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(until_ - Clock::now()).count();
+  if (left > 0) return static_cast<int>(left);
+  paused_ = false;
+  loops_.front()->change(fd(), EPOLLIN, *this);
+  return -1;
+}
+
+}  // namespace hbm::box

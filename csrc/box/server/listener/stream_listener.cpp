@@ -1,0 +1,146 @@
+#include "box/server/listener/stream_listener.h"
+
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "box/server/listener/stream_connection.h"
+#include "box/server/listener/stream_acceptor.h"
+
+namespace hbm::box {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kLook{1};  // for connections whose session has ended
+
+void raise_open_files() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+    limit.rlim_cur = limit.rlim_max;
+    if (setrlimit(RLIMIT_NOFILE, &limit) == 0) return;
+    log::warn("cannot raise the limit on open files: clients are limited too (ulimit -n)");
+  }
+}
+
+Welcome welcome_of(const StreamDoorOptions& options) {
+  Welcome welcome{options.token, options.boot_id, options.socket_path, options.verbs_port};
+  require_sendable(welcome);
+  return welcome;
+}
+
+void require_valid(const StreamDoorOptions& options) {
+  if (options.listen.empty() && options.socket_path.empty()) {
+    throw Error(ErrorKind::kInvalid, "a box needs an address or a Unix socket to listen on");
+  }
+  if (options.threads == 0 || options.most_joining == 0 || options.quantum == 0) {
+    throw Error(ErrorKind::kInvalid,
+                "a box's door needs at least one thread, one joining client and a quantum");
+  }
+}
+
+int sooner(int left, int right) {
+  if (left < 0 || right < 0) return std::max(left, right);
+  return std::min(left, right);
+}
+
+}  // namespace
+
+struct StreamDoor::Parts {
+  explicit Parts(Desk& desk, const StreamDoorOptions& options)
+      : house{desk,
+              welcome_of(options),
+              options.quantum,
+              {options.most_joining, options.join_within},
+              {10, std::chrono::seconds(10)}} {
+    for (uint32_t i = 0; i < options.threads; ++i) {
+      std::function<int()> tick;
+      if (i == 0) tick = [this] { return housekeeping(); };
+      loops.push_back(std::make_unique<DoorLoop>("hbm-door-" + std::to_string(i), std::move(tick)));
+    }
+    std::vector<uid_t> users = options.users;
+    if (users.empty()) users.push_back(geteuid());
+    for (const smb::Address& address : options.listen) listen(address, users);
+    if (!options.socket_path.empty()) listen({"", 0, options.socket_path}, users);
+    for (const auto& loop : loops) loop->start();
+  }
+
+  ~Parts() {
+    for (const auto& loop : loops) loop->stop();
+  }
+
+  void listen(const smb::Address& address, const std::vector<uid_t>& users) {
+    listeners.push_back(std::make_shared<StreamListener>(house, loops, address, users));
+    const auto& listener = listeners.back();
+    loops.front()->add(listener->fd(), EPOLLIN, listener);
+    if (!address.is_unix()) addresses.push_back(listener->address());
+  }
+
+  int housekeeping() {
+    int most = house.lobby.sweep();
+    for (const auto& listener : listeners) most = sooner(most, listener->resume());
+    return sooner(most, part_from_ended_sessions());
+  }
+
+  // Returns in how many milliseconds to call it again.
+  int part_from_ended_sessions() {
+    const Clock::time_point now = Clock::now();
+    if (now >= next_look) {
+      for (const auto& connection : connections()) connection->part_from_ended_session();
+      next_look = now + kLook;
+    }
+    return static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(next_look - now).count());
+  }
+
+  std::vector<std::shared_ptr<StreamConnection>> connections() const {
+    std::vector<std::shared_ptr<StreamConnection>> all;
+    for (const auto& loop : loops) {
+      for (const auto& served : loop->all()) {
+        auto connection = std::dynamic_pointer_cast<StreamConnection>(served);
+        if (connection) all.push_back(std::move(connection));
+      }
+    }
+    return all;
+  }
+
+  StreamHouse house;
+  std::vector<smb::Address> addresses;
+  std::vector<std::shared_ptr<StreamListener>> listeners;
+  Clock::time_point next_look{};  // of the first loop
+  StreamListener::Loops loops;    // first to go
+};
+
+StreamDoor::StreamDoor(Desk& desk, const StreamDoorOptions& options) {
+  require_valid(options);
+  raise_open_files();
+  parts_ = std::make_unique<Parts>(desk, options);
+}
+
+StreamDoor::~StreamDoor() = default;
+
+const std::vector<smb::Address>& StreamDoor::addresses() const noexcept {
+  return parts_->addresses;
+}
+
+void StreamDoor::drain(uint32_t most_ms) {
+  const Clock::time_point deadline = Clock::now() + std::chrono::milliseconds(most_ms);
+  parts_->house.draining = true;
+  const auto idle = [this] {
+    bool all = true;
+    for (const auto& connection : parts_->connections()) {
+      if (!connection->idle()) all = false;
+    }
+    return all;
+  };
+  while (!idle() && Clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+}  // namespace hbm::box

@@ -1,0 +1,63 @@
+// The way in over TCP and a Unix socket.
+//
+// A few receivers, each a thread over epoll, share the connections: one stays with its receiver, so
+// the lanes of a client are served side by side. Reads and writes are served by the receiver,
+// between the socket and the segment's memory; all else goes to the desk, and the thread that
+// answers sends the reply. No connection is served for more than a quantum of bytes before the
+// others have had their turn, and none is read whose replies are not taken.
+//
+// A client proves the token before anything else; until then it may send one Join, in time, and
+// there is room for so many such clients that the oldest goes when one more comes. A Unix socket
+// lets in this process's user and root, unless the options name others. A malformed frame costs its
+// sender the connection, and nobody else anything. The connections of a session that has ended are
+// closed within seconds.
+//
+// Threads: as Door says.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "box/server/request_handler.h"
+#include "box/protocol/address.h"
+
+namespace hbm::box {
+
+struct StreamDoorOptions {
+  std::vector<smb::Address> listen;  // TCP; port 0: any
+  std::string socket_path;           // of the Unix socket; empty: none
+  std::string token;                 // empty: none is asked for
+  std::string boot_id;               // Joined::boot_id
+  uint16_t verbs_port = 0;           // Joined::verbs_port
+  uint32_t threads = 4;              // receivers
+  std::chrono::milliseconds join_within{5000};
+  size_t most_joining = 512;  // connections that have not joined yet
+  std::vector<uid_t> users;   // may come in by the Unix socket besides root; empty: our own
+  uint64_t quantum = uint64_t{1} << 20;  // bytes
+};
+
+class StreamDoor final : public Door {
+ public:
+  // Raises the limit on open files (RLIMIT_NOFILE) as far as it goes.
+  // Throws Error(kUnavailable) when an address cannot be listened on, Error(kInvalid) for options
+  // that make no door. REQUIRES: `desk` outlives the door.
+  StreamDoor(Desk& desk, const StreamDoorOptions& options);
+  ~StreamDoor() override;
+
+  // As they are listened on, in the order of the options: with their ports.
+  const std::vector<smb::Address>& addresses() const noexcept;
+
+  void drain(uint32_t most_ms) override;
+
+ private:
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace hbm::box

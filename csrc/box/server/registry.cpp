@@ -1,0 +1,177 @@
+#include "box/server/registry.h"
+
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "base/log.h"
+#include "box/server/directory.h"
+#include "box/server/refusal.h"
+#include "box/protocol/proof.h"
+
+namespace hbm::box {
+Registry::Registry(Store& store) : store_(store) {
+  for (std::shared_ptr<Segment>& segment : store.take_found()) {
+    segment->awaited = true;
+    segments_.emplace(segment->key, std::move(segment));
+  }
+}
+
+Opened Registry::attach(const smb::Id& key, uint64_t bytes, Size size) {
+  Lock lock(mutex_);
+  return open(find(lock, key), bytes, size);
+}
+
+Opened Registry::create(const Creation& creation) {
+  Lock lock(mutex_);
+  if (find(lock, creation.key) != segments_.end()) {
+    throw Refusal(smb::Status::kExists, "a segment with the key " + hex(creation.key) +
+                                            " exists: attach to it, or choose another key");
+  }
+  return make(lock, creation);
+}
+
+Opened Registry::attach_or_create(const Creation& creation) {
+  Lock lock(mutex_);
+  const auto found = find(lock, creation.key);
+  if (found != segments_.end()) return open(found, creation.size, Size::kSame);
+  return make(lock, creation);
+}
+
+Opened Registry::created_by(const Creator& creator) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [key, segment] : segments_) {
+    if (segment->creator != creator) continue;
+    ++segment->attachments;
+    return {segment, true};
+  }
+  return {};
+}
+
+void Registry::release(const std::shared_ptr<Segment>& segment) noexcept {
+  Lock lock(mutex_);
+  if (--segment->attachments > 0 || !segment->temporary || segment->awaited) return;
+  const auto found = segments_.find(segment->key);
+  if (found == segments_.end() || found->second != segment) return;
+  try {
+    erase(lock, found);
+  } catch (const std::exception& error) {
+    log::error("the temporary segment " + hex(segment->key) + " stays: " + error.what());
+  }
+}
+
+void Registry::remove(const std::shared_ptr<Segment>& segment) {
+  Lock lock(mutex_);
+  const auto found = find(lock, segment->key);
+  if (found == segments_.end() || found->second != segment) {
+    throw Refusal(smb::Status::kNoSuchKey,
+                  "the segment " + hex(segment->key) + " was deleted already");
+  }
+  erase(lock, found);
+}
+
+void Registry::remove_forsaken() noexcept {
+  std::vector<std::shared_ptr<Segment>> forsaken;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, segment] : segments_) {
+      segment->awaited = false;
+      if (!segment->temporary || segment->attachments > 0) continue;
+      ++segment->attachments;
+      forsaken.push_back(segment);
+    }
+  }
+  for (const auto& segment : forsaken) release(segment);
+}
+
+void Registry::on_new_segment(std::function<void(Segment&)> action) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [key, segment] : segments_) action(*segment);
+  action_ = std::move(action);
+}
+
+std::vector<smb::SegmentStats> Registry::statistics() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<smb::SegmentStats> rows;
+  rows.reserve(segments_.size());
+  for (const auto& [key, segment] : segments_) {
+    rows.push_back({.key = key,
+                    .counts = segment->tally.counts(),
+                    .size = segment->size,
+                    .attachments = segment->attachments,
+                    .temporary = segment->temporary});
+  }
+  return rows;
+}
+
+Registry::Segments::iterator Registry::find(Lock& lock, const smb::Id& key) {
+  changed_.wait(lock, [&] { return !changing_.contains(key); });
+  return segments_.find(key);
+}
+
+Opened Registry::open(const Segments::iterator& found, uint64_t bytes, Size size) {
+  if (found == segments_.end()) {
+    throw Refusal(smb::Status::kNoSuchKey,
+                  "no segment has this key: it was deleted, or never created here");
+  }
+  const auto& [key, segment] = *found;
+  if (size == Size::kSame && segment->size != bytes) {
+    throw Refusal(smb::Status::kSizeMismatch,
+                  std::to_string(bytes) + " bytes were asked for, and the segment " + hex(key) +
+                      " has " + std::to_string(segment->size));
+  }
+  ++segment->attachments;
+  return {segment, false};
+}
+
+Opened Registry::make(Lock& lock, Creation creation) {
+  if (!creation.key) creation.key = smb::random_id();
+  const auto change = changing_.insert(creation.key).first;
+  lock.unlock();
+  std::shared_ptr<Segment> segment;
+  std::exception_ptr failure;
+  try {
+    segment = build(creation);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  lock.lock();
+  changing_.erase(change);
+  changed_.notify_all();
+  if (failure != nullptr) std::rethrow_exception(failure);
+  segment->attachments = 1;
+  segments_.emplace(creation.key, segment);
+  return {segment, true};
+}
+
+std::shared_ptr<Segment> Registry::build(const Creation& creation) {
+  std::shared_ptr<Segment> segment = store_.create(creation);
+  if (!action_) return segment;
+  try {
+    action_(*segment);
+  } catch (...) {
+    store_.remove(*segment);
+    throw;
+  }
+  return segment;
+}
+
+void Registry::erase(Lock& lock, Segments::iterator found) {
+  const auto change = changing_.insert(found->first).first;
+  const auto taken = segments_.extract(found);
+  lock.unlock();
+  std::exception_ptr failure;
+  try {
+    store_.remove(*taken.mapped());
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  lock.lock();
+  changing_.erase(change);
+  changed_.notify_all();
+  if (failure == nullptr) return;
+  segments_.emplace(taken.key(), taken.mapped());
+  std::rethrow_exception(failure);
+}
+
+}  // namespace hbm::box

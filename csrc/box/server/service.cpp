@@ -1,0 +1,163 @@
+#include "box/server/service.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "base/log.h"
+#include "box/server/refusal.h"
+#include "box/server/reply.h"
+
+namespace hbm::box {
+namespace {
+
+constexpr const char* kClosing = "the box is shutting down";
+
+}  // namespace
+
+Service::Service(const ServiceOptions& options, Store& store, const memory::Pool& pool)
+    : store_(store),
+      pool_(pool),
+      registry_(store),
+      accumulator_(store.records(), options.accumulate_threads),
+      ring_(std::max(options.most_clients, store.records().sessions().size()), options.handlers,
+            [this](std::shared_ptr<Session> session) { handle(std::move(session)); }),
+      sessions_({.lease = options.lease,
+                 .most = options.most_clients,
+                 .expired = [this](const std::shared_ptr<Session>& session) { expire(session); },
+                 .settled = [this] { registry_.remove_forsaken(); }},
+                store.records()),
+      requests_(registry_, sessions_, store.records(), accumulator_, totals_) {}
+
+Service::~Service() { close(); }
+
+void Service::close() {
+  closing_.store(true, std::memory_order_release);
+  ring_.close();
+}
+
+uint32_t Service::lease_ms() const { return static_cast<uint32_t>(sessions_.lease().count()); }
+
+Joining Service::join(const smb::Join& join, smb::Transport transport) {
+  if (!closing_.load(std::memory_order_acquire)) return sessions_.join(join, transport);
+  Joining joining;
+  joining.status = smb::Status::kClosing;
+  joining.cause = kClosing;
+  return joining;
+}
+
+void Service::left(const std::shared_ptr<Session>& session) {
+  session->renew();
+  --session->connections;
+}
+
+void Service::submit(const std::shared_ptr<Session>& session, smb::Opcode opcode,
+                     std::span<const std::byte> body, Answer answer) {
+  session->renew();
+  Request request{opcode, {body.begin(), body.end()}, std::move(answer)};
+  try {
+    if (session->push(std::move(request))) schedule(session);
+  } catch (const Refusal& refusal) {
+    request.answer(refused(refusal.status(), refusal.what()));
+  }
+}
+
+void Service::schedule(std::shared_ptr<Session> session) {
+  if (ring_.put(session)) return;
+  do {
+    serve_one(*session);  // the ring is closed: all that is left is refused
+  } while (!session->idle());
+}
+
+void Service::handle(std::shared_ptr<Session> session) {
+  serve_one(*session);
+  if (!session->idle()) schedule(std::move(session));
+}
+
+void Service::serve_one(Session& session) {
+  const Request request = session.pop();
+  request.answer(carry_out(session, request));
+}
+
+Reply Service::carry_out(Session& session, const Request& request) {
+  if (closing_.load(std::memory_order_acquire)) return refused(smb::Status::kClosing, kClosing);
+  if (request.opcode == smb::Opcode::kStats) return stats(session, request.body);
+  return requests_.carry_out(session, request.opcode, request.body);
+}
+
+Reply Service::stats(const Session& session, std::span<const std::byte> body) const {
+  smb::StatsQuery query;
+  std::memcpy(&query, body.data(), sizeof query);
+  Reply reply;
+  try {
+    reply.payload = page(statistics(), query, {session.identity().id, session.keys(), salt_});
+  } catch (const std::exception& error) {
+    log::error(std::string("cannot tell a client the statistics: ") + error.what());
+    return refused(smb::Status::kInternal, error.what());
+  }
+  return reply;
+}
+
+void Service::expire(const std::shared_ptr<Session>& session) {
+  bool first = false;
+  try {
+    first = session->push({smb::Opcode::kLeave, {}, [](const Reply&) {}});
+  } catch (const Refusal&) {
+    return;  // its client has just left by itself
+  }
+  if (first) schedule(session);
+}
+
+bool Service::ended(const std::shared_ptr<Session>& session) const { return session->ended(); }
+
+Access Service::access(const std::shared_ptr<Session>& session, const smb::Transfer& transfer,
+                       bool writing) {
+  session->renew();
+  Access access;
+  try {
+    if (closing_.load(std::memory_order_acquire)) throw Refusal(smb::Status::kClosing, kClosing);
+    if (session->ended()) throw Refusal(smb::Status::kExpired, "the session has ended");
+    Attachment attachment = attached(*session, transfer.handle);
+    if (writing) require_write(*session, attachment);
+    require_range(*attachment.segment, transfer.offset, transfer.bytes, 1);
+    access.at = attachment.segment->block->base() + transfer.offset;
+    access.segment = std::move(attachment.segment);
+  } catch (const Refusal& refusal) {
+    access.status = refusal.status();
+    access.cause = refusal.what();
+    return access;
+  }
+  const smb::Opcode opcode = writing ? smb::Opcode::kWrite : smb::Opcode::kRead;
+  for (Tally* tally : {&totals_, &session->tally, &access.segment->tally}) {
+    tally->count(opcode, transfer.bytes);
+  }
+  return access;
+}
+
+void Service::on_new_segment(std::function<void(Segment&)> action) {
+  registry_.on_new_segment(std::move(action));
+}
+
+Statistics Service::statistics() const {
+  Statistics statistics;
+  const Clock::time_point now = Clock::now();
+  for (const auto& session : sessions_.all()) {
+    statistics.clients.push_back(session->statistics(now));
+  }
+  statistics.segments = registry_.statistics();
+
+  const memory::PoolStats pool = pool_.stats();
+  statistics.totals.counts = totals_.counts();
+  statistics.totals.capacity_bytes = pool.capacity;
+  statistics.totals.used_bytes = pool.used;
+  statistics.totals.largest_free_bytes = pool.largest_free;
+  statistics.totals.clients = statistics.clients.size();
+  statistics.totals.segments = statistics.segments.size();
+  statistics.totals.uptime_ms = static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(now - start_).count());
+  return statistics;
+}
+
+}  // namespace hbm::box

@@ -1,0 +1,84 @@
+// The box behind its doors: keys, clients and what they ask for.
+//
+// Requests go into the message ring (ring.h) and are carried out by handler threads (requests.h);
+// slices of reads and writes are let through by access(), on the door's thread. A timer ends the
+// sessions of clients that are gone (sessions.h).
+//
+// Threads: as Desk's; close() by one thread. Locks: Sessions, then Session, then Ring; the
+// registry's and the store's are never held together with these.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "box/server/accumulator.h"
+#include "box/server/request_handler.h"
+#include "box/server/registry.h"
+#include "box/server/requests.h"
+#include "box/server/message_ring.h"
+#include "box/server/session.h"
+#include "box/server/sessions.h"
+#include "box/server/statistics.h"
+#include "box/server/storage/store.h"
+#include "box/server/counters.h"
+#include "memory/pool.h"
+#include "box/protocol/proof.h"
+
+namespace hbm::box {
+
+struct ServiceOptions {
+  std::chrono::milliseconds lease{30'000};
+  size_t most_clients = 4096;
+  unsigned handlers = 2;            // threads that carry out requests
+  unsigned accumulate_threads = 2;  // that share one large accumulate
+};
+
+class Service final : public Desk {
+ public:
+  // REQUIRES: `store` was opened on `pool`, and both outlive it.
+  Service(const ServiceOptions& options, Store& store, const memory::Pool& pool);
+  ~Service() override;
+
+  smb::Id contents() const override { return store_.contents(); }
+  uint32_t lease_ms() const override;
+  Joining join(const smb::Join& join, smb::Transport transport) override;
+  void left(const std::shared_ptr<Session>& session) override;
+  void submit(const std::shared_ptr<Session>& session, smb::Opcode opcode,
+              std::span<const std::byte> body, Answer answer) override;
+  Access access(const std::shared_ptr<Session>& session, const smb::Transfer& transfer,
+                bool writing) override;
+  void on_new_segment(std::function<void(Segment&)> action) override;
+  bool ended(const std::shared_ptr<Session>& session) const override;
+
+  Statistics statistics() const;  // with all ids and keys: not for clients
+
+  // From here on everything is answered with kClosing, also what waits in the ring. Returns when
+  // the requests that were being carried out are answered.
+  void close();
+
+ private:
+  void schedule(std::shared_ptr<Session> session);
+  void handle(std::shared_ptr<Session> session);
+  void serve_one(Session& session);
+  Reply carry_out(Session& session, const Request& request);
+  Reply stats(const Session& session, std::span<const std::byte> body) const;
+  void expire(const std::shared_ptr<Session>& session);
+
+  Store& store_;
+  const memory::Pool& pool_;
+  const Clock::time_point start_ = Clock::now();
+  const smb::Nonce salt_ = smb::random_nonce();  // of what clients see of each other
+  std::atomic<bool> closing_{false};
+  Tally totals_;
+  Registry registry_;
+  Accumulator accumulator_;
+  Ring ring_;
+  Sessions sessions_;
+  Requests requests_;
+};
+
+}  // namespace hbm::box

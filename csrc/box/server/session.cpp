@@ -1,0 +1,99 @@
+#include "box/server/session.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "box/server/refusal.h"
+
+namespace hbm::box {
+
+Session::Session(const Identity& identity, SessionRecord& record, std::shared_ptr<const void> seat)
+    : record(record),
+      window(record),
+      identity_(identity),
+      seat_(std::move(seat)),
+      seen_(Clock::now()) {}
+
+bool Session::push(Request&& request) {
+  const std::lock_guard lock(mutex_);
+  if (ended()) {
+    throw Refusal(smb::Status::kExpired, "the session has ended, with its attachments");
+  }
+  if (request.opcode == smb::Opcode::kLeave) {
+    ended_.store(true, std::memory_order_release);
+  } else if (requests_.size() == kMostRequests) {
+    throw Refusal(smb::Status::kExhausted, "the session has " + std::to_string(kMostRequests) +
+                                               " requests waiting, the most that it may have");
+  }
+  requests_.push_back(std::move(request));
+  return !std::exchange(scheduled_, true);
+}
+
+Request Session::pop() {
+  const std::lock_guard lock(mutex_);
+  Request request = std::move(requests_.front());
+  requests_.pop_front();
+  return request;
+}
+
+bool Session::idle() {
+  const std::lock_guard lock(mutex_);
+  scheduled_ = !requests_.empty();
+  return !scheduled_;
+}
+
+Attachment Session::attachment(uint32_t handle) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = attachments_.find(handle);
+  return found == attachments_.end() ? Attachment{} : found->second;
+}
+
+void Session::attach(uint32_t handle, Attachment attachment) {
+  const std::lock_guard lock(mutex_);
+  if (attachments_.size() == kMostAttachments) {
+    throw Refusal(smb::Status::kExhausted, "the session has " + std::to_string(kMostAttachments) +
+                                               " attachments, the most that it may have");
+  }
+  attachments_.emplace(handle, std::move(attachment));
+}
+
+Attachment Session::detach(uint32_t handle) {
+  const std::lock_guard lock(mutex_);
+  auto node = attachments_.extract(handle);
+  return node.empty() ? Attachment{} : std::move(node.mapped());
+}
+
+std::vector<Attachment> Session::detach_all() {
+  const std::lock_guard lock(mutex_);
+  std::vector<Attachment> all;
+  all.reserve(attachments_.size());
+  for (auto& [handle, attachment] : attachments_) all.push_back(std::move(attachment));
+  attachments_.clear();
+  return all;
+}
+
+size_t Session::attachments() const {
+  const std::lock_guard lock(mutex_);
+  return attachments_.size();
+}
+
+std::set<smb::Id> Session::keys() const {
+  const std::lock_guard lock(mutex_);
+  std::set<smb::Id> keys;
+  for (const auto& [handle, attachment] : attachments_) keys.insert(attachment.segment->key);
+  return keys;
+}
+
+smb::ClientStats Session::statistics(Clock::time_point now) const {
+  const auto idle = std::chrono::duration_cast<std::chrono::milliseconds>(now - seen());
+  return {.session = identity_.id,
+          .counts = tally.counts(),
+          .pid = identity_.pid,
+          .attachments = static_cast<uint32_t>(attachments()),
+          .transport = static_cast<uint32_t>(identity_.transport),
+          .connected = connections.load(std::memory_order_relaxed),
+          .idle_ms = static_cast<uint64_t>(std::max<int64_t>(0, idle.count()))};
+}
+
+}  // namespace hbm::box

@@ -1,0 +1,109 @@
+// One client of the box: what it attached, its requests in order, and its lease.
+//
+// A session's requests are carried out one at a time in the order in which they came, on its
+// strand: the handler that took it from the ring. It is in the ring exactly while it has requests.
+//
+// Threads: every member may be called from any thread, but for those that say that they are the
+// strand's.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+#include "box/server/request_handler.h"
+#include "box/server/storage/operation_record.h"
+#include "box/server/segment.h"
+#include "box/server/counters.h"
+#include "box/server/reply_window.h"
+#include "box/protocol/protocol.h"
+
+namespace hbm::box {
+
+using Clock = std::chrono::steady_clock;
+
+struct Request {
+  smb::Opcode opcode{};
+  std::vector<std::byte> body;
+  Answer answer;
+};
+
+struct Attachment {
+  std::shared_ptr<Segment> segment;
+  bool may_write = false;
+};
+
+class Session {
+ public:
+  // Limits of one client; past them it is refused.
+  static constexpr size_t kMostAttachments = 1u << 20;
+  static constexpr size_t kMostRequests = 1u
+                                          << 14;  // not yet carried out; doors stop reading before
+
+  struct Identity {
+    smb::Id id;
+    bool read_only = false;  // it may attach and read, and nothing else
+    // The box was restarted since the session began: its attachments are made again by kAttach.
+    bool restored = false;
+    uint32_t pid = 0;
+    smb::Transport transport{};
+  };
+
+  // `seat` goes when nobody holds the session any more.
+  Session(const Identity& identity, SessionRecord& record, std::shared_ptr<const void> seat);
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  const Identity& identity() const noexcept { return identity_; }
+
+  // The lease starts anew.
+  void renew() noexcept { seen_.store(Clock::now(), std::memory_order_relaxed); }
+  Clock::time_point seen() const noexcept { return seen_.load(std::memory_order_relaxed); }
+
+  // Puts a request behind the others; after kLeave no more are taken. True: the caller puts the
+  // session into the ring.
+  // Throws Refusal(kExpired) after kLeave, Refusal(kExhausted) at kMostRequests; `request` is then
+  // as it was.
+  bool push(Request&& request);
+  Request pop();  // REQUIRES: the strand, and a request
+  bool idle();    // at the end of a request; false: the caller puts the session into the ring
+
+  // No attachment: none has that handle.
+  Attachment attachment(uint32_t handle) const;
+  // Throws Refusal(kExhausted) at kMostAttachments. REQUIRES: the strand; the handle is not in use.
+  void attach(uint32_t handle, Attachment attachment);
+  Attachment detach(uint32_t handle);
+  std::vector<Attachment> detach_all();
+  size_t attachments() const;
+  std::set<smb::Id> keys() const;  // of what is attached
+
+  bool ended() const noexcept {
+    return ended_.load(std::memory_order_acquire);
+  }  // kLeave was taken
+
+  smb::ClientStats statistics(Clock::time_point now) const;
+
+  SessionRecord& record;  // the strand's, but for `applied`
+  Window window;          // the strand's, but for applied()
+  Tally tally;
+  std::atomic<uint32_t> connections{0};
+
+ private:
+  const Identity identity_;
+  const std::shared_ptr<const void> seat_;
+  std::atomic<Clock::time_point> seen_;
+  std::atomic<bool> ended_{false};
+
+  mutable std::mutex mutex_;  // guards all below; nothing else is locked under it
+  std::unordered_map<uint32_t, Attachment> attachments_;
+  std::deque<Request> requests_;
+  bool scheduled_ = false;  // in the ring, or in a handler's hands
+};
+
+}  // namespace hbm::box

@@ -1,0 +1,97 @@
+// Where a box's segments live: in the memory of a pool alone, or in a directory besides, from which
+// a box that is started again has them back.
+//
+// The directory holds
+//   lock         held (flock) by the server that uses the store
+//   identity     the format's version, and the Id of the contents
+//   journal      which segments there are (journal.h)
+//   segments/    a file for each, <key>.<serial> in hexadecimal, which is the segment's memory
+//   sessions     the sessions, with how their last requests ended (records.h)
+//   operations   the operations in progress, so that each is carried out exactly once
+//   lost/        files that the journal does not know of, after the journal was damaged
+//
+// A server that is killed loses nothing. A crash of the host may lose anything that the kernel had
+// not written, unless `sync` is set: then the keys, and every accumulate and fetch_add, are on the
+// disk before their reply; writes of clients are not.
+//
+// Threads: open() first; then every member may be called from any thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "box/server/directory.h"
+#include "box/server/storage/journal.h"
+#include "box/server/storage/records.h"
+#include "box/server/segment.h"
+#include "memory/pool.h"
+
+namespace hbm::box {
+
+struct StoreOptions {
+  std::string directory;  // made if it is not there; empty: none, all is lost with the process
+  bool sync = false;
+  RecordSizes records;
+  // Records of segments that are gone, which the journal may have before it is written anew.
+  uint64_t dead_records = 1 << 16;
+};
+
+class Store {
+ public:
+  // Takes the directory, carries out what an earlier server had begun, and maps its segments. Reads
+  // none of their data.
+  // Throws Error(kInvalid) when the directory is something else than a store, Error(kUnavailable)
+  // when another server has it, it is of another version, or the kernel refuses, and
+  // Error(kExhausted) when the pool cannot hold the segments or the disk is full.
+  static std::unique_ptr<Store> open(const StoreOptions& options,
+                                     std::shared_ptr<memory::Pool> pool);
+  ~Store();
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+
+  smb::Id contents() const noexcept { return contents_; }
+  bool durable() const noexcept { return !options_.directory.empty(); }
+  Records& records() noexcept { return *records_; }
+
+  // The segments that open() found, with their creators; the sessions' attachments are not kept.
+  std::vector<std::shared_ptr<Segment>> take_found();
+
+  // A new segment, full of zeros. REQUIRES: no segment has its key.
+  // Throws Error(kExhausted) when the pool, the disk or the limit on open files cannot hold it,
+  // Error(kUnavailable) when the kernel refuses.
+  std::shared_ptr<Segment> create(const Creation& creation);
+
+  // The segment's key is gone, for good. Its memory, and its file, go with the last pointer to it.
+  // Throws Error(kUnavailable) when the journal cannot be written; nothing has changed then.
+  void remove(const Segment& segment);
+
+ private:
+  Store(const StoreOptions& options, std::shared_ptr<memory::Pool> pool);
+  void load();
+  void recover_operations(Records& left, const std::map<uint64_t, std::string>& others);
+  static std::shared_ptr<Segment> segment(const Creation& creation,
+                                          std::shared_ptr<memory::Block> block,
+                                          std::shared_ptr<StoredSegment> stored);
+  void require_room(uint64_t bytes) const;
+  void compact() noexcept;
+
+  const StoreOptions options_;
+  const std::shared_ptr<memory::Pool> pool_;
+  std::unique_ptr<Directory> directory_;  // none: all is in memory
+  smb::Id contents_;
+  std::unique_ptr<Records> records_;
+  std::vector<std::shared_ptr<Segment>> found_;
+  std::atomic<uint64_t> next_serial_{1};
+
+  std::mutex mutex_;  // guards all below
+  std::unique_ptr<Journal> journal_;
+  std::map<uint64_t, Creation> live_;  // by serial
+  uint64_t compact_at_ = 0;            // records; not before, as it failed
+};
+
+}  // namespace hbm::box

@@ -1,0 +1,72 @@
+#include "box/server/thread_pool.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+namespace hbm::box {
+
+struct Crew::Task {
+  const std::function<void(uint32_t)>& part;
+  const uint32_t parts;
+  uint32_t begun = 0;
+  uint32_t ended = 0;
+  std::exception_ptr failure{};
+  std::condition_variable done{};
+};
+
+Crew::Crew(unsigned helpers) {
+  for (unsigned i = 0; i < helpers; ++i) helpers_.emplace_back([this] { help(); });
+}
+
+Crew::~Crew() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  task_added_.notify_all();
+  for (std::thread& helper : helpers_) helper.join();
+}
+
+void Crew::run(uint32_t parts, const std::function<void(uint32_t)>& part) {
+  if (parts == 1) return part(0);
+  Task task{part, parts};
+  std::unique_lock lock(mutex_);
+  tasks_.push_back(&task);
+  const size_t wanted = std::min<size_t>(parts - 1, helpers_.size());
+  for (size_t i = 0; i < wanted; ++i) task_added_.notify_one();
+  work(task, lock);
+  task.done.wait(lock, [&] { return task.ended == task.parts; });
+  if (task.failure) std::rethrow_exception(task.failure);
+}
+
+void Crew::help() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    task_added_.wait(lock, [this] { return ending_ || !tasks_.empty(); });
+    if (ending_) return;
+    work(*tasks_.front(), lock);
+  }
+}
+
+void Crew::work(Task& task, std::unique_lock<std::mutex>& lock) {
+  bool last = false;
+  // A task may be gone as soon as its last part has ended.
+  while (!last && task.begun < task.parts) {
+    const uint32_t part = task.begun++;
+    if (task.begun == task.parts) std::erase(tasks_, &task);
+    lock.unlock();
+    std::exception_ptr failure{};
+    try {
+      task.part(part);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    lock.lock();
+    if (failure && !task.failure) task.failure = std::move(failure);
+    last = ++task.ended == task.parts;
+    if (last) task.done.notify_one();
+  }
+}
+
+}  // namespace hbm::box

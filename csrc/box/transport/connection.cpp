@@ -1,0 +1,132 @@
+#include "box/transport/connection.h"
+
+#include <poll.h>
+
+#include <utility>
+
+namespace hbm::link {
+namespace {
+
+using smb::FrameStream;
+using smb::Header;
+using smb::Opcode;
+using smb::Status;
+
+constexpr uint64_t kReceivedAtOnce = kSliceBytes;  // then slices are asked for anew
+constexpr uint32_t kLongestCause = 64u << 10;
+
+uint32_t reply_body_bytes(Opcode opcode) {
+  switch (opcode) {
+    case Opcode::kAlloc:
+    case Opcode::kAttach:
+      return sizeof(smb::Allocated);
+    case Opcode::kFetchAdd:
+      return sizeof(smb::Fetched);
+    default:
+      return 0;
+  }
+}
+
+}  // namespace
+
+Connection::Connection(std::unique_ptr<FrameStream> stream, std::string box, Client& client)
+    : stream_(std::move(stream)), box_(std::move(box)), client_(client) {}
+
+void Connection::queue(Opcode opcode, std::variant<Work*, Slice> of,
+                       std::span<const std::byte> body, std::span<const std::byte> payload) {
+  if (free_.empty()) {
+    free_.push_back(static_cast<uint32_t>(requests_.size()));
+    requests_.emplace_back();
+  }
+  const uint32_t place = free_.back();
+  free_.pop_back();
+  Header header;
+  header.opcode = opcode;
+  header.id = ++turn_ << 32 | place;
+  stream_->queue(header, body, payload);
+  asked_ += sizeof(header) + body.size() + payload.size();
+  requests_[place] = {header.id, opcode, asked_, std::move(of)};
+  ++unanswered_;
+}
+
+Connection::Request* Connection::find(uint64_t id) noexcept {
+  const uint64_t place = id & UINT32_MAX;
+  if (id == 0 || place >= requests_.size() || requests_[place].id != id) return nullptr;
+  return &requests_[place];
+}
+
+void Connection::send(Work& work) { queue(work.opcode, &work, work.body, {}); }
+
+void Connection::send(const Slice& slice) {
+  const std::span<const std::byte> data(slice.local, slice.request.bytes);
+  moving_bytes_ += data.size();
+  queue(slice.opcode, slice, std::as_bytes(std::span(&slice.request, 1)),
+        slice.opcode == Opcode::kWrite ? data : data.first(0));
+}
+
+void Connection::flush() {
+  if (stream_->flush() == FrameStream::Flow::kClosed) closed();
+}
+
+bool Connection::receive() {
+  const FrameStream::Flow flow = stream_->receive(*this, kReceivedAtOnce);
+  if (flow == FrameStream::Flow::kClosed) closed();
+  return flow == FrameStream::Flow::kMore;
+}
+
+short Connection::events() const noexcept {
+  return static_cast<short>(stream_->queued_bytes() > 0 ? POLLIN | POLLOUT : POLLIN);
+}
+
+const char* Connection::check(const Header& header) {
+  if (const char* cause = malformed_reply(header)) return cause;
+  const Request* const request = find(header.id);
+  if (request == nullptr) return "it answers nothing that was asked";
+  if (header.opcode != request->opcode) return "it answers another kind of request";
+  if (request->end > asked_ - stream_->queued_bytes()) return "it answers what was not sent yet";
+  if (header.status != Status::kOk) {
+    if (header.body_bytes != 0) return "an error has no body";
+    return header.payload_bytes > kLongestCause ? "its cause is too long" : nullptr;
+  }
+  if (header.body_bytes != reply_body_bytes(header.opcode)) return "its body has another size";
+  uint32_t payload = 0;
+  if (header.opcode == Opcode::kStats) payload = header.payload_bytes;  // any
+  if (header.opcode == Opcode::kRead) payload = std::get<Slice>(request->of).request.bytes;
+  return header.payload_bytes == payload ? nullptr : "its payload has another size";
+}
+
+std::byte* Connection::place(const Header& header, std::span<const std::byte>) {
+  Request& request = *find(header.id);
+  if (header.status != Status::kOk) {
+    cause_.resize(header.payload_bytes);
+    return reinterpret_cast<std::byte*>(cause_.data());
+  }
+  if (Slice* const slice = std::get_if<Slice>(&request.of)) return slice->local;
+  std::vector<std::byte>& payload = std::get<Work*>(request.of)->payload;
+  payload.resize(header.payload_bytes);
+  return payload.data();
+}
+
+void Connection::frame(const Header& header, std::span<const std::byte> body,
+                       Descriptor descriptor) {
+  Request request = std::exchange(*find(header.id), {});
+  free_.push_back(static_cast<uint32_t>(header.id & UINT32_MAX));
+  --unanswered_;
+  std::string cause = std::exchange(cause_, {});
+  if (Slice* const slice = std::get_if<Slice>(&request.of)) {
+    moving_bytes_ -= slice->request.bytes;
+    client_.answered(*slice, header.status, cause);
+    return;
+  }
+  Work& work = *std::get<Work*>(request.of);
+  work.status = header.status;
+  work.cause = std::move(cause);
+  work.reply.assign(body.begin(), body.end());
+  client_.answered(work, std::move(descriptor));
+}
+
+void Connection::closed() const {
+  throw Error(ErrorKind::kNetwork, "the memory box at " + box_ + " closed the connection");
+}
+
+}  // namespace hbm::link

@@ -1,0 +1,22 @@
+// How a client comes in at a box's stream door: Hello, Join, Joined.
+//
+// Threads: every function may be called from any thread, each stream used by one at a time.
+#pragma once
+
+#include <string>
+
+#include "box/transport/transport.h"
+#include "box/protocol/frame_stream.h"
+#include "box/protocol/protocol.h"
+#include "box/protocol/socket.h"
+
+namespace hbm::link {
+
+// Joins over a new connection, with `request`'s session and flags, and proves the token both ways.
+// A client that has a token leaves a box that does not prove it.
+// Throws Refused with the box's answer, or for a token that is missing; Error(kNetwork), which
+// names `box`, when the other end closes, breaks the protocol, is too late or proves nothing.
+smb::Joined join_box(smb::FrameStream& stream, const std::string& box, const smb::Join& request,
+                     const std::string& token, smb::Deadline deadline);
+
+}  // namespace hbm::link

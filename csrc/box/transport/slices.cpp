@@ -1,0 +1,122 @@
+#include "box/transport/slices.h"
+
+#include <algorithm>
+
+namespace hbm::link {
+
+class Moving {
+ public:
+  explicit Moving(Work& of)
+      : work(of),
+        opcode(of.opcode),
+        handle(of.grant->handle),
+        offset(of.offset),
+        local(of.local),
+        left(of.bytes) {}
+
+  Slice cut() {
+    Slice slice;
+    slice.opcode = opcode;
+    slice.request.offset = offset;
+    // The next one begins at a multiple of 8, so that no element lies in two.
+    const uint64_t most = kSliceBytes - offset % sizeof(uint64_t);
+    slice.request.bytes = static_cast<uint32_t>(std::min(left, most));
+    slice.request.handle = handle;
+    slice.local = local;
+    offset += slice.request.bytes;
+    local += slice.request.bytes;
+    left -= slice.request.bytes;
+    all_cut = left == 0;
+    ++out;
+    return slice;
+  }
+
+  Work& work;  // until the last slice is answered
+  const smb::Opcode opcode;
+  const uint32_t handle;
+  uint64_t offset;  // of what is not cut yet, as the next two
+  std::byte* local;
+  uint64_t left;
+  bool all_cut = false;  // an empty transfer has a slice too
+  uint64_t out = 0;      // slices that are not answered
+};
+
+Slices::Slices() = default;
+Slices::~Slices() = default;
+
+void Slices::put(Work& work) {
+  work.status = smb::Status::kOk;
+  work.cause.clear();
+  const auto moving = std::make_shared<Moving>(work);
+  const std::lock_guard lock(mutex_);
+  (work.bytes <= kSmallBytes ? small_ : large_).push_back(moving);
+}
+
+std::optional<Slice> Slices::next() {
+  for (auto* const queue : {&small_, &large_}) {
+    if (queue->empty()) continue;
+    const std::shared_ptr<Moving> moving = queue->front();
+    Slice slice = moving->cut();
+    slice.of = moving;
+    if (moving->all_cut) queue->pop_front();
+    return slice;
+  }
+  return std::nullopt;
+}
+
+std::optional<Slice> Slices::take() {
+  const std::lock_guard lock(mutex_);
+  return next();
+}
+
+std::optional<Slice> Slices::wait() {
+  std::unique_lock lock(mutex_);
+  ++waiting_;
+  put_.wait(lock, [&] { return stopped_ || !small_.empty() || !large_.empty(); });
+  --waiting_;
+  if (stopped_) return std::nullopt;
+  return next();
+}
+
+void Slices::call() {
+  const std::lock_guard lock(mutex_);
+  if (waiting_ == 0) return;
+  if (large_.empty() && small_.size() == 1) {
+    put_.notify_one();
+  } else {
+    put_.notify_all();
+  }
+}
+
+bool Slices::left() const {
+  const std::lock_guard lock(mutex_);
+  return !small_.empty() || !large_.empty();
+}
+
+bool Slices::awaited() const {
+  const std::lock_guard lock(mutex_);
+  return waiting_ > 0;
+}
+
+bool Slices::finish(const Slice& slice, smb::Status status, const std::string& cause) {
+  const std::lock_guard lock(mutex_);
+  Moving& moving = *slice.of;
+  --moving.out;
+  if (status != smb::Status::kOk && moving.work.status == smb::Status::kOk) {
+    moving.work.status = status;
+    moving.work.cause = cause;
+    if (!moving.all_cut) std::erase(large_, slice.of);  // the rest would fail too
+    moving.all_cut = true;
+  }
+  if (!moving.all_cut || moving.out != 0) return false;
+  moving.work.done.store(true, std::memory_order_release);
+  return true;
+}
+
+void Slices::stop() {
+  const std::lock_guard lock(mutex_);
+  stopped_ = true;
+  put_.notify_all();
+}
+
+}  // namespace hbm::link

@@ -1,0 +1,49 @@
+// open_tcp(): lanes that join one session.
+#include <string>
+
+#include "box/transport/join.h"
+#include "box/transport/stream_transport.h"
+#include "box/protocol/address.h"
+#include "box/protocol/socket.h"
+
+namespace hbm::link {
+namespace {
+
+constexpr uint32_t kMostLanes = 16;
+
+void require_lanes(uint32_t lanes) {
+  if (lanes >= 1 && lanes <= kMostLanes) return;
+  throw Error(ErrorKind::kInvalid, "a link of " + std::to_string(lanes) +
+                                       " lanes was asked for; choose 1 to " +
+                                       std::to_string(kMostLanes));
+}
+
+}  // namespace
+
+Opened open_tcp(const Opening& opening) {
+  require_lanes(opening.lanes);
+  const smb::Address address{opening.host, opening.port, {}};
+  const std::string box = address.host_and_port();
+  const smb::Deadline deadline = std::chrono::steady_clock::now() + opening.timeout;
+
+  Opened opened;
+  smb::Join join = opening.join;
+  std::vector<std::unique_ptr<smb::FrameStream>> streams;
+  for (uint32_t lane = 0; lane < opening.lanes; ++lane) {
+    streams.push_back(std::make_unique<smb::FrameStream>(smb::connect_to(address, deadline)));
+    const smb::Joined joined = join_box(*streams.back(), box, join, opening.token, deadline);
+    if (lane == 0) opened.joined = joined;
+    if (joined.box != opened.joined.box) {
+      throw Error(ErrorKind::kNetwork, "the lanes of a link to the memory box at " + box +
+                                           " met two boxes; it was restarted just now, or several "
+                                           "share the name");
+    }
+    join.session = joined.session;
+    join.flags |= smb::Join::kLane;
+  }
+  opened.link = std::make_unique<StreamLink>(
+      smb::Transport::kTcp, std::make_unique<Lanes>(std::move(streams), box, nullptr));
+  return opened;
+}
+
+}  // namespace hbm::link

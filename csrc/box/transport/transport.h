@@ -1,0 +1,129 @@
+// The contract of a client's transports: one live connection to a box, by shm, tcp or verbs.
+//
+// A link moves requests; it knows nothing of reconnects, sequence numbers or what operations mean.
+// When it breaks it throws Broken, and is of no further use: the client makes another and posts
+// again whatever had not finished.
+//
+// Threads: one at a time (the client's driver), but for wake() and alive(), which any may call.
+// A link may have threads of its own; none of them touches a Work's memory after ~Link.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "box/protocol/protocol.h"
+
+namespace hbm::link {
+
+// The connection is lost; the message says how.
+class Broken : public Error {
+ public:
+  explicit Broken(const std::string& message) : Error(ErrorKind::kNetwork, message) {}
+};
+
+// What an attachment gives a client on this transport, made from the reply to kAlloc or kAttach.
+struct Grant {
+  uint32_t handle = 0;
+  uint64_t size = 0;
+  // shm: the segment itself, readable, and writable if it was attached so; null elsewhere. Then
+  // reads and writes are copies by the caller, and never posted.
+  std::byte* memory = nullptr;
+  std::shared_ptr<void> holds;  // the mapping
+};
+
+// One request. The client owns it, and keeps it and the memory that it names until finished().
+struct Work {
+  smb::Opcode opcode{};
+  std::vector<std::byte> body;  // of control requests (all but kRead and kWrite)
+
+  // kRead and kWrite, of any size; the link cuts it in slices.
+  const Grant* grant = nullptr;
+  uint64_t offset = 0;
+  std::byte* local = nullptr;  // to here, or from here
+  uint64_t bytes = 0;
+
+  // Set by the link before finished. Of a transfer in slices: the first failure.
+  smb::Status status = smb::Status::kOk;
+  std::string cause;
+  std::vector<std::byte> reply;    // body
+  std::vector<std::byte> payload;  // kStats
+  std::shared_ptr<Grant> granted;  // kAlloc, kAttach
+
+  // Released by whoever finishes the work, acquired by finished().
+  std::atomic<bool> done{false};
+  bool finished() const noexcept { return done.load(std::memory_order_acquire); }
+};
+
+class Link {
+ public:
+  virtual ~Link() = default;
+
+  virtual smb::Transport transport() const noexcept = 0;
+
+  // Starts it. Control requests reach the box in the order in which they were posted; transfers are
+  // in no order with anything. Small requests that are posted while the link is busy go out
+  // together.
+  virtual void post(Work& work) = 0;
+
+  // Sends and receives until a Work finishes or `most` has passed; returns at once if nothing is in
+  // flight. 0: does what can be done now.
+  virtual void progress(std::chrono::nanoseconds most) = 0;
+
+  // Makes a progress() that sleeps return.
+  virtual void wake() noexcept = 0;
+
+  // False once the box is seen to be gone, also with nothing in flight; costs no system call.
+  // Whoever copies from Grant::memory asks before and after.
+  virtual bool alive() const noexcept = 0;
+
+  // Becomes readable, or hangs up, when the box closes the connection: an idle client polls it for
+  // POLLRDHUP. Negative: the link looks by itself.
+  virtual int liveness_fd() const noexcept = 0;
+
+  // Transfers from and to this memory need no copy on their way until the handle goes; till then it
+  // has to stay mapped as it is. Null: they are no faster for it on this transport.
+  virtual std::shared_ptr<void> adopt(std::byte* memory, uint64_t bytes) {
+    static_cast<void>(memory);
+    static_cast<void>(bytes);
+    return nullptr;
+  }
+};
+
+struct Opening {
+  std::string host;  // tcp and verbs
+  uint16_t port = 0;
+  std::string path;                         // shm: of the box's Unix socket
+  std::string token;                        // empty: none
+  smb::Join join{};                         // session, flags; the rest is filled in here
+  uint32_t lanes = 4;                       // connections of tcp, queue pairs of verbs
+  std::chrono::milliseconds timeout{5000};  // for connecting and proving
+};
+
+struct Opened {
+  std::unique_ptr<Link> link;
+  smb::Joined joined{};
+};
+
+// Throw Error(kNetwork) with the cause when the box cannot be reached or does not prove the token,
+// and Refused when it answers with a status.
+Opened open_tcp(const Opening& opening);
+Opened open_shm(const Opening& opening);
+
+// The box said no to a Join.
+class Refused : public Error {
+ public:
+  Refused(smb::Status status, const std::string& cause)
+      : Error(ErrorKind::kNetwork, cause), status_(status) {}
+  smb::Status status() const noexcept { return status_; }
+
+ private:
+  smb::Status status_;
+};
+
+}  // namespace hbm::link

@@ -1,0 +1,60 @@
+#include "box/verbs/client/local_buffers.h"
+
+#include <cstring>
+
+namespace hbm::verbs {
+namespace {
+
+uintptr_t address(const std::byte* memory) { return reinterpret_cast<uintptr_t>(memory); }
+
+}  // namespace
+
+std::shared_ptr<Region> Landing::adopt(std::byte* memory, uint64_t bytes) {
+  auto region = std::make_shared<Region>(domain_, memory, bytes, IBV_ACCESS_LOCAL_WRITE);
+  std::erase_if(regions_, [](const auto& entry) { return entry.second.expired(); });
+  regions_[address(memory)] = region;
+  return region;
+}
+
+std::shared_ptr<Region> Landing::adopted(const std::byte* memory, uint64_t bytes) {
+  auto after = regions_.upper_bound(address(memory));
+  if (after == regions_.begin()) return nullptr;
+  const auto& [start, held] = *--after;
+  const auto region = held.lock();
+  const bool covers = region != nullptr && address(memory) + bytes <= start + region->get()->length;
+  return covers ? region : nullptr;
+}
+
+std::optional<Landing::Place> Landing::place(const link::Slice& slice, uint32_t inline_bytes) {
+  const uint32_t bytes = slice.request.bytes;
+  const bool writes = slice.opcode == smb::Opcode::kWrite;
+  Place place;
+  place.uses.slice = slice;
+  place.entry = {address(slice.local), bytes, 0};
+  if (writes && bytes <= inline_bytes) {
+    place.is_inline = true;
+    return place;
+  }
+  if (auto region = adopted(slice.local, bytes)) {
+    place.entry.lkey = region->lkey();
+    place.uses.region = std::move(region);
+    return place;
+  }
+  if (!buffers_) buffers_.emplace(domain_, kBuffers, link::kSliceBytes);
+  place.uses.slot = buffers_->take();
+  if (!place.uses.slot) return std::nullopt;
+  place.entry = buffers_->entry(*place.uses.slot, bytes);
+  if (writes) std::memcpy(buffers_->at(*place.uses.slot), slice.local, bytes);
+  return place;
+}
+
+void Landing::done(const Posted& posted, bool arrived) {
+  if (!posted.slot) return;
+  const link::Slice& slice = *posted.slice;
+  if (arrived && slice.opcode == smb::Opcode::kRead) {
+    std::memcpy(slice.local, buffers_->at(*posted.slot), slice.request.bytes);
+  }
+  buffers_->give(*posted.slot);
+}
+
+}  // namespace hbm::verbs

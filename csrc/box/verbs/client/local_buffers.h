@@ -1,0 +1,54 @@
+// Where the device finds a client's end of a transfer.
+//
+// The caller's memory is anything: it may be freed and given out anew at any time between two
+// transfers, so that a registration kept by its address would write into somebody else's pages.
+// Hence memory is registered only when its owner says for how long (adopt()); all else is copied
+// through a bounded set of buffers that were registered once, and a small write goes inline.
+//
+// Threads: one at a time, but for the handles that adopt() returns, which any may drop.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "box/transport/slices.h"
+#include "box/verbs/common/domain.h"
+#include "box/verbs/client/verbs_lane.h"
+#include "box/verbs/common/slots.h"
+
+namespace hbm::verbs {
+
+class Landing {
+ public:
+  static constexpr uint32_t kBuffers = 16;  // of a slice each, registered with the first one needed
+
+  explicit Landing(std::shared_ptr<Domain> domain) : domain_(std::move(domain)) {}
+
+  // Throws as Region.
+  std::shared_ptr<Region> adopt(std::byte* memory, uint64_t bytes);
+
+  struct Place {
+    ibv_sge entry{};
+    bool is_inline = false;
+    Posted uses;
+  };
+
+  // For a slice that is about to be posted; a write's bytes are in place. None: no buffer is free.
+  // Throws as Region.
+  std::optional<Place> place(const link::Slice& slice, uint32_t inline_bytes);
+
+  // The device is done with it. `arrived`: a read's bytes are there, and go to the caller's memory.
+  void done(const Posted& posted, bool arrived);
+
+ private:
+  std::shared_ptr<Region> adopted(const std::byte* memory, uint64_t bytes);
+
+  const std::shared_ptr<Domain> domain_;
+  std::map<uintptr_t, std::weak_ptr<Region>> regions_;  // by first address
+  std::optional<Slots> buffers_;
+};
+
+}  // namespace hbm::verbs

@@ -1,0 +1,325 @@
+#include "box/verbs/client/wire.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <time.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "box/protocol/proof.h"
+#include "box/verbs/common/messages.h"
+
+namespace hbm::verbs {
+namespace {
+
+using smb::Opcode;
+using smb::Status;
+
+constexpr int kCompletionsAtOnce = 32;
+constexpr std::chrono::microseconds kSpin{20};  // before sleeping: a small transfer's round trip
+
+template <class T>
+T read_as(const std::vector<std::byte>& bytes) {
+  T value;
+  std::memcpy(&value, bytes.data(), sizeof(value));
+  return value;
+}
+
+uint32_t handle_of(const link::Work& work) {
+  switch (work.opcode) {
+    case Opcode::kAlloc:
+      return read_as<smb::Alloc>(work.body).handle;
+    case Opcode::kAttach:
+      return read_as<smb::Attach>(work.body).handle;
+    default:
+      return read_as<smb::Release>(work.body).handle;
+  }
+}
+
+}  // namespace
+
+Wire::Wire(const link::Opening& opening, const smb::Joined& joined,
+           std::unique_ptr<smb::FrameStream> stream, smb::Deadline deadline)
+    : box_(opening.host + ":" + std::to_string(opening.port)),
+      stream_(std::move(stream)),
+      connector_(opening.host, joined.verbs_port, deadline),
+      bell_(ibv_create_comp_channel(connector_.domain()->device())),
+      mailbox_(connector_.domain()),
+      landing_(connector_.domain()) {
+  const int entries = static_cast<int>(opening.lanes * Lane::kDepth + Mailbox::kReceives);
+  if (bell_ != nullptr) {
+    fcntl(bell_->fd, F_SETFL, fcntl(bell_->fd, F_GETFL) | O_NONBLOCK);
+    completions_.reset(
+        ibv_create_cq(connector_.domain()->device(), entries, nullptr, bell_.get(), 0));
+  }
+  if (completions_ == nullptr) {
+    throw Error(ErrorKind::kUnavailable, refused("create a completion queue", errno));
+  }
+  connect(opening, joined.session);
+}
+
+void Wire::connect(const link::Opening& opening, const smb::Id& session) {
+  const Challenge challenge = connector_.ask(attributes(/*receives=*/1));
+  Call call{};
+  call.magic = Call::kMagic;
+  call.ticket = challenge.ticket;
+  call.session = session;
+  call.flags = static_cast<uint16_t>(opening.join.flags & smb::Join::kReadOnlyClient);
+  call.lanes = static_cast<uint8_t>(opening.lanes);
+  lanes_.reserve(opening.lanes);
+  for (uint32_t lane = 0; lane < opening.lanes; ++lane) {
+    const smb::Nonce nonce = smb::random_nonce();
+    std::copy_n(nonce.begin(), call.nonce.size(), call.nonce.begin());
+    call.lane = static_cast<uint8_t>(lane);
+    prove(call, opening.token, challenge.hello);
+    ibv_qp_init_attr given = attributes(lane == 0 ? Mailbox::kReceives : 1);
+    CmId id = connector_.connect(call, given, welcome_proof(call, opening.token, challenge.hello));
+    inline_bytes_ = std::min(given.cap.max_inline_data, kInlineBytes);
+    lanes_.emplace_back(std::move(id), static_cast<uint8_t>(lane));
+  }
+  mailbox_.open(lanes_[0].queue_pair(), inline_bytes_);
+}
+
+ibv_qp_init_attr Wire::attributes(uint32_t receives) const {
+  ibv_qp_init_attr attributes{};
+  attributes.send_cq = attributes.recv_cq = completions_.get();
+  attributes.qp_type = IBV_QPT_RC;
+  attributes.cap.max_send_wr = Lane::kDepth;
+  attributes.cap.max_recv_wr = receives;
+  attributes.cap.max_send_sge = attributes.cap.max_recv_sge = 1;
+  attributes.cap.max_inline_data = kInlineBytes;
+  return attributes;
+}
+
+bool Wire::idle() const noexcept {
+  return mailbox_.idle() && std::ranges::all_of(lanes_, &Lane::idle);
+}
+
+void Wire::post(link::Work& work) {
+  if (!alive()) throw link::Broken(cause_);
+  const bool at_once = idle();
+  if (work.opcode == Opcode::kRead || work.opcode == Opcode::kWrite) {
+    slices_.put(work);
+  } else {
+    mailbox_.put(work);
+  }
+  if (at_once) send();
+}
+
+void Wire::send() {
+  mailbox_.send(lanes_[0]);
+  send_slices();
+  try {
+    for (Lane& lane : lanes_) lane.flush();
+  } catch (const link::Broken& broken) {
+    fail(broken.what());
+  }
+}
+
+std::optional<size_t> Wire::least_busy() const noexcept {
+  const auto lane = std::ranges::min_element(lanes_, {}, [](const Lane& lane) {
+    return lane.has_room() ? lane.moving_bytes() : UINT64_MAX;
+  });
+  if (!lane->has_room() || lane->moving_bytes() >= kLaneBytes) return std::nullopt;
+  return static_cast<size_t>(lane - lanes_.begin());
+}
+
+void Wire::send_slices() {
+  while (const auto lane = least_busy()) {
+    if (!waiting_) waiting_ = slices_.take();
+    if (!waiting_ || !(refused_here(*waiting_) || chain(*lane, *waiting_))) return;
+    waiting_.reset();
+  }
+}
+
+// A device that refuses an access closes the queue pair, so what can be seen here is not tried.
+bool Wire::refused_here(const link::Slice& slice) {
+  const smb::Transfer& request = slice.request;
+  const auto grip = grips_.find(request.handle);
+  if (grip == grips_.end()) {
+    slices_.finish(slice, Status::kNotAttached,
+                   "no segment is attached as " + std::to_string(request.handle));
+    return true;
+  }
+  const uint64_t size = grip->second.size;
+  if (request.offset <= size && request.bytes <= size - request.offset) return false;
+  slices_.finish(slice, Status::kRange,
+                 std::to_string(request.bytes) + " B at " + std::to_string(request.offset) +
+                     " are past the end of a segment of " + std::to_string(size) + " B");
+  return true;
+}
+
+bool Wire::chain(size_t lane, const link::Slice& slice) {
+  auto place = landing_.place(slice, inline_bytes_);
+  if (!place) return false;
+  const Grip& grip = grips_.at(slice.request.handle);
+  ibv_send_wr wr{};
+  wr.opcode = slice.opcode == Opcode::kRead ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
+  wr.send_flags = place->is_inline ? IBV_SEND_INLINE : 0;
+  wr.wr.rdma.remote_addr = grip.address + slice.request.offset;
+  wr.wr.rdma.rkey = grip.rkeys[lane];
+  lanes_[lane].chain(wr, place->entry, std::move(place->uses));
+  return true;
+}
+
+void Wire::progress(std::chrono::nanoseconds most) {
+  if (!alive()) throw link::Broken(cause_);
+  const auto start = std::chrono::steady_clock::now();
+  for (;;) {
+    send();
+    if (poll() || idle()) return;
+    const auto spent = std::chrono::steady_clock::now() - start;
+    if (spent >= most) return;
+    if (spent >= kSpin && sleep(most - spent)) return;
+  }
+}
+
+bool Wire::poll() {
+  bool finished = false;
+  std::array<ibv_wc, kCompletionsAtOnce> completions;
+  for (;;) {
+    const int count = ibv_poll_cq(completions_.get(), kCompletionsAtOnce, completions.data());
+    if (count < 0) fail("RDMA: the completion queue failed");
+    for (int i = 0; i < count; ++i) finished |= take_in(completions[i]);
+    if (count < kCompletionsAtOnce) return finished;
+  }
+}
+
+bool Wire::take_in(const ibv_wc& completion) {
+  const uint64_t tag = completion.wr_id >> kTagShift;
+  const bool good = completion.status == IBV_WC_SUCCESS;
+  const std::string cause =
+      good ? "" : std::string("RDMA: ") + ibv_wc_status_str(completion.status);
+  if (tag == kReceiveTag) {
+    if (!good) fail(cause);
+    try {
+      link::Work* work =
+          mailbox_.arrived(static_cast<uint32_t>(completion.wr_id), completion.byte_len);
+      return work != nullptr && answered(*work);
+    } catch (const link::Broken& broken) {
+      fail(broken.what());
+    }
+  }
+  std::vector<Posted> done = lanes_[tag].completed(completion.wr_id);
+  std::vector<Posted> failed;
+  if (!good && !done.empty()) {
+    failed.push_back(std::move(done.back()));
+    done.pop_back();
+  }
+  bool finished = false;
+  for (const Posted& posted : done) finished |= finish(posted, true);
+  if (good) return finished;
+  if (completion.status == IBV_WC_REM_ACCESS_ERR) quit(failed);
+  fail(cause);
+}
+
+bool Wire::finish(const Posted& posted, bool arrived) {
+  if (!posted.slice) {
+    mailbox_.sent(*posted.slot);
+    return false;
+  }
+  landing_.done(posted, arrived);
+  return slices_.finish(*posted.slice, Status::kOk, {});
+}
+
+bool Wire::answered(link::Work& work) {
+  if (work.status == Status::kOk) {
+    if (work.opcode == Opcode::kAlloc || work.opcode == Opcode::kAttach) {
+      const std::string cause = grant(work);
+      if (!cause.empty()) throw link::Broken(cause);
+    } else if (work.opcode == Opcode::kFree) {
+      grips_.erase(handle_of(work));
+    }
+  }
+  work.done.store(true, std::memory_order_release);
+  return true;
+}
+
+std::string Wire::grant(link::Work& work) {
+  if (work.reply.size() != sizeof(smb::Allocated) ||
+      work.payload.size() != lanes_.size() * sizeof(uint32_t)) {
+    return "the memory box granted a segment without its keys";
+  }
+  const auto allocated = read_as<smb::Allocated>(work.reply);
+  auto grant = std::make_shared<link::Grant>();
+  grant->handle = handle_of(work);
+  grant->size = allocated.size;
+  Grip& grip = grips_[grant->handle];
+  grip = {allocated.address, allocated.size, std::vector<uint32_t>(lanes_.size())};
+  std::memcpy(grip.rkeys.data(), work.payload.data(), work.payload.size());
+  work.payload.clear();
+  work.granted = std::move(grant);
+  return {};
+}
+
+bool Wire::sleep(std::chrono::nanoseconds most) {
+  ibv_req_notify_cq(completions_.get(), 0);
+  std::array<ibv_wc, 1> completion;
+  if (const int count = ibv_poll_cq(completions_.get(), 1, completion.data()); count != 0) {
+    if (count < 0) fail("RDMA: the completion queue failed");
+    return take_in(completion[0]);
+  }
+  std::array<pollfd, 4> ends{{{bell_->fd, POLLIN, 0},
+                              {doorbell_.fd(), POLLIN, 0},
+                              {connector_.fd(), POLLIN, 0},
+                              {stream_->fd(), POLLIN | POLLRDHUP, 0}}};
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(most);
+  const timespec timeout{seconds.count(), (most - seconds).count()};
+  if (ppoll(ends.data(), ends.size(), &timeout, nullptr) <= 0) return false;
+  ibv_cq* queue = nullptr;
+  void* context = nullptr;
+  if (ends[0].revents != 0 && ibv_get_cq_event(bell_.get(), &queue, &context) == 0) {
+    ibv_ack_cq_events(queue, 1);
+  }
+  if (ends[2].revents != 0 && connector_.closed()) fail("it closed the queue pairs");
+  if (ends[3].revents != 0) fail("it closed the connection");
+  if (ends[1].revents == 0) return false;
+  doorbell_.clear();
+  return true;
+}
+
+std::shared_ptr<void> Wire::adopt(std::byte* memory, uint64_t bytes) {
+  try {
+    return landing_.adopt(memory, bytes);
+  } catch (const Error& error) {
+    log::notice(std::string(error.what()) + "; transfers of this memory are copied on their way");
+    return nullptr;
+  }
+}
+
+// A slice was refused at the box. Its work ends with that, so that it is not posted again; all
+// others are left as they are.
+void Wire::quit(const std::vector<Posted>& failed) {
+  const std::string cause =
+      "the memory box let this client not access that memory: the attachment has ended, or is for "
+      "reading";
+  std::vector<link::Slice> slices;
+  for (Lane& lane : lanes_) {
+    for (const Posted& posted : lane.destroy()) {
+      if (posted.slice) slices.push_back(*posted.slice);
+    }
+  }
+  for (const Posted& posted : failed) {
+    if (!posted.slice) continue;
+    for (const link::Slice& slice : slices) {
+      if (slice.of == posted.slice->of) slices_.finish(slice, Status::kOk, {});
+    }
+    if (waiting_ && waiting_->of == posted.slice->of) slices_.finish(*waiting_, Status::kOk, {});
+    slices_.finish(*posted.slice, Status::kNotAttached, cause);
+  }
+  fail(cause);
+}
+
+void Wire::fail(const std::string& cause) {
+  cause_ = "the connection to the memory box at " + box_ + " is lost: " + cause;
+  alive_.store(false, std::memory_order_release);
+  for (Lane& lane : lanes_) lane.destroy();
+  throw link::Broken(cause_);
+}
+
+}  // namespace hbm::verbs

@@ -1,0 +1,69 @@
+// The memory of a box's segments as an RDMA device sees it, and who may reach it.
+//
+// A segment's memory is registered once, when it is allocated. What a client gets is a set of keys
+// of its own, one for each of its queue pairs: memory windows of type 2, which the device honours
+// on that queue pair alone, for exactly the segment's bytes, for reading or for both, and no longer
+// than the attachment lives. On a device without such windows every client that attaches a segment
+// gets the same key of the registration, one to read or one to write: docs/memory-box.md says what
+// that lets a hostile client do.
+//
+// Threads: every member may be called from any thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "box/server/segment.h"
+#include "box/verbs/common/domain.h"
+
+namespace hbm::verbs {
+
+class BoxMemory {
+ public:
+  // `windows`: to use them where the device has them.
+  BoxMemory(std::shared_ptr<Domain> domain, bool windows);
+
+  bool windows() const noexcept { return windows_; }
+
+  // Sets segment.registration. Throws as Region.
+  void add(box::Segment& segment) const;
+
+  // Without windows: the key of a segment that was added.
+  static uint32_t shared_key(const box::Segment& segment, bool may_write);
+
+ private:
+  friend class Window;
+  struct Registered {
+    std::optional<Region> writable;  // for windows, nobody's without one
+    std::optional<Region> readable;
+  };
+  static const Registered& of(const box::Segment& segment);
+
+  const std::shared_ptr<Domain> domain_;
+  const bool windows_;
+};
+
+// One client's access to a segment by one queue pair: none until bind()'s request is completed, and
+// none any more once this is destroyed.
+class Window {
+ public:
+  // Throws Error(kExhausted) when the device has no window left.
+  Window(const Domain& domain, std::shared_ptr<box::Segment> segment, bool may_write);
+  ~Window();
+  Window(Window&& other) noexcept;
+  Window& operator=(Window&&) = delete;
+
+  // Posts the request, signalled, under `wr_id`. Throws Error(kUnavailable).
+  void bind(ibv_qp* queue_pair, uint64_t wr_id);
+
+  uint32_t key() const noexcept { return key_; }  // of the last bind()
+
+ private:
+  std::shared_ptr<box::Segment> segment_;
+  bool may_write_;
+  ibv_mw* window_;
+  uint32_t key_ = 0;
+};
+
+}  // namespace hbm::verbs

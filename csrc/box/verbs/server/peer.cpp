@@ -1,0 +1,311 @@
+#include "box/verbs/server/peer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "box/server/reply.h"
+#include "box/verbs/common/messages.h"
+
+namespace hbm::verbs {
+namespace {
+
+using smb::Opcode;
+using smb::Status;
+
+template <class T>
+T read_as(std::span<const std::byte> bytes) {
+  T value;
+  std::memcpy(&value, bytes.data(), sizeof(value));
+  return value;
+}
+
+// Of the attachment that a request makes or ends.
+uint32_t handle_of(Opcode opcode, std::span<const std::byte> body) {
+  if (opcode == Opcode::kAlloc) return read_as<smb::Alloc>(body).handle;
+  if (opcode == Opcode::kAttach) return read_as<smb::Attach>(body).handle;
+  if (opcode == Opcode::kFree) return read_as<smb::Release>(body).handle;
+  return 0;
+}
+
+// What is wrong with a message, of which `header` is the first part; null: nothing.
+const char* malformed(const smb::Header& header, size_t message_bytes) {
+  if (const char* cause = malformed_request(header)) return cause;
+  if (header.opcode == Opcode::kJoin) return "a queue pair is let in by its connection request";
+  if (header.opcode == Opcode::kRead || header.opcode == Opcode::kWrite) {
+    return "over RDMA reads and writes are one-sided";
+  }
+  return sizeof(header) + header.body_bytes == message_bytes ? nullptr : "it has another size";
+}
+
+void put_keys(box::Reply& reply, uint64_t address, const std::vector<uint32_t>& keys) {
+  auto allocated = read_as<smb::Allocated>(reply.body);
+  allocated.address = address;
+  std::memcpy(reply.body.data(), &allocated, sizeof(allocated));
+  reply.payload.resize(keys.size() * sizeof(keys[0]));
+  std::memcpy(reply.payload.data(), keys.data(), reply.payload.size());
+}
+
+}  // namespace
+
+Peer::Peer(std::shared_ptr<House> house, std::shared_ptr<box::Session> session, uint32_t lanes)
+    : house_(std::move(house)), session_(std::move(session)), lane_count_(lanes) {}
+
+void Peer::add(CmId id, uint32_t inline_bytes) {
+  house_->hall.enter(id->qp->qp_num, shared_from_this());
+  const std::scoped_lock lock(mutex_);
+  if (lanes_.empty()) inline_bytes_ = inline_bytes;
+  lanes_.push_back(std::move(id));
+}
+
+void Peer::ready(ibv_qp* queue_pair) {
+  wait_briefly_for_receivers(queue_pair);
+  const std::scoped_lock lock(mutex_);
+  ++connected_;
+}
+
+bool Peer::closed() const {
+  const std::scoped_lock lock(mutex_);
+  return closed_;
+}
+
+bool Peer::complete() const {
+  const std::scoped_lock lock(mutex_);
+  return connected_ == lane_count_;
+}
+
+bool Peer::settled() const {
+  const std::scoped_lock lock(mutex_);
+  return closed_ || (unanswered_ == 0 && unsent_.empty() && in_flight_ == 0);
+}
+
+void Peer::doom(const std::string& cause) {
+  if (doomed_.exchange(true)) return;
+  if (!cause.empty()) log::warn("a client of the memory box over RDMA is sent away: " + cause);
+  house_->greeter.ring();
+}
+
+void Peer::arrived(std::span<const std::byte> message) {
+  seen_.store(Clock::now(), std::memory_order_relaxed);
+  smb::Header header;
+  if (message.size() < sizeof(header)) return doom("its message has no header");
+  std::memcpy(&header, message.data(), sizeof(header));
+  if (const char* cause = malformed(header, message.size())) {
+    return doom(std::string("its message is no request: ") + cause);
+  }
+  const auto body = message.subspan(sizeof(header));
+  const uint32_t handle = handle_of(header.opcode, body);
+  {
+    const std::scoped_lock lock(mutex_);
+    if (closed_ || doomed()) return;
+    if (house_->closing.load(std::memory_order_relaxed)) {
+      queue(header.id, header.opcode,
+            box::refused(Status::kClosing, "the memory box is shutting down"));
+      return send();
+    }
+    ++unanswered_;
+  }
+  house_->desk.submit(
+      session_, header.opcode, body,
+      [self = shared_from_this(), id = header.id, opcode = header.opcode,
+       handle](box::Reply reply) { self->answer(id, opcode, handle, std::move(reply)); });
+}
+
+void Peer::answer(uint64_t id, Opcode opcode, uint32_t handle, box::Reply reply) {
+  const bool malformed = reply.status == Status::kMalformed;
+  std::string trouble;
+  {
+    const std::scoped_lock lock(mutex_);
+    --unanswered_;
+    if (closed_) return;
+    const bool good = reply.status == Status::kOk;
+    if (good && opcode == Opcode::kFree) windows_.erase(handle);
+    if (good && opcode == Opcode::kLeave) windows_.clear();
+    try {
+      if (good && reply.granted) {
+        grant(id, opcode, handle, std::move(reply));
+      } else {
+        queue(id, opcode, reply);
+      }
+      send();
+    } catch (const Error& error) {
+      trouble = error.what();
+    }
+    if (unsent_.size() > kMostUnsent) trouble = "it does not take its replies";
+  }
+  if (malformed) trouble = "its request is malformed";
+  if (!trouble.empty()) doom(trouble);
+}
+
+void Peer::queue(uint64_t id, Opcode opcode, const box::Reply& reply) {
+  const bool good = reply.status == Status::kOk;
+  const auto payload =
+      good ? std::span<const std::byte>(reply.payload) : std::as_bytes(std::span(reply.cause));
+  smb::Header header;
+  header.opcode = opcode;
+  header.status = reply.status;
+  header.body_bytes = good ? static_cast<uint32_t>(reply.body.size()) : 0;
+  header.payload_bytes = static_cast<uint32_t>(std::min<size_t>(payload.size(), smb::kMaxPayload));
+  header.id = id;
+  std::vector<std::byte>& bytes = unsent_.emplace_back().bytes;
+  bytes.resize(sizeof(header) + header.body_bytes + header.payload_bytes);
+  std::memcpy(bytes.data(), &header, sizeof(header));
+  std::ranges::copy(std::span(reply.body).first(header.body_bytes), bytes.begin() + sizeof(header));
+  std::ranges::copy(payload.first(header.payload_bytes),
+                    bytes.begin() + sizeof(header) + header.body_bytes);
+}
+
+void Peer::grant(uint64_t id, Opcode opcode, uint32_t handle, box::Reply reply) {
+  const std::shared_ptr<box::Segment> segment = std::move(reply.granted);
+  if (house_->memory.windows()) {
+    bindings_.push_back({handle, segment, reply.may_write, id, opcode, std::move(reply), {}, 0});
+    if (bindings_.size() == 1) bind_next();
+    return;
+  }
+  const uint32_t key = BoxMemory::shared_key(*segment, reply.may_write);
+  put_keys(reply, reinterpret_cast<uintptr_t>(segment->block->base()),
+           std::vector<uint32_t>(lane_count_, key));
+  queue(id, opcode, reply);
+}
+
+void Peer::bind_next() {
+  while (!bindings_.empty()) {
+    Binding& binding = bindings_.front();
+    try {
+      for (size_t lane = 0; lane < lanes_.size(); ++lane) {
+        binding.windows.emplace_back(*house_->hall.domain(), binding.segment, binding.may_write);
+      }
+    } catch (const Error& error) {
+      queue(binding.id, binding.opcode, box::refused(Status::kExhausted, error.what()));
+      bindings_.pop_front();
+      continue;
+    }
+    for (size_t lane = 0; lane < lanes_.size(); ++lane) {
+      binding.windows[lane].bind(lanes_[lane]->qp, kBindTag << kTagShift);
+      ++binding.left;
+      ++in_flight_;
+    }
+    return;
+  }
+}
+
+void Peer::bound() {
+  if (--bindings_.front().left > 0) return;
+  Binding binding = std::move(bindings_.front());
+  bindings_.pop_front();
+  std::vector<uint32_t> keys;
+  for (const Window& window : binding.windows) keys.push_back(window.key());
+  put_keys(binding.reply, reinterpret_cast<uintptr_t>(binding.segment->block->base()), keys);
+  queue(binding.id, binding.opcode, binding.reply);
+  windows_.insert_or_assign(binding.handle, std::move(binding.windows));
+  bind_next();
+}
+
+void Peer::completed(const ibv_wc& completion) {
+  const uint64_t kind = completion.wr_id >> kTagShift;
+  const auto slot = static_cast<uint32_t>(completion.wr_id);
+  const bool good = completion.status == IBV_WC_SUCCESS;
+  std::string trouble;
+  bool give = false;
+  {
+    const std::scoped_lock lock(mutex_);
+    --in_flight_;
+    if (kind == kReplyTag) {
+      --replies_in_flight_;
+      give = slot != kNoSlot && std::erase(slots_, slot) > 0;
+    }
+    if (!closed_ && good) {
+      try {
+        if (kind == kBindTag) bound();
+        send();
+      } catch (const Error& error) {
+        trouble = error.what();
+      }
+    }
+  }
+  if (give) house_->hall.give_slot(slot);
+  if (!trouble.empty() || !good) doom(trouble);
+}
+
+void Peer::pump() {
+  std::string trouble;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (closed_) return;
+    try {
+      send();
+    } catch (const Error& error) {
+      trouble = error.what();
+    }
+  }
+  if (!trouble.empty()) doom(trouble);
+}
+
+void Peer::send() {
+  while (!unsent_.empty() && replies_in_flight_ < kReplies) {
+    if (!send_part(unsent_.front())) return;
+    if (unsent_.front().sent == unsent_.front().bytes.size()) unsent_.pop_front();
+  }
+}
+
+bool Peer::send_part(Frame& frame) {
+  const auto left = std::span(frame.bytes).subspan(frame.sent);
+  const auto bytes = static_cast<uint32_t>(std::min<size_t>(left.size(), kReplyBytes));
+  ibv_sge entry{reinterpret_cast<uintptr_t>(left.data()), bytes, 0};
+  ibv_send_wr wr{};
+  wr.wr_id = kReplyTag << kTagShift | kNoSlot;
+  wr.opcode = IBV_WR_SEND;
+  wr.send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE;
+  wr.sg_list = &entry;
+  wr.num_sge = 1;
+  if (bytes > inline_bytes_) {
+    const auto slot = house_->hall.take_slot(shared_from_this());
+    if (!slot) return false;
+    slots_.push_back(*slot);
+    std::memcpy(house_->hall.slots().at(*slot), left.data(), bytes);
+    entry = house_->hall.slots().entry(*slot, bytes);
+    wr.wr_id = kReplyTag << kTagShift | *slot;
+    wr.send_flags = IBV_SEND_SIGNALED;
+  }
+  ibv_send_wr* bad = nullptr;
+  if (const int error = ibv_post_send(lanes_[0]->qp, &wr, &bad); error != 0) {
+    throw Error(ErrorKind::kNetwork, refused("post a reply", error));
+  }
+  frame.sent += bytes;
+  ++replies_in_flight_;
+  ++in_flight_;
+  return true;
+}
+
+void Peer::close() {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (closed_) return;
+    closed_ = true;
+    unsent_.clear();
+    for (const CmId& lane : lanes_) rdma_disconnect(lane.get());
+  }
+  house_->desk.left(session_);
+}
+
+bool Peer::quiet() const {
+  const std::scoped_lock lock(mutex_);
+  return in_flight_ == 0;
+}
+
+void Peer::destroy() {
+  std::vector<uint32_t> slots;
+  {
+    const std::scoped_lock lock(mutex_);
+    for (const CmId& lane : lanes_) house_->hall.leave(lane->qp->qp_num);
+    bindings_.clear();  // a queue pair goes after the windows that are bound to it
+    windows_.clear();
+    lanes_.clear();
+    slots = std::exchange(slots_, {});
+  }
+  for (const uint32_t slot : slots) house_->hall.give_slot(slot);
+}
+
+}  // namespace hbm::verbs

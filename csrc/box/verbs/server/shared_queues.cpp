@@ -1,0 +1,137 @@
+#include "box/verbs/server/shared_queues.h"
+
+#include <fcntl.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "base/error.h"
+#include "box/verbs/common/messages.h"
+#include "box/verbs/server/peer.h"
+
+namespace hbm::verbs {
+namespace {
+
+constexpr int kCompletionsAtOnce = 64;
+
+}  // namespace
+
+Hall::Hall(std::shared_ptr<Domain> domain, uint32_t messages, uint32_t completions)
+    : domain_(std::move(domain)),
+      requests_(domain_, std::min(messages, static_cast<uint32_t>(domain_->limits().max_srq_wr)),
+                kRequestBytes),
+      replies_(domain_, kLongReplies, kReplyBytes) {
+  bell_.reset(ibv_create_comp_channel(domain_->device()));
+  if (bell_ == nullptr) {
+    throw Error(ErrorKind::kUnavailable, refused("create a completion channel", errno));
+  }
+  fcntl(bell_->fd, F_SETFL, fcntl(bell_->fd, F_GETFL) | O_NONBLOCK);
+  const auto entries =
+      std::min<uint64_t>(uint64_t{requests_.count()} + completions, domain_->limits().max_cqe);
+  room_ = static_cast<uint32_t>(entries) - requests_.count();
+  completions_.reset(
+      ibv_create_cq(domain_->device(), static_cast<int>(entries), nullptr, bell_.get(), 0));
+  ibv_srq_init_attr attributes{};
+  attributes.attr.max_wr = requests_.count();
+  attributes.attr.max_sge = 1;
+  if (completions_ != nullptr) receives_.reset(ibv_create_srq(domain_->get(), &attributes));
+  if (receives_ == nullptr) {
+    throw Error(ErrorKind::kUnavailable,
+                refused("create the queues for " + std::to_string(messages) + " messages", errno));
+  }
+  std::vector<uint32_t> slots;
+  while (const auto slot = requests_.take()) slots.push_back(*slot);
+  receive(slots);
+}
+
+void Hall::enter(uint32_t queue_pair, std::shared_ptr<Peer> peer) {
+  const std::scoped_lock lock(mutex_);
+  peers_[queue_pair] = std::move(peer);
+}
+
+void Hall::leave(uint32_t queue_pair) {
+  const std::scoped_lock lock(mutex_);
+  peers_.erase(queue_pair);
+}
+
+std::shared_ptr<Peer> Hall::peer_of(uint32_t queue_pair) {
+  const std::scoped_lock lock(mutex_);
+  const auto peer = peers_.find(queue_pair);
+  return peer != peers_.end() ? peer->second : nullptr;
+}
+
+std::optional<uint32_t> Hall::take_slot(const std::shared_ptr<Peer>& peer) {
+  const std::scoped_lock lock(mutex_);
+  const auto slot = replies_.take();
+  if (!slot) waiting_.push_back(peer);
+  return slot;
+}
+
+void Hall::give_slot(uint32_t slot) {
+  std::shared_ptr<Peer> next;
+  {
+    const std::scoped_lock lock(mutex_);
+    replies_.give(slot);
+    while (!next && !waiting_.empty()) {
+      next = waiting_.front().lock();
+      waiting_.pop_front();
+    }
+  }
+  if (next) next->pump();
+}
+
+void Hall::receive(std::span<const uint32_t> slots) {
+  std::vector<ibv_sge> entries(slots.size());
+  std::vector<ibv_recv_wr> requests(slots.size());
+  for (size_t i = 0; i < slots.size(); ++i) {
+    entries[i] = requests_.entry(slots[i], kRequestBytes);
+    requests[i].wr_id = kReceiveTag << kTagShift | slots[i];
+    requests[i].next = i + 1 < slots.size() ? &requests[i + 1] : nullptr;
+    requests[i].sg_list = &entries[i];
+    requests[i].num_sge = 1;
+  }
+  if (requests.empty()) return;
+  ibv_recv_wr* bad = nullptr;
+  if (const int error = ibv_post_srq_recv(receives_.get(), requests.data(), &bad); error != 0) {
+    throw Error(ErrorKind::kUnavailable, refused("post receive buffers", error));
+  }
+}
+
+bool Hall::poll() {
+  std::array<ibv_wc, kCompletionsAtOnce> completions;
+  const int count = ibv_poll_cq(completions_.get(), kCompletionsAtOnce, completions.data());
+  if (count < 0) throw Error(ErrorKind::kUnavailable, "RDMA: the completion queue failed");
+  std::vector<uint32_t> slots;
+  for (const ibv_wc& completion : std::span(completions.data(), static_cast<size_t>(count))) {
+    const std::shared_ptr<Peer> peer = peer_of(completion.qp_num);
+    if (completion.wr_id >> kTagShift != kReceiveTag) {
+      if (peer) peer->completed(completion);
+      continue;
+    }
+    const auto slot = static_cast<uint32_t>(completion.wr_id);
+    if (peer && completion.status == IBV_WC_SUCCESS) {
+      peer->arrived({requests_.at(slot), completion.byte_len});
+    }
+    slots.push_back(slot);
+  }
+  receive(slots);
+  return count > 0;
+}
+
+void Hall::wait(link::Doorbell& bell) {
+  if (poll()) return;
+  ibv_req_notify_cq(completions_.get(), 0);
+  if (poll()) return;
+  std::array<pollfd, 2> ends{{{bell_->fd, POLLIN, 0}, {bell.fd(), POLLIN, 0}}};
+  ::poll(ends.data(), ends.size(), -1);
+  ibv_cq* queue = nullptr;
+  void* context = nullptr;
+  if (ends[0].revents != 0 && ibv_get_cq_event(bell_.get(), &queue, &context) == 0) {
+    ibv_ack_cq_events(queue, 1);
+  }
+  if (ends[1].revents != 0) bell.clear();
+}
+
+}  // namespace hbm::verbs

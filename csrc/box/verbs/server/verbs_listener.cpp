@@ -1,0 +1,289 @@
+#include "box/verbs/server/verbs_listener.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "box/server/refusal.h"
+#include "box/verbs/common/messages.h"
+
+namespace hbm::verbs {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr int kBacklog = 128;
+constexpr int kReadsInFlight = 16;  // of one queue pair
+constexpr uint8_t kRetryForEver = 7;
+constexpr milliseconds kConnectWithin{5000};
+constexpr milliseconds kFarewell{1000};  // for the last replies, and for what is in flight
+constexpr milliseconds kSweep{1000};
+constexpr milliseconds kSweepWhileLeaving{10};
+
+// Its device, unless `host` is empty, is the one with that address.
+CmId listen_on(rdma_event_channel* channel, const std::string& host, uint16_t port) {
+  rdma_cm_id* made = nullptr;
+  if (rdma_create_id(channel, &made, nullptr, RDMA_PS_TCP) != 0) {
+    throw Error(ErrorKind::kUnavailable, refused("open the connection manager", errno));
+  }
+  CmId id(made);
+  addrinfo hints{};
+  hints.ai_flags = AI_PASSIVE;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const std::string place = (host.empty() ? "::" : host) + " port " + std::to_string(port);
+  if (const int error = getaddrinfo(host.empty() ? "::" : host.c_str(),
+                                    std::to_string(port).c_str(), &hints, &found);
+      error != 0) {
+    throw Error(ErrorKind::kInvalid, "RDMA: no address of " + host + ": " + gai_strerror(error));
+  }
+  const std::unique_ptr<addrinfo, DestroyBy<freeaddrinfo>> address(found);
+  if (rdma_bind_addr(made, address->ai_addr) != 0 || rdma_listen(made, kBacklog) != 0) {
+    throw Error(errno == EADDRINUSE ? ErrorKind::kUnavailable : ErrorKind::kInvalid,
+                refused("listen at " + place, errno) +
+                    "; name an address of an RDMA device's network interface");
+  }
+  return id;
+}
+
+ibv_context* device_of(const rdma_cm_id& listener) {
+  ibv_context* device = listener.verbs != nullptr ? listener.verbs : first_device();
+  if (device == nullptr) throw Error(ErrorKind::kUnavailable, "this host has no RDMA device");
+  return device;
+}
+
+}  // namespace
+
+VerbsDoor::VerbsDoor(box::Desk& desk, const DoorOptions& options)
+    : options_(options),
+      channel_(rdma_create_event_channel()),
+      log_(/*most=*/20, /*interval=*/seconds(60)) {
+  if (channel_ == nullptr || first_device() == nullptr) {
+    throw Error(ErrorKind::kUnavailable, "this host has no RDMA device");
+  }
+  fcntl(channel_->fd, F_SETFL, fcntl(channel_->fd, F_GETFL) | O_NONBLOCK);
+  listener_ = listen_on(channel_.get(), options.host, options.port);
+  port_ = ntohs(rdma_get_src_port(listener_.get()));
+  const auto domain = Domain::open(device_of(*listener_));
+  const uint32_t completions = options.max_clients * Peer::completions(/*lanes=*/4);
+  house_.reset(new Peer::House{
+      Hall(domain, options.messages, completions), BoxMemory(domain, options.windows), desk, {}});
+  room_ = house_->hall.room();
+  // The memory, not the door: segments may be made while the door goes.
+  desk.on_new_segment([house = house_](box::Segment& segment) { house->memory.add(segment); });
+  log::info("clients may come over RDMA: " + domain->name() + ", port " + std::to_string(port_) +
+            (house_->memory.windows() ? "" : ", without memory windows"));
+  greeter_ = std::thread(&VerbsDoor::greet, this);
+  receiver_ = std::thread(&VerbsDoor::receive, this);
+}
+
+VerbsDoor::~VerbsDoor() {
+  house_->desk.on_new_segment([](box::Segment&) {});
+  stopping_ = true;
+  house_->greeter.ring();
+  greeter_.join();
+  receiver_bell_.ring();
+  receiver_.join();
+}
+
+void VerbsDoor::drain(uint32_t most_ms) {
+  house_->closing = true;
+  const auto until = Peer::Clock::now() + milliseconds(most_ms);
+  house_->greeter.ring();
+  while (!settled_ && Peer::Clock::now() < until) std::this_thread::sleep_for(milliseconds(1));
+}
+
+void VerbsDoor::receive() {
+  try {
+    while (!stopping_) house_->hall.wait(receiver_bell_);
+  } catch (const Error& error) {
+    log::error(std::string(error.what()) + "; no client is served over RDMA any more");
+  }
+}
+
+void VerbsDoor::greet() {
+  while (!stopping_) {
+    std::array<pollfd, 2> ends{{{channel_->fd, POLLIN, 0}, {house_->greeter.fd(), POLLIN, 0}}};
+    const bool soon = !leaving_.empty() || house_->closing;
+    const milliseconds most = soon ? kSweepWhileLeaving : kSweep;
+    poll(ends.data(), ends.size(), static_cast<int>(most.count()));
+    if (ends[1].revents != 0) house_->greeter.clear();
+    take_events();
+    sweep();
+  }
+  while (!peers_.empty()) leave(peers_.back());
+  const auto until = Peer::Clock::now() + kFarewell;
+  while (!leaving_.empty() && Peer::Clock::now() < until) {
+    take_events();
+    sweep();
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  for (const Leaving& leaving : leaving_) leaving.peer->destroy();
+}
+
+void VerbsDoor::take_events() {
+  rdma_cm_event* event = nullptr;
+  while (rdma_get_cm_event(channel_.get(), &event) == 0) {
+    rdma_cm_id* const id = event->id;
+    const auto type = event->event;
+    const auto call =
+        decode<Call>(event->param.conn.private_data, event->param.conn.private_data_len);
+    const uint8_t reads = event->param.conn.responder_resources;
+    rdma_ack_cm_event(event);
+    if (type == RDMA_CM_EVENT_CONNECT_REQUEST) {
+      answer(CmId(id), call, reads);
+      continue;
+    }
+    const auto lane = lanes_.find(id);
+    if (lane == lanes_.end()) continue;
+    if (type == RDMA_CM_EVENT_ESTABLISHED) {
+      lane->second->ready(id->qp);
+    } else if (type != RDMA_CM_EVENT_TIMEWAIT_EXIT) {
+      leave(lane->second);  // disconnected, or never connected
+    }
+  }
+}
+
+void VerbsDoor::answer(CmId id, const std::optional<Call>& call, uint8_t reads) {
+  try {
+    if (!call) throw box::Refusal(smb::Status::kMalformed, "not a call by a memory box's client");
+    if (house_->closing) {
+      throw box::Refusal(smb::Status::kClosing, "the memory box is shutting down");
+    }
+    if (id->verbs != house_->hall.domain()->device()) {
+      throw box::Refusal(smb::Status::kUnsupported,
+                         "the memory box serves clients over " + house_->hall.domain()->name());
+    }
+    if (call->lanes == 0) return challenge(*id);
+    let_in(std::move(id), *call, reads);
+  } catch (const box::Refusal& no) {
+    if (id == nullptr) return;
+    const Refusal refusal = verbs::refusal(no.status(), no.what());
+    rdma_reject(id.get(), &refusal, sizeof(refusal));
+    log_.warn(std::string("a client was not let in over RDMA: ") + no.what());
+  }
+}
+
+void VerbsDoor::challenge(rdma_cm_id& id) {
+  Challenge challenge{Challenge::kMagic, tickets_.give(!options_.token.empty()), {}};
+  challenge.hello = tickets_.find(challenge.ticket)->hello;
+  rdma_reject(&id, &challenge, sizeof(challenge));
+}
+
+void VerbsDoor::let_in(CmId&& id, const Call& call, uint8_t reads) {
+  Ticket* const ticket = tickets_.find(call.ticket);
+  if (ticket == nullptr) {
+    throw box::Refusal(smb::Status::kDenied,
+                       "its challenge was met already, or was given out too long ago; try again");
+  }
+  if (!options_.token.empty() && !proves(call, options_.token, ticket->hello)) {
+    tickets_.end(call.ticket);
+    throw box::Refusal(smb::Status::kDenied, "the token is wrong");
+  }
+  if (call.lanes > options_.max_lanes || call.lane != ticket->lanes_let_in ||
+      call.lane >= call.lanes) {
+    throw box::Refusal(smb::Status::kMalformed, "queue pair " + std::to_string(call.lane) + " of " +
+                                                    std::to_string(call.lanes) +
+                                                    " does not come next, or is too many");
+  }
+  std::shared_ptr<Peer> peer = ticket->peer.lock();
+  if (call.lane == 0) {
+    peer = welcome(call);
+    ticket->peer = peer;
+  } else if (peer == nullptr || peer->closed()) {
+    throw box::Refusal(smb::Status::kExpired, "its other queue pairs are closed");
+  }
+  accept(std::move(id), call, *ticket, peer, reads);
+  if (++ticket->lanes_let_in == call.lanes) tickets_.end(call.ticket);
+}
+
+std::shared_ptr<Peer> VerbsDoor::welcome(const Call& call) {
+  if (peers_.size() + leaving_.size() >= options_.max_clients ||
+      room_ < Peer::completions(call.lanes)) {
+    throw box::Refusal(smb::Status::kExhausted,
+                       "the memory box has " + std::to_string(peers_.size()) +
+                           " clients over RDMA, the most that it has room for");
+  }
+  smb::Join join{};
+  join.session = call.session;
+  join.flags = (call.flags & smb::Join::kReadOnlyClient) | smb::Join::kLane;
+  box::Joining joining = house_->desk.join(join, smb::Transport::kVerbs);
+  if (joining.session == nullptr) throw box::Refusal(joining.status, joining.cause);
+  auto peer = std::make_shared<Peer>(house_, std::move(joining.session), call.lanes);
+  room_ -= Peer::completions(call.lanes);
+  peers_.push_back(peer);
+  return peer;
+}
+
+void VerbsDoor::accept(CmId&& id, const Call& call, const Ticket& ticket,
+                       const std::shared_ptr<Peer>& peer, uint8_t reads) {
+  ibv_qp_init_attr attributes{};
+  attributes.send_cq = attributes.recv_cq = house_->hall.completions();
+  attributes.srq = house_->hall.receives();
+  attributes.qp_type = IBV_QPT_RC;
+  attributes.cap.max_send_wr = call.lane == 0 ? Peer::kReplies + 1 : 1;
+  attributes.cap.max_send_sge = 1;
+  attributes.cap.max_inline_data = call.lane == 0 ? kInlineBytes : 0;
+  try {
+    make_queue_pair(id.get(), *house_->hall.domain(), attributes);
+  } catch (const Error& error) {
+    leave(peer);
+    throw box::Refusal(smb::Status::kExhausted, error.what());
+  }
+  const Welcome welcome{Welcome::kMagic, 0, welcome_proof(call, options_.token, ticket.hello)};
+  rdma_conn_param with{};
+  with.private_data = &welcome;
+  with.private_data_len = sizeof(welcome);
+  with.responder_resources = static_cast<uint8_t>(
+      std::min({int{reads}, house_->hall.domain()->limits().max_qp_rd_atom, kReadsInFlight}));
+  with.rnr_retry_count = kRetryForEver;
+  rdma_cm_id* const lane = id.get();
+  peer->add(std::move(id), attributes.cap.max_inline_data);
+  lanes_[lane] = peer;
+  if (rdma_accept(lane, &with) != 0) {
+    log_.warn(refused("accept a client's queue pair", errno));
+    leave(peer);
+  }
+}
+
+void VerbsDoor::leave(std::shared_ptr<Peer> peer) {
+  if (std::erase(peers_, peer) == 0) return;
+  peer->close();
+  leaving_.push_back({peer, Peer::Clock::now() + kFarewell});
+}
+
+void VerbsDoor::sweep() {
+  const auto now = Peer::Clock::now();
+  const milliseconds silent(2 * int64_t{house_->desk.lease_ms()});
+  const auto over = [&](const std::shared_ptr<Peer>& peer) {
+    if (peer->doomed()) return peer->settled() || now > peer->seen() + kFarewell;
+    return now > peer->seen() + silent ||
+           (now > peer->made() + kConnectWithin && !peer->complete());
+  };
+  std::vector<std::shared_ptr<Peer>> gone;
+  std::ranges::copy_if(peers_, std::back_inserter(gone), over);
+  for (const auto& peer : gone) leave(peer);
+
+  std::erase_if(leaving_, [&](const Leaving& leaving) {
+    if (!leaving.peer->quiet() && now < leaving.until) return false;
+    std::erase_if(lanes_, [&](const auto& lane) { return lane.second == leaving.peer; });
+    room_ += Peer::completions(leaving.peer->lane_count());
+    leaving.peer->destroy();
+    return true;
+  });
+  settled_ = house_->closing &&
+             std::ranges::all_of(peers_, [](const auto& peer) { return peer->settled(); });
+}
+
+}  // namespace hbm::verbs

@@ -1,0 +1,90 @@
+// What a group can do, whatever moves the bytes: MPI (mpi/), shared memory within a node (node/),
+// or both (cluster/).
+//
+// Each function makes one Operation for the queue. Nothing is sent before begin(). Buffers are
+// contiguous, belong to the caller and must live until the operation is done or abandoned
+// (Operation::exposed() tells of one that must live on). An operation keeps what it stands on
+// alive.
+//
+// Every rank of the group makes the same collective with the same `sequence`, in the same order.
+// Counts are elements. Ranks are group ranks. Functions throw Error(kExhausted) when there is no
+// memory to stage in.
+//
+// Threads: any.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "progress/operation.h"
+
+namespace hbm {
+
+struct Source {
+  const void* data = nullptr;
+  size_t count = 0;
+};
+
+struct Sink {
+  void* data = nullptr;
+  size_t count = 0;
+};
+
+using OperationPtr = std::unique_ptr<Operation>;
+
+// `from` of a receive from any rank.
+inline constexpr int kAnyRank = -1;
+
+class Collectives {
+ public:
+  virtual ~Collectives() = default;
+
+  // out = in_0 op in_1 op ... (in rank order) on every rank. `out` may be `in`.
+  virtual OperationPtr allreduce(uint64_t sequence, const void* in, void* out, size_t count,
+                                 Dtype dtype, ReduceOp op) = 0;
+
+  // The same, on `root` alone; `out` is not used elsewhere.
+  virtual OperationPtr reduce(uint64_t sequence, const void* in, void* out, size_t count,
+                              Dtype dtype, ReduceOp op, int root) = 0;
+
+  // out on rank r = the reduction of every rank's inputs[r]. `out` may be inputs[rank].data.
+  virtual OperationPtr reduce_scatter(uint64_t sequence, const std::vector<Source>& inputs,
+                                      void* out, Dtype dtype, ReduceOp op) = 0;
+
+  virtual OperationPtr broadcast(uint64_t sequence, void* data, size_t count, Dtype dtype,
+                                 int root) = 0;
+
+  // outputs[r] = rank r's input. The counts may differ from rank to rank; outputs[rank].data may be
+  // the input.
+  virtual OperationPtr allgather(uint64_t sequence, Source in, const std::vector<Sink>& outputs,
+                                 Dtype dtype) = 0;
+
+  // As allgather, but only `root` has outputs (empty elsewhere).
+  virtual OperationPtr gather(uint64_t sequence, Source in, const std::vector<Sink>& outputs,
+                              Dtype dtype, int root) = 0;
+
+  // out on rank r = root's inputs[r] (empty elsewhere).
+  virtual OperationPtr scatter(uint64_t sequence, const std::vector<Source>& inputs, Sink out,
+                               Dtype dtype, int root) = 0;
+
+  // outputs[r] on rank s = inputs[s] on rank r.
+  virtual OperationPtr alltoall(uint64_t sequence, const std::vector<Source>& inputs,
+                                const std::vector<Sink>& outputs, Dtype dtype) = 0;
+
+  virtual OperationPtr barrier(uint64_t sequence) = 0;
+
+  // REQUIRES (both): 0 <= tag < tags(); the peer is another rank.
+  virtual OperationPtr send(Source in, Dtype dtype, int to, int tag) = 0;
+
+  // `*source` is set to the sender's rank once the operation is done.
+  virtual OperationPtr receive(Sink out, Dtype dtype, int from, int tag,
+                               std::shared_ptr<int> source) = 0;
+
+  virtual int tags() const = 0;
+};
+
+}  // namespace hbm

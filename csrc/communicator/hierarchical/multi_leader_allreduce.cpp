@@ -1,0 +1,171 @@
+#include "communicator/hierarchical/multi_leader_allreduce.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "communicator/mpi/communicator.h"
+#include "communicator/shm/stream_exchange.h"
+#include "communicator/shm/reduce_scatter.h"
+
+namespace hbm::cluster {
+namespace {
+
+constexpr size_t kOneLeaderBytes = 64 << 10;  // up to here several leaders only add messages
+constexpr size_t kLeastShardBytes = 256 << 10;
+constexpr size_t kMostShardBytes = 2 << 20;
+constexpr size_t kBlocksToOverlap = 4;
+constexpr std::chrono::milliseconds kLookEvery{20};
+
+// Elements of a block: enough blocks to keep both the node and the network busy.
+size_t block_size(size_t count, size_t leaders, size_t element) {
+  const size_t shard = count / (leaders * kBlocksToOverlap) + 1;
+  return leaders * std::clamp(shard, kLeastShardBytes / element, kMostShardBytes / element);
+}
+
+}  // namespace
+
+MultiLeaderAllreduce::MultiLeaderAllreduce(std::shared_ptr<const Fabric> fabric,
+                                           const Signature& signature, void* data, size_t count)
+    : fabric_(std::move(fabric)),
+      signature_(signature),
+      data_(static_cast<std::byte*>(data)),
+      count_(count),
+      leaders_(count * element_size(signature.dtype) <= kOneLeaderBytes ? 1 : fabric_->leaders),
+      block_(block_size(count, leaders_, element_size(signature.dtype))),
+      blocks_(std::max<size_t>(1, (count + block_ - 1) / block_)) {}
+
+bool MultiLeaderAllreduce::supports(Dtype dtype, ReduceOp op) noexcept {
+  switch (dtype) {
+    case Dtype::kFloat32:
+    case Dtype::kFloat64:
+    case Dtype::kComplex64:
+    case Dtype::kComplex128:
+      return true;
+    default:
+      return op != ReduceOp::kAvg;
+  }
+}
+
+Progress MultiLeaderAllreduce::poll() {
+  const bool crossed = poll_column();
+  const bool stepped = poll_team();
+  if (step_ == 2 * blocks_) return Progress::kDone;
+  return crossed || stepped ? Progress::kActive : Progress::kIdle;
+}
+
+bool MultiLeaderAllreduce::poll_column() {
+  if (!in_column_) {
+    if (!leads() || crossed_ == reduced_) return false;
+    const Range mine = shard(crossed_, fabric_->team->self());
+    in_column_ =
+        mpi::make_allreduce(fabric_->column, signature_.sequence, at(mine.offset), at(mine.offset),
+                            mine.count, signature_.dtype, signature_.reduce_op);
+    in_column_->begin();
+    return true;
+  }
+  const Progress progress = in_column_->poll();
+  if (progress == Progress::kDone) {
+    in_column_.reset();
+    ++crossed_;
+  }
+  return progress != Progress::kIdle;
+}
+
+bool MultiLeaderAllreduce::poll_team() {
+  if (!in_team_) {
+    if (step_ == 2 * blocks_) return false;
+    const bool ready = reduces(step_) || !leads() || block_of(step_) < crossed_;
+    if (!ready) return false;
+    in_team_ = reduces(step_) ? reduce_to_leaders(block_of(step_)) : hand_out(block_of(step_));
+    in_team_->begin();
+    return true;
+  }
+  const Progress progress = in_team_->poll();
+  if (progress == Progress::kDone) {
+    in_team_.reset();
+    if (reduces(step_)) ++reduced_;
+    ++step_;
+  }
+  return progress != Progress::kIdle;
+}
+
+size_t MultiLeaderAllreduce::block_of(size_t step) const {
+  if (reduces(step)) return (step + 1) / 2;
+  return step % 2 == 0 ? step / 2 - 1 : blocks_ - 1;
+}
+
+// The mean is taken across nodes, of the nodes' sums.
+OperationPtr MultiLeaderAllreduce::reduce_to_leaders(size_t block) const {
+  Signature signature = signature_;
+  if (signature.reduce_op == ReduceOp::kAvg) signature.reduce_op = ReduceOp::kSum;
+  std::vector<Source> inputs(fabric_->team->size());
+  for (size_t leader = 0; leader < leaders_; ++leader) {
+    const Range part = shard(block, leader);
+    inputs[leader] = {at(part.offset), part.count};
+  }
+  void* const out = leads() ? at(shard(block, fabric_->team->self()).offset) : nullptr;
+  return std::make_unique<node::ReduceScatter>(fabric_->team, signature, count_, inputs, out,
+                                               /*divisor=*/1);
+}
+
+OperationPtr MultiLeaderAllreduce::hand_out(size_t block) const {
+  const size_t self = fabric_->team->self();
+  std::vector<Source> sources(fabric_->team->size());
+  std::vector<Sink> sinks(fabric_->team->size());
+  for (size_t leader = 0; leader < leaders_; ++leader) {
+    const Range part = shard(block, leader);
+    sinks[leader] = {at(part.offset), part.count};
+    if (leader == self)
+      std::fill(sources.begin(), sources.end(), Source{at(part.offset), part.count});
+  }
+  return std::make_unique<node::Exchange>(fabric_->team, signature_, count_, std::move(sources),
+                                          std::move(sinks), node::Exchange::Cast::kMulti);
+}
+
+MultiLeaderAllreduce::Range MultiLeaderAllreduce::block(size_t index) const {
+  const size_t offset = std::min(index * block_, count_);
+  return {offset, std::min(block_, count_ - offset)};
+}
+
+MultiLeaderAllreduce::Range MultiLeaderAllreduce::shard(size_t index, size_t leader) const {
+  const Range whole = block(index);
+  const size_t line = std::max<size_t>(node::kCacheLine / element_size(signature_.dtype), 1);
+  const size_t each = ((whole.count + leaders_ - 1) / leaders_ + line - 1) / line * line;
+  const size_t first = std::min(leader * each, whole.count);
+  return {whole.offset + first, std::min(each, whole.count - first)};
+}
+
+// MPI gives no notice, so a rank that waits for it polls, and looks after its team meanwhile.
+bool MultiLeaderAllreduce::doze(std::chrono::steady_clock::time_point until) {
+  if (!in_column_ && in_team_) return in_team_->doze(until);
+  const auto now = node::Clock::now();
+  if (now - looked_at_ < kLookEvery) return false;
+  looked_at_ = now;
+  std::vector<int> team;
+  for (size_t i = 0; i < fabric_->team->size(); ++i) team.push_back(fabric_->team->member(i).rank);
+  fabric_->team->require_alive(team, *this, [] { return false; });
+  return false;
+}
+
+std::string MultiLeaderAllreduce::describe() const {
+  const node::Team& team = *fabric_->team;
+  return hbm::describe(make_header(signature_, count_, 0, 0)) + " on rank " +
+         std::to_string(team.member(team.self()).rank) + " of " + team.group();
+}
+
+std::vector<int> MultiLeaderAllreduce::missing() const {
+  if (!in_column_) return in_team_ ? in_team_->missing() : std::vector<int>();
+  std::vector<int> ranks;
+  for (const int place : in_column_->missing()) {
+    ranks.push_back(fabric_->column_ranks[static_cast<size_t>(place)]);
+  }
+  return ranks;
+}
+
+void MultiLeaderAllreduce::abandon() noexcept {
+  if (in_team_) in_team_->abandon();
+  if (in_column_) in_column_->abandon();
+}
+
+}  // namespace hbm::cluster

@@ -1,0 +1,120 @@
+#include "communicator/mpi/pipeline.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace hbm::mpi {
+
+void Pipeline::prepare(size_t parts, size_t sends, size_t receives, size_t slot_bytes) {
+  parts_ = parts;
+  for (size_t i = 0; i < std::min<size_t>(parts, 2); ++i) {
+    rounds_.emplace_back(channel_, sends, receives, slot_bytes);
+  }
+}
+
+void Pipeline::begin() {
+  for (size_t part = 0; part < rounds_.size(); ++part) open(part);
+}
+
+void Pipeline::open(size_t part) {
+  Round& round = rounds_[part % 2];
+  round.open(signature_, static_cast<uint32_t>(part), 0);
+  post(round, part);
+}
+
+Progress Pipeline::poll() {
+  Progress progress = Progress::kIdle;
+  for (;;) {
+    Round& round = rounds_[next_ % 2];
+    const Progress polled = round.poll();
+    if (polled != Progress::kDone) return polled == Progress::kActive ? polled : progress;
+    deliver(round, next_);
+    if (next_ + 2 < parts_) open(next_ + 2);
+    if (++next_ == parts_) return Progress::kDone;
+    progress = Progress::kActive;
+  }
+}
+
+void Pipeline::abandon() noexcept {
+  for (Round& round : rounds_) round.abandon();
+}
+
+TwoPhase::TwoPhase(std::shared_ptr<Channel> channel, const Signature& signature, size_t count,
+                   Room first, Room second)
+    : GroupOperation(std::move(channel), signature, count),
+      block_(channel_->chunk_bytes / element() * size()),
+      blocks_((count + block_ - 1) / block_) {
+  for (size_t i = 0; i < std::min<size_t>(blocks_, 2); ++i) {
+    first_.emplace_back(channel_, first.sends, first.receives, channel_->chunk_bytes);
+    second_.emplace_back(channel_, second.sends, second.receives, channel_->chunk_bytes);
+  }
+}
+
+TwoPhase::Range TwoPhase::shard(size_t block, size_t owner) const {
+  const size_t start = block * block_;
+  const size_t count = std::min(block_, count_ - start);
+  const size_t each = count / size();
+  const size_t longer = count % size();
+  return {start + owner * each + std::min(owner, longer), each + (owner < longer ? 1 : 0)};
+}
+
+void TwoPhase::begin() {
+  for (size_t block = 0; block < first_.size(); ++block) open_first(block);
+}
+
+void TwoPhase::open_first(size_t block) {
+  Round& round = first_[block % 2];
+  round.open(signature_, static_cast<uint32_t>(block), 0);
+  post_first(round, block);
+}
+
+// Completes the first phase of the next block; its second phase takes the round that the block
+// before the last one has left.
+bool TwoPhase::poll_first(Progress& progress) {
+  if (!awaits_first()) return false;
+  Round& first = first_[passed_ % 2];
+  const Progress polled = first.poll();
+  if (polled != Progress::kIdle) progress = Progress::kActive;
+  if (polled != Progress::kDone) return false;
+  Round& second = second_[passed_ % 2];
+  second.open(signature_, static_cast<uint32_t>(passed_), 1);
+  post_second(second, first, passed_);
+  if (passed_ + 2 < blocks_) open_first(passed_ + 2);
+  ++passed_;
+  return true;
+}
+
+bool TwoPhase::poll_second(Progress& progress) {
+  if (!awaits_second()) return false;
+  Round& second = second_[finished_ % 2];
+  const Progress polled = second.poll();
+  if (polled != Progress::kIdle) progress = Progress::kActive;
+  if (polled != Progress::kDone) return false;
+  deliver(second, finished_++);
+  return true;
+}
+
+Progress TwoPhase::poll() {
+  Progress progress = Progress::kIdle;
+  for (bool again = true; again;) {
+    again = poll_first(progress);
+    again = poll_second(progress) || again;
+    if (finished_ == blocks_) return Progress::kDone;
+  }
+  return progress;
+}
+
+// Of the rounds that poll() asks about: in the others, what has arrived is not yet known.
+std::vector<int> TwoPhase::missing() const {
+  std::vector<int> ranks;
+  if (awaits_first()) ranks = first_[passed_ % 2].missing();
+  if (awaits_second()) ranks = merge(std::move(ranks), second_[finished_ % 2].missing());
+  return ranks;
+}
+
+void TwoPhase::abandon() noexcept {
+  for (Round& round : first_) round.abandon();
+  for (Round& round : second_) round.abandon();
+}
+
+}  // namespace hbm::mpi

@@ -1,0 +1,222 @@
+#include "communicator/mpi/point_to_point.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include "communicator/mpi/abandoned_requests.h"
+#include "communicator/mpi/group_operation.h"
+
+namespace hbm::mpi {
+namespace {
+
+constexpr size_t kFirstBytes = kEagerBytes;
+constexpr size_t kWindow = 2;  // chunks in flight
+
+std::atomic<uint64_t> next_transfer{0};
+
+// One staged message in flight.
+class Message {
+ public:
+  Message() = default;
+  Message(std::shared_ptr<Channel> channel, size_t bytes)
+      : channel_(std::move(channel)), memory_(channel_->staging->acquire(bytes)) {}
+  Message(Message&& other) noexcept
+      : channel_(std::move(other.channel_)),
+        memory_(std::move(other.memory_)),
+        request_(std::exchange(other.request_, MPI_REQUEST_NULL)),
+        receiving_(other.receiving_) {}
+  ~Message() { abandon(); }
+
+  std::byte* data() { return static_cast<std::byte*>(memory_.data()); }
+
+  void send(size_t bytes, int peer, int tag) {
+    receiving_ = false;
+    request_ = channel_->communicator->isend(memory_.data(), bytes, peer, tag);
+  }
+
+  void receive(int peer, int tag) {
+    receiving_ = true;
+    request_ = channel_->communicator->irecv(memory_.data(), memory_.size(), peer, tag);
+  }
+
+  // False if no peer has sent a message with this tag yet.
+  bool receive_any(int tag, int& peer) {
+    receiving_ = true;
+    request_ = channel_->communicator->irecv_any(memory_.data(), memory_.size(), tag, peer);
+    return request_ != MPI_REQUEST_NULL;
+  }
+
+  bool arrived() {
+    const Library& mpi = channel_->communicator->mpi();
+    int done = 0;
+    mpi.check(mpi.Test(&request_, &done, MPI_STATUS_IGNORE),
+              receiving_ ? "MPI_Irecv" : "MPI_Isend");
+    return done != 0;
+  }
+
+  void abandon() noexcept {
+    if (request_ == MPI_REQUEST_NULL) return;
+    if (receiving_) channel_->communicator->cancel_receive(request_);
+    bury(channel_, {std::exchange(request_, MPI_REQUEST_NULL)}, std::move(memory_));
+  }
+
+ private:
+  std::shared_ptr<Channel> channel_;
+  memory::Buffer memory_;
+  MPI_Request request_ = MPI_REQUEST_NULL;
+  bool receiving_ = false;
+};
+
+// What a send and a receive have in common: the first message, then a window of chunks.
+class Transfer : public GroupOperation {
+ public:
+  Transfer(ChannelPtr channel, const Signature& signature, size_t count, int peer)
+      : GroupOperation(std::move(channel), signature, count),
+        peer_(peer),
+        first_(channel_, kHeaderBytes + kFirstBytes) {
+    const size_t window = std::min(kWindow, chunks());
+    for (size_t i = 0; i < window; ++i) chunks_.emplace_back(channel_, bytes_of(0));
+  }
+
+  std::vector<int> missing() const override {
+    return peer_ == kAnyRank ? peers() : std::vector<int>{peer_};
+  }
+
+  void abandon() noexcept override {
+    first_.abandon();
+    for (Message& chunk : chunks_) chunk.abandon();
+  }
+
+ protected:
+  size_t bytes() const { return count_ * element(); }
+  size_t first_bytes() const { return std::min(bytes(), kFirstBytes); }
+  size_t chunks() const {
+    const size_t rest = bytes() - first_bytes();
+    return (rest + channel_->chunk_bytes - 1) / channel_->chunk_bytes;
+  }
+  size_t chunk_offset(size_t chunk) const { return first_bytes() + chunk * channel_->chunk_bytes; }
+  size_t bytes_of(size_t chunk) const {
+    return std::min(channel_->chunk_bytes, bytes() - chunk_offset(chunk));
+  }
+  Message& slot(size_t chunk) { return chunks_[chunk % kWindow]; }
+
+  int peer_;
+  Message first_;
+  bool first_done_ = false;
+  size_t next_ = 0;  // the chunk to complete next
+
+ private:
+  std::vector<Message> chunks_;
+};
+
+class Send final : public Transfer {
+ public:
+  Send(ChannelPtr channel, const Signature& signature, Source in, int to)
+      : Transfer(std::move(channel), signature, in.count, to),
+        in_(static_cast<const std::byte*>(in.data)),
+        transfer_(next_transfer.fetch_add(1, std::memory_order_relaxed)) {}
+
+  void begin() override {
+    MessageHeader header = make_header(signature_, count_, 0, first_bytes());
+    header.transfer = transfer_;
+    std::memcpy(first_.data(), &header, kHeaderBytes);
+    if (first_bytes() > 0) std::memcpy(first_.data() + kHeaderBytes, in_, first_bytes());
+    first_.send(kHeaderBytes + first_bytes(), peer_, signature_.root);
+    for (size_t chunk = 0; chunk < std::min(kWindow, chunks()); ++chunk) post(chunk);
+  }
+
+  Progress poll() override {
+    Progress progress = Progress::kIdle;
+    if (!first_done_) {
+      if (!first_.arrived()) return Progress::kIdle;
+      first_done_ = true;
+      progress = Progress::kActive;
+    }
+    while (next_ < chunks() && slot(next_).arrived()) {
+      if (next_ + kWindow < chunks()) post(next_ + kWindow);
+      ++next_;
+      progress = Progress::kActive;
+    }
+    return next_ == chunks() ? Progress::kDone : progress;
+  }
+
+  bool self_sufficient() const override { return chunks() == 0; }
+
+ private:
+  void post(size_t chunk) {
+    std::memcpy(slot(chunk).data(), in_ + chunk_offset(chunk), bytes_of(chunk));
+    slot(chunk).send(bytes_of(chunk), peer_, channel_->communicator->data_tag(transfer_));
+  }
+
+  const std::byte* const in_;
+  const uint64_t transfer_;
+};
+
+class Receive final : public Transfer {
+ public:
+  Receive(ChannelPtr channel, const Signature& signature, Sink out, int from,
+          std::shared_ptr<int> source)
+      : Transfer(std::move(channel), signature, out.count, from),
+        out_(static_cast<std::byte*>(out.data)),
+        source_(std::move(source)) {}
+
+  void begin() override {
+    if (peer_ != kAnyRank) first_.receive(peer_, signature_.root);
+  }
+
+  Progress poll() override {
+    Progress progress = Progress::kIdle;
+    if (!first_done_) {
+      if (peer_ == kAnyRank && !first_.receive_any(signature_.root, peer_)) return Progress::kIdle;
+      if (!first_.arrived()) return Progress::kIdle;
+      take_first();
+      progress = Progress::kActive;
+    }
+    while (next_ < chunks() && slot(next_).arrived()) {
+      std::memcpy(out_ + chunk_offset(next_), slot(next_).data(), bytes_of(next_));
+      if (next_ + kWindow < chunks()) post(next_ + kWindow);
+      ++next_;
+      progress = Progress::kActive;
+    }
+    return next_ == chunks() ? Progress::kDone : progress;
+  }
+
+  bool self_sufficient() const override { return chunks() == 0; }
+
+ private:
+  void take_first() {
+    first_done_ = true;
+    *source_ = peer_;
+    MessageHeader found;
+    std::memcpy(&found, first_.data(), kHeaderBytes);
+    check_header(found, make_header(signature_, count_, 0, first_bytes()), peer_, channel_->group);
+    if (first_bytes() > 0) std::memcpy(out_, first_.data() + kHeaderBytes, first_bytes());
+    transfer_ = found.transfer;
+    for (size_t chunk = 0; chunk < std::min(kWindow, chunks()); ++chunk) post(chunk);
+  }
+
+  void post(size_t chunk) {
+    slot(chunk).receive(peer_, channel_->communicator->data_tag(transfer_));
+  }
+
+  std::byte* const out_;
+  const std::shared_ptr<int> source_;
+  uint64_t transfer_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Operation> make_send(ChannelPtr channel, Source in, Dtype dtype, int to, int tag) {
+  const Signature signature{OpCode::kSendRecv, dtype, ReduceOp::kSum, tag, 0};
+  return std::make_unique<Send>(std::move(channel), signature, in, to);
+}
+
+std::unique_ptr<Operation> make_receive(ChannelPtr channel, Sink out, Dtype dtype, int from,
+                                        int tag, std::shared_ptr<int> source) {
+  const Signature signature{OpCode::kSendRecv, dtype, ReduceOp::kSum, tag, 0};
+  return std::make_unique<Receive>(std::move(channel), signature, out, from, std::move(source));
+}
+
+}  // namespace hbm::mpi

@@ -1,0 +1,140 @@
+#include "communicator/mpi/round.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "communicator/mpi/abandoned_requests.h"
+
+namespace hbm::mpi {
+
+Round::Round(std::shared_ptr<Channel> channel, size_t sends, size_t receives, size_t slot_bytes)
+    : channel_(std::move(channel)),
+      sends_(sends),
+      stride_((slot_bytes + 63) / 64 * 64 + kHeaderBytes),
+      slot_of_(static_cast<size_t>(channel_->size), -1) {
+  if (channel_->size > 1) memory_ = channel_->staging->acquire((sends + receives) * stride_);
+}
+
+Round::~Round() { abandon(); }
+
+std::byte* Round::send_slot(size_t index) {
+  return static_cast<std::byte*>(memory_.data()) + index * stride_;
+}
+
+std::byte* Round::receive_slot(size_t index) { return send_slot(sends_ + index); }
+
+void Round::open(const Signature& signature, uint32_t part, int tag_phase) {
+  signature_ = signature;
+  part_ = part;
+  if (channel_->communicator) tag_ = channel_->communicator->collective_tag(tag_phase);
+  used_sends_ = used_receives_ = 0;
+  requests_.clear();
+  pending_.clear();
+  std::fill(slot_of_.begin(), slot_of_.end(), -1);
+}
+
+std::byte* Round::slot() { return send_slot(used_sends_) + kHeaderBytes; }
+
+void Round::post(std::span<const int> peers, size_t bytes, uint64_t count) {
+  if (peers.empty()) return;
+  std::byte* message = send_slot(used_sends_++);
+  const MessageHeader header = make_header(signature_, count, part_, bytes);
+  std::memcpy(message, &header, kHeaderBytes);
+  for (const int peer : peers) {
+    requests_.push_back(channel_->communicator->isend(message, kHeaderBytes + bytes, peer, tag_));
+    pending_.push_back({peer, -1, {}});
+    ++outstanding_;
+  }
+}
+
+void Round::send(std::span<const int> peers, const void* data, size_t bytes, uint64_t count) {
+  if (peers.empty()) return;
+  if (bytes > 0) std::memcpy(slot(), data, bytes);
+  post(peers, bytes, count);
+}
+
+void Round::receive(int peer, size_t bytes, uint64_t count) {
+  const size_t index = used_receives_++;
+  requests_.push_back(
+      channel_->communicator->irecv(receive_slot(index), kHeaderBytes + bytes, peer, tag_));
+  pending_.push_back({peer, static_cast<int>(index), make_header(signature_, count, part_, bytes)});
+  slot_of_[static_cast<size_t>(peer)] = static_cast<int>(index);
+  ++outstanding_;
+}
+
+Progress Round::poll() {
+  if (outstanding_ == 0) return Progress::kDone;
+  constexpr int kBatch = 32;
+  std::array<int, kBatch> indices;
+  std::array<MPI_Status, kBatch> statuses;
+  bool moved = false;
+  for (size_t first = 0; first < requests_.size(); first += kBatch) {
+    const int batch = static_cast<int>(std::min<size_t>(kBatch, requests_.size() - first));
+    int completed = 0;
+    const int code = channel_->communicator->mpi().Testsome(
+        batch, requests_.data() + first, &completed, indices.data(), statuses.data());
+    if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) {
+      channel_->communicator->mpi().check(code, "MPI_Testsome");
+    }
+    if (completed == MPI_UNDEFINED) continue;
+    for (int i = 0; i < completed; ++i) {
+      if (code == MPI_SUCCESS) statuses[i].MPI_ERROR = MPI_SUCCESS;
+      complete(first + static_cast<size_t>(indices[i]), statuses[i]);
+      moved = true;
+    }
+  }
+  if (outstanding_ == 0) return Progress::kDone;
+  return moved ? Progress::kActive : Progress::kIdle;
+}
+
+void Round::complete(size_t index, const MPI_Status& status) {
+  --outstanding_;
+  const Pending& pending = pending_[index];
+  const Library& mpi = channel_->communicator->mpi();
+  if (status.MPI_ERROR != MPI_SUCCESS) {
+    int error_class = 0;
+    mpi.Error_class(status.MPI_ERROR, &error_class);
+    if (pending.slot >= 0 && error_class == MPI_ERR_TRUNCATE) {
+      throw Error(ErrorKind::kMismatch,
+                  "ranks disagree in " + channel_->group + ": this rank is in " +
+                      hbm::describe(pending.expected) + ", rank " + std::to_string(pending.peer) +
+                      " sent more than that: its tensor is larger or it is in another operation");
+    }
+    mpi.check(status.MPI_ERROR, pending.slot >= 0 ? "MPI_Irecv" : "MPI_Isend");
+  }
+  if (pending.slot < 0) return;
+  MessageHeader found;
+  std::memcpy(&found, receive_slot(static_cast<size_t>(pending.slot)), kHeaderBytes);
+  check_header(found, pending.expected, pending.peer, channel_->group);
+}
+
+const std::byte* Round::payload(int peer) const {
+  const int slot = slot_of_[static_cast<size_t>(peer)];
+  if (slot < 0) return nullptr;
+  return static_cast<const std::byte*>(memory_.data()) +
+         (sends_ + static_cast<size_t>(slot)) * stride_ + kHeaderBytes;
+}
+
+std::vector<int> Round::missing() const {
+  std::vector<int> silent;
+  std::vector<int> unread;
+  for (size_t i = 0; i < requests_.size(); ++i) {
+    if (requests_[i] == MPI_REQUEST_NULL) continue;
+    (pending_[i].slot >= 0 ? silent : unread).push_back(pending_[i].peer);
+  }
+  return silent.empty() ? unread : silent;
+}
+
+void Round::abandon() noexcept {
+  if (outstanding_ == 0) return;
+  outstanding_ = 0;
+  for (size_t i = 0; i < requests_.size(); ++i) {
+    if (pending_[i].slot >= 0) channel_->communicator->cancel_receive(requests_[i]);
+  }
+  bury(channel_, std::move(requests_), std::move(memory_));
+}
+
+}  // namespace hbm::mpi

@@ -1,0 +1,56 @@
+#include "communicator/mpi/ucx_guard.h"
+
+#include <dlfcn.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace {
+
+using Send = void* (*)(void* endpoint, const void* buffer, size_t count, uint64_t tag,
+                       const void* parameters);
+
+std::atomic<Send> real_send{nullptr};
+std::atomic<Send> real_sync_send{nullptr};
+
+// UCX returns a request, null for "complete", or a status from -1 down to -100.
+void* without_error(void* request) {
+  constexpr intptr_t kLastStatus = -100;
+  return reinterpret_cast<uintptr_t>(request) >= static_cast<uintptr_t>(kLastStatus) ? nullptr
+                                                                                     : request;
+}
+
+}  // namespace
+
+// UCX's names and signatures (ucp/api/ucp.h, version 1 of its ABI).
+extern "C" {
+
+[[gnu::visibility("default")]] void* ucp_tag_send_nbx(void* endpoint, const void* buffer,
+                                                      size_t count, uint64_t tag,
+                                                      const void* parameters) {
+  return without_error(real_send.load()(endpoint, buffer, count, tag, parameters));
+}
+
+[[gnu::visibility("default")]] void* ucp_tag_send_sync_nbx(void* endpoint, const void* buffer,
+                                                           size_t count, uint64_t tag,
+                                                           const void* parameters) {
+  return without_error(real_sync_send.load()(endpoint, buffer, count, tag, parameters));
+}
+}
+
+namespace hbm::mpi {
+
+void raise_ucx_guard() noexcept {
+  Dl_info self{};
+  if (dladdr(reinterpret_cast<void*>(&ucp_tag_send_nbx), &self) == 0) return;
+  // Already loaded, this library's symbols become global. An executable cannot, and has no guards.
+  dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL);
+}
+
+void aim_ucx_guard(void* library) noexcept {
+  real_send = reinterpret_cast<Send>(dlsym(library, "ucp_tag_send_nbx"));
+  real_sync_send = reinterpret_cast<Send>(dlsym(library, "ucp_tag_send_sync_nbx"));
+}
+
+}  // namespace hbm::mpi

@@ -1,0 +1,76 @@
+// The one MPI world of this process.
+//
+// It is formed once, by the first group that needs MPI (form), or it is there already because a
+// launcher or somebody else initialised MPI (adopt); every group's communicator is cut from it. It
+// stays up until the process ends: MPI cannot be initialised twice, and MPI_Finalize hangs when a
+// peer is dead or late.
+//
+// Threads: all functions may be called from any thread; form and adopt exclude each other.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/fork.h"
+#include "base/key_value.h"
+#include "communicator/mpi/comm.h"
+
+namespace hbm::mpi {
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+class World {
+ public:
+  // The world of this process, or null while there is none; throws Error(kUnavailable) in
+  // a child forked from its owner. A world that somebody else initialised
+  // (mpi4py) is adopted here, without waiting for anyone.
+  static World* current();
+
+  // Forms a world of `size` processes through the PMI responder (pmi.h) and `store`. All `size`
+  // processes call it, having met in the store before. `id` is the same on all and unique.
+  // Throws Error(kTimeout) at the deadline, Error(kUnavailable) without a library.
+  static World& form(std::shared_ptr<KeyValue> store, const std::string& id, int rank, int size,
+                     const std::vector<int>& node_of, Deadline deadline);
+
+  // Initialises MPI through the launcher that started this process (mpiexec, srun), if nobody has
+  // done so yet.
+  // Throws Error(kTimeout) when another rank does not come before the deadline.
+  static World& launched(Deadline deadline);
+
+  // A communicator of the given world ranks, in that order. Only its members call; they have met
+  // before. `tag` tells creations apart that run at the same time.
+  std::shared_ptr<Communicator> communicator(const std::vector<int>& world_ranks, int tag,
+                                             Deadline deadline);
+
+  // Sends rank 0's `value` to every rank of the world. REQUIRES: all ranks call it. Throws
+  // Error(kTimeout) when they do not before the deadline.
+  std::string broadcast(std::string value, Deadline deadline);
+
+  // At the end of a launched process: if every rank comes here within `patience`, finalises MPI.
+  // Otherwise leaves MPI as it is: a plain exit is clean.
+  void finalize_together(std::chrono::milliseconds patience) noexcept;
+
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return size_; }
+  // Unique to the world; empty until it is known (a world that was adopted: the first group names
+  // it).
+  const std::string& id() const noexcept { return id_; }
+  const std::string& origin() const noexcept { return origin_; }
+
+ private:
+  // Waits for every rank of the world to call this; false when the deadline came first.
+  bool meet(Deadline deadline);
+
+  World(const Library& library, std::string id, std::string origin);
+
+  const ForkGuard fork_;
+  const Library& mpi_;
+  std::string id_;
+  std::string origin_;  // who initialised MPI, for errors
+  int rank_ = 0;
+  int size_ = 1;
+};
+
+}  // namespace hbm::mpi

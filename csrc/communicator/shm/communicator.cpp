@@ -1,0 +1,125 @@
+#include "communicator/shm/communicator.h"
+
+#include <optional>
+#include <utility>
+
+#include "communicator/shm/stream_exchange.h"
+#include "communicator/shm/point_to_point.h"
+#include "communicator/shm/reduce_scatter.h"
+#include "communicator/shm/reduction.h"
+
+namespace hbm::node {
+namespace {
+
+using Cast = Exchange::Cast;
+
+size_t total(const std::vector<Source>& parts) {
+  size_t count = 0;
+  for (const Source& part : parts) count += part.count;
+  return count;
+}
+
+class OverSharedMemory final : public Collectives {
+ public:
+  explicit OverSharedMemory(std::shared_ptr<Team> team)
+      : team_(std::move(team)), post_(std::make_shared<Post>(team_)) {}
+
+  OperationPtr allreduce(uint64_t sequence, const void* in, void* out, size_t count, Dtype dtype,
+                         ReduceOp op) override {
+    return std::make_unique<Reduction>(team_,
+                                       Signature{OpCode::kAllreduce, dtype, op, -1, sequence},
+                                       ReductionBuffers{in, out, count, -1, size()});
+  }
+
+  OperationPtr reduce(uint64_t sequence, const void* in, void* out, size_t count, Dtype dtype,
+                      ReduceOp op, int root) override {
+    return std::make_unique<Reduction>(team_, Signature{OpCode::kReduce, dtype, op, root, sequence},
+                                       ReductionBuffers{in, out, count, root, size()});
+  }
+
+  OperationPtr reduce_scatter(uint64_t sequence, const std::vector<Source>& inputs, void* out,
+                              Dtype dtype, ReduceOp op) override {
+    return std::make_unique<ReduceScatter>(
+        team_, Signature{OpCode::kReduceScatter, dtype, op, -1, sequence}, inputs[0].count, inputs,
+        out, size());
+  }
+
+  OperationPtr broadcast(uint64_t sequence, void* data, size_t count, Dtype dtype,
+                         int root) override {
+    const auto from = static_cast<size_t>(root);
+    std::vector<Sink> sinks(size());
+    if (from != self()) sinks[from] = {data, count};
+    return exchange(OpCode::kBroadcast, dtype, root, sequence, count,
+                    self() == from ? to_all({data, count}) : nothing(), std::move(sinks),
+                    Cast::kMulti);
+  }
+
+  OperationPtr allgather(uint64_t sequence, Source in, const std::vector<Sink>& outputs,
+                         Dtype dtype) override {
+    return exchange(OpCode::kAllgather, dtype, -1, sequence, in.count, to_all(in), outputs,
+                    Cast::kMulti);
+  }
+
+  OperationPtr gather(uint64_t sequence, Source in, const std::vector<Sink>& outputs, Dtype dtype,
+                      int root) override {
+    std::vector<Source> sources = nothing();
+    sources[static_cast<size_t>(root)] = in;
+    return exchange(OpCode::kGather, dtype, root, sequence, in.count, std::move(sources),
+                    outputs.empty() ? std::vector<Sink>(size()) : outputs, Cast::kUni);
+  }
+
+  OperationPtr scatter(uint64_t sequence, const std::vector<Source>& inputs, Sink out, Dtype dtype,
+                       int root) override {
+    std::vector<Sink> sinks(size());
+    sinks[static_cast<size_t>(root)] = out;
+    return exchange(OpCode::kScatter, dtype, root, sequence, out.count,
+                    inputs.empty() ? nothing() : inputs, std::move(sinks), Cast::kUni);
+  }
+
+  OperationPtr alltoall(uint64_t sequence, const std::vector<Source>& inputs,
+                        const std::vector<Sink>& outputs, Dtype dtype) override {
+    return exchange(OpCode::kAlltoall, dtype, -1, sequence, total(inputs), inputs, outputs,
+                    Cast::kUni);
+  }
+
+  OperationPtr barrier(uint64_t sequence) override {
+    return exchange(OpCode::kBarrier, Dtype::kUInt8, -1, sequence, 0, nothing(),
+                    std::vector<Sink>(size()), Cast::kUni);
+  }
+
+  OperationPtr send(Source in, Dtype dtype, int to, int tag) override {
+    return make_send(post_, in, dtype, static_cast<size_t>(to), tag);
+  }
+
+  OperationPtr receive(Sink out, Dtype dtype, int from, int tag,
+                       std::shared_ptr<int> source) override {
+    const auto member =
+        from == kAnyRank ? std::nullopt : std::optional<size_t>(static_cast<size_t>(from));
+    return make_receive(post_, out, dtype, member, tag, std::move(source));
+  }
+
+  int tags() const override { return kTags; }
+
+ private:
+  size_t size() const { return team_->size(); }
+  size_t self() const { return team_->self(); }
+  std::vector<Source> nothing() const { return std::vector<Source>(size()); }
+  std::vector<Source> to_all(Source source) const { return std::vector<Source>(size(), source); }
+
+  OperationPtr exchange(OpCode op, Dtype dtype, int root, uint64_t sequence, size_t count,
+                        std::vector<Source> outgoing, std::vector<Sink> incoming, Cast cast) {
+    return std::make_unique<Exchange>(team_, Signature{op, dtype, ReduceOp::kSum, root, sequence},
+                                      count, std::move(outgoing), std::move(incoming), cast);
+  }
+
+  const std::shared_ptr<Team> team_;
+  const std::shared_ptr<Post> post_;
+};
+
+}  // namespace
+
+std::shared_ptr<Collectives> make_collectives(std::shared_ptr<Team> team) {
+  return std::make_shared<OverSharedMemory>(std::move(team));
+}
+
+}  // namespace hbm::node

@@ -1,0 +1,17 @@
+// The collectives within a node (communicator/communicator.h says what each does), over the memory that
+// its ranks share.
+//
+// The ranks that callers name are indices of the team's members; when the whole group is on this
+// node they are the group's ranks.
+#pragma once
+
+#include <memory>
+
+#include "communicator/communicator.h"
+#include "communicator/shm/shm_group.h"
+
+namespace hbm::node {
+
+std::shared_ptr<Collectives> make_collectives(std::shared_ptr<Team> team);
+
+}  // namespace hbm::node

@@ -1,0 +1,168 @@
+#include "communicator/shm/neighbour_exchange.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <chrono>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+
+namespace hbm::node {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr int kUnknown = -1;
+constexpr milliseconds kStalled{1};  // until the kernel may take more descriptors
+constexpr milliseconds kLongestPoll{60'000};
+
+std::string key_of(const Greeting& greeting) {
+  const auto& key = greeting.key;
+  return {key.begin(), std::find(key.begin(), key.end(), '\0')};
+}
+
+std::string list(const std::set<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) text += (text.empty() ? "rank " : ", rank ") + std::to_string(rank);
+  return text;
+}
+
+struct Link {
+  Descriptor socket;
+  int rank;
+  bool sent = false;
+  bool received = false;
+
+  bool complete() const { return sent && received; }
+};
+
+class Exchange {
+ public:
+  Exchange(const bootstrap::Party& party, const Introduction& own,
+           const std::map<std::string, int>& peers)
+      : party_(party), own_(own), peers_(peers) {}
+
+  void add(Descriptor socket, int rank) { links_.push_back({std::move(socket), rank}); }
+
+  std::map<int, Introduction> run() {
+    for (;;) {
+      bool stalled = false;
+      for (Link& link : links_) stalled |= !advance(link);
+      std::erase_if(links_, [](const Link& link) { return !link.socket || link.complete(); });
+      if (links_.empty() || only_strangers()) break;
+      await(stalled);
+    }
+    if (const std::set<int> ended = missing(); !ended.empty()) gone(ended);
+    return std::move(met_);
+  }
+
+ private:
+  // Whether nothing more is to come from peers.
+  bool only_strangers() const {
+    return std::all_of(links_.begin(), links_.end(),
+                       [](const Link& link) { return link.rank == kUnknown; }) &&
+           std::all_of(peers_.begin(), peers_.end(), [this](const auto& peer) {
+             return met_.contains(peer.second) || lost_.contains(peer.second);
+           });
+  }
+
+  // False if the link could not send for now.
+  bool advance(Link& link) {
+    if (!link.received) receive_on(link);
+    if (!link.socket || link.rank == kUnknown || link.sent) return true;
+    const Delivery sent = send(link.socket.get(), &own_.greeting, sizeof(Greeting),
+                               {own_.memory.get(), own_.life.get()});
+    if (sent == Delivery::kGone) lose(link);
+    link.sent = sent == Delivery::kDone;
+    return sent != Delivery::kLater;
+  }
+
+  void receive_on(Link& link) {
+    Introduction other;
+    std::vector<Descriptor> descriptors;
+    const Delivery received =
+        receive(link.socket.get(), &other.greeting, sizeof(Greeting), descriptors);
+    if (received == Delivery::kLater) return;
+    const auto peer = received == Delivery::kDone && descriptors.size() == 2
+                          ? peers_.find(key_of(other.greeting))
+                          : peers_.end();
+    if (peer == peers_.end() || met_.contains(peer->second) ||
+        (link.rank != kUnknown && link.rank != peer->second)) {
+      lose(link);
+      return;
+    }
+    link.rank = peer->second;
+    link.received = true;
+    other.memory = std::move(descriptors[0]);
+    other.life = std::move(descriptors[1]);
+    met_.emplace(link.rank, std::move(other));
+  }
+
+  // The others go on, so that nobody takes them for lost. An unknown caller may have looked only
+  // whether anyone listens here.
+  void lose(Link& link) {
+    if (link.rank != kUnknown) lost_.insert(link.rank);
+    link.socket = Descriptor();
+  }
+
+  void await(bool stalled) const {
+    const auto left =
+        std::chrono::ceil<milliseconds>(party_.deadline - std::chrono::steady_clock::now());
+    if (left.count() <= 0) late();
+    std::vector<pollfd> waits;
+    for (const Link& link : links_) {
+      if (!link.received) waits.push_back({link.socket.get(), POLLIN, 0});
+    }
+    const milliseconds longest = stalled ? kStalled : std::min(left, kLongestPoll);
+    poll(waits.data(), waits.size(), static_cast<int>(longest.count()));
+  }
+
+  // Who has not handed over, or not taken, descriptors.
+  std::set<int> missing() const {
+    std::set<int> ranks = lost_;
+    for (const auto& [key, rank] : peers_) {
+      if (!met_.contains(rank)) ranks.insert(rank);
+    }
+    for (const Link& link : links_) {
+      if (link.rank != kUnknown) ranks.insert(link.rank);
+    }
+    return ranks;
+  }
+
+  [[noreturn]] void gone(const std::set<int>& ranks) const {
+    throw Error(ErrorKind::kPeer, list(ranks) + " of " + party_.group +
+                                      " ended while becoming a neighbour of rank " +
+                                      std::to_string(party_.rank));
+  }
+
+  [[noreturn]] void late() const {
+    throw Error(ErrorKind::kTimeout,
+                "rank " + std::to_string(party_.rank) + " of " + party_.group +
+                    " did not exchange descriptors of memory with all its neighbours before the "
+                    "timeout; missing: " +
+                    list(missing()));
+  }
+
+  const bootstrap::Party& party_;
+  const Introduction& own_;
+  const std::map<std::string, int>& peers_;
+  std::vector<Link> links_;
+  std::map<int, Introduction> met_;
+  std::set<int> lost_;
+};
+
+}  // namespace
+
+std::map<int, Introduction> exchange(const bootstrap::Party& party, const Introduction& own,
+                                     std::map<int, Descriptor> called, Door& door,
+                                     const std::map<std::string, int>& peers) {
+  Exchange exchange(party, own, peers);
+  for (auto& [rank, socket] : called) exchange.add(std::move(socket), rank);
+  for (Descriptor& caller : door.callers()) exchange.add(std::move(caller), kUnknown);
+  return exchange.run();
+}
+
+}  // namespace hbm::node

@@ -1,0 +1,228 @@
+#include "communicator/shm/neighbours.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "bootstrap/process_id.h"
+#include "communicator/shm/neighbour_cache.h"
+#include "communicator/shm/neighbour_exchange.h"
+#include "communicator/shm/neighbour_partition.h"
+
+namespace hbm::node {
+namespace {
+
+// What a rank says of another while they call each other.
+constexpr char kKnown = 'k';    // a neighbour already
+constexpr char kCalled = 'c';   // called at its door
+constexpr char kNothing = '-';  // could not be reached, or has to call itself
+
+Descriptor own_pidfd() {
+  Descriptor made(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
+  if (made) return made;
+  throw Error(ErrorKind::kUnavailable,
+              std::string("cannot let the ranks of this node notice each other's death "
+                          "(pidfd_open: ") +
+                  std::strerror(errno) + "); use Linux 5.3 or later, or set HBMCOMM_NODE=mpi");
+}
+
+Descriptor duplicate(int descriptor) {
+  Descriptor made(fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
+  if (made) return made;
+  throw Error(ErrorKind::kUnavailable,
+              std::string("cannot duplicate the segment's descriptor: ") + std::strerror(errno));
+}
+
+// What this rank hands over, and the bytes in its segment that prove who can read it.
+struct Own {
+  Introduction introduction;
+  std::shared_ptr<void> proof;
+};
+
+Own prepare(const std::shared_ptr<memory::Segment>& segment, const bootstrap::Member& self) {
+  Own own;
+  Greeting& greeting = own.introduction.greeting;
+  own.proof = std::shared_ptr<void>(segment->allocate(greeting.proof.size()),
+                                    [segment](void* block) { segment->free(block); });
+  bootstrap::random_id().copy(greeting.proof.data(), greeting.proof.size());
+  std::memcpy(own.proof.get(), greeting.proof.data(), greeting.proof.size());
+  greeting.proof_offset = segment->offset_of(own.proof.get());
+  greeting.segment_bytes = segment->size();
+  neighbour_key(self).copy(greeting.key.data(), greeting.key.size());
+  own.introduction.memory = duplicate(segment->fd());
+  own.introduction.life = own_pidfd();
+  return own;
+}
+
+bool holds(const memory::Mapping& memory, const Greeting& greeting) {
+  return memory.size() == greeting.segment_bytes &&
+         greeting.proof_offset <= memory.size() - greeting.proof.size() &&
+         std::memcmp(memory.base() + greeting.proof_offset, greeting.proof.data(),
+                     greeting.proof.size()) == 0;
+}
+
+class Exploration {
+ public:
+  Exploration(const bootstrap::Meeting& meeting, Door& door,
+              const std::function<std::shared_ptr<memory::Segment>()>& own)
+      : party_(meeting.party),
+        members_(meeting.members),
+        door_(door),
+        make_segment_(own),
+        machine_(on_machine_of(party_.rank, members_)),
+        found_(members_.size()) {}
+
+  Neighbourhood run() {
+    const auto mapped = gather(party_, "neighbours", bootstrap::everyone(party_.size), [this] {
+      if (machine_.size() > 1) meet_machine();
+      return mapped_by_this();
+    });
+    own_.reset();  // everybody has read the proof
+    Neighbourhood all{partition(mapped), std::move(found_)};
+    for (size_t r = 0; r < all.at.size(); ++r) {
+      if (all.node_of[r] != all.node_of[self()]) all.at[r].reset();
+      if (all.at[r]) remember_neighbour(neighbour_key(members_[r]), all.at[r]);
+    }
+    return all;
+  }
+
+ private:
+  size_t self() const { return static_cast<size_t>(party_.rank); }
+  const bootstrap::Member& member(int rank) const { return members_[static_cast<size_t>(rank)]; }
+
+  void meet_machine() {
+    if (differ_in_network()) {
+      gather(party_, "doors", machine_, [this] {
+        door_.open_to_other_networks();
+        return std::string();
+      });
+    }
+    call_the_unknown();
+    door_.close_to_other_networks();  // everybody has called
+    std::map<std::string, int> peers;
+    for (const int rank : machine_) {
+      const auto lower = static_cast<size_t>(std::min(rank, party_.rank));
+      const auto higher = static_cast<size_t>(std::max(rank, party_.rank));
+      if (calls_[lower][higher] == kCalled) peers.emplace(neighbour_key(member(rank)), rank);
+    }
+    if (peers.empty()) return;
+    for (auto& [rank, other] :
+         exchange(party_, own_->introduction, std::move(called_), door_, peers)) {
+      found_[static_cast<size_t>(rank)] = map(rank, std::move(other));
+    }
+  }
+
+  bool differ_in_network() const {
+    return std::any_of(machine_.begin(), machine_.end(), [this](int rank) {
+      return member(rank).network_namespace != member(machine_.front()).network_namespace;
+    });
+  }
+
+  // The lower rank of two calls the higher, unless they know each other. If one knows and the other
+  // does not (no group of it used the neighbour any more), a second round makes up for it.
+  void call_the_unknown() {
+    std::string mine(members_.size(), kNothing);
+    for (const int rank : machine_) {
+      if (rank == party_.rank) continue;
+      const auto r = static_cast<size_t>(rank);
+      found_[r] = known_neighbour(neighbour_key(members_[r]));
+      if (found_[r]) mine[r] = kKnown;
+    }
+    for (int round = 1; round == 1 || one_sided(); ++round) {
+      calls_ = gather(party_, "calls" + std::to_string(round), machine_, [&] {
+        for (const int rank : machine_) {
+          const auto r = static_cast<size_t>(rank);
+          if (round > 1 && calls_[r][self()] != kKnown) found_[r].reset();
+          if (rank == party_.rank || found_[r]) continue;
+          if (!own_) own_ = prepare(make_segment_(), member(party_.rank));
+          if (mine[r] != kCalled) mine[r] = call(rank);
+        }
+        return mine;
+      });
+    }
+  }
+
+  char call(int rank) {
+    if (rank < party_.rank) return kNothing;
+    Descriptor called = Door::call(member(party_.rank), member(rank));
+    if (!called) return kNothing;
+    called_[rank] = std::move(called);
+    return kCalled;
+  }
+
+  bool one_sided() const {
+    for (const int a : machine_) {
+      for (const int b : machine_) {
+        const auto one = static_cast<size_t>(a);
+        const auto other = static_cast<size_t>(b);
+        if (calls_[one][other] == kKnown && calls_[other][one] != kKnown) return true;
+      }
+    }
+    return false;
+  }
+
+  std::shared_ptr<const Neighbour> map(int rank, Introduction other) const {
+    std::string reason = "it does not hold what its owner wrote";
+    try {
+      auto memory = memory::Mapping::map(other.memory.get());
+      if (holds(*memory, other.greeting)) {
+        return std::make_shared<const Neighbour>(
+            Neighbour{std::move(memory), std::move(other.life), member(rank).pid});
+      }
+    } catch (const Error& error) {
+      reason = error.what();
+    }
+    log::warn("the segment of rank " + std::to_string(rank) + " of " + party_.group +
+              " cannot be shared, so it counts as on another node: " + reason);
+    return nullptr;
+  }
+
+  std::string mapped_by_this() const {
+    std::string mapped;
+    for (const auto& neighbour : found_) mapped += neighbour ? '1' : '0';
+    return mapped;
+  }
+
+  const bootstrap::Party& party_;
+  const std::vector<bootstrap::Member>& members_;
+  Door& door_;
+  const std::function<std::shared_ptr<memory::Segment>()>& make_segment_;
+  const std::vector<int> machine_;                       // ranks on this machine, with this one
+  std::vector<std::shared_ptr<const Neighbour>> found_;  // by rank
+  std::vector<std::string> calls_;                       // by rank: what it says of each rank
+  std::map<int, Descriptor> called_;
+  std::optional<Own> own_;  // once some rank does not know this one
+};
+
+}  // namespace
+
+bool dead(const Neighbour& neighbour) noexcept {
+  pollfd life{neighbour.pidfd.get(), POLLIN, 0};
+  return poll(&life, 1, 0) > 0;
+}
+
+int Neighbourhood::nodes() const noexcept {
+  return node_of.empty() ? 0 : 1 + *std::max_element(node_of.begin(), node_of.end());
+}
+
+Neighbourhood apart(int size) {
+  return {bootstrap::everyone(size),
+          std::vector<std::shared_ptr<const Neighbour>>(static_cast<size_t>(size))};
+}
+
+Neighbourhood explore(const bootstrap::Meeting& meeting, Door& door,
+                      const std::function<std::shared_ptr<memory::Segment>()>& own) {
+  return Exploration(meeting, door, own).run();
+}
+
+}  // namespace hbm::node

@@ -1,0 +1,53 @@
+// Which ranks of a group share memory with this one: not by any name, but because each has mapped
+// the other's segment and found there what its owner had written.
+//
+// Descriptors travel over Unix sockets, all steps in between through the store, with no thread and
+// no wait that the meeting's deadline does not bound. What a process knows of another is kept as
+// long as some group uses it, so a further group of the same ranks needs no sockets.
+//
+// Threads: all functions may be called from any thread, also for several groups at a time.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "base/descriptor.h"
+#include "bootstrap/rendezvous.h"
+#include "memory/mapping.h"
+#include "memory/segment.h"
+#include "communicator/shm/neighbour_listener.h"
+
+namespace hbm::node {
+
+// Another process on this node.
+struct Neighbour {
+  std::shared_ptr<memory::Mapping> memory;  // its segment
+  Descriptor pidfd;                         // readable (POLLIN) once the process is dead
+  long pid;                                 // as it calls itself
+};
+
+// Whether its process has ended. Costs a system call.
+bool dead(const Neighbour& neighbour) noexcept;
+
+struct Neighbourhood {
+  std::vector<int> node_of;  // group rank -> number of its node (numbered by first rank)
+  // Group rank -> neighbour; null: this rank, or on another node.
+  std::vector<std::shared_ptr<const Neighbour>> at;
+
+  int nodes() const noexcept;
+};
+
+// Every rank a node of its own.
+Neighbourhood apart(int size);
+
+// Finds out which ranks of a group that has met share memory with this one. All ranks call it, each
+// with the segment and the door that its Member names; all get the same nodes. `own` is called at
+// most once, and not if no other rank is on this machine.
+//
+// What fails on one rank is thrown there and reaches all as in bootstrap::gather(). Throws
+// Error(kTimeout) or Error(kPeer) naming ranks that did not come, or ended.
+Neighbourhood explore(const bootstrap::Meeting& meeting, Door& door,
+                      const std::function<std::shared_ptr<memory::Segment>()>& own);
+
+}  // namespace hbm::node

@@ -1,0 +1,67 @@
+// allreduce and reduce within a node.
+//
+// From kDirectBytes on, with all buffers in place and in segments: each member reduces a share of
+// the elements where they lie and stores the result where it belongs. Small otherwise: every member
+// shows its data with the first tick, and reduces everybody's. Large otherwise: chunk by chunk
+// through the slots, either as many small reductions (few members), or so that in each chunk a
+// member reduces a share for all (many). Either way an element is reduced in the order of the
+// members, so all give the same bits.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "communicator/shm/phased_operation.h"
+
+namespace hbm::node {
+
+struct ReductionBuffers {
+  const void* in;
+  void* out;  // used where the result goes
+  size_t count;
+  int root;        // index of the member that gets the result; -1: all do
+  size_t divisor;  // of AVG: ranks in the whole group
+};
+
+class Reduction final : public Step {
+ public:
+  Reduction(std::shared_ptr<Team> team, const Signature& signature,
+            const ReductionBuffers& buffers);
+
+  void begin() override;
+  bool exposed() const override { return direct_; }
+  bool self_sufficient() const override { return small_ && count_ * element() < kDirectBytes; }
+
+ private:
+  enum class Way { kUndecided, kDirect, kClosing, kWhole, kShares };
+
+  Progress step() override;
+  Progress decide();
+  Progress one_slot();
+  void prepare_direct();
+  Progress direct();
+  Progress whole_chunk();
+  Progress shares_of_chunk();
+  void post(size_t chunk);
+  void reduce_shares(size_t chunk);
+  void collect(size_t chunk);
+
+  struct Range {
+    size_t offset;  // elements
+    size_t count;
+  };
+  Range chunk(size_t index) const;
+  Range share(size_t count, size_t member) const;
+  bool takes_result() const;
+
+  const ReductionBuffers buffers_;
+  const size_t chunk_;  // elements
+  const size_t chunks_;
+  const bool small_;
+  bool direct_ = false;  // this rank's buffer is where others may read and write
+  Way way_ = Way::kUndecided;
+  size_t sink_count_ = 0;  // kDirect: members that get the result
+  size_t next_ = 0;  // kWhole, kShares: chunk; kDirect: elements of this rank's share that are done
+};
+
+}  // namespace hbm::node

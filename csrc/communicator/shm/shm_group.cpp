@@ -1,0 +1,248 @@
+#include "communicator/shm/shm_group.h"
+
+#include <poll.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+#include "base/futex.h"
+#include "base/relax.h"
+
+namespace hbm::node {
+namespace {
+
+constexpr std::chrono::microseconds kSpinFor{20};
+constexpr std::chrono::microseconds kYieldFor{100};
+constexpr std::chrono::microseconds kYieldForInACrowd{500};  // which lets the others come
+constexpr int kSpinsBetweenLooks = 32;                       // at the clock
+constexpr std::chrono::milliseconds kReportPatience{50};
+
+bool is_dead(int alive) {
+  if (alive < 0) return false;
+  pollfd ended{alive, POLLIN, 0};
+  return poll(&ended, 1, 0) == 1;
+}
+
+std::string text_of(const Failure& failure) {
+  return {failure.text.data(), strnlen(failure.text.data(), failure.text.size())};
+}
+
+}  // namespace
+
+Team::Team(Setup setup)
+    : group_(std::move(setup.group)),
+      members_(std::move(setup.members)),
+      self_(setup.self),
+      layout_(members_.size(), setup.chunk_bytes),
+      crowded_(setup.crowded),
+      keep_(std::move(setup.keep)),
+      allocate_(std::move(setup.allocate)),
+      free_(std::move(setup.free)),
+      sources_(members_.size()),
+      sinks_(members_.size()) {
+  for (size_t i = 0; i < size(); ++i) {
+    const Control& found = control(i);
+    if (found.magic == kAreaMagic && found.chunk_bytes == layout_.chunk_bytes) continue;
+    throw Error(ErrorKind::kMismatch,
+                members_[i].name + " of " + group_ +
+                    " has laid out its shared memory in another way; every rank must run the same "
+                    "version of torch_hbmcomm with the same staging_bytes");
+  }
+}
+
+Team::~Team() {
+  if (fork_.in_child()) return;
+  for (size_t i = 0; i < size(); ++i) {
+    if (i != self_) control(i).released.fetch_add(1, std::memory_order_release);
+  }
+}
+
+bool Team::released(const std::byte* area, size_t members) noexcept {
+  const auto& control = *reinterpret_cast<const Control*>(area);
+  return control.released.load(std::memory_order_acquire) + 1 >= members;
+}
+
+void Team::publish() noexcept {
+  arrived_ = 0;
+  control(self_).tick.store(++tick_, std::memory_order_seq_cst);
+  for (size_t i = 0; i < size(); ++i) {
+    if (i != self_) ring(control(i).collectives);
+  }
+}
+
+bool Team::all_here() noexcept {
+  while (arrived_ < size() && control(arrived_).tick.load(std::memory_order_seq_cst) >= tick_) {
+    ++arrived_;
+  }
+  return arrived_ == size();
+}
+
+std::vector<int> Team::missing() const {
+  std::vector<int> ranks;
+  for (size_t i = 0; i < size(); ++i) {
+    if (control(i).tick.load(std::memory_order_acquire) < tick_) ranks.push_back(members_[i].rank);
+  }
+  return ranks;
+}
+
+Place* Team::places(Slot& slot) const noexcept {
+  return reinterpret_cast<Place*>(reinterpret_cast<std::byte*>(&slot) + sizeof(Slot));
+}
+
+const Place* Team::places(const Slot& slot) const noexcept {
+  return reinterpret_cast<const Place*>(reinterpret_cast<const std::byte*>(&slot) + sizeof(Slot));
+}
+
+std::byte* Team::data(Slot& slot) const noexcept {
+  return reinterpret_cast<std::byte*>(&slot) + layout_.data;
+}
+
+const std::byte* Team::data(const Slot& slot) const noexcept {
+  return reinterpret_cast<const std::byte*>(&slot) + layout_.data;
+}
+
+void Team::sleep(Clock::time_point until) {
+  const auto ready = [this] { return all_here(); };
+  if (spin(until, ready)) return;
+  Doorbell& own = control(self_).collectives;
+  const uint32_t seen = own.bell.load(std::memory_order_acquire);
+  own.asleep.fetch_add(1, std::memory_order_seq_cst);
+  if (!ready()) futex_wait(own.bell, seen, until - Clock::now());
+  own.asleep.fetch_sub(1, std::memory_order_relaxed);
+}
+
+uint32_t Team::transfer_rings() const noexcept {
+  return control(self_).transfers.bell.load(std::memory_order_seq_cst);
+}
+
+void Team::sleep_transfers(Clock::time_point until, uint32_t seen) {
+  if (spin(until, [&] { return transfer_rings() != seen; })) return;
+  Doorbell& own = control(self_).transfers;
+  own.asleep.fetch_add(1, std::memory_order_seq_cst);
+  futex_wait(own.bell, seen, until - Clock::now());
+  own.asleep.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void Team::ring_transfers(size_t index) noexcept {
+  Doorbell& doorbell = control(index).transfers;
+  doorbell.bell.fetch_add(1, std::memory_order_seq_cst);
+  if (doorbell.asleep.load(std::memory_order_seq_cst) != 0) futex_wake(doorbell.bell);
+}
+
+// True if `ready()` came true while the thread kept the processor busy, or the time is over.
+bool Team::spin(Clock::time_point until, const std::function<bool()>& ready) const {
+  const Clock::time_point start = Clock::now();
+  Clock::time_point now = start;
+  while (!crowded_ && now < start + kSpinFor) {
+    for (int spin = 0; spin < kSpinsBetweenLooks; ++spin) {
+      if (ready()) return true;
+      relax();
+    }
+    now = Clock::now();
+  }
+  const auto yield_for = crowded_ ? kYieldForInACrowd : kYieldFor;
+  while (now < start + yield_for) {
+    if (ready() || now >= until) return true;
+    sched_yield();
+    now = Clock::now();
+  }
+  return ready();
+}
+
+void Team::ring(Doorbell& doorbell) noexcept {
+  if (doorbell.asleep.load(std::memory_order_seq_cst) == 0) return;
+  doorbell.bell.fetch_add(1, std::memory_order_release);
+  futex_wake(doorbell.bell);
+}
+
+void Team::nudge() noexcept {
+  ring(control(self_).collectives);
+  ring_transfers(self_);
+}
+
+void Team::leave() noexcept { control(self_).left.store(1, std::memory_order_release); }
+
+std::vector<int> Team::dead() const {
+  std::vector<int> ranks;
+  for (size_t i = 0; i < size(); ++i) {
+    const bool left = control(i).left.load(std::memory_order_acquire) != 0;
+    if (!left && is_dead(members_[i].alive)) ranks.push_back(members_[i].rank);
+  }
+  return ranks;
+}
+
+void Team::require_alive(const std::vector<int>& ranks, const Operation& operation,
+                         const std::function<bool()>& ready) {
+  if (failed()) throw_failure();
+  for (size_t i = 0; i < size(); ++i) {
+    const Member& member = members_[i];
+    if (std::find(ranks.begin(), ranks.end(), member.rank) == ranks.end()) continue;
+    const bool left = control(i).left.load(std::memory_order_acquire) != 0;
+    if (!left && !is_dead(member.alive)) continue;
+    if (ready()) return;  // it came before that
+    if (left) {
+      if (failed()) throw_failure();
+      throw Error(ErrorKind::kPeer, operation.describe() + ": " + group_ +
+                                        " was destroyed on a rank that this one waits for, " +
+                                        member.name);
+    }
+    const std::string text = report(operation.describe() + ": " + member.name + " has died", true);
+    if (failed()) throw_failure();
+    throw Error(ErrorKind::kDeath, text);
+  }
+}
+
+std::string Team::report(const std::string& failure, bool death) noexcept {
+  Failure& record = control(0).failure;
+  uint32_t state = Failure::kNone;
+  if (record.state.compare_exchange_strong(state, Failure::kWriting, std::memory_order_acq_rel)) {
+    record.death = death ? 1 : 0;
+    failure.copy(record.text.data(), record.text.size() - 1);
+    record.state.store(Failure::kWritten, std::memory_order_seq_cst);
+  } else {
+    // Whoever writes it may have died over it.
+    const Clock::time_point end = Clock::now() + kReportPatience;
+    while (!failed() && Clock::now() < end) std::this_thread::yield();
+  }
+  for (size_t i = 0; i < size(); ++i) {
+    ring(control(i).collectives);
+    ring_transfers(i);
+  }
+  return failed() ? text_of(record) : failure;
+}
+
+bool Team::failed() const noexcept {
+  return control(0).failure.state.load(std::memory_order_seq_cst) == Failure::kWritten;
+}
+
+void Team::throw_failure() const {
+  const Failure& record = control(0).failure;
+  if (record.death != 0) throw Error(ErrorKind::kDeath, text_of(record));
+  throw Error(ErrorKind::kPeer, group_ + " has failed: " + text_of(record));
+}
+
+std::byte* Team::direct(size_t index, const Place& place, size_t bytes) const {
+  const Member& member = members_[index];
+  if (place.offset <= member.segment_bytes && bytes <= member.segment_bytes - place.offset) {
+    return at(index, place.offset);
+  }
+  throw Error(ErrorKind::kMismatch,
+              member.name + " of " + group_ + " names " + std::to_string(bytes) + " bytes at " +
+                  std::to_string(place.offset) + " of its shared segment, which has " +
+                  std::to_string(member.segment_bytes));
+}
+
+std::optional<uint64_t> Team::offset_in_segment(const void* address, size_t bytes) const noexcept {
+  const Member& own = members_[self_];
+  const auto start = reinterpret_cast<uintptr_t>(own.segment);
+  const auto first = reinterpret_cast<uintptr_t>(address);
+  if (first < start || first - start > own.segment_bytes) return std::nullopt;
+  if (bytes > own.segment_bytes - (first - start)) return std::nullopt;
+  return first - start;
+}
+
+}  // namespace hbm::node

@@ -1,0 +1,79 @@
+// Collectives in which each member has one stream for each other: what it sends may lie in its
+// segment, where the others read it, or go through the slots, chunk by chunk. The sender chooses
+// for each stream, and says so in the Places of its first slot.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "communicator/communicator.h"
+#include "communicator/shm/phased_operation.h"
+
+namespace hbm::node {
+
+class Streams : public Step {
+ public:
+  void begin() override;
+  bool self_sufficient() const final;
+
+ protected:
+  // Where the data of a stream to this rank comes from.
+  struct Incoming {
+    size_t count = 0;                   // elements that this rank expects; set by the subclass
+    const std::byte* direct = nullptr;  // all of it; null: it comes through slots
+    uint64_t offset = 0;                // in a slot's data
+    uint64_t chunk = 0;                 // bytes a slot; not 0
+  };
+
+  enum class Cast {
+    kUni,    // a stream of its own for each member
+    kMulti,  // one stream for all who have a Source, which is the same
+  };
+
+  // By member: the streams to send (this rank's own is not sent) and the elements to come.
+  Streams(std::shared_ptr<Team> team, const Signature& signature, size_t count,
+          std::vector<Source> outgoing, const std::vector<size_t>& incoming, Cast cast);
+
+  // Uses what came with round `round`, kBytesAPoll at a time; false until it has used all of it.
+  virtual bool deliver(size_t round) = 0;
+
+  // What came of member `index`'s stream; no bytes if nothing did in this round.
+  struct Part {
+    const std::byte* data;
+    size_t offset;  // bytes, in the stream
+    size_t bytes;
+  };
+  Part part(size_t index, size_t round) const;
+  // A stream to this rank.
+  const Incoming& incoming(size_t index) const { return incoming_[index]; }
+  size_t chunk() const { return chunk_; }
+
+ private:
+  Progress step() final;
+  void announce(Slot& slot);
+  void fill(Slot& slot, size_t round) const;
+  void learn();
+  void learn_from(size_t index);
+  void check_place(size_t index) const;
+  uint64_t most_rounds(size_t index) const;
+
+  // A stream of this rank's that goes through the slots.
+  struct Lane {
+    Source source;
+    size_t offset;  // in a slot's data
+  };
+
+  const std::vector<Source> outgoing_;
+  const bool multicast_;
+  std::vector<Incoming> incoming_;  // by member
+  std::vector<Lane> lanes_;
+  size_t chunk_ = 0;   // bytes of a lane in a slot
+  size_t rounds_ = 1;  // of the whole team
+  size_t round_ = 0;
+  bool learned_ = false;
+  bool closing_ = false;  // some member's stream is read in its segment
+};
+
+}  // namespace hbm::node

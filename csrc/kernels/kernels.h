@@ -1,0 +1,75 @@
+// The seam between the drivers (reduce.cpp, accumulate.cpp, measured_sum.cpp, packed.cpp) and the
+// loops, which are compiled once per instruction set. Internal to csrc/reduce and its tests.
+//
+// A kernel handles lanes: one lane is an element, or one of the two parts of a complex number.
+// Pointers need no alignment; a destination may be a source, and overlaps none otherwise.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string_view>
+
+#include "base/dtype.h"
+#include "kernels/measured_sum.h"
+#include "kernels/packed.h"
+
+namespace hbm {
+
+struct Operands {
+  void* const* dsts;
+  size_t m;
+  const void* const* srcs;
+  size_t n;
+  size_t lanes;  // of each array
+};
+
+// Folds all sources, and stores the result in all destinations, in one pass over memory.
+using Fold = void (*)(const Operands& operands, size_t divisor);  // the divisor of AVG
+using Scale = void (*)(void* out, const void* in, size_t lanes, double factor);
+using Accumulate = void (*)(void* target, const void* source, size_t count, double factor);
+using MeasureSum = Measure (*)(const MeasuredSum& sum);
+using Pack = void (*)(const Packing& packing);
+using Unpack = bool (*)(void* buffer, const void* wire, size_t count);
+
+// How one dtype is reduced by one operator.
+struct Plan {
+  size_t lanes = 1;  // per element
+  Fold fold = nullptr;
+  Scale scale = nullptr;  // PREMUL_SUM alone
+};
+
+struct Kernels {
+  const char* name;
+  // REQUIRES: reduce_unsupported(dtype, op) == nullptr.
+  Plan (*plan)(Dtype dtype, ReduceOp op);
+  // Null for types that accumulate_unsupported() (accumulate.h) rejects.
+  Accumulate (*accumulate)(Dtype target, Dtype source, Combine combine);
+  // Null for types that measured_sum_unsupported() (measured_sum.h) rejects.
+  MeasureSum (*measure)(Dtype cache, Dtype gradient, bool squares);
+  // Null for types that pack_unsupported() and unpack_unsupported() (packed.h) reject.
+  Pack (*pack)(Dtype wire, Dtype cache);
+  Unpack (*unpack)(Dtype buffer, Dtype wire);
+};
+
+extern const Kernels kBaselineKernels;  // named "neon" on AArch64, which has no processor without
+#if defined(__x86_64__)
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512Kernels;
+#endif
+
+// Those that this processor can run, best first; baseline is always the last.
+std::span<const Kernels* const> runnable_kernels() noexcept;
+
+// The one of that name, or the best if it is empty. Throws as reduce_isa() does.
+const Kernels& kernels_named(std::string_view name);
+
+// Those that HBMCOMM_ISA names. Throws as reduce_isa() does.
+const Kernels& chosen_kernels();
+
+// reduce_to() and scale() on chosen kernels.
+void reduce_with(const Kernels& kernels, void* const* dsts, size_t m, const void* const* srcs,
+                 size_t n, size_t count, Dtype dtype, ReduceOp op, size_t divisor);
+void scale_with(const Kernels& kernels, void* dst, const void* src, size_t count, Dtype dtype,
+                double factor);
+
+}  // namespace hbm

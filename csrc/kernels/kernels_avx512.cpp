@@ -1,0 +1,36 @@
+// The kernels for x86-64 with AVX-512 (F, BW, DQ, VL); empty elsewhere.
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include "kernels/kernels.h"
+#include "kernels/scale_integer.h"
+
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,f16c,prefer-vector-width=512")
+#define HBM_F16C
+#define HBM_VECTOR_BYTES 64
+
+#include "kernels/minifloat.h"
+
+namespace hbm {
+namespace {
+#include "kernels/codecs.inc"
+#include "kernels/kernels.inc"
+#include "kernels/measured_sum.inc"
+#include "kernels/packed.inc"
+#include "kernels/plans.inc"
+#include "kernels/scaled_sum.inc"
+}  // namespace
+
+const Kernels kAvx512Kernels = {"avx512",     plan,      accumulate_plan,
+                                measure_plan, pack_plan, unpack_plan};
+
+}  // namespace hbm
+
+#endif

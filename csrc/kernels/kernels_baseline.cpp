@@ -1,0 +1,37 @@
+// The kernels for any processor, by the instruction set that the compiler takes for granted.
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include "kernels/kernels.h"
+#include "kernels/minifloat.h"
+#include "kernels/scale_integer.h"
+
+#define HBM_VECTOR_BYTES 16
+
+namespace hbm {
+namespace {
+#include "kernels/codecs.inc"
+#include "kernels/kernels.inc"
+#include "kernels/measured_sum.inc"
+#include "kernels/packed.inc"
+#include "kernels/plans.inc"
+#include "kernels/scaled_sum.inc"
+}  // namespace
+
+#if defined(__aarch64__)
+constexpr const char* kName = "neon";
+#else
+constexpr const char* kName = "baseline";
+#endif
+
+const Kernels kBaselineKernels = {kName,        plan,      accumulate_plan,
+                                  measure_plan, pack_plan, unpack_plan};
+
+}  // namespace hbm

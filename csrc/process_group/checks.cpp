@@ -1,0 +1,149 @@
+#include "process_group/checks.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.h"
+
+namespace hbm {
+
+void check_tensor(const at::Tensor& tensor, const char* argument) {
+  if (!tensor.defined()) {
+    throw Error(ErrorKind::kInvalid, std::string(argument) + " is not a tensor");
+  }
+  if (!tensor.device().is_cpu()) {
+    throw Error(ErrorKind::kInvalid,
+                std::string(argument) + " is on device " + tensor.device().str() +
+                    "; hbm takes CPU tensors only (device tensors are not supported yet: move it "
+                    "with .cpu(), or use \"cpu:hbm,cuda:nccl\")");
+  }
+  if (tensor.layout() != at::kStrided) {
+    throw Error(ErrorKind::kInvalid,
+                std::string(argument) +
+                    " is not dense; sparse tensors are supported by all_reduce (COO) alone");
+  }
+}
+
+void check_tensors(const std::vector<at::Tensor>& tensors, const char* argument) {
+  for (const at::Tensor& tensor : tensors) {
+    check_tensor(tensor, argument);
+    if (tensor.scalar_type() != tensors.front().scalar_type()) {
+      throw Error(ErrorKind::kInvalid, std::string(argument) + " mixes the types " +
+                                           c10::toString(tensors.front().scalar_type()) + " and " +
+                                           c10::toString(tensor.scalar_type()));
+    }
+  }
+}
+
+const at::Tensor& single(const std::vector<at::Tensor>& tensors, const char* argument) {
+  if (tensors.size() != 1) {
+    throw Error(ErrorKind::kInvalid, std::string(argument) + " must be one tensor, got a list of " +
+                                         std::to_string(tensors.size()));
+  }
+  check_tensor(tensors.front(), argument);
+  return tensors.front();
+}
+
+namespace {
+
+struct Extent {
+  uintptr_t begin;
+  uintptr_t end;
+  size_t index;
+};
+
+// The addresses between a tensor's first and last element.
+Extent extent_of(const at::Tensor& tensor, size_t index) {
+  int64_t last = 0;
+  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  const auto begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  return {begin, begin + (static_cast<uintptr_t>(last) + 1) * tensor.itemsize(), index};
+}
+
+}  // namespace
+
+void check_disjoint(const std::vector<at::Tensor>& tensors, const char* argument) {
+  std::vector<Extent> extents;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    // Interleaved strided views may be disjoint where their extents are not.
+    if (tensors[i].numel() > 0 && tensors[i].is_contiguous()) {
+      extents.push_back(extent_of(tensors[i], i));
+    }
+  }
+  std::sort(extents.begin(), extents.end(),
+            [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < extents.size(); ++i) {
+    if (extents[i].begin >= extents[i - 1].end) continue;
+    throw Error(ErrorKind::kInvalid,
+                std::string(argument) + " " + std::to_string(extents[i - 1].index) + " and " +
+                    std::to_string(extents[i].index) + " share memory; each needs its own");
+  }
+}
+
+void check_same_type(const at::Tensor& a, const at::Tensor& b, const char* operation) {
+  if (a.scalar_type() == b.scalar_type()) return;
+  throw Error(ErrorKind::kInvalid, std::string(operation) + ": the input is " +
+                                       c10::toString(a.scalar_type()) + " and the output " +
+                                       c10::toString(b.scalar_type()));
+}
+
+void check_same_count(const at::Tensor& a, const at::Tensor& b, const char* name_of_a,
+                      const char* name_of_b) {
+  if (a.numel() == b.numel()) return;
+  throw Error(ErrorKind::kInvalid, std::string(name_of_a) + " has " + std::to_string(a.numel()) +
+                                       " elements and " + name_of_b + " has " +
+                                       std::to_string(b.numel()));
+}
+
+void check_parts(const at::Tensor& whole, const at::Tensor& part, int ranks,
+                 const char* name_of_whole, const char* name_of_part) {
+  if (whole.numel() == part.numel() * ranks) return;
+  throw Error(ErrorKind::kInvalid,
+              std::string(name_of_whole) + " must have " + std::to_string(ranks) +
+                  " times the elements of " + name_of_part + ", which has " +
+                  std::to_string(part.numel()) + "; it has " + std::to_string(whole.numel()));
+}
+
+void check_own_part(const void* own, const at::Tensor& whole, const at::Tensor& part,
+                    const char* operation) {
+  if (part.const_data_ptr() == own) return;
+  check_disjoint({whole, part}, (std::string(operation) + ": input and output").c_str());
+}
+
+void check_apart(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs,
+                 int own, const char* operation) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    for (size_t o = 0; o < outputs.size(); ++o) {
+      const bool is_own = (inputs.size() == 1 || static_cast<int>(i) == own) &&
+                          (outputs.size() == 1 || static_cast<int>(o) == own);
+      if (is_own && inputs[i].const_data_ptr() == outputs[o].const_data_ptr()) continue;
+      const Extent input = extent_of(inputs[i], i);
+      const Extent output = extent_of(outputs[o], o);
+      const bool both = inputs[i].is_contiguous() && outputs[o].is_contiguous() &&
+                        inputs[i].numel() > 0 && outputs[o].numel() > 0;
+      if (!both || input.end <= output.begin || output.end <= input.begin) continue;
+      throw Error(ErrorKind::kInvalid, std::string(operation) + ": input " + std::to_string(i) +
+                                           " and output " + std::to_string(o) +
+                                           " share memory; each needs its own");
+    }
+  }
+}
+
+void check_pairs(size_t outputs, size_t inputs, const char* operation) {
+  if (outputs == inputs && outputs > 0) return;
+  throw Error(ErrorKind::kInvalid, std::string(operation) + ": " + std::to_string(outputs) +
+                                       " outputs for " + std::to_string(inputs) +
+                                       " inputs; they go in pairs, at least one");
+}
+
+void check_same_count_self(const std::vector<Source>& sources, const std::vector<Sink>& sinks,
+                           int rank, const char* operation) {
+  const size_t sent = sources[static_cast<size_t>(rank)].count;
+  const size_t taken = sinks[static_cast<size_t>(rank)].count;
+  if (sent == taken) return;
+  throw Error(ErrorKind::kInvalid, std::string(operation) + ": rank " + std::to_string(rank) +
+                                       " gives itself " + std::to_string(sent) +
+                                       " elements and expects " + std::to_string(taken));
+}
+
+}  // namespace hbm

@@ -1,0 +1,264 @@
+// The collectives of the process group that move data and reduce nothing.
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "base/error.h"
+#include "pg_hbm.h"
+#include "process_group/types.h"
+
+namespace hbm {
+
+using c10d::OpType;
+using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::broadcast(std::vector<at::Tensor>& tensors,
+                                                          const c10d::BroadcastOptions& opts) {
+  return translated([&] {
+    const at::Tensor& tensor = single(tensors, "broadcast");
+    const int root = check_root(opts.rootRank, "broadcast");
+    const Dtype dtype = to_dtype(tensor.scalar_type());
+    Views views;
+    const Sink data = views.in_place(tensor);
+    return run({OpType::BROADCAST, "hbm:broadcast", tensors, tensors, opts.timeout, opts.asyncOp},
+               std::move(views), [&](uint64_t sequence) {
+                 return transport_->broadcast(sequence, data.data, data.count, dtype, root);
+               });
+  });
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather(
+    std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+    const c10d::AllgatherOptions& opts) {
+  return translated([&] {
+    const at::Tensor& input = single(inputs, "all_gather: input");
+    if (outputs.size() != 1) {
+      throw Error(ErrorKind::kInvalid, "all_gather: expected one list of outputs, got " +
+                                           std::to_string(outputs.size()));
+    }
+    check_list(outputs.front().size(), "all_gather", "the output list");
+    check_tensors(outputs.front(), "all_gather: output");
+    check_same_type(input, outputs.front().front(), "all_gather");
+    check_same_count(input, outputs.front()[static_cast<size_t>(rank_)], "all_gather: the input",
+                     "the output for this rank");
+    check_disjoint(outputs.front(), "all_gather: outputs");
+    check_apart(inputs, outputs.front(), rank_, "all_gather");
+    const Dtype dtype = to_dtype(input.scalar_type());
+    Views views;
+    const Source in = views.input(input);
+    const std::vector<Sink> outs = views.outputs(outputs.front());
+    return run(
+        {OpType::ALLGATHER, "hbm:all_gather", inputs, outputs.front(), opts.timeout, opts.asyncOp},
+        std::move(views),
+        [&](uint64_t sequence) { return transport_->allgather(sequence, in, outs, dtype); });
+  });
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::_allgather_base(
+    at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
+  return translated([&] {
+    check_tensor(output, "all_gather_into_tensor: output");
+    check_tensor(input, "all_gather_into_tensor: input");
+    check_same_type(input, output, "all_gather_into_tensor");
+    check_parts(output, input, size_, "all_gather_into_tensor: the output", "the input");
+    const Dtype dtype = to_dtype(input.scalar_type());
+    Views views;
+    const Source in = views.input(input);
+    const std::vector<Sink> outs = split_evenly(views.output(output), size_, element_size(dtype));
+    check_own_part(outs[static_cast<size_t>(rank_)].data, output, input, "all_gather_into_tensor");
+    return run({OpType::_ALLGATHER_BASE,
+                "hbm:all_gather_into_tensor",
+                {input},
+                {output},
+                opts.timeout,
+                opts.asyncOp},
+               std::move(views),
+               [&](uint64_t sequence) { return transport_->allgather(sequence, in, outs, dtype); });
+  });
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_coalesced(
+    std::vector<std::vector<at::Tensor>>& output_lists, std::vector<at::Tensor>& inputs,
+    const c10d::AllgatherOptions& opts) {
+  return translated([&] {
+    check_list(output_lists.size(), "all_gather_coalesced", "the list of output lists");
+    for (const auto& list : output_lists) {
+      check_pairs(list.size(), inputs.size(), "all_gather_coalesced");
+    }
+    Works works;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      std::vector<std::vector<at::Tensor>> outputs(1);
+      for (const auto& list : output_lists) outputs.front().push_back(list[i]);
+      std::vector<at::Tensor> input{inputs[i]};
+      works.push_back(allgather(outputs, input, opts));
+    }
+    return all_of(OpType::ALLGATHER_COALESCED, std::move(works));
+  });
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_into_tensor_coalesced(
+    std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+    const c10d::AllgatherOptions& opts) {
+  return translated([&] {
+    check_pairs(outputs.size(), inputs.size(), "all_gather_into_tensor_coalesced");
+    Works works;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      works.push_back(_allgather_base(outputs[i], inputs[i], opts));
+    }
+    return all_of(OpType::COALESCED, std::move(works));
+  });
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather(
+    std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+    const c10d::GatherOptions& opts) {
+  return translated([&] {
+    const at::Tensor& input = single(inputs, "gather: input");
+    const int root = check_root(opts.rootRank, "gather");
+    const std::vector<at::Tensor> gathered =
+        root_list(outputs, root, "gather", "gather_list", input);
+    check_disjoint(gathered, "gather: outputs");
+    check_apart(inputs, gathered, rank_, "gather");
+    const Dtype dtype = to_dtype(input.scalar_type());
+    Views views;
+    const Source in = views.input(input);
+    const std::vector<Sink> outs = views.outputs(gathered);
+    return run({OpType::GATHER, "hbm:gather", inputs, gathered, opts.timeout, opts.asyncOp},
+               std::move(views), [&](uint64_t sequence) {
+                 return transport_->gather(sequence, in, outs, dtype, root);
+               });
+  });
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::scatter(
+    std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+    const c10d::ScatterOptions& opts) {
+  return translated([&] {
+    const at::Tensor& output = single(outputs, "scatter: output");
+    const int root = check_root(opts.rootRank, "scatter");
+    const std::vector<at::Tensor> scattered =
+        root_list(inputs, root, "scatter", "scatter_list", output);
+    check_apart(scattered, outputs, rank_, "scatter");
+    const Dtype dtype = to_dtype(output.scalar_type());
+    Views views;
+    const std::vector<Source> ins = views.inputs(scattered);
+    const Sink out = views.output(output);
+    return run({OpType::SCATTER, "hbm:scatter", scattered, outputs, opts.timeout, opts.asyncOp},
+               std::move(views), [&](uint64_t sequence) {
+                 return transport_->scatter(sequence, ins, out, dtype, root);
+               });
+  });
+}
+
+// The tensors of the root's list, one a rank, each as large as the one on this rank; nothing on the
+// other ranks.
+std::vector<at::Tensor> ProcessGroupHbm::root_list(
+    const std::vector<std::vector<at::Tensor>>& lists, int root, const char* operation,
+    const char* argument, const at::Tensor& own) const {
+  const std::string name = std::string(operation) + ": " + argument;
+  if (root != rank_) {
+    if (!lists.empty() && !lists.front().empty()) {
+      throw Error(ErrorKind::kInvalid, name + " must be given on the root (rank " +
+                                           std::to_string(root) + ") alone, and rank " +
+                                           std::to_string(rank_) + " gave one");
+    }
+    return {};
+  }
+  if (lists.size() != 1) {
+    throw Error(ErrorKind::kInvalid,
+                name + " is missing on the root (rank " + std::to_string(root) + ")");
+  }
+  check_list(lists.front().size(), operation, argument);
+  check_tensors(lists.front(), name.c_str());
+  check_same_type(lists.front().front(), own, operation);
+  for (const at::Tensor& tensor : lists.front()) {
+    check_same_count(tensor, own, (name + ": a tensor").c_str(), "this rank's");
+  }
+  return lists.front();
+}
+
+namespace {
+
+// One slice of `whole` for each rank. Without splits, equal slices along dimension 0.
+template <typename Part>
+std::vector<Part> slices(const Part& whole, const at::Tensor& tensor,
+                         const std::vector<int64_t>& splits, int ranks, const char* which) {
+  const std::string name = std::string("all_to_all_single: ") + which;
+  const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
+  std::vector<int64_t> lengths = splits;
+  if (splits.empty()) {
+    if (rows % ranks != 0) {
+      throw Error(ErrorKind::kInvalid, name + " has " + std::to_string(rows) +
+                                           " rows, which do not divide among " +
+                                           std::to_string(ranks) + " ranks; give split sizes");
+    }
+    lengths.assign(static_cast<size_t>(ranks), rows / ranks);
+  }
+  const int64_t total = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+  const bool negative =
+      std::any_of(lengths.begin(), lengths.end(), [](int64_t n) { return n < 0; });
+  if (lengths.size() != static_cast<size_t>(ranks) || total != rows || negative) {
+    throw Error(ErrorKind::kInvalid, name + " split sizes must be " + std::to_string(ranks) +
+                                         " numbers, none negative, that sum up to its " +
+                                         std::to_string(rows) + " rows; got " +
+                                         std::to_string(lengths.size()) + " with sum " +
+                                         std::to_string(total));
+  }
+  const size_t row = rows == 0 ? 0 : static_cast<size_t>(tensor.numel() / rows);
+  std::vector<Part> parts;
+  auto* at = static_cast<decltype(std::declval<Part>().data)>(whole.data);
+  for (const int64_t length : lengths) {
+    const size_t count = static_cast<size_t>(length) * row;
+    parts.push_back({at, count});
+    at = offset(at, count * tensor.itemsize());
+  }
+  return parts;
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                              std::vector<int64_t>& output_splits,
+                                                              std::vector<int64_t>& input_splits,
+                                                              const c10d::AllToAllOptions& opts) {
+  return translated([&] {
+    check_tensor(output, "all_to_all_single: output");
+    check_tensor(input, "all_to_all_single: input");
+    check_same_type(input, output, "all_to_all_single");
+    check_disjoint({input, output}, "all_to_all_single: input and output");
+    const Dtype dtype = to_dtype(input.scalar_type());
+    Views views;
+    const auto sources = slices(views.input(input), input, input_splits, size_, "input");
+    const auto sinks = slices(views.output(output), output, output_splits, size_, "output");
+    check_same_count_self(sources, sinks, rank_, "all_to_all_single");
+    return run(
+        {OpType::ALLTOALL_BASE, "hbm:all_to_all", {input}, {output}, opts.timeout, opts.asyncOp},
+        std::move(views),
+        [&](uint64_t sequence) { return transport_->alltoall(sequence, sources, sinks, dtype); });
+  });
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall(std::vector<at::Tensor>& outputs,
+                                                         std::vector<at::Tensor>& inputs,
+                                                         const c10d::AllToAllOptions& opts) {
+  return translated([&] {
+    check_list(outputs.size(), "all_to_all", "the output list");
+    check_list(inputs.size(), "all_to_all", "the input list");
+    check_tensors(inputs, "all_to_all: input");
+    check_tensors(outputs, "all_to_all: output");
+    check_same_type(inputs.front(), outputs.front(), "all_to_all");
+    check_disjoint(outputs, "all_to_all: outputs");
+    check_apart(inputs, outputs, -1, "all_to_all");
+    const Dtype dtype = to_dtype(inputs.front().scalar_type());
+    Views views;
+    const auto sources = views.inputs(inputs);
+    const auto sinks = views.outputs(outputs);
+    check_same_count_self(sources, sinks, rank_, "all_to_all");
+    return run({OpType::ALLTOALL, "hbm:all_to_all", inputs, outputs, opts.timeout, opts.asyncOp},
+               std::move(views), [&](uint64_t sequence) {
+                 return transport_->alltoall(sequence, sources, sinks, dtype);
+               });
+  });
+}
+
+}  // namespace hbm

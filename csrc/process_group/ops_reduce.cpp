@@ -1,0 +1,218 @@
+// The reducing collectives of the process group.
+#include <utility>
+
+#include "base/error.h"
+#include "communicator/shm/reduction.h"
+#include "pg_hbm.h"
+#include "process_group/sparse.h"
+#include "process_group/types.h"
+
+namespace hbm {
+
+using c10d::OpType;
+using std::chrono::milliseconds;
+using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+
+Source ProcessGroupHbm::reduction_input(Views& views, const at::Tensor& tensor,
+                                        const c10d::ReduceOp& op) {
+  if (op.op_ == c10d::ReduceOp::PREMUL_SUM) return views.input_times(tensor, premul_factor(op));
+  return views.input(tensor);
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce(std::vector<at::Tensor>& tensors,
+                                                          const c10d::AllreduceOptions& opts) {
+  return translated([&]() -> c10::intrusive_ptr<c10d::Work> {
+    if (tensors.size() == 1 && tensors.front().defined() && tensors.front().is_sparse()) {
+      return allreduce_sparse(tensors, opts);
+    }
+    const at::Tensor& tensor = single(tensors, "all_reduce");
+    const Dtype dtype = to_dtype(tensor.scalar_type());
+    const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
+    if (auto work = allreduce_at_once(tensors, dtype, op, opts)) return work;
+    Views views;
+    const Sink data = op == ReduceOp::kPremulSum
+                          ? views.in_place_times(tensor, premul_factor(opts.reduceOp))
+                          : views.in_place(tensor);
+    return run({OpType::ALLREDUCE, "hbm:all_reduce", tensors, tensors, opts.timeout, opts.asyncOp},
+               std::move(views), [&](uint64_t sequence) {
+                 return transport_->allreduce(sequence, data.data, data.data, data.count, dtype,
+                                              op);
+               });
+  });
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_at_once(
+    std::vector<at::Tensor>& tensors, Dtype dtype, ReduceOp op,
+    const c10d::AllreduceOptions& opts) {
+  const at::Tensor& tensor = tensors.front();
+  if (opts.asyncOp || !one_node_ || op == ReduceOp::kPremulSum) return nullptr;
+  if (tensor.nbytes() >= node::kDirectBytes || !Views::usable(tensor) || at::hasCallbacks()) {
+    return nullptr;
+  }
+  collectives_->require_owner("all_reduce");
+  if (coalescing()) return nullptr;
+  const auto sequence =
+      reduce_inline(tensor.mutable_data_ptr(), static_cast<size_t>(tensor.numel()), dtype, op,
+                    timeout_or_default(opts.timeout));
+  if (!sequence) return nullptr;
+  auto work = c10::make_intrusive<WorkHbm>(rank_, OpType::ALLREDUCE, nullptr, tensors, tensors,
+                                           collectives_);
+  work->bind(nullptr, *sequence);
+  return work;
+}
+
+std::optional<uint64_t> ProcessGroupHbm::reduce_inline(void* data, size_t count, Dtype dtype,
+                                                       ReduceOp op,
+                                                       std::chrono::milliseconds timeout) {
+  std::unique_lock issue(issue_mutex_);
+  if (!collectives_->try_claim("all_reduce")) return std::nullopt;
+  const uint64_t sequence = ++sequence_;
+  issue.unlock();
+  node::Reduction operation(team_, Signature{OpCode::kAllreduce, dtype, op, -1, sequence},
+                            {data, data, count, -1, team_->size()});
+  collectives_->run_claimed(operation, timeout);
+  return sequence;
+}
+
+void ProcessGroupHbm::repeat_allreduce(void* data, size_t count, Dtype dtype, int calls) {
+  const milliseconds timeout(timeout_ms_.load());
+  for (int call = 0; call < calls; ++call) {
+    if (one_node_) {
+      while (!reduce_inline(data, count, dtype, ReduceOp::kSum, timeout)) {
+      }
+    } else {
+      std::unique_lock issue(issue_mutex_);
+      const auto operation =
+          transport_->allreduce(++sequence_, data, data, count, dtype, ReduceOp::kSum);
+      while (!collectives_->try_claim("all_reduce")) {
+      }
+      issue.unlock();
+      collectives_->run_claimed(*operation, timeout);
+    }
+  }
+}
+
+// One message instead of one for each tensor: they are gathered into one buffer and copied back.
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_coalesced(
+    std::vector<at::Tensor>& tensors, const c10d::AllreduceCoalescedOptions& opts) {
+  return translated([&]() -> c10::intrusive_ptr<c10d::Work> {
+    if (tensors.empty()) {
+      throw Error(ErrorKind::kInvalid, "all_reduce_coalesced: the list of tensors is empty");
+    }
+    check_tensors(tensors, "all_reduce_coalesced");
+    check_disjoint(tensors, "all_reduce_coalesced: tensors");
+    const Dtype dtype = to_dtype(tensors.front().scalar_type());
+    const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
+    const double factor = op == ReduceOp::kPremulSum ? premul_factor(opts.reduceOp) : 1.0;
+    Views views;
+    const Sink data = views.packed(tensors, factor);
+    return run({OpType::ALLREDUCE_COALESCED, "hbm:all_reduce_coalesced", tensors, tensors,
+                opts.timeout, opts.asyncOp},
+               std::move(views), [&](uint64_t sequence) {
+                 return transport_->allreduce(sequence, data.data, data.data, data.count, dtype,
+                                              op);
+               });
+  });
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_sparse(
+    std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts) {
+  return translated([&]() -> c10::intrusive_ptr<c10d::Work> {
+    check_sparse(tensors, opts.reduceOp);
+    return run({OpType::_ALLREDUCE_SPARSE, "hbm:all_reduce_sparse", tensors, tensors, opts.timeout,
+                opts.asyncOp},
+               Views(), [&](uint64_t sequence) {
+                 return make_sparse_allreduce(transport_, size_, sequence, tensors.front());
+               });
+  });
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce(std::vector<at::Tensor>& tensors,
+                                                       const c10d::ReduceOptions& opts) {
+  return translated([&] {
+    const at::Tensor& tensor = single(tensors, "reduce");
+    const int root = check_root(opts.rootRank, "reduce");
+    const Dtype dtype = to_dtype(tensor.scalar_type());
+    const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
+    Views views;
+    const Source in = reduction_input(views, tensor, opts.reduceOp);
+    const Sink out = root == rank_ ? views.output(tensor) : Sink{};
+    return run({OpType::REDUCE, "hbm:reduce", tensors, tensors, opts.timeout, opts.asyncOp},
+               std::move(views), [&](uint64_t sequence) {
+                 return transport_->reduce(sequence, in.data, out.data, in.count, dtype, op, root);
+               });
+  });
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce_scatter(
+    std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+    const c10d::ReduceScatterOptions& opts) {
+  return translated([&] {
+    const at::Tensor& output = single(outputs, "reduce_scatter: output");
+    if (inputs.size() != 1) {
+      throw Error(ErrorKind::kInvalid, "reduce_scatter: expected one list of inputs, got " +
+                                           std::to_string(inputs.size()));
+    }
+    check_list(inputs.front().size(), "reduce_scatter", "the input list");
+    check_tensors(inputs.front(), "reduce_scatter: input");
+    check_same_type(inputs.front().front(), output, "reduce_scatter");
+    const at::Tensor& own = inputs.front()[static_cast<size_t>(rank_)];
+    check_same_count(own, output, "reduce_scatter: the input for this rank", "the output");
+    check_apart(inputs.front(), outputs, rank_, "reduce_scatter");
+    const Dtype dtype = to_dtype(output.scalar_type());
+    const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
+    Views views;
+    std::vector<Source> sources;
+    for (const at::Tensor& input : inputs.front()) {
+      sources.push_back(reduction_input(views, input, opts.reduceOp));
+    }
+    const Sink out = views.output(output);
+    return run({OpType::REDUCE_SCATTER, "hbm:reduce_scatter", inputs.front(), outputs, opts.timeout,
+                opts.asyncOp},
+               std::move(views), [&](uint64_t sequence) {
+                 return transport_->reduce_scatter(sequence, sources, out.data, dtype, op);
+               });
+  });
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::_reduce_scatter_base(
+    at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
+  return translated([&] {
+    check_tensor(output, "reduce_scatter_tensor: output");
+    check_tensor(input, "reduce_scatter_tensor: input");
+    check_same_type(input, output, "reduce_scatter_tensor");
+    check_parts(input, output, size_, "reduce_scatter_tensor: the input", "the output");
+    const Dtype dtype = to_dtype(output.scalar_type());
+    const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
+    Views views;
+    const std::vector<Source> sources =
+        split_evenly(reduction_input(views, input, opts.reduceOp), size_, element_size(dtype));
+    check_own_part(sources[static_cast<size_t>(rank_)].data, input, output,
+                   "reduce_scatter_tensor");
+    const Sink out = views.output(output);
+    return run({OpType::_REDUCE_SCATTER_BASE,
+                "hbm:reduce_scatter_tensor",
+                {input},
+                {output},
+                opts.timeout,
+                opts.asyncOp},
+               std::move(views), [&](uint64_t sequence) {
+                 return transport_->reduce_scatter(sequence, sources, out.data, dtype, op);
+               });
+  });
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce_scatter_tensor_coalesced(
+    std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+    const c10d::ReduceScatterOptions& opts) {
+  return translated([&] {
+    check_pairs(outputs.size(), inputs.size(), "reduce_scatter_tensor_coalesced");
+    Works works;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      works.push_back(_reduce_scatter_base(outputs[i], inputs[i], opts));
+    }
+    return all_of(OpType::REDUCE_SCATTER_TENSOR_COALESCED, std::move(works));
+  });
+}
+
+}  // namespace hbm

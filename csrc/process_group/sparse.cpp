@@ -1,0 +1,139 @@
+#include "process_group/sparse.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "process_group/types.h"
+
+namespace hbm {
+namespace {
+
+// Three allgathers, one after the other: the numbers of indices, the indices, the values. They have
+// one sequence number, and the ranks do them in the same order.
+class SparseAllreduce final : public Operation {
+ public:
+  SparseAllreduce(std::shared_ptr<Collectives> transport, int ranks, uint64_t sequence,
+                  at::Tensor tensor)
+      : transport_(std::move(transport)),
+        sequence_(sequence),
+        tensor_(std::move(tensor)),
+        counts_(static_cast<size_t>(ranks), 0) {}
+
+  void begin() override {
+    const at::AutoDispatchBelowADInplaceOrView plain;
+    const at::Tensor own = tensor_.coalesce();
+    indices_ = own.indices().contiguous();
+    values_ = own.values().contiguous();
+    own_count_ = indices_.size(1);
+    std::vector<Sink> sinks;
+    for (int64_t& count : counts_) sinks.push_back({&count, 1});
+    start(transport_->allgather(sequence_, {&own_count_, 1}, sinks, Dtype::kInt64));
+  }
+
+  Progress poll() override {
+    const Progress progress = stage_->poll();
+    if (progress != Progress::kDone) return progress;
+    switch (stages_done_++) {
+      case 0:
+        all_indices_ = gather(indices_.t().contiguous());
+        return Progress::kActive;
+      case 1:
+        all_values_ = gather(values_);
+        return Progress::kActive;
+      default:
+        add_up();
+        return Progress::kDone;
+    }
+  }
+
+  bool doze(std::chrono::steady_clock::time_point until) override { return stage_->doze(until); }
+  std::string describe() const override {
+    return "sparse allreduce #" + std::to_string(sequence_) + ", in which " +
+           (stage_ ? stage_->describe() : "nothing has begun");
+  }
+  std::vector<int> missing() const override {
+    return stage_ ? stage_->missing() : std::vector<int>();
+  }
+  void abandon() noexcept override {
+    if (stage_) stage_->abandon();
+  }
+  bool self_sufficient() const override { return false; }
+
+ private:
+  void start(std::unique_ptr<Operation> stage) {
+    stage_ = std::move(stage);
+    stage_->begin();
+  }
+
+  // Starts the allgather of tensors that have counts_[r] rows on rank r.
+  std::vector<at::Tensor> gather(const at::Tensor& own) {
+    sent_ = own;
+    std::vector<at::Tensor> received;
+    std::vector<Sink> sinks;
+    for (const int64_t rows : counts_) {
+      std::vector<int64_t> shape = own.sizes().vec();
+      shape.front() = rows;
+      received.push_back(at::empty(shape, own.options()));
+      sinks.push_back(
+          {received.back().mutable_data_ptr(), static_cast<size_t>(received.back().numel())});
+    }
+    start(transport_->allgather(sequence_,
+                                {sent_.const_data_ptr(), static_cast<size_t>(sent_.numel())}, sinks,
+                                to_dtype(own.scalar_type())));
+    return received;
+  }
+
+  void add_up() {
+    const at::AutoDispatchBelowADInplaceOrView plain;
+    const auto sparse = [this](size_t r) {
+      return at::sparse_coo_tensor(all_indices_[r].t(), all_values_[r], tensor_.sizes(),
+                                   tensor_.options());
+    };
+    at::Tensor sum = sparse(0);
+    for (size_t r = 1; r < counts_.size(); ++r) sum = at::add(sum, sparse(r)).coalesce();
+    tensor_.copy_(sum.coalesce());
+  }
+
+  const std::shared_ptr<Collectives> transport_;
+  const uint64_t sequence_;
+  const at::Tensor tensor_;
+  at::Tensor indices_;
+  at::Tensor values_;
+  at::Tensor sent_;  // of the stage that runs
+  int64_t own_count_ = 0;
+  std::vector<int64_t> counts_;
+  std::vector<at::Tensor> all_indices_;  // of rank r: [counts_[r], sparse dimensions]
+  std::vector<at::Tensor> all_values_;
+  std::unique_ptr<Operation> stage_;
+  int stages_done_ = 0;
+};
+
+}  // namespace
+
+void check_sparse(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op) {
+  if (tensors.size() != 1 || !tensors.front().is_sparse()) {
+    throw Error(ErrorKind::kInvalid, "all_reduce of sparse tensors takes one sparse COO tensor");
+  }
+  if (!tensors.front().device().is_cpu()) {
+    throw Error(ErrorKind::kInvalid, "all_reduce: the sparse tensor is on device " +
+                                         tensors.front().device().str() +
+                                         "; hbm takes CPU tensors only");
+  }
+  if (op.op_ != c10d::ReduceOp::SUM) {
+    throw Error(ErrorKind::kUnsupported,
+                std::string("all_reduce of a sparse tensor with ") +
+                    reduce_op_name(to_reduce_op(op, to_dtype(tensors.front().scalar_type()))) +
+                    ": only SUM is supported, because absent elements have no value");
+  }
+}
+
+OperationPtr make_sparse_allreduce(std::shared_ptr<Collectives> transport, int ranks,
+                                   uint64_t sequence, const at::Tensor& tensor) {
+  return std::make_unique<SparseAllreduce>(std::move(transport), ranks, sequence, tensor);
+}
+
+}  // namespace hbm

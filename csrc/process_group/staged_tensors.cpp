@@ -1,0 +1,133 @@
+#include "process_group/staged_tensors.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <utility>
+
+#include "base/error.h"
+#include "process_group/types.h"
+#include "kernels/reduce.h"
+
+namespace hbm {
+
+namespace {
+
+// Plain copies of data, whoever drives: neither autograd nor inference mode has a say in them.
+void copy_all(const std::vector<std::pair<at::Tensor, at::Tensor>>& copies) {
+  const at::AutoDispatchBelowADInplaceOrView plain;
+  for (const auto& [to, from] : copies) to.copy_(from);
+}
+
+void check_writable(const at::Tensor& tensor) {
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+    throw Error(ErrorKind::kInvalid,
+                "an output tensor has elements that share memory (it was expanded); clone() it");
+  }
+}
+
+}  // namespace
+
+bool Views::usable(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+const at::Tensor& Views::keep(at::Tensor tensor) {
+  kept_.push_back(std::move(tensor));
+  return kept_.back();
+}
+
+Source Views::input(const at::Tensor& tensor) {
+  const auto count = static_cast<size_t>(tensor.numel());
+  if (usable(tensor)) return {keep(tensor).const_data_ptr(), count};
+  const at::Tensor twin = keep(at::empty_like(tensor, at::MemoryFormat::Contiguous));
+  copies_in_.emplace_back(twin, tensor);
+  return {twin.const_data_ptr(), count};
+}
+
+Sink Views::output(const at::Tensor& tensor) {
+  check_writable(tensor);
+  const auto count = static_cast<size_t>(tensor.numel());
+  if (usable(tensor)) return {keep(tensor).mutable_data_ptr(), count};
+  const at::Tensor twin = keep(at::empty_like(tensor, at::MemoryFormat::Contiguous));
+  copies_out_.emplace_back(tensor, twin);
+  return {twin.mutable_data_ptr(), count};
+}
+
+Sink Views::in_place(const at::Tensor& tensor) {
+  const Sink sink = output(tensor);
+  if (!copies_out_.empty() && copies_out_.back().second.is_same(kept_.back())) {
+    copies_in_.emplace_back(kept_.back(), tensor);
+  }
+  return sink;
+}
+
+Source Views::input_times(const at::Tensor& tensor, double factor) {
+  const at::Tensor twin = keep(at::empty_like(tensor, at::MemoryFormat::Contiguous));
+  copies_in_.emplace_back(twin, tensor);
+  scalings_.push_back({twin, factor});
+  return {twin.const_data_ptr(), static_cast<size_t>(tensor.numel())};
+}
+
+Sink Views::in_place_times(const at::Tensor& tensor, double factor) {
+  const Sink sink = in_place(tensor);
+  scalings_.push_back({kept_.back(), factor});
+  return sink;
+}
+
+Sink Views::packed(const std::vector<at::Tensor>& tensors, double factor) {
+  int64_t count = 0;
+  for (const at::Tensor& tensor : tensors) count += tensor.numel();
+  const at::Tensor whole = keep(at::empty({count}, tensors.front().options()));
+  int64_t start = 0;
+  for (const at::Tensor& tensor : tensors) {
+    check_writable(tensor);
+    const at::Tensor part = whole.narrow(0, start, tensor.numel()).view(tensor.sizes());
+    copies_in_.emplace_back(part, tensor);
+    copies_out_.emplace_back(tensor, part);
+    start += tensor.numel();
+  }
+  if (factor != 1.0) scalings_.push_back({whole, factor});
+  return {whole.mutable_data_ptr(), static_cast<size_t>(count)};
+}
+
+std::vector<Source> Views::inputs(const std::vector<at::Tensor>& tensors) {
+  std::vector<Source> sources;
+  for (const at::Tensor& tensor : tensors) sources.push_back(input(tensor));
+  return sources;
+}
+
+std::vector<Sink> Views::outputs(const std::vector<at::Tensor>& tensors) {
+  std::vector<Sink> sinks;
+  for (const at::Tensor& tensor : tensors) sinks.push_back(output(tensor));
+  return sinks;
+}
+
+Frame Views::take_frame(std::function<void()> at_end) {
+  Frame frame;
+  if (!copies_in_.empty() || !scalings_.empty()) {
+    frame.prologue = [copies = std::move(copies_in_), scalings = std::move(scalings_)] {
+      copy_all(copies);
+      for (const auto& [tensor, factor] : scalings) {
+        scale(tensor.mutable_data_ptr(), tensor.const_data_ptr(),
+              static_cast<size_t>(tensor.numel()), to_dtype(tensor.scalar_type()), factor);
+      }
+    };
+  }
+  frame.epilogue = [kept = std::move(kept_), copies = std::move(copies_out_),
+                    at_end = std::move(at_end)] {
+    copy_all(copies);
+    if (at_end) at_end();
+  };
+  return frame;
+}
+
+const void* offset(const void* data, size_t bytes) {
+  return static_cast<const std::byte*>(data) + bytes;
+}
+
+void* offset(void* data, size_t bytes) { return static_cast<std::byte*>(data) + bytes; }
+
+}  // namespace hbm

@@ -1,0 +1,155 @@
+#include "process_group/work.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
+
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "process_group/types.h"
+
+namespace hbm {
+namespace {
+
+c10::intrusive_ptr<c10::ivalue::Future> tensor_list_future() {
+  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+}
+
+// A profiler range costs allocations, so it is made only while somebody records.
+const char* title_if_recorded(const char* title) { return at::hasCallbacks() ? title : nullptr; }
+
+}  // namespace
+
+WorkHbm::WorkHbm(int rank, c10d::OpType type, const char* title,
+                 const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs,
+                 std::shared_ptr<Queue> queue)
+    : Work(rank, type, title_if_recorded(title), inputs),
+      outputs_(std::move(outputs)),
+      queue_(std::move(queue)) {}
+
+void WorkHbm::bind(std::shared_ptr<Ticket> ticket, uint64_t sequence) {
+  ticket_ = std::move(ticket);
+  sequence_ = sequence;
+}
+
+bool WorkHbm::isCompleted() { return done() || queue_->test(ticket_); }
+
+bool WorkHbm::isSuccess() const { return done() && exception() == nullptr; }
+
+std::exception_ptr WorkHbm::exception() const {
+  if (!ticket_ || !ticket_->done() || !ticket_->error()) return nullptr;
+  return to_torch(ticket_->error());
+}
+
+std::vector<at::Tensor> WorkHbm::result() {
+  TORCH_CHECK(done(), "result() was called before the operation was complete; call wait()");
+  return outputs_;
+}
+
+bool WorkHbm::wait(std::chrono::milliseconds timeout) {
+  if (!ticket_) return true;
+  const auto deadline = timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
+  const bool done = queue_->wait(ticket_, deadline);
+  TORCH_CHECK_WITH(DistBackendError, done, "wait() timed out after ", timeout.count(),
+                   " ms; the operation (", c10d::opTypeToString(opType_), " #", sequence_,
+                   " on rank ", rank_, ") goes on");
+  if (ticket_->error()) std::rethrow_exception(exception());
+  return true;
+}
+
+void WorkHbm::abort() { queue_->abort("Work.abort() was called on rank " + std::to_string(rank_)); }
+
+c10::intrusive_ptr<c10::ivalue::Future> WorkHbm::getFuture() {
+  {
+    const std::lock_guard lock(future_mutex_);
+    if (future_) return future_;
+    future_ = tensor_list_future();
+  }
+  if (!ticket_) {
+    future_->markCompleted(c10::IValue(outputs_));
+    return future_;
+  }
+  // The callback holds what it needs, and no reference to this work: that would be a cycle.
+  queue_->when_done(ticket_, [future = future_, ticket = ticket_, outputs = outputs_]() mutable {
+    if (ticket->error()) {
+      future->setError(to_torch(ticket->error()));
+    } else {
+      future->markCompleted(c10::IValue(std::move(outputs)));
+    }
+  });
+  return future_;
+}
+
+WorkAll::WorkAll(int rank, c10d::OpType type, std::vector<c10::intrusive_ptr<c10d::Work>> works)
+    : Work(rank, type), works_(std::move(works)) {}
+
+bool WorkAll::isCompleted() {
+  for (const auto& work : works_) {
+    if (!work->isCompleted()) return false;
+  }
+  return true;
+}
+
+bool WorkAll::isSuccess() const {
+  for (const auto& work : works_) {
+    if (!work->isSuccess()) return false;
+  }
+  return true;
+}
+
+std::exception_ptr WorkAll::exception() const {
+  for (const auto& work : works_) {
+    if (auto error = work->exception()) return error;
+  }
+  return nullptr;
+}
+
+std::vector<at::Tensor> WorkAll::result() {
+  std::vector<at::Tensor> tensors;
+  for (const auto& work : works_) {
+    for (auto& tensor : work->result()) tensors.push_back(tensor);
+  }
+  return tensors;
+}
+
+bool WorkAll::wait(std::chrono::milliseconds timeout) {
+  const auto start = Clock::now();
+  for (const auto& work : works_) {
+    if (timeout == kNoTimeout) {
+      work->wait();
+    } else {
+      const auto left =
+          timeout - std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start);
+      work->wait(std::max(left, std::chrono::milliseconds(1)));
+    }
+  }
+  return true;
+}
+
+void WorkAll::abort() {
+  for (const auto& work : works_) work->abort();
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> WorkAll::getFuture() {
+  c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
+      c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
+  for (const auto& work : works_) futures.push_back(work->getFuture());
+  return c10::collectAll(futures)->then(
+      [](c10::ivalue::Future& all) -> c10::IValue {
+        std::vector<at::Tensor> tensors;
+        for (const auto& each : all.value().toList().vec()) {
+          for (const at::Tensor& tensor : each.toFuture()->value().toTensorVector()) {
+            tensors.push_back(tensor);
+          }
+        }
+        return tensors;
+      },
+      c10::ListType::create(c10::TensorType::get()));
+}
+
+uint64_t WorkAll::getSequencenumber() const {
+  return works_.empty() ? 0 : works_.back()->getSequencenumber();
+}
+
+}  // namespace hbm

@@ -1,0 +1,77 @@
+// The Work that c10d sees: a ticket of the queue, with its tensors, its future and its profiler
+// range.
+//
+// Threads: as c10d::Work, from any. Whoever waits may carry the operation itself (progress/operation_queue.h).
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+#include "progress/operation_queue.h"
+
+namespace hbm {
+
+class WorkHbm final : public c10d::Work {
+ public:
+  // `title` names the profiler range; null for none.
+  WorkHbm(int rank, c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
+          std::vector<at::Tensor> outputs, std::shared_ptr<Queue> queue);
+
+  // Binds the work to its ticket, or to an operation that has succeeded already (no ticket). Called
+  // once, before anyone else sees the work.
+  void bind(std::shared_ptr<Ticket> ticket, uint64_t sequence);
+
+  // Ends the profiler range. Called by whoever completes the operation.
+  std::function<void()> end_of_range() { return recordFunctionEndCallback_; }
+
+  // Set once a receive from any rank is done.
+  std::shared_ptr<int> source_slot() { return source_; }
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  int sourceRank() const override { return *source_; }
+  std::vector<at::Tensor> result() override;
+  void synchronize() override { wait(); }
+
+  // Throws the operation's error. On a timeout of this call alone (the operation goes on) throws
+  // DistBackendError.
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void abort() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  uint64_t getSequencenumber() const override { return sequence_; }
+
+ private:
+  bool done() const { return !ticket_ || ticket_->done(); }
+
+  const std::vector<at::Tensor> outputs_;
+  const std::shared_ptr<Queue> queue_;
+  const std::shared_ptr<int> source_ = std::make_shared<int>(-1);
+  std::shared_ptr<Ticket> ticket_;  // null: done
+  uint64_t sequence_ = 0;
+  std::mutex future_mutex_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by future_mutex_; made when asked for
+};
+
+// Several works as one: done when all are, failed with the first error of the list.
+class WorkAll final : public c10d::Work {
+ public:
+  WorkAll(int rank, c10d::OpType type, std::vector<c10::intrusive_ptr<c10d::Work>> works);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  std::vector<at::Tensor> result() override;
+  void synchronize() override { wait(); }
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void abort() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  uint64_t getSequencenumber() const override;
+
+ private:
+  const std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+};
+
+}  // namespace hbm

@@ -1,0 +1,473 @@
+#include "progress/operation_queue.h"
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include "base/error.h"
+#include "progress/backoff.h"
+
+namespace hbm {
+namespace {
+
+constexpr std::chrono::milliseconds kWatchEvery{250};
+constexpr std::chrono::seconds kLingerFor{1};
+constexpr std::chrono::milliseconds kFollowerLooks{20};
+constexpr std::chrono::milliseconds kLongestDoze{10};  // then the clock and the state count again
+constexpr std::chrono::microseconds kGlance{20};       // cheaper than waking the worker
+
+thread_local const Queue* worker_of = nullptr;  // the queue whose worker this thread is
+
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "unknown error";
+  }
+}
+
+Error given_up(const Operation& operation, const std::exception_ptr& cause) {
+  return {ErrorKind::kAborted, operation.describe() + " was given up: " + message_of(cause)};
+}
+
+}  // namespace
+
+void Ticket::let_go() {
+  operation_ = nullptr;
+  owned_.reset();
+  frame_ = {};
+}
+
+void Ticket::abandon() {
+  if (begun_) {
+    operation_->abandon();
+    if (operation_->exposed()) {
+      static std::mutex mutex;
+      static auto* const kept = new std::vector<Frame>;
+      const std::lock_guard lock(mutex);
+      kept->push_back(std::move(frame_));
+    }
+  }
+  let_go();
+}
+
+Queue::Queue(Order order, bool crowded, Hooks hooks)
+    : order_(order), crowded_(crowded), hooks_(std::move(hooks)) {}
+
+std::shared_ptr<Queue> Queue::create(Order order, bool crowded, Hooks hooks) {
+  return std::shared_ptr<Queue>(new Queue(order, crowded, std::move(hooks)));
+}
+
+void Queue::require_owner(const char* operation) const {
+  if (!fork_.in_child()) return;
+  throw Error(ErrorKind::kUnsupported,
+              std::string(operation) +
+                  " was called in a forked child; only the process that made the group may "
+                  "communicate (start processes with the spawn method instead)");
+}
+
+std::shared_ptr<Ticket> Queue::enqueue(std::unique_ptr<Operation> operation,
+                                       std::chrono::milliseconds timeout, Frame frame) {
+  if (fork_.in_child()) require_owner(operation->describe().c_str());
+  auto ticket = std::make_shared<Ticket>();
+  ticket->small_ = operation->self_sufficient();
+  ticket->operation_ = operation.get();
+  ticket->owned_ = std::move(operation);
+  ticket->frame_ = std::move(frame);
+  ticket->timeout_ = timeout;
+  ticket->submitted_at_ = Clock::now();
+  if (order_ == Order::kUnordered) step(*ticket);  // begins it, before it is shared
+
+  Lock lock(mutex_);
+  if (broken_) {
+    lock.unlock();
+    const std::string refused = ticket->operation_->describe();
+    ticket->abandon();
+    refuse(refused);
+  }
+  pending_.push_back(ticket);
+  const bool join = driving_ && order_ == Order::kUnordered;
+  lock.unlock();
+  if (join) interrupt();
+  return ticket;
+}
+
+// What broke the queue stays as it is, so no lock is needed.
+void Queue::refuse(const std::string& operation) const {
+  throw Error(ErrorKind::kAborted,
+              operation + " was refused because the group failed earlier: " + message_of(broken_));
+}
+
+// Makes the driver look at the queue's state again.
+void Queue::interrupt() {
+  interrupted_.store(true, std::memory_order_release);
+  if (hooks_.nudge) hooks_.nudge();
+}
+
+bool Queue::try_claim(const char* what) {
+  if (fork_.in_child()) require_owner(what);
+  const Lock lock(mutex_);
+  if (broken_) refuse(what);
+  if (driving_ || !pending_.empty()) return false;
+  driving_ = true;
+  return true;
+}
+
+void Queue::run_claimed(Operation& operation, std::chrono::milliseconds timeout, Frame frame) {
+  Ticket ticket;
+  ticket.operation_ = &operation;
+  ticket.frame_ = std::move(frame);
+  ticket.timeout_ = timeout;
+  Ticket* const tickets[] = {&ticket};
+  Outcome outcome = poll_until(tickets, Clock::time_point::max());
+  Lock lock(mutex_);
+  while (outcome.ticket == nullptr) {  // interrupted
+    interrupted_.store(false, std::memory_order_relaxed);
+    if (broken_) {
+      outcome = {&ticket, std::make_exception_ptr(given_up(operation, broken_))};
+      break;
+    }
+    lock.unlock();
+    outcome = poll_until(tickets, Clock::time_point::max());
+    lock.lock();
+  }
+  settle(lock, outcome);
+  lock.unlock();
+  if (outcome.error) std::rethrow_exception(outcome.error);
+}
+
+void Queue::unclaim() {
+  Lock lock(mutex_);
+  Outcome nothing;
+  settle(lock, nothing);
+}
+
+void Queue::launch(const std::shared_ptr<Ticket>& ticket, Mode mode) {
+  Lock lock(mutex_);
+  if (mode == Mode::kSync) {
+    drive(lock, ticket.get(), Clock::time_point::max());
+    return;
+  }
+  if (!driving_) drive(lock, nullptr, Clock::time_point::min());  // often clears what is in front
+  if (ticket->done()) return;
+  if (!driving_ && ticket == pending_.front() && !ticket->begun_) {
+    drive(lock, nullptr, Clock::time_point::min());
+    if (ticket->done()) return;
+  }
+  ticket->wanted_ = driving_ || !ticket->begun_ || !ticket->small_;  // begun_ is the driver's
+  wake_worker(lock, ticket->wanted_);
+}
+
+bool Queue::wait(const std::shared_ptr<Ticket>& ticket, Clock::time_point deadline) {
+  if (ticket->done()) return true;
+  require_owner("wait()");
+  Lock lock(mutex_);
+  drive(lock, ticket.get(), deadline);
+  return ticket->done();
+}
+
+bool Queue::test(const std::shared_ptr<Ticket>& ticket) {
+  if (ticket->done() || fork_.in_child()) return ticket->done();
+  Lock lock(mutex_);
+  if (!driving_) drive(lock, nullptr, Clock::time_point::min());
+  return ticket->done();
+}
+
+void Queue::when_done(const std::shared_ptr<Ticket>& ticket, std::function<void()> callback) {
+  if (!ticket->done()) {
+    require_owner("get_future()");
+    Lock lock(mutex_);
+    if (!driving_) drive(lock, ticket.get(), Clock::now() + kGlance);
+    if (!ticket->done()) {
+      ticket->callbacks_.push_back(std::move(callback));
+      ticket->wanted_ = true;
+      wake_worker(lock, true);
+      return;
+    }
+  }
+  callback();
+}
+
+void Queue::abort(const std::string& reason) {
+  if (fork_.in_child()) return;
+  Lock lock(mutex_);
+  if (!broken_) broken_ = std::make_exception_ptr(Error(ErrorKind::kAborted, reason));
+  while (driving_) {
+    lock.unlock();
+    interrupt();
+    lock.lock();
+    if (driving_) changed_.wait_for(lock, std::chrono::milliseconds(1));
+  }
+  fail_pending(lock);
+}
+
+void Queue::stop() {
+  if (fork_.in_child()) return;
+  abort("the group was destroyed");
+  Lock lock(mutex_);
+  stopping_ = true;
+  work_.notify_all();
+  follow_.notify_all();
+  // A worker that calls this (from a callback) ends after it.
+  const int self = worker_of == this ? 1 : 0;
+  changed_.wait(lock, [&] { return workers_ <= self; });
+}
+
+std::exception_ptr Queue::broken() const {
+  if (fork_.in_child()) return nullptr;
+  Lock lock(mutex_);
+  return broken_;
+}
+
+bool Queue::idle() const {
+  if (fork_.in_child()) return true;
+  Lock lock(mutex_);
+  return pending_.empty();
+}
+
+// Drives what is active until `target` is done or `deadline` has passed; with no target, until
+// nothing is pending. A deadline in the past means one attempt.
+void Queue::drive(Lock& lock, const Ticket* target, Clock::time_point deadline, bool leading) {
+  do {
+    if (target != nullptr && target->done()) return;
+    if (leading && !ready_.empty()) return;
+    if (driving_) {
+      if (deadline == Clock::time_point::max()) {
+        changed_.wait(lock);
+      } else if (changed_.wait_until(lock, deadline) == std::cv_status::timeout) {
+        return;
+      }
+      continue;
+    }
+    if (broken_) fail_pending(lock);
+    if (pending_.empty()) return;
+    const auto tickets = active();
+    driving_ = true;
+    interrupted_.store(false, std::memory_order_relaxed);
+    lock.unlock();
+    Outcome outcome = poll_until(tickets, deadline);
+    lock.lock();
+    settle(lock, outcome);
+  } while (deadline == Clock::time_point::max() || Clock::now() < deadline);
+}
+
+Queue::Outcome Queue::poll_until(std::span<Ticket* const> tickets, Clock::time_point deadline) {
+  Backoff backoff(crowded_);
+  for (;;) {
+    bool moved = false;
+    for (Ticket* const ticket : tickets) {
+      try {
+        const Progress progress = step(*ticket);
+        if (progress == Progress::kDone) return {ticket, nullptr};
+        moved = moved || progress == Progress::kActive;
+      } catch (...) {
+        return {ticket, std::current_exception()};
+      }
+    }
+    if (interrupted_.load(std::memory_order_acquire)) return {};
+    const Clock::time_point now = Clock::now();
+    if (now >= deadline) return {};
+    if (moved) {
+      backoff.reset();
+      continue;
+    }
+    if (watch_due_ == Clock::time_point::max()) watch_due_ = now + kWatchEvery;
+    if (now >= watch_due_) {
+      const Outcome news = watch(tickets);
+      if (news.ticket) return news;  // the watch stays due, for the other tickets
+      watch_due_ = Clock::time_point::max();
+    }
+    Ticket* const first = tickets.front();
+    try {
+      if (!first->operation_->doze(std::min(deadline, now + kLongestDoze))) backoff.pause();
+    } catch (...) {
+      return {first, std::current_exception()};
+    }
+  }
+}
+
+Queue::Outcome Queue::watch(std::span<Ticket* const> tickets) const {
+  if (!hooks_.watch) return {};
+  for (Ticket* const ticket : tickets) {
+    try {
+      hooks_.watch(*ticket->operation_);
+    } catch (...) {
+      return {ticket, std::current_exception()};
+    }
+  }
+  return {};
+}
+
+// Begins the ticket's operation or moves it on; runs the epilogue when it is complete.
+Progress Queue::step(Ticket& ticket) {
+  if (!ticket.begun_) {
+    if (ticket.frame_.prologue) ticket.frame_.prologue();
+    ticket.begun_ = true;
+    ticket.begun_at_ = Clock::now();
+    ticket.operation_->begin();
+    if (order_ == Order::kUnordered) return Progress::kActive;
+  }
+  const Progress progress = ticket.operation_->poll();
+  if (progress == Progress::kDone) {
+    if (ticket.frame_.epilogue) ticket.frame_.epilogue();
+  } else if (progress == Progress::kIdle && Clock::now() - ticket.begun_at_ >= ticket.timeout_) {
+    const std::vector<int> missing = ticket.operation_->missing();
+    throw Error(ErrorKind::kTimeout, ticket.operation_->describe() + " timed out after " +
+                                         std::to_string(ticket.timeout_.count()) + " ms; " +
+                                         (hooks_.name_ranks ? hooks_.name_ranks(missing)
+                                                            : std::string("no rank named")));
+  }
+  return progress;
+}
+
+// Ends the driver's turn: takes back driving_ and publishes what came of it.
+void Queue::settle(Lock& lock, Outcome& outcome) {
+  if (outcome.ticket) {
+    lock.unlock();
+    if (outcome.error) {
+      if (hooks_.explain) {
+        outcome.error = hooks_.explain(*outcome.ticket->operation_, outcome.error);
+      }
+      outcome.ticket->abandon();
+      if (hooks_.failed) hooks_.failed(outcome.error);
+    } else {
+      outcome.ticket->let_go();
+    }
+    lock.lock();
+    if (outcome.error && order_ == Order::kOrdered && !broken_) broken_ = outcome.error;
+    if (!outcome.error) watch_due_ = Clock::time_point::max();
+  }
+  driving_ = false;
+  if (outcome.ticket) finish(lock, outcome.ticket, outcome.error);
+  if (broken_) fail_pending(lock);
+  changed_.notify_all();
+}
+
+// Makes the ticket done, and leaves its callbacks to a worker.
+void Queue::finish(Lock& lock, const Ticket* ended, std::exception_ptr error) {
+  const auto place =
+      std::find_if(pending_.begin(), pending_.end(),
+                   [ended](const std::shared_ptr<Ticket>& each) { return each.get() == ended; });
+  if (place == pending_.end()) return;
+  const std::shared_ptr<Ticket> ticket = *place;
+  pending_.erase(place);
+  ticket->error_ = std::move(error);
+  ticket->done_.store(true, std::memory_order_release);
+  for (auto& callback : ticket->callbacks_) ready_.push_back(std::move(callback));
+  const bool callbacks = !ticket->callbacks_.empty();
+  ticket->callbacks_.clear();
+  changed_.notify_all();
+  if (callbacks) wake_worker(lock, true);
+}
+
+void Queue::fail_pending(Lock& lock) {
+  while (!pending_.empty() && !driving_) {
+    const auto ticket = pending_.front();
+    driving_ = true;
+    lock.unlock();
+    const auto error = std::make_exception_ptr(given_up(*ticket->operation_, broken_));
+    ticket->abandon();
+    lock.lock();
+    driving_ = false;
+    finish(lock, ticket.get(), error);
+  }
+}
+
+std::vector<Ticket*> Queue::active() const {
+  if (order_ == Order::kOrdered) return {pending_.front().get()};
+  std::vector<Ticket*> all;
+  for (const auto& ticket : pending_) all.push_back(ticket.get());
+  return all;
+}
+
+std::shared_ptr<Ticket> Queue::work_waiting(Clock::time_point now) const {
+  for (const auto& ticket : pending_) {
+    if (ticket->wanted_ || now - ticket->submitted_at_ >= kAdoptAfter) return ticket;
+  }
+  return nullptr;
+}
+
+// Sees to it that a worker leads, or will as soon as it looks; the lock is held.
+void Queue::wake_worker(const Lock& /*held*/, bool hand_over) {
+  last_small_ = Clock::now();
+  if (leading_) {
+    if (hand_over || !lingering_) work_.notify_one();
+  } else if (followers_ > 0) {
+    follow_.notify_one();
+  } else {
+    start_worker();
+  }
+}
+
+void Queue::start_worker() {
+  if (starting_) return;
+  try {
+    std::thread([self = shared_from_this()] { self->work(); }).detach();
+  } catch (const std::system_error& error) {
+    throw Error(ErrorKind::kExhausted, std::string("cannot start a thread (") + error.what() +
+                                           "); raise the limit on processes (ulimit -u)");
+  }
+  starting_ = true;  // the lock is held, so the thread has not looked yet
+  ++workers_;
+}
+
+void Queue::work() {
+  worker_of = this;
+  Lock lock(mutex_);
+  starting_ = false;
+  while (!stopping_ || !ready_.empty()) {
+    if (!ready_.empty()) {
+      run_callbacks(lock);
+    } else if (!leading_) {
+      leading_ = true;
+      lead(lock);
+      leading_ = false;
+    } else if (!follow(lock)) {
+      break;
+    }
+  }
+  --workers_;
+  changed_.notify_all();
+}
+
+// A callback may wait for anything, an operation of this queue included, so the one who runs it
+// does not lead meanwhile, and somebody is there to.
+void Queue::run_callbacks(Lock& lock) {
+  auto batch = std::exchange(ready_, {});
+  if (!pending_.empty()) wake_worker(lock, true);
+  lock.unlock();
+  for (const auto& callback : batch) callback();
+  batch.clear();  // what they hold may lock this queue when it goes
+  lock.lock();
+}
+
+// The leader's turn: drives what waits for a worker, until there are callbacks to run.
+void Queue::lead(Lock& lock) {
+  while (!stopping_ && ready_.empty()) {
+    const Clock::time_point now = Clock::now();
+    if (const std::shared_ptr<Ticket> ticket = work_waiting(now)) {
+      drive(lock, ticket.get(), Clock::time_point::max(), /*leading=*/true);
+    } else if (!pending_.empty() || now - last_small_ < kLingerFor) {
+      lingering_ = true;
+      work_.wait_for(lock, kAdoptAfter);
+    } else {
+      lingering_ = false;
+      work_.wait(lock);
+    }
+  }
+}
+
+// Waits for a chance to lead or for callbacks; false when a second brought neither.
+bool Queue::follow(Lock& lock) {
+  const Clock::time_point end = Clock::now() + kLingerFor;
+  ++followers_;
+  while (!stopping_ && leading_ && ready_.empty() && Clock::now() < end) {
+    follow_.wait_for(lock, kFollowerLooks);
+  }
+  --followers_;
+  return stopping_ || !leading_ || !ready_.empty();
+}
+
+}  // namespace hbm
