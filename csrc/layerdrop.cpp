@@ -14,10 +14,10 @@
 #include <span>
 #include <utility>
 
-#include "process_group/layerdrop_checks.h"
 #include "kernels/copy.h"
 #include "kernels/measured_sum.h"
 #include "kernels/packed.h"
+#include "process_group/layerdrop_checks.h"
 
 namespace hbm::layerdrop {
 namespace {

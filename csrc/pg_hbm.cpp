@@ -13,20 +13,20 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "communicator/hierarchical/communicator.h"
 #include "communicator/failure/node_death_watch.h"
+#include "communicator/hierarchical/communicator.h"
+#include "communicator/mpi/abandoned_requests.h"
+#include "communicator/mpi/communicator.h"
+#include "communicator/mpi/connect.h"
+#include "communicator/shm/communicator.h"
 #include "communicator/shm/join.h"
+#include "kernels/reduce.h"
 #include "memory/binding.h"
 #include "memory/process.h"
 #include "memory/topology.h"
-#include "communicator/mpi/communicator.h"
-#include "communicator/mpi/connect.h"
-#include "communicator/mpi/abandoned_requests.h"
-#include "communicator/shm/communicator.h"
 #include "process_group/store.h"
-#include "process_group/types.h"
-#include "kernels/reduce.h"
 #include "process_group/tensor_memory.h"
+#include "process_group/types.h"
 
 namespace hbm {
 namespace {
@@ -109,39 +109,42 @@ ProcessGroupHbm::ProcessGroupHbm(const c10::intrusive_ptr<c10d::Store>& store, i
 
 void ProcessGroupHbm::connect(Clock::time_point deadline) {
   mpi::sweep();
-  std::optional<node::Door> door;
-  const bootstrap::Meeting meeting = bootstrap::meet(store_, rank_, size_, name_, deadline, [&] {
-    prepare();
-    // The version stands for the layout of messages and the cutting into chunks.
-    bootstrap::Member self = bootstrap::introduce(HBM_VERSION, channel_->chunk_bytes);
-    const std::string& boxes = options_->parameter_server;
-    self.parameter_server = boxes.empty() ? "none" : boxes == "auto" ? boxes : "addresses";
-    if (size_ > 1 && self.node_layer == bootstrap::kSharedMemory) {
-      self.segment = memory::policy_name(options_->policy);
-      self.door = door.emplace().name();
-    }
-    return self;
-  });
-  members_ = meeting.members;
-  prefix_ = meeting.party.prefix;
+  std::optional<shm::NeighbourListener> listener;
+  const bootstrap::Rendezvous rendezvous =
+      bootstrap::rendezvous_of(store_, rank_, size_, name_, deadline, [&] {
+        prepare();
+        // The version stands for the layout of messages and the cutting into chunks.
+        bootstrap::Member self = bootstrap::introduce(HBM_VERSION, channel_->chunk_bytes);
+        const std::string& boxes = options_->parameter_server;
+        self.parameter_server = boxes.empty() ? "none" : boxes == "auto" ? boxes : "addresses";
+        if (size_ > 1 && self.node_layer == bootstrap::kSharedMemory) {
+          self.segment = memory::policy_name(options_->policy);
+          self.door = listener.emplace().name();
+        }
+        return self;
+      });
+  members_ = rendezvous.members;
+  prefix_ = rendezvous.participant.prefix;
 
   const std::vector<int> local = bootstrap::on_machine_of(rank_, members_);
   const int local_size = static_cast<int>(local.size());
   const auto local_rank = std::find(local.begin(), local.end(), rank_) - local.begin();
   bind_once(static_cast<int>(local_rank), local_size);
-  neighbours_ =
-      door ? node::explore(meeting, *door, [this] { return segment_; }) : node::apart(size_);
+  neighbours_ = listener ? shm::explore(rendezvous, *listener, [this] { return segment_; })
+                         : shm::apart(size_);
   crowded_ = more_ranks_than_cores(local_size);
-  choose_transport(meeting);
-  collectives_ = Queue::create(Queue::Order::kOrdered, crowded_, hooks(&breaks_collectives));
-  Queue::Hooks of_transfers = hooks(&breaks_transfers);
+  choose_transport(rendezvous);
+  collectives_ =
+      OperationQueue::create(OperationQueue::Order::kOrdered, crowded_, hooks(&breaks_collectives));
+  OperationQueue::Hooks of_transfers = hooks(&breaks_transfers);
   of_transfers.failed = [this, publish = of_transfers.failed](const std::exception_ptr& error) {
     publish(error);
     try {
       std::rethrow_exception(error);
     } catch (const Error& ours) {
       // On one node the peer may have given up this transfer alone.
-      const bool group_failed = ours.kind() == ErrorKind::kPeer && (!one_node_ || team_->failed());
+      const bool group_failed =
+          ours.kind() == ErrorKind::kPeer && (!one_node_ || shm_group_->failed());
       if (breaks_transfers(ours.kind()) || group_failed) {
         collectives_->abort(ours.what());
       }
@@ -149,49 +152,53 @@ void ProcessGroupHbm::connect(Clock::time_point deadline) {
       collectives_->abort(other.what());
     }
   };
-  transfers_ = Queue::create(Queue::Order::kUnordered, crowded_, std::move(of_transfers));
+  transfers_ =
+      OperationQueue::create(OperationQueue::Order::kUnordered, crowded_, std::move(of_transfers));
 }
 
 // Shared memory within a node, MPI between nodes; MPI everywhere with HBMCOMM_NODE=mpi.
-void ProcessGroupHbm::choose_transport(const bootstrap::Meeting& meeting) {
-  const bool shared_memory = meeting.members.front().node_layer == bootstrap::kSharedMemory;
+void ProcessGroupHbm::choose_transport(const bootstrap::Rendezvous& rendezvous) {
+  const bool shared_memory = rendezvous.members.front().node_layer == bootstrap::kSharedMemory;
   if (shared_memory) {
-    team_ = cluster::join(meeting, segment_, neighbours_,
-                          std::min(kMostNodeChunk, channel_->chunk_bytes), crowded_);
-    one_node_ = team_->size() == static_cast<size_t>(size_);
+    shm_group_ = shm::join(rendezvous, segment_, neighbours_,
+                           std::min(kMostNodeChunk, channel_->chunk_bytes), crowded_);
+    one_node_ = shm_group_->size() == static_cast<size_t>(size_);
     if (one_node_) {
-      transport_ = node::make_collectives(team_);
+      transport_ = shm::make_communicator(shm_group_);
       return;
     }
   }
-  mpi::Connection connection;
+  mpi::MpiConnection connection;
   if (size_ > 1) {
-    connection = mpi::connect(meeting, shared_memory ? neighbours_.node_of : std::vector<int>());
+    connection = mpi::connect(rendezvous, shared_memory ? neighbours_.node_of : std::vector<int>());
     channel_->communicator = connection.communicator;
   }
-  follow_news(meeting);
-  transport_ = mpi::make_collectives(channel_);
+  follow_news(rendezvous);
+  transport_ = mpi::make_communicator(channel_);
   if (shared_memory) {
-    transport_ = cluster::make_collectives(
-        cluster::weave(meeting, connection, neighbours_.node_of, team_, *channel_), transport_);
+    transport_ = hierarchical::make_communicator(
+        hierarchical::make_node_layout(rendezvous, connection, neighbours_.node_of, shm_group_,
+                                       *channel_),
+        transport_);
   }
 }
 
 // From here on this rank learns, and tells, what happens on other nodes.
-void ProcessGroupHbm::follow_news(const bootstrap::Meeting& meeting) {
+void ProcessGroupHbm::follow_news(const bootstrap::Rendezvous& rendezvous) {
   if (size_ == 1) return;
-  const auto lifelines = std::make_shared<cluster::Lifelines>(meeting, neighbours_.node_of);
+  const auto death_watch =
+      std::make_shared<failure::NodeDeathWatch>(rendezvous, neighbours_.node_of);
   std::vector<std::string> names;
   for (int rank = 0; rank < size_; ++rank) names.push_back("rank " + list_ranks({rank}));
-  const auto dead = [lifelines, team = team_] {
-    std::vector<int> ranks = lifelines->dead();
-    if (!team) return ranks;
-    const std::vector<int> here = team->dead();
+  const auto dead = [death_watch, shm_group = shm_group_] {
+    std::vector<int> ranks = death_watch->dead();
+    if (!shm_group) return ranks;
+    const std::vector<int> here = shm_group->dead();
     ranks.insert(ranks.end(), here.begin(), here.end());
     return ranks;
   };
-  news_ = std::make_unique<cluster::News>(cluster::News::Setup{
-      name_, rank_, std::move(names), store_, meeting.party.prefix + "news/", dead});
+  failure_monitor_ = std::make_unique<failure::FailureMonitor>(failure::FailureMonitor::Setup{
+      name_, rank_, std::move(names), store_, rendezvous.participant.prefix + "news/", dead});
 }
 
 // Takes what this rank needs of its machine, before the others come to rely on it.
@@ -205,37 +212,37 @@ void ProcessGroupHbm::prepare() {
 ProcessGroupHbm::~ProcessGroupHbm() {
   stop();
   try {
-    close_companion(/*patient=*/false);
+    close_resource(/*patient=*/false);
   } catch (const std::exception& error) {
     log::error(name_ + " is gone, and not all that belonged to it was closed: " + error.what());
   }
 }
 
 // The queues are stopped before the group ends, so the hooks may refer to it.
-Queue::Hooks ProcessGroupHbm::hooks(bool (*concerns_all)(ErrorKind)) {
+OperationQueue::Hooks ProcessGroupHbm::hooks(bool (*concerns_all)(ErrorKind)) {
   return {[this](const Operation& operation) { watch(operation); },
           [this](const Operation& operation, const std::exception_ptr& error) {
             return explain(operation, error);
           },
           [this, concerns_all](const std::exception_ptr& error) { publish(error, concerns_all); },
           [this] {
-            if (team_) team_->nudge();
+            if (shm_group_) shm_group_->wake();
           },
           [this](const std::vector<int>& ranks) { return name_ranks(ranks); }};
 }
 
 // Looks whether another rank has died or published a failure, or one that is waited for has left.
 void ProcessGroupHbm::watch(const Operation& operation) {
-  if (team_) team_->require_alive(operation.missing(), operation, [] { return false; });
-  if (news_) news_->check(operation);
+  if (shm_group_) shm_group_->require_alive(operation.missing(), operation, [] { return false; });
+  if (failure_monitor_) failure_monitor_->check(operation);
 }
 
 // Whether a rank that is late may itself be waiting, for one on another node.
 bool ProcessGroupHbm::waits_for_neighbour(const Operation& operation) const {
-  if (one_node_ || !team_) return false;
+  if (one_node_ || !shm_group_) return false;
   const std::vector<int> missing = operation.missing();
-  for (size_t i = 0; i < team_->size(); ++i) {
-    if (std::ranges::count(missing, team_->member(i).rank) > 0) return true;
+  for (size_t i = 0; i < shm_group_->size(); ++i) {
+    if (std::ranges::count(missing, shm_group_->member(i).rank) > 0) return true;
   }
   return false;
 }
@@ -267,8 +274,8 @@ std::exception_ptr ProcessGroupHbm::explain(const Operation& operation,
       if (found == error) end = std::min(end, Clock::now() + kSightPatience);
       found = std::current_exception();  // the store is gone
     }
-    std::vector<int> dead = team_ ? team_->dead() : std::vector<int>();
-    if (dead.empty() && news_) dead = news_->dead();
+    std::vector<int> dead = shm_group_ ? shm_group_->dead() : std::vector<int>();
+    if (dead.empty() && failure_monitor_) dead = failure_monitor_->dead();
     if (!dead.empty()) {
       return std::make_exception_ptr(Error(
           ErrorKind::kDeath, operation.describe() + ": rank " + list_ranks(dead) + " has died"));
@@ -283,8 +290,8 @@ void ProcessGroupHbm::publish(const std::exception_ptr& error, bool (*concerns_a
     std::rethrow_exception(error);
   } catch (const Error& ours) {
     const bool of_collective = concerns_all == &breaks_collectives;
-    if (of_collective && ours.kind() == ErrorKind::kPeer && team_) {
-      team_->report(ours.what(), /*death=*/false);
+    if (of_collective && ours.kind() == ErrorKind::kPeer && shm_group_) {
+      shm_group_->report(ours.what(), /*death=*/false);
     }
     if (!concerns_all(ours.kind())) return;
     announce(ours.what());
@@ -295,8 +302,8 @@ void ProcessGroupHbm::publish(const std::exception_ptr& error, bool (*concerns_a
 
 void ProcessGroupHbm::announce(const std::string& failure) {
   const std::string report = "rank " + std::to_string(rank_) + ": " + failure;
-  if (team_) team_->report(report, /*death=*/false);
-  if (news_) news_->report(report);
+  if (shm_group_) shm_group_->report(report, /*death=*/false);
+  if (failure_monitor_) failure_monitor_->report(report);
 }
 
 std::string ProcessGroupHbm::name_ranks(const std::vector<int>& ranks) const {
@@ -336,7 +343,7 @@ void ProcessGroupHbm::check_list(size_t found, const char* operation, const char
   }
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, Views views,
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTensors views,
                                                     const MakeOperation& make) {
   collectives_->require_owner(call.name);
   auto work = c10::make_intrusive<WorkHbm>(rank_, call.type, call.name, call.inputs, call.outputs,
@@ -349,21 +356,21 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, Views view
                   sequence, std::move(issue));
   }
   issue.unlock();
-  Frame frame;
+  DriverHooks hooks;
   try {
     record(call, sequence);
-    frame = views.take_frame(work->end_of_range());
+    hooks = views.take_hooks(work->end_of_range());
   } catch (...) {
     collectives_->unclaim();
     throw;
   }
-  collectives_->run_claimed(*operation, timeout_or_default(call.timeout), std::move(frame));
+  collectives_->run_claimed(*operation, timeout_or_default(call.timeout), std::move(hooks));
   work->bind(nullptr, sequence);
   return work;
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::transfer(
-    const Call& call, Views views,
+    const Call& call, StagedTensors views,
     const std::function<std::unique_ptr<Operation>(std::shared_ptr<int>)>& make) {
   transfers_->require_owner(call.name);
   auto work = c10::make_intrusive<WorkHbm>(rank_, call.type, call.name, call.inputs, call.outputs,
@@ -373,11 +380,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::transfer(
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::submit(
-    const std::shared_ptr<Queue>& queue, const Call& call, c10::intrusive_ptr<WorkHbm> work,
-    Views views, std::unique_ptr<Operation> operation, uint64_t sequence,
-    std::unique_lock<std::mutex> issue) {
+    const std::shared_ptr<OperationQueue>& queue, const Call& call,
+    c10::intrusive_ptr<WorkHbm> work, StagedTensors views, std::unique_ptr<Operation> operation,
+    uint64_t sequence, std::unique_lock<std::mutex> issue) {
   auto ticket = queue->enqueue(std::move(operation), timeout_or_default(call.timeout),
-                               views.take_frame(work->end_of_range()));
+                               views.take_hooks(work->end_of_range()));
   if (issue.owns_lock()) issue.unlock();
   work->bind(ticket, sequence);
   record(call, sequence);
@@ -440,24 +447,24 @@ void ProcessGroupHbm::abort() {
   publish(std::make_exception_ptr(Error(ErrorKind::kAborted, reason)), &breaks_collectives);
   collectives_->abort(reason);
   transfers_->abort(reason);
-  close_companion(/*patient=*/false);
+  close_resource(/*patient=*/false);
 }
 
 void ProcessGroupHbm::shutdown() {
   if (!collectives_ || collectives_->in_forked_child() || shut_down_.exchange(true)) return;
   part();
   if (!collectives_->broken()) {
-    if (team_) team_->leave();
-    if (news_) news_->leave(kPartingPatience);
+    if (shm_group_) shm_group_->leave();
+    if (failure_monitor_) failure_monitor_->leave(kPartingPatience);
   }
   stop();
-  close_companion(/*patient=*/true);
+  close_resource(/*patient=*/true);
 }
 
 void ProcessGroupHbm::stop() {
   if (collectives_) collectives_->stop();
   if (transfers_) transfers_->stop();
-  if (news_) news_->stop();
+  if (failure_monitor_) failure_monitor_->stop();
 }
 
 // A last barrier, so that no rank ends while MPI still holds a message of it: what a rank has sent
@@ -471,7 +478,7 @@ void ProcessGroupHbm::part() {
     return;  // it has broken meanwhile
   }
   try {
-    const auto farewell = Queue::create(Queue::Order::kOrdered, crowded_, {});
+    const auto farewell = OperationQueue::create(OperationQueue::Order::kOrdered, crowded_, {});
     const uint64_t sequence = getSequenceNumberForGroup() + 1;
     const auto ticket = farewell->enqueue(
         transport_->barrier(sequence), std::min(kPartingPatience, milliseconds(timeout_ms_)), {});
@@ -523,7 +530,7 @@ std::shared_ptr<c10::Allocator> ProcessGroupHbm::getMemAllocator() {
 }
 
 std::unordered_map<std::string, uint64_t> ProcessGroupHbm::getMemoryStats() {
-  const memory::SegmentStats segment = segment_->stats();
+  const memory::SharedSegmentStats segment = segment_->stats();
   const memory::StagingStats staging = channel_->staging->stats();
   return {{"segment.in_use_bytes", segment.in_use_bytes},
           {"segment.peak_bytes", segment.peak_bytes},
@@ -531,7 +538,7 @@ std::unordered_map<std::string, uint64_t> ProcessGroupHbm::getMemoryStats() {
           {"segment.ddr_bytes", segment.ddr_bytes},
           {"segment.spills", segment.spills},
           {"segment.page_bytes", segment.page_bytes},
-          {"slots.bytes", team_ ? team_->layout().total : 0},
+          {"slots.bytes", shm_group_ ? shm_group_->layout().total : 0},
           {"staging.budget_bytes", staging.budget_bytes},
           {"staging.reserved_bytes", staging.reserved_bytes},
           {"staging.kept_bytes", staging.kept_bytes},

@@ -22,18 +22,18 @@
 
 #include "base/error.h"
 #include "bootstrap/rendezvous.h"
-#include "communicator/failure/failure_monitor.h"
 #include "communicator/communicator.h"
-#include "progress/operation_queue.h"
-#include "memory/segment.h"
+#include "communicator/failure/failure_monitor.h"
 #include "communicator/mpi/channel.h"
 #include "communicator/shm/neighbours.h"
 #include "communicator/shm/shm_group.h"
+#include "memory/segment.h"
 #include "process_group/checks.h"
 #include "process_group/group_resource.h"
 #include "process_group/options.h"
 #include "process_group/staged_tensors.h"
 #include "process_group/work.h"
+#include "progress/operation_queue.h"
 
 namespace hbm {
 
@@ -127,10 +127,10 @@ class ProcessGroupHbm final : public c10d::Backend {
   // One for each rank, equal for ranks that reach one another at 127.0.0.1. HBMCOMM_NODE_ID, which
   // sets ranks apart, makes them differ.
   std::vector<std::string> networks() const;
-  // Closes `companion` when the group ends; at once, and without patience, if it has ended.
+  // Closes `resource` when the group ends; at once, and without patience, if it has ended.
   // REQUIRES: there is none yet.
-  void attach(std::shared_ptr<Companion> companion);
-  std::shared_ptr<Companion> companion() const;  // null: none; the group may have ended
+  void attach(std::shared_ptr<GroupResource> resource);
+  std::shared_ptr<GroupResource> resource() const;  // null: none; the group may have ended
 
   // For measurements: `calls` synchronous SUM allreduces of `count` elements, without a Work.
   // REQUIRES: nothing else is issued meanwhile.
@@ -149,19 +149,20 @@ class ProcessGroupHbm final : public c10d::Backend {
   using MakeOperation = std::function<std::unique_ptr<Operation>(uint64_t sequence)>;
 
   // Gives a collective its sequence number and its place in the queue.
-  c10::intrusive_ptr<c10d::Work> run(const Call& call, Views views, const MakeOperation& make);
+  c10::intrusive_ptr<c10d::Work> run(const Call& call, StagedTensors views,
+                                     const MakeOperation& make);
   // The same without the queue, for a small synchronous allreduce within the node on an idle group;
   // null where that does not apply.
   c10::intrusive_ptr<c10d::Work> allreduce_at_once(std::vector<at::Tensor>& tensors, Dtype dtype,
                                                    ReduceOp op, const c10d::AllreduceOptions& opts);
   // Begins a point-to-point operation.
   c10::intrusive_ptr<c10d::Work> transfer(
-      const Call& call, Views views,
+      const Call& call, StagedTensors views,
       const std::function<std::unique_ptr<Operation>(std::shared_ptr<int> source)>& make);
-  c10::intrusive_ptr<c10d::Work> submit(const std::shared_ptr<Queue>& queue, const Call& call,
-                                        c10::intrusive_ptr<WorkHbm> work, Views views,
-                                        std::unique_ptr<Operation> operation, uint64_t sequence,
-                                        std::unique_lock<std::mutex> issue);
+  c10::intrusive_ptr<c10d::Work> submit(const std::shared_ptr<OperationQueue>& queue,
+                                        const Call& call, c10::intrusive_ptr<WorkHbm> work,
+                                        StagedTensors views, std::unique_ptr<Operation> operation,
+                                        uint64_t sequence, std::unique_lock<std::mutex> issue);
   // Runs an allreduce in the caller if the group is idle; returns its sequence number, or nothing.
   std::optional<uint64_t> reduce_inline(void* data, size_t count, Dtype dtype, ReduceOp op,
                                         std::chrono::milliseconds timeout);
@@ -180,19 +181,19 @@ class ProcessGroupHbm final : public c10d::Backend {
                                     const at::Tensor& own) const;
   c10::intrusive_ptr<c10d::Work> receive(std::vector<at::Tensor>& tensors, int from, int tag,
                                          c10d::OpType type, const char* name);
-  Source reduction_input(Views& views, const at::Tensor& tensor, const c10d::ReduceOp& op);
+  Source reduction_input(StagedTensors& views, const at::Tensor& tensor, const c10d::ReduceOp& op);
 
   void connect(std::chrono::steady_clock::time_point deadline);
   void prepare();
   void part();
   void stop();
-  void close_companion(bool patient);
-  Queue::Hooks hooks(bool (*concerns_all)(ErrorKind));
+  void close_resource(bool patient);
+  OperationQueue::Hooks hooks(bool (*concerns_all)(ErrorKind));
   void watch(const Operation& operation);
   std::exception_ptr explain(const Operation& operation, const std::exception_ptr& error);
   bool waits_for_neighbour(const Operation& operation) const;
-  void choose_transport(const bootstrap::Meeting& meeting);
-  void follow_news(const bootstrap::Meeting& meeting);
+  void choose_transport(const bootstrap::Rendezvous& rendezvous);
+  void follow_news(const bootstrap::Rendezvous& rendezvous);
   void publish(const std::exception_ptr& error, bool (*concerns_all)(ErrorKind));
   void announce(const std::string& failure);
   std::string name_ranks(const std::vector<int>& ranks) const;
@@ -204,20 +205,21 @@ class ProcessGroupHbm final : public c10d::Backend {
   std::shared_ptr<KeyValue> store_;
   std::string prefix_;  // of this group's keys in the store
   std::vector<bootstrap::Member> members_;
-  node::Neighbourhood neighbours_;
+  shm::Neighbourhood neighbours_;
   std::shared_ptr<mpi::Channel> channel_;
-  std::shared_ptr<node::Team> team_;     // the ranks on this node; null with HBMCOMM_NODE=mpi
-  bool one_node_ = false;                // the team is the whole group
-  std::unique_ptr<cluster::News> news_;  // of other nodes; null if there is none
-  std::shared_ptr<Collectives> transport_;
-  std::shared_ptr<memory::Segment> segment_;  // of tensors, and of what the node shares
-  std::shared_ptr<Queue> collectives_;
-  std::shared_ptr<Queue> transfers_;
+  std::shared_ptr<shm::ShmGroup> shm_group_;  // the ranks on this node; null with HBMCOMM_NODE=mpi
+  bool one_node_ = false;                     // the shm_group is the whole group
+  std::unique_ptr<failure::FailureMonitor>
+      failure_monitor_;  // of other nodes; null if there is none
+  std::shared_ptr<Communicator> transport_;
+  std::shared_ptr<memory::SharedSegment> segment_;  // of tensors, and of what the node shares
+  std::shared_ptr<OperationQueue> collectives_;
+  std::shared_ptr<OperationQueue> transfers_;
   bool crowded_ = false;
   std::atomic<bool> shut_down_{false};
 
-  mutable std::mutex companion_mutex_;  // guards the two below; taken alone
-  std::shared_ptr<Companion> companion_;
+  mutable std::mutex resource_mutex_;  // guards the two below; taken alone
+  std::shared_ptr<GroupResource> resource_;
   bool ended_ = false;
 
   std::mutex issue_mutex_;

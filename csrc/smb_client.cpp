@@ -30,7 +30,7 @@ bool Segment::created() const noexcept { return attachment_->created; }
 bool Segment::read_only() const noexcept { return attachment_->read_only; }
 std::shared_ptr<std::byte> Segment::memory() const { return core_->memory(*attachment_); }
 
-Future::Future(std::shared_ptr<Core> core, std::shared_ptr<Operation> operation)
+Future::Future(std::shared_ptr<Core> core, std::shared_ptr<ClientOperation> operation)
     : core_(std::move(core)), operation_(std::move(operation)) {}
 
 bool Future::done() const noexcept { return operation_->settled(); }
@@ -106,14 +106,14 @@ Client::~Client() {
   core_->close(std::chrono::milliseconds(0));
 }
 
-smb::Transport Client::transport() const { return core_->dialer().transport(); }
+smb::TransportKind Client::transport() const { return core_->dialer().transport(); }
 std::string Client::why_transport() const { return core_->dialer().why(); }
 
 Batch Client::batch() { return Batch(core_); }
 
 std::shared_ptr<void> Client::adopt(std::byte* memory, uint64_t bytes) {
   core_->require_parent();
-  return core_->adoptions().add(memory, bytes);
+  return core_->registered_memory().add(memory, bytes);
 }
 
 Future Client::issue(OperationPointer operation, bool waits) {
@@ -186,12 +186,12 @@ void Client::remove(const Segment& segment) {
   issue(release_request(smb::Opcode::kDelete, batch().mine(segment)), true).get();
 }
 
-void Client::ping() { issue(std::make_shared<Operation>(smb::Opcode::kPing), true).get(); }
+void Client::ping() { issue(std::make_shared<ClientOperation>(smb::Opcode::kPing), true).get(); }
 
 Stats Client::stats() {
   Stats stats;
   do {
-    auto operation = std::make_shared<Operation>(smb::Opcode::kStats);
+    auto operation = std::make_shared<ClientOperation>(smb::Opcode::kStats);
     operation->set_body(smb::StatsQuery{static_cast<uint32_t>(stats.clients.size()),
                                         static_cast<uint32_t>(stats.segments.size())});
     issue(operation, true).get();

@@ -13,8 +13,8 @@
 // on an idle client runs in the caller; a thread of the client's own drives all else, keeps the
 // lease and reconnects. A process forked from the client's cannot use it: every call throws.
 //
-// Errors: bad arguments throw Error(kInvalid) before anything is sent; box/client/error.h has the rest.
-// An asynchronous operation throws from Future::get() what came after the checks.
+// Errors: bad arguments throw Error(kInvalid) before anything is sent; box/client/error.h has the
+// rest. An asynchronous operation throws from Future::get() what came after the checks.
 #pragma once
 
 #include <chrono>
@@ -32,7 +32,7 @@
 namespace hbm::client {
 
 class Core;
-class Operation;
+class ClientOperation;
 struct Attachment;
 
 // An attachment to a segment; copies are the same one. It ends by Client::free or with the client.
@@ -70,10 +70,10 @@ class Future {
  private:
   friend class Batch;
   friend class Client;
-  Future(std::shared_ptr<Core> core, std::shared_ptr<Operation> operation);
+  Future(std::shared_ptr<Core> core, std::shared_ptr<ClientOperation> operation);
 
   std::shared_ptr<Core> core_;
-  std::shared_ptr<Operation> operation_;
+  std::shared_ptr<ClientOperation> operation_;
 };
 
 // Operations that are issued together: their small frames travel together.
@@ -105,11 +105,11 @@ class Batch {
   friend class Client;
   explicit Batch(std::shared_ptr<Core> core);
   const std::shared_ptr<Attachment>& mine(const Segment& segment) const;
-  Future keep(std::shared_ptr<Operation> operation);
+  Future keep(std::shared_ptr<ClientOperation> operation);
   void hand_over(bool waits);
 
   std::shared_ptr<Core> core_;
-  std::vector<std::shared_ptr<Operation>> collected_;
+  std::vector<std::shared_ptr<ClientOperation>> collected_;
 };
 
 class Client {
@@ -120,7 +120,7 @@ class Client {
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
-  smb::Transport transport() const;
+  smb::TransportKind transport() const;
   std::string why_transport() const;  // why this one, and why not the ones before it
 
   Segment alloc(const AllocOptions& options);
@@ -159,7 +159,7 @@ class Client {
   bool closed() const;
 
  private:
-  Future issue(std::shared_ptr<Operation> operation, bool waits);
+  Future issue(std::shared_ptr<ClientOperation> operation, bool waits);
 
   std::shared_ptr<Core> core_;
 };

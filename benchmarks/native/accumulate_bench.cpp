@@ -97,7 +97,7 @@ void triad(float* a, const float* b, const float* c, size_t count, float by) {
 #endif
 }
 
-float* floats(const Segment& segment) { return reinterpret_cast<float*>(segment.block->base()); }
+float* floats(const BoxSegment& segment) { return reinterpret_cast<float*>(segment.block->base()); }
 
 // A triad by threads that are there already.
 class Triad {
@@ -133,7 +133,7 @@ class Triad {
     }
   }
 
-  std::vector<std::shared_ptr<Segment>> arrays_;
+  std::vector<std::shared_ptr<BoxSegment>> arrays_;
   std::barrier<> together_;
   std::atomic<bool> over_{false};
   std::vector<std::jthread> workers_;
@@ -153,7 +153,7 @@ Rates measure(const std::string& directory, uint64_t bytes, uint32_t chunk, unsi
   const std::unique_ptr<Store> store = open(directory, bytes, chunk);
   const auto target = store->create({.key = {1, 1}, .size = bytes, .creator = {}});
   const auto source = store->create({.key = {1, 2}, .size = bytes, .creator = {}});
-  for (Segment* one : {target.get(), source.get()}) {
+  for (BoxSegment* one : {target.get(), source.get()}) {
     std::fill_n(floats(*one), bytes / sizeof(float), 1.0f);
   }
   const size_t width = element_size(formula.target), source_width = element_size(formula.source);

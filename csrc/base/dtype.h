@@ -48,8 +48,8 @@ enum class ReduceOp : uint8_t {
 };
 inline constexpr size_t kReduceOpCount = 9;
 
-// What accumulate() (kernels/accumulate.h) does with a product: adds it to the target, or puts it in
-// the target's place. The values travel in message headers, too.
+// What accumulate() (kernels/accumulate.h) does with a product: adds it to the target, or puts it
+// in the target's place. The values travel in message headers, too.
 enum class Combine : uint8_t { kAdd, kAssign };
 inline constexpr size_t kCombineCount = 2;
 

@@ -2,10 +2,10 @@
 #include <pybind11/pybind11.h>
 
 #include "base/error.h"
-#include "bindings/bench.h"
-#include "bindings/layerdrop.h"
-#include "bindings/memory.h"
-#include "bindings/process_group.h"
+#include "bindings/bench_bindings.h"
+#include "bindings/layerdrop_bindings.h"
+#include "bindings/memory_bindings.h"
+#include "bindings/process_group_bindings.h"
 
 namespace {
 

@@ -6,10 +6,10 @@
 #include <string>
 
 #include "base/error.h"
+#include "bindings/smb_bench_bindings.h"
+#include "bindings/smb_client_bindings.h"
+#include "bindings/smb_server_bindings.h"
 #include "box/client/error.h"
-#include "bindings/smb_bench.h"
-#include "bindings/smb_client.h"
-#include "bindings/smb_server.h"
 
 namespace py = pybind11;
 

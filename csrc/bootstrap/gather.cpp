@@ -31,29 +31,29 @@ std::string list(const std::vector<int>& ranks) {
   return text;
 }
 
-void say_last_words(const Party& party, const std::string& key, const std::string& problem,
-                    const std::vector<std::string>& others) {
+void say_last_words(const Participant& participant, const std::string& key,
+                    const std::string& problem, const std::vector<std::string>& others) {
   try {
-    party.store->set(key, problem);
-    party.store->wait(others,
-                      std::min(party.deadline, std::chrono::steady_clock::now() + kLastWords));
+    participant.store->set(key, problem);
+    participant.store->wait(
+        others, std::min(participant.deadline, std::chrono::steady_clock::now() + kLastWords));
   } catch (const Error& unreachable) {
     log::warn(std::string("cannot tell the other ranks why this one fails: ") + unreachable.what());
   }
 }
 
-[[noreturn]] void missed(const Party& party, const std::string& step, const std::vector<int>& among,
-                         const std::vector<std::string>& keys) {
+[[noreturn]] void missed(const Participant& participant, const std::string& step,
+                         const std::vector<int>& among, const std::vector<std::string>& keys) {
   std::vector<int> absent;
   for (size_t i = 0; i < among.size(); ++i) {
-    if (!party.store->get(keys[i])) absent.push_back(among[i]);
+    if (!participant.store->get(keys[i])) absent.push_back(among[i]);
   }
-  throw Error(ErrorKind::kTimeout, "rank " + std::to_string(party.rank) + " of " + party.group +
-                                       " met " + std::to_string(among.size() - absent.size()) +
-                                       " of " + std::to_string(among.size()) +
-                                       " ranks before the timeout (step: " + step +
-                                       "); missing ranks: " + list(absent) +
-                                       ". Did they start, and with the same world size?");
+  throw Error(ErrorKind::kTimeout,
+              "rank " + std::to_string(participant.rank) + " of " + participant.group + " met " +
+                  std::to_string(among.size() - absent.size()) + " of " +
+                  std::to_string(among.size()) + " ranks before the timeout (step: " + step +
+                  "); missing ranks: " + list(absent) +
+                  ". Did they start, and with the same world size?");
 }
 
 }  // namespace
@@ -64,7 +64,7 @@ std::vector<int> everyone(int size) {
   return ranks;
 }
 
-std::vector<std::string> gather(const Party& party, const std::string& step,
+std::vector<std::string> gather(const Participant& participant, const std::string& step,
                                 const std::vector<int>& among,
                                 const std::function<std::string()>& tell) {
   std::exception_ptr own;
@@ -78,24 +78,24 @@ std::vector<std::string> gather(const Party& party, const std::string& step,
     own = std::current_exception();
     told = kProblem + std::string(error.what());
   }
-  const std::string prefix = party.prefix + step + "/";
-  const std::string own_key = prefix + std::to_string(party.rank);
+  const std::string prefix = participant.prefix + step + "/";
+  const std::string own_key = prefix + std::to_string(participant.rank);
   std::vector<std::string> keys;
   for (const int rank : among) keys.push_back(prefix + std::to_string(rank));
   if (own) {
-    say_last_words(party, own_key, told, keys);
+    say_last_words(participant, own_key, told, keys);
     std::rethrow_exception(own);  // in its own words and of its own kind
   }
-  party.store->set(own_key, told);
-  if (!party.store->wait(keys, party.deadline)) missed(party, step, among, keys);
+  participant.store->set(own_key, told);
+  if (!participant.store->wait(keys, participant.deadline)) missed(participant, step, among, keys);
 
-  std::vector<std::string> heard(static_cast<size_t>(party.size));
+  std::vector<std::string> heard(static_cast<size_t>(participant.size));
   for (size_t i = 0; i < among.size(); ++i) {
-    const std::string record = party.store->get(keys[i]).value();
+    const std::string record = participant.store->get(keys[i]).value();
     const std::string text = record.substr(1);
     if (record.front() == kRelayed) throw ProblemElsewhere(text);
     if (record.front() == kProblem) {
-      throw ProblemElsewhere("rank " + std::to_string(among[i]) + " of " + party.group +
+      throw ProblemElsewhere("rank " + std::to_string(among[i]) + " of " + participant.group +
                              " cannot take part: " + text);
     }
     heard[static_cast<size_t>(among[i])] = text;

@@ -14,7 +14,7 @@
 namespace hbm::bootstrap {
 
 // One rank's place among ranks that gather.
-struct Party {
+struct Participant {
   std::shared_ptr<KeyValue> store;
   std::string prefix;  // of keys that belong to these ranks, and this once, alone
   int rank;
@@ -26,15 +26,15 @@ struct Party {
 // 0 to size - 1.
 std::vector<int> everyone(int size);
 
-// Hands what `tell` returns to the ranks `among` the party, this one included, and returns what
-// each of them told: at its rank; empty for ranks outside. All of them call it, once for each
+// Hands what `tell` returns to the ranks `among` the participant, this one included, and returns
+// what each of them told: at its rank; empty for ranks outside. All of them call it, once for each
 // `step`.
 //
 // An exception from `tell` is told as well, and thrown here once the others have come, or have not
 // for some seconds; on them it becomes Error(kUnavailable), "rank 2 of ... cannot take part: " and
 // its text. Throws Error(kTimeout) naming the ranks that did not come. Steps may be nested: what a
 // step within `tell` reports of another rank keeps its words.
-std::vector<std::string> gather(const Party& party, const std::string& step,
+std::vector<std::string> gather(const Participant& participant, const std::string& step,
                                 const std::vector<int>& among,
                                 const std::function<std::string()>& tell);
 

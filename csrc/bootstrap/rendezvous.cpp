@@ -86,16 +86,17 @@ Member introduce(const std::string& version, size_t chunk_bytes) {
   return self;
 }
 
-Meeting meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::string& group,
-             KeyValue::Deadline deadline, const std::function<Member()>& self) {
+Rendezvous rendezvous_of(std::shared_ptr<KeyValue> store, int rank, int size,
+                         const std::string& group, KeyValue::Deadline deadline,
+                         const std::function<Member()>& self) {
   // A store may outlive a group (torchrun's agent keeps one for the whole job), so each rank counts
   // its own meetings here: the n-th of one rank meets the n-th of the others.
   const std::string counter = "hbm/meetings/" + std::to_string(rank);
-  const std::string prefix = "hbm/meeting" + std::to_string(store->add(counter, 1)) + "/";
-  const Party party{std::move(store), prefix, rank, size, group, deadline};
+  const std::string prefix = "hbm/rendezvous" + std::to_string(store->add(counter, 1)) + "/";
+  const Participant participant{std::move(store), prefix, rank, size, group, deadline};
   std::vector<Member> members;
   for (const std::string& record :
-       gather(party, "meeting", everyone(size), [&] { return encode(self()); })) {
+       gather(participant, "rendezvous", everyone(size), [&] { return encode(self()); })) {
     members.push_back(decode(record));
   }
   require_equal(members, &Member::version, "the version of torch_hbmcomm", group);
@@ -103,7 +104,7 @@ Meeting meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::str
   require_equal(members, &Member::node_layer, "HBMCOMM_NODE", group);
   require_equal(members, &Member::parameter_server,
                 "parameter_server (the option, or HBMCOMM_PARAMETER_SERVER)", group);
-  return {party, members};
+  return {participant, members};
 }
 
 std::vector<int> on_machine_of(int rank, const std::vector<Member>& members) {

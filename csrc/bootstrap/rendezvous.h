@@ -1,5 +1,5 @@
-// The ranks of a new group meet in the store, before anything that could hang: each says who it is
-// and waits for the others, so that whoever is missing is named.
+// The ranks of a new group rendezvous_of in the store, before anything that could hang: each says
+// who it is and waits for the others, so that whoever is missing is named.
 //
 // Threads: called once per group, by the thread that creates it.
 #pragma once
@@ -41,17 +41,18 @@ struct Member {
 // This process' own record. Throws Error(kInvalid) if HBMCOMM_NODE is neither "shm" nor "mpi".
 Member introduce(const std::string& version, size_t chunk_bytes);
 
-struct Meeting {
-  Party party;  // for further steps of the same ranks
+struct Rendezvous {
+  Participant participant;  // for further steps of the same ranks
   std::vector<Member> members;
 };
 
 // Exchanges the records that each rank's `self` returns; an exception from it reaches every rank,
 // see gather(). Throws Error(kTimeout) naming the ranks that did not come, Error(kMismatch) when
-// what must be equal differs. `store` is the group's own; a second meeting of the same ranks in the
-// same store is told from the first.
-Meeting meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::string& group,
-             KeyValue::Deadline deadline, const std::function<Member()>& self);
+// what must be equal differs. `store` is the group's own; a second rendezvous of the same ranks in
+// the same store is told from the first.
+Rendezvous rendezvous_of(std::shared_ptr<KeyValue> store, int rank, int size,
+                         const std::string& group, KeyValue::Deadline deadline,
+                         const std::function<Member()>& self);
 
 // The ranks on the same machine as `rank`, itself included, ascending: of one kernel, and not
 // forced apart. Whether they share memory is not said.

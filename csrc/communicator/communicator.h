@@ -3,8 +3,8 @@
 //
 // Each function makes one Operation for the queue. Nothing is sent before begin(). Buffers are
 // contiguous, belong to the caller and must live until the operation is done or abandoned
-// (Operation::exposed() tells of one that must live on). An operation keeps what it stands on
-// alive.
+// (Operation::peers_may_write() tells of one that must live on). An operation keeps what it stands
+// on alive.
 //
 // Every rank of the group makes the same collective with the same `sequence`, in the same order.
 // Counts are elements. Ranks are group ranks. Functions throw Error(kExhausted) when there is no
@@ -39,9 +39,9 @@ using OperationPtr = std::unique_ptr<Operation>;
 // `from` of a receive from any rank.
 inline constexpr int kAnyRank = -1;
 
-class Collectives {
+class Communicator {
  public:
-  virtual ~Collectives() = default;
+  virtual ~Communicator() = default;
 
   // out = in_0 op in_1 op ... (in rank order) on every rank. `out` may be `in`.
   virtual OperationPtr allreduce(uint64_t sequence, const void* in, void* out, size_t count,

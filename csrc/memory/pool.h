@@ -5,11 +5,11 @@
 // given a block's descriptor can reach that block and nothing else. A block's memory goes back to
 // the kernel when the block goes.
 //
-// Memory is placed by a Policy as Segment's is (segment.h): memfds on the nodes that memkind chose
-// for the thread that made the pool; under kBind and kInterleave their pages are in place when
-// allocate() returns, and a shortage throws; under kPreferred it spills. A file that the caller
-// brings lies where its file system puts it: kBind and kInterleave refuse it, kPreferred says so
-// once in the log.
+// Memory is placed by a Policy as SharedSegment's is (segment.h): memfds on the nodes that memkind
+// chose for the thread that made the pool; under kBind and kInterleave their pages are in place
+// when allocate() returns, and a shortage throws; under kPreferred it spills. A file that the
+// caller brings lies where its file system puts it: kBind and kInterleave refuse it, kPreferred
+// says so once in the log.
 //
 // Blocks are not mapped in forked children, which may destroy what they inherit, without effect,
 // and not otherwise use it.

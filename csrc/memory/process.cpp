@@ -12,7 +12,7 @@ struct Shared {
   const ForkGuard fork;
   std::mutex mutex;  // guards the maps
   std::map<Policy, std::shared_ptr<Heap>> heaps;
-  std::map<Policy, std::shared_ptr<Segment>> segments;
+  std::map<Policy, std::shared_ptr<SharedSegment>> segments;
   std::map<std::pair<Policy, uint64_t>, std::shared_ptr<StagingPool>> pools;
 };
 
@@ -41,13 +41,13 @@ std::shared_ptr<Heap> process_heap(Policy policy) {
   return heaps.emplace(policy, std::make_shared<Heap>(policy, /*budget_bytes=*/0)).first->second;
 }
 
-std::shared_ptr<Segment> process_segment(Policy policy) {
+std::shared_ptr<SharedSegment> process_segment(Policy policy) {
   shared().fork.require_owner("allocate from its parent's segment");
   const std::lock_guard lock(shared().mutex);
   auto& segments = shared().segments;
   const auto found = segments.find(policy);
   if (found != segments.end()) return found->second;
-  return segments.emplace(policy, Segment::create(policy, /*size_bytes=*/0)).first->second;
+  return segments.emplace(policy, SharedSegment::create(policy, /*size_bytes=*/0)).first->second;
 }
 
 std::shared_ptr<StagingPool> process_staging(Policy policy, uint64_t budget_bytes) {
@@ -63,8 +63,8 @@ std::shared_ptr<StagingPool> process_staging(Policy policy, uint64_t budget_byte
 
 std::map<Policy, HeapStats> process_heap_stats() { return stats_of<HeapStats>(shared().heaps); }
 
-std::map<Policy, SegmentStats> process_segment_stats() {
-  return stats_of<SegmentStats>(shared().segments);
+std::map<Policy, SharedSegmentStats> process_segment_stats() {
+  return stats_of<SharedSegmentStats>(shared().segments);
 }
 
 }  // namespace hbm::memory

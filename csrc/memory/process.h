@@ -21,7 +21,7 @@ namespace hbm::memory {
 std::shared_ptr<Heap> process_heap(Policy policy);
 
 // For memory that other processes of this node map. Of the default size; made on first use.
-std::shared_ptr<Segment> process_segment(Policy policy);
+std::shared_ptr<SharedSegment> process_segment(Policy policy);
 
 // For messages, of at most `budget_bytes`.
 std::shared_ptr<StagingPool> process_staging(Policy policy, uint64_t budget_bytes);
@@ -30,6 +30,6 @@ std::shared_ptr<StagingPool> process_staging(Policy policy, uint64_t budget_byte
 std::map<Policy, HeapStats> process_heap_stats();
 
 // Of the segments that were used so far.
-std::map<Policy, SegmentStats> process_segment_stats();
+std::map<Policy, SharedSegmentStats> process_segment_stats();
 
 }  // namespace hbm::memory

@@ -18,11 +18,11 @@
 
 namespace hbm::memory {
 
-std::shared_ptr<Segment> Segment::create(Policy policy, uint64_t size_bytes) {
-  return std::shared_ptr<Segment>(new Segment(policy, size_bytes));
+std::shared_ptr<SharedSegment> SharedSegment::create(Policy policy, uint64_t size_bytes) {
+  return std::shared_ptr<SharedSegment>(new SharedSegment(policy, size_bytes));
 }
 
-Segment::Segment(Policy policy, uint64_t size_bytes)
+SharedSegment::SharedSegment(Policy policy, uint64_t size_bytes)
     : policy_(policy),
       nodes_(hbm_nodes(policy)),
       memory_(std::string("hbmcomm-") + policy_name(policy), size_bytes) {
@@ -35,11 +35,11 @@ Segment::Segment(Policy policy, uint64_t size_bytes)
   }
 }
 
-Segment::~Segment() {
+SharedSegment::~SharedSegment() {
   if (!fork_.in_child()) memkind_destroy_kind(heap_);
 }
 
-void* Segment::allocate(size_t bytes) {
+void* SharedSegment::allocate(size_t bytes) {
   fork_.require_owner("allocate from its parent's segment");
   bytes = std::max<size_t>(bytes, 1);
   OwnedBlock block = take_block(heap_, bytes);
@@ -54,7 +54,7 @@ void* Segment::allocate(size_t bytes) {
   return charge.keep(std::move(block), /*spilled=*/!nodes_.empty() && hbm < bytes);
 }
 
-void Segment::free(void* block) noexcept {
+void SharedSegment::free(void* block) noexcept {
   if (block == nullptr || fork_.in_child()) return;
   const auto struck = ledger_.strike(block);
   if (!struck) return;
@@ -66,8 +66,8 @@ void Segment::free(void* block) noexcept {
   }
 }
 
-SegmentStats Segment::stats() const {
-  SegmentStats stats;
+SharedSegmentStats SharedSegment::stats() const {
+  SharedSegmentStats stats;
   if (!fork_.in_child()) static_cast<Usage&>(stats) = ledger_.usage();
   stats.size_bytes = size();
   stats.page_bytes = largest_page_bytes(base(), size());

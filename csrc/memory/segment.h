@@ -33,12 +33,12 @@ namespace hbm::memory {
 
 // hbm_bytes and ddr_bytes go by the room that the nodes had when a block was allocated;
 // placement.h tells where one is.
-struct SegmentStats : Usage {
+struct SharedSegmentStats : Usage {
   uint64_t size_bytes = 0;  // of the address space, not of memory
   uint64_t page_bytes = 0;  // of the largest page that the kernel gave
 };
 
-class Segment {
+class SharedSegment {
  public:
   static constexpr size_t kGivenBackBytes = size_t{1} << 20;
 
@@ -46,12 +46,12 @@ class Segment {
   // Throws Error(kUnavailable) when the policy needs HBM and the machine has none, or the kernel
   // refuses a memfd or its placement; Error(kInvalid) when MEMKIND_HBW_NODES names nodes that do
   // not exist; Error(kExhausted) when address space is short.
-  static std::shared_ptr<Segment> create(Policy policy, uint64_t size_bytes);
+  static std::shared_ptr<SharedSegment> create(Policy policy, uint64_t size_bytes);
 
   // Blocks that were not freed are gone here; peers keep theirs until they unmap.
-  ~Segment();
-  Segment(const Segment&) = delete;
-  Segment& operator=(const Segment&) = delete;
+  ~SharedSegment();
+  SharedSegment(const SharedSegment&) = delete;
+  SharedSegment& operator=(const SharedSegment&) = delete;
 
   // At least `bytes` bytes (0 counts as 1), aligned to 64 bytes, or to a page from a page up.
   // Throws Error(kExhausted) as said above, under every policy for a request past what the whole
@@ -80,11 +80,11 @@ class Segment {
   }  // the segment's own; pass it on, or duplicate it
 
   // In a forked child nothing is in use. Costs milliseconds.
-  SegmentStats stats() const;
+  SharedSegmentStats stats() const;
   Policy policy() const noexcept { return policy_; }
 
  private:
-  Segment(Policy policy, uint64_t size_bytes);
+  SharedSegment(Policy policy, uint64_t size_bytes);
 
   const Policy policy_;
   const std::vector<int> nodes_;  // of HBM; empty when blocks are plain DDR

@@ -11,11 +11,11 @@ namespace hbm {
 
 std::vector<std::string> ProcessGroupHbm::gather(const std::string& step,
                                                  const std::function<std::string()>& tell) {
-  const bootstrap::Party party{
+  const bootstrap::Participant participant{
       store_, prefix_, rank_,
       size_,  name_,   Clock::now() + std::chrono::milliseconds(timeout_ms_.load())};
   return translated(
-      [&] { return bootstrap::gather(party, step, bootstrap::everyone(size_), tell); });
+      [&] { return bootstrap::gather(participant, step, bootstrap::everyone(size_), tell); });
 }
 
 std::vector<std::string> ProcessGroupHbm::networks() const {
@@ -26,26 +26,26 @@ std::vector<std::string> ProcessGroupHbm::networks() const {
   return networks;
 }
 
-void ProcessGroupHbm::attach(std::shared_ptr<Companion> companion) {
-  std::unique_lock lock(companion_mutex_);
-  companion_ = companion;
+void ProcessGroupHbm::attach(std::shared_ptr<GroupResource> resource) {
+  std::unique_lock lock(resource_mutex_);
+  resource_ = resource;
   const bool ended = ended_;
   lock.unlock();
-  if (ended) companion->close(/*patient=*/false);
+  if (ended) resource->close(/*patient=*/false);
 }
 
-std::shared_ptr<Companion> ProcessGroupHbm::companion() const {
-  const std::lock_guard lock(companion_mutex_);
-  return companion_;
+std::shared_ptr<GroupResource> ProcessGroupHbm::resource() const {
+  const std::lock_guard lock(resource_mutex_);
+  return resource_;
 }
 
 // What a forked child has inherited is its parent's to close.
-void ProcessGroupHbm::close_companion(bool patient) {
+void ProcessGroupHbm::close_resource(bool patient) {
   if (collectives_->in_forked_child()) return;
-  std::unique_lock lock(companion_mutex_);
-  const std::shared_ptr<Companion> companion = std::exchange(ended_, true) ? nullptr : companion_;
+  std::unique_lock lock(resource_mutex_);
+  const std::shared_ptr<GroupResource> resource = std::exchange(ended_, true) ? nullptr : resource_;
   lock.unlock();
-  if (companion) companion->close(patient);
+  if (resource) resource->close(patient);
 }
 
 }  // namespace hbm

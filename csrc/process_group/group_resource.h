@@ -3,9 +3,9 @@
 
 namespace hbm {
 
-class Companion {
+class GroupResource {
  public:
-  virtual ~Companion() = default;
+  virtual ~GroupResource() = default;
 
   // The group has ended: this rank takes part in nothing more. Called once, with no lock held, from
   // any thread. `patient`: by destroy_process_group, so that what other ranks still need may stay

@@ -18,7 +18,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::broadcast(std::vector<at::Tensor
     const at::Tensor& tensor = single(tensors, "broadcast");
     const int root = check_root(opts.rootRank, "broadcast");
     const Dtype dtype = to_dtype(tensor.scalar_type());
-    Views views;
+    StagedTensors views;
     const Sink data = views.in_place(tensor);
     return run({OpType::BROADCAST, "hbm:broadcast", tensors, tensors, opts.timeout, opts.asyncOp},
                std::move(views), [&](uint64_t sequence) {
@@ -44,7 +44,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather(
     check_disjoint(outputs.front(), "all_gather: outputs");
     check_apart(inputs, outputs.front(), rank_, "all_gather");
     const Dtype dtype = to_dtype(input.scalar_type());
-    Views views;
+    StagedTensors views;
     const Source in = views.input(input);
     const std::vector<Sink> outs = views.outputs(outputs.front());
     return run(
@@ -62,7 +62,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::_allgather_base(
     check_same_type(input, output, "all_gather_into_tensor");
     check_parts(output, input, size_, "all_gather_into_tensor: the output", "the input");
     const Dtype dtype = to_dtype(input.scalar_type());
-    Views views;
+    StagedTensors views;
     const Source in = views.input(input);
     const std::vector<Sink> outs = split_evenly(views.output(output), size_, element_size(dtype));
     check_own_part(outs[static_cast<size_t>(rank_)].data, output, input, "all_gather_into_tensor");
@@ -120,7 +120,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather(
     check_disjoint(gathered, "gather: outputs");
     check_apart(inputs, gathered, rank_, "gather");
     const Dtype dtype = to_dtype(input.scalar_type());
-    Views views;
+    StagedTensors views;
     const Source in = views.input(input);
     const std::vector<Sink> outs = views.outputs(gathered);
     return run({OpType::GATHER, "hbm:gather", inputs, gathered, opts.timeout, opts.asyncOp},
@@ -140,7 +140,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::scatter(
         root_list(inputs, root, "scatter", "scatter_list", output);
     check_apart(scattered, outputs, rank_, "scatter");
     const Dtype dtype = to_dtype(output.scalar_type());
-    Views views;
+    StagedTensors views;
     const std::vector<Source> ins = views.inputs(scattered);
     const Sink out = views.output(output);
     return run({OpType::SCATTER, "hbm:scatter", scattered, outputs, opts.timeout, opts.asyncOp},
@@ -227,7 +227,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall_base(at::Tensor& output
     check_same_type(input, output, "all_to_all_single");
     check_disjoint({input, output}, "all_to_all_single: input and output");
     const Dtype dtype = to_dtype(input.scalar_type());
-    Views views;
+    StagedTensors views;
     const auto sources = slices(views.input(input), input, input_splits, size_, "input");
     const auto sinks = slices(views.output(output), output, output_splits, size_, "output");
     check_same_count_self(sources, sinks, rank_, "all_to_all_single");
@@ -250,7 +250,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall(std::vector<at::Tensor>
     check_disjoint(outputs, "all_to_all: outputs");
     check_apart(inputs, outputs, -1, "all_to_all");
     const Dtype dtype = to_dtype(inputs.front().scalar_type());
-    Views views;
+    StagedTensors views;
     const auto sources = views.inputs(inputs);
     const auto sinks = views.outputs(outputs);
     check_same_count_self(sources, sinks, rank_, "all_to_all");

@@ -13,7 +13,7 @@ using c10d::OpType;
 using std::chrono::milliseconds;
 using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
 
-Source ProcessGroupHbm::reduction_input(Views& views, const at::Tensor& tensor,
+Source ProcessGroupHbm::reduction_input(StagedTensors& views, const at::Tensor& tensor,
                                         const c10d::ReduceOp& op) {
   if (op.op_ == c10d::ReduceOp::PREMUL_SUM) return views.input_times(tensor, premul_factor(op));
   return views.input(tensor);
@@ -29,7 +29,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce(std::vector<at::Tensor
     const Dtype dtype = to_dtype(tensor.scalar_type());
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
     if (auto work = allreduce_at_once(tensors, dtype, op, opts)) return work;
-    Views views;
+    StagedTensors views;
     const Sink data = op == ReduceOp::kPremulSum
                           ? views.in_place_times(tensor, premul_factor(opts.reduceOp))
                           : views.in_place(tensor);
@@ -46,7 +46,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_at_once(
     const c10d::AllreduceOptions& opts) {
   const at::Tensor& tensor = tensors.front();
   if (opts.asyncOp || !one_node_ || op == ReduceOp::kPremulSum) return nullptr;
-  if (tensor.nbytes() >= node::kDirectBytes || !Views::usable(tensor) || at::hasCallbacks()) {
+  if (tensor.nbytes() >= shm::kZeroCopyBytes || !StagedTensors::usable(tensor) ||
+      at::hasCallbacks()) {
     return nullptr;
   }
   collectives_->require_owner("all_reduce");
@@ -68,8 +69,8 @@ std::optional<uint64_t> ProcessGroupHbm::reduce_inline(void* data, size_t count,
   if (!collectives_->try_claim("all_reduce")) return std::nullopt;
   const uint64_t sequence = ++sequence_;
   issue.unlock();
-  node::Reduction operation(team_, Signature{OpCode::kAllreduce, dtype, op, -1, sequence},
-                            {data, data, count, -1, team_->size()});
+  shm::ShmReduction operation(shm_group_, Signature{OpCode::kAllreduce, dtype, op, -1, sequence},
+                              {data, data, count, -1, shm_group_->size()});
   collectives_->run_claimed(operation, timeout);
   return sequence;
 }
@@ -104,7 +105,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_coalesced(
     const Dtype dtype = to_dtype(tensors.front().scalar_type());
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
     const double factor = op == ReduceOp::kPremulSum ? premul_factor(opts.reduceOp) : 1.0;
-    Views views;
+    StagedTensors views;
     const Sink data = views.packed(tensors, factor);
     return run({OpType::ALLREDUCE_COALESCED, "hbm:all_reduce_coalesced", tensors, tensors,
                 opts.timeout, opts.asyncOp},
@@ -121,7 +122,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_sparse(
     check_sparse(tensors, opts.reduceOp);
     return run({OpType::_ALLREDUCE_SPARSE, "hbm:all_reduce_sparse", tensors, tensors, opts.timeout,
                 opts.asyncOp},
-               Views(), [&](uint64_t sequence) {
+               StagedTensors(), [&](uint64_t sequence) {
                  return make_sparse_allreduce(transport_, size_, sequence, tensors.front());
                });
   });
@@ -134,7 +135,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce(std::vector<at::Tensor>& 
     const int root = check_root(opts.rootRank, "reduce");
     const Dtype dtype = to_dtype(tensor.scalar_type());
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
-    Views views;
+    StagedTensors views;
     const Source in = reduction_input(views, tensor, opts.reduceOp);
     const Sink out = root == rank_ ? views.output(tensor) : Sink{};
     return run({OpType::REDUCE, "hbm:reduce", tensors, tensors, opts.timeout, opts.asyncOp},
@@ -161,7 +162,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce_scatter(
     check_apart(inputs.front(), outputs, rank_, "reduce_scatter");
     const Dtype dtype = to_dtype(output.scalar_type());
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
-    Views views;
+    StagedTensors views;
     std::vector<Source> sources;
     for (const at::Tensor& input : inputs.front()) {
       sources.push_back(reduction_input(views, input, opts.reduceOp));
@@ -184,7 +185,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::_reduce_scatter_base(
     check_parts(input, output, size_, "reduce_scatter_tensor: the input", "the output");
     const Dtype dtype = to_dtype(output.scalar_type());
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
-    Views views;
+    StagedTensors views;
     const std::vector<Source> sources =
         split_evenly(reduction_input(views, input, opts.reduceOp), size_, element_size(dtype));
     check_own_part(sources[static_cast<size_t>(rank_)].data, input, output,

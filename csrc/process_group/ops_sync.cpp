@@ -38,7 +38,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::send(std::vector<at::Tensor>& te
   return translated([&] {
     const at::Tensor& tensor = single(tensors, "send");
     check_peer(to, tag, "send");
-    Views views;
+    StagedTensors views;
     const Source in = views.input(tensor);
     const Dtype dtype = to_dtype(tensor.scalar_type());
     return transfer(
@@ -50,7 +50,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::send(std::vector<at::Tensor>& te
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::receive(std::vector<at::Tensor>& tensors, int from,
                                                         int tag, OpType type, const char* name) {
   const at::Tensor& tensor = single(tensors, "recv");
-  Views views;
+  StagedTensors views;
   const Sink out = views.output(tensor);
   const Dtype dtype = to_dtype(tensor.scalar_type());
   return transfer({type, name, {}, tensors, c10d::kUnsetTimeout, true}, std::move(views),
@@ -77,8 +77,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::recvAnysource(std::vector<at::Te
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::barrier(const c10d::BarrierOptions& opts) {
   return translated([&] {
-    return run({OpType::BARRIER, "hbm:barrier", {}, {}, opts.timeout, opts.asyncOp}, Views(),
-               [&](uint64_t sequence) { return transport_->barrier(sequence); });
+    return run({OpType::BARRIER, "hbm:barrier", {}, {}, opts.timeout, opts.asyncOp},
+               StagedTensors(), [&](uint64_t sequence) { return transport_->barrier(sequence); });
   });
 }
 

@@ -16,7 +16,7 @@ namespace {
 // one sequence number, and the ranks do them in the same order.
 class SparseAllreduce final : public Operation {
  public:
-  SparseAllreduce(std::shared_ptr<Collectives> transport, int ranks, uint64_t sequence,
+  SparseAllreduce(std::shared_ptr<Communicator> transport, int ranks, uint64_t sequence,
                   at::Tensor tensor)
       : transport_(std::move(transport)),
         sequence_(sequence),
@@ -50,7 +50,7 @@ class SparseAllreduce final : public Operation {
     }
   }
 
-  bool doze(std::chrono::steady_clock::time_point until) override { return stage_->doze(until); }
+  bool wait(std::chrono::steady_clock::time_point until) override { return stage_->wait(until); }
   std::string describe() const override {
     return "sparse allreduce #" + std::to_string(sequence_) + ", in which " +
            (stage_ ? stage_->describe() : "nothing has begun");
@@ -98,7 +98,7 @@ class SparseAllreduce final : public Operation {
     tensor_.copy_(sum.coalesce());
   }
 
-  const std::shared_ptr<Collectives> transport_;
+  const std::shared_ptr<Communicator> transport_;
   const uint64_t sequence_;
   const at::Tensor tensor_;
   at::Tensor indices_;
@@ -131,7 +131,7 @@ void check_sparse(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& 
   }
 }
 
-OperationPtr make_sparse_allreduce(std::shared_ptr<Collectives> transport, int ranks,
+OperationPtr make_sparse_allreduce(std::shared_ptr<Communicator> transport, int ranks,
                                    uint64_t sequence, const at::Tensor& tensor) {
   return std::make_unique<SparseAllreduce>(std::move(transport), ranks, sequence, tensor);
 }

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "process_group/types.h"
 #include "kernels/reduce.h"
+#include "process_group/types.h"
 
 namespace hbm {
 
@@ -30,16 +30,16 @@ void check_writable(const at::Tensor& tensor) {
 
 }  // namespace
 
-bool Views::usable(const at::Tensor& tensor) {
+bool StagedTensors::usable(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-const at::Tensor& Views::keep(at::Tensor tensor) {
+const at::Tensor& StagedTensors::keep(at::Tensor tensor) {
   kept_.push_back(std::move(tensor));
   return kept_.back();
 }
 
-Source Views::input(const at::Tensor& tensor) {
+Source StagedTensors::input(const at::Tensor& tensor) {
   const auto count = static_cast<size_t>(tensor.numel());
   if (usable(tensor)) return {keep(tensor).const_data_ptr(), count};
   const at::Tensor twin = keep(at::empty_like(tensor, at::MemoryFormat::Contiguous));
@@ -47,7 +47,7 @@ Source Views::input(const at::Tensor& tensor) {
   return {twin.const_data_ptr(), count};
 }
 
-Sink Views::output(const at::Tensor& tensor) {
+Sink StagedTensors::output(const at::Tensor& tensor) {
   check_writable(tensor);
   const auto count = static_cast<size_t>(tensor.numel());
   if (usable(tensor)) return {keep(tensor).mutable_data_ptr(), count};
@@ -56,7 +56,7 @@ Sink Views::output(const at::Tensor& tensor) {
   return {twin.mutable_data_ptr(), count};
 }
 
-Sink Views::in_place(const at::Tensor& tensor) {
+Sink StagedTensors::in_place(const at::Tensor& tensor) {
   const Sink sink = output(tensor);
   if (!copies_out_.empty() && copies_out_.back().second.is_same(kept_.back())) {
     copies_in_.emplace_back(kept_.back(), tensor);
@@ -64,20 +64,20 @@ Sink Views::in_place(const at::Tensor& tensor) {
   return sink;
 }
 
-Source Views::input_times(const at::Tensor& tensor, double factor) {
+Source StagedTensors::input_times(const at::Tensor& tensor, double factor) {
   const at::Tensor twin = keep(at::empty_like(tensor, at::MemoryFormat::Contiguous));
   copies_in_.emplace_back(twin, tensor);
   scalings_.push_back({twin, factor});
   return {twin.const_data_ptr(), static_cast<size_t>(tensor.numel())};
 }
 
-Sink Views::in_place_times(const at::Tensor& tensor, double factor) {
+Sink StagedTensors::in_place_times(const at::Tensor& tensor, double factor) {
   const Sink sink = in_place(tensor);
   scalings_.push_back({kept_.back(), factor});
   return sink;
 }
 
-Sink Views::packed(const std::vector<at::Tensor>& tensors, double factor) {
+Sink StagedTensors::packed(const std::vector<at::Tensor>& tensors, double factor) {
   int64_t count = 0;
   for (const at::Tensor& tensor : tensors) count += tensor.numel();
   const at::Tensor whole = keep(at::empty({count}, tensors.front().options()));
@@ -93,22 +93,22 @@ Sink Views::packed(const std::vector<at::Tensor>& tensors, double factor) {
   return {whole.mutable_data_ptr(), static_cast<size_t>(count)};
 }
 
-std::vector<Source> Views::inputs(const std::vector<at::Tensor>& tensors) {
+std::vector<Source> StagedTensors::inputs(const std::vector<at::Tensor>& tensors) {
   std::vector<Source> sources;
   for (const at::Tensor& tensor : tensors) sources.push_back(input(tensor));
   return sources;
 }
 
-std::vector<Sink> Views::outputs(const std::vector<at::Tensor>& tensors) {
+std::vector<Sink> StagedTensors::outputs(const std::vector<at::Tensor>& tensors) {
   std::vector<Sink> sinks;
   for (const at::Tensor& tensor : tensors) sinks.push_back(output(tensor));
   return sinks;
 }
 
-Frame Views::take_frame(std::function<void()> at_end) {
-  Frame frame;
+DriverHooks StagedTensors::take_hooks(std::function<void()> at_end) {
+  DriverHooks hooks;
   if (!copies_in_.empty() || !scalings_.empty()) {
-    frame.prologue = [copies = std::move(copies_in_), scalings = std::move(scalings_)] {
+    hooks.prologue = [copies = std::move(copies_in_), scalings = std::move(scalings_)] {
       copy_all(copies);
       for (const auto& [tensor, factor] : scalings) {
         scale(tensor.mutable_data_ptr(), tensor.const_data_ptr(),
@@ -116,12 +116,12 @@ Frame Views::take_frame(std::function<void()> at_end) {
       }
     };
   }
-  frame.epilogue = [kept = std::move(kept_), copies = std::move(copies_out_),
+  hooks.epilogue = [kept = std::move(kept_), copies = std::move(copies_out_),
                     at_end = std::move(at_end)] {
     copy_all(copies);
     if (at_end) at_end();
   };
-  return frame;
+  return hooks;
 }
 
 const void* offset(const void* data, size_t bytes) {

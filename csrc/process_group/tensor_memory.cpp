@@ -16,7 +16,7 @@ namespace {
 
 class SegmentAllocator final : public c10::Allocator {
  public:
-  explicit SegmentAllocator(std::shared_ptr<memory::Segment> segment)
+  explicit SegmentAllocator(std::shared_ptr<memory::SharedSegment> segment)
       : segment_(std::move(segment)) {}
 
   c10::DataPtr allocate(size_t bytes) override {
@@ -30,7 +30,7 @@ class SegmentAllocator final : public c10::Allocator {
 
  private:
   struct Block {
-    std::shared_ptr<memory::Segment> segment;
+    std::shared_ptr<memory::SharedSegment> segment;
     void* data;
   };
 
@@ -39,14 +39,14 @@ class SegmentAllocator final : public c10::Allocator {
     block->segment->free(block->data);
   }
 
-  const std::shared_ptr<memory::Segment> segment_;
+  const std::shared_ptr<memory::SharedSegment> segment_;
 };
 
 // A block's address is its context, as raw_allocate() demands, so the deleter asks the segment
 // whose it is. Segments of the process are never destroyed.
 class CpuAllocator final : public c10::Allocator {
  public:
-  CpuAllocator(std::shared_ptr<memory::Segment> segment, c10::Allocator* small)
+  CpuAllocator(std::shared_ptr<memory::SharedSegment> segment, c10::Allocator* small)
       : segment_(std::move(segment)), small_(small) {}
 
   c10::DataPtr allocate(size_t bytes) override {
@@ -77,13 +77,13 @@ class CpuAllocator final : public c10::Allocator {
   }
 
   const ForkGuard fork_;
-  const std::shared_ptr<memory::Segment> segment_;
+  const std::shared_ptr<memory::SharedSegment> segment_;
   c10::Allocator* const small_;
 };
 
 }  // namespace
 
-at::Tensor tensor_in(std::shared_ptr<memory::Segment> segment, at::IntArrayRef shape,
+at::Tensor tensor_in(std::shared_ptr<memory::SharedSegment> segment, at::IntArrayRef shape,
                      at::ScalarType type) {
   const size_t bytes = c10::multiply_integers(shape) * c10::elementSize(type);
   void* const block = segment->allocate(bytes);
@@ -92,7 +92,7 @@ at::Tensor tensor_in(std::shared_ptr<memory::Segment> segment, at::IntArrayRef s
       at::TensorOptions().dtype(type).device(at::kCPU));
 }
 
-std::shared_ptr<c10::Allocator> segment_allocator(std::shared_ptr<memory::Segment> segment) {
+std::shared_ptr<c10::Allocator> segment_allocator(std::shared_ptr<memory::SharedSegment> segment) {
   return std::make_shared<SegmentAllocator>(std::move(segment));
 }
 

@@ -17,11 +17,11 @@
 namespace hbm {
 
 // An uninitialised, contiguous CPU tensor. Throws Error(kExhausted).
-at::Tensor tensor_in(std::shared_ptr<memory::Segment> segment, at::IntArrayRef shape,
+at::Tensor tensor_in(std::shared_ptr<memory::SharedSegment> segment, at::IntArrayRef shape,
                      at::ScalarType type);
 
 // Makes blocks of a segment for whoever asks (getMemAllocator).
-std::shared_ptr<c10::Allocator> segment_allocator(std::shared_ptr<memory::Segment> segment);
+std::shared_ptr<c10::Allocator> segment_allocator(std::shared_ptr<memory::SharedSegment> segment);
 
 // Makes PyTorch's CPU allocator place what is at least kLargeTensorBytes in the segment of
 // `policy`, and leave the rest, and all of it in a forked child, to the allocator that it had.

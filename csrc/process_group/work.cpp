@@ -23,7 +23,7 @@ const char* title_if_recorded(const char* title) { return at::hasCallbacks() ? t
 
 WorkHbm::WorkHbm(int rank, c10d::OpType type, const char* title,
                  const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs,
-                 std::shared_ptr<Queue> queue)
+                 std::shared_ptr<OperationQueue> queue)
     : Work(rank, type, title_if_recorded(title), inputs),
       outputs_(std::move(outputs)),
       queue_(std::move(queue)) {}

@@ -1,7 +1,8 @@
 // The Work that c10d sees: a ticket of the queue, with its tensors, its future and its profiler
 // range.
 //
-// Threads: as c10d::Work, from any. Whoever waits may carry the operation itself (progress/operation_queue.h).
+// Threads: as c10d::Work, from any. Whoever waits may carry the operation itself
+// (progress/operation_queue.h).
 #pragma once
 
 #include <memory>
@@ -17,7 +18,7 @@ class WorkHbm final : public c10d::Work {
  public:
   // `title` names the profiler range; null for none.
   WorkHbm(int rank, c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
-          std::vector<at::Tensor> outputs, std::shared_ptr<Queue> queue);
+          std::vector<at::Tensor> outputs, std::shared_ptr<OperationQueue> queue);
 
   // Binds the work to its ticket, or to an operation that has succeeded already (no ticket). Called
   // once, before anyone else sees the work.
@@ -47,7 +48,7 @@ class WorkHbm final : public c10d::Work {
   bool done() const { return !ticket_ || ticket_->done(); }
 
   const std::vector<at::Tensor> outputs_;
-  const std::shared_ptr<Queue> queue_;
+  const std::shared_ptr<OperationQueue> queue_;
   const std::shared_ptr<int> source_ = std::make_shared<int>(-1);
   std::shared_ptr<Ticket> ticket_;  // null: done
   uint64_t sequence_ = 0;

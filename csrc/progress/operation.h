@@ -39,7 +39,7 @@ class Operation {
   // operation knows of no such notice: the caller then polls at intervals. Throws Error(kDeath)
   // when a rank that it waits for is known to be dead, Error(kPeer) when one has reported a
   // failure.
-  virtual bool doze(std::chrono::steady_clock::time_point /*until*/) { return false; }
+  virtual bool wait(std::chrono::steady_clock::time_point /*until*/) { return false; }
 
   // Gives up what is pending after an error or a timeout; memory that a late message may still be
   // written to stays alive until it cannot be. No call follows but the destructor.
@@ -47,7 +47,7 @@ class Operation {
 
   // After abandon(): true if other ranks may still write to the caller's buffers, which must then
   // not be used for anything else.
-  virtual bool exposed() const { return false; }
+  virtual bool peers_may_write() const { return false; }
 
   // True when begin() alone hands the peers all that they need of this rank, so that nobody else
   // waits while this rank computes. Such an operation may stay undriven for a while.

@@ -16,7 +16,7 @@ constexpr std::chrono::milliseconds kFollowerLooks{20};
 constexpr std::chrono::milliseconds kLongestDoze{10};  // then the clock and the state count again
 constexpr std::chrono::microseconds kGlance{20};       // cheaper than waking the worker
 
-thread_local const Queue* worker_of = nullptr;  // the queue whose worker this thread is
+thread_local const OperationQueue* worker_of = nullptr;  // the queue whose worker this thread is
 
 std::string message_of(const std::exception_ptr& error) {
   try {
@@ -37,30 +37,30 @@ Error given_up(const Operation& operation, const std::exception_ptr& cause) {
 void Ticket::let_go() {
   operation_ = nullptr;
   owned_.reset();
-  frame_ = {};
+  hooks_ = {};
 }
 
 void Ticket::abandon() {
   if (begun_) {
     operation_->abandon();
-    if (operation_->exposed()) {
+    if (operation_->peers_may_write()) {
       static std::mutex mutex;
-      static auto* const kept = new std::vector<Frame>;
+      static auto* const kept = new std::vector<DriverHooks>;
       const std::lock_guard lock(mutex);
-      kept->push_back(std::move(frame_));
+      kept->push_back(std::move(hooks_));
     }
   }
   let_go();
 }
 
-Queue::Queue(Order order, bool crowded, Hooks hooks)
+OperationQueue::OperationQueue(Order order, bool crowded, Hooks hooks)
     : order_(order), crowded_(crowded), hooks_(std::move(hooks)) {}
 
-std::shared_ptr<Queue> Queue::create(Order order, bool crowded, Hooks hooks) {
-  return std::shared_ptr<Queue>(new Queue(order, crowded, std::move(hooks)));
+std::shared_ptr<OperationQueue> OperationQueue::create(Order order, bool crowded, Hooks hooks) {
+  return std::shared_ptr<OperationQueue>(new OperationQueue(order, crowded, std::move(hooks)));
 }
 
-void Queue::require_owner(const char* operation) const {
+void OperationQueue::require_owner(const char* operation) const {
   if (!fork_.in_child()) return;
   throw Error(ErrorKind::kUnsupported,
               std::string(operation) +
@@ -68,14 +68,15 @@ void Queue::require_owner(const char* operation) const {
                   "communicate (start processes with the spawn method instead)");
 }
 
-std::shared_ptr<Ticket> Queue::enqueue(std::unique_ptr<Operation> operation,
-                                       std::chrono::milliseconds timeout, Frame frame) {
+std::shared_ptr<Ticket> OperationQueue::enqueue(std::unique_ptr<Operation> operation,
+                                                std::chrono::milliseconds timeout,
+                                                DriverHooks hooks) {
   if (fork_.in_child()) require_owner(operation->describe().c_str());
   auto ticket = std::make_shared<Ticket>();
   ticket->small_ = operation->self_sufficient();
   ticket->operation_ = operation.get();
   ticket->owned_ = std::move(operation);
-  ticket->frame_ = std::move(frame);
+  ticket->hooks_ = std::move(hooks);
   ticket->timeout_ = timeout;
   ticket->submitted_at_ = Clock::now();
   if (order_ == Order::kUnordered) step(*ticket);  // begins it, before it is shared
@@ -95,18 +96,18 @@ std::shared_ptr<Ticket> Queue::enqueue(std::unique_ptr<Operation> operation,
 }
 
 // What broke the queue stays as it is, so no lock is needed.
-void Queue::refuse(const std::string& operation) const {
+void OperationQueue::refuse(const std::string& operation) const {
   throw Error(ErrorKind::kAborted,
               operation + " was refused because the group failed earlier: " + message_of(broken_));
 }
 
 // Makes the driver look at the queue's state again.
-void Queue::interrupt() {
+void OperationQueue::interrupt() {
   interrupted_.store(true, std::memory_order_release);
-  if (hooks_.nudge) hooks_.nudge();
+  if (hooks_.wake) hooks_.wake();
 }
 
-bool Queue::try_claim(const char* what) {
+bool OperationQueue::try_claim(const char* what) {
   if (fork_.in_child()) require_owner(what);
   const Lock lock(mutex_);
   if (broken_) refuse(what);
@@ -115,10 +116,11 @@ bool Queue::try_claim(const char* what) {
   return true;
 }
 
-void Queue::run_claimed(Operation& operation, std::chrono::milliseconds timeout, Frame frame) {
+void OperationQueue::run_claimed(Operation& operation, std::chrono::milliseconds timeout,
+                                 DriverHooks hooks) {
   Ticket ticket;
   ticket.operation_ = &operation;
-  ticket.frame_ = std::move(frame);
+  ticket.hooks_ = std::move(hooks);
   ticket.timeout_ = timeout;
   Ticket* const tickets[] = {&ticket};
   Outcome outcome = poll_until(tickets, Clock::time_point::max());
@@ -138,13 +140,13 @@ void Queue::run_claimed(Operation& operation, std::chrono::milliseconds timeout,
   if (outcome.error) std::rethrow_exception(outcome.error);
 }
 
-void Queue::unclaim() {
+void OperationQueue::unclaim() {
   Lock lock(mutex_);
   Outcome nothing;
   settle(lock, nothing);
 }
 
-void Queue::launch(const std::shared_ptr<Ticket>& ticket, Mode mode) {
+void OperationQueue::launch(const std::shared_ptr<Ticket>& ticket, Mode mode) {
   Lock lock(mutex_);
   if (mode == Mode::kSync) {
     drive(lock, ticket.get(), Clock::time_point::max());
@@ -160,7 +162,7 @@ void Queue::launch(const std::shared_ptr<Ticket>& ticket, Mode mode) {
   wake_worker(lock, ticket->wanted_);
 }
 
-bool Queue::wait(const std::shared_ptr<Ticket>& ticket, Clock::time_point deadline) {
+bool OperationQueue::wait(const std::shared_ptr<Ticket>& ticket, Clock::time_point deadline) {
   if (ticket->done()) return true;
   require_owner("wait()");
   Lock lock(mutex_);
@@ -168,14 +170,15 @@ bool Queue::wait(const std::shared_ptr<Ticket>& ticket, Clock::time_point deadli
   return ticket->done();
 }
 
-bool Queue::test(const std::shared_ptr<Ticket>& ticket) {
+bool OperationQueue::test(const std::shared_ptr<Ticket>& ticket) {
   if (ticket->done() || fork_.in_child()) return ticket->done();
   Lock lock(mutex_);
   if (!driving_) drive(lock, nullptr, Clock::time_point::min());
   return ticket->done();
 }
 
-void Queue::when_done(const std::shared_ptr<Ticket>& ticket, std::function<void()> callback) {
+void OperationQueue::when_done(const std::shared_ptr<Ticket>& ticket,
+                               std::function<void()> callback) {
   if (!ticket->done()) {
     require_owner("get_future()");
     Lock lock(mutex_);
@@ -190,7 +193,7 @@ void Queue::when_done(const std::shared_ptr<Ticket>& ticket, std::function<void(
   callback();
 }
 
-void Queue::abort(const std::string& reason) {
+void OperationQueue::abort(const std::string& reason) {
   if (fork_.in_child()) return;
   Lock lock(mutex_);
   if (!broken_) broken_ = std::make_exception_ptr(Error(ErrorKind::kAborted, reason));
@@ -203,7 +206,7 @@ void Queue::abort(const std::string& reason) {
   fail_pending(lock);
 }
 
-void Queue::stop() {
+void OperationQueue::stop() {
   if (fork_.in_child()) return;
   abort("the group was destroyed");
   Lock lock(mutex_);
@@ -215,13 +218,13 @@ void Queue::stop() {
   changed_.wait(lock, [&] { return workers_ <= self; });
 }
 
-std::exception_ptr Queue::broken() const {
+std::exception_ptr OperationQueue::broken() const {
   if (fork_.in_child()) return nullptr;
   Lock lock(mutex_);
   return broken_;
 }
 
-bool Queue::idle() const {
+bool OperationQueue::idle() const {
   if (fork_.in_child()) return true;
   Lock lock(mutex_);
   return pending_.empty();
@@ -229,7 +232,8 @@ bool Queue::idle() const {
 
 // Drives what is active until `target` is done or `deadline` has passed; with no target, until
 // nothing is pending. A deadline in the past means one attempt.
-void Queue::drive(Lock& lock, const Ticket* target, Clock::time_point deadline, bool leading) {
+void OperationQueue::drive(Lock& lock, const Ticket* target, Clock::time_point deadline,
+                           bool leading) {
   do {
     if (target != nullptr && target->done()) return;
     if (leading && !ready_.empty()) return;
@@ -253,7 +257,8 @@ void Queue::drive(Lock& lock, const Ticket* target, Clock::time_point deadline, 
   } while (deadline == Clock::time_point::max() || Clock::now() < deadline);
 }
 
-Queue::Outcome Queue::poll_until(std::span<Ticket* const> tickets, Clock::time_point deadline) {
+OperationQueue::Outcome OperationQueue::poll_until(std::span<Ticket* const> tickets,
+                                                   Clock::time_point deadline) {
   Backoff backoff(crowded_);
   for (;;) {
     bool moved = false;
@@ -281,14 +286,14 @@ Queue::Outcome Queue::poll_until(std::span<Ticket* const> tickets, Clock::time_p
     }
     Ticket* const first = tickets.front();
     try {
-      if (!first->operation_->doze(std::min(deadline, now + kLongestDoze))) backoff.pause();
+      if (!first->operation_->wait(std::min(deadline, now + kLongestDoze))) backoff.pause();
     } catch (...) {
       return {first, std::current_exception()};
     }
   }
 }
 
-Queue::Outcome Queue::watch(std::span<Ticket* const> tickets) const {
+OperationQueue::Outcome OperationQueue::watch(std::span<Ticket* const> tickets) const {
   if (!hooks_.watch) return {};
   for (Ticket* const ticket : tickets) {
     try {
@@ -301,9 +306,9 @@ Queue::Outcome Queue::watch(std::span<Ticket* const> tickets) const {
 }
 
 // Begins the ticket's operation or moves it on; runs the epilogue when it is complete.
-Progress Queue::step(Ticket& ticket) {
+Progress OperationQueue::step(Ticket& ticket) {
   if (!ticket.begun_) {
-    if (ticket.frame_.prologue) ticket.frame_.prologue();
+    if (ticket.hooks_.prologue) ticket.hooks_.prologue();
     ticket.begun_ = true;
     ticket.begun_at_ = Clock::now();
     ticket.operation_->begin();
@@ -311,7 +316,7 @@ Progress Queue::step(Ticket& ticket) {
   }
   const Progress progress = ticket.operation_->poll();
   if (progress == Progress::kDone) {
-    if (ticket.frame_.epilogue) ticket.frame_.epilogue();
+    if (ticket.hooks_.epilogue) ticket.hooks_.epilogue();
   } else if (progress == Progress::kIdle && Clock::now() - ticket.begun_at_ >= ticket.timeout_) {
     const std::vector<int> missing = ticket.operation_->missing();
     throw Error(ErrorKind::kTimeout, ticket.operation_->describe() + " timed out after " +
@@ -323,7 +328,7 @@ Progress Queue::step(Ticket& ticket) {
 }
 
 // Ends the driver's turn: takes back driving_ and publishes what came of it.
-void Queue::settle(Lock& lock, Outcome& outcome) {
+void OperationQueue::settle(Lock& lock, Outcome& outcome) {
   if (outcome.ticket) {
     lock.unlock();
     if (outcome.error) {
@@ -346,7 +351,7 @@ void Queue::settle(Lock& lock, Outcome& outcome) {
 }
 
 // Makes the ticket done, and leaves its callbacks to a worker.
-void Queue::finish(Lock& lock, const Ticket* ended, std::exception_ptr error) {
+void OperationQueue::finish(Lock& lock, const Ticket* ended, std::exception_ptr error) {
   const auto place =
       std::find_if(pending_.begin(), pending_.end(),
                    [ended](const std::shared_ptr<Ticket>& each) { return each.get() == ended; });
@@ -362,7 +367,7 @@ void Queue::finish(Lock& lock, const Ticket* ended, std::exception_ptr error) {
   if (callbacks) wake_worker(lock, true);
 }
 
-void Queue::fail_pending(Lock& lock) {
+void OperationQueue::fail_pending(Lock& lock) {
   while (!pending_.empty() && !driving_) {
     const auto ticket = pending_.front();
     driving_ = true;
@@ -375,14 +380,14 @@ void Queue::fail_pending(Lock& lock) {
   }
 }
 
-std::vector<Ticket*> Queue::active() const {
+std::vector<Ticket*> OperationQueue::active() const {
   if (order_ == Order::kOrdered) return {pending_.front().get()};
   std::vector<Ticket*> all;
   for (const auto& ticket : pending_) all.push_back(ticket.get());
   return all;
 }
 
-std::shared_ptr<Ticket> Queue::work_waiting(Clock::time_point now) const {
+std::shared_ptr<Ticket> OperationQueue::work_waiting(Clock::time_point now) const {
   for (const auto& ticket : pending_) {
     if (ticket->wanted_ || now - ticket->submitted_at_ >= kAdoptAfter) return ticket;
   }
@@ -390,7 +395,7 @@ std::shared_ptr<Ticket> Queue::work_waiting(Clock::time_point now) const {
 }
 
 // Sees to it that a worker leads, or will as soon as it looks; the lock is held.
-void Queue::wake_worker(const Lock& /*held*/, bool hand_over) {
+void OperationQueue::wake_worker(const Lock& /*held*/, bool hand_over) {
   last_small_ = Clock::now();
   if (leading_) {
     if (hand_over || !lingering_) work_.notify_one();
@@ -401,7 +406,7 @@ void Queue::wake_worker(const Lock& /*held*/, bool hand_over) {
   }
 }
 
-void Queue::start_worker() {
+void OperationQueue::start_worker() {
   if (starting_) return;
   try {
     std::thread([self = shared_from_this()] { self->work(); }).detach();
@@ -413,7 +418,7 @@ void Queue::start_worker() {
   ++workers_;
 }
 
-void Queue::work() {
+void OperationQueue::work() {
   worker_of = this;
   Lock lock(mutex_);
   starting_ = false;
@@ -434,7 +439,7 @@ void Queue::work() {
 
 // A callback may wait for anything, an operation of this queue included, so the one who runs it
 // does not lead meanwhile, and somebody is there to.
-void Queue::run_callbacks(Lock& lock) {
+void OperationQueue::run_callbacks(Lock& lock) {
   auto batch = std::exchange(ready_, {});
   if (!pending_.empty()) wake_worker(lock, true);
   lock.unlock();
@@ -444,7 +449,7 @@ void Queue::run_callbacks(Lock& lock) {
 }
 
 // The leader's turn: drives what waits for a worker, until there are callbacks to run.
-void Queue::lead(Lock& lock) {
+void OperationQueue::lead(Lock& lock) {
   while (!stopping_ && ready_.empty()) {
     const Clock::time_point now = Clock::now();
     if (const std::shared_ptr<Ticket> ticket = work_waiting(now)) {
@@ -460,7 +465,7 @@ void Queue::lead(Lock& lock) {
 }
 
 // Waits for a chance to lead or for callbacks; false when a second brought neither.
-bool Queue::follow(Lock& lock) {
+bool OperationQueue::follow(Lock& lock) {
   const Clock::time_point end = Clock::now() + kLingerFor;
   ++followers_;
   while (!stopping_ && leading_ && ready_.empty() && Clock::now() < end) {

@@ -46,7 +46,7 @@ enum class Mode {
 };
 
 // What goes around an operation, on the thread that drives it.
-struct Frame {
+struct DriverHooks {
   std::function<void()> prologue;  // just before begin(): gathers strided input
   std::function<void()> epilogue;  // after the last poll(), before anyone sees it done
 };
@@ -59,7 +59,7 @@ class Ticket {
   std::exception_ptr error() const noexcept { return error_; }
 
  private:
-  friend class Queue;
+  friend class OperationQueue;
 
   // Gives back the staging memory and the tensors, before anyone may see the ticket done: whoever
   // waited can then be sure that no other thread drops the last reference to a tensor.
@@ -71,19 +71,19 @@ class Ticket {
 
   std::unique_ptr<Operation> owned_;  // null: the operation is somebody else's (run_claimed)
   Operation* operation_ = nullptr;    // used by the driver alone
-  Frame frame_;
+  DriverHooks hooks_;
   bool begun_ = false;  // written by the driver, or before the ticket is shared
   Clock::time_point begun_at_;
   std::chrono::milliseconds timeout_{};  // counted from begin()
   Clock::time_point submitted_at_;
   bool small_ = false;
-  bool wanted_ = false;  // guarded by Queue::mutex_: the worker shall drive
-  std::vector<std::function<void()>> callbacks_;  // guarded by Queue::mutex_
+  bool wanted_ = false;  // guarded by OperationQueue::mutex_: the worker shall drive
+  std::vector<std::function<void()>> callbacks_;  // guarded by OperationQueue::mutex_
   std::exception_ptr error_;                      // written before done_ is released
   std::atomic<bool> done_{false};  // release in finish() pairs with acquire in done()
 };
 
-class Queue : public std::enable_shared_from_this<Queue> {
+class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
  public:
   struct Hooks {
     // Called about four times a second while a driver waits for the operation's ranks; throws to
@@ -94,8 +94,8 @@ class Queue : public std::enable_shared_from_this<Queue> {
         explain;
     // Called with each error that an operation ended in.
     std::function<void(const std::exception_ptr& error)> failed;
-    // Wakes a driver that dozes (Operation::doze).
-    std::function<void()> nudge;
+    // Wakes a driver that waits (Operation::wait).
+    std::function<void()> wake;
     // What a timeout says of the ranks that the operation waited for.
     std::function<std::string(const std::vector<int>& ranks)> name_ranks;
   };
@@ -105,9 +105,9 @@ class Queue : public std::enable_shared_from_this<Queue> {
   static constexpr std::chrono::milliseconds kAdoptAfter{50};
 
   // `crowded`: more ranks than cores here, see Backoff.
-  static std::shared_ptr<Queue> create(Order order, bool crowded, Hooks hooks);
-  Queue(const Queue&) = delete;
-  Queue& operator=(const Queue&) = delete;
+  static std::shared_ptr<OperationQueue> create(Order order, bool crowded, Hooks hooks);
+  OperationQueue(const OperationQueue&) = delete;
+  OperationQueue& operator=(const OperationQueue&) = delete;
 
   // Throws Error(kUnsupported), naming `operation`, in a forked child.
   void require_owner(const char* operation) const;
@@ -116,7 +116,7 @@ class Queue : public std::enable_shared_from_this<Queue> {
   // leave in the order of issue. Throws Error(kAborted) on a broken queue, Error(kUnsupported) in a
   // forked child, and what begin() throws.
   std::shared_ptr<Ticket> enqueue(std::unique_ptr<Operation> operation,
-                                  std::chrono::milliseconds timeout, Frame frame);
+                                  std::chrono::milliseconds timeout, DriverHooks hooks);
 
   // Sets it going. In Mode::kSync the ticket is done on return. An error of the operation is left
   // in the ticket.
@@ -129,7 +129,7 @@ class Queue : public std::enable_shared_from_this<Queue> {
   // run_claimed() throws the operation's error. try_claim() throws as enqueue() does; `what` names
   // the operation.
   bool try_claim(const char* what);
-  void run_claimed(Operation& operation, std::chrono::milliseconds timeout, Frame frame = {});
+  void run_claimed(Operation& operation, std::chrono::milliseconds timeout, DriverHooks hooks = {});
   void unclaim();
 
   // Drives or waits until the ticket is done; false when `deadline` came first (the operation goes
@@ -163,7 +163,7 @@ class Queue : public std::enable_shared_from_this<Queue> {
     std::exception_ptr error;
   };
 
-  Queue(Order order, bool crowded, Hooks hooks);
+  OperationQueue(Order order, bool crowded, Hooks hooks);
   void drive(Lock& lock, const Ticket* target, Clock::time_point deadline, bool leading = false);
   Outcome poll_until(std::span<Ticket* const> tickets, Clock::time_point deadline);
   Outcome watch(std::span<Ticket* const> tickets) const;

@@ -15,9 +15,9 @@
 #include <span>
 #include <vector>
 
-#include "box/server/listener/stream_connection.h"
 #include "box/protocol/frame_stream.h"
-#include "smb_fake_desk.h"
+#include "box/server/listener/stream_connection.h"
+#include "smb_fake_handler.h"
 
 namespace hbm {
 namespace {
@@ -42,16 +42,16 @@ class Replies final : public smb::FrameReceiver {
 class Conversation {
  public:
   explicit Conversation(const char* token)
-      : house_{desk_,
-               {token, "boot", "/socket", 0},
-               1 << 20,
-               {8, std::chrono::seconds(5)},
-               {0, std::chrono::seconds(1)}} {
+      : context_{handler_,
+                 {token, "boot", "/socket", 0},
+                 1 << 20,
+                 {8, std::chrono::seconds(5)},
+                 {0, std::chrono::seconds(1)}} {
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) != 0) fail("no socket");
     client_.emplace(Descriptor(ends[0]));
-    connection_ = std::make_shared<box::StreamConnection>(house_, loop_, Descriptor(ends[1]),
-                                                          smb::Transport::kTcp);
+    connection_ = std::make_shared<box::StreamConnection>(context_, loop_, Descriptor(ends[1]),
+                                                          smb::TransportKind::kTcp);
   }
 
   ~Conversation() { connection_->gone(); }
@@ -82,14 +82,14 @@ class Conversation {
     for (;;) {
       const auto next = connection_->serve(0);
       client_->receive(replies_, UINT64_MAX);
-      if (next == box::DoorLoop::Next::kGone) return false;
-      if (next == box::DoorLoop::Next::kWait) return true;
+      if (next == box::EventLoop::Next::kGone) return false;
+      if (next == box::EventLoop::Next::kWait) return true;
     }
   }
 
-  box::FakeDesk desk_{uint64_t{1} << 16};
-  box::StreamHouse house_;
-  box::DoorLoop loop_{"fuzz", nullptr};  // is not started: what is served is served here
+  box::FakeDesk handler_{uint64_t{1} << 16};
+  box::StreamContext context_;
+  box::EventLoop loop_{"fuzz", nullptr};  // is not started: what is served is served here
   std::optional<smb::FrameStream> client_;
   std::shared_ptr<box::StreamConnection> connection_;
   Replies replies_;

@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "real_elements.h"
 #include "kernels/kernels.h"
 #include "kernels/scale_integer.h"
+#include "real_elements.h"
 #include "reduce_reference.h"
 
 namespace hbm {

@@ -21,8 +21,8 @@
 
 #include "collectives_data.h"
 #include "communicator/communicator.h"
-#include "progress/operation_queue.h"
 #include "kernels/reduce.h"
+#include "progress/operation_queue.h"
 
 namespace hbm {
 
@@ -30,9 +30,9 @@ namespace hbm {
 struct Speaker {
   int rank;
   int size;
-  std::shared_ptr<Collectives> collectives;
-  std::shared_ptr<Queue> ordered;
-  std::shared_ptr<Queue> transfers;
+  std::shared_ptr<Communicator> collectives;
+  std::shared_ptr<OperationQueue> ordered;
+  std::shared_ptr<OperationQueue> transfers;
   uint64_t* sequence;
   std::vector<size_t> sizes;     // of messages, in bytes, that are worth trying
   size_t most_bytes;             // of all that an operation brings to one rank
@@ -77,7 +77,7 @@ class Conversation {
   using TensorPtr = std::shared_ptr<Tensor>;
 
   struct Check {
-    std::shared_ptr<Queue> queue;
+    std::shared_ptr<OperationQueue> queue;
     std::shared_ptr<Ticket> ticket;
     std::string what;
     std::function<bool()> right;
@@ -170,7 +170,7 @@ class Conversation {
     return views;
   }
 
-  void submit(const std::shared_ptr<Queue>& queue, OperationPtr operation, Mode mode,
+  void submit(const std::shared_ptr<OperationQueue>& queue, OperationPtr operation, Mode mode,
               std::function<bool()> right) {
     if (own_() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(own_() % 500));
     std::string what = operation->describe();

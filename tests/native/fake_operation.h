@@ -21,7 +21,7 @@ namespace hbm {
 struct Script {
   std::string name = "operation";
   bool small = false;
-  bool exposed = false;
+  bool peers_may_write = false;
   std::vector<int> missing;
   std::function<void()> on_begin = [] {};
   std::function<Progress()> on_poll = [this] {
@@ -72,8 +72,8 @@ class FakeOperation final : public Operation {
   std::string describe() const override { return script_->name; }
   std::vector<int> missing() const override { return script_->missing; }
   bool self_sufficient() const override { return script_->small; }
-  bool exposed() const override { return script_->exposed; }
-  bool doze(std::chrono::steady_clock::time_point until) override {
+  bool peers_may_write() const override { return script_->peers_may_write; }
+  bool wait(std::chrono::steady_clock::time_point until) override {
     return script_->on_doze(until);
   }
 

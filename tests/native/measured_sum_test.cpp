@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "real_elements.h"
 #include "kernels/kernels.h"
+#include "real_elements.h"
 
 namespace hbm {
 namespace {

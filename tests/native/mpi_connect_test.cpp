@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "expect_error.h"
 #include "communicator/mpi/standing.h"
+#include "expect_error.h"
 
 namespace hbm::mpi {
 namespace {
 
-Standing standing(int world_rank = -1, int world_size = 0, const std::string& world_id = "") {
+MpiState standing(int world_rank = -1, int world_size = 0, const std::string& world_id = "") {
   return {"node", "new", world_id, world_rank, world_size};
 }
 
@@ -25,9 +25,9 @@ TEST(NodeKey, HbmcommNodeIdForcesRanksApart) {
   EXPECT_EQ(node_key(), before);
 }
 
-TEST(Standing, GoesThroughTheStore) {
-  const Standing sent{"a node", "new", "", 3, 4};
-  const Standing found = decode(encode(sent));
+TEST(MpiState, GoesThroughTheStore) {
+  const MpiState sent{"a node", "new", "", 3, 4};
+  const MpiState found = decode(encode(sent));
   EXPECT_EQ(found.node, "a node");
   EXPECT_EQ(found.new_world, "new");
   EXPECT_EQ(found.world_id, "");
@@ -35,20 +35,20 @@ TEST(Standing, GoesThroughTheStore) {
   EXPECT_EQ(found.world_size, 4);
 }
 
-TEST(Standing, NodesAreNumberedByFirstAppearance) {
-  std::vector<Standing> ranks(5, standing());
+TEST(MpiState, NodesAreNumberedByFirstAppearance) {
+  std::vector<MpiState> ranks(5, standing());
   ranks[1].node = ranks[4].node = "z";
   ranks[3].node = "a";
   EXPECT_EQ(nodes_of(ranks), (std::vector<int>{0, 1, 0, 2, 1}));
 }
 
-TEST(Standing, RanksShareAWorldOrHaveNone) {
+TEST(MpiState, RanksShareAWorldOrHaveNone) {
   EXPECT_FALSE(share_a_world({standing(), standing()}, "group g"));
   EXPECT_TRUE(share_a_world({standing(2, 3, "a"), standing(0, 3, "a")}, "group g"));
 }
 
-TEST(Standing, OtherRanksAreRefused) {
-  const std::vector<std::vector<Standing>> groups = {
+TEST(MpiState, OtherRanksAreRefused) {
+  const std::vector<std::vector<MpiState>> groups = {
       {standing(0, 2, "a"), standing()},           // one rank initialised MPI, one did not
       {standing(0, 1, "a"), standing(0, 1, "b")},  // two worlds
       {standing(0, 2, "a"), standing(1, 3, "a")},  // two sizes

@@ -8,10 +8,10 @@
 #include <thread>
 #include <vector>
 
-#include "expect_error.h"
-#include "communicator/mpi/communicator.h"
 #include "communicator/mpi/abandoned_requests.h"
+#include "communicator/mpi/communicator.h"
 #include "communicator/mpi/point_to_point.h"
+#include "expect_error.h"
 #include "mpi_ranks.h"
 
 namespace hbm::mpi {

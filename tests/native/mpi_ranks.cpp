@@ -11,10 +11,10 @@
 
 #include "base/error.h"
 #include "bootstrap/rendezvous.h"
-#include "file_store.h"
 #include "communicator/mpi/communicator.h"
 #include "communicator/mpi/connect.h"
 #include "communicator/mpi/library.h"
+#include "file_store.h"
 
 namespace hbm::mpi {
 namespace {
@@ -65,18 +65,21 @@ Group::Group(const std::filesystem::path& directory, const std::string& name, in
   const auto deadline = Clock::now() + kPatience;
   std::filesystem::create_directories(directory / name);
   const auto store = std::make_shared<FileStore>(directory / name);
-  const auto meeting = bootstrap::meet(store, rank, size, "group " + name, deadline,
-                                       [&] { return bootstrap::introduce("test", chunk_bytes); });
+  const auto rendezvous =
+      bootstrap::rendezvous_of(store, rank, size, "group " + name, deadline,
+                               [&] { return bootstrap::introduce("test", chunk_bytes); });
   channel->rank = rank;
   channel->size = size;
   channel->group = "group " + name;
   channel->chunk_bytes = chunk_bytes;
   channel->staging = memory::StagingPool::make(
       std::make_shared<memory::Heap>(memory::Policy::kDdr, 0), kStagingBytes);
-  if (size > 1) channel->communicator = connect(meeting, {}).communicator;
+  if (size > 1) channel->communicator = connect(rendezvous, {}).communicator;
   const bool crowded = size > sysconf(_SC_NPROCESSORS_ONLN);
-  collectives = Queue::create(Queue::Order::kOrdered, crowded, {{}, {}, {}, {}, name_ranks});
-  transfers = Queue::create(Queue::Order::kUnordered, crowded, {{}, {}, {}, {}, name_ranks});
+  collectives = OperationQueue::create(OperationQueue::Order::kOrdered, crowded,
+                                       {{}, {}, {}, {}, name_ranks});
+  transfers = OperationQueue::create(OperationQueue::Order::kUnordered, crowded,
+                                     {{}, {}, {}, {}, name_ranks});
 }
 
 Group::~Group() {

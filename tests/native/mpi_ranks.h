@@ -9,9 +9,9 @@
 #include <set>
 #include <string>
 
-#include "progress/operation_queue.h"
-#include "forked_ranks.h"
 #include "communicator/mpi/channel.h"
+#include "forked_ranks.h"
+#include "progress/operation_queue.h"
 
 namespace hbm::mpi {
 
@@ -29,8 +29,8 @@ class Group {
   Group& operator=(const Group&) = delete;
 
   std::shared_ptr<Channel> channel;
-  std::shared_ptr<Queue> collectives;
-  std::shared_ptr<Queue> transfers;
+  std::shared_ptr<OperationQueue> collectives;
+  std::shared_ptr<OperationQueue> transfers;
   uint64_t sequence = 0;
 
   // Runs a collective to its end and returns its error.

@@ -1,4 +1,5 @@
-// Ranks in namespaces of their own, as in containers, and the socket files that they meet by.
+// Ranks in namespaces of their own, as in containers, and the socket files that they rendezvous_of
+// by.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mount.h>
@@ -14,13 +15,13 @@
 #include <thread>
 #include <vector>
 
+#include "communicator/shm/neighbours.h"
+#include "communicator/shm/peer_socket_file.h"
 #include "expect_error.h"
 #include "file_store.h"
 #include "forked_ranks.h"
-#include "communicator/shm/neighbours.h"
-#include "communicator/shm/peer_socket_file.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 namespace {
 
 namespace fs = std::filesystem;
@@ -50,17 +51,17 @@ bool permitted(const std::function<bool()>& isolate) {
 }
 
 Neighbourhood explore_as(const ForkedRank& rank) {
-  Door door;
+  NeighbourListener door;
   const auto store = std::make_shared<FileStore>(rank.directory);
-  const auto meeting =
-      bootstrap::meet(store, rank.rank, rank.size, "group g", in(milliseconds(60'000)), [&] {
+  const auto rendezvous = bootstrap::rendezvous_of(
+      store, rank.rank, rank.size, "group g", in(milliseconds(60'000)), [&] {
         bootstrap::Member self = bootstrap::introduce("1.0", 4096);
         self.segment = "ddr";
         self.door = door.name();
         return self;
       });
-  return explore(meeting, door,
-                 [] { return memory::Segment::create(memory::Policy::kDdr, 64 << 20); });
+  return explore(rendezvous, door,
+                 [] { return memory::SharedSegment::create(memory::Policy::kDdr, 64 << 20); });
 }
 
 // Ranks 2 and 3 isolate themselves first, each for itself.
@@ -181,4 +182,4 @@ TEST_F(SocketFiles, NeedADirectoryAndAShortName) {
 }
 
 }  // namespace
-}  // namespace hbm::node
+}  // namespace hbm::shm

@@ -18,18 +18,18 @@
 #include <utility>
 #include <vector>
 
+#include "communicator/shm/neighbour_cache.h"
+#include "communicator/shm/neighbour_partition.h"
 #include "expect_error.h"
 #include "fake_store.h"
 #include "file_store.h"
 #include "forked_ranks.h"
 #include "memory_fixture.h"  // what ThreadSanitizer shall not say of memkind
-#include "communicator/shm/neighbour_cache.h"
-#include "communicator/shm/neighbour_partition.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 namespace {
 
-using memory::Segment;
+using memory::SharedSegment;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kPatience{60'000};
@@ -46,16 +46,17 @@ struct Explorer {
 
   // Meets the others, and explores. `hold` is called before.
   Neighbourhood explore(const std::function<void()>& hold = [] {}) {
-    Door door;
-    const auto meeting = bootstrap::meet(store, rank, size, "group g", in(patience), [&] {
-      bootstrap::Member self = bootstrap::introduce("1.0", 4096);
-      self.segment = segment_name;
-      self.door = door.name();
-      return self;
-    });
-    party = meeting.party;
+    NeighbourListener door;
+    const auto rendezvous =
+        bootstrap::rendezvous_of(store, rank, size, "group g", in(patience), [&] {
+          bootstrap::Member self = bootstrap::introduce("1.0", 4096);
+          self.segment = segment_name;
+          self.door = door.name();
+          return self;
+        });
+    participant = rendezvous.participant;
     hold();
-    return node::explore(meeting, door, own);
+    return shm::explore(rendezvous, door, own);
   }
 
   // Each rank writes to its segment and to those of its neighbours, and all see it.
@@ -81,8 +82,8 @@ struct Explorer {
     segment->free(cells);
   }
 
-  std::vector<std::string> told(const std::string& step, const std::string& text) {
-    return gather(party, step, bootstrap::everyone(size), [&] { return text; });
+  std::vector<std::string> told(const std::string& next_phase, const std::string& text) {
+    return gather(participant, next_phase, bootstrap::everyone(size), [&] { return text; });
   }
 
   std::shared_ptr<KeyValue> store;
@@ -90,9 +91,10 @@ struct Explorer {
   int size;
   milliseconds patience = kPatience;
   std::string segment_name = "ddr";
-  std::shared_ptr<Segment> segment = Segment::create(memory::Policy::kDdr, kSegmentBytes);
-  std::function<std::shared_ptr<Segment>()> own = [this] { return segment; };
-  bootstrap::Party party;
+  std::shared_ptr<SharedSegment> segment =
+      SharedSegment::create(memory::Policy::kDdr, kSegmentBytes);
+  std::function<std::shared_ptr<SharedSegment>()> own = [this] { return segment; };
+  bootstrap::Participant participant;
 };
 
 void expect_nodes(const Neighbourhood& found, int rank, const std::vector<int>& node_of) {
@@ -161,11 +163,11 @@ TEST(Explore, NamesARankThatNeverComes) {
   });
 }
 
-// Its process is killed when it has told the others of one step.
+// Its process is killed when it has told the others of one next_phase.
 class DeadlyStore final : public KeyValue {
  public:
-  DeadlyStore(std::shared_ptr<KeyValue> store, std::string step)
-      : store_(std::move(store)), step_("/" + std::move(step) + "/") {}
+  DeadlyStore(std::shared_ptr<KeyValue> store, std::string next_phase)
+      : store_(std::move(store)), step_("/" + std::move(next_phase) + "/") {}
 
   void set(const std::string& key, const std::string& value) override {
     store_->set(key, value);
@@ -183,11 +185,11 @@ class DeadlyStore final : public KeyValue {
 };
 
 TEST(Explore, NamesARankThatIsKilledMeanwhile) {
-  for (const char* step : {"meeting", "calls1"}) {
-    const auto explore = [step](const ForkedRank& forked) {
+  for (const char* next_phase : {"rendezvous", "calls1"}) {
+    const auto explore = [next_phase](const ForkedRank& forked) {
       Explorer rank(forked);
       rank.patience = milliseconds(1500);
-      if (rank.rank == 1) rank.store = std::make_shared<DeadlyStore>(rank.store, step);
+      if (rank.rank == 1) rank.store = std::make_shared<DeadlyStore>(rank.store, next_phase);
       try {
         rank.explore();
         ADD_FAILURE() << "rank " << rank.rank << " noticed nothing";
@@ -207,7 +209,7 @@ TEST(Explore, AFailureOfOneRankReachesAll) {
     setenv("HBMCOMM_NODE_ID", forked.rank < 3 ? "a" : "b", 1);
     Explorer rank(forked);
     if (rank.rank == 1) {
-      rank.own = []() -> std::shared_ptr<Segment> {
+      rank.own = []() -> std::shared_ptr<SharedSegment> {
         throw Error(ErrorKind::kExhausted, "no room");
       };
       expect_error(ErrorKind::kExhausted, {"no room"}, [&] { rank.explore(); });
@@ -238,7 +240,7 @@ TEST(Explore, AFurtherGroupNeedsNoSockets) {
   run_forked_ranks(4, [](const ForkedRank& forked) {
     Explorer rank(forked);
     const Neighbourhood first = rank.explore();
-    rank.own = []() -> std::shared_ptr<Segment> {
+    rank.own = []() -> std::shared_ptr<SharedSegment> {
       throw Error(ErrorKind::kInvalid, "nobody should ask for it again");
     };
     const Neighbourhood again = rank.explore();
@@ -287,16 +289,16 @@ TEST(Explore, FewDescriptorsInFlightAreEnough) {
   });
 }
 
-TEST(Door, TakesInNoStrangers) {
+TEST(NeighbourListener, TakesInNoStrangers) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to become somebody else";
-  Door door;
+  NeighbourListener door;
   bootstrap::Member self = bootstrap::introduce("1.0", 4096);
   self.door = door.name();
-  ASSERT_TRUE(Door::call(self, self));
+  ASSERT_TRUE(NeighbourListener::call(self, self));
   EXPECT_EQ(door.callers().size(), 1u);
   EXPECT_EQ(run_forked([&] {
               ASSERT_EQ(setuid(65534), 0);
-              EXPECT_TRUE(Door::call(self, self)) << "root is trusted";
+              EXPECT_TRUE(NeighbourListener::call(self, self)) << "root is trusted";
             }),
             0);
   EXPECT_TRUE(door.callers().empty());
@@ -311,4 +313,4 @@ TEST(Partition, NodesAreThoseThatHaveAllMappedOneAnother) {
 }
 
 }  // namespace
-}  // namespace hbm::node
+}  // namespace hbm::shm

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "real_elements.h"
 #include "kernels/kernels.h"
+#include "real_elements.h"
 
 namespace hbm {
 namespace {

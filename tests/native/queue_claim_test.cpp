@@ -1,10 +1,10 @@
-// The way of a synchronous operation on an idle queue, and how a driver dozes.
+// The way of a synchronous operation on an idle queue, and how a driver waits.
 #include <gtest/gtest.h>
 
 #include <thread>
 
-#include "progress/operation_queue.h"
 #include "expect_error.h"
+#include "progress/operation_queue.h"
 #include "queue_fixture.h"
 
 namespace hbm {
@@ -125,12 +125,13 @@ TEST_F(QueueTest, NobodyDozesBeyondTheDeadline) {
 }
 
 TEST_F(QueueTest, TensorsThatOthersMayStillWriteToAreKept) {
-  for (const bool exposed : {false, true}) {
-    const auto queue = Queue::create(Queue::Order::kOrdered, /*crowded=*/true, {});
+  for (const bool peers_may_write : {false, true}) {
+    const auto queue =
+        OperationQueue::create(OperationQueue::Order::kOrdered, /*crowded=*/true, {});
     const auto tensor = std::make_shared<int>(7);
     const std::weak_ptr<int> watched = tensor;
     const auto op = script("op");
-    op->exposed = exposed;
+    op->peers_may_write = peers_may_write;
     {
       const auto held = tensor;
       const auto ticket =
@@ -139,7 +140,7 @@ TEST_F(QueueTest, TensorsThatOthersMayStillWriteToAreKept) {
       EXPECT_TRUE(ticket->error());
     }
     queue->stop();
-    EXPECT_EQ(watched.use_count() - 1, exposed ? 1 : 0);
+    EXPECT_EQ(watched.use_count() - 1, peers_may_write ? 1 : 0);
   }
 }
 

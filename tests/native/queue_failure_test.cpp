@@ -1,8 +1,8 @@
 // What an error, a timeout, abort() and stop() do to an operation and to its queue.
 #include <gtest/gtest.h>
 
-#include "progress/operation_queue.h"
 #include "expect_error.h"
+#include "progress/operation_queue.h"
 #include "queue_fixture.h"
 
 namespace hbm {
@@ -60,13 +60,13 @@ TEST(QueueErrors, EveryStepMayFail) {
   begins->on_begin = fail;
   struct Case {
     std::shared_ptr<Script> script;
-    Frame frame;
+    DriverHooks hooks;
   };
   for (const Case& each : {Case{begins, {}}, Case{ready_script("prologue"), {fail, {}}},
                            Case{ready_script("epilogue"), {{}, fail}}}) {
-    const auto queue = Queue::create(Queue::Order::kOrdered, true, {});
+    const auto queue = OperationQueue::create(OperationQueue::Order::kOrdered, true, {});
     const auto ticket =
-        queue->enqueue(std::make_unique<FakeOperation>(each.script), kLong, each.frame);
+        queue->enqueue(std::make_unique<FakeOperation>(each.script), kLong, each.hooks);
     queue->launch(ticket, Mode::kSync);
     EXPECT_TRUE(ticket->done());
     expect_error(ErrorKind::kMismatch, {"shapes differ"}, ticket->error());
@@ -195,8 +195,8 @@ TEST_F(QueueTest, ACallbackMayAbortAndStop) {
 }
 
 TEST(QueueLifetime, TheLastReferenceMayGoInACallback) {
-  auto queue = Queue::create(Queue::Order::kOrdered, true, {});
-  const std::weak_ptr<Queue> watched = queue;
+  auto queue = OperationQueue::create(OperationQueue::Order::kOrdered, true, {});
+  const std::weak_ptr<OperationQueue> watched = queue;
   const auto op = script("op");
   const auto ticket = queue->enqueue(std::make_unique<FakeOperation>(op), kLong, {});
   queue->launch(ticket, Mode::kAsync);

@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "progress/operation_queue.h"
 #include "fake_operation.h"
+#include "progress/operation_queue.h"
 
 namespace hbm {
 
@@ -24,30 +24,32 @@ class QueueTest : public testing::Test {
  protected:
   using TicketPtr = std::shared_ptr<Ticket>;
 
-  explicit QueueTest(Queue::Order order = Queue::Order::kOrdered)
-      : queue_(Queue::create(order, /*crowded=*/true,
-                             {[this](const Operation& waiting) { watch_(waiting.missing()); },
-                              {},
-                              [this](const std::exception_ptr& error) {
-                                const std::lock_guard lock(mutex_);
-                                failures_.push_back(error);
-                              },
-                              [this] { nudges_.fetch_add(1); },
-                              [](const std::vector<int>& ranks) {
-                                std::string text = "waiting for";
-                                for (const int rank : ranks) text += " " + std::to_string(rank);
-                                return text;
-                              }})) {}
+  explicit QueueTest(OperationQueue::Order order = OperationQueue::Order::kOrdered)
+      : queue_(
+            OperationQueue::create(order, /*crowded=*/true,
+                                   {[this](const Operation& waiting) { watch_(waiting.missing()); },
+                                    {},
+                                    [this](const std::exception_ptr& error) {
+                                      const std::lock_guard lock(mutex_);
+                                      failures_.push_back(error);
+                                    },
+                                    [this] { nudges_.fetch_add(1); },
+                                    [](const std::vector<int>& ranks) {
+                                      std::string text = "waiting for";
+                                      for (const int rank : ranks)
+                                        text += " " + std::to_string(rank);
+                                      return text;
+                                    }})) {}
   ~QueueTest() override { queue_->stop(); }
 
   TicketPtr enqueue(const std::shared_ptr<Script>& script, milliseconds timeout = kLong,
-                    Frame frame = {}) {
-    return queue_->enqueue(std::make_unique<FakeOperation>(script), timeout, std::move(frame));
+                    DriverHooks hooks = {}) {
+    return queue_->enqueue(std::make_unique<FakeOperation>(script), timeout, std::move(hooks));
   }
 
   TicketPtr submit(const std::shared_ptr<Script>& script, Mode mode = Mode::kAsync,
-                   milliseconds timeout = kLong, Frame frame = {}) {
-    auto ticket = enqueue(script, timeout, std::move(frame));
+                   milliseconds timeout = kLong, DriverHooks hooks = {}) {
+    auto ticket = enqueue(script, timeout, std::move(hooks));
     queue_->launch(ticket, mode);
     return ticket;
   }
@@ -62,7 +64,7 @@ class QueueTest : public testing::Test {
   std::function<void(const std::vector<int>&)> watch_ = [](const auto&) {
   };  // to be set before the first operation
   std::atomic<int> nudges_ = 0;
-  const std::shared_ptr<Queue> queue_;
+  const std::shared_ptr<OperationQueue> queue_;
 
  private:
   std::mutex mutex_;  // guards failures_
@@ -71,7 +73,7 @@ class QueueTest : public testing::Test {
 
 class UnorderedQueueTest : public QueueTest {
  protected:
-  UnorderedQueueTest() : QueueTest(Queue::Order::kUnordered) {}
+  UnorderedQueueTest() : QueueTest(OperationQueue::Order::kUnordered) {}
 };
 
 // Looks now and then, without driving anything; false when it did not come true in a minute.

@@ -24,7 +24,7 @@ std::shared_ptr<Script> random_script(std::mt19937& random) {
   return op;
 }
 
-class QueueStress : public QueueTest, public testing::WithParamInterface<Queue::Order> {
+class QueueStress : public QueueTest, public testing::WithParamInterface<OperationQueue::Order> {
  protected:
   QueueStress() : QueueTest(GetParam()) {}
 
@@ -99,9 +99,11 @@ TEST_P(QueueStress, EverythingEndsWhenItIsAborted) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Orders, QueueStress,
-                         testing::Values(Queue::Order::kOrdered, Queue::Order::kUnordered),
+                         testing::Values(OperationQueue::Order::kOrdered,
+                                         OperationQueue::Order::kUnordered),
                          [](const auto& info) {
-                           return info.param == Queue::Order::kOrdered ? "Ordered" : "Unordered";
+                           return info.param == OperationQueue::Order::kOrdered ? "Ordered"
+                                                                                : "Unordered";
                          });
 
 }  // namespace

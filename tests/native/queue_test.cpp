@@ -5,8 +5,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "progress/backoff.h"
 #include "expect_error.h"
+#include "progress/backoff.h"
 #include "queue_fixture.h"
 
 namespace hbm {
@@ -59,7 +59,7 @@ TEST_F(QueueTest, SmallAsyncIsBegunAtIssueAndFinishedByTheWaiter) {
   EXPECT_EQ(op->begun_by, this_thread());
   op->ready = true;
   EXPECT_TRUE(wait(ticket));
-  if (Clock::now() - start < Queue::kAdoptAfter) {
+  if (Clock::now() - start < OperationQueue::kAdoptAfter) {
     EXPECT_EQ(op->polled_by, this_thread());
   }
 }
@@ -71,7 +71,7 @@ TEST_F(QueueTest, SmallAsyncBehindACompleteOneIsBegunAtIssue) {
   first->ready = true;
   const Clock::time_point start = Clock::now();
   const auto second_ticket = submit(second);
-  if (Clock::now() - start < Queue::kAdoptAfter) {
+  if (Clock::now() - start < OperationQueue::kAdoptAfter) {
     EXPECT_TRUE(first_ticket->done());
     EXPECT_EQ(second->begun_by, this_thread());
   }
@@ -96,7 +96,7 @@ TEST_F(QueueTest, TheWorkerAdoptsWhatNobodyWaitsFor) {
     const auto ticket = submit(op);
     op->ready = true;
     EXPECT_TRUE(eventually([&] { return ticket->done(); }));
-    EXPECT_GE(Clock::now() - start, Queue::kAdoptAfter);
+    EXPECT_GE(Clock::now() - start, OperationQueue::kAdoptAfter);
     EXPECT_NE(op->polled_by, this_thread());
   }
 }
@@ -199,9 +199,9 @@ TEST_F(QueueTest, CallbacksMayEnqueueAndWait) {
 
 TEST_F(QueueTest, ACallbacksLastReferenceIsDroppedWithoutTheLock) {
   struct Waits {
-    explicit Waits(std::shared_ptr<Queue> queue) : queue(std::move(queue)) {}
+    explicit Waits(std::shared_ptr<OperationQueue> queue) : queue(std::move(queue)) {}
     ~Waits() { EXPECT_TRUE(queue->idle()); }  // takes the lock
-    std::shared_ptr<Queue> queue;
+    std::shared_ptr<OperationQueue> queue;
   };
   const auto op = script("op");
   const auto ticket = submit(op);

@@ -33,7 +33,7 @@
 namespace hbm::memory {
 namespace {
 
-uint64_t held_bytes(const Segment& segment) {
+uint64_t held_bytes(const SharedSegment& segment) {
   struct stat file{};
   EXPECT_EQ(fstat(segment.fd(), &file), 0);
   return static_cast<uint64_t>(file.st_blocks) * 512;
@@ -44,17 +44,17 @@ bool is_filled(const void* block, char value, size_t bytes) {
   return bytes == 0 || (*begin == value && std::memcmp(begin, begin + 1, bytes - 1) == 0);
 }
 
-TEST(Segment, EveryPolicyAllocatesWithHbm) {
+TEST(SharedSegment, EveryPolicyAllocatesWithHbm) {
   with_hbm([] {
     for (Policy policy : kAllPolicies) {
-      const auto segment = Segment::create(policy, kGiB);
+      const auto segment = SharedSegment::create(policy, kGiB);
       void* block = segment->allocate(3 * kMiB);
       std::memset(block, 1, 3 * kMiB);
       EXPECT_EQ(bytes_anywhere(block, 3 * kMiB), 3 * kMiB);
       if (policy != Policy::kDdr) {
         EXPECT_EQ(where(block, 3 * kMiB), (std::map<int, uint64_t>{{0, 3 * kMiB}}));
       }
-      const SegmentStats stats = segment->stats();
+      const SharedSegmentStats stats = segment->stats();
       EXPECT_EQ(stats.in_use_bytes, 3 * kMiB);
       EXPECT_EQ(stats.hbm_bytes, policy == Policy::kDdr ? 0 : 3 * kMiB) << policy_name(policy);
       EXPECT_EQ(stats.ddr_bytes, policy == Policy::kDdr ? 3 * kMiB : 0) << policy_name(policy);
@@ -69,33 +69,33 @@ TEST(Segment, EveryPolicyAllocatesWithHbm) {
   });
 }
 
-TEST(Segment, ThePolicyGoesWithTheFile) {
+TEST(SharedSegment, ThePolicyGoesWithTheFile) {
   with_hbm([] {
     for (Policy policy : {Policy::kPreferred, Policy::kBind, Policy::kInterleave}) {
-      const auto segment = Segment::create(policy, kGiB);
+      const auto segment = SharedSegment::create(policy, kGiB);
       EXPECT_EQ(block_nodes(Mapping::map(segment->fd())->base()), std::vector<int>{0});
     }
-    EXPECT_TRUE(block_nodes(Segment::create(Policy::kDdr, kGiB)->base()).empty());
+    EXPECT_TRUE(block_nodes(SharedSegment::create(Policy::kDdr, kGiB)->base()).empty());
   });
 }
 
-TEST(Segment, OnlyTheStrictPoliciesNeedHbm) {
+TEST(SharedSegment, OnlyTheStrictPoliciesNeedHbm) {
   without_hbm([] {
     for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
       expect_error(ErrorKind::kUnavailable, {"memkind finds none"},
-                   [&] { Segment::create(policy, kGiB); });
+                   [&] { SharedSegment::create(policy, kGiB); });
     }
-    const auto segment = Segment::create(Policy::kPreferred, kGiB);
+    const auto segment = SharedSegment::create(Policy::kPreferred, kGiB);
     segment->allocate(kMiB);
     EXPECT_EQ(segment->stats().ddr_bytes, kMiB);
     EXPECT_EQ(segment->stats().spills, 0u);
   });
 }
 
-TEST(Segment, AlignsToCacheLinesAndPages) {
+TEST(SharedSegment, AlignsToCacheLinesAndPages) {
   with_hbm([] {
     for (Policy policy : kAllPolicies) {
-      const auto segment = Segment::create(policy, kGiB);
+      const auto segment = SharedSegment::create(policy, kGiB);
       std::vector<std::pair<void*, size_t>> blocks;
       for (size_t bytes : {size_t{0}, size_t{0}, size_t{1}, size_t{65}, kPage - 1, kPage, kPage + 1,
                            kMiB - 1, kMiB + 1}) {
@@ -116,9 +116,9 @@ TEST(Segment, AlignsToCacheLinesAndPages) {
   });
 }
 
-TEST(Segment, KnowsItsAddresses) {
+TEST(SharedSegment, KnowsItsAddresses) {
   without_hbm([] {
-    const auto segment = Segment::create(Policy::kDdr, kGiB + 1);
+    const auto segment = SharedSegment::create(Policy::kDdr, kGiB + 1);
     EXPECT_EQ(segment->size(), kGiB + kPage);
     std::byte* const begin = segment->base();
     const size_t size = segment->size();
@@ -136,10 +136,10 @@ TEST(Segment, KnowsItsAddresses) {
   });
 }
 
-TEST(Segment, MoreThanThereIsIsAnErrorAndNoKill) {
+TEST(SharedSegment, MoreThanThereIsIsAnErrorAndNoKill) {
   with_hbm([] {
     for (Policy policy : kAllPolicies) {
-      const auto segment = Segment::create(policy, 4 * machine_total());
+      const auto segment = SharedSegment::create(policy, 4 * machine_total());
       for (size_t bytes : {segment->size() + 1, ~size_t{0}}) {
         expect_error(ErrorKind::kExhausted, {"cannot allocate", "has no gap of that size"},
                      [&] { segment->allocate(bytes); });
@@ -154,10 +154,10 @@ TEST(Segment, MoreThanThereIsIsAnErrorAndNoKill) {
   });
 }
 
-TEST(Segment, StrictPoliciesPutPagesInPlaceAtOnce) {
+TEST(SharedSegment, StrictPoliciesPutPagesInPlaceAtOnce) {
   with_hbm([] {
     for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
-      const auto segment = Segment::create(policy, kGiB);
+      const auto segment = SharedSegment::create(policy, kGiB);
       const size_t bytes = 40 * kMiB + 5;  // more than one slice
       void* block = segment->allocate(bytes);
       EXPECT_EQ(where(block, bytes), (std::map<int, uint64_t>{{0, bytes}}));
@@ -166,11 +166,11 @@ TEST(Segment, StrictPoliciesPutPagesInPlaceAtOnce) {
   });
 }
 
-TEST(Segment, GivesThePagesOfLargeBlocksBack) {
+TEST(SharedSegment, GivesThePagesOfLargeBlocksBack) {
   with_hbm([] {
     for (Policy policy : kAllPolicies) {
-      const auto segment = Segment::create(policy, kGiB);
-      const size_t bytes = Segment::kGivenBackBytes + 5;
+      const auto segment = SharedSegment::create(policy, kGiB);
+      const size_t bytes = SharedSegment::kGivenBackBytes + 5;
       std::vector<void*> blocks;
       for (int i = 0; i < 9; ++i) {
         blocks.push_back(segment->allocate(bytes));
@@ -188,9 +188,9 @@ TEST(Segment, GivesThePagesOfLargeBlocksBack) {
   });
 }
 
-TEST(Segment, MemoryStaysFlatAndSpaceIsReused) {
+TEST(SharedSegment, MemoryStaysFlatAndSpaceIsReused) {
   without_hbm([] {
-    const auto segment = Segment::create(Policy::kDdr, 64 * kMiB);
+    const auto segment = SharedSegment::create(Policy::kDdr, 64 * kMiB);
     std::optional<size_t> fit;
     for (int round = 0; round < 10; ++round) {
       std::vector<void*> blocks;
@@ -212,7 +212,7 @@ TEST(Segment, MemoryStaysFlatAndSpaceIsReused) {
 }
 
 // Blocks move between threads, and what a thread writes to one must still be there later.
-TEST(Segment, ThreadsShareASegment) {
+TEST(SharedSegment, ThreadsShareASegment) {
   struct Filled {
     void* block;
     size_t bytes;
@@ -220,7 +220,7 @@ TEST(Segment, ThreadsShareASegment) {
   };
   with_hbm([] {
     for (Policy policy : kAllPolicies) {
-      const auto segment = Segment::create(policy, 4 * kGiB);
+      const auto segment = SharedSegment::create(policy, 4 * kGiB);
       std::mutex mutex;
       std::vector<Filled> live;
       const auto release = [&](const Filled& filled) {
@@ -256,9 +256,9 @@ TEST(Segment, ThreadsShareASegment) {
   });
 }
 
-TEST(Segment, AForkedChildReadsButNeitherAllocatesNorFrees) {
+TEST(SharedSegment, AForkedChildReadsButNeitherAllocatesNorFrees) {
   with_hbm([] {
-    const auto segment = Segment::create(Policy::kPreferred, kGiB);
+    const auto segment = SharedSegment::create(Policy::kPreferred, kGiB);
     char* block = static_cast<char*>(segment->allocate(2 * kMiB));
     std::memset(block, 7, 2 * kMiB);
     in_child([&] {
@@ -269,7 +269,7 @@ TEST(Segment, AForkedChildReadsButNeitherAllocatesNorFrees) {
       EXPECT_EQ(segment->stats().in_use_bytes, 0u);
       EXPECT_EQ(segment->stats().size_bytes, kGiB);
       block[0] = 8;
-      const auto own = Segment::create(Policy::kPreferred, kGiB);
+      const auto own = SharedSegment::create(Policy::kPreferred, kGiB);
       own->free(own->allocate(kMiB));
     });
     EXPECT_EQ(segment->stats().in_use_bytes, 2 * kMiB);
@@ -279,9 +279,9 @@ TEST(Segment, AForkedChildReadsButNeitherAllocatesNorFrees) {
   });
 }
 
-TEST(Segment, AForkedChildMayDestroyIt) {
+TEST(SharedSegment, AForkedChildMayDestroyIt) {
   with_hbm([] {
-    auto segment = Segment::create(Policy::kPreferred, kGiB);
+    auto segment = SharedSegment::create(Policy::kPreferred, kGiB);
     void* block = segment->allocate(2 * kMiB);
     std::memset(block, 7, 2 * kMiB);
     in_child([&] { segment.reset(); });
@@ -294,14 +294,14 @@ TEST(Segment, AForkedChildMayDestroyIt) {
 // and whatever a thread held in that moment, the child does not wait for it. In the child of a
 // process with threads glibc's malloc works; AddressSanitizer's, before GCC 13, waits for ever if
 // one of them was in it.
-TEST(Segment, ForksWhileThreadsAllocate) {
+TEST(SharedSegment, ForksWhileThreadsAllocate) {
 #if defined(__SANITIZE_ADDRESS__)
   constexpr bool kChildHasMalloc = false;
 #else
   constexpr bool kChildHasMalloc = true;
 #endif
   without_hbm([] {
-    const auto segment = Segment::create(Policy::kDdr, kGiB);
+    const auto segment = SharedSegment::create(Policy::kDdr, kGiB);
     char* const inherited = static_cast<char*>(segment->allocate(kMiB));
     std::memset(inherited, 7, kMiB);
     std::atomic<bool> stop = false;
@@ -335,50 +335,50 @@ TEST(Segment, ForksWhileThreadsAllocate) {
   });
 }
 
-TEST(Segment, LimitsAreNamedAndTheDefaultFitsThem) {
+TEST(SharedSegment, LimitsAreNamedAndTheDefaultFitsThem) {
   if (!kSpaceIsOurs) GTEST_SKIP() << "a sanitizer needs the address space";
   without_hbm([] {
-    EXPECT_GE(Segment::create(Policy::kDdr, 0)->size(), machine_total());
+    EXPECT_GE(SharedSegment::create(Policy::kDdr, 0)->size(), machine_total());
     set_limit(RLIMIT_AS, 16 * kGiB);
-    EXPECT_EQ(Segment::create(Policy::kDdr, 0)->size(), 2 * kGiB);
+    EXPECT_EQ(SharedSegment::create(Policy::kDdr, 0)->size(), 2 * kGiB);
     expect_error(ErrorKind::kExhausted, {"RLIMIT_AS is 17179869184", "ulimit -v"},
-                 [] { Segment::create(Policy::kDdr, 20 * kGiB); });
+                 [] { SharedSegment::create(Policy::kDdr, 20 * kGiB); });
     set_limit(RLIMIT_FSIZE, kGiB);
-    EXPECT_EQ(Segment::create(Policy::kDdr, 0)->size(), kGiB);
+    EXPECT_EQ(SharedSegment::create(Policy::kDdr, 0)->size(), kGiB);
     expect_error(ErrorKind::kExhausted, {"RLIMIT_FSIZE is 1073741824", "ulimit -f"},
-                 [] { Segment::create(Policy::kDdr, 2 * kGiB); });
+                 [] { SharedSegment::create(Policy::kDdr, 2 * kGiB); });
     set_limit(RLIMIT_FSIZE, kMiB);
     expect_error(ErrorKind::kExhausted, {"RLIMIT_FSIZE is 1048576"},
-                 [] { Segment::create(Policy::kDdr, 0); });
+                 [] { SharedSegment::create(Policy::kDdr, 0); });
   });
 }
 
-TEST(Segment, LittleAddressSpaceMakesTheDefaultSmaller) {
+TEST(SharedSegment, LittleAddressSpaceMakesTheDefaultSmaller) {
   if (!kSpaceIsOurs) GTEST_SKIP() << "a sanitizer needs the address space";
   without_hbm([] {
-    const auto large = Segment::create(Policy::kDdr, 12 * kGiB);
+    const auto large = SharedSegment::create(Policy::kDdr, 12 * kGiB);
     set_limit(RLIMIT_AS, 14 * kGiB);
-    EXPECT_LT(Segment::create(Policy::kDdr, 0)->size(), 2 * kGiB);
+    EXPECT_LT(SharedSegment::create(Policy::kDdr, 0)->size(), 2 * kGiB);
   });
 }
 
-TEST(Segment, ASizePastAllFilesIsAnError) {
+TEST(SharedSegment, ASizePastAllFilesIsAnError) {
   without_hbm([] {
     expect_error(ErrorKind::kExhausted, {"cannot make a segment of 18446744073709551615 bytes"},
-                 [] { Segment::create(Policy::kDdr, ~uint64_t{0}); });
+                 [] { SharedSegment::create(Policy::kDdr, ~uint64_t{0}); });
   });
 }
 
-TEST(Segment, ItsSizeIsFixed) {
+TEST(SharedSegment, ItsSizeIsFixed) {
   without_hbm([] {
-    const auto segment = Segment::create(Policy::kDdr, kGiB);
+    const auto segment = SharedSegment::create(Policy::kDdr, kGiB);
     EXPECT_EQ(ftruncate(segment->fd(), 0), -1);
     EXPECT_EQ(errno, EPERM);
     EXPECT_NE(fcntl(segment->fd(), F_GETFD) & FD_CLOEXEC, 0);
   });
 }
 
-TEST(Segment, AProcessHasOneAPolicy) {
+TEST(SharedSegment, AProcessHasOneAPolicy) {
   with_hbm([] {
     EXPECT_TRUE(process_segment_stats().empty());
     const auto segment = process_segment(Policy::kPreferred);
@@ -399,7 +399,7 @@ TEST(Segment, AProcessHasOneAPolicy) {
 TEST(Mapping, ProcessesSeeEachOthersWrites) {
   with_hbm([] {
     for (Policy policy : kAllPolicies) {
-      const auto segment = Segment::create(policy, kGiB);
+      const auto segment = SharedSegment::create(policy, kGiB);
       char* block = static_cast<char*>(segment->allocate(2 * kMiB));
       std::memset(block, 1, kMiB);
       const uint64_t offset = segment->offset_of(block);
@@ -424,7 +424,7 @@ TEST(Mapping, ProcessesSeeEachOthersWrites) {
 
 TEST(Mapping, OutlivesTheSegmentButNotAFork) {
   without_hbm([] {
-    auto segment = Segment::create(Policy::kDdr, kGiB);
+    auto segment = SharedSegment::create(Policy::kDdr, kGiB);
     char* block = static_cast<char*>(segment->allocate(kMiB));
     std::memset(block, 3, kMiB);
     const uint64_t offset = segment->offset_of(block);

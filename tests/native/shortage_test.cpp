@@ -118,11 +118,11 @@ TEST(Heap, ANodeThatFillsUpMeanwhileIsAnError) {
   });
 }
 
-TEST(Segment, StrictPoliciesRefuseWhatTheNodeCannotHold) {
+TEST(SharedSegment, StrictPoliciesRefuseWhatTheNodeCannotHold) {
   with_hbm([] {
     for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
       machine = {.nodes = 8 * kMiB};
-      const auto segment = Segment::create(policy, kGiB);
+      const auto segment = SharedSegment::create(policy, kGiB);
       expect_error(ErrorKind::kExhausted, {"HBM node 0 can give 8388608"},
                    [&] { segment->allocate(8 * kMiB + 1); });
       machine = {.nodes = 0, .questions = 2, .nodes_before = kPlenty};
@@ -134,12 +134,12 @@ TEST(Segment, StrictPoliciesRefuseWhatTheNodeCannotHold) {
   });
 }
 
-TEST(Segment, PreferredCountsWhatFitsAsHbm) {
+TEST(SharedSegment, PreferredCountsWhatFitsAsHbm) {
   with_hbm([] {
-    const auto segment = Segment::create(Policy::kPreferred, kGiB);
+    const auto segment = SharedSegment::create(Policy::kPreferred, kGiB);
     machine = {.nodes = 6 * kMiB, .all = 16 * kMiB};
     void* block = segment->allocate(16 * kMiB);  // never touched
-    const SegmentStats stats = segment->stats();
+    const SharedSegmentStats stats = segment->stats();
     EXPECT_EQ(stats.spills, 1u);
     EXPECT_EQ(stats.hbm_bytes, 6 * kMiB);
     EXPECT_EQ(stats.ddr_bytes, 10 * kMiB);

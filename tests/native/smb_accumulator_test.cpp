@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "box/server/steps.h"
+#include "box/server/storage/steps.h"
 #include "box/server/storage/store.h"
 #include "kernels/accumulate.h"
 #include "smb_store_fixture.h"
@@ -24,7 +24,7 @@ constexpr RecordSizes kSmall{.sessions = 16, .operations = 2, .lanes = 6, .chunk
 // With records in memory, and in a store.
 class AccumulatorTest : public testing::TestWithParam<bool> {
  protected:
-  std::shared_ptr<Segment> segment(uint64_t key, uint64_t size) {
+  std::shared_ptr<BoxSegment> segment(uint64_t key, uint64_t size) {
     return store_->create(creation(key, size));
   }
   SessionRecord& session(uint64_t id) { return store_->records().open_session({0, id}); }
@@ -59,7 +59,7 @@ TEST_P(AccumulatorTest, AppliesFormulasToRanges) {
     const uint64_t most = 2'500'000 / std::max(width, source_width);
     for (uint64_t count :
          {uint64_t{0}, uint64_t{1}, uint64_t{4096 / width}, uint64_t{100'001}, most}) {
-      for (Segment* one : {target.get(), source.get()}) {
+      for (BoxSegment* one : {target.get(), source.get()}) {
         std::generate_n(contents<uint64_t>(*one), size / 8, std::ref(random));
       }
       const uint64_t to = width * (random() % 1000), from = source_width * (random() % 1000);
@@ -145,25 +145,25 @@ TEST_P(AccumulatorTest, OverlappingOperationsLoseNothing) {
 INSTANTIATE_TEST_SUITE_P(Accumulator, AccumulatorTest, testing::Values(false, true),
                          [](auto& info) { return info.param ? "store" : "memory"; });
 
-TEST(Crew, RunsEachPartOnce) {
+TEST(ThreadPool, RunsEachPartOnce) {
   for (unsigned helpers : {0, 1, 3}) {
-    Crew crew(helpers);
+    ThreadPool pool(helpers);
     for (uint32_t parts : {1, 2, 7, 64}) {
       std::vector<std::atomic<int>> runs(parts);
-      crew.run(parts, [&](uint32_t part) { ++runs[part]; });
+      pool.run(parts, [&](uint32_t part) { ++runs[part]; });
       for (const auto& run : runs) EXPECT_EQ(run, 1);
     }
   }
 }
 
-TEST(Crew, ThrowsWhatAPartThrew) {
-  Crew crew(2);
+TEST(ThreadPool, ThrowsWhatAPartThrew) {
+  ThreadPool pool(2);
   std::atomic<int> runs{0};
   const auto part = [&](uint32_t i) {
     ++runs;
     if (i == 3) throw std::runtime_error("third");
   };
-  EXPECT_THROW(crew.run(8, part), std::runtime_error);
+  EXPECT_THROW(pool.run(8, part), std::runtime_error);
   EXPECT_EQ(runs, 8);
 }
 

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "box/server.h"
 #include "smb_client.h"
-#include "box/server/server.h"
 
 namespace hbm::client {
 namespace {

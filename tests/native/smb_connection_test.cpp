@@ -13,16 +13,16 @@
 
 #include "expect_error.h"
 
-namespace hbm::link {
+namespace hbm::transport {
 namespace {
 
 using smb::Header;
 using smb::Opcode;
 using smb::Status;
 
-class Asker final : public Connection::Client {
+class Asker final : public Connection::Requester {
  public:
-  void answered(Work&, Descriptor) override { ++works; }
+  void answered(TransportRequest&, Descriptor) override { ++works; }
   void answered(const Slice&, Status status, const std::string& cause) override {
     ++slices;
     last = status;
@@ -54,7 +54,7 @@ class RogueBox : public testing::Test {
     connection_->flush();
   }
 
-  void ask(Work& work) {
+  void ask(TransportRequest& work) {
     connection_->send(work);
     connection_->flush();
   }
@@ -155,7 +155,7 @@ TEST_F(RogueBox, CannotFloodWithWords) {
 }
 
 TEST_F(RogueBox, CannotSendAnotherBody) {
-  Work work;
+  TransportRequest work;
   work.opcode = Opcode::kFetchAdd;
   work.body.resize(sizeof(smb::FetchAdd));
   ask(work);
@@ -178,4 +178,4 @@ TEST_F(RogueBox, IsGoneWhenItCloses) {
 }
 
 }  // namespace
-}  // namespace hbm::link
+}  // namespace hbm::transport

@@ -38,10 +38,10 @@ struct Server {
     for (const auto& one : store->take_found()) segments[one->key.low] = one;
     for (SessionRecord* one : store->records().sessions()) sessions[one->id.low] = one;
   }
-  Segment& operator[](uint64_t key) { return *segments.at(key); }
+  BoxSegment& operator[](uint64_t key) { return *segments.at(key); }
 
   const std::unique_ptr<Store> store;
-  std::map<uint64_t, std::shared_ptr<Segment>> segments;
+  std::map<uint64_t, std::shared_ptr<BoxSegment>> segments;
   std::map<uint64_t, SessionRecord*> sessions;
 };
 
@@ -137,7 +137,7 @@ void check(const std::string& directory) {
       const auto [first, last] = range_of(id, number);
       switch (kind_of(number)) {
         case Kind::kAddToCell:
-          if (const Outcome* outcome = session->outcome(number)) {
+          if (const RequestOutcome* outcome = session->outcome(number)) {
             ASSERT_EQ(outcome->value, cell);
           }
           ++cell;

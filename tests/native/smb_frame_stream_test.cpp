@@ -19,9 +19,9 @@
 #include <tuple>
 #include <vector>
 
+#include "box/protocol/socket.h"
 #include "expect_error.h"
 #include "scratch.h"
-#include "box/protocol/socket.h"
 #include "smb_socket_pairs.h"
 
 namespace hbm::smb {

@@ -26,9 +26,9 @@
 #include <vector>
 
 #include "base/descriptor.h"
+#include "box/server.h"
 #include "scratch.h"
 #include "smb_client.h"
-#include "box/server/server.h"
 #include "stress.h"
 
 extern char** environ;

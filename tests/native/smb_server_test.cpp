@@ -1,5 +1,5 @@
 // A whole box: how it starts, what it refuses, and what it leaves behind.
-#include "box/server/server.h"
+#include "box/server.h"
 
 #include <gtest/gtest.h>
 #include <poll.h>

@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "box/server/segment.h"
+#include "box/protocol/protocol.h"
 #include "box/server/service.h"
+#include "box/server/storage/segment.h"
 #include "box/server/storage/store.h"
 #include "memory/pool.h"
-#include "box/protocol/protocol.h"
 
 namespace hbm::box {
 
@@ -64,12 +64,12 @@ T as(const Reply& reply) {
 // One client, with one connection; sequenced requests get their numbers here.
 class Caller {
  public:
-  explicit Caller(Box& box, uint32_t flags = 0, smb::Id session = {}) : desk_(*box.service) {
+  explicit Caller(Box& box, uint32_t flags = 0, smb::Id session = {}) : handler_(*box.service) {
     smb::Join join{};
     join.session = session;
     join.flags = flags;
     join.pid = 7;
-    joining = desk_.join(join, smb::Transport::kTcp);
+    joining = handler_.join(join, smb::TransportKind::kTcp);
     number_ = joining.applied;
   }
   ~Caller() { disconnect(); }
@@ -77,13 +77,13 @@ class Caller {
   Caller& operator=(const Caller&) = delete;
 
   void disconnect() {
-    if (auto session = std::exchange(joining.session, nullptr)) desk_.left(session);
+    if (auto session = std::exchange(joining.session, nullptr)) handler_.left(session);
   }
 
   std::future<Reply> start(smb::Opcode opcode, std::span<const std::byte> body) {
     auto promise = std::make_shared<std::promise<Reply>>();
-    desk_.submit(joining.session, opcode, body,
-                 [promise](Reply reply) { promise->set_value(std::move(reply)); });
+    handler_.submit(joining.session, opcode, body,
+                    [promise](Reply reply) { promise->set_value(std::move(reply)); });
     return promise->get_future();
   }
   Reply call(smb::Opcode opcode, std::span<const std::byte> body = {}) {
@@ -152,7 +152,7 @@ class Caller {
   }
 
   Access access(uint32_t handle, uint64_t offset, uint32_t bytes, bool writing = false) {
-    return desk_.access(joining.session, {offset, bytes, handle}, writing);
+    return handler_.access(joining.session, {offset, bytes, handle}, writing);
   }
   template <class T>
   T* memory(uint32_t handle) {  // the segment's
@@ -163,7 +163,7 @@ class Caller {
   Joining joining;
 
  private:
-  Desk& desk_;
+  RequestHandler& handler_;
   uint64_t number_ = 0;
   uint32_t handle_ = 0;
 };

@@ -214,7 +214,7 @@ TEST(Service, OneKeyIsCreatedOnceByManyAtOnce) {
 TEST(Service, DoorsPrepareEverySegmentOrItIsNotMade) {
   Box box;
   int prepared = 0;
-  box.service->on_new_segment([&](Segment& segment) {
+  box.service->on_new_segment([&](BoxSegment& segment) {
     if (segment.size == 13) throw Error(ErrorKind::kExhausted, "no more registrations");
     ++prepared;
   });

@@ -148,7 +148,7 @@ TEST(Session, ATimerThatCannotEndASessionTriesAgain) {
                          },
                      .settled = [] {}},
                     *records);
-  ASSERT_EQ(sessions.join({}, smb::Transport::kTcp).status, Status::kOk);
+  ASSERT_EQ(sessions.join({}, smb::TransportKind::kTcp).status, Status::kOk);
   EXPECT_TRUE(eventually([&] { return sessions.all().front()->ended(); }));
   EXPECT_EQ(tries, 2);
 }

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace hbm::link {
+namespace hbm::transport {
 namespace {
 
 TEST(Slices, CutNoElementInTwo) {
@@ -17,7 +17,7 @@ TEST(Slices, CutNoElementInTwo) {
   for (const uint64_t begin : {0, 1, 4, 5, 7, 8, 4093}) {
     for (const uint64_t bytes :
          {uint64_t{0}, uint64_t{3}, uint64_t{kSliceBytes}, kMost, kMost + 3}) {
-      Work work;
+      TransportRequest work;
       work.opcode = smb::Opcode::kRead;
       work.grant = &grant;
       work.offset = begin;
@@ -44,4 +44,4 @@ TEST(Slices, CutNoElementInTwo) {
 }
 
 }  // namespace
-}  // namespace hbm::link
+}  // namespace hbm::transport

@@ -31,7 +31,7 @@ inline Formula sum_of(Dtype dtype, double scale = 1) {
 }
 
 template <class T>
-T* contents(const Segment& segment) {
+T* contents(const BoxSegment& segment) {
   return reinterpret_cast<T*>(segment.block->base());
 }
 

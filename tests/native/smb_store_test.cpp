@@ -64,7 +64,7 @@ class StoreTest : public testing::Test {
   const Scratch scratch;
   const std::string directory = scratch.store();
   std::unique_ptr<Store> store;
-  std::map<uint64_t, std::shared_ptr<Segment>> found;
+  std::map<uint64_t, std::shared_ptr<BoxSegment>> found;
 };
 
 void flip_byte(const std::string& path, uint64_t at) {
@@ -301,7 +301,7 @@ TEST_F(StoreTest, ADiskThatFailsEndsSessionsAndNotTheBox) {
                [this] { store->records().open_session({5, 6}); });
   disk_fails = false;
   EXPECT_EQ(store->records().sessions().size(), 1u);
-  const Operation operation{};
+  const BoxOperation operation{};
   expect_error(ErrorKind::kUnavailable, {"failed before"},
                [&] { store->records().begin(session, operation); });
 }
@@ -332,13 +332,13 @@ class InterruptedTest : public StoreTest {
     std::fill_n(contents<int32_t>(*target), 5 * 1024, 100);
     std::fill_n(contents<int32_t>(*source), 5 * 1024, 1);
     session = &store->records().open_session({3, 4});
-    const Operation what{.opcode = smb::Opcode::kAccumulate,
-                         .lanes = 2,
-                         .number = 1,
-                         .target = {target->stored->serial, 0},
-                         .source = {source->stored->serial, 0},
-                         .bytes = 5 * 4096,
-                         .formula = sum_of(Dtype::kInt32)};
+    const BoxOperation what{.opcode = smb::Opcode::kAccumulate,
+                            .lanes = 2,
+                            .number = 1,
+                            .target = {target->stored->serial, 0},
+                            .source = {source->stored->serial, 0},
+                            .bytes = 5 * 4096,
+                            .formula = sum_of(Dtype::kInt32)};
     begun = store->records().begin(*session, what);
     // Lane 0 has steps 0 and 1 and has done the first; lane 1 is in the midst of step 2.
     std::fill_n(contents<int32_t>(*target), 1024, 101);
@@ -359,7 +359,7 @@ class InterruptedTest : public StoreTest {
               5120);
   }
 
-  std::shared_ptr<Segment> target, source;
+  std::shared_ptr<BoxSegment> target, source;
   SessionRecord* session = nullptr;
   Recorded begun;
 };
@@ -427,15 +427,15 @@ TEST_F(InterruptedTest, AConversionIsCarriedOut) {
   const auto wide = store->create(creation(4, 3 * 8192));
   std::fill_n(contents<uint16_t>(*narrow), 6144, 7);
   for (uint64_t i = 0; i < 6144; ++i) contents<float>(*wide)[i] = static_cast<float>(i);
-  const Operation what{.opcode = smb::Opcode::kAccumulate,
-                       .number = 1,
-                       .target = {narrow->stored->serial, 2 * kAt},
-                       .source = {wide->stored->serial, 0},
-                       .bytes = 2 * kCount,
-                       .formula = {.target = Dtype::kBFloat16,
-                                   .source = Dtype::kFloat32,
-                                   .combine = Combine::kAssign,
-                                   .scale = 2}};
+  const BoxOperation what{.opcode = smb::Opcode::kAccumulate,
+                          .number = 1,
+                          .target = {narrow->stored->serial, 2 * kAt},
+                          .source = {wide->stored->serial, 0},
+                          .bytes = 2 * kCount,
+                          .formula = {.target = Dtype::kBFloat16,
+                                      .source = Dtype::kFloat32,
+                                      .combine = Combine::kAssign,
+                                      .scale = 2}};
   const Recorded conversion = store->records().begin(store->records().open_session({3, 5}), what);
   // In the midst of the first step, which reaches to the end of the chunk.
   std::memcpy(conversion.undo, contents<uint16_t>(*narrow) + kAt, 4096 - 2 * kAt);

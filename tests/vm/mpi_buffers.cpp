@@ -15,10 +15,10 @@
 #include <string>
 #include <vector>
 
-#include "memory/binding.h"
-#include "memory/process.h"
 #include "communicator/mpi/communicator.h"
 #include "communicator/mpi/library.h"
+#include "memory/binding.h"
+#include "memory/process.h"
 #include "mpi_ranks.h"
 #include "report.h"
 
@@ -38,7 +38,7 @@ void note(const void* data, int bytes) {
   most = std::max(most, static_cast<size_t>(bytes));
 }
 
-const Library* real = nullptr;
+const MpiLibrary* real = nullptr;
 
 int isend(const void* data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
           MPI_Request* request) {
@@ -55,11 +55,11 @@ int irecv(void* data, int count, MPI_Datatype type, int from, int tag, MPI_Comm 
 }  // namespace
 
 // The linker's names for the function and for its stand-in.
-extern "C" const Library& __real__ZN3hbm3mpi7libraryEv();
-extern "C" const Library& __wrap__ZN3hbm3mpi7libraryEv() {
-  static const Library noting = [] {
+extern "C" const MpiLibrary& __real__ZN3hbm3mpi7libraryEv();
+extern "C" const MpiLibrary& __wrap__ZN3hbm3mpi7libraryEv() {
+  static const MpiLibrary noting = [] {
     real = &__real__ZN3hbm3mpi7libraryEv();
-    Library table = *real;
+    MpiLibrary table = *real;
     table.Isend = isend;
     table.Irecv = irecv;
     return table;

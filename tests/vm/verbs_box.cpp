@@ -10,9 +10,9 @@
 #include <stdexcept>
 #include <thread>
 
-#include "box/transport/join.h"
 #include "box/protocol/proof.h"
-#include "box/server/server.h"
+#include "box/server.h"
+#include "box/transport/join.h"
 #include "box/verbs/common/messages.h"
 
 namespace hbm::verbs {
@@ -89,7 +89,7 @@ RawClient::RawClient(uint16_t port, uint32_t flags) : flags_(flags) {
   stream_ = std::make_unique<smb::FrameStream>(smb::connect_to(address, soon()));
   smb::Join join{};
   join.flags = flags;
-  joined_ = link::join_box(*stream_, address.host_and_port(), join, kToken, soon());
+  joined_ = transport::join_box(*stream_, address.host_and_port(), join, kToken, soon());
   connector_ = std::make_unique<Connector>(kHost, joined_.verbs_port, soon());
   completions_.reset(ibv_create_cq(connector_->domain()->device(), 64, nullptr, nullptr, 0));
   check(completions_ != nullptr, "ibv_create_cq");
@@ -106,11 +106,11 @@ ibv_qp_init_attr RawClient::attributes() const {
   return attributes;
 }
 
-Challenge RawClient::ask() { return connector_->ask(attributes()); }
+ChallengeMessage RawClient::ask() { return connector_->ask(attributes()); }
 
-Call RawClient::call(const Challenge& challenge, uint8_t lane, uint8_t lanes) const {
-  Call call{};
-  call.magic = Call::kMagic;
+CallMessage RawClient::call(const ChallengeMessage& challenge, uint8_t lane, uint8_t lanes) const {
+  CallMessage call{};
+  call.magic = CallMessage::kMagic;
   call.ticket = challenge.ticket;
   call.session = joined_.session;
   call.flags = static_cast<uint16_t>(flags_);
@@ -120,14 +120,14 @@ Call RawClient::call(const Challenge& challenge, uint8_t lane, uint8_t lanes) co
   return call;
 }
 
-void RawClient::connect(const Challenge& challenge, const Call& call) {
+void RawClient::connect(const ChallengeMessage& challenge, const CallMessage& call) {
   ibv_qp_init_attr given = attributes();
   const smb::Proof expected = welcome_proof(call, kToken, challenge.hello);
   lanes_.push_back(connector_->connect(call, given, expected));
 }
 
 void RawClient::connect(uint8_t lanes) {
-  const Challenge challenge = ask();
+  const ChallengeMessage challenge = ask();
   for (uint8_t lane = 0; lane < lanes; ++lane) connect(challenge, call(challenge, lane, lanes));
 }
 
@@ -237,7 +237,7 @@ uint64_t RawClient::value() const {
   return value;
 }
 
-void RawClient::bind(const Region& region, void* memory, uint64_t bytes) {
+void RawClient::bind(const MemoryRegion& region, void* memory, uint64_t bytes) {
   const std::unique_ptr<ibv_mw, DestroyBy<ibv_dealloc_mw>> window(
       ibv_alloc_mw(domain()->get(), IBV_MW_TYPE_2));
   check(window != nullptr, "ibv_alloc_mw");

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "box/transport/transport.h"
 #include "box/protocol/frame_stream.h"
 #include "box/protocol/protocol.h"
+#include "box/transport/transport.h"
 #include "box/verbs/client/connector.h"
 #include "box/verbs/common/slots.h"
 
@@ -54,9 +54,10 @@ class RawClient {
   explicit RawClient(uint16_t port, uint32_t flags = 0);
   ~RawClient();
 
-  Challenge ask();
-  Call call(const Challenge& challenge, uint8_t lane, uint8_t lanes) const;  // with its proof
-  void connect(const Challenge& challenge, const Call& call);                // the next lane
+  ChallengeMessage ask();
+  CallMessage call(const ChallengeMessage& challenge, uint8_t lane,
+                   uint8_t lanes) const;                                     // with its proof
+  void connect(const ChallengeMessage& challenge, const CallMessage& call);  // the next lane
   void connect(uint8_t lanes);                                               // all
 
   // A request by lane 0, and its reply.
@@ -86,7 +87,7 @@ class RawClient {
 
   const std::shared_ptr<Domain>& domain() const { return connector_->domain(); }
   // Makes a window on lane 0, binds it to a region made with IBV_ACCESS_MW_BIND, and ends it.
-  void bind(const Region& region, void* memory, uint64_t bytes);
+  void bind(const MemoryRegion& region, void* memory, uint64_t bytes);
 
  private:
   ibv_qp_init_attr attributes() const;
@@ -97,7 +98,7 @@ class RawClient {
   smb::Joined joined_{};
   uint32_t flags_;
   std::unique_ptr<Connector> connector_;
-  Queue completions_;
+  CompletionQueue completions_;
   std::unique_ptr<Slots> slots_;  // 0: to send, 1: to receive, 2: to read and write
   std::vector<CmId> lanes_;
   uint64_t last_number_ = 0;

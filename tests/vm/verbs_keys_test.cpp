@@ -30,10 +30,11 @@ class VerbsKeys : public testing::Test {
     EXPECT_NO_THROW(other.alloc({.size = 1, .key = {}}));
   }
 
-  static smb::Status refusal_of(RawClient& client, const Challenge& challenge, const Call& call) {
+  static smb::Status refusal_of(RawClient& client, const ChallengeMessage& challenge,
+                                const CallMessage& call) {
     try {
       client.connect(challenge, call);
-    } catch (const link::Refused& refused) {
+    } catch (const transport::Refused& refused) {
       EXPECT_STRNE(refused.what(), "");
       return refused.status();
     }
@@ -115,8 +116,8 @@ TEST_F(VerbsKeys, AfterTheAttachmentEnded) {
 
 TEST_F(VerbsKeys, NoQueuePairWithoutAProof) {
   RawClient client(box_->port());
-  const Challenge challenge = client.ask();
-  Call call = client.call(challenge, 0, kLanes);
+  const ChallengeMessage challenge = client.ask();
+  CallMessage call = client.call(challenge, 0, kLanes);
   call.proof[3] ^= std::byte{1};
   EXPECT_EQ(refusal_of(client, challenge, call), smb::Status::kDenied);
   call = client.call(challenge, 0, kLanes);
@@ -126,15 +127,15 @@ TEST_F(VerbsKeys, NoQueuePairWithoutAProof) {
 
 TEST_F(VerbsKeys, AProofIsGoodOnce) {
   RawClient client(box_->port());
-  const Challenge challenge = client.ask();
-  const Call call = client.call(challenge, 0, /*lanes=*/1);
+  const ChallengeMessage challenge = client.ask();
+  const CallMessage call = client.call(challenge, 0, /*lanes=*/1);
   EXPECT_EQ(refusal_of(client, challenge, call), smb::Status::kOk);
   EXPECT_EQ(refusal_of(client, challenge, call), smb::Status::kDenied);
 }
 
 TEST_F(VerbsKeys, LanesAreBounded) {
   RawClient client(box_->port());
-  const Challenge challenge = client.ask();
+  const ChallengeMessage challenge = client.ask();
   EXPECT_EQ(refusal_of(client, challenge, client.call(challenge, 0, 200)), smb::Status::kMalformed);
   EXPECT_EQ(refusal_of(client, challenge, client.call(challenge, 1, kLanes)),
             smb::Status::kMalformed);

@@ -13,8 +13,8 @@
 #include <fstream>
 #include <stdexcept>
 
-#include "box/verbs/server/box_memory.h"
 #include "box/verbs/common/load_library.h"
+#include "box/verbs/server/box_memory.h"
 #include "verbs_box.h"
 
 namespace hbm::verbs {
@@ -30,17 +30,17 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-void finish(link::Link& link, const link::Work& work) {
+void finish(transport::Transport& link, const transport::TransportRequest& work) {
   while (!work.finished()) link.progress(std::chrono::seconds(1));
   if (work.status != smb::Status::kOk) throw std::runtime_error(work.cause);
 }
 
-std::shared_ptr<link::Grant> alloc(link::Link& link, uint64_t size) {
+std::shared_ptr<transport::Grant> alloc(transport::Transport& link, uint64_t size) {
   smb::Alloc alloc{};
   alloc.sequence.number = 1;
   alloc.size = size;
   alloc.handle = 1;
-  link::Work work;
+  transport::TransportRequest work;
   work.opcode = Opcode::kAlloc;
   const auto* bytes = reinterpret_cast<const std::byte*>(&alloc);
   work.body.assign(bytes, bytes + sizeof(alloc));
@@ -49,33 +49,33 @@ std::shared_ptr<link::Grant> alloc(link::Link& link, uint64_t size) {
   return work.granted;
 }
 
-double move(link::Link& link, const link::Grant& grant, Opcode opcode, std::byte* local,
-            uint64_t bytes, uint64_t total) {
-  std::deque<link::Work> works;
+double move(transport::Transport& link, const transport::Grant& grant, Opcode opcode,
+            std::byte* local, uint64_t bytes, uint64_t total) {
+  std::deque<transport::TransportRequest> works;
   const auto start = Clock::now();
   for (uint64_t moved = 0; moved < total; moved += bytes) {
     if (works.size() == kInFlight) {
       finish(link, works.front());
       works.pop_front();
     }
-    link::Work& work = works.emplace_back();
+    transport::TransportRequest& work = works.emplace_back();
     work.opcode = opcode;
     work.grant = &grant;
     work.local = local;
     work.bytes = bytes;
     link.post(work);
   }
-  for (const link::Work& work : works) finish(link, work);
+  for (const transport::TransportRequest& work : works) finish(link, work);
   return static_cast<double>(total) / seconds_since(start) / (1 << 20);
 }
 
 void transfers(uint64_t bytes, uint64_t total) {
   const BoxProcess box;
-  link::Opening opening;
+  transport::TransportOptions opening;
   opening.host = kHost;
   opening.port = box.port();
   opening.token = kToken;
-  const link::Opened opened = library().open(opening);
+  const transport::OpenedTransport opened = library().open(opening);
   const auto grant = alloc(*opened.link, bytes);
   std::vector<std::byte> local(bytes);
   for (const bool adopted : {true, false}) {
@@ -111,9 +111,10 @@ void registration() {
     ::close(file);
     constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND;
     const auto start = Clock::now();
-    const Region first(client.domain(), memory, bytes, kAccess);
+    const MemoryRegion first(client.domain(), memory, bytes, kAccess);
     const double absent = seconds_since(start) * 1e6;
-    const double present = fastest_us([&] { Region(client.domain(), memory, bytes, kAccess); });
+    const double present =
+        fastest_us([&] { MemoryRegion(client.domain(), memory, bytes, kAccess); });
     const double window = fastest_us([&] { client.bind(first, memory, bytes); });
     std::printf(
         "{\"bytes\": %lu, \"register us\": %.0f, \"register touched us\": %.0f, "

@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "box/transport/transport.h"
 #include "box/protocol/protocol.h"
+#include "box/transport/transport.h"
 
 namespace hbm::client {
 
-class Operation;
+class ClientOperation;
 
 struct Attachment {
   enum class State { kLive, kFreed, kLost };
@@ -24,12 +24,12 @@ struct Attachment {
   const bool temporary;
 
   // Guarded by the core's mutex.
-  std::shared_ptr<link::Grant> grant;  // of the connection that stands, or of the last one
+  std::shared_ptr<transport::Grant> grant;  // of the connection that stands, or of the last one
   State state = State::kLive;
   std::string why{};  // it is lost
 
   // Those that touch the segment, in the order of issue; shared by all attachments to one key.
-  std::shared_ptr<std::vector<Operation*>> unfinished{};
+  std::shared_ptr<std::vector<ClientOperation*>> unfinished{};
 };
 
 std::string key_text(smb::Id key);  // 32 hexadecimal digits

@@ -42,7 +42,7 @@ std::string time_text(std::chrono::system_clock::time_point time) {
 }  // namespace
 
 Core::Core(const ClientOptions& options) : options_(bounded(options)), dialer_(options_) {
-  link::Opened opened = dialer_.dial();
+  transport::OpenedTransport opened = dialer_.dial();
   link_ = std::move(opened.link);
   session_ = opened.joined.session;
   contents_ = opened.joined.box;
@@ -82,7 +82,7 @@ void Core::issue(std::span<const OperationPointer> operations, bool waits) {
   leave_to_keeper();
 }
 
-void Core::check(const Operation& operation) const {
+void Core::check(const ClientOperation& operation) const {
   if (closing_) {
     throw BoxError(BoxError::Cause::kClosed,
                    operation.text() + ": the client of " + dialer_.box() + " was closed");
@@ -108,10 +108,10 @@ void Core::add(const OperationPointer& operation, Clock::time_point deadline) {
   earliest_ = std::min(earliest_, deadline);
   operation->place = unfinished_.insert(unfinished_.end(), operation);
   order::add(*operation);
-  if (operation->stage == Operation::Stage::kReady) enqueue({operation.get()});
+  if (operation->stage == ClientOperation::Stage::kReady) enqueue({operation.get()});
 }
 
-std::optional<Failure> Core::doom(const Operation& operation) const {
+std::optional<Failure> Core::doom(const ClientOperation& operation) const {
   if (state_ == State::kGivenUp) {
     return failure(BoxError::Cause::kUnreachable, operation.text() + ": " + outage());
   }
@@ -123,8 +123,8 @@ std::optional<Failure> Core::doom(const Operation& operation) const {
   return std::nullopt;
 }
 
-void Core::enqueue(const std::vector<Operation*>& ready) {
-  for (Operation* operation : ready) {
+void Core::enqueue(const std::vector<ClientOperation*>& ready) {
+  for (ClientOperation* operation : ready) {
     const auto& attachment = operation->touches[0].attachment;
     const bool mapped = operation->is_transfer() && attachment->grant->memory != nullptr;
     auto& queue = mapped ? copies_ : operation->is_sequenced() ? sequenced_ : ready_;
@@ -132,14 +132,14 @@ void Core::enqueue(const std::vector<Operation*>& ready) {
   }
 }
 
-Failure Core::late(const Operation& operation) const {
+Failure Core::late(const ClientOperation& operation) const {
   const char* doubt = operation.number > 0 ? "; it may or may not have been carried out" : "";
   return failure(BoxError::Cause::kTimeout, operation.text() + ": not done within " +
                                                 std::to_string(options_.timeout.count()) + " ms" +
                                                 doubt);
 }
 
-void Core::fail(Operation& operation, Failure failure) {
+void Core::fail(ClientOperation& operation, Failure failure) {
   if (operation.settled()) return;
   operation.failure = std::move(failure);
   operation.settle();
@@ -160,7 +160,7 @@ void Core::fail_unfinished(BoxError::Cause cause, const std::string& why) {
     operation->hold.reset();
     operation->behind_post.clear();
     operation->behind_finish.clear();
-    operation->stage = Operation::Stage::kFinished;
+    operation->stage = ClientOperation::Stage::kFinished;
     for (const Touch& touch : operation->touches) {
       if (touch.attachment) touch.attachment->unfinished->clear();
     }
@@ -196,7 +196,7 @@ std::string Core::outage() const {
   return text;
 }
 
-bool Core::wait(Operation& operation, Clock::time_point until) {
+bool Core::wait(ClientOperation& operation, Clock::time_point until) {
   require_parent();
   if (!operation.settled() && !operation.issued.load(std::memory_order_acquire)) {
     throw Error(ErrorKind::kInvalid,
@@ -310,7 +310,7 @@ void Core::close(std::chrono::milliseconds patience) {
     if (link_) link_->wake();
   }
   const Lock drive(drive_);
-  std::unique_ptr<link::Link> last = take_link();
+  std::unique_ptr<transport::Transport> last = take_link();
   if (up) leave(std::move(last), dialer_.box());
   last.reset();
   {

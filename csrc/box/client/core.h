@@ -30,17 +30,17 @@
 #include <vector>
 
 #include "base/fork.h"
-#include "box/client/registered_memory.h"
 #include "box/client/dialer.h"
 #include "box/client/error.h"
 #include "box/client/operation.h"
 #include "box/client/options.h"
+#include "box/client/registered_memory.h"
 #include "box/transport/doorbell.h"
 #include "box/transport/transport.h"
 
 namespace hbm::client {
 
-using OperationPointer = std::shared_ptr<Operation>;
+using OperationPointer = std::shared_ptr<ClientOperation>;
 
 class Core {
  public:
@@ -63,7 +63,7 @@ class Core {
 
   // Waits until then, driving if nobody else does; true once the operation is settled.
   // Throws Error(kInvalid) for one that was not issued: nobody would settle it.
-  bool wait(Operation& operation, Clock::time_point until);
+  bool wait(ClientOperation& operation, Clock::time_point until);
 
   // A transfer that is a copy and can be done at once: does it, in the caller. False: nothing
   // happened. `touch` says what of the segment, `local` has as many bytes.
@@ -73,7 +73,7 @@ class Core {
   // Error(kUnsupported) where it is not mapped.
   std::shared_ptr<std::byte> memory(const Attachment& attachment);
 
-  Adoptions& adoptions() noexcept { return adoptions_; }
+  RegisteredMemory& registered_memory() noexcept { return registered_memory_; }
 
   // What `while_waiting` throws ends the patience, and comes out once all is closed.
   void close(std::chrono::milliseconds patience);
@@ -91,12 +91,12 @@ class Core {
   struct Renewal;  // reconnect.cpp: an attachment made again
 
   // core.cpp; mutex_ is locked, but for the last two
-  void check(const Operation& operation) const;
+  void check(const ClientOperation& operation) const;
   void add(const OperationPointer& operation, Clock::time_point deadline);
-  std::optional<Failure> doom(const Operation& operation) const;
-  void enqueue(const std::vector<Operation*>& ready);
-  Failure late(const Operation& operation) const;  // it is not done in time
-  void fail(Operation& operation, Failure failure);
+  std::optional<Failure> doom(const ClientOperation& operation) const;
+  void enqueue(const std::vector<ClientOperation*>& ready);
+  Failure late(const ClientOperation& operation) const;  // it is not done in time
+  void fail(ClientOperation& operation, Failure failure);
   void finish(OperationPointer operation);
   void fail_unfinished(BoxError::Cause cause, const std::string& why);  // drive_ too
   void break_off(const std::string& why);
@@ -114,7 +114,7 @@ class Core {
   void expire(Clock::time_point now);                                               // mutex_ too
   void ping_if_due(Clock::time_point now);                                          // mutex_ too
   Operations take_ready(Clock::time_point now);                                     // mutex_ too
-  void number(Operation& operation);                                                // mutex_ too
+  void number(ClientOperation& operation);                                          // mutex_ too
   void complete(OperationPointer operation);                                        // mutex_ too
   void admit(const std::shared_ptr<Attachment>& attachment);                        // mutex_ too
   void dismiss(const Attachment& attachment);                                       // mutex_ too
@@ -125,12 +125,13 @@ class Core {
   bool keep_on();  // one turn; false: it is time to stop
   void sleep(Clock::time_point until);
   void reconnect();
-  std::unique_ptr<link::Link> take_link();
+  std::unique_ptr<transport::Transport> take_link();
   void drop_link();
   bool try_again(std::chrono::milliseconds timeout);
   bool remembers(uint64_t applied) const;
-  void attach_again(link::Link& link, uint64_t applied, std::vector<Renewal>& renewals);
-  void resume(link::Opened& opened, std::vector<Renewal>& renewals, bool same_session);
+  void attach_again(transport::Transport& link, uint64_t applied, std::vector<Renewal>& renewals);
+  void resume(transport::OpenedTransport& opened, std::vector<Renewal>& renewals,
+              bool same_session);
   void lose(Attachment& attachment, const std::string& why);     // mutex_ too
   void settle_deletes(const Attachment& attachment);             // mutex_ too
   Operations unanswered(bool same_session, bool same_contents);  // mutex_ too
@@ -139,14 +140,15 @@ class Core {
   Dialer dialer_;  // used by the keeper alone, once connected
   const ForkGuard fork_;
   std::atomic<uint32_t> next_handle_{1};
-  link::Doorbell bell_;  // wakes the keeper
-  Adoptions adoptions_;
+  transport::Doorbell bell_;  // wakes the keeper
+  RegisteredMemory registered_memory_;
 
   std::mutex drive_;
   Operations posted_;  // guarded by drive_; in the order of posting
 
-  mutable std::mutex mutex_;          // guards all below
-  std::unique_ptr<link::Link> link_;  // is changed with both locked, so either will do to use it
+  mutable std::mutex mutex_;  // guards all below
+  std::unique_ptr<transport::Transport>
+      link_;  // is changed with both locked, so either will do to use it
   State state_ = State::kUp;
   // While it is not up:
   std::string why_;
@@ -166,7 +168,8 @@ class Core {
   uint64_t next_number_ = 1;
   Clock::time_point earliest_ = Clock::time_point::max();                  // deadline
   std::unordered_map<uint32_t, std::shared_ptr<Attachment>> attachments_;  // by handle
-  std::map<smb::Id, std::weak_ptr<std::vector<Operation*>>> by_key_;       // Attachment::unfinished
+  std::map<smb::Id, std::weak_ptr<std::vector<ClientOperation*>>>
+      by_key_;  // Attachment::unfinished
 
   OperationPointer ping_;  // the last one
   Clock::time_point pinged_{};

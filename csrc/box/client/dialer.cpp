@@ -12,7 +12,7 @@
 namespace hbm::client {
 namespace {
 
-using smb::Transport;
+using smb::TransportKind;
 
 constexpr std::array kChoices = {"auto", "shm", "tcp", "verbs"};
 
@@ -25,14 +25,15 @@ smb::Address parse_one(const std::string& url) {
 }
 
 void require_shm(const smb::Joined& probe) {
-  const std::string obstacle = link::why_no_shm(probe);
+  const std::string obstacle = transport::why_no_shm(probe);
   if (!obstacle.empty()) throw Error(ErrorKind::kUnavailable, obstacle);
 }
 
 // The Unix socket of the box that `probe` reached.
-link::Opened open_socket_of(const smb::Joined& probe, link::Opening opening) {
+transport::OpenedTransport open_socket_of(const smb::Joined& probe,
+                                          transport::TransportOptions opening) {
   opening.path = probe.socket_path;
-  link::Opened opened = link::open_shm(opening);
+  transport::OpenedTransport opened = transport::open_shm(opening);
   if (opened.joined.box != probe.box) {
     throw Error(ErrorKind::kUnavailable, opening.path + " is another box's on this machine");
   }
@@ -40,15 +41,15 @@ link::Opened open_socket_of(const smb::Joined& probe, link::Opening opening) {
 }
 
 // What the session is then, the probe has resumed or begun.
-link::Opened open_shm_by_tcp(link::Opening opening) {
+transport::OpenedTransport open_shm_by_tcp(transport::TransportOptions opening) {
   opening.lanes = 1;
-  const link::Opened probe = link::open_tcp(opening);
+  const transport::OpenedTransport probe = transport::open_tcp(opening);
   require_shm(probe.joined);
   opening.join.session = probe.joined.session;
   return open_socket_of(probe.joined, opening);
 }
 
-std::string why_no_verbs(const link::Opened& probe, const std::string& host) {
+std::string why_no_verbs(const transport::OpenedTransport& probe, const std::string& host) {
   if (probe.joined.verbs_port == 0) return "the box offers no RDMA";
   return verbs::why_not(host, probe.joined.verbs_port);
 }
@@ -63,13 +64,13 @@ TransportChoice parse_transport(const std::string& name) {
               "transport must be auto, shm, tcp or verbs, not \"" + name + '"');
 }
 
-const char* transport_name(Transport transport) noexcept {
+const char* transport_name(TransportKind transport) noexcept {
   switch (transport) {
-    case Transport::kShm:
+    case TransportKind::kShm:
       return "shm";
-    case Transport::kTcp:
+    case TransportKind::kTcp:
       return "tcp";
-    case Transport::kVerbs:
+    case TransportKind::kVerbs:
       return "verbs";
   }
   return "unknown";
@@ -93,8 +94,9 @@ Dialer::Dialer(const ClientOptions& options)
   }
 }
 
-link::Opening Dialer::opening(smb::Id session, std::chrono::milliseconds timeout) const {
-  link::Opening opening = template_;
+transport::TransportOptions Dialer::opening(smb::Id session,
+                                            std::chrono::milliseconds timeout) const {
+  transport::TransportOptions opening = template_;
   opening.host = address_.host;
   opening.port = address_.port;
   opening.path = address_.path;
@@ -104,16 +106,16 @@ link::Opening Dialer::opening(smb::Id session, std::chrono::milliseconds timeout
   return opening;
 }
 
-link::Opened Dialer::dial() {
+transport::OpenedTransport Dialer::dial() {
   const std::string target =
       choice_ == TransportChoice::kAuto
           ? box()
           : box() + " by the transport " + kChoices[static_cast<size_t>(choice_)];
   try {
-    link::Opened opened = choose();
+    transport::OpenedTransport opened = choose();
     log::info(box() + ": transport " + transport_name(transport_) + ": " + why_);
     return opened;
-  } catch (const link::Refused& refused) {
+  } catch (const transport::Refused& refused) {
     failure(refused.status(), "cannot join the box at " + target, refused.what()).raise();
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kNetwork && error.kind() != ErrorKind::kUnavailable) throw;
@@ -122,21 +124,21 @@ link::Opened Dialer::dial() {
   }
 }
 
-link::Opened Dialer::choose() {
-  const link::Opening first = opening({}, template_.timeout);
+transport::OpenedTransport Dialer::choose() {
+  const transport::TransportOptions first = opening({}, template_.timeout);
   const bool any = choice_ == TransportChoice::kAuto;
   if (address_.is_unix()) {
-    transport_ = Transport::kShm;
+    transport_ = TransportKind::kShm;
     why_ = "the address is a Unix socket";
-    return link::open_shm(first);
+    return transport::open_shm(first);
   }
   if (choice_ == TransportChoice::kVerbs) {
-    transport_ = Transport::kVerbs;
+    transport_ = TransportKind::kVerbs;
     why_ = "as asked for";
     return open_by(transport_, first);
   }
 
-  link::Opened probe = link::open_tcp(first);
+  transport::OpenedTransport probe = transport::open_tcp(first);
   if (choice_ == TransportChoice::kTcp) {
     why_ = "as asked for";
     return probe;
@@ -145,22 +147,22 @@ link::Opened Dialer::choose() {
   try {
     require_shm(probe.joined);
     leave(std::move(probe.link), box());  // one client is one session to the box
-    link::Opened opened = open_socket_of(probe.joined, first);
-    transport_ = Transport::kShm;
+    transport::OpenedTransport opened = open_socket_of(probe.joined, first);
+    transport_ = TransportKind::kShm;
     why_ = any ? "the box's Unix socket answers on the same kernel" : "as asked for";
     return opened;
   } catch (const Error& error) {
     if (!any) throw;
     obstacles = std::string("not shm: ") + error.what();
   }
-  if (!probe.link) probe = link::open_tcp(first);
+  if (!probe.link) probe = transport::open_tcp(first);
 
   std::string obstacle = why_no_verbs(probe, address_.host);
   if (obstacle.empty()) {
     try {
-      link::Opened opened = open_by(Transport::kVerbs, first);
+      transport::OpenedTransport opened = open_by(TransportKind::kVerbs, first);
       leave(std::move(probe.link), box());
-      transport_ = Transport::kVerbs;
+      transport_ = TransportKind::kVerbs;
       why_ = "a route resolves on an RDMA device; " + obstacles;
       return opened;
     } catch (const Error& error) {
@@ -171,19 +173,20 @@ link::Opened Dialer::choose() {
   return probe;
 }
 
-link::Opened Dialer::open_by(Transport transport, const link::Opening& opening) {
+transport::OpenedTransport Dialer::open_by(TransportKind transport,
+                                           const transport::TransportOptions& opening) {
   switch (transport) {
-    case Transport::kShm:
-      return address_.is_unix() ? link::open_shm(opening) : open_shm_by_tcp(opening);
-    case Transport::kTcp:
-      return link::open_tcp(opening);
-    case Transport::kVerbs:
+    case TransportKind::kShm:
+      return address_.is_unix() ? transport::open_shm(opening) : open_shm_by_tcp(opening);
+    case TransportKind::kTcp:
+      return transport::open_tcp(opening);
+    case TransportKind::kVerbs:
       return verbs::library().open(opening);
   }
   throw Error(ErrorKind::kUnsupported, "no such transport");
 }
 
-link::Opened Dialer::dial_again(smb::Id session, std::chrono::milliseconds timeout) {
+transport::OpenedTransport Dialer::dial_again(smb::Id session, std::chrono::milliseconds timeout) {
   return open_by(transport_, opening(session, timeout));
 }
 

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "box/client/options.h"
-#include "box/transport/transport.h"
 #include "box/protocol/address.h"
+#include "box/transport/transport.h"
 
 namespace hbm::client {
 
@@ -18,26 +18,27 @@ class Dialer {
   explicit Dialer(const ClientOptions& options);
 
   // Throws BoxError kDenied or kUnreachable, with the reason for each transport that was tried.
-  link::Opened dial();
+  transport::OpenedTransport dial();
 
   // As the session that is named, by the transport that dial() chose; none: a new session.
-  // Throws what link::open_* throw.
-  link::Opened dial_again(smb::Id session, std::chrono::milliseconds timeout);
+  // Throws what transport::open_* throw.
+  transport::OpenedTransport dial_again(smb::Id session, std::chrono::milliseconds timeout);
 
-  smb::Transport transport() const noexcept { return transport_; }
+  smb::TransportKind transport() const noexcept { return transport_; }
   std::string why() const { return why_; }
   std::string box() const { return address_.url(); }
 
  private:
-  link::Opening opening(smb::Id session, std::chrono::milliseconds timeout) const;
-  link::Opened choose();
-  link::Opened open_by(smb::Transport transport, const link::Opening& opening);
+  transport::TransportOptions opening(smb::Id session, std::chrono::milliseconds timeout) const;
+  transport::OpenedTransport choose();
+  transport::OpenedTransport open_by(smb::TransportKind transport,
+                                     const transport::TransportOptions& opening);
 
   const TransportChoice choice_;
-  const link::Opening template_;
+  const transport::TransportOptions template_;
   const smb::Address address_;
   const bool read_only_;
-  smb::Transport transport_ = smb::Transport::kTcp;
+  smb::TransportKind transport_ = smb::TransportKind::kTcp;
   std::string why_;
 };
 

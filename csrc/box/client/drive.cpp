@@ -14,7 +14,7 @@ constexpr auto kHungAtLeast = std::chrono::seconds(10);
 constexpr size_t kMostInFlight = 64;  // requests without a number; the others have smb::kWindow
 
 template <class T>
-T reply_of(const link::Work& work) {
+T reply_of(const transport::TransportRequest& work) {
   T reply;
   if (work.reply.size() != sizeof reply) {
     throw Error(ErrorKind::kNetwork, std::string("the box's reply to ") +
@@ -26,7 +26,7 @@ T reply_of(const link::Work& work) {
   return reply;
 }
 
-std::shared_ptr<Attachment> attachment_of(const link::Work& work) {
+std::shared_ptr<Attachment> attachment_of(const transport::TransportRequest& work) {
   smb::Alloc asked;
   std::memcpy(&asked, work.body.data(), sizeof asked);
   const auto given = reply_of<smb::Allocated>(work);
@@ -49,10 +49,10 @@ bool is_quick(const OperationPointer& operation) {
 }
 
 // When the session is gone, or will be soon, reconnecting decides what becomes of the request.
-void stay_or_throw(const link::Work& work) {
+void stay_or_throw(const transport::TransportRequest& work) {
   if (work.status != smb::Status::kExpired && work.status != smb::Status::kClosing) return;
-  throw link::Broken("the box says: " +
-                     (work.cause.empty() ? smb::status_name(work.status) : work.cause));
+  throw transport::Broken("the box says: " +
+                          (work.cause.empty() ? smb::status_name(work.status) : work.cause));
 }
 
 }  // namespace
@@ -93,7 +93,7 @@ void Core::expire(Clock::time_point now) {
       earliest_ = std::min(earliest_, operation->deadline);
       continue;
     }
-    const bool posted = operation->stage == Operation::Stage::kPosted;
+    const bool posted = operation->stage == ClientOperation::Stage::kPosted;
     if (posted && operation->is_transfer() && link_) {
       operation->expired = true;  // fails once the link no longer uses its memory
       break_off(late(*operation).message);
@@ -106,7 +106,7 @@ void Core::expire(Clock::time_point now) {
 void Core::ping_if_due(Clock::time_point now) {
   if (now < next_ping_) return;
   next_ping_ = now + lease_ / 3;
-  if (ping_ && ping_->stage != Operation::Stage::kFinished) {
+  if (ping_ && ping_->stage != ClientOperation::Stage::kFinished) {
     // Behind a long accumulate a ping may wait; else it is answered, or the box hangs.
     const bool alone = in_flight_ + outstanding_.size() == 1;
     const auto patience = alone ? lease_ : std::max<Clock::duration>(lease_, kHungAtLeast);
@@ -114,7 +114,7 @@ void Core::ping_if_due(Clock::time_point now) {
     if (hangs) break_off("the box does not answer");
     return;
   }
-  ping_ = std::make_shared<Operation>(smb::Opcode::kPing);
+  ping_ = std::make_shared<ClientOperation>(smb::Opcode::kPing);
   pinged_ = now;
   add(ping_, Clock::time_point::max());
 }
@@ -145,7 +145,7 @@ Core::Operations Core::take_ready(Clock::time_point now) {
   return taken;
 }
 
-void Core::number(Operation& operation) {
+void Core::number(ClientOperation& operation) {
   outstanding_.insert(operation.number);
   const smb::Sequence sequence{.number = operation.number, .answered = *outstanding_.begin() - 1};
   std::memcpy(operation.work.body.data(), &sequence, sizeof sequence);
@@ -153,7 +153,7 @@ void Core::number(Operation& operation) {
 
 void Core::send(const Operations& operations) {
   posted_.insert(posted_.end(), operations.begin(), operations.end());
-  if (!operations.empty()) adoptions_.bring_to(*link_);
+  if (!operations.empty()) registered_memory_.bring_to(*link_);
   for (const OperationPointer& operation : operations) {
     if (operation->is_transfer()) {
       operation->work.grant = operation->touches[0].attachment->grant.get();
@@ -178,7 +178,7 @@ void Core::harvest() {
 }
 
 void Core::complete(OperationPointer operation) {
-  const link::Work& work = operation->work;
+  const transport::TransportRequest& work = operation->work;
   if (operation->number > 0) {
     outstanding_.erase(operation->number);
   } else {
@@ -208,10 +208,10 @@ void Core::complete(OperationPointer operation) {
 }
 
 void Core::admit(const std::shared_ptr<Attachment>& attachment) {
-  std::weak_ptr<std::vector<Operation*>>& unfinished = by_key_[attachment->key];
+  std::weak_ptr<std::vector<ClientOperation*>>& unfinished = by_key_[attachment->key];
   attachment->unfinished = unfinished.lock();
   if (!attachment->unfinished) {
-    unfinished = attachment->unfinished = std::make_shared<std::vector<Operation*>>();
+    unfinished = attachment->unfinished = std::make_shared<std::vector<ClientOperation*>>();
   }
   attachments_.emplace(attachment->handle, attachment);
 }
@@ -236,8 +236,8 @@ void Core::copy_one() {
 }
 
 bool Core::copy(Lock& lock, smb::Opcode opcode, const Touch& touch, std::byte* local) {
-  const std::shared_ptr<link::Grant> grant = touch.attachment->grant;
-  const link::Link& link = *link_;
+  const std::shared_ptr<transport::Grant> grant = touch.attachment->grant;
+  const transport::Transport& link = *link_;
   ++copiers_;
   lock.unlock();
 

@@ -109,7 +109,7 @@ void Core::reconnect() {
   }
 }
 
-std::unique_ptr<link::Link> Core::take_link() {
+std::unique_ptr<transport::Transport> Core::take_link() {
   Lock lock(mutex_);
   no_copiers_.wait(lock, [&] { return copiers_ == 0; });
   return std::move(link_);

@@ -7,11 +7,12 @@
 
 namespace hbm::client {
 
-void leave(std::unique_ptr<link::Link> link, const std::string& box) {
+void leave(std::unique_ptr<transport::Transport> link, const std::string& box) {
   constexpr auto kPatience = std::chrono::seconds(1);
-  link::Work request;
+  transport::TransportRequest request;
   request.opcode = smb::Opcode::kLeave;
-  const std::unique_ptr<link::Link> last = std::move(link);  // ends before the request does
+  const std::unique_ptr<transport::Transport> last =
+      std::move(link);  // ends before the request does
   try {
     last->post(request);
     const auto deadline = std::chrono::steady_clock::now() + kPatience;

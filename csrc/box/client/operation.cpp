@@ -13,7 +13,7 @@ std::string key_text(smb::Id key) {
   return text;
 }
 
-std::string Operation::text() const {
+std::string ClientOperation::text() const {
   std::string text = verb;
   const Touch& first = touches[0];
   if (!subject.empty()) text += " of " + subject;
@@ -26,12 +26,12 @@ std::string Operation::text() const {
   return text + " of segment " + key_text(first.attachment->key);
 }
 
-void Operation::settle() noexcept {
+void ClientOperation::settle() noexcept {
   settled_.store(1, std::memory_order_release);
   futex_wake(settled_);
 }
 
-void Operation::wait_settled(Clock::time_point until) const noexcept {
+void ClientOperation::wait_settled(Clock::time_point until) const noexcept {
   for (auto now = Clock::now(); !settled() && now < until; now = Clock::now()) {
     futex_wait(settled_, 0, std::chrono::nanoseconds(until - now));
   }

@@ -20,8 +20,8 @@
 #include "box/client/attachment.h"
 #include "box/client/error.h"
 #include "box/client/stats.h"
-#include "box/transport/transport.h"
 #include "box/protocol/protocol.h"
+#include "box/transport/transport.h"
 
 namespace hbm::client {
 
@@ -35,7 +35,7 @@ struct Touch {
   bool changes = false;
 };
 
-class Operation {
+class ClientOperation {
  public:
   enum class Stage {
     kBlocked,   // behind an earlier operation
@@ -44,9 +44,11 @@ class Operation {
     kFinished,  // nothing uses its memory any more
   };
 
-  explicit Operation(smb::Opcode opcode) : verb(smb::opcode_name(opcode)) { work.opcode = opcode; }
-  Operation(const Operation&) = delete;
-  Operation& operator=(const Operation&) = delete;
+  explicit ClientOperation(smb::Opcode opcode) : verb(smb::opcode_name(opcode)) {
+    work.opcode = opcode;
+  }
+  ClientOperation(const ClientOperation&) = delete;
+  ClientOperation& operator=(const ClientOperation&) = delete;
 
   template <smb::Body T>
   void set_body(const T& body) {
@@ -75,7 +77,7 @@ class Operation {
 
   std::atomic<bool> issued{false};  // the core has it, and will settle it
 
-  link::Work work;
+  transport::TransportRequest work;
   const char* verb;              // for text()
   std::string subject;           // likewise, where `touches` do not tell
   std::array<Touch, 2> touches;  // those with an attachment
@@ -92,9 +94,9 @@ class Operation {
   uint64_t number = 0;   // of a sequenced request that was posted; 0: none yet
   bool expired = false;  // its deadline has passed while the link had its memory
   unsigned blockers = 0;
-  std::vector<Operation*> behind_post;                    // wait until this one is posted
-  std::vector<Operation*> behind_finish;                  // wait until this one is finished
-  std::list<std::shared_ptr<Operation>>::iterator place;  // among the unfinished
+  std::vector<ClientOperation*> behind_post;                    // wait until this one is posted
+  std::vector<ClientOperation*> behind_finish;                  // wait until this one is finished
+  std::list<std::shared_ptr<ClientOperation>>::iterator place;  // among the unfinished
 
  private:
   std::atomic<uint32_t> settled_{0};

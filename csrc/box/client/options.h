@@ -16,7 +16,7 @@ enum class TransportChoice { kAuto, kShm, kTcp, kVerbs };
 
 // Throws Error(kInvalid), naming the four choices, for any name but auto, shm, tcp and verbs.
 TransportChoice parse_transport(const std::string& name);
-const char* transport_name(smb::Transport transport) noexcept;
+const char* transport_name(smb::TransportKind transport) noexcept;
 
 struct ClientOptions {
   std::string url;    // smb://host:port or smb+unix:///path

@@ -10,15 +10,15 @@ bool conflict(const Touch& one, const Touch& other) {
          one.begin < other.end && other.begin < one.end;
 }
 
-bool conflict(const Operation& one, const Touch& touch) {
+bool conflict(const ClientOperation& one, const Touch& touch) {
   return std::any_of(one.touches.begin(), one.touches.end(),
                      [&](const Touch& mine) { return mine.attachment && conflict(mine, touch); });
 }
 
-void wait_behind(Operation& earlier, Operation& later) {
+void wait_behind(ClientOperation& earlier, ClientOperation& later) {
   if (!earlier.is_sequenced() || !later.is_sequenced()) {
     earlier.behind_finish.push_back(&later);
-  } else if (earlier.stage != Operation::Stage::kPosted) {
+  } else if (earlier.stage != ClientOperation::Stage::kPosted) {
     earlier.behind_post.push_back(&later);
   } else {
     return;
@@ -26,11 +26,11 @@ void wait_behind(Operation& earlier, Operation& later) {
   ++later.blockers;
 }
 
-std::vector<Operation*> release(std::vector<Operation*>& behind) {
-  std::vector<Operation*> ready;
-  for (Operation* later : behind) {
+std::vector<ClientOperation*> release(std::vector<ClientOperation*>& behind) {
+  std::vector<ClientOperation*> ready;
+  for (ClientOperation* later : behind) {
     if (--later->blockers > 0) continue;
-    later->stage = Operation::Stage::kReady;
+    later->stage = ClientOperation::Stage::kReady;
     ready.push_back(later);
   }
   behind.clear();
@@ -42,33 +42,34 @@ std::vector<Operation*> release(std::vector<Operation*>& behind) {
 bool blocked(const Touch& touch) {
   const auto& unfinished = *touch.attachment->unfinished;
   return std::any_of(unfinished.begin(), unfinished.end(),
-                     [&](const Operation* earlier) { return conflict(*earlier, touch); });
+                     [&](const ClientOperation* earlier) { return conflict(*earlier, touch); });
 }
 
-void add(Operation& operation) {
+void add(ClientOperation& operation) {
   for (const Touch& touch : operation.touches) {
     if (!touch.attachment) continue;
     auto& unfinished = *touch.attachment->unfinished;
-    for (Operation* earlier : unfinished) {
+    for (ClientOperation* earlier : unfinished) {
       if (earlier != &operation && conflict(*earlier, touch)) wait_behind(*earlier, operation);
     }
     if (unfinished.empty() || unfinished.back() != &operation) unfinished.push_back(&operation);
   }
-  operation.stage = operation.blockers > 0 ? Operation::Stage::kBlocked : Operation::Stage::kReady;
+  operation.stage =
+      operation.blockers > 0 ? ClientOperation::Stage::kBlocked : ClientOperation::Stage::kReady;
 }
 
-std::vector<Operation*> posted(Operation& operation) {
-  operation.stage = Operation::Stage::kPosted;
+std::vector<ClientOperation*> posted(ClientOperation& operation) {
+  operation.stage = ClientOperation::Stage::kPosted;
   return release(operation.behind_post);
 }
 
-std::vector<Operation*> finished(Operation& operation) {
-  operation.stage = Operation::Stage::kFinished;
+std::vector<ClientOperation*> finished(ClientOperation& operation) {
+  operation.stage = ClientOperation::Stage::kFinished;
   for (const Touch& touch : operation.touches) {
     if (touch.attachment) std::erase(*touch.attachment->unfinished, &operation);
   }
-  std::vector<Operation*> ready = release(operation.behind_post);
-  const std::vector<Operation*> more = release(operation.behind_finish);
+  std::vector<ClientOperation*> ready = release(operation.behind_post);
+  const std::vector<ClientOperation*> more = release(operation.behind_finish);
   ready.insert(ready.end(), more.begin(), more.end());
   return ready;
 }

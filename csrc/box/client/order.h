@@ -17,10 +17,10 @@ namespace hbm::client::order {
 bool blocked(const Touch& touch);
 
 // Puts an operation behind all that were added before; its stage says whether it is ready.
-void add(Operation& operation);
+void add(ClientOperation& operation);
 
 // The operation's stage is kPosted, kFinished from now on. Returns those that became ready.
-std::vector<Operation*> posted(Operation& operation);
-std::vector<Operation*> finished(Operation& operation);
+std::vector<ClientOperation*> posted(ClientOperation& operation);
+std::vector<ClientOperation*> finished(ClientOperation& operation);
 
 }  // namespace hbm::client::order

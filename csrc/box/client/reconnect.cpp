@@ -16,18 +16,18 @@ constexpr uint64_t kAll = UINT64_MAX;                   // numbers
 
 struct Core::Renewal {
   std::shared_ptr<Attachment> attachment;
-  std::unique_ptr<link::Work> work;
+  std::unique_ptr<transport::TransportRequest> work;
 };
 
 bool Core::try_again(std::chrono::milliseconds timeout) {
   std::vector<Renewal> renewals;  // outlives the link, which may hold their works
   try {
     bool same_session = true;
-    link::Opened opened;
+    transport::OpenedTransport opened;
     try {
       opened = dialer_.dial_again(session_, timeout);
       same_session = remembers(opened.joined.applied);
-    } catch (const link::Refused& refused) {
+    } catch (const transport::Refused& refused) {
       if (refused.status() != smb::Status::kExpired) throw;
       same_session = false;
     }
@@ -51,7 +51,8 @@ bool Core::remembers(uint64_t applied) const {
   return oldest <= applied + 1 && applied < next_number_;
 }
 
-void Core::attach_again(link::Link& link, uint64_t applied, std::vector<Renewal>& renewals) {
+void Core::attach_again(transport::Transport& link, uint64_t applied,
+                        std::vector<Renewal>& renewals) {
   {
     const Lock lock(mutex_);
     for (const auto& [handle, attachment] : attachments_) {
@@ -73,7 +74,7 @@ void Core::attach_again(link::Link& link, uint64_t applied, std::vector<Renewal>
                            .flags = (attachment.read_only ? smb::Alloc::kReadOnly : 0) |
                                     (attachment.temporary ? smb::Alloc::kTemporary : 0)};
     const auto bytes = std::as_bytes(std::span(&body, 1));
-    renewal.work = std::make_unique<link::Work>();
+    renewal.work = std::make_unique<transport::TransportRequest>();
     renewal.work->opcode = smb::Opcode::kAttach;
     renewal.work->body.assign(bytes.begin(), bytes.end());
     link.post(*renewal.work);
@@ -81,25 +82,27 @@ void Core::attach_again(link::Link& link, uint64_t applied, std::vector<Renewal>
   const auto deadline = Clock::now() + kAttachPatience;
   for (const Renewal& renewal : renewals) {
     while (!renewal.work->finished()) {
-      if (Clock::now() > deadline) throw link::Broken("the box does not attach the segments again");
+      if (Clock::now() > deadline)
+        throw transport::Broken("the box does not attach the segments again");
       link.progress(kLook);
       const Lock lock(mutex_);
-      if (stopping_) throw link::Broken("the client is being closed");
+      if (stopping_) throw transport::Broken("the client is being closed");
     }
     const smb::Status status = renewal.work->status;
     if (status == smb::Status::kExpired || status == smb::Status::kClosing) {
-      throw link::Broken(renewal.work->cause);
+      throw transport::Broken(renewal.work->cause);
     }
   }
 }
 
-void Core::resume(link::Opened& opened, std::vector<Renewal>& renewals, bool same_session) {
+void Core::resume(transport::OpenedTransport& opened, std::vector<Renewal>& renewals,
+                  bool same_session) {
   Operations again;
   {
     const Lock lock(mutex_);
     const bool same_contents = opened.joined.box == contents_;
     link_ = std::move(opened.link);
-    adoptions_.renew();
+    registered_memory_.renew();
     session_ = opened.joined.session;
     contents_ = opened.joined.box;
     lease_ = std::chrono::milliseconds(opened.joined.lease_ms);
@@ -136,7 +139,7 @@ void Core::lose(Attachment& attachment, const std::string& why) {
   if (attachment.state == Attachment::State::kLost) return;
   attachment.state = Attachment::State::kLost;
   attachment.why = why;
-  for (Operation* operation : *attachment.unfinished) {
+  for (ClientOperation* operation : *attachment.unfinished) {
     if (operation->touches[0].attachment.get() == &attachment &&
         operation->opcode() == smb::Opcode::kFree) {
       operation->settle();
@@ -148,7 +151,7 @@ void Core::lose(Attachment& attachment, const std::string& why) {
 
 // Its key is gone, which is what those that the box may have carried out were to do.
 void Core::settle_deletes(const Attachment& attachment) {
-  for (Operation* operation : *attachment.unfinished) {
+  for (ClientOperation* operation : *attachment.unfinished) {
     const bool sent = operation->opcode() == smb::Opcode::kDelete && operation->number > 0;
     if (sent && !operation->settled()) operation->settle();
   }
@@ -173,7 +176,7 @@ Core::Operations Core::unanswered(bool same_session, bool same_contents) {
         continue;
       }
       if (!operation->settled() && (refused || !same_contents)) {
-        operation->stage = Operation::Stage::kReady;
+        operation->stage = ClientOperation::Stage::kReady;
         afresh.push_back(std::move(operation));
         continue;
       }

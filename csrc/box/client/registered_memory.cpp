@@ -5,11 +5,11 @@
 
 namespace hbm::client {
 
-class Adoptions::Adoption {
+class RegisteredMemory::Adoption {
  public:
   Adoption(std::byte* memory, uint64_t bytes) : memory_(memory), bytes_(bytes) {}
 
-  void bring_to(link::Link& link) {
+  void bring_to(transport::Transport& link) {
     const std::lock_guard lock(mutex_);
     if (ended_ || told_) return;
     told_ = true;
@@ -42,7 +42,7 @@ class Adoptions::Adoption {
   bool ended_ = false;
 };
 
-std::shared_ptr<void> Adoptions::add(std::byte* memory, uint64_t bytes) {
+std::shared_ptr<void> RegisteredMemory::add(std::byte* memory, uint64_t bytes) {
   auto adoption = std::make_shared<Adoption>(memory, bytes);
   const std::lock_guard lock(mutex_);
   std::erase_if(all_, [](const auto& each) { return each.expired(); });
@@ -52,7 +52,7 @@ std::shared_ptr<void> Adoptions::add(std::byte* memory, uint64_t bytes) {
   return {adoption.get(), [adoption](void*) { adoption->end(); }};
 }
 
-void Adoptions::bring_to(link::Link& link) {
+void RegisteredMemory::bring_to(transport::Transport& link) {
   if (!stale_.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(mutex_);
   stale_.store(false, std::memory_order_relaxed);
@@ -61,7 +61,7 @@ void Adoptions::bring_to(link::Link& link) {
   }
 }
 
-void Adoptions::renew() {
+void RegisteredMemory::renew() {
   const std::lock_guard lock(mutex_);
   for (const auto& each : all_) {
     if (const auto adoption = each.lock()) adoption->renew();

@@ -16,13 +16,13 @@
 
 namespace hbm::client {
 
-class Adoptions {
+class RegisteredMemory {
  public:
   // Until the pointer goes; the memory has to stay mapped as it is that long.
   std::shared_ptr<void> add(std::byte* memory, uint64_t bytes);
 
   // Before the link is used: tells it of all that it does not know.
-  void bring_to(link::Link& link);
+  void bring_to(transport::Transport& link);
 
   // There is another link from now on, which knows nothing.
   void renew();

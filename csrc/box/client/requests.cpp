@@ -61,8 +61,8 @@ Touch touch(std::shared_ptr<Attachment> attachment, uint64_t offset, uint64_t by
   return {std::move(attachment), offset, offset + bytes, changes};
 }
 
-std::shared_ptr<Operation> alloc_request(const AllocOptions& options, uint32_t handle,
-                                         bool read_only_client) {
+std::shared_ptr<ClientOperation> alloc_request(const AllocOptions& options, uint32_t handle,
+                                               bool read_only_client) {
   const bool attaches = options.mode == smb::AllocMode::kAttach;
   if (options.size == 0 && !attaches) invalid("a segment has a size: 0 bytes were asked for");
   if (attaches && !options.key) invalid("to attach to a segment takes its key");
@@ -71,7 +71,7 @@ std::shared_ptr<Operation> alloc_request(const AllocOptions& options, uint32_t h
                    "a read-only client attaches to segments and makes none: mode must be attach");
   }
   const bool read_only = options.read_only || read_only_client;
-  auto operation = std::make_shared<Operation>(smb::Opcode::kAlloc);
+  auto operation = std::make_shared<ClientOperation>(smb::Opcode::kAlloc);
   operation->set_body(smb::Alloc{.sequence = {},
                                  .key = options.key,
                                  .size = options.size,
@@ -86,9 +86,9 @@ std::shared_ptr<Operation> alloc_request(const AllocOptions& options, uint32_t h
   return operation;
 }
 
-std::shared_ptr<Operation> transfer_request(smb::Opcode opcode, Touch touch, std::byte* local,
-                                            std::shared_ptr<const void> hold) {
-  auto operation = std::make_shared<Operation>(opcode);
+std::shared_ptr<ClientOperation> transfer_request(smb::Opcode opcode, Touch touch, std::byte* local,
+                                                  std::shared_ptr<const void> hold) {
+  auto operation = std::make_shared<ClientOperation>(opcode);
   operation->work.offset = touch.begin;
   operation->work.bytes = touch.end - touch.begin;
   operation->work.local = local;
@@ -97,8 +97,9 @@ std::shared_ptr<Operation> transfer_request(smb::Opcode opcode, Touch touch, std
   return operation;
 }
 
-std::shared_ptr<Operation> accumulate_request(AttachmentPointer target, AttachmentPointer source,
-                                              const Accumulation& what) {
+std::shared_ptr<ClientOperation> accumulate_request(AttachmentPointer target,
+                                                    AttachmentPointer source,
+                                                    const Accumulation& what) {
   const Formula formula = formula_of(what);
   require_aligned("offset", what.target_offset, element_size(formula.target));
   require_aligned("size", what.bytes, element_size(formula.target));
@@ -107,7 +108,7 @@ std::shared_ptr<Operation> accumulate_request(AttachmentPointer target, Attachme
   Touch from =
       touch(std::move(source), what.source_offset, formula.source_bytes(what.bytes), false);
   require_apart(to, from, formula);
-  auto operation = std::make_shared<Operation>(smb::Opcode::kAccumulate);
+  auto operation = std::make_shared<ClientOperation>(smb::Opcode::kAccumulate);
   operation->verb = verb_of(what.combine);
   operation->set_body(smb::Accumulate{.sequence = {},
                                       .target_offset = what.target_offset,
@@ -124,10 +125,10 @@ std::shared_ptr<Operation> accumulate_request(AttachmentPointer target, Attachme
   return operation;
 }
 
-std::shared_ptr<Operation> fetch_add_request(AttachmentPointer attachment, uint64_t offset,
-                                             int64_t addend) {
+std::shared_ptr<ClientOperation> fetch_add_request(AttachmentPointer attachment, uint64_t offset,
+                                                   int64_t addend) {
   require_aligned("offset", offset, sizeof addend);
-  auto operation = std::make_shared<Operation>(smb::Opcode::kFetchAdd);
+  auto operation = std::make_shared<ClientOperation>(smb::Opcode::kFetchAdd);
   operation->touches[0] = touch(std::move(attachment), offset, sizeof addend, true);
   operation->set_body(smb::FetchAdd{.sequence = {},
                                     .offset = offset,
@@ -137,8 +138,8 @@ std::shared_ptr<Operation> fetch_add_request(AttachmentPointer attachment, uint6
   return operation;
 }
 
-std::shared_ptr<Operation> release_request(smb::Opcode opcode, AttachmentPointer attachment) {
-  auto operation = std::make_shared<Operation>(opcode);
+std::shared_ptr<ClientOperation> release_request(smb::Opcode opcode, AttachmentPointer attachment) {
+  auto operation = std::make_shared<ClientOperation>(opcode);
   operation->set_body(smb::Release{.sequence = {}, .handle = attachment->handle, .reserved = 0});
   // Taking the key away is in nobody's way.
   const bool frees = opcode == smb::Opcode::kFree;

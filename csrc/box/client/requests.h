@@ -19,14 +19,15 @@ using AttachmentPointer = std::shared_ptr<Attachment>;
 // `bytes` of the segment from `offset` on, to be changed or only read.
 Touch touch(AttachmentPointer attachment, uint64_t offset, uint64_t bytes, bool changes);
 
-std::shared_ptr<Operation> alloc_request(const AllocOptions& options, uint32_t handle,
-                                         bool read_only_client);
-std::shared_ptr<Operation> transfer_request(smb::Opcode opcode, Touch touch, std::byte* local,
-                                            std::shared_ptr<const void> hold);
-std::shared_ptr<Operation> accumulate_request(AttachmentPointer target, AttachmentPointer source,
-                                              const Accumulation& what);
-std::shared_ptr<Operation> fetch_add_request(AttachmentPointer attachment, uint64_t offset,
-                                             int64_t addend);
-std::shared_ptr<Operation> release_request(smb::Opcode opcode, AttachmentPointer attachment);
+std::shared_ptr<ClientOperation> alloc_request(const AllocOptions& options, uint32_t handle,
+                                               bool read_only_client);
+std::shared_ptr<ClientOperation> transfer_request(smb::Opcode opcode, Touch touch, std::byte* local,
+                                                  std::shared_ptr<const void> hold);
+std::shared_ptr<ClientOperation> accumulate_request(AttachmentPointer target,
+                                                    AttachmentPointer source,
+                                                    const Accumulation& what);
+std::shared_ptr<ClientOperation> fetch_add_request(AttachmentPointer attachment, uint64_t offset,
+                                                   int64_t addend);
+std::shared_ptr<ClientOperation> release_request(smb::Opcode opcode, AttachmentPointer attachment);
 
 }  // namespace hbm::client

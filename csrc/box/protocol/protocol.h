@@ -241,7 +241,7 @@ struct ClientStats {
   Counts counts;
   uint32_t pid;
   uint32_t attachments;
-  uint32_t transport;  // Transport
+  uint32_t transport;  // TransportKind
   uint32_t connected;  // connections now
   uint64_t idle_ms;    // since its last frame
 };
@@ -254,7 +254,7 @@ struct SegmentStats {
   uint32_t temporary;
 };
 
-enum class Transport : uint32_t { kShm, kTcp, kVerbs };
+enum class TransportKind : uint32_t { kShm, kTcp, kVerbs };
 
 template <class T>
 concept Body = std::is_trivially_copyable_v<T> && sizeof(T) <= kMaxBody;

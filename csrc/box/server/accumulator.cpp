@@ -15,14 +15,14 @@ constexpr uint64_t kSharedBytes = 1 << 20;
 
 constexpr uint32_t kLanesPerThread = 2;  // so that one that is held up does not hold up all
 
-Place place_of(const At& at) {
+SegmentOffset place_of(const At& at) {
   return {at.segment.stored ? at.segment.stored->serial : 0, at.offset};
 }
 
 }  // namespace
 
 Accumulator::Accumulator(Records& records, unsigned threads)
-    : records_(records), threads_(threads), crew_(threads - 1) {}
+    : records_(records), threads_(threads), pool_(threads - 1) {}
 
 uint32_t Accumulator::lanes_for(uint64_t offset, uint64_t bytes) const {
   if (bytes < kSharedBytes || threads_ == 1) return 1;
@@ -31,9 +31,9 @@ uint32_t Accumulator::lanes_for(uint64_t offset, uint64_t bytes) const {
   return static_cast<uint32_t>(std::min<uint64_t>(steps.count(), most));
 }
 
-void Accumulator::run(const Work& work, const Recorded& recorded) {
+void Accumulator::run(const BoundOperation& work, const Recorded& recorded) {
   try {
-    crew_.run(work.what.lanes, [&](uint32_t lane) { run_lane(work, lane, recorded, stripes_); });
+    pool_.run(work.what.lanes, [&](uint32_t lane) { run_lane(work, lane, recorded, stripes_); });
   } catch (const Error&) {
     records_.give_up();
     throw;
@@ -43,15 +43,15 @@ void Accumulator::run(const Work& work, const Recorded& recorded) {
 void Accumulator::accumulate(SessionRecord& session, uint64_t number, At target, At source,
                              uint64_t bytes, const Formula& formula) {
   if (bytes == 0) return records_.finish(session, {.number = number});
-  const Operation what{.opcode = smb::Opcode::kAccumulate,
-                       .lanes = lanes_for(target.offset, bytes),
-                       .number = number,
-                       .target = place_of(target),
-                       .source = place_of(source),
-                       .bytes = bytes,
-                       .formula = formula};
-  const Work work{what, target.segment.block->base(), source.segment.block->base(),
-                  records_.sizes().chunk, records_.sync()};
+  const BoxOperation what{.opcode = smb::Opcode::kAccumulate,
+                          .lanes = lanes_for(target.offset, bytes),
+                          .number = number,
+                          .target = place_of(target),
+                          .source = place_of(source),
+                          .bytes = bytes,
+                          .formula = formula};
+  const BoundOperation work{what, target.segment.block->base(), source.segment.block->base(),
+                            records_.sizes().chunk, records_.sync()};
   if (work.sync) persist(work.source + source.offset, formula.source_bytes(bytes));
   const Recorded recorded = records_.begin(session, what);
   run(work, recorded);
@@ -60,16 +60,16 @@ void Accumulator::accumulate(SessionRecord& session, uint64_t number, At target,
 }
 
 int64_t Accumulator::fetch_add(SessionRecord& session, uint64_t number, At cell, int64_t addend) {
-  const Operation what{.opcode = smb::Opcode::kFetchAdd,
-                       .number = number,
-                       .target = place_of(cell),
-                       .source = {},
-                       .bytes = sizeof(int64_t),
-                       .addend = addend};
-  const Work work{what, cell.segment.block->base(), nullptr, records_.sizes().chunk,
-                  records_.sync()};
+  const BoxOperation what{.opcode = smb::Opcode::kFetchAdd,
+                          .number = number,
+                          .target = place_of(cell),
+                          .source = {},
+                          .bytes = sizeof(int64_t),
+                          .addend = addend};
+  const BoundOperation work{what, cell.segment.block->base(), nullptr, records_.sizes().chunk,
+                            records_.sync()};
   const Recorded recorded = records_.begin(session, what);
-  Lane own_lane;
+  LaneProgress own_lane;
   std::array<std::byte, sizeof(int64_t)> own_undo;
   const Recorded used = recorded ? recorded : Recorded{nullptr, &own_lane, own_undo.data()};
   run(work, used);

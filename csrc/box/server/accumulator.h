@@ -17,18 +17,18 @@
 
 #include <cstdint>
 
-#include "box/server/thread_pool.h"
+#include "box/server/storage/bound_operation.h"
 #include "box/server/storage/records.h"
-#include "box/server/segment.h"
-#include "box/server/stripes.h"
-#include "box/server/bound_operation.h"
+#include "box/server/storage/segment.h"
+#include "box/server/storage/stripes.h"
+#include "box/server/thread_pool.h"
 #include "kernels/accumulate.h"
 
 namespace hbm::box {
 
 // A range of a segment starts here.
 struct At {
-  Segment& segment;
+  BoxSegment& segment;
   uint64_t offset;  // bytes
 };
 
@@ -53,12 +53,12 @@ class Accumulator {
 
  private:
   uint32_t lanes_for(uint64_t offset, uint64_t bytes) const;
-  void run(const Work& work, const Recorded& recorded);
+  void run(const BoundOperation& work, const Recorded& recorded);
 
   Records& records_;
   const unsigned threads_;
   Stripes stripes_;
-  Crew crew_;
+  ThreadPool pool_;
 };
 
 }  // namespace hbm::box

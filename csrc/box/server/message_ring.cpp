@@ -5,19 +5,19 @@
 
 namespace hbm::box {
 
-Ring::Ring(size_t capacity, size_t handlers, Handler handler)
+MessageRing::MessageRing(size_t capacity, size_t handlers, Handler handler)
     : handler_(std::move(handler)), slots_(capacity) {
   try {
-    for (size_t i = 0; i < handlers; ++i) threads_.emplace_back(&Ring::handle, this);
+    for (size_t i = 0; i < handlers; ++i) threads_.emplace_back(&MessageRing::handle, this);
   } catch (...) {
     close();
     throw;
   }
 }
 
-Ring::~Ring() { close(); }
+MessageRing::~MessageRing() { close(); }
 
-bool Ring::put(const std::shared_ptr<Session>& session) {
+bool MessageRing::put(const std::shared_ptr<Session>& session) {
   {
     const std::lock_guard lock(mutex_);
     if (closed_) return false;
@@ -28,7 +28,7 @@ bool Ring::put(const std::shared_ptr<Session>& session) {
   return true;
 }
 
-void Ring::close() {
+void MessageRing::close() {
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
@@ -38,7 +38,7 @@ void Ring::close() {
   threads_.clear();
 }
 
-std::shared_ptr<Session> Ring::take() {
+std::shared_ptr<Session> MessageRing::take() {
   std::unique_lock lock(mutex_);
   filled_.wait(lock, [this] { return count_ > 0 || closed_; });
   if (count_ == 0) return nullptr;
@@ -48,7 +48,7 @@ std::shared_ptr<Session> Ring::take() {
   return session;
 }
 
-void Ring::handle() {
+void MessageRing::handle() {
   while (std::shared_ptr<Session> session = take()) handler_(std::move(session));
 }
 

@@ -21,15 +21,15 @@ namespace hbm::box {
 
 class Session;
 
-class Ring {
+class MessageRing {
  public:
   using Handler = std::function<void(std::shared_ptr<Session>)>;
 
   // `handler` runs on `handlers` threads, and must not throw.
-  Ring(size_t capacity, size_t handlers, Handler handler);
-  ~Ring();  // closes
-  Ring(const Ring&) = delete;
-  Ring& operator=(const Ring&) = delete;
+  MessageRing(size_t capacity, size_t handlers, Handler handler);
+  ~MessageRing();  // closes
+  MessageRing(const MessageRing&) = delete;
+  MessageRing& operator=(const MessageRing&) = delete;
 
   // False: the ring is closed, and nothing has changed.
   // Throws std::length_error when the ring is full, which its capacity rules out.

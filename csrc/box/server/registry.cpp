@@ -5,24 +5,24 @@
 #include <utility>
 
 #include "base/log.h"
-#include "box/server/directory.h"
-#include "box/server/refusal.h"
 #include "box/protocol/proof.h"
+#include "box/server/refusal.h"
+#include "box/server/storage/directory.h"
 
 namespace hbm::box {
 Registry::Registry(Store& store) : store_(store) {
-  for (std::shared_ptr<Segment>& segment : store.take_found()) {
+  for (std::shared_ptr<BoxSegment>& segment : store.take_found()) {
     segment->awaited = true;
     segments_.emplace(segment->key, std::move(segment));
   }
 }
 
-Opened Registry::attach(const smb::Id& key, uint64_t bytes, Size size) {
+OpenedSegment Registry::attach(const smb::Id& key, uint64_t bytes, Size size) {
   Lock lock(mutex_);
   return open(find(lock, key), bytes, size);
 }
 
-Opened Registry::create(const Creation& creation) {
+OpenedSegment Registry::create(const Creation& creation) {
   Lock lock(mutex_);
   if (find(lock, creation.key) != segments_.end()) {
     throw Refusal(smb::Status::kExists, "a segment with the key " + hex(creation.key) +
@@ -31,14 +31,14 @@ Opened Registry::create(const Creation& creation) {
   return make(lock, creation);
 }
 
-Opened Registry::attach_or_create(const Creation& creation) {
+OpenedSegment Registry::attach_or_create(const Creation& creation) {
   Lock lock(mutex_);
   const auto found = find(lock, creation.key);
   if (found != segments_.end()) return open(found, creation.size, Size::kSame);
   return make(lock, creation);
 }
 
-Opened Registry::created_by(const Creator& creator) {
+OpenedSegment Registry::created_by(const Creator& creator) {
   const std::lock_guard lock(mutex_);
   for (const auto& [key, segment] : segments_) {
     if (segment->creator != creator) continue;
@@ -48,7 +48,7 @@ Opened Registry::created_by(const Creator& creator) {
   return {};
 }
 
-void Registry::release(const std::shared_ptr<Segment>& segment) noexcept {
+void Registry::release(const std::shared_ptr<BoxSegment>& segment) noexcept {
   Lock lock(mutex_);
   if (--segment->attachments > 0 || !segment->temporary || segment->awaited) return;
   const auto found = segments_.find(segment->key);
@@ -60,7 +60,7 @@ void Registry::release(const std::shared_ptr<Segment>& segment) noexcept {
   }
 }
 
-void Registry::remove(const std::shared_ptr<Segment>& segment) {
+void Registry::remove(const std::shared_ptr<BoxSegment>& segment) {
   Lock lock(mutex_);
   const auto found = find(lock, segment->key);
   if (found == segments_.end() || found->second != segment) {
@@ -71,7 +71,7 @@ void Registry::remove(const std::shared_ptr<Segment>& segment) {
 }
 
 void Registry::remove_forsaken() noexcept {
-  std::vector<std::shared_ptr<Segment>> forsaken;
+  std::vector<std::shared_ptr<BoxSegment>> forsaken;
   {
     const std::lock_guard lock(mutex_);
     for (const auto& [key, segment] : segments_) {
@@ -84,7 +84,7 @@ void Registry::remove_forsaken() noexcept {
   for (const auto& segment : forsaken) release(segment);
 }
 
-void Registry::on_new_segment(std::function<void(Segment&)> action) {
+void Registry::on_new_segment(std::function<void(BoxSegment&)> action) {
   const std::lock_guard lock(mutex_);
   for (const auto& [key, segment] : segments_) action(*segment);
   action_ = std::move(action);
@@ -96,7 +96,7 @@ std::vector<smb::SegmentStats> Registry::statistics() const {
   rows.reserve(segments_.size());
   for (const auto& [key, segment] : segments_) {
     rows.push_back({.key = key,
-                    .counts = segment->tally.counts(),
+                    .counts = segment->counters.counts(),
                     .size = segment->size,
                     .attachments = segment->attachments,
                     .temporary = segment->temporary});
@@ -109,7 +109,7 @@ Registry::Segments::iterator Registry::find(Lock& lock, const smb::Id& key) {
   return segments_.find(key);
 }
 
-Opened Registry::open(const Segments::iterator& found, uint64_t bytes, Size size) {
+OpenedSegment Registry::open(const Segments::iterator& found, uint64_t bytes, Size size) {
   if (found == segments_.end()) {
     throw Refusal(smb::Status::kNoSuchKey,
                   "no segment has this key: it was deleted, or never created here");
@@ -124,11 +124,11 @@ Opened Registry::open(const Segments::iterator& found, uint64_t bytes, Size size
   return {segment, false};
 }
 
-Opened Registry::make(Lock& lock, Creation creation) {
+OpenedSegment Registry::make(Lock& lock, Creation creation) {
   if (!creation.key) creation.key = smb::random_id();
   const auto change = changing_.insert(creation.key).first;
   lock.unlock();
-  std::shared_ptr<Segment> segment;
+  std::shared_ptr<BoxSegment> segment;
   std::exception_ptr failure;
   try {
     segment = build(creation);
@@ -144,8 +144,8 @@ Opened Registry::make(Lock& lock, Creation creation) {
   return {segment, true};
 }
 
-std::shared_ptr<Segment> Registry::build(const Creation& creation) {
-  std::shared_ptr<Segment> segment = store_.create(creation);
+std::shared_ptr<BoxSegment> Registry::build(const Creation& creation) {
+  std::shared_ptr<BoxSegment> segment = store_.create(creation);
   if (!action_) return segment;
   try {
     action_(*segment);

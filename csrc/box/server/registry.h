@@ -16,14 +16,14 @@
 #include <set>
 #include <vector>
 
-#include "box/server/segment.h"
-#include "box/server/storage/store.h"
 #include "box/protocol/protocol.h"
+#include "box/server/storage/segment.h"
+#include "box/server/storage/store.h"
 
 namespace hbm::box {
 
-struct Opened {
-  std::shared_ptr<Segment> segment;
+struct OpenedSegment {
+  std::shared_ptr<BoxSegment> segment;
   bool created = false;
 };
 
@@ -35,43 +35,43 @@ class Registry {
   Registry(const Registry&) = delete;
   Registry& operator=(const Registry&) = delete;
 
-  // Every Opened is one attachment, until release().
+  // Every OpenedSegment is one attachment, until release().
   // Throw Refusal when the key stands for something else than was asked for, and as Store::create()
   // does and on_new_segment()'s action when they fail; nothing has changed then.
   enum class Size { kSame, kAny };
-  Opened attach(const smb::Id& key, uint64_t bytes, Size size);
-  Opened create(const Creation& creation);  // no key: chooses one
-  Opened attach_or_create(const Creation& creation);
+  OpenedSegment attach(const smb::Id& key, uint64_t bytes, Size size);
+  OpenedSegment create(const Creation& creation);  // no key: chooses one
+  OpenedSegment attach_or_create(const Creation& creation);
 
   // The segment that a request created before the box was restarted, or none.
-  Opened created_by(const Creator& creator);
+  OpenedSegment created_by(const Creator& creator);
 
-  void release(const std::shared_ptr<Segment>& segment) noexcept;
+  void release(const std::shared_ptr<BoxSegment>& segment) noexcept;
 
   // Takes its key away. Throws Refusal(kNoSuchKey) when it has none any more, Error when the store
   // fails; nothing has changed then.
-  void remove(const std::shared_ptr<Segment>& segment);
+  void remove(const std::shared_ptr<BoxSegment>& segment);
 
   // Removes temporary segments that nobody attached to: their clients did not come back.
   void remove_forsaken() noexcept;
 
-  // As Desk's. REQUIRES: no client is served yet.
-  void on_new_segment(std::function<void(Segment&)> action);
+  // As RequestHandler's. REQUIRES: no client is served yet.
+  void on_new_segment(std::function<void(BoxSegment&)> action);
 
   std::vector<smb::SegmentStats> statistics() const;
 
  private:
   using Lock = std::unique_lock<std::mutex>;
-  using Segments = std::map<smb::Id, std::shared_ptr<Segment>>;
+  using Segments = std::map<smb::Id, std::shared_ptr<BoxSegment>>;
 
   Segments::iterator find(Lock& lock, const smb::Id& key);  // waits until nobody changes the key
-  Opened open(const Segments::iterator& found, uint64_t bytes, Size size);
-  Opened make(Lock& lock, Creation creation);
-  std::shared_ptr<Segment> build(const Creation& creation);
+  OpenedSegment open(const Segments::iterator& found, uint64_t bytes, Size size);
+  OpenedSegment make(Lock& lock, Creation creation);
+  std::shared_ptr<BoxSegment> build(const Creation& creation);
   void erase(Lock& lock, Segments::iterator found);
 
   Store& store_;
-  std::function<void(Segment&)> action_;  // set before clients are served
+  std::function<void(BoxSegment&)> action_;  // set before clients are served
   mutable std::mutex mutex_;  // guards all below; neither sessions nor the ring are locked under it
   std::condition_variable changed_;
   Segments segments_;

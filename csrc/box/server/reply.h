@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "box/server/request_handler.h"
 #include "box/protocol/protocol.h"
+#include "box/server/request_handler.h"
 
 namespace hbm::box {
 

@@ -17,7 +17,7 @@ namespace {
 
 }  // namespace
 
-Window::Turn Window::turn(const smb::Sequence& sequence) {
+ReplyWindow::Turn ReplyWindow::turn(const smb::Sequence& sequence) {
   const uint64_t last = applied();
   if (sequence.number == 0 || sequence.number > last + 1) {
     refuse(sequence, "the next one is " + std::to_string(last + 1));
@@ -37,11 +37,11 @@ Window::Turn Window::turn(const smb::Sequence& sequence) {
   return sequence.number > restored_ ? Turn::kSaved : Turn::kForeign;
 }
 
-const Reply& Window::saved(uint64_t number) const {
+const Reply& ReplyWindow::saved(uint64_t number) const {
   return replies_.at(replies_.size() - 1 - (applied() - number));
 }
 
-void Window::save(Reply reply) {
+void ReplyWindow::save(Reply reply) {
   reply.granted.reset();
   replies_.push_back(std::move(reply));
 }

@@ -10,16 +10,16 @@
 #include <cstdint>
 #include <deque>
 
+#include "box/protocol/protocol.h"
 #include "box/server/request_handler.h"
 #include "box/server/storage/operation_record.h"
-#include "box/protocol/protocol.h"
 
 namespace hbm::box {
 
-class Window {
+class ReplyWindow {
  public:
   // What `record` has as carried out already, a box did that has been restarted since.
-  explicit Window(const SessionRecord& record) : record_(record), restored_(record.applied) {}
+  explicit ReplyWindow(const SessionRecord& record) : record_(record), restored_(record.applied) {}
 
   enum class Turn {
     kNew,      // carry it out, then save()

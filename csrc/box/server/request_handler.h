@@ -17,8 +17,8 @@
 
 namespace hbm::box {
 
-class Segment;  // box/server/segment.h
-class Session;  // the service's own; doors only hold it
+class BoxSegment;  // box/server/storage/segment.h
+class Session;     // the service's own; doors only hold it
 
 struct Reply {
   smb::Status status = smb::Status::kOk;
@@ -26,7 +26,7 @@ struct Reply {
   std::vector<std::byte> payload;  // kStats
   std::string cause;               // when status is not kOk
   // kAlloc and kAttach: what was attached, for the door to add its transport's part.
-  std::shared_ptr<Segment> granted;
+  std::shared_ptr<BoxSegment> granted;
   bool may_write = false;
 };
 using Answer = std::function<void(Reply)>;
@@ -35,7 +35,7 @@ using Answer = std::function<void(Reply)>;
 struct Access {
   smb::Status status = smb::Status::kOk;
   std::string cause;
-  std::shared_ptr<Segment> segment;
+  std::shared_ptr<BoxSegment> segment;
   std::byte* at = nullptr;
 };
 
@@ -48,16 +48,16 @@ struct Joining {
   bool resumed = false;
 };
 
-class Desk {
+class RequestHandler {
  public:
-  virtual ~Desk() = default;
+  virtual ~RequestHandler() = default;
 
   virtual smb::Id contents() const = 0;  // Joined::box
   virtual uint32_t lease_ms() const = 0;
 
   // A client that has proved the token comes in by a connection: a new session, or the one that
   // `join` names. Each connection counts one until left().
-  virtual Joining join(const smb::Join& join, smb::Transport transport) = 0;
+  virtual Joining join(const smb::Join& join, smb::TransportKind transport) = 0;
 
   // The connection is closed. The session stays until its lease ends.
   virtual void left(const std::shared_ptr<Session>& session) = 0;
@@ -73,16 +73,16 @@ class Desk {
   // Sets what is done with every new segment before anyone can attach to it, and, now, with those
   // that are there: the verbs door registers their memory. It may throw Error: the request fails.
   // REQUIRES: no client has come in yet.
-  virtual void on_new_segment(std::function<void(Segment&)> action) = 0;
+  virtual void on_new_segment(std::function<void(BoxSegment&)> action) = 0;
 
   // The client has left, or its lease is over: nothing but refusals will come of its connections.
   virtual bool ended(const std::shared_ptr<Session>& /*session*/) const { return false; }
 };
 
 // A way in. Its threads end in the destructor, and no Answer is used after it.
-class Door {
+class Listener {
  public:
-  virtual ~Door() = default;
+  virtual ~Listener() = default;
 
   // Takes no further clients or requests, and returns when what was read is answered and sent, or
   // after `most_ms`.

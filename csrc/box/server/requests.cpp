@@ -20,8 +20,8 @@ T read(std::span<const std::byte> body) {
 }
 
 // Runs `work`; what it throws becomes the reply.
-template <class Work>
-Reply answered(smb::Opcode opcode, Work&& work) noexcept {
+template <class BoundOperation>
+Reply answered(smb::Opcode opcode, BoundOperation&& work) noexcept {
   const auto failed = [opcode](const char* cause) {
     log::error(std::string("a client's ") + smb::opcode_name(opcode) + " failed: " + cause);
     return refused(smb::Status::kInternal, cause);
@@ -43,7 +43,7 @@ Reply answered(smb::Opcode opcode, Work&& work) noexcept {
 }  // namespace
 
 Requests::Requests(Registry& registry, Sessions& sessions, Records& records,
-                   Accumulator& accumulator, Tally& totals)
+                   Accumulator& accumulator, Counters& totals)
     : registry_(registry),
       sessions_(sessions),
       records_(records),
@@ -77,11 +77,11 @@ Reply Requests::carry_out_sequenced(Session& session, smb::Opcode opcode,
                                     std::span<const std::byte> body) {
   const auto sequence = read<smb::Sequence>(body);
   switch (session.window.turn(sequence)) {
-    case Window::Turn::kSaved:
+    case ReplyWindow::Turn::kSaved:
       return answer_again(session, opcode, body);
-    case Window::Turn::kForeign:
+    case ReplyWindow::Turn::kForeign:
       return answer_from_record(session, opcode, body);
-    case Window::Turn::kNew:
+    case ReplyWindow::Turn::kNew:
       break;
   }
   const Reply reply = answered(opcode, [&] { return carry_out_new(session, opcode, body); });
@@ -112,7 +112,7 @@ Reply Requests::answer_again(const Session& session, smb::Opcode opcode,
                              std::span<const std::byte> body) {
   Reply reply = session.window.saved(read<smb::Sequence>(body).number);
   if (opcode == smb::Opcode::kAlloc && reply.status == smb::Status::kOk) {
-    const Attachment attachment = attached(session, read<smb::Alloc>(body).handle);
+    const SessionAttachment attachment = attached(session, read<smb::Alloc>(body).handle);
     reply.granted = attachment.segment;
     reply.may_write = attachment.may_write;
   }
@@ -121,7 +121,7 @@ Reply Requests::answer_again(const Session& session, smb::Opcode opcode,
 
 Reply Requests::answer_from_record(Session& session, smb::Opcode opcode,
                                    std::span<const std::byte> body) {
-  const Outcome* outcome = session.record.outcome(read<smb::Sequence>(body).number);
+  const RequestOutcome* outcome = session.record.outcome(read<smb::Sequence>(body).number);
   if (outcome == nullptr) {
     throw Refusal(smb::Status::kMalformed, "how the request ended is known no more");
   }
@@ -133,8 +133,8 @@ Reply Requests::answer_from_record(Session& session, smb::Opcode opcode,
   return with_body(smb::Fetched{outcome->value});
 }
 
-Attachment attached(const Session& session, uint32_t handle) {
-  Attachment attachment = session.attachment(handle);
+SessionAttachment attached(const Session& session, uint32_t handle) {
+  SessionAttachment attachment = session.attachment(handle);
   if (attachment.segment == nullptr) {
     throw Refusal(smb::Status::kNotAttached,
                   "nothing is attached with the handle " + std::to_string(handle));
@@ -142,7 +142,7 @@ Attachment attached(const Session& session, uint32_t handle) {
   return attachment;
 }
 
-void require_write(const Session& session, const Attachment& attachment) {
+void require_write(const Session& session, const SessionAttachment& attachment) {
   if (session.identity().read_only) {
     throw Refusal(smb::Status::kReadOnly, "the client came in as a read-only one");
   }
@@ -151,7 +151,7 @@ void require_write(const Session& session, const Attachment& attachment) {
   }
 }
 
-void require_range(const Segment& segment, uint64_t offset, uint64_t bytes, uint64_t unit) {
+void require_range(const BoxSegment& segment, uint64_t offset, uint64_t bytes, uint64_t unit) {
   const auto describe = [&] {
     return std::to_string(bytes) + " bytes at " + std::to_string(offset);
   };

@@ -8,14 +8,14 @@
 #include <memory>
 #include <span>
 
+#include "box/protocol/protocol.h"
 #include "box/server/accumulator.h"
-#include "box/server/request_handler.h"
-#include "box/server/storage/records.h"
 #include "box/server/registry.h"
+#include "box/server/request_handler.h"
 #include "box/server/session.h"
 #include "box/server/sessions.h"
-#include "box/server/counters.h"
-#include "box/protocol/protocol.h"
+#include "box/server/storage/counters.h"
+#include "box/server/storage/records.h"
 
 namespace hbm::box {
 
@@ -23,7 +23,7 @@ class Requests {
  public:
   // All of them outlive it. `totals` counts over all sessions.
   Requests(Registry& registry, Sessions& sessions, Records& records, Accumulator& accumulator,
-           Tally& totals);
+           Counters& totals);
 
   // Every opcode but kJoin, kRead, kWrite and kStats. Never throws: what fails is refused, and what
   // no client is to blame for is in the log as well. REQUIRES: `body` has the opcode's size.
@@ -47,9 +47,9 @@ class Requests {
   Reply free(Session& session, const smb::Release& request);
   Reply remove(Session& session, const smb::Release& request);
   Reply leave(Session& session);
-  Opened open(const Session& session, const smb::Alloc& request);
-  Opened created_before(const Session& session, const smb::Alloc& request);
-  Reply grant(Session& session, uint32_t handle, uint32_t flags, Opened opened);
+  OpenedSegment open(const Session& session, const smb::Alloc& request);
+  OpenedSegment created_before(const Session& session, const smb::Alloc& request);
+  Reply grant(Session& session, uint32_t handle, uint32_t flags, OpenedSegment opened);
 
   // requests_arithmetic.cpp
   Reply accumulate(Session& session, const smb::Accumulate& request);
@@ -59,18 +59,18 @@ class Requests {
   Sessions& sessions_;
   Records& records_;
   Accumulator& accumulator_;
-  Tally& totals_;
+  Counters& totals_;
 };
 
 // Checks that segments' requests share. All throw Refusal.
 
 // kNotAttached when there is none.
-Attachment attached(const Session& session, uint32_t handle);
+SessionAttachment attached(const Session& session, uint32_t handle);
 
 // kReadOnly unless the client may write through it.
-void require_write(const Session& session, const Attachment& attachment);
+void require_write(const Session& session, const SessionAttachment& attachment);
 
 // kRange when it does not lie inside the segment, at multiples of `unit`.
-void require_range(const Segment& segment, uint64_t offset, uint64_t bytes, uint64_t unit);
+void require_range(const BoxSegment& segment, uint64_t offset, uint64_t bytes, uint64_t unit);
 
 }  // namespace hbm::box

@@ -28,8 +28,8 @@ Formula formula_of(const smb::Accumulate& request) {
   return formula;
 }
 
-void require_apart(const smb::Accumulate& request, const Formula& formula, const Segment* target,
-                   const Segment* source) {
+void require_apart(const smb::Accumulate& request, const Formula& formula, const BoxSegment* target,
+                   const BoxSegment* source) {
   const uint64_t to = request.target_offset, from = request.source_offset;
   if (target != source || (to == from && formula.target == formula.source)) return;
   if (to < from + formula.source_bytes(request.bytes) && from < to + request.bytes) {
@@ -42,8 +42,8 @@ void require_apart(const smb::Accumulate& request, const Formula& formula, const
 }  // namespace
 
 Reply Requests::accumulate(Session& session, const smb::Accumulate& request) {
-  const Attachment target = attached(session, request.target);
-  const Attachment source = attached(session, request.source);
+  const SessionAttachment target = attached(session, request.target);
+  const SessionAttachment source = attached(session, request.source);
   require_write(session, target);
   const Formula formula = formula_of(request);
   require_range(*target.segment, request.target_offset, request.bytes,
@@ -54,20 +54,20 @@ Reply Requests::accumulate(Session& session, const smb::Accumulate& request) {
   accumulator_.accumulate(session.record, request.sequence.number,
                           {*target.segment, request.target_offset},
                           {*source.segment, request.source_offset}, request.bytes, formula);
-  for (Tally* tally : {&totals_, &session.tally, &target.segment->tally}) {
-    tally->count(smb::Opcode::kAccumulate, request.bytes);
+  for (Counters* counters : {&totals_, &session.counters, &target.segment->counters}) {
+    counters->count(smb::Opcode::kAccumulate, request.bytes);
   }
   return {};
 }
 
 Reply Requests::fetch_add(Session& session, const smb::FetchAdd& request) {
-  const Attachment cell = attached(session, request.handle);
+  const SessionAttachment cell = attached(session, request.handle);
   require_write(session, cell);
   require_range(*cell.segment, request.offset, sizeof(int64_t), sizeof(int64_t));
   const int64_t before = accumulator_.fetch_add(session.record, request.sequence.number,
                                                 {*cell.segment, request.offset}, request.addend);
-  for (Tally* tally : {&totals_, &session.tally, &cell.segment->tally}) {
-    tally->count(smb::Opcode::kFetchAdd, sizeof before);
+  for (Counters* counters : {&totals_, &session.counters, &cell.segment->counters}) {
+    counters->count(smb::Opcode::kFetchAdd, sizeof before);
   }
   return with_body(smb::Fetched{before});
 }

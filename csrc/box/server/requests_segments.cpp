@@ -33,7 +33,7 @@ Creation creation_of(const Session& session, const smb::Alloc& request) {
           .creator = {session.identity().id, request.sequence.number}};
 }
 
-Reply allocated(const Attachment& attachment, bool created) {
+Reply allocated(const SessionAttachment& attachment, bool created) {
   Reply reply = with_body(smb::Allocated{.key = attachment.segment->key,
                                          .size = attachment.segment->size,
                                          .created = created,
@@ -58,15 +58,15 @@ Reply Requests::alloc(Session& session, const smb::Alloc& request) {
     throw Refusal(smb::Status::kMalformed,
                   "the handle " + std::to_string(request.handle) + " is in use");
   }
-  Opened opened;
+  OpenedSegment opened;
   if (session.identity().restored) opened = created_before(session, request);
   if (opened.segment == nullptr) opened = open(session, request);
   return grant(session, request.handle, request.flags, std::move(opened));
 }
 
 Reply Requests::alloc_again(Session& session, const smb::Alloc& request) {
-  const Attachment attachment = session.attachment(request.handle);
-  Opened opened = created_before(session, request);
+  const SessionAttachment attachment = session.attachment(request.handle);
+  OpenedSegment opened = created_before(session, request);
   if (attachment.segment != nullptr) {
     if (opened.segment != nullptr) registry_.release(opened.segment);
     return allocated(attachment, opened.created);
@@ -77,11 +77,11 @@ Reply Requests::alloc_again(Session& session, const smb::Alloc& request) {
   return grant(session, request.handle, request.flags, std::move(opened));
 }
 
-Opened Requests::created_before(const Session& session, const smb::Alloc& request) {
+OpenedSegment Requests::created_before(const Session& session, const smb::Alloc& request) {
   return registry_.created_by({session.identity().id, request.sequence.number});
 }
 
-Opened Requests::open(const Session& session, const smb::Alloc& request) {
+OpenedSegment Requests::open(const Session& session, const smb::Alloc& request) {
   const Registry::Size size = size_of(request.flags);
   const bool may_create = !session.identity().read_only && size == Registry::Size::kSame;
   switch (request.mode) {
@@ -96,9 +96,9 @@ Opened Requests::open(const Session& session, const smb::Alloc& request) {
   throw Refusal(smb::Status::kMalformed, "its mode does not exist");
 }
 
-Reply Requests::grant(Session& session, uint32_t handle, uint32_t flags, Opened opened) {
+Reply Requests::grant(Session& session, uint32_t handle, uint32_t flags, OpenedSegment opened) {
   const bool read_only = session.identity().read_only || (flags & smb::Alloc::kReadOnly) != 0;
-  const Attachment attachment{std::move(opened.segment), !read_only};
+  const SessionAttachment attachment{std::move(opened.segment), !read_only};
   try {
     session.attach(handle, attachment);
     return allocated(attachment, opened.created);
@@ -111,7 +111,7 @@ Reply Requests::grant(Session& session, uint32_t handle, uint32_t flags, Opened 
 
 Reply Requests::attach(Session& session, const smb::Attach& request) {
   require_flags(request.flags);
-  const Attachment attachment = session.attachment(request.handle);
+  const SessionAttachment attachment = session.attachment(request.handle);
   if (attachment.segment == nullptr) {
     return grant(session, request.handle, request.flags,
                  registry_.attach(request.key, request.size, size_of(request.flags)));
@@ -124,7 +124,7 @@ Reply Requests::attach(Session& session, const smb::Attach& request) {
 }
 
 Reply Requests::free(Session& session, const smb::Release& request) {
-  const Attachment attachment = session.detach(request.handle);
+  const SessionAttachment attachment = session.detach(request.handle);
   if (attachment.segment != nullptr) {
     registry_.release(attachment.segment);
   } else if (!perhaps_done(session, request.sequence)) {
@@ -138,14 +138,15 @@ Reply Requests::remove(Session& session, const smb::Release& request) {
       perhaps_done(session, request.sequence)) {
     return {};
   }
-  const Attachment attachment = attached(session, request.handle);
+  const SessionAttachment attachment = attached(session, request.handle);
   require_write(session, attachment);
   registry_.remove(attachment.segment);
   return {};
 }
 
 Reply Requests::leave(Session& session) {
-  for (const Attachment& attachment : session.detach_all()) registry_.release(attachment.segment);
+  for (const SessionAttachment& attachment : session.detach_all())
+    registry_.release(attachment.segment);
   sessions_.forget(session);
   return {};
 }

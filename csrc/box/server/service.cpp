@@ -40,7 +40,7 @@ void Service::close() {
 
 uint32_t Service::lease_ms() const { return static_cast<uint32_t>(sessions_.lease().count()); }
 
-Joining Service::join(const smb::Join& join, smb::Transport transport) {
+Joining Service::join(const smb::Join& join, smb::TransportKind transport) {
   if (!closing_.load(std::memory_order_acquire)) return sessions_.join(join, transport);
   Joining joining;
   joining.status = smb::Status::kClosing;
@@ -56,7 +56,7 @@ void Service::left(const std::shared_ptr<Session>& session) {
 void Service::submit(const std::shared_ptr<Session>& session, smb::Opcode opcode,
                      std::span<const std::byte> body, Answer answer) {
   session->renew();
-  Request request{opcode, {body.begin(), body.end()}, std::move(answer)};
+  QueuedRequest request{opcode, {body.begin(), body.end()}, std::move(answer)};
   try {
     if (session->push(std::move(request))) schedule(session);
   } catch (const Refusal& refusal) {
@@ -77,11 +77,11 @@ void Service::handle(std::shared_ptr<Session> session) {
 }
 
 void Service::serve_one(Session& session) {
-  const Request request = session.pop();
+  const QueuedRequest request = session.pop();
   request.answer(carry_out(session, request));
 }
 
-Reply Service::carry_out(Session& session, const Request& request) {
+Reply Service::carry_out(Session& session, const QueuedRequest& request) {
   if (closing_.load(std::memory_order_acquire)) return refused(smb::Status::kClosing, kClosing);
   if (request.opcode == smb::Opcode::kStats) return stats(session, request.body);
   return requests_.carry_out(session, request.opcode, request.body);
@@ -119,7 +119,7 @@ Access Service::access(const std::shared_ptr<Session>& session, const smb::Trans
   try {
     if (closing_.load(std::memory_order_acquire)) throw Refusal(smb::Status::kClosing, kClosing);
     if (session->ended()) throw Refusal(smb::Status::kExpired, "the session has ended");
-    Attachment attachment = attached(*session, transfer.handle);
+    SessionAttachment attachment = attached(*session, transfer.handle);
     if (writing) require_write(*session, attachment);
     require_range(*attachment.segment, transfer.offset, transfer.bytes, 1);
     access.at = attachment.segment->block->base() + transfer.offset;
@@ -130,13 +130,13 @@ Access Service::access(const std::shared_ptr<Session>& session, const smb::Trans
     return access;
   }
   const smb::Opcode opcode = writing ? smb::Opcode::kWrite : smb::Opcode::kRead;
-  for (Tally* tally : {&totals_, &session->tally, &access.segment->tally}) {
-    tally->count(opcode, transfer.bytes);
+  for (Counters* counters : {&totals_, &session->counters, &access.segment->counters}) {
+    counters->count(opcode, transfer.bytes);
   }
   return access;
 }
 
-void Service::on_new_segment(std::function<void(Segment&)> action) {
+void Service::on_new_segment(std::function<void(BoxSegment&)> action) {
   registry_.on_new_segment(std::move(action));
 }
 

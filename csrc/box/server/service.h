@@ -4,8 +4,8 @@
 // slices of reads and writes are let through by access(), on the door's thread. A timer ends the
 // sessions of clients that are gone (sessions.h).
 //
-// Threads: as Desk's; close() by one thread. Locks: Sessions, then Session, then Ring; the
-// registry's and the store's are never held together with these.
+// Threads: as RequestHandler's; close() by one thread. Locks: Sessions, then Session, then
+// MessageRing; the registry's and the store's are never held together with these.
 #pragma once
 
 #include <atomic>
@@ -15,18 +15,18 @@
 #include <memory>
 #include <span>
 
+#include "box/protocol/proof.h"
 #include "box/server/accumulator.h"
-#include "box/server/request_handler.h"
-#include "box/server/registry.h"
-#include "box/server/requests.h"
 #include "box/server/message_ring.h"
+#include "box/server/registry.h"
+#include "box/server/request_handler.h"
+#include "box/server/requests.h"
 #include "box/server/session.h"
 #include "box/server/sessions.h"
 #include "box/server/statistics.h"
+#include "box/server/storage/counters.h"
 #include "box/server/storage/store.h"
-#include "box/server/counters.h"
 #include "memory/pool.h"
-#include "box/protocol/proof.h"
 
 namespace hbm::box {
 
@@ -37,7 +37,7 @@ struct ServiceOptions {
   unsigned accumulate_threads = 2;  // that share one large accumulate
 };
 
-class Service final : public Desk {
+class Service final : public RequestHandler {
  public:
   // REQUIRES: `store` was opened on `pool`, and both outlive it.
   Service(const ServiceOptions& options, Store& store, const memory::Pool& pool);
@@ -45,13 +45,13 @@ class Service final : public Desk {
 
   smb::Id contents() const override { return store_.contents(); }
   uint32_t lease_ms() const override;
-  Joining join(const smb::Join& join, smb::Transport transport) override;
+  Joining join(const smb::Join& join, smb::TransportKind transport) override;
   void left(const std::shared_ptr<Session>& session) override;
   void submit(const std::shared_ptr<Session>& session, smb::Opcode opcode,
               std::span<const std::byte> body, Answer answer) override;
   Access access(const std::shared_ptr<Session>& session, const smb::Transfer& transfer,
                 bool writing) override;
-  void on_new_segment(std::function<void(Segment&)> action) override;
+  void on_new_segment(std::function<void(BoxSegment&)> action) override;
   bool ended(const std::shared_ptr<Session>& session) const override;
 
   Statistics statistics() const;  // with all ids and keys: not for clients
@@ -64,7 +64,7 @@ class Service final : public Desk {
   void schedule(std::shared_ptr<Session> session);
   void handle(std::shared_ptr<Session> session);
   void serve_one(Session& session);
-  Reply carry_out(Session& session, const Request& request);
+  Reply carry_out(Session& session, const QueuedRequest& request);
   Reply stats(const Session& session, std::span<const std::byte> body) const;
   void expire(const std::shared_ptr<Session>& session);
 
@@ -73,10 +73,10 @@ class Service final : public Desk {
   const Clock::time_point start_ = Clock::now();
   const smb::Nonce salt_ = smb::random_nonce();  // of what clients see of each other
   std::atomic<bool> closing_{false};
-  Tally totals_;
+  Counters totals_;
   Registry registry_;
   Accumulator accumulator_;
-  Ring ring_;
+  MessageRing ring_;
   Sessions sessions_;
   Requests requests_;
 };

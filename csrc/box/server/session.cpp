@@ -15,7 +15,7 @@ Session::Session(const Identity& identity, SessionRecord& record, std::shared_pt
       seat_(std::move(seat)),
       seen_(Clock::now()) {}
 
-bool Session::push(Request&& request) {
+bool Session::push(QueuedRequest&& request) {
   const std::lock_guard lock(mutex_);
   if (ended()) {
     throw Refusal(smb::Status::kExpired, "the session has ended, with its attachments");
@@ -30,9 +30,9 @@ bool Session::push(Request&& request) {
   return !std::exchange(scheduled_, true);
 }
 
-Request Session::pop() {
+QueuedRequest Session::pop() {
   const std::lock_guard lock(mutex_);
-  Request request = std::move(requests_.front());
+  QueuedRequest request = std::move(requests_.front());
   requests_.pop_front();
   return request;
 }
@@ -43,13 +43,13 @@ bool Session::idle() {
   return !scheduled_;
 }
 
-Attachment Session::attachment(uint32_t handle) const {
+SessionAttachment Session::attachment(uint32_t handle) const {
   const std::lock_guard lock(mutex_);
   const auto found = attachments_.find(handle);
-  return found == attachments_.end() ? Attachment{} : found->second;
+  return found == attachments_.end() ? SessionAttachment{} : found->second;
 }
 
-void Session::attach(uint32_t handle, Attachment attachment) {
+void Session::attach(uint32_t handle, SessionAttachment attachment) {
   const std::lock_guard lock(mutex_);
   if (attachments_.size() == kMostAttachments) {
     throw Refusal(smb::Status::kExhausted, "the session has " + std::to_string(kMostAttachments) +
@@ -58,15 +58,15 @@ void Session::attach(uint32_t handle, Attachment attachment) {
   attachments_.emplace(handle, std::move(attachment));
 }
 
-Attachment Session::detach(uint32_t handle) {
+SessionAttachment Session::detach(uint32_t handle) {
   const std::lock_guard lock(mutex_);
   auto node = attachments_.extract(handle);
-  return node.empty() ? Attachment{} : std::move(node.mapped());
+  return node.empty() ? SessionAttachment{} : std::move(node.mapped());
 }
 
-std::vector<Attachment> Session::detach_all() {
+std::vector<SessionAttachment> Session::detach_all() {
   const std::lock_guard lock(mutex_);
-  std::vector<Attachment> all;
+  std::vector<SessionAttachment> all;
   all.reserve(attachments_.size());
   for (auto& [handle, attachment] : attachments_) all.push_back(std::move(attachment));
   attachments_.clear();
@@ -88,7 +88,7 @@ std::set<smb::Id> Session::keys() const {
 smb::ClientStats Session::statistics(Clock::time_point now) const {
   const auto idle = std::chrono::duration_cast<std::chrono::milliseconds>(now - seen());
   return {.session = identity_.id,
-          .counts = tally.counts(),
+          .counts = counters.counts(),
           .pid = identity_.pid,
           .attachments = static_cast<uint32_t>(attachments()),
           .transport = static_cast<uint32_t>(identity_.transport),

@@ -17,25 +17,25 @@
 #include <unordered_map>
 #include <vector>
 
-#include "box/server/request_handler.h"
-#include "box/server/storage/operation_record.h"
-#include "box/server/segment.h"
-#include "box/server/counters.h"
-#include "box/server/reply_window.h"
 #include "box/protocol/protocol.h"
+#include "box/server/reply_window.h"
+#include "box/server/request_handler.h"
+#include "box/server/storage/counters.h"
+#include "box/server/storage/operation_record.h"
+#include "box/server/storage/segment.h"
 
 namespace hbm::box {
 
 using Clock = std::chrono::steady_clock;
 
-struct Request {
+struct QueuedRequest {
   smb::Opcode opcode{};
   std::vector<std::byte> body;
   Answer answer;
 };
 
-struct Attachment {
-  std::shared_ptr<Segment> segment;
+struct SessionAttachment {
+  std::shared_ptr<BoxSegment> segment;
   bool may_write = false;
 };
 
@@ -52,7 +52,7 @@ class Session {
     // The box was restarted since the session began: its attachments are made again by kAttach.
     bool restored = false;
     uint32_t pid = 0;
-    smb::Transport transport{};
+    smb::TransportKind transport{};
   };
 
   // `seat` goes when nobody holds the session any more.
@@ -70,16 +70,16 @@ class Session {
   // session into the ring.
   // Throws Refusal(kExpired) after kLeave, Refusal(kExhausted) at kMostRequests; `request` is then
   // as it was.
-  bool push(Request&& request);
-  Request pop();  // REQUIRES: the strand, and a request
-  bool idle();    // at the end of a request; false: the caller puts the session into the ring
+  bool push(QueuedRequest&& request);
+  QueuedRequest pop();  // REQUIRES: the strand, and a request
+  bool idle();          // at the end of a request; false: the caller puts the session into the ring
 
   // No attachment: none has that handle.
-  Attachment attachment(uint32_t handle) const;
+  SessionAttachment attachment(uint32_t handle) const;
   // Throws Refusal(kExhausted) at kMostAttachments. REQUIRES: the strand; the handle is not in use.
-  void attach(uint32_t handle, Attachment attachment);
-  Attachment detach(uint32_t handle);
-  std::vector<Attachment> detach_all();
+  void attach(uint32_t handle, SessionAttachment attachment);
+  SessionAttachment detach(uint32_t handle);
+  std::vector<SessionAttachment> detach_all();
   size_t attachments() const;
   std::set<smb::Id> keys() const;  // of what is attached
 
@@ -90,8 +90,8 @@ class Session {
   smb::ClientStats statistics(Clock::time_point now) const;
 
   SessionRecord& record;  // the strand's, but for `applied`
-  Window window;          // the strand's, but for applied()
-  Tally tally;
+  ReplyWindow window;     // the strand's, but for applied()
+  Counters counters;
   std::atomic<uint32_t> connections{0};
 
  private:
@@ -101,8 +101,8 @@ class Session {
   std::atomic<bool> ended_{false};
 
   mutable std::mutex mutex_;  // guards all below; nothing else is locked under it
-  std::unordered_map<uint32_t, Attachment> attachments_;
-  std::deque<Request> requests_;
+  std::unordered_map<uint32_t, SessionAttachment> attachments_;
+  std::deque<QueuedRequest> requests_;
   bool scheduled_ = false;  // in the ring, or in a handler's hands
 };
 

@@ -7,8 +7,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "box/server/refusal.h"
 #include "box/protocol/proof.h"
+#include "box/server/refusal.h"
 
 namespace hbm::box {
 
@@ -31,7 +31,7 @@ Sessions::~Sessions() {
   watch_.join();
 }
 
-Joining Sessions::join(const smb::Join& join, smb::Transport transport) {
+Joining Sessions::join(const smb::Join& join, smb::TransportKind transport) {
   Joining joining;
   try {
     if ((join.flags & ~(smb::Join::kReadOnlyClient | smb::Join::kLane)) != 0) {
@@ -59,7 +59,7 @@ std::shared_ptr<const void> Sessions::take_seat() {
   return {seats_.get(), [seats = seats_](const void*) { --*seats; }};
 }
 
-std::shared_ptr<Session> Sessions::begin(const smb::Join& join, smb::Transport transport) {
+std::shared_ptr<Session> Sessions::begin(const smb::Join& join, smb::TransportKind transport) {
   if ((join.flags & smb::Join::kLane) != 0) {
     throw Refusal(smb::Status::kMalformed, "a lane belongs to a session, and names none");
   }
@@ -81,7 +81,7 @@ std::shared_ptr<Session> Sessions::begin(const smb::Join& join, smb::Transport t
   return session;
 }
 
-std::shared_ptr<Session> Sessions::resume(const smb::Join& join, smb::Transport transport) {
+std::shared_ptr<Session> Sessions::resume(const smb::Join& join, smb::TransportKind transport) {
   if (const auto live = sessions_.find(join.session); live != sessions_.end()) {
     const bool read_only = (join.flags & smb::Join::kReadOnlyClient) != 0;
     if (read_only != live->second->identity().read_only) {

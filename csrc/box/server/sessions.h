@@ -4,7 +4,7 @@
 // behind the requests that were there first, whether the client asked for it or its lease is over;
 // until that is done it is still among all(), and join() refuses it.
 //
-// Threads: every member may be called from any thread. Lock order: Sessions, Session, Ring.
+// Threads: every member may be called from any thread. Lock order: Sessions, Session, MessageRing.
 #pragma once
 
 #include <chrono>
@@ -17,10 +17,10 @@
 #include <thread>
 #include <vector>
 
-#include "box/server/request_handler.h"
-#include "box/server/storage/records.h"
-#include "box/server/session.h"
 #include "box/protocol/protocol.h"
+#include "box/server/request_handler.h"
+#include "box/server/session.h"
+#include "box/server/storage/records.h"
 
 namespace hbm::box {
 
@@ -44,7 +44,7 @@ class Sessions {
   Sessions(const Sessions&) = delete;
   Sessions& operator=(const Sessions&) = delete;
 
-  Joining join(const smb::Join& join, smb::Transport transport);
+  Joining join(const smb::Join& join, smb::TransportKind transport);
 
   // Its strand has ended it: it is unknown from here on.
   void forget(const Session& session);
@@ -59,8 +59,8 @@ class Sessions {
   };
 
   std::shared_ptr<const void> take_seat();
-  std::shared_ptr<Session> begin(const smb::Join& join, smb::Transport transport);
-  std::shared_ptr<Session> resume(const smb::Join& join, smb::Transport transport);
+  std::shared_ptr<Session> begin(const smb::Join& join, smb::TransportKind transport);
+  std::shared_ptr<Session> resume(const smb::Join& join, smb::TransportKind transport);
   void watch();
   Clock::time_point expire();  // returns when to look again
 

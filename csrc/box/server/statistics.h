@@ -17,7 +17,8 @@ struct Statistics {
   std::vector<smb::SegmentStats> segments;
 };
 
-// For whom a page is, and so whose ids it may show; the others' are fingerprints (box/protocol/proof.h).
+// For whom a page is, and so whose ids it may show; the others' are fingerprints
+// (box/protocol/proof.h).
 struct Reader {
   smb::Id session;
   std::set<smb::Id> keys;  // of what it attached

@@ -6,7 +6,7 @@
 
 namespace hbm::box {
 
-struct Crew::Task {
+struct ThreadPool::Task {
   const std::function<void(uint32_t)>& part;
   const uint32_t parts;
   uint32_t begun = 0;
@@ -15,11 +15,11 @@ struct Crew::Task {
   std::condition_variable done{};
 };
 
-Crew::Crew(unsigned helpers) {
+ThreadPool::ThreadPool(unsigned helpers) {
   for (unsigned i = 0; i < helpers; ++i) helpers_.emplace_back([this] { help(); });
 }
 
-Crew::~Crew() {
+ThreadPool::~ThreadPool() {
   {
     const std::lock_guard lock(mutex_);
     ending_ = true;
@@ -28,7 +28,7 @@ Crew::~Crew() {
   for (std::thread& helper : helpers_) helper.join();
 }
 
-void Crew::run(uint32_t parts, const std::function<void(uint32_t)>& part) {
+void ThreadPool::run(uint32_t parts, const std::function<void(uint32_t)>& part) {
   if (parts == 1) return part(0);
   Task task{part, parts};
   std::unique_lock lock(mutex_);
@@ -40,7 +40,7 @@ void Crew::run(uint32_t parts, const std::function<void(uint32_t)>& part) {
   if (task.failure) std::rethrow_exception(task.failure);
 }
 
-void Crew::help() {
+void ThreadPool::help() {
   std::unique_lock lock(mutex_);
   while (true) {
     task_added_.wait(lock, [this] { return ending_ || !tasks_.empty(); });
@@ -49,7 +49,7 @@ void Crew::help() {
   }
 }
 
-void Crew::work(Task& task, std::unique_lock<std::mutex>& lock) {
+void ThreadPool::work(Task& task, std::unique_lock<std::mutex>& lock) {
   bool last = false;
   // A task may be gone as soon as its last part has ended.
   while (!last && task.begun < task.parts) {

@@ -11,12 +11,12 @@
 
 namespace hbm::box {
 
-class Crew {
+class ThreadPool {
  public:
-  explicit Crew(unsigned helpers);
-  ~Crew();  // REQUIRES: no run() is under way.
-  Crew(const Crew&) = delete;
-  Crew& operator=(const Crew&) = delete;
+  explicit ThreadPool(unsigned helpers);
+  ~ThreadPool();  // REQUIRES: no run() is under way.
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
 
   // Calls part(0) .. part(parts - 1), each once, on the calling thread and on helpers that have
   // nothing to do, and returns when all have returned. One part takes no lock and wakes nobody.

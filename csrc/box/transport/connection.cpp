@@ -4,7 +4,7 @@
 
 #include <utility>
 
-namespace hbm::link {
+namespace hbm::transport {
 namespace {
 
 using smb::FrameStream;
@@ -29,10 +29,10 @@ uint32_t reply_body_bytes(Opcode opcode) {
 
 }  // namespace
 
-Connection::Connection(std::unique_ptr<FrameStream> stream, std::string box, Client& client)
+Connection::Connection(std::unique_ptr<FrameStream> stream, std::string box, Requester& client)
     : stream_(std::move(stream)), box_(std::move(box)), client_(client) {}
 
-void Connection::queue(Opcode opcode, std::variant<Work*, Slice> of,
+void Connection::queue(Opcode opcode, std::variant<TransportRequest*, Slice> of,
                        std::span<const std::byte> body, std::span<const std::byte> payload) {
   if (free_.empty()) {
     free_.push_back(static_cast<uint32_t>(requests_.size()));
@@ -55,7 +55,7 @@ Connection::Request* Connection::find(uint64_t id) noexcept {
   return &requests_[place];
 }
 
-void Connection::send(Work& work) { queue(work.opcode, &work, work.body, {}); }
+void Connection::send(TransportRequest& work) { queue(work.opcode, &work, work.body, {}); }
 
 void Connection::send(const Slice& slice) {
   const std::span<const std::byte> data(slice.local, slice.request.bytes);
@@ -102,7 +102,7 @@ std::byte* Connection::place(const Header& header, std::span<const std::byte>) {
     return reinterpret_cast<std::byte*>(cause_.data());
   }
   if (Slice* const slice = std::get_if<Slice>(&request.of)) return slice->local;
-  std::vector<std::byte>& payload = std::get<Work*>(request.of)->payload;
+  std::vector<std::byte>& payload = std::get<TransportRequest*>(request.of)->payload;
   payload.resize(header.payload_bytes);
   return payload.data();
 }
@@ -118,7 +118,7 @@ void Connection::frame(const Header& header, std::span<const std::byte> body,
     client_.answered(*slice, header.status, cause);
     return;
   }
-  Work& work = *std::get<Work*>(request.of);
+  TransportRequest& work = *std::get<TransportRequest*>(request.of);
   work.status = header.status;
   work.cause = std::move(cause);
   work.reply.assign(body.begin(), body.end());
@@ -129,4 +129,4 @@ void Connection::closed() const {
   throw Error(ErrorKind::kNetwork, "the memory box at " + box_ + " closed the connection");
 }
 
-}  // namespace hbm::link
+}  // namespace hbm::transport

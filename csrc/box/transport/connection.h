@@ -13,33 +13,33 @@
 #include <vector>
 
 #include "base/descriptor.h"
-#include "box/transport/transport.h"
-#include "box/transport/slices.h"
 #include "box/protocol/frame_stream.h"
+#include "box/transport/slices.h"
+#include "box/transport/transport.h"
 
-namespace hbm::link {
+namespace hbm::transport {
 
 class Connection final : private smb::FrameStream::Receiver {
  public:
   // Who asked.
-  class Client {
+  class Requester {
    public:
     // `work` has its status, cause, reply and payload; it is not done yet. `descriptor` came with
     // the reply, or is none.
-    virtual void answered(Work& work, Descriptor descriptor) = 0;
+    virtual void answered(TransportRequest& work, Descriptor descriptor) = 0;
     virtual void answered(const Slice& slice, smb::Status status, const std::string& cause) = 0;
 
    protected:
-    ~Client() = default;
+    ~Requester() = default;
   };
 
   // `box` is its name in messages. REQUIRES: the client outlives the connection.
-  Connection(std::unique_ptr<smb::FrameStream> stream, std::string box, Client& client);
+  Connection(std::unique_ptr<smb::FrameStream> stream, std::string box, Requester& client);
 
   int fd() const noexcept { return stream_->fd(); }
 
   // Queue a request; flush() sends it.
-  void send(Work& work);  // control
+  void send(TransportRequest& work);  // control
   void send(const Slice& slice);
 
   uint64_t unanswered() const noexcept { return unanswered_; }      // requests
@@ -58,7 +58,7 @@ class Connection final : private smb::FrameStream::Receiver {
     uint64_t id = 0;  // 0: free
     smb::Opcode opcode{};
     uint64_t end = 0;  // of it among all bytes sent
-    std::variant<Work*, Slice> of;
+    std::variant<TransportRequest*, Slice> of;
   };
 
   const char* check(const smb::Header& header) override;
@@ -66,14 +66,14 @@ class Connection final : private smb::FrameStream::Receiver {
   void frame(const smb::Header& header, std::span<const std::byte> body,
              Descriptor descriptor) override;
 
-  void queue(smb::Opcode opcode, std::variant<Work*, Slice> of, std::span<const std::byte> body,
-             std::span<const std::byte> payload);
+  void queue(smb::Opcode opcode, std::variant<TransportRequest*, Slice> of,
+             std::span<const std::byte> body, std::span<const std::byte> payload);
   Request* find(uint64_t id) noexcept;
   [[noreturn]] void closed() const;
 
   const std::unique_ptr<smb::FrameStream> stream_;
   const std::string box_;
-  Client& client_;
+  Requester& client_;
   std::vector<Request> requests_;  // an id's lower half is a place here
   std::vector<uint32_t> free_;
   uint64_t turn_ = 0;   // upper half of the last id
@@ -83,4 +83,4 @@ class Connection final : private smb::FrameStream::Receiver {
   std::string cause_;  // of the reply that is coming in
 };
 
-}  // namespace hbm::link
+}  // namespace hbm::transport

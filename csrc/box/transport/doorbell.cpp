@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace hbm::link {
+namespace hbm::transport {
 
 Doorbell::Doorbell() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (fd_) return;
@@ -30,4 +30,4 @@ void Doorbell::clear() noexcept {
   [[maybe_unused]] const ssize_t got = read(fd_.get(), &rings, sizeof(rings));
 }
 
-}  // namespace hbm::link
+}  // namespace hbm::transport

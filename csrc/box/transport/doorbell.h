@@ -5,7 +5,7 @@
 
 #include "base/descriptor.h"
 
-namespace hbm::link {
+namespace hbm::transport {
 
 class Doorbell {
  public:
@@ -20,4 +20,4 @@ class Doorbell {
   const Descriptor fd_;
 };
 
-}  // namespace hbm::link
+}  // namespace hbm::transport

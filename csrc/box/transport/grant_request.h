@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <cstring>
 
-#include "box/transport/transport.h"
 #include "box/protocol/protocol.h"
+#include "box/transport/transport.h"
 
-namespace hbm::link {
+namespace hbm::transport {
 
 struct GrantRequest {
   uint32_t handle = 0;
@@ -15,7 +15,7 @@ struct GrantRequest {
 };
 
 // REQUIRES: `work` is one of the two, with a body of its size.
-inline GrantRequest grant_request(const Work& work) noexcept {
+inline GrantRequest grant_request(const TransportRequest& work) noexcept {
   if (work.opcode == smb::Opcode::kAlloc) {
     smb::Alloc alloc;
     std::memcpy(&alloc, work.body.data(), sizeof(alloc));
@@ -26,4 +26,4 @@ inline GrantRequest grant_request(const Work& work) noexcept {
   return {attach.handle, attach.flags};
 }
 
-}  // namespace hbm::link
+}  // namespace hbm::transport

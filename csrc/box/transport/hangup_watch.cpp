@@ -7,7 +7,7 @@
 
 #include "base/signals.h"
 
-namespace hbm::link {
+namespace hbm::transport {
 
 HangupWatch::HangupWatch(std::vector<int> sockets, std::function<void()> then)
     : then_(std::move(then)) {
@@ -32,4 +32,4 @@ void HangupWatch::watch(const std::vector<int>& sockets) {
   then_();
 }
 
-}  // namespace hbm::link
+}  // namespace hbm::transport

@@ -12,7 +12,7 @@
 
 #include "box/transport/doorbell.h"
 
-namespace hbm::link {
+namespace hbm::transport {
 
 class HangupWatch {
  public:
@@ -33,4 +33,4 @@ class HangupWatch {
   std::thread thread_;
 };
 
-}  // namespace hbm::link
+}  // namespace hbm::transport

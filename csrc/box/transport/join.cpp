@@ -10,7 +10,7 @@
 
 #include "box/protocol/proof.h"
 
-namespace hbm::link {
+namespace hbm::transport {
 namespace {
 
 using smb::FrameStream;
@@ -129,4 +129,4 @@ smb::Joined join_box(FrameStream& stream, const std::string& box, const smb::Joi
   return joined;
 }
 
-}  // namespace hbm::link
+}  // namespace hbm::transport

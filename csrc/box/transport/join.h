@@ -5,12 +5,12 @@
 
 #include <string>
 
-#include "box/transport/transport.h"
 #include "box/protocol/frame_stream.h"
 #include "box/protocol/protocol.h"
 #include "box/protocol/socket.h"
+#include "box/transport/transport.h"
 
-namespace hbm::link {
+namespace hbm::transport {
 
 // Joins over a new connection, with `request`'s session and flags, and proves the token both ways.
 // A client that has a token leaves a box that does not prove it.
@@ -19,4 +19,4 @@ namespace hbm::link {
 smb::Joined join_box(smb::FrameStream& stream, const std::string& box, const smb::Join& request,
                      const std::string& token, smb::Deadline deadline);
 
-}  // namespace hbm::link
+}  // namespace hbm::transport

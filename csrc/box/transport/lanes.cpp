@@ -15,7 +15,7 @@
 #include "base/spin.h"
 #include "box/transport/grant_request.h"
 
-namespace hbm::link {
+namespace hbm::transport {
 namespace {
 
 using std::chrono::nanoseconds;
@@ -34,7 +34,7 @@ void sleep_on(std::span<pollfd> polled, nanoseconds most) {
               std::string("cannot wait for a memory box: ") + std::strerror(errno));
 }
 
-std::shared_ptr<Grant> grant_of(const Work& work) {
+std::shared_ptr<Grant> grant_of(const TransportRequest& work) {
   smb::Allocated allocated;
   std::memcpy(&allocated, work.reply.data(), sizeof(allocated));
   auto grant = std::make_shared<Grant>();
@@ -43,7 +43,7 @@ std::shared_ptr<Grant> grant_of(const Work& work) {
   return grant;
 }
 
-bool grants(const Work& work) {
+bool grants(const TransportRequest& work) {
   return work.status == smb::Status::kOk &&
          (work.opcode == smb::Opcode::kAlloc || work.opcode == smb::Opcode::kAttach);
 }
@@ -67,7 +67,7 @@ Lanes::~Lanes() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void Lanes::post(Work& work) {
+void Lanes::post(TransportRequest& work) {
   require_whole();
   try {
     start(work);
@@ -77,7 +77,7 @@ void Lanes::post(Work& work) {
   }
 }
 
-void Lanes::start(Work& work) {
+void Lanes::start(TransportRequest& work) {
   const bool idle = first().unanswered() == 0;
   ++posted_;
   if (work.opcode == smb::Opcode::kRead || work.opcode == smb::Opcode::kWrite) {
@@ -184,7 +184,7 @@ void Lanes::call_threads() {
   slices_.call();
 }
 
-void Lanes::Lane::answered(Work& work, Descriptor descriptor) {
+void Lanes::Lane::answered(TransportRequest& work, Descriptor descriptor) {
   if (grants(work)) {
     try {
       const std::shared_ptr<Grant> grant = grant_of(work);
@@ -231,4 +231,4 @@ void Lanes::fail(const std::string& cause) {
   bell_.ring();
 }
 
-}  // namespace hbm::link
+}  // namespace hbm::transport

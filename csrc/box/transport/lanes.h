@@ -8,7 +8,7 @@
 // What is posted on an idle first lane is sent at once; else it waits for the next progress(), or
 // for kGatheredBytes of its like, and goes out together with them.
 //
-// Threads: as Link.
+// Threads: as Transport.
 #pragma once
 
 #include <atomic>
@@ -23,14 +23,15 @@
 #include "box/transport/connection.h"
 #include "box/transport/doorbell.h"
 #include "box/transport/hangup_watch.h"
-#include "box/transport/transport.h"
 #include "box/transport/slices.h"
+#include "box/transport/transport.h"
 
-namespace hbm::link {
+namespace hbm::transport {
 
 // Completes what the box granted by `work`, with what came with the reply. It may throw Error: the
 // request then fails here, with kExhausted or kInternal, though the box has attached.
-using CompleteGrant = std::function<void(Grant& grant, const Work& work, Descriptor descriptor)>;
+using CompleteGrant =
+    std::function<void(Grant& grant, const TransportRequest& work, Descriptor descriptor)>;
 
 class Lanes {
  public:
@@ -47,7 +48,7 @@ class Lanes {
   Lanes(const Lanes&) = delete;
   Lanes& operator=(const Lanes&) = delete;
 
-  void post(Work& work);
+  void post(TransportRequest& work);
   void progress(std::chrono::nanoseconds most);
   void wake() noexcept { bell_.ring(); }
   bool alive() const noexcept;
@@ -56,12 +57,12 @@ class Lanes {
  private:
   using Deadline = std::chrono::steady_clock::time_point;
 
-  class Lane final : public Connection::Client {
+  class Lane final : public Connection::Requester {
    public:
     Lane(Lanes& all, std::unique_ptr<smb::FrameStream> stream, const std::string& box)
         : connection(std::move(stream), box, *this), all_(all) {}
 
-    void answered(Work& work, Descriptor descriptor) override;
+    void answered(TransportRequest& work, Descriptor descriptor) override;
     void answered(const Slice& slice, smb::Status status, const std::string& cause) override;
 
     Connection connection;
@@ -73,7 +74,7 @@ class Lanes {
   Connection& first() const noexcept { return lanes_.front()->connection; }
 
   // All throw Error when a connection fails.
-  void start(Work& work);
+  void start(TransportRequest& work);
   bool turn(Deadline deadline);  // one sleep at most; false: woken
   void refill(Connection& lane);
   void serve(Connection& lane);  // until the link stops
@@ -99,4 +100,4 @@ class Lanes {
   std::unique_ptr<HangupWatch> watch_;
 };
 
-}  // namespace hbm::link
+}  // namespace hbm::transport

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace hbm::link {
+namespace hbm::transport {
 namespace {
 
 std::string because(int failure) { return std::string(": ") + std::strerror(failure); }
@@ -46,4 +46,4 @@ SegmentMapping::~SegmentMapping() {
   if (!fork_.in_child()) munmap(base_, bytes_);
 }
 
-}  // namespace hbm::link
+}  // namespace hbm::transport

@@ -11,7 +11,7 @@
 
 #include "base/fork.h"
 
-namespace hbm::link {
+namespace hbm::transport {
 
 class SegmentMapping {
  public:
@@ -32,4 +32,4 @@ class SegmentMapping {
   std::byte* base_ = nullptr;
 };
 
-}  // namespace hbm::link
+}  // namespace hbm::transport

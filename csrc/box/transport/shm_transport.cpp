@@ -5,18 +5,18 @@
 #include <fstream>
 #include <string>
 
-#include "box/transport/grant_request.h"
-#include "box/transport/join.h"
-#include "box/transport/transport.h"
-#include "box/transport/segment_mapping.h"
-#include "box/transport/stream_transport.h"
 #include "box/protocol/address.h"
 #include "box/protocol/socket.h"
+#include "box/transport/grant_request.h"
+#include "box/transport/join.h"
+#include "box/transport/segment_mapping.h"
+#include "box/transport/stream_transport.h"
+#include "box/transport/transport.h"
 
-namespace hbm::link {
+namespace hbm::transport {
 namespace {
 
-void map_grant(Grant& grant, const Work& work, Descriptor descriptor) {
+void map_grant(Grant& grant, const TransportRequest& work, Descriptor descriptor) {
   if (!descriptor) {
     throw Error(ErrorKind::kUnavailable,
                 "the memory box sent no descriptor for a segment, or this process has too many "
@@ -38,15 +38,16 @@ smb::Address unix_address(const std::string& path) {
 
 }  // namespace
 
-Opened open_shm(const Opening& opening) {
+OpenedTransport open_shm(const TransportOptions& opening) {
   const smb::Deadline deadline = std::chrono::steady_clock::now() + opening.timeout;
-  Opened opened;
+  OpenedTransport opened;
   std::vector<std::unique_ptr<smb::FrameStream>> streams;
   streams.push_back(
       std::make_unique<smb::FrameStream>(smb::connect_to(unix_address(opening.path), deadline)));
   opened.joined = join_box(*streams.front(), opening.path, opening.join, opening.token, deadline);
-  opened.link = std::make_unique<StreamLink>(
-      smb::Transport::kShm, std::make_unique<Lanes>(std::move(streams), opening.path, map_grant));
+  opened.link = std::make_unique<StreamTransport>(
+      smb::TransportKind::kShm,
+      std::make_unique<Lanes>(std::move(streams), opening.path, map_grant));
   return opened;
 }
 
@@ -64,4 +65,4 @@ std::string why_no_shm(const smb::Joined& joined) {
   return {};
 }
 
-}  // namespace hbm::link
+}  // namespace hbm::transport

@@ -5,7 +5,7 @@
 
 #include "box/protocol/protocol.h"
 
-namespace hbm::link {
+namespace hbm::transport {
 
 // Empty: both run under one kernel, and the box's Unix socket answers here, which open_shm() takes
 // to Joined::socket_path. Else why not, in words that complete "no shm: ...". The first kAlloc or
@@ -14,4 +14,4 @@ namespace hbm::link {
 // Threads: any. It does not block.
 std::string why_no_shm(const smb::Joined& joined);
 
-}  // namespace hbm::link
+}  // namespace hbm::transport

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-namespace hbm::link {
+namespace hbm::transport {
 
 class Moving {
  public:
-  explicit Moving(Work& of)
+  explicit Moving(TransportRequest& of)
       : work(of),
         opcode(of.opcode),
         handle(of.grant->handle),
@@ -31,7 +31,7 @@ class Moving {
     return slice;
   }
 
-  Work& work;  // until the last slice is answered
+  TransportRequest& work;  // until the last slice is answered
   const smb::Opcode opcode;
   const uint32_t handle;
   uint64_t offset;  // of what is not cut yet, as the next two
@@ -44,7 +44,7 @@ class Moving {
 Slices::Slices() = default;
 Slices::~Slices() = default;
 
-void Slices::put(Work& work) {
+void Slices::put(TransportRequest& work) {
   work.status = smb::Status::kOk;
   work.cause.clear();
   const auto moving = std::make_shared<Moving>(work);
@@ -119,4 +119,4 @@ void Slices::stop() {
   put_.notify_all();
 }
 
-}  // namespace hbm::link
+}  // namespace hbm::transport

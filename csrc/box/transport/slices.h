@@ -2,9 +2,9 @@
 // slow lane takes fewer. An aligned element of up to 8 bytes in a segment, all of which is moved,
 // lies in one slice.
 //
-// Threads: every member may be called from any thread. A Work is touched by put() and by the
-// finish() that returns true for it or that fails, and the memory that it names by whoever holds a
-// slice.
+// Threads: every member may be called from any thread. A TransportRequest is touched by put() and
+// by the finish() that returns true for it or that fails, and the memory that it names by whoever
+// holds a slice.
 #pragma once
 
 #include <condition_variable>
@@ -16,15 +16,15 @@
 #include <optional>
 #include <string>
 
-#include "box/transport/transport.h"
 #include "box/protocol/protocol.h"
+#include "box/transport/transport.h"
 
-namespace hbm::link {
+namespace hbm::transport {
 
 inline constexpr uint32_t kSliceBytes = 256u << 10;
 inline constexpr uint64_t kSmallBytes = 64u << 10;  // a transfer up to here goes before larger ones
 
-class Moving;  // a Work of which slices are out or still to be cut
+class Moving;  // a TransportRequest of which slices are out or still to be cut
 
 struct Slice {
   std::shared_ptr<Moving> of;
@@ -39,7 +39,7 @@ class Slices {
   ~Slices();
 
   // A kRead or kWrite. Nobody who waits is woken: see call().
-  void put(Work& work);
+  void put(TransportRequest& work);
 
   // None: all are taken.
   std::optional<Slice> take();
@@ -70,4 +70,4 @@ class Slices {
   bool stopped_ = false;
 };
 
-}  // namespace hbm::link
+}  // namespace hbm::transport

@@ -1,6 +1,6 @@
-// A Link over stream sockets: tcp's lanes, or the one Unix socket of shm.
+// A Transport over stream sockets: tcp's lanes, or the one Unix socket of shm.
 //
-// Threads: as Link. In a forked child it stays its parent's: alive() is false, post() and
+// Threads: as Transport. In a forked child it stays its parent's: alive() is false, post() and
 // progress() throw Error(kUnavailable), and the destructor leaves the connection as it is.
 #pragma once
 
@@ -12,17 +12,17 @@
 #include "box/transport/lanes.h"
 #include "box/transport/transport.h"
 
-namespace hbm::link {
+namespace hbm::transport {
 
-class StreamLink final : public Link {
+class StreamTransport final : public Transport {
  public:
-  StreamLink(smb::Transport transport, std::unique_ptr<Lanes> lanes);
-  ~StreamLink() override;
-  StreamLink(const StreamLink&) = delete;
-  StreamLink& operator=(const StreamLink&) = delete;
+  StreamTransport(smb::TransportKind transport, std::unique_ptr<Lanes> lanes);
+  ~StreamTransport() override;
+  StreamTransport(const StreamTransport&) = delete;
+  StreamTransport& operator=(const StreamTransport&) = delete;
 
-  smb::Transport transport() const noexcept override { return transport_; }
-  void post(Work& work) override;
+  smb::TransportKind transport() const noexcept override { return transport_; }
+  void post(TransportRequest& work) override;
   void progress(std::chrono::nanoseconds most) override;
   void wake() noexcept override;
   bool alive() const noexcept override;
@@ -32,8 +32,8 @@ class StreamLink final : public Link {
   void require_owner() const;
 
   const ForkGuard fork_;
-  const smb::Transport transport_;
+  const smb::TransportKind transport_;
   std::unique_ptr<Lanes> lanes_;
 };
 
-}  // namespace hbm::link
+}  // namespace hbm::transport

@@ -1,12 +1,12 @@
 // open_tcp(): lanes that join one session.
 #include <string>
 
-#include "box/transport/join.h"
-#include "box/transport/stream_transport.h"
 #include "box/protocol/address.h"
 #include "box/protocol/socket.h"
+#include "box/transport/join.h"
+#include "box/transport/stream_transport.h"
 
-namespace hbm::link {
+namespace hbm::transport {
 namespace {
 
 constexpr uint32_t kMostLanes = 16;
@@ -20,13 +20,13 @@ void require_lanes(uint32_t lanes) {
 
 }  // namespace
 
-Opened open_tcp(const Opening& opening) {
+OpenedTransport open_tcp(const TransportOptions& opening) {
   require_lanes(opening.lanes);
   const smb::Address address{opening.host, opening.port, {}};
   const std::string box = address.host_and_port();
   const smb::Deadline deadline = std::chrono::steady_clock::now() + opening.timeout;
 
-  Opened opened;
+  OpenedTransport opened;
   smb::Join join = opening.join;
   std::vector<std::unique_ptr<smb::FrameStream>> streams;
   for (uint32_t lane = 0; lane < opening.lanes; ++lane) {
@@ -41,9 +41,9 @@ Opened open_tcp(const Opening& opening) {
     join.session = joined.session;
     join.flags |= smb::Join::kLane;
   }
-  opened.link = std::make_unique<StreamLink>(
-      smb::Transport::kTcp, std::make_unique<Lanes>(std::move(streams), box, nullptr));
+  opened.link = std::make_unique<StreamTransport>(
+      smb::TransportKind::kTcp, std::make_unique<Lanes>(std::move(streams), box, nullptr));
   return opened;
 }
 
-}  // namespace hbm::link
+}  // namespace hbm::transport

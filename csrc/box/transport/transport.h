@@ -5,7 +5,8 @@
 // again whatever had not finished.
 //
 // Threads: one at a time (the client's driver), but for wake() and alive(), which any may call.
-// A link may have threads of its own; none of them touches a Work's memory after ~Link.
+// A link may have threads of its own; none of them touches a TransportRequest's memory after
+// ~Transport.
 #pragma once
 
 #include <atomic>
@@ -19,7 +20,7 @@
 #include "base/error.h"
 #include "box/protocol/protocol.h"
 
-namespace hbm::link {
+namespace hbm::transport {
 
 // The connection is lost; the message says how.
 class Broken : public Error {
@@ -38,7 +39,7 @@ struct Grant {
 };
 
 // One request. The client owns it, and keeps it and the memory that it names until finished().
-struct Work {
+struct TransportRequest {
   smb::Opcode opcode{};
   std::vector<std::byte> body;  // of control requests (all but kRead and kWrite)
 
@@ -60,19 +61,19 @@ struct Work {
   bool finished() const noexcept { return done.load(std::memory_order_acquire); }
 };
 
-class Link {
+class Transport {
  public:
-  virtual ~Link() = default;
+  virtual ~Transport() = default;
 
-  virtual smb::Transport transport() const noexcept = 0;
+  virtual smb::TransportKind transport() const noexcept = 0;
 
   // Starts it. Control requests reach the box in the order in which they were posted; transfers are
   // in no order with anything. Small requests that are posted while the link is busy go out
   // together.
-  virtual void post(Work& work) = 0;
+  virtual void post(TransportRequest& work) = 0;
 
-  // Sends and receives until a Work finishes or `most` has passed; returns at once if nothing is in
-  // flight. 0: does what can be done now.
+  // Sends and receives until a TransportRequest finishes or `most` has passed; returns at once if
+  // nothing is in flight. 0: does what can be done now.
   virtual void progress(std::chrono::nanoseconds most) = 0;
 
   // Makes a progress() that sleeps return.
@@ -95,7 +96,7 @@ class Link {
   }
 };
 
-struct Opening {
+struct TransportOptions {
   std::string host;  // tcp and verbs
   uint16_t port = 0;
   std::string path;                         // shm: of the box's Unix socket
@@ -105,15 +106,15 @@ struct Opening {
   std::chrono::milliseconds timeout{5000};  // for connecting and proving
 };
 
-struct Opened {
-  std::unique_ptr<Link> link;
+struct OpenedTransport {
+  std::unique_ptr<Transport> link;
   smb::Joined joined{};
 };
 
 // Throw Error(kNetwork) with the cause when the box cannot be reached or does not prove the token,
 // and Refused when it answers with a status.
-Opened open_tcp(const Opening& opening);
-Opened open_shm(const Opening& opening);
+OpenedTransport open_tcp(const TransportOptions& opening);
+OpenedTransport open_shm(const TransportOptions& opening);
 
 // The box said no to a Join.
 class Refused : public Error {
@@ -126,4 +127,4 @@ class Refused : public Error {
   smb::Status status_;
 };
 
-}  // namespace hbm::link
+}  // namespace hbm::transport

@@ -14,7 +14,7 @@
 #include "base/log.h"
 #include "base/per_process.h"
 
-namespace hbm::cluster {
+namespace hbm::failure {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -45,7 +45,7 @@ std::string format(const std::set<int>& ranks) {
 
 }  // namespace
 
-struct News::Notes {
+struct FailureMonitor::Notes {
   const Setup setup;
 
   std::mutex mutex;  // guards the members below; never held while the store is asked
@@ -75,7 +75,7 @@ struct News::Notes {
 };
 
 // One look at everything; what cannot be had is left for the next.
-void News::Notes::round() {
+void FailureMonitor::Notes::round() {
   std::optional<std::string> report;
   std::set<int> asked;
   bool leave = false;
@@ -118,7 +118,7 @@ void News::Notes::round() {
 
 // The threads of this process. When it ends, they must be out of the store before the libraries'
 // own state goes.
-class News::Threads {
+class FailureMonitor::Threads {
  public:
   static Threads& all() { return per_process<Threads>(); }
 
@@ -159,11 +159,11 @@ class News::Threads {
   std::set<Notes*> running_;  // guarded by mutex_
 };
 
-News::News(Setup setup) : notes_(std::make_shared<Notes>(std::move(setup))) {
+FailureMonitor::FailureMonitor(Setup setup) : notes_(std::make_shared<Notes>(std::move(setup))) {
   Threads::all().start(notes_);
 }
 
-void News::run(const std::shared_ptr<Notes>& notes) {
+void FailureMonitor::run(const std::shared_ptr<Notes>& notes) {
   std::unique_lock lock(notes->mutex);
   while (!notes->stopping) {
     lock.unlock();
@@ -175,7 +175,7 @@ void News::run(const std::shared_ptr<Notes>& notes) {
   }
 }
 
-void News::check(const Operation& operation) {
+void FailureMonitor::check(const Operation& operation) {
   if (fork_.in_child()) return;
   const std::vector<int> missing = operation.missing();
   const std::lock_guard lock(notes_->mutex);
@@ -204,7 +204,7 @@ void News::check(const Operation& operation) {
                   (lost ? notes_->trouble : "it does not answer") + ")");
 }
 
-void News::report(const std::string& failure) {
+void FailureMonitor::report(const std::string& failure) {
   if (fork_.in_child()) return;
   std::unique_lock lock(notes_->mutex);
   notes_->to_report = failure;
@@ -212,13 +212,13 @@ void News::report(const std::string& failure) {
   notes_->changed.wait_for(lock, kReportPatience, [this] { return !notes_->to_report; });
 }
 
-std::vector<int> News::dead() const {
+std::vector<int> FailureMonitor::dead() const {
   if (fork_.in_child()) return {};
   const std::lock_guard lock(notes_->mutex);
   return {notes_->dead.begin(), notes_->dead.end()};
 }
 
-void News::leave(std::chrono::milliseconds patience) {
+void FailureMonitor::leave(std::chrono::milliseconds patience) {
   if (fork_.in_child()) return;
   std::unique_lock lock(notes_->mutex);
   notes_->leaving = true;
@@ -227,8 +227,8 @@ void News::leave(std::chrono::milliseconds patience) {
   if (!told) log::info("cannot tell the other ranks of leaving " + notes_->setup.group);
 }
 
-void News::stop() {
+void FailureMonitor::stop() {
   if (!fork_.in_child()) Threads::all().stop(notes_.get());
 }
 
-}  // namespace hbm::cluster
+}  // namespace hbm::failure

@@ -1,8 +1,8 @@
 // What the ranks of a group over several nodes know of each other: who has died, who has left, and
 // what has failed.
 //
-// A thread of its own does all that may block: it asks the store, looks at the lifelines and at the
-// processes of this node, four times a second, and passes on what it sees. Whoever waits for an
+// A thread of its own does all that may block: it asks the store, looks at the death_watch and at
+// the processes of this node, four times a second, and passes on what it sees. Whoever waits for an
 // operation reads its notes. So a death has a witness even while that rank computes, and a store
 // that does not answer delays nobody.
 //
@@ -21,9 +21,9 @@
 #include "base/key_value.h"
 #include "progress/operation.h"
 
-namespace hbm::cluster {
+namespace hbm::failure {
 
-class News {
+class FailureMonitor {
  public:
   struct Setup {
     std::string group;  // as errors name it
@@ -35,10 +35,10 @@ class News {
     std::function<std::vector<int>()> dead;
   };
 
-  explicit News(Setup setup);
-  ~News() { stop(); }
-  News(const News&) = delete;
-  News& operator=(const News&) = delete;
+  explicit FailureMonitor(Setup setup);
+  ~FailureMonitor() { stop(); }
+  FailureMonitor(const FailureMonitor&) = delete;
+  FailureMonitor& operator=(const FailureMonitor&) = delete;
 
   // Throws Error(kDeath), Error(kPeer) or Error(kNetwork) if the operation waits in vain.
   void check(const Operation& operation);
@@ -65,4 +65,4 @@ class News {
   const std::shared_ptr<Notes> notes_;
 };
 
-}  // namespace hbm::cluster
+}  // namespace hbm::failure

@@ -22,7 +22,7 @@
 #include "base/error.h"
 #include "base/log.h"
 
-namespace hbm::cluster {
+namespace hbm::failure {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -165,54 +165,57 @@ bool ended(int line) {
 
 }  // namespace
 
-Lifelines::Lifelines(const bootstrap::Meeting& meeting, const std::vector<int>& node_of) {
-  const bootstrap::Party& party = meeting.party;
+NodeDeathWatch::NodeDeathWatch(const bootstrap::Rendezvous& rendezvous,
+                               const std::vector<int>& node_of) {
+  const bootstrap::Participant& participant = rendezvous.participant;
   std::vector<int> ring;  // the first rank of each node
   std::set<int> seen;
-  for (int rank = 0; rank < party.size; ++rank) {
+  for (int rank = 0; rank < participant.size; ++rank) {
     if (seen.insert(node_of[static_cast<size_t>(rank)]).second) ring.push_back(rank);
   }
-  const auto place = std::find(ring.begin(), ring.end(), party.rank);
+  const auto place = std::find(ring.begin(), ring.end(), participant.rank);
   const bool member = place != ring.end() && ring.size() > 1;
-  const auto everyone = bootstrap::everyone(party.size);
+  const auto everyone = bootstrap::everyone(participant.size);
 
   uint16_t port = 0;
   const Descriptor listener = member ? listen_somewhere(&port) : Descriptor();
-  const auto doors = bootstrap::gather(party, "lifelines", everyone, [&] {
+  const auto doors = bootstrap::gather(participant, "death_watch", everyone, [&] {
     return listener ? std::to_string(port) + addresses() : std::string();
   });
   // Named by who is called, so that a stranger on the same address is not taken for it.
   const auto hello = [&](int called) {
-    return "hbm lifeline " + meeting.members[static_cast<size_t>(called)].process + party.prefix;
+    return "hbm lifeline " + rendezvous.members[static_cast<size_t>(called)].process +
+           participant.prefix;
   };
   int next = -1;
   Descriptor line;
   if (member) {
     next = place + 1 == ring.end() ? ring.front() : *(place + 1);
-    const bootstrap::Member& self = meeting.members[static_cast<size_t>(party.rank)];
-    const bootstrap::Member& other = meeting.members[static_cast<size_t>(next)];
+    const bootstrap::Member& self = rendezvous.members[static_cast<size_t>(participant.rank)];
+    const bootstrap::Member& other = rendezvous.members[static_cast<size_t>(next)];
     const bool near =
         self.boot_id == other.boot_id && self.network_namespace == other.network_namespace;
     line = call(doors[static_cast<size_t>(next)], near, hello(next));
   }
-  const auto reached = bootstrap::gather(party, "lifelines reached", everyone,
+  const auto reached = bootstrap::gather(participant, "death_watch reached", everyone,
                                          [&] { return std::string(line ? "1" : "0"); });
   if (!member) return;
   const int previous = place == ring.begin() ? ring.back() : *(place - 1);
   Descriptor theirs;
-  if (reached[static_cast<size_t>(previous)] == "1") theirs = answer(listener, hello(party.rank));
+  if (reached[static_cast<size_t>(previous)] == "1")
+    theirs = answer(listener, hello(participant.rank));
   if (theirs) lines_.emplace_back(previous, std::move(theirs));
   if (taken(line)) {
     lines_.emplace_back(next, std::move(line));
   } else {
-    log::warn(party.group + ": no connection to rank " + std::to_string(next) + " on " +
-              meeting.members[static_cast<size_t>(next)].host +
+    log::warn(participant.group + ": no connection to rank " + std::to_string(next) + " on " +
+              rendezvous.members[static_cast<size_t>(next)].host +
               "; if it dies while no other rank of its node lives, that shows by the timeout only");
   }
   for (const auto& [rank, each] : lines_) Inheritance::add(each.get());
 }
 
-Lifelines::~Lifelines() {
+NodeDeathWatch::~NodeDeathWatch() {
   for (auto& [rank, line] : lines_) {
     if (fork_.in_child()) {
       line.release();  // closed when the child was forked
@@ -222,7 +225,7 @@ Lifelines::~Lifelines() {
   }
 }
 
-std::vector<int> Lifelines::dead() const {
+std::vector<int> NodeDeathWatch::dead() const {
   std::vector<int> found;
   for (const auto& [rank, line] : lines_) {
     if (ended(line.get())) found.push_back(rank);
@@ -230,4 +233,4 @@ std::vector<int> Lifelines::dead() const {
   return found;
 }
 
-}  // namespace hbm::cluster
+}  // namespace hbm::failure

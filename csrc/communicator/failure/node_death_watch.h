@@ -2,8 +2,8 @@
 // closes when the process ends.
 //
 // The first ranks of the nodes form a ring. Within a node, deaths are known by pidfd
-// (communicator/shm/shm_group.h); so every death has a witness, who tells all ranks through the store. A connection
-// says nothing of a machine that lost its power: then the timeout does.
+// (communicator/shm/shm_group.h); so every death has a witness, who tells all ranks through the
+// store. A connection says nothing of a machine that lost its power: then the timeout does.
 //
 // A forked child closes its copies, so that it does not keep its parent's connections open.
 //
@@ -17,17 +17,17 @@
 #include "base/fork.h"
 #include "bootstrap/rendezvous.h"
 
-namespace hbm::cluster {
+namespace hbm::failure {
 
-class Lifelines {
+class NodeDeathWatch {
  public:
-  // All ranks of the meeting call it. `node_of` numbers the ranks' nodes. A neighbour in the ring
-  // that cannot be reached is named in the log.
-  Lifelines(const bootstrap::Meeting& meeting, const std::vector<int>& node_of);
+  // All ranks of the rendezvous call it. `node_of` numbers the ranks' nodes. A neighbour in the
+  // ring that cannot be reached is named in the log.
+  NodeDeathWatch(const bootstrap::Rendezvous& rendezvous, const std::vector<int>& node_of);
 
-  ~Lifelines();
-  Lifelines(const Lifelines&) = delete;
-  Lifelines& operator=(const Lifelines&) = delete;
+  ~NodeDeathWatch();
+  NodeDeathWatch(const NodeDeathWatch&) = delete;
+  NodeDeathWatch& operator=(const NodeDeathWatch&) = delete;
 
   // Ranks whose connection has ended.
   std::vector<int> dead() const;
@@ -37,4 +37,4 @@ class Lifelines {
   std::vector<std::pair<int, Descriptor>> lines_;  // rank, connection
 };
 
-}  // namespace hbm::cluster
+}  // namespace hbm::failure

@@ -2,13 +2,14 @@
 
 #include <utility>
 
-namespace hbm::cluster {
+namespace hbm::hierarchical {
 namespace {
 
-class OverCluster final : public Collectives {
+class HierarchicalCommunicator final : public Communicator {
  public:
-  OverCluster(std::shared_ptr<const Fabric> fabric, std::shared_ptr<Collectives> flat)
-      : fabric_(std::move(fabric)), flat_(std::move(flat)) {}
+  HierarchicalCommunicator(std::shared_ptr<const NodeLayout> layout,
+                           std::shared_ptr<Communicator> flat)
+      : layout_(std::move(layout)), flat_(std::move(flat)) {}
 
   OperationPtr allreduce(uint64_t sequence, const void* in, void* out, size_t count, Dtype dtype,
                          ReduceOp op) override {
@@ -16,7 +17,7 @@ class OverCluster final : public Collectives {
       return flat_->allreduce(sequence, in, out, count, dtype, op);
     }
     return std::make_unique<MultiLeaderAllreduce>(
-        fabric_, Signature{OpCode::kAllreduce, dtype, op, -1, sequence}, out, count);
+        layout_, Signature{OpCode::kAllreduce, dtype, op, -1, sequence}, out, count);
   }
   OperationPtr reduce(uint64_t sequence, const void* in, void* out, size_t count, Dtype dtype,
                       ReduceOp op, int root) override {
@@ -57,15 +58,15 @@ class OverCluster final : public Collectives {
   int tags() const override { return flat_->tags(); }
 
  private:
-  const std::shared_ptr<const Fabric> fabric_;
-  const std::shared_ptr<Collectives> flat_;
+  const std::shared_ptr<const NodeLayout> layout_;
+  const std::shared_ptr<Communicator> flat_;
 };
 
 }  // namespace
 
-std::shared_ptr<Collectives> make_collectives(std::shared_ptr<const Fabric> fabric,
-                                              std::shared_ptr<Collectives> flat) {
-  return std::make_shared<OverCluster>(std::move(fabric), std::move(flat));
+std::shared_ptr<Communicator> make_communicator(std::shared_ptr<const NodeLayout> layout,
+                                                std::shared_ptr<Communicator> flat) {
+  return std::make_shared<HierarchicalCommunicator>(std::move(layout), std::move(flat));
 }
 
-}  // namespace hbm::cluster
+}  // namespace hbm::hierarchical

@@ -5,13 +5,13 @@
 
 #include <memory>
 
-#include "communicator/hierarchical/multi_leader_allreduce.h"
 #include "communicator/communicator.h"
+#include "communicator/hierarchical/multi_leader_allreduce.h"
 
-namespace hbm::cluster {
+namespace hbm::hierarchical {
 
 // `flat`: over MPI, between all ranks.
-std::shared_ptr<Collectives> make_collectives(std::shared_ptr<const Fabric> fabric,
-                                              std::shared_ptr<Collectives> flat);
+std::shared_ptr<Communicator> make_communicator(std::shared_ptr<const NodeLayout> layout,
+                                                std::shared_ptr<Communicator> flat);
 
-}  // namespace hbm::cluster
+}  // namespace hbm::hierarchical

@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "communicator/mpi/communicator.h"
-#include "communicator/shm/stream_exchange.h"
 #include "communicator/shm/reduce_scatter.h"
+#include "communicator/shm/stream_exchange.h"
 
-namespace hbm::cluster {
+namespace hbm::hierarchical {
 namespace {
 
 constexpr size_t kOneLeaderBytes = 64 << 10;  // up to here several leaders only add messages
@@ -25,13 +25,13 @@ size_t block_size(size_t count, size_t leaders, size_t element) {
 
 }  // namespace
 
-MultiLeaderAllreduce::MultiLeaderAllreduce(std::shared_ptr<const Fabric> fabric,
+MultiLeaderAllreduce::MultiLeaderAllreduce(std::shared_ptr<const NodeLayout> layout,
                                            const Signature& signature, void* data, size_t count)
-    : fabric_(std::move(fabric)),
+    : layout_(std::move(layout)),
       signature_(signature),
       data_(static_cast<std::byte*>(data)),
       count_(count),
-      leaders_(count * element_size(signature.dtype) <= kOneLeaderBytes ? 1 : fabric_->leaders),
+      leaders_(count * element_size(signature.dtype) <= kOneLeaderBytes ? 1 : layout_->leaders),
       block_(block_size(count, leaders_, element_size(signature.dtype))),
       blocks_(std::max<size_t>(1, (count + block_ - 1) / block_)) {}
 
@@ -57,9 +57,9 @@ Progress MultiLeaderAllreduce::poll() {
 bool MultiLeaderAllreduce::poll_column() {
   if (!in_column_) {
     if (!leads() || crossed_ == reduced_) return false;
-    const Range mine = shard(crossed_, fabric_->team->self());
+    const Range mine = shard(crossed_, layout_->shm_group->self());
     in_column_ =
-        mpi::make_allreduce(fabric_->column, signature_.sequence, at(mine.offset), at(mine.offset),
+        mpi::make_allreduce(layout_->column, signature_.sequence, at(mine.offset), at(mine.offset),
                             mine.count, signature_.dtype, signature_.reduce_op);
     in_column_->begin();
     return true;
@@ -99,28 +99,29 @@ size_t MultiLeaderAllreduce::block_of(size_t step) const {
 OperationPtr MultiLeaderAllreduce::reduce_to_leaders(size_t block) const {
   Signature signature = signature_;
   if (signature.reduce_op == ReduceOp::kAvg) signature.reduce_op = ReduceOp::kSum;
-  std::vector<Source> inputs(fabric_->team->size());
+  std::vector<Source> inputs(layout_->shm_group->size());
   for (size_t leader = 0; leader < leaders_; ++leader) {
     const Range part = shard(block, leader);
     inputs[leader] = {at(part.offset), part.count};
   }
-  void* const out = leads() ? at(shard(block, fabric_->team->self()).offset) : nullptr;
-  return std::make_unique<node::ReduceScatter>(fabric_->team, signature, count_, inputs, out,
-                                               /*divisor=*/1);
+  void* const out = leads() ? at(shard(block, layout_->shm_group->self()).offset) : nullptr;
+  return std::make_unique<shm::ShmReduceScatter>(layout_->shm_group, signature, count_, inputs, out,
+                                                 /*divisor=*/1);
 }
 
 OperationPtr MultiLeaderAllreduce::hand_out(size_t block) const {
-  const size_t self = fabric_->team->self();
-  std::vector<Source> sources(fabric_->team->size());
-  std::vector<Sink> sinks(fabric_->team->size());
+  const size_t self = layout_->shm_group->self();
+  std::vector<Source> sources(layout_->shm_group->size());
+  std::vector<Sink> sinks(layout_->shm_group->size());
   for (size_t leader = 0; leader < leaders_; ++leader) {
     const Range part = shard(block, leader);
     sinks[leader] = {at(part.offset), part.count};
     if (leader == self)
       std::fill(sources.begin(), sources.end(), Source{at(part.offset), part.count});
   }
-  return std::make_unique<node::Exchange>(fabric_->team, signature_, count_, std::move(sources),
-                                          std::move(sinks), node::Exchange::Cast::kMulti);
+  return std::make_unique<shm::StreamExchange>(layout_->shm_group, signature_, count_,
+                                               std::move(sources), std::move(sinks),
+                                               shm::StreamExchange::Cast::kMulti);
 }
 
 MultiLeaderAllreduce::Range MultiLeaderAllreduce::block(size_t index) const {
@@ -130,35 +131,36 @@ MultiLeaderAllreduce::Range MultiLeaderAllreduce::block(size_t index) const {
 
 MultiLeaderAllreduce::Range MultiLeaderAllreduce::shard(size_t index, size_t leader) const {
   const Range whole = block(index);
-  const size_t line = std::max<size_t>(node::kCacheLine / element_size(signature_.dtype), 1);
+  const size_t line = std::max<size_t>(shm::kCacheLine / element_size(signature_.dtype), 1);
   const size_t each = ((whole.count + leaders_ - 1) / leaders_ + line - 1) / line * line;
   const size_t first = std::min(leader * each, whole.count);
   return {whole.offset + first, std::min(each, whole.count - first)};
 }
 
-// MPI gives no notice, so a rank that waits for it polls, and looks after its team meanwhile.
-bool MultiLeaderAllreduce::doze(std::chrono::steady_clock::time_point until) {
-  if (!in_column_ && in_team_) return in_team_->doze(until);
-  const auto now = node::Clock::now();
+// MPI gives no notice, so a rank that waits for it polls, and looks after its shm_group meanwhile.
+bool MultiLeaderAllreduce::wait(std::chrono::steady_clock::time_point until) {
+  if (!in_column_ && in_team_) return in_team_->wait(until);
+  const auto now = shm::Clock::now();
   if (now - looked_at_ < kLookEvery) return false;
   looked_at_ = now;
-  std::vector<int> team;
-  for (size_t i = 0; i < fabric_->team->size(); ++i) team.push_back(fabric_->team->member(i).rank);
-  fabric_->team->require_alive(team, *this, [] { return false; });
+  std::vector<int> shm_group;
+  for (size_t i = 0; i < layout_->shm_group->size(); ++i)
+    shm_group.push_back(layout_->shm_group->member(i).rank);
+  layout_->shm_group->require_alive(shm_group, *this, [] { return false; });
   return false;
 }
 
 std::string MultiLeaderAllreduce::describe() const {
-  const node::Team& team = *fabric_->team;
+  const shm::ShmGroup& shm_group = *layout_->shm_group;
   return hbm::describe(make_header(signature_, count_, 0, 0)) + " on rank " +
-         std::to_string(team.member(team.self()).rank) + " of " + team.group();
+         std::to_string(shm_group.member(shm_group.self()).rank) + " of " + shm_group.group();
 }
 
 std::vector<int> MultiLeaderAllreduce::missing() const {
   if (!in_column_) return in_team_ ? in_team_->missing() : std::vector<int>();
   std::vector<int> ranks;
   for (const int place : in_column_->missing()) {
-    ranks.push_back(fabric_->column_ranks[static_cast<size_t>(place)]);
+    ranks.push_back(layout_->column_ranks[static_cast<size_t>(place)]);
   }
   return ranks;
 }
@@ -168,4 +170,4 @@ void MultiLeaderAllreduce::abandon() noexcept {
   if (in_column_) in_column_->abandon();
 }
 
-}  // namespace hbm::cluster
+}  // namespace hbm::hierarchical

@@ -10,17 +10,17 @@
 #include <memory>
 #include <vector>
 
-#include "communicator/hierarchical/node_layout.h"
 #include "communicator/communicator.h"
+#include "communicator/hierarchical/node_layout.h"
 #include "communicator/message.h"
 
-namespace hbm::cluster {
+namespace hbm::hierarchical {
 
 class MultiLeaderAllreduce final : public Operation {
  public:
   // `data`: `count` elements, reduced in place.
-  MultiLeaderAllreduce(std::shared_ptr<const Fabric> fabric, const Signature& signature, void* data,
-                       size_t count);
+  MultiLeaderAllreduce(std::shared_ptr<const NodeLayout> layout, const Signature& signature,
+                       void* data, size_t count);
 
   // Not means of types whose sum may overflow: the nodes' sums would have to be held in them. (Sums
   // of halves are supported, and rounded once in each stage.)
@@ -28,7 +28,7 @@ class MultiLeaderAllreduce final : public Operation {
 
   void begin() override {}
   Progress poll() override;
-  bool doze(std::chrono::steady_clock::time_point until) override;
+  bool wait(std::chrono::steady_clock::time_point until) override;
   std::string describe() const override;
   std::vector<int> missing() const override;
   void abandon() noexcept override;
@@ -45,29 +45,29 @@ class MultiLeaderAllreduce final : public Operation {
   OperationPtr reduce_to_leaders(size_t block) const;
   OperationPtr hand_out(size_t block) const;
 
-  // The order of the team's steps, 2 for each block: reduce 0, reduce 1, hand out 0, reduce 2, hand
-  // out 1, ...
+  // The order of the shm_group's steps, 2 for each block: reduce 0, reduce 1, hand out 0, reduce 2,
+  // hand out 1, ...
   bool reduces(size_t step) const { return step == 0 || (step % 2 == 1 && step < 2 * blocks_ - 1); }
   size_t block_of(size_t step) const;
 
-  bool leads() const { return fabric_->team->self() < leaders_; }
+  bool leads() const { return layout_->shm_group->self() < leaders_; }
   Range block(size_t index) const;
   Range shard(size_t block, size_t leader) const;
   std::byte* at(size_t index) const { return data_ + index * element_size(signature_.dtype); }
 
-  const std::shared_ptr<const Fabric> fabric_;
+  const std::shared_ptr<const NodeLayout> layout_;
   const Signature signature_;
   std::byte* const data_;
   const size_t count_;
   const size_t leaders_;  // that this operation uses
   const size_t block_;    // elements
   const size_t blocks_;
-  size_t step_ = 0;     // of the team
-  size_t reduced_ = 0;  // blocks that the team has reduced
+  size_t step_ = 0;     // of the shm_group
+  size_t reduced_ = 0;  // blocks that the shm_group has reduced
   size_t crossed_ = 0;  // blocks that came back from the column
   OperationPtr in_team_;
   OperationPtr in_column_;
-  node::Clock::time_point looked_at_{};  // for deaths in the team
+  shm::Clock::time_point looked_at_{};  // for deaths in the shm_group
 };
 
-}  // namespace hbm::cluster
+}  // namespace hbm::hierarchical

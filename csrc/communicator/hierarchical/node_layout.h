@@ -10,21 +10,22 @@
 #include "communicator/mpi/connect.h"
 #include "communicator/shm/shm_group.h"
 
-namespace hbm::cluster {
+namespace hbm::hierarchical {
 
 // What a rank has of the nodes. Every node has as many leaders as the smallest node has ranks: its
 // first members.
-struct Fabric {
-  std::shared_ptr<node::Team> team;      // of this node
-  size_t leaders;                        // of each node
-  std::shared_ptr<mpi::Channel> column;  // the leaders of this rank's place; null: not a leader
-  std::vector<int> column_ranks;         // their ranks in the group
+struct NodeLayout {
+  std::shared_ptr<shm::ShmGroup> shm_group;  // of this node
+  size_t leaders;                            // of each node
+  std::shared_ptr<mpi::Channel> column;      // the leaders of this rank's place; null: not a leader
+  std::vector<int> column_ranks;             // their ranks in the group
 };
 
-// The fabric of a group that is connected. All its ranks call it; `channel` is the group's.
-std::shared_ptr<const Fabric> weave(const bootstrap::Meeting& meeting,
-                                    const mpi::Connection& connection,
-                                    const std::vector<int>& node_of,
-                                    std::shared_ptr<node::Team> team, const mpi::Channel& channel);
+// The layout of a group that is connected. All its ranks call it; `channel` is the group's.
+std::shared_ptr<const NodeLayout> make_node_layout(const bootstrap::Rendezvous& rendezvous,
+                                                   const mpi::MpiConnection& connection,
+                                                   const std::vector<int>& node_of,
+                                                   std::shared_ptr<shm::ShmGroup> shm_group,
+                                                   const mpi::Channel& channel);
 
-}  // namespace hbm::cluster
+}  // namespace hbm::hierarchical

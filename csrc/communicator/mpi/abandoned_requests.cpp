@@ -8,7 +8,7 @@
 namespace hbm::mpi {
 namespace {
 
-struct Grave {
+struct AbandonedRequests {
   std::shared_ptr<Channel> channel;
   std::vector<MPI_Request> requests;
   memory::Buffer memory;
@@ -17,14 +17,14 @@ struct Grave {
 std::mutex mutex;
 
 // Never destroyed: what lies here at exit, MPI may still write to.
-std::list<Grave>& graves() {
-  static auto* const all = new std::list<Grave>;
+std::list<AbandonedRequests>& graves() {
+  static auto* const all = new std::list<AbandonedRequests>;
   return *all;
 }
 
-bool at_rest(Grave& grave) {
+bool at_rest(AbandonedRequests& grave) {
   if (grave.channel->communicator->in_child()) return false;
-  const Library& mpi = grave.channel->communicator->mpi();
+  const MpiLibrary& mpi = grave.channel->communicator->mpi();
   bool all = true;
   for (MPI_Request& request : grave.requests) {
     if (request == MPI_REQUEST_NULL) continue;
@@ -37,9 +37,9 @@ bool at_rest(Grave& grave) {
 
 }  // namespace
 
-void bury(const std::shared_ptr<Channel>& channel, std::vector<MPI_Request> requests,
-          memory::Buffer memory) noexcept {
-  Grave grave{channel, std::move(requests), std::move(memory)};
+void abandon_requests(const std::shared_ptr<Channel>& channel, std::vector<MPI_Request> requests,
+                      memory::Buffer memory) noexcept {
+  AbandonedRequests grave{channel, std::move(requests), std::move(memory)};
   if (at_rest(grave)) return;
   channel->communicator->leak();
   const std::lock_guard lock(mutex);
@@ -50,7 +50,7 @@ size_t sweep() noexcept {
   const std::lock_guard lock(mutex);
   graves().remove_if(at_rest);
   size_t held = 0;
-  for (const Grave& grave : graves()) held += grave.memory.size();
+  for (const AbandonedRequests& grave : graves()) held += grave.memory.size();
   return held;
 }
 

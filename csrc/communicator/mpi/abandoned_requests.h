@@ -7,15 +7,15 @@
 #include <memory>
 #include <vector>
 
-#include "memory/staging.h"
 #include "communicator/mpi/channel.h"
+#include "memory/staging.h"
 
 namespace hbm::mpi {
 
 // Keeps `memory` until every request (null ones are passed over) is complete. Thread-safe. The
 // channel's communicator is leaked unless all complete at once.
-void bury(const std::shared_ptr<Channel>& channel, std::vector<MPI_Request> requests,
-          memory::Buffer memory) noexcept;
+void abandon_requests(const std::shared_ptr<Channel>& channel, std::vector<MPI_Request> requests,
+                      memory::Buffer memory) noexcept;
 
 // Returns the memory of what has completed since, and says how many bytes are still held.
 size_t sweep() noexcept;

@@ -81,8 +81,8 @@ std::unique_ptr<Operation> make_broadcast(ChannelPtr channel, uint64_t sequence,
   if (channel->size > 2 && count * element_size(dtype) > kFlatBytes) {
     return std::make_unique<BlockBroadcast>(std::move(channel), signature, data, count);
   }
-  std::vector<Exchange::Outgoing> outgoing;
-  std::vector<Exchange::Incoming> incoming;
+  std::vector<PairwiseExchange::Outgoing> outgoing;
+  std::vector<PairwiseExchange::Incoming> incoming;
   if (channel->rank == root) {
     std::vector<int> others;
     for (int r = 0; r < channel->size; ++r) {
@@ -92,8 +92,9 @@ std::unique_ptr<Operation> make_broadcast(ChannelPtr channel, uint64_t sequence,
   } else {
     incoming.push_back({{data, count}, root});
   }
-  return std::make_unique<Exchange>(std::move(channel), signature, count, std::move(outgoing),
-                                    std::move(incoming), Exchange::Local{});
+  return std::make_unique<PairwiseExchange>(std::move(channel), signature, count,
+                                            std::move(outgoing), std::move(incoming),
+                                            PairwiseExchange::Local{});
 }
 
 }  // namespace hbm::mpi

@@ -6,17 +6,17 @@
 #include <memory>
 #include <string>
 
-#include "memory/staging.h"
 #include "communicator/mpi/comm.h"
+#include "memory/staging.h"
 
 namespace hbm::mpi {
 
 struct Channel {
   int rank = 0;
   int size = 1;
-  int averaged = 0;                            // ranks that AVG divides by; 0: `size`
-  std::string group;                           // as errors name it: "group default_pg"
-  std::shared_ptr<Communicator> communicator;  // null in a group of one
+  int averaged = 0;                    // ranks that AVG divides by; 0: `size`
+  std::string group;                   // as errors name it: "group default_pg"
+  std::shared_ptr<Comm> communicator;  // null in a group of one
   std::shared_ptr<memory::StagingPool> staging;
   size_t chunk_bytes = 0;  // payload of the largest message; equal on all ranks
 };

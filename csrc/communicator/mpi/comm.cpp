@@ -2,7 +2,7 @@
 
 namespace hbm::mpi {
 
-Communicator::Communicator(const Library& library, MPI_Comm comm) : mpi_(library), comm_(comm) {
+Comm::Comm(const MpiLibrary& library, MPI_Comm comm) : mpi_(library), comm_(comm) {
   mpi_.Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
   int* upper = nullptr;
   int found = 0;
@@ -11,28 +11,28 @@ Communicator::Communicator(const Library& library, MPI_Comm comm) : mpi_(library
   user_tags_ = (highest - 2) / 2;
 }
 
-Communicator::~Communicator() {
+Comm::~Comm() {
   if (leaked_ || fork_.in_child()) return;
   int finalized = 0;
   mpi_.Finalized(&finalized);
   if (finalized == 0) mpi_.Comm_free(&comm_);
 }
 
-MPI_Request Communicator::isend(const void* data, size_t bytes, int peer, int tag) {
+MPI_Request Comm::isend(const void* data, size_t bytes, int peer, int tag) {
   MPI_Request request = MPI_REQUEST_NULL;
   mpi_.check(mpi_.Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_, &request),
              "MPI_Isend");
   return request;
 }
 
-MPI_Request Communicator::irecv(void* data, size_t bytes, int peer, int tag) {
+MPI_Request Comm::irecv(void* data, size_t bytes, int peer, int tag) {
   MPI_Request request = MPI_REQUEST_NULL;
   mpi_.check(mpi_.Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_, &request),
              "MPI_Irecv");
   return request;
 }
 
-MPI_Request Communicator::irecv_any(void* data, size_t bytes, int tag, int& peer) {
+MPI_Request Comm::irecv_any(void* data, size_t bytes, int tag, int& peer) {
   MPI_Message message = MPI_MESSAGE_NULL;
   MPI_Request request = MPI_REQUEST_NULL;
   MPI_Status status;
@@ -45,7 +45,7 @@ MPI_Request Communicator::irecv_any(void* data, size_t bytes, int tag, int& peer
   return request;
 }
 
-void Communicator::cancel_receive(MPI_Request& request) noexcept {
+void Comm::cancel_receive(MPI_Request& request) noexcept {
   if (request != MPI_REQUEST_NULL && !fork_.in_child()) mpi_.Cancel(&request);
 }
 

@@ -15,15 +15,15 @@
 
 namespace hbm::mpi {
 
-class Communicator {
+class Comm {
  public:
   // Takes over `comm`, whose ranks are the group's.
-  Communicator(const Library& library, MPI_Comm comm);
+  Comm(const MpiLibrary& library, MPI_Comm comm);
 
   // Frees the communicator, unless leak() was called.
-  ~Communicator();
-  Communicator(const Communicator&) = delete;
-  Communicator& operator=(const Communicator&) = delete;
+  ~Comm();
+  Comm(const Comm&) = delete;
+  Comm& operator=(const Comm&) = delete;
 
   MPI_Request isend(const void* data, size_t bytes, int peer, int tag);
 
@@ -41,7 +41,7 @@ class Communicator {
   // After an operation was given up MPI still refers to the communicator: it must not be freed.
   void leak() noexcept { leaked_ = true; }
 
-  const Library& mpi() const noexcept { return mpi_; }
+  const MpiLibrary& mpi() const noexcept { return mpi_; }
 
   // In a forked child MPI's state is the parent's, and nothing may be asked of it.
   bool in_child() const noexcept { return fork_.in_child(); }
@@ -55,7 +55,7 @@ class Communicator {
   int collective_tag(int phase) const noexcept { return 2 * user_tags_ + phase; }
 
  private:
-  const Library& mpi_;
+  const MpiLibrary& mpi_;
   const ForkGuard fork_;
   MPI_Comm comm_;
   int user_tags_;

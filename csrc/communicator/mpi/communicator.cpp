@@ -7,9 +7,9 @@
 namespace hbm::mpi {
 namespace {
 
-class OverMpi final : public Collectives {
+class MpiCommunicator final : public Communicator {
  public:
-  explicit OverMpi(ChannelPtr channel) : channel_(std::move(channel)) {}
+  explicit MpiCommunicator(ChannelPtr channel) : channel_(std::move(channel)) {}
 
   OperationPtr allreduce(uint64_t sequence, const void* in, void* out, size_t count, Dtype dtype,
                          ReduceOp op) override {
@@ -59,8 +59,8 @@ class OverMpi final : public Collectives {
 
 }  // namespace
 
-std::shared_ptr<Collectives> make_collectives(ChannelPtr channel) {
-  return std::make_shared<OverMpi>(std::move(channel));
+std::shared_ptr<Communicator> make_communicator(ChannelPtr channel) {
+  return std::make_shared<MpiCommunicator>(std::move(channel));
 }
 
 }  // namespace hbm::mpi

@@ -1,6 +1,6 @@
 // The collectives over MPI (communicator/communicator.h says what each does). MPI moves bytes; the
 // reductions are ours (kernels/reduce.h), so their order is fixed and every rank gets the same bits
-// (docs/design.md, "Collectives").
+// (docs/design.md, "Communicator").
 //
 // The construction of an operation takes all the memory that it needs (Error(kExhausted)); an
 // abandoned one no longer touches the caller's buffers.
@@ -49,6 +49,6 @@ std::unique_ptr<Operation> make_alltoall(ChannelPtr channel, uint64_t sequence,
 std::unique_ptr<Operation> make_barrier(ChannelPtr channel, uint64_t sequence);
 
 // All of them. The channel's communicator may be null in a group of one.
-std::shared_ptr<Collectives> make_collectives(ChannelPtr channel);
+std::shared_ptr<Communicator> make_communicator(ChannelPtr channel);
 
 }  // namespace hbm::mpi

@@ -14,12 +14,12 @@
 namespace hbm::mpi {
 namespace {
 
-Standing own_standing(const bootstrap::Party& party, const std::vector<int>& node_of) {
+MpiState own_standing(const bootstrap::Participant& participant, const std::vector<int>& node_of) {
   library();
-  Standing own;
+  MpiState own;
   own.node = node_key();
   if (!node_of.empty()) {
-    own.node += "/" + std::to_string(node_of[static_cast<size_t>(party.rank)]);
+    own.node += "/" + std::to_string(node_of[static_cast<size_t>(participant.rank)]);
   }
   own.new_world = "hbm" + bootstrap::random_id();
   if (const World* world = World::current()) {
@@ -31,8 +31,8 @@ Standing own_standing(const bootstrap::Party& party, const std::vector<int>& nod
 }
 
 // Tells creations of communicators apart that run at the same time.
-int creation_tag(const bootstrap::Party& party) {
-  return static_cast<int>(std::hash<std::string>{}(party.group) & 0x3fff);
+int creation_tag(const bootstrap::Participant& participant) {
+  return static_cast<int>(std::hash<std::string>{}(participant.group) & 0x3fff);
 }
 
 }  // namespace
@@ -49,34 +49,36 @@ std::string node_key() {
   return key + "/" + (forced != nullptr ? forced : "");
 }
 
-Connection connect(const bootstrap::Meeting& meeting, const std::vector<int>& node_of) {
-  const bootstrap::Party& party = meeting.party;
-  std::vector<Standing> ranks;
-  for (const std::string& record : gather(party, "mpi", bootstrap::everyone(party.size),
-                                          [&] { return encode(own_standing(party, node_of)); })) {
+MpiConnection connect(const bootstrap::Rendezvous& rendezvous, const std::vector<int>& node_of) {
+  const bootstrap::Participant& participant = rendezvous.participant;
+  std::vector<MpiState> ranks;
+  for (const std::string& record :
+       gather(participant, "mpi", bootstrap::everyone(participant.size),
+              [&] { return encode(own_standing(participant, node_of)); })) {
     ranks.push_back(decode(record));
   }
   std::vector<int> world_ranks;
   World* world = nullptr;
-  if (share_a_world(ranks, party.group)) {
+  if (share_a_world(ranks, participant.group)) {
     world = World::current();
-    for (const Standing& rank : ranks) world_ranks.push_back(rank.world_rank);
+    for (const MpiState& rank : ranks) world_ranks.push_back(rank.world_rank);
   } else {
-    world = &World::form(party.store, ranks[0].new_world, party.rank, party.size, nodes_of(ranks),
-                         party.deadline);
-    world_ranks = bootstrap::everyone(party.size);
+    world = &World::form(participant.store, ranks[0].new_world, participant.rank, participant.size,
+                         nodes_of(ranks), participant.deadline);
+    world_ranks = bootstrap::everyone(participant.size);
   }
-  return {world->communicator(world_ranks, creation_tag(party), party.deadline), world_ranks};
+  return {world->communicator(world_ranks, creation_tag(participant), participant.deadline),
+          world_ranks};
 }
 
-std::shared_ptr<Communicator> connect_some(const bootstrap::Meeting& meeting,
-                                           const Connection& group, const std::vector<int>& ranks) {
+std::shared_ptr<Comm> connect_some(const bootstrap::Rendezvous& rendezvous,
+                                   const MpiConnection& group, const std::vector<int>& ranks) {
   std::vector<int> world_ranks;
   for (const int rank : ranks) {
     world_ranks.push_back(group.world_ranks[static_cast<size_t>(rank)]);
   }
-  return World::current()->communicator(world_ranks, creation_tag(meeting.party),
-                                        meeting.party.deadline);
+  return World::current()->communicator(world_ranks, creation_tag(rendezvous.participant),
+                                        rendezvous.participant.deadline);
 }
 
 }  // namespace hbm::mpi

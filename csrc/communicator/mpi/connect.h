@@ -18,8 +18,8 @@ namespace hbm::mpi {
 std::string node_key();
 
 // A group's place in the MPI world of its ranks.
-struct Connection {
-  std::shared_ptr<Communicator> communicator;
+struct MpiConnection {
+  std::shared_ptr<Comm> communicator;
   std::vector<int> world_ranks;  // of the group's ranks
 };
 
@@ -29,11 +29,11 @@ struct Connection {
 //
 // Throws Error(kUnavailable), saying what to do, if some rank has no MPI library or the group fits
 // no world, Error(kTimeout) naming ranks that do not come.
-Connection connect(const bootstrap::Meeting& meeting, const std::vector<int>& node_of);
+MpiConnection connect(const bootstrap::Rendezvous& rendezvous, const std::vector<int>& node_of);
 
 // A communicator of some ranks of a connected group, in that order. They alone call it. Throws
 // Error(kTimeout).
-std::shared_ptr<Communicator> connect_some(const bootstrap::Meeting& meeting,
-                                           const Connection& group, const std::vector<int>& ranks);
+std::shared_ptr<Comm> connect_some(const bootstrap::Rendezvous& rendezvous,
+                                   const MpiConnection& group, const std::vector<int>& ranks);
 
 }  // namespace hbm::mpi

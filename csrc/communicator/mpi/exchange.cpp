@@ -6,8 +6,9 @@
 
 namespace hbm::mpi {
 
-Exchange::Exchange(std::shared_ptr<Channel> channel, const Signature& signature, size_t count,
-                   std::vector<Outgoing> outgoing, std::vector<Incoming> incoming, Local local)
+PairwiseExchange::PairwiseExchange(std::shared_ptr<Channel> channel, const Signature& signature,
+                                   size_t count, std::vector<Outgoing> outgoing,
+                                   std::vector<Incoming> incoming, Local local)
     : Pipeline(std::move(channel), signature, count),
       outgoing_(std::move(outgoing)),
       incoming_(std::move(incoming)),
@@ -20,22 +21,22 @@ Exchange::Exchange(std::shared_ptr<Channel> channel, const Signature& signature,
 }
 
 // A stream of nothing still has one message: it tells the peer that this rank has come.
-size_t Exchange::parts_of(size_t count) const {
+size_t PairwiseExchange::parts_of(size_t count) const {
   return std::max<size_t>(1, (count + chunk_ - 1) / chunk_);
 }
 
-size_t Exchange::part_count(size_t part, size_t count) const {
+size_t PairwiseExchange::part_count(size_t part, size_t count) const {
   return std::min(chunk_, count - part * chunk_);
 }
 
-void Exchange::begin() {
+void PairwiseExchange::begin() {
   Pipeline::begin();
   if (local_.sink.count > 0 && local_.sink.data != local_.source.data) {
     std::memcpy(local_.sink.data, local_.source.data, local_.sink.count * element());
   }
 }
 
-void Exchange::post(Round& round, size_t part) {
+void PairwiseExchange::post(Round& round, size_t part) {
   for (const Incoming& stream : incoming_) {
     if (part >= parts_of(stream.sink.count)) continue;
     round.receive(stream.peer, part_count(part, stream.sink.count) * element(), stream.sink.count);
@@ -49,7 +50,7 @@ void Exchange::post(Round& round, size_t part) {
   }
 }
 
-void Exchange::deliver(const Round& round, size_t part) {
+void PairwiseExchange::deliver(const Round& round, size_t part) {
   for (const Incoming& stream : incoming_) {
     if (part >= parts_of(stream.sink.count)) continue;
     const size_t bytes = part_count(part, stream.sink.count) * element();
@@ -59,7 +60,7 @@ void Exchange::deliver(const Round& round, size_t part) {
   }
 }
 
-bool Exchange::self_sufficient() const {
+bool PairwiseExchange::self_sufficient() const {
   return parts() == 1 && longest_ * element() <= kEagerBytes;
 }
 
@@ -71,16 +72,16 @@ size_t total(const std::vector<Source>& parts) {
   return count;
 }
 
-std::vector<Exchange::Incoming> from_all_but(int rank, const std::vector<Sink>& outputs) {
-  std::vector<Exchange::Incoming> incoming;
+std::vector<PairwiseExchange::Incoming> from_all_but(int rank, const std::vector<Sink>& outputs) {
+  std::vector<PairwiseExchange::Incoming> incoming;
   for (int peer = 0; peer < static_cast<int>(outputs.size()); ++peer) {
     if (peer != rank) incoming.push_back({outputs[static_cast<size_t>(peer)], peer});
   }
   return incoming;
 }
 
-std::vector<Exchange::Outgoing> to_all_but(int rank, const std::vector<Source>& inputs) {
-  std::vector<Exchange::Outgoing> outgoing;
+std::vector<PairwiseExchange::Outgoing> to_all_but(int rank, const std::vector<Source>& inputs) {
+  std::vector<PairwiseExchange::Outgoing> outgoing;
   const int size = static_cast<int>(inputs.size());
   for (int step = 1; step < size; ++step) {
     const int peer = (rank + step) % size;
@@ -101,10 +102,10 @@ std::unique_ptr<Operation> make_allgather(ChannelPtr channel, uint64_t sequence,
                                           const std::vector<Sink>& outputs, Dtype dtype) {
   const int rank = channel->rank;
   const Signature signature{OpCode::kAllgather, dtype, ReduceOp::kSum, -1, sequence};
-  std::vector<Exchange::Outgoing> outgoing{{in, all_but(rank, channel->size)}};
-  return std::make_unique<Exchange>(std::move(channel), signature, in.count, std::move(outgoing),
-                                    from_all_but(rank, outputs),
-                                    Exchange::Local{in, outputs[static_cast<size_t>(rank)]});
+  std::vector<PairwiseExchange::Outgoing> outgoing{{in, all_but(rank, channel->size)}};
+  return std::make_unique<PairwiseExchange>(
+      std::move(channel), signature, in.count, std::move(outgoing), from_all_but(rank, outputs),
+      PairwiseExchange::Local{in, outputs[static_cast<size_t>(rank)]});
 }
 
 std::unique_ptr<Operation> make_gather(ChannelPtr channel, uint64_t sequence, Source in,
@@ -112,13 +113,14 @@ std::unique_ptr<Operation> make_gather(ChannelPtr channel, uint64_t sequence, So
   const int rank = channel->rank;
   const Signature signature{OpCode::kGather, dtype, ReduceOp::kSum, root, sequence};
   if (rank != root) {
-    std::vector<Exchange::Outgoing> outgoing{{in, {root}}};
-    return std::make_unique<Exchange>(std::move(channel), signature, in.count, std::move(outgoing),
-                                      std::vector<Exchange::Incoming>{}, Exchange::Local{});
+    std::vector<PairwiseExchange::Outgoing> outgoing{{in, {root}}};
+    return std::make_unique<PairwiseExchange>(
+        std::move(channel), signature, in.count, std::move(outgoing),
+        std::vector<PairwiseExchange::Incoming>{}, PairwiseExchange::Local{});
   }
-  return std::make_unique<Exchange>(std::move(channel), signature, in.count,
-                                    std::vector<Exchange::Outgoing>{}, from_all_but(rank, outputs),
-                                    Exchange::Local{in, outputs[static_cast<size_t>(rank)]});
+  return std::make_unique<PairwiseExchange>(
+      std::move(channel), signature, in.count, std::vector<PairwiseExchange::Outgoing>{},
+      from_all_but(rank, outputs), PairwiseExchange::Local{in, outputs[static_cast<size_t>(rank)]});
 }
 
 std::unique_ptr<Operation> make_scatter(ChannelPtr channel, uint64_t sequence,
@@ -127,14 +129,15 @@ std::unique_ptr<Operation> make_scatter(ChannelPtr channel, uint64_t sequence,
   const int rank = channel->rank;
   const Signature signature{OpCode::kScatter, dtype, ReduceOp::kSum, root, sequence};
   if (rank != root) {
-    std::vector<Exchange::Incoming> incoming{{out, root}};
-    return std::make_unique<Exchange>(std::move(channel), signature, out.count,
-                                      std::vector<Exchange::Outgoing>{}, std::move(incoming),
-                                      Exchange::Local{});
+    std::vector<PairwiseExchange::Incoming> incoming{{out, root}};
+    return std::make_unique<PairwiseExchange>(std::move(channel), signature, out.count,
+                                              std::vector<PairwiseExchange::Outgoing>{},
+                                              std::move(incoming), PairwiseExchange::Local{});
   }
-  return std::make_unique<Exchange>(std::move(channel), signature, out.count,
-                                    to_all_but(rank, inputs), std::vector<Exchange::Incoming>{},
-                                    Exchange::Local{inputs[static_cast<size_t>(rank)], out});
+  return std::make_unique<PairwiseExchange>(
+      std::move(channel), signature, out.count, to_all_but(rank, inputs),
+      std::vector<PairwiseExchange::Incoming>{},
+      PairwiseExchange::Local{inputs[static_cast<size_t>(rank)], out});
 }
 
 std::unique_ptr<Operation> make_alltoall(ChannelPtr channel, uint64_t sequence,
@@ -143,18 +146,18 @@ std::unique_ptr<Operation> make_alltoall(ChannelPtr channel, uint64_t sequence,
   const int rank = channel->rank;
   const auto self = static_cast<size_t>(rank);
   const Signature signature{OpCode::kAlltoall, dtype, ReduceOp::kSum, -1, sequence};
-  return std::make_unique<Exchange>(std::move(channel), signature, total(inputs),
-                                    to_all_but(rank, inputs), from_all_but(rank, outputs),
-                                    Exchange::Local{inputs[self], outputs[self]});
+  return std::make_unique<PairwiseExchange>(std::move(channel), signature, total(inputs),
+                                            to_all_but(rank, inputs), from_all_but(rank, outputs),
+                                            PairwiseExchange::Local{inputs[self], outputs[self]});
 }
 
 std::unique_ptr<Operation> make_barrier(ChannelPtr channel, uint64_t sequence) {
   const int rank = channel->rank;
   const Signature signature{OpCode::kBarrier, Dtype::kUInt8, ReduceOp::kSum, -1, sequence};
   const std::vector<Sink> nothing(static_cast<size_t>(channel->size));
-  std::vector<Exchange::Outgoing> outgoing{{Source{}, all_but(rank, channel->size)}};
-  return std::make_unique<Exchange>(std::move(channel), signature, 0, std::move(outgoing),
-                                    from_all_but(rank, nothing), Exchange::Local{});
+  std::vector<PairwiseExchange::Outgoing> outgoing{{Source{}, all_but(rank, channel->size)}};
+  return std::make_unique<PairwiseExchange>(std::move(channel), signature, 0, std::move(outgoing),
+                                            from_all_but(rank, nothing), PairwiseExchange::Local{});
 }
 
 }  // namespace hbm::mpi

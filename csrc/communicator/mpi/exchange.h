@@ -12,7 +12,7 @@
 
 namespace hbm::mpi {
 
-class Exchange final : public Pipeline {
+class PairwiseExchange final : public Pipeline {
  public:
   // An outgoing stream and the peers that get it.
   struct Outgoing {
@@ -30,8 +30,8 @@ class Exchange final : public Pipeline {
     Sink sink;
   };
 
-  Exchange(std::shared_ptr<Channel> channel, const Signature& signature, size_t count,
-           std::vector<Outgoing> outgoing, std::vector<Incoming> incoming, Local local);
+  PairwiseExchange(std::shared_ptr<Channel> channel, const Signature& signature, size_t count,
+                   std::vector<Outgoing> outgoing, std::vector<Incoming> incoming, Local local);
 
   void begin() override;
   bool self_sufficient() const override;

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "communicator/message.h"
-#include "progress/operation.h"
 #include "communicator/mpi/channel.h"
+#include "progress/operation.h"
 
 namespace hbm::mpi {
 

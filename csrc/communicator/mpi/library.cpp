@@ -96,7 +96,7 @@ void require_alone(void* handle, const std::string& path) {
   }
 }
 
-Library load() {
+MpiLibrary load() {
   std::string tried;
   raise_ucx_guard();
   const Found found = find_library(tried);
@@ -107,7 +107,7 @@ Library load() {
                 "libmpich12) or name its libmpi.so.12 in HBMCOMM_MPI_LIB. Tried:" +
                     tried);
   }
-  Library loaded;
+  MpiLibrary loaded;
   loaded.path = path_of(found.handle);
   loaded.found_by = found.by;
   require_mpich_abi(found.handle, loaded.path);
@@ -127,7 +127,7 @@ Library load() {
 
 }  // namespace
 
-void Library::check(int code, const char* call) const {
+void MpiLibrary::check(int code, const char* call) const {
   if (code == MPI_SUCCESS) return;
   std::array<char, MPI_MAX_ERROR_STRING> text{};
   int length = 0;
@@ -151,8 +151,8 @@ bool already_loaded() {
   return false;
 }
 
-const Library& library() {
-  static const Library loaded = load();  // tried again after a throw
+const MpiLibrary& library() {
+  static const MpiLibrary loaded = load();  // tried again after a throw
   return loaded;
 }
 

@@ -27,7 +27,7 @@ namespace hbm::mpi {
 // clang-format on
 
 // The functions in use, by their MPI names without the prefix.
-struct Library {
+struct MpiLibrary {
 #define HBM_MPI_MEMBER(name) decltype(&::MPI_##name) name = nullptr;
   HBM_MPI_FUNCTIONS(HBM_MPI_MEMBER)
 #undef HBM_MPI_MEMBER
@@ -48,6 +48,6 @@ bool already_loaded();
 
 // Loads the library once. Throws Error(kUnavailable): not found (where it looked, what to install),
 // or not of the MPICH ABI (what was found instead). Thread-safe.
-const Library& library();
+const MpiLibrary& library();
 
 }  // namespace hbm::mpi

@@ -49,7 +49,7 @@ class Message {
   }
 
   bool arrived() {
-    const Library& mpi = channel_->communicator->mpi();
+    const MpiLibrary& mpi = channel_->communicator->mpi();
     int done = 0;
     mpi.check(mpi.Test(&request_, &done, MPI_STATUS_IGNORE),
               receiving_ ? "MPI_Irecv" : "MPI_Isend");
@@ -59,7 +59,7 @@ class Message {
   void abandon() noexcept {
     if (request_ == MPI_REQUEST_NULL) return;
     if (receiving_) channel_->communicator->cancel_receive(request_);
-    bury(channel_, {std::exchange(request_, MPI_REQUEST_NULL)}, std::move(memory_));
+    abandon_requests(channel_, {std::exchange(request_, MPI_REQUEST_NULL)}, std::move(memory_));
   }
 
  private:
@@ -70,9 +70,9 @@ class Message {
 };
 
 // What a send and a receive have in common: the first message, then a window of chunks.
-class Transfer : public GroupOperation {
+class MpiTransfer : public GroupOperation {
  public:
-  Transfer(ChannelPtr channel, const Signature& signature, size_t count, int peer)
+  MpiTransfer(ChannelPtr channel, const Signature& signature, size_t count, int peer)
       : GroupOperation(std::move(channel), signature, count),
         peer_(peer),
         first_(channel_, kHeaderBytes + kFirstBytes) {
@@ -111,10 +111,10 @@ class Transfer : public GroupOperation {
   std::vector<Message> chunks_;
 };
 
-class Send final : public Transfer {
+class MpiSend final : public MpiTransfer {
  public:
-  Send(ChannelPtr channel, const Signature& signature, Source in, int to)
-      : Transfer(std::move(channel), signature, in.count, to),
+  MpiSend(ChannelPtr channel, const Signature& signature, Source in, int to)
+      : MpiTransfer(std::move(channel), signature, in.count, to),
         in_(static_cast<const std::byte*>(in.data)),
         transfer_(next_transfer.fetch_add(1, std::memory_order_relaxed)) {}
 
@@ -154,11 +154,11 @@ class Send final : public Transfer {
   const uint64_t transfer_;
 };
 
-class Receive final : public Transfer {
+class MpiReceive final : public MpiTransfer {
  public:
-  Receive(ChannelPtr channel, const Signature& signature, Sink out, int from,
-          std::shared_ptr<int> source)
-      : Transfer(std::move(channel), signature, out.count, from),
+  MpiReceive(ChannelPtr channel, const Signature& signature, Sink out, int from,
+             std::shared_ptr<int> source)
+      : MpiTransfer(std::move(channel), signature, out.count, from),
         out_(static_cast<std::byte*>(out.data)),
         source_(std::move(source)) {}
 
@@ -210,13 +210,13 @@ class Receive final : public Transfer {
 
 std::unique_ptr<Operation> make_send(ChannelPtr channel, Source in, Dtype dtype, int to, int tag) {
   const Signature signature{OpCode::kSendRecv, dtype, ReduceOp::kSum, tag, 0};
-  return std::make_unique<Send>(std::move(channel), signature, in, to);
+  return std::make_unique<MpiSend>(std::move(channel), signature, in, to);
 }
 
 std::unique_ptr<Operation> make_receive(ChannelPtr channel, Sink out, Dtype dtype, int from,
                                         int tag, std::shared_ptr<int> source) {
   const Signature signature{OpCode::kSendRecv, dtype, ReduceOp::kSum, tag, 0};
-  return std::make_unique<Receive>(std::move(channel), signature, out, from, std::move(source));
+  return std::make_unique<MpiReceive>(std::move(channel), signature, out, from, std::move(source));
 }
 
 }  // namespace hbm::mpi

@@ -9,8 +9,8 @@
 #include <cstddef>
 #include <memory>
 
-#include "progress/operation.h"
 #include "communicator/mpi/communicator.h"
+#include "progress/operation.h"
 
 namespace hbm::mpi {
 

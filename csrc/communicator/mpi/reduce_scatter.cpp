@@ -10,10 +10,10 @@
 namespace hbm::mpi {
 namespace {
 
-class ReduceScatter final : public Pipeline {
+class MpiReduceScatter final : public Pipeline {
  public:
-  ReduceScatter(ChannelPtr channel, const Signature& signature, std::vector<Source> inputs,
-                void* out)
+  MpiReduceScatter(ChannelPtr channel, const Signature& signature, std::vector<Source> inputs,
+                   void* out)
       : Pipeline(std::move(channel), signature, inputs[0].count),
         inputs_(std::move(inputs)),
         out_(static_cast<std::byte*>(out)),
@@ -74,7 +74,7 @@ std::unique_ptr<Operation> make_reduce_scatter(ChannelPtr channel, uint64_t sequ
                                                const std::vector<Source>& inputs, void* out,
                                                Dtype dtype, ReduceOp op) {
   const Signature signature{OpCode::kReduceScatter, dtype, op, -1, sequence};
-  return std::make_unique<ReduceScatter>(std::move(channel), signature, inputs, out);
+  return std::make_unique<MpiReduceScatter>(std::move(channel), signature, inputs, out);
 }
 
 }  // namespace hbm::mpi

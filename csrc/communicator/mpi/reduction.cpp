@@ -43,7 +43,7 @@ void reduce_round(void* out, const void* own, const Round& round, const Channel&
 }  // namespace
 
 OneShotReduction::OneShotReduction(std::shared_ptr<Channel> channel, const Signature& signature,
-                                   const Reduction& reduction)
+                                   const MpiReduction& reduction)
     : GroupOperation(std::move(channel), signature, reduction.count),
       reduction_(reduction),
       round_(channel_, 1, result_receives(*channel_, reduction.root), reduction.count * element()) {
@@ -70,7 +70,7 @@ Progress OneShotReduction::poll() {
 }
 
 BlockReduction::BlockReduction(std::shared_ptr<Channel> channel, const Signature& signature,
-                               const Reduction& reduction)
+                               const MpiReduction& reduction)
     : TwoPhase(channel, signature, reduction.count,
                {static_cast<size_t>(channel->size - 1), static_cast<size_t>(channel->size - 1)},
                {1, result_receives(*channel, reduction.root)}),
@@ -118,7 +118,7 @@ void BlockReduction::deliver(const Round& second, size_t block) {
 namespace {
 
 std::unique_ptr<Operation> make_reduction(ChannelPtr channel, const Signature& signature,
-                                          const Reduction& reduction) {
+                                          const MpiReduction& reduction) {
   const size_t bytes = reduction.count * element_size(signature.dtype);
   const auto peers = static_cast<size_t>(channel->size - 1);
   if (bytes <= kOneShotBytes || bytes * peers <= kOneShotTotal || peers == 0) {

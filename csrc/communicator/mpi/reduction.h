@@ -12,7 +12,7 @@
 
 namespace hbm::mpi {
 
-struct Reduction {
+struct MpiReduction {
   const void* in;
   void* out;
   size_t count;
@@ -22,7 +22,7 @@ struct Reduction {
 class OneShotReduction final : public GroupOperation {
  public:
   OneShotReduction(std::shared_ptr<Channel> channel, const Signature& signature,
-                   const Reduction& reduction);
+                   const MpiReduction& reduction);
 
   void begin() override;
   Progress poll() override;
@@ -34,14 +34,14 @@ class OneShotReduction final : public GroupOperation {
   size_t bytes() const { return reduction_.count * element(); }
   bool takes_result() const { return reduction_.root < 0 || reduction_.root == channel_->rank; }
 
-  const Reduction reduction_;
+  const MpiReduction reduction_;
   Round round_;
 };
 
 class BlockReduction final : public TwoPhase {
  public:
   BlockReduction(std::shared_ptr<Channel> channel, const Signature& signature,
-                 const Reduction& reduction);
+                 const MpiReduction& reduction);
 
  private:
   bool takes_result() const { return reduction_.root < 0 || reduction_.root == channel_->rank; }
@@ -49,7 +49,7 @@ class BlockReduction final : public TwoPhase {
   void post_second(Round& round, const Round& first, size_t block) override;
   void deliver(const Round& second, size_t block) override;
 
-  const Reduction reduction_;
+  const MpiReduction reduction_;
 };
 
 }  // namespace hbm::mpi

@@ -93,7 +93,7 @@ Progress Round::poll() {
 void Round::complete(size_t index, const MPI_Status& status) {
   --outstanding_;
   const Pending& pending = pending_[index];
-  const Library& mpi = channel_->communicator->mpi();
+  const MpiLibrary& mpi = channel_->communicator->mpi();
   if (status.MPI_ERROR != MPI_SUCCESS) {
     int error_class = 0;
     mpi.Error_class(status.MPI_ERROR, &error_class);
@@ -134,7 +134,7 @@ void Round::abandon() noexcept {
   for (size_t i = 0; i < requests_.size(); ++i) {
     if (pending_[i].slot >= 0) channel_->communicator->cancel_receive(requests_[i]);
   }
-  bury(channel_, std::move(requests_), std::move(memory_));
+  abandon_requests(channel_, std::move(requests_), std::move(memory_));
 }
 
 }  // namespace hbm::mpi

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "communicator/message.h"
-#include "progress/operation.h"
-#include "memory/staging.h"
 #include "communicator/mpi/channel.h"
+#include "memory/staging.h"
+#include "progress/operation.h"
 
 namespace hbm::mpi {
 

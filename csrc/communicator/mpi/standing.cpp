@@ -10,7 +10,7 @@
 namespace hbm::mpi {
 namespace {
 
-[[noreturn]] void no_common_world(const std::vector<Standing>& ranks, const std::string& group) {
+[[noreturn]] void no_common_world(const std::vector<MpiState>& ranks, const std::string& group) {
   std::string found;
   for (size_t r = 0; r < ranks.size(); ++r) {
     found += "\n  rank " + std::to_string(r) + ": ";
@@ -30,7 +30,7 @@ namespace {
 
 }  // namespace
 
-std::string encode(const Standing& standing) {
+std::string encode(const MpiState& standing) {
   std::ostringstream text;
   text << std::quoted(standing.node) << ' ' << std::quoted(standing.new_world) << ' '
        << std::quoted(standing.world_id) << ' ' << standing.world_rank << ' '
@@ -38,18 +38,18 @@ std::string encode(const Standing& standing) {
   return text.str();
 }
 
-Standing decode(const std::string& record) {
+MpiState decode(const std::string& record) {
   std::istringstream text(record);
-  Standing standing;
+  MpiState standing;
   text >> std::quoted(standing.node) >> std::quoted(standing.new_world) >>
       std::quoted(standing.world_id) >> standing.world_rank >> standing.world_size;
   return standing;
 }
 
-bool share_a_world(const std::vector<Standing>& ranks, const std::string& group) {
-  const Standing& first = ranks.front();
+bool share_a_world(const std::vector<MpiState>& ranks, const std::string& group) {
+  const MpiState& first = ranks.front();
   std::set<int> world_ranks;
-  for (const Standing& rank : ranks) {
+  for (const MpiState& rank : ranks) {
     if (rank.world_id != first.world_id || rank.world_size != first.world_size ||
         (rank.world_rank < 0) != (first.world_rank < 0)) {
       no_common_world(ranks, group);
@@ -61,10 +61,10 @@ bool share_a_world(const std::vector<Standing>& ranks, const std::string& group)
   return true;
 }
 
-std::vector<int> nodes_of(const std::vector<Standing>& ranks) {
+std::vector<int> nodes_of(const std::vector<MpiState>& ranks) {
   std::map<std::string, int> numbers;
   std::vector<int> node_of;
-  for (const Standing& rank : ranks) {
+  for (const MpiState& rank : ranks) {
     node_of.push_back(
         numbers.try_emplace(rank.node, static_cast<int>(numbers.size())).first->second);
   }

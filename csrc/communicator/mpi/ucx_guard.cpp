@@ -8,11 +8,11 @@
 
 namespace {
 
-using Send = void* (*)(void* endpoint, const void* buffer, size_t count, uint64_t tag,
-                       const void* parameters);
+using MpiSend = void* (*)(void* endpoint, const void* buffer, size_t count, uint64_t tag,
+                          const void* parameters);
 
-std::atomic<Send> real_send{nullptr};
-std::atomic<Send> real_sync_send{nullptr};
+std::atomic<MpiSend> real_send{nullptr};
+std::atomic<MpiSend> real_sync_send{nullptr};
 
 // UCX returns a request, null for "complete", or a status from -1 down to -100.
 void* without_error(void* request) {
@@ -49,8 +49,8 @@ void raise_ucx_guard() noexcept {
 }
 
 void aim_ucx_guard(void* library) noexcept {
-  real_send = reinterpret_cast<Send>(dlsym(library, "ucp_tag_send_nbx"));
-  real_sync_send = reinterpret_cast<Send>(dlsym(library, "ucp_tag_send_sync_nbx"));
+  real_send = reinterpret_cast<MpiSend>(dlsym(library, "ucp_tag_send_nbx"));
+  real_sync_send = reinterpret_cast<MpiSend>(dlsym(library, "ucp_tag_send_sync_nbx"));
 }
 
 }  // namespace hbm::mpi

@@ -13,8 +13,8 @@
 #include "base/abandonable.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "progress/backoff.h"
 #include "communicator/mpi/pmi.h"
+#include "progress/backoff.h"
 
 namespace hbm::mpi {
 namespace {
@@ -57,13 +57,13 @@ class HiddenLauncher {
   std::array<std::optional<std::string>, kNames.size()> saved_;
 };
 
-void initialise(const Library& mpi) {
+void initialise(const MpiLibrary& mpi) {
   set_transport_defaults();
   int provided = 0;
   mpi.check(mpi.Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
 }
 
-void require_threads(const Library& mpi, const std::string& origin) {
+void require_threads(const MpiLibrary& mpi, const std::string& origin) {
   int provided = 0;
   mpi.check(mpi.Query_thread(&provided), "MPI_Query_thread");
   if (provided == MPI_THREAD_MULTIPLE) return;
@@ -73,7 +73,7 @@ void require_threads(const Library& mpi, const std::string& origin) {
                   "mpi4py.rc.thread_level = \"multiple\", the default) or let hbm come first");
 }
 
-bool is_initialised(const Library& mpi) {
+bool is_initialised(const MpiLibrary& mpi) {
   int initialised = 0;
   int finalized = 0;
   mpi.Initialized(&initialised);
@@ -98,7 +98,7 @@ void unlink_segments() {
 
 }  // namespace
 
-World::World(const Library& library, std::string id, std::string origin)
+World::World(const MpiLibrary& library, std::string id, std::string origin)
     : mpi_(library), id_(std::move(id)), origin_(std::move(origin)) {
   require_threads(mpi_, origin_);
   mpi_.Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
@@ -121,7 +121,7 @@ World* World::current() {
 World& World::form(std::shared_ptr<KeyValue> store, const std::string& id, int rank, int size,
                    const std::vector<int>& node_of, Deadline deadline) {
   const std::lock_guard lock(creation);
-  const Library& mpi = library();
+  const MpiLibrary& mpi = library();
   const HiddenLauncher hidden;
   // Both outlive this call if MPI_Init never returns.
   auto responder =
@@ -150,7 +150,7 @@ World& World::launched(Deadline deadline) {
     require_owner(world->fork_);
     return *world;
   }
-  const Library& mpi = library();
+  const MpiLibrary& mpi = library();
   const bool ours = !is_initialised(mpi);
   if (ours && !run_abandonable([&mpi] { initialise(mpi); }, deadline)) {
     throw Error(ErrorKind::kTimeout,
@@ -158,15 +158,15 @@ World& World::launched(Deadline deadline) {
   }
   world = new World(mpi, "", ours ? "hbm, through the launcher" : "code that ran before hbm");
   if (!ours) return *world;
-  if (!world->meet(deadline)) {
+  if (!world->rendezvous_of(deadline)) {
     throw Error(ErrorKind::kTimeout, "not every rank of the launcher's job came in time");
   }
   unlink_segments();
   return *world;
 }
 
-std::shared_ptr<Communicator> World::communicator(const std::vector<int>& world_ranks, int tag,
-                                                  Deadline deadline) {
+std::shared_ptr<Comm> World::communicator(const std::vector<int>& world_ranks, int tag,
+                                          Deadline deadline) {
   auto created = std::make_shared<MPI_Comm>(MPI_COMM_NULL);
   const auto create = [this, world_ranks, tag, created] {
     MPI_Group everyone = MPI_GROUP_NULL;
@@ -185,7 +185,7 @@ std::shared_ptr<Communicator> World::communicator(const std::vector<int>& world_
         ErrorKind::kTimeout,
         "MPI_Comm_create_group did not finish in time: a rank of the group ended meanwhile");
   }
-  return std::make_shared<Communicator>(mpi_, *created);
+  return std::make_shared<Comm>(mpi_, *created);
 }
 
 std::string World::broadcast(std::string value, Deadline deadline) {
@@ -203,7 +203,7 @@ std::string World::broadcast(std::string value, Deadline deadline) {
   return *sent;
 }
 
-bool World::meet(Deadline deadline) {
+bool World::rendezvous_of(Deadline deadline) {
   MPI_Request all = MPI_REQUEST_NULL;
   mpi_.check(mpi_.Ibarrier(MPI_COMM_WORLD, &all), "MPI_Ibarrier");
   Backoff backoff(true);
@@ -219,7 +219,7 @@ void World::finalize_together(std::chrono::milliseconds patience) noexcept {
   try {
     if (!is_initialised(mpi_)) return;
     const Deadline deadline = std::chrono::steady_clock::now() + patience;
-    if (meet(deadline)) run_abandonable([this] { mpi_.Finalize(); }, deadline + patience);
+    if (rendezvous_of(deadline)) run_abandonable([this] { mpi_.Finalize(); }, deadline + patience);
   } catch (const std::exception& error) {
     log::info(std::string("MPI was left without MPI_Finalize: ") + error.what());
   }

@@ -41,8 +41,8 @@ class World {
 
   // A communicator of the given world ranks, in that order. Only its members call; they have met
   // before. `tag` tells creations apart that run at the same time.
-  std::shared_ptr<Communicator> communicator(const std::vector<int>& world_ranks, int tag,
-                                             Deadline deadline);
+  std::shared_ptr<Comm> communicator(const std::vector<int>& world_ranks, int tag,
+                                     Deadline deadline);
 
   // Sends rank 0's `value` to every rank of the world. REQUIRES: all ranks call it. Throws
   // Error(kTimeout) when they do not before the deadline.
@@ -61,12 +61,12 @@ class World {
 
  private:
   // Waits for every rank of the world to call this; false when the deadline came first.
-  bool meet(Deadline deadline);
+  bool rendezvous_of(Deadline deadline);
 
-  World(const Library& library, std::string id, std::string origin);
+  World(const MpiLibrary& library, std::string id, std::string origin);
 
   const ForkGuard fork_;
-  const Library& mpi_;
+  const MpiLibrary& mpi_;
   std::string id_;
   std::string origin_;  // who initialised MPI, for errors
   int rank_ = 0;

@@ -5,18 +5,20 @@
 
 #include "communicator/shm/mail.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 namespace {
 
 constexpr size_t kPage = 4096;
 
-constexpr size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * step; }
+constexpr size_t round_up(size_t value, size_t next_phase) {
+  return (value + next_phase - 1) / next_phase * next_phase;
+}
 
 }  // namespace
 
 AreaLayout::AreaLayout(size_t members, size_t chunk)
     : chunk_bytes(chunk),
-      data(round_up(sizeof(Slot) + members * sizeof(Place), kCacheLine)),
+      data(round_up(sizeof(Slot) + members * sizeof(StreamLocation), kCacheLine)),
       data_bytes(std::max(2 * chunk, members * kCacheLine)),
       slot(round_up(sizeof(Control), kPage)),
       slot_stride(round_up(data + data_bytes, kPage)),
@@ -35,4 +37,4 @@ void format_area(std::byte* area, const AreaLayout& layout) noexcept {
   }
 }
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

@@ -3,15 +3,15 @@
 #include <optional>
 #include <utility>
 
-#include "communicator/shm/stream_exchange.h"
 #include "communicator/shm/point_to_point.h"
 #include "communicator/shm/reduce_scatter.h"
 #include "communicator/shm/reduction.h"
+#include "communicator/shm/stream_exchange.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 namespace {
 
-using Cast = Exchange::Cast;
+using Cast = StreamExchange::Cast;
 
 size_t total(const std::vector<Source>& parts) {
   size_t count = 0;
@@ -19,29 +19,30 @@ size_t total(const std::vector<Source>& parts) {
   return count;
 }
 
-class OverSharedMemory final : public Collectives {
+class ShmCommunicator final : public Communicator {
  public:
-  explicit OverSharedMemory(std::shared_ptr<Team> team)
-      : team_(std::move(team)), post_(std::make_shared<Post>(team_)) {}
+  explicit ShmCommunicator(std::shared_ptr<ShmGroup> shm_group)
+      : shm_group_(std::move(shm_group)), matcher_(std::make_shared<MessageMatcher>(shm_group_)) {}
 
   OperationPtr allreduce(uint64_t sequence, const void* in, void* out, size_t count, Dtype dtype,
                          ReduceOp op) override {
-    return std::make_unique<Reduction>(team_,
-                                       Signature{OpCode::kAllreduce, dtype, op, -1, sequence},
-                                       ReductionBuffers{in, out, count, -1, size()});
+    return std::make_unique<ShmReduction>(shm_group_,
+                                          Signature{OpCode::kAllreduce, dtype, op, -1, sequence},
+                                          ReductionBuffers{in, out, count, -1, size()});
   }
 
   OperationPtr reduce(uint64_t sequence, const void* in, void* out, size_t count, Dtype dtype,
                       ReduceOp op, int root) override {
-    return std::make_unique<Reduction>(team_, Signature{OpCode::kReduce, dtype, op, root, sequence},
-                                       ReductionBuffers{in, out, count, root, size()});
+    return std::make_unique<ShmReduction>(shm_group_,
+                                          Signature{OpCode::kReduce, dtype, op, root, sequence},
+                                          ReductionBuffers{in, out, count, root, size()});
   }
 
   OperationPtr reduce_scatter(uint64_t sequence, const std::vector<Source>& inputs, void* out,
                               Dtype dtype, ReduceOp op) override {
-    return std::make_unique<ReduceScatter>(
-        team_, Signature{OpCode::kReduceScatter, dtype, op, -1, sequence}, inputs[0].count, inputs,
-        out, size());
+    return std::make_unique<ShmReduceScatter>(
+        shm_group_, Signature{OpCode::kReduceScatter, dtype, op, -1, sequence}, inputs[0].count,
+        inputs, out, size());
   }
 
   OperationPtr broadcast(uint64_t sequence, void* data, size_t count, Dtype dtype,
@@ -88,38 +89,39 @@ class OverSharedMemory final : public Collectives {
   }
 
   OperationPtr send(Source in, Dtype dtype, int to, int tag) override {
-    return make_send(post_, in, dtype, static_cast<size_t>(to), tag);
+    return make_send(matcher_, in, dtype, static_cast<size_t>(to), tag);
   }
 
   OperationPtr receive(Sink out, Dtype dtype, int from, int tag,
                        std::shared_ptr<int> source) override {
     const auto member =
         from == kAnyRank ? std::nullopt : std::optional<size_t>(static_cast<size_t>(from));
-    return make_receive(post_, out, dtype, member, tag, std::move(source));
+    return make_receive(matcher_, out, dtype, member, tag, std::move(source));
   }
 
   int tags() const override { return kTags; }
 
  private:
-  size_t size() const { return team_->size(); }
-  size_t self() const { return team_->self(); }
+  size_t size() const { return shm_group_->size(); }
+  size_t self() const { return shm_group_->self(); }
   std::vector<Source> nothing() const { return std::vector<Source>(size()); }
   std::vector<Source> to_all(Source source) const { return std::vector<Source>(size(), source); }
 
   OperationPtr exchange(OpCode op, Dtype dtype, int root, uint64_t sequence, size_t count,
                         std::vector<Source> outgoing, std::vector<Sink> incoming, Cast cast) {
-    return std::make_unique<Exchange>(team_, Signature{op, dtype, ReduceOp::kSum, root, sequence},
-                                      count, std::move(outgoing), std::move(incoming), cast);
+    return std::make_unique<StreamExchange>(shm_group_,
+                                            Signature{op, dtype, ReduceOp::kSum, root, sequence},
+                                            count, std::move(outgoing), std::move(incoming), cast);
   }
 
-  const std::shared_ptr<Team> team_;
-  const std::shared_ptr<Post> post_;
+  const std::shared_ptr<ShmGroup> shm_group_;
+  const std::shared_ptr<MessageMatcher> matcher_;
 };
 
 }  // namespace
 
-std::shared_ptr<Collectives> make_collectives(std::shared_ptr<Team> team) {
-  return std::make_shared<OverSharedMemory>(std::move(team));
+std::shared_ptr<Communicator> make_communicator(std::shared_ptr<ShmGroup> shm_group) {
+  return std::make_shared<ShmCommunicator>(std::move(shm_group));
 }
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

@@ -1,8 +1,8 @@
-// The collectives within a node (communicator/communicator.h says what each does), over the memory that
-// its ranks share.
+// The collectives within a node (communicator/communicator.h says what each does), over the memory
+// that its ranks share.
 //
-// The ranks that callers name are indices of the team's members; when the whole group is on this
-// node they are the group's ranks.
+// The ranks that callers name are indices of the shm_group's members; when the whole group is on
+// this node they are the group's ranks.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,8 @@
 #include "communicator/communicator.h"
 #include "communicator/shm/shm_group.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 
-std::shared_ptr<Collectives> make_collectives(std::shared_ptr<Team> team);
+std::shared_ptr<Communicator> make_communicator(std::shared_ptr<ShmGroup> shm_group);
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

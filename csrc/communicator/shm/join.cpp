@@ -7,12 +7,12 @@
 
 #include "base/fork.h"
 
-namespace hbm::cluster {
+namespace hbm::shm {
 namespace {
 
-// A block of the segment that neighbours may still look at when its team is gone.
+// A block of the segment that neighbours may still look at when its shm_group is gone.
 struct OldArea {
-  std::shared_ptr<memory::Segment> segment;
+  std::shared_ptr<memory::SharedSegment> segment;
   std::byte* block;
   size_t members;
 };
@@ -35,7 +35,7 @@ class OldAreas {
     if (fork_.in_child()) return;
     const std::lock_guard lock(mutex_);
     std::erase_if(areas_, [](const OldArea& area) {
-      if (!node::Team::released(area.block, area.members)) return false;
+      if (!ShmGroup::released(area.block, area.members)) return false;
       area.segment->free(area.block);
       return true;
     });
@@ -47,12 +47,12 @@ class OldAreas {
   std::vector<OldArea> areas_;  // guarded by mutex_
 };
 
-// What a team stands on: its own area, and the neighbours' memory.
+// What a shm_group stands on: its own area, and the neighbours' memory.
 struct Ground {
   OldArea own;
-  std::vector<std::shared_ptr<const node::Neighbour>> neighbours;
+  std::vector<std::shared_ptr<const Neighbour>> neighbours;
 
-  Ground(OldArea area, std::vector<std::shared_ptr<const node::Neighbour>> at)
+  Ground(OldArea area, std::vector<std::shared_ptr<const Neighbour>> at)
       : own(std::move(area)), neighbours(std::move(at)) {}
   ~Ground() {
     OldAreas::all().add(std::move(own));
@@ -62,33 +62,33 @@ struct Ground {
 
 }  // namespace
 
-std::shared_ptr<node::Team> join(const bootstrap::Meeting& meeting,
-                                 std::shared_ptr<memory::Segment> segment,
-                                 const node::Neighbourhood& neighbourhood, size_t chunk_bytes,
-                                 bool crowded) {
+std::shared_ptr<ShmGroup> join(const bootstrap::Rendezvous& rendezvous,
+                               std::shared_ptr<memory::SharedSegment> segment,
+                               const Neighbourhood& neighbourhood, size_t chunk_bytes,
+                               bool crowded) {
   OldAreas::all().sweep();
-  const auto own = static_cast<size_t>(meeting.party.rank);
+  const auto own = static_cast<size_t>(rendezvous.participant.rank);
   std::vector<int> local;
-  for (int rank = 0; rank < meeting.party.size; ++rank) {
+  for (int rank = 0; rank < rendezvous.participant.size; ++rank) {
     const auto r = static_cast<size_t>(rank);
     if (neighbourhood.node_of[r] == neighbourhood.node_of[own]) local.push_back(rank);
   }
 
-  const node::AreaLayout layout(local.size(), chunk_bytes);
+  const AreaLayout layout(local.size(), chunk_bytes);
   std::byte* area = nullptr;
-  const auto offsets = bootstrap::gather(meeting.party, "areas", local, [&] {
+  const auto offsets = bootstrap::gather(rendezvous.participant, "areas", local, [&] {
     area = static_cast<std::byte*>(segment->allocate(layout.total));
-    node::format_area(area, layout);
+    format_area(area, layout);
     return std::to_string(segment->offset_of(area));
   });
 
-  node::Team::Setup setup;
-  setup.group = meeting.party.group;
+  ShmGroup::Setup setup;
+  setup.group = rendezvous.participant.group;
   setup.chunk_bytes = chunk_bytes;
   setup.crowded = crowded;
   for (const int rank : local) {
     const auto r = static_cast<size_t>(rank);
-    const bootstrap::Member& member = meeting.members[r];
+    const bootstrap::Member& member = rendezvous.members[r];
     if (r == own) setup.self = setup.members.size();
     const auto& neighbour = neighbourhood.at[r];
     setup.members.push_back({rank,
@@ -103,7 +103,7 @@ std::shared_ptr<node::Team> join(const bootstrap::Meeting& meeting,
     return static_cast<std::byte*>(segment->allocate(bytes));
   };
   setup.free = [segment](std::byte* block) { segment->free(block); };
-  return std::make_shared<node::Team>(std::move(setup));
+  return std::make_shared<ShmGroup>(std::move(setup));
 }
 
-}  // namespace hbm::cluster
+}  // namespace hbm::shm

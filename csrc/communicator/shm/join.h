@@ -1,27 +1,27 @@
-// Makes a team of the ranks that share this node, out of neighbours and segments.
+// Makes a shm_group of the ranks that share this node, out of neighbours and segments.
 #pragma once
 
 #include <cstddef>
 #include <memory>
 
 #include "bootstrap/rendezvous.h"
-#include "memory/segment.h"
 #include "communicator/shm/neighbours.h"
 #include "communicator/shm/shm_group.h"
+#include "memory/segment.h"
 
-namespace hbm::cluster {
+namespace hbm::shm {
 
 // Lays out an area in `segment`, tells the neighbours where, and joins them. All ranks of the
-// meeting call it, having explored. `chunk_bytes` is what an operation stages at a time.
+// rendezvous call it, having explored. `chunk_bytes` is what an operation stages at a time.
 //
-// The area goes back to the segment once every neighbour has left the team, or stays with the
+// The area goes back to the segment once every neighbour has left the shm_group, or stays with the
 // process if one never does.
 //
 // What fails on one rank of the node reaches the others as in bootstrap::gather(); throws
 // Error(kExhausted) when there is no room for the area.
-std::shared_ptr<node::Team> join(const bootstrap::Meeting& meeting,
-                                 std::shared_ptr<memory::Segment> segment,
-                                 const node::Neighbourhood& neighbourhood, size_t chunk_bytes,
-                                 bool crowded);
+std::shared_ptr<ShmGroup> join(const bootstrap::Rendezvous& rendezvous,
+                               std::shared_ptr<memory::SharedSegment> segment,
+                               const Neighbourhood& neighbourhood, size_t chunk_bytes,
+                               bool crowded);
 
-}  // namespace hbm::cluster
+}  // namespace hbm::shm

@@ -13,22 +13,22 @@
 
 #include "communicator/shm/area.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 
 inline constexpr size_t kCells = 8;
 inline constexpr size_t kCellBytes = 4096;
 
 struct Envelope {
   enum Kind : uint32_t {
-    kInline,  // the message follows
-    kDirect,  // the message lies in the sender's segment
-    kStaged,  // the message comes through the transfer's two chunks
+    kInline,    // the message follows
+    kZeroCopy,  // the message lies in the sender's segment
+    kStaged,    // the message comes through the transfer's two chunks
   };
   MessageHeader header;  // root: the tag
   uint32_t kind;
   uint32_t unused;
-  uint64_t message;   // kDirect: offset in the sender's segment
-  uint64_t transfer;  // kDirect, kStaged: offset of the Transfer in the sender's segment
+  uint64_t message;   // kZeroCopy: offset in the sender's segment
+  uint64_t transfer;  // kZeroCopy, kStaged: offset of the MessageTransfer in the sender's segment
 };
 
 struct alignas(kCacheLine) Cell {
@@ -51,7 +51,7 @@ struct Mailbox {
 // the sender withdraws one that it gives up; both by compare and exchange, so one of them wins. A
 // message that was withdrawn was never sent. Whichever it was, the receiver ends the transfer, and
 // does not look at it again: then, not before, the sender gives the block back.
-struct alignas(kCacheLine) Transfer {
+struct alignas(kCacheLine) MessageTransfer {
   enum State : uint32_t {
     kOpen,
     kTaken,      // by the receiver
@@ -80,4 +80,4 @@ inline constexpr size_t kStagedChunks = 2;  // in flight
 // `filled` of a message that the sender gave up after the receiver had taken it.
 inline constexpr uint64_t kNoMore = ~uint64_t{0};
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

@@ -5,63 +5,66 @@
 #include <new>
 #include <utility>
 
-namespace hbm::node {
+namespace hbm::shm {
 namespace {
 
-// True if the receiver may have the letter's message. Ends the transfer of one that was withdrawn.
-bool take(const Letter& letter) {
-  if (letter.transfer == nullptr || letter.transfer->leave_open(Transfer::kTaken)) return true;
-  letter.transfer->end(Transfer::kGivenUp);
+// True if the receiver may have the received's message. Ends the transfer of one that was
+// withdrawn.
+bool take(const ReceivedMessage& received) {
+  if (received.transfer == nullptr || received.transfer->leave_open(MessageTransfer::kTaken))
+    return true;
+  received.transfer->end(MessageTransfer::kGivenUp);
   return false;
 }
 
 }  // namespace
 
-Post::Post(std::shared_ptr<Team> team)
-    : team_(std::move(team)), out_(team_->size()), in_(team_->size()) {}
+MessageMatcher::MessageMatcher(std::shared_ptr<ShmGroup> shm_group)
+    : shm_group_(std::move(shm_group)), out_(shm_group_->size()), in_(shm_group_->size()) {}
 
-Post::~Post() {
+MessageMatcher::~MessageMatcher() {
   if (!fork_.in_child()) free_ended();
 }
 
-Transfer* Post::open_transfer(size_t staging) {
+MessageTransfer* MessageMatcher::open_transfer(size_t staging) {
   {
     const std::lock_guard lock(mutex_);
     free_ended();
   }
-  return new (team_->allocate(sizeof(Transfer) + staging)) Transfer{};
+  return new (shm_group_->allocate(sizeof(MessageTransfer) + staging)) MessageTransfer{};
 }
 
-void Post::close_transfer(Transfer* transfer) {
-  team_->free(reinterpret_cast<std::byte*>(transfer));
+void MessageMatcher::close_transfer(MessageTransfer* transfer) {
+  shm_group_->free(reinterpret_cast<std::byte*>(transfer));
 }
 
-void Post::close_when_ended(Transfer* transfer) {
+void MessageMatcher::close_when_ended(MessageTransfer* transfer) {
   const std::lock_guard lock(mutex_);
   given_up_.push_back(transfer);
   free_ended();
 }
 
-void Post::free_ended() {
-  std::erase_if(given_up_, [this](Transfer* transfer) {
+void MessageMatcher::free_ended() {
+  std::erase_if(given_up_, [this](MessageTransfer* transfer) {
     const bool ended = transfer->ended();
     if (ended) close_transfer(transfer);
     return ended;
   });
 }
 
-uint64_t Post::enter(size_t to) {
+uint64_t MessageMatcher::enter(size_t to) {
   const std::lock_guard lock(mutex_);
   return out_[to].entered++;
 }
 
-bool Post::post(size_t to, uint64_t place, const Envelope& envelope, const void* message) {
+bool MessageMatcher::post(size_t to, uint64_t place, const Envelope& envelope,
+                          const void* message) {
   {
     const std::lock_guard lock(mutex_);
     Outbox& box = out_[to];
     while (box.left.erase(box.turn) > 0) ++box.turn;
     if (place != box.turn) return false;
-    Cell& cell = team_->mailbox(team_->self(), to).cells[box.posted % kCells];
+    Cell& cell = shm_group_->mailbox(shm_group_->self(), to).cells[box.posted % kCells];
     if (cell.state.load(std::memory_order_acquire) != Cell::kFree) return false;
     cell.envelope = envelope;
     if (envelope.kind == Envelope::kInline && envelope.header.payload > 0) {
@@ -71,27 +74,29 @@ bool Post::post(size_t to, uint64_t place, const Envelope& envelope, const void*
     ++box.posted;
     ++box.turn;
   }
-  team_->ring_transfers(to);
-  team_->ring_transfers(team_->self());  // it may be another send's turn
+  shm_group_->ring_transfers(to);
+  shm_group_->ring_transfers(shm_group_->self());  // it may be another send's turn
   return true;
 }
 
-void Post::leave(size_t to, uint64_t place) {
+void MessageMatcher::leave(size_t to, uint64_t place) {
   {
     const std::lock_guard lock(mutex_);
     out_[to].left.insert(place);
   }
-  team_->ring_transfers(team_->self());  // it may be another send's turn
+  shm_group_->ring_transfers(shm_group_->self());  // it may be another send's turn
 }
 
-bool Post::matches(const Expected& expected, const Letter& letter) {
-  return (!expected.from || *expected.from == letter.from) &&
-         expected.tag == letter.envelope.header.root;
+bool MessageMatcher::matches(const PendingReceive& expected, const ReceivedMessage& received) {
+  return (!expected.from || *expected.from == received.from) &&
+         expected.tag == received.envelope.header.root;
 }
 
-void Post::expect(Expected& expected) {
+void MessageMatcher::expect(PendingReceive& expected) {
   const std::lock_guard lock(mutex_);
-  const auto matching = [&](const Letter& letter) { return matches(expected, letter); };
+  const auto matching = [&](const ReceivedMessage& received) {
+    return matches(expected, received);
+  };
   auto found = std::find_if(unexpected_.begin(), unexpected_.end(), matching);
   while (found != unexpected_.end() && !take(*found)) {
     found = std::find_if(unexpected_.erase(found), unexpected_.end(), matching);
@@ -100,76 +105,76 @@ void Post::expect(Expected& expected) {
     expected_.push_back(&expected);
     return;
   }
-  expected.letter = std::move(*found);
+  expected.received = std::move(*found);
   unexpected_.erase(found);
 }
 
-void Post::forget(Expected& expected) {
+void MessageMatcher::forget(PendingReceive& expected) {
   const std::lock_guard lock(mutex_);
   expected_.remove(&expected);
 }
 
-bool Post::matched(const Expected& expected) {
+bool MessageMatcher::matched(const PendingReceive& expected) {
   const std::lock_guard lock(mutex_);
-  return expected.letter.has_value();
+  return expected.received.has_value();
 }
 
-void Post::collect() {
+void MessageMatcher::collect() {
   const std::lock_guard lock(mutex_);
   bool came = false;
-  for (size_t from = 0; from < team_->size(); ++from) {
-    if (from == team_->self()) continue;
-    auto& cells = team_->mailbox(from, team_->self()).cells;
+  for (size_t from = 0; from < shm_group_->size(); ++from) {
+    if (from == shm_group_->self()) continue;
+    auto& cells = shm_group_->mailbox(from, shm_group_->self()).cells;
     for (uint64_t& taken = in_[from].taken;; ++taken) {
       Cell& cell = cells[taken % kCells];
       if (cell.state.load(std::memory_order_acquire) != Cell::kPosted) break;
-      Letter letter = read(from, cell);
+      ReceivedMessage received = read(from, cell);
       cell.state.store(Cell::kFree, std::memory_order_release);
-      team_->ring_transfers(from);
-      deliver(std::move(letter));
+      shm_group_->ring_transfers(from);
+      deliver(std::move(received));
       came = true;
     }
   }
   if (came) drop_withdrawn();
 }
 
-Letter Post::read(size_t from, const Cell& cell) const {
-  Letter letter{from, cell.envelope, {}, nullptr};
-  if (letter.envelope.kind == Envelope::kInline) {
-    const size_t bytes = std::min<size_t>(letter.envelope.header.payload, Cell::kInlineBytes);
-    letter.message.assign(cell.message.data(), cell.message.data() + bytes);
-    return letter;
+ReceivedMessage MessageMatcher::read(size_t from, const Cell& cell) const {
+  ReceivedMessage received{from, cell.envelope, {}, nullptr};
+  if (received.envelope.kind == Envelope::kInline) {
+    const size_t bytes = std::min<size_t>(received.envelope.header.payload, Cell::kInlineBytes);
+    received.message.assign(cell.message.data(), cell.message.data() + bytes);
+    return received;
   }
-  const uint64_t offset = letter.envelope.transfer;
-  const size_t segment = team_->member(from).segment_bytes;
-  if (offset % kCacheLine == 0 && offset < segment && segment - offset >= sizeof(Transfer)) {
-    letter.transfer = reinterpret_cast<Transfer*>(team_->at(from, offset));
+  const uint64_t offset = received.envelope.transfer;
+  const size_t segment = shm_group_->member(from).segment_bytes;
+  if (offset % kCacheLine == 0 && offset < segment && segment - offset >= sizeof(MessageTransfer)) {
+    received.transfer = reinterpret_cast<MessageTransfer*>(shm_group_->at(from, offset));
   }
-  return letter;
+  return received;
 }
 
-void Post::deliver(Letter letter) {
-  const auto found = std::find_if(expected_.begin(), expected_.end(), [&](const Expected* waiting) {
-    return matches(*waiting, letter);
-  });
+void MessageMatcher::deliver(ReceivedMessage received) {
+  const auto found =
+      std::find_if(expected_.begin(), expected_.end(),
+                   [&](const PendingReceive* waiting) { return matches(*waiting, received); });
   if (found == expected_.end()) {
-    unexpected_.push_back(std::move(letter));
-  } else if (take(letter)) {
-    (*found)->letter = std::move(letter);
+    unexpected_.push_back(std::move(received));
+  } else if (take(received)) {
+    (*found)->received = std::move(received);
     expected_.erase(found);
   }
 }
 
 // So that their senders can give the blocks back.
-void Post::drop_withdrawn() {
-  std::erase_if(unexpected_, [](const Letter& letter) {
-    if (letter.transfer == nullptr ||
-        letter.transfer->state.load(std::memory_order_acquire) != Transfer::kWithdrawn) {
+void MessageMatcher::drop_withdrawn() {
+  std::erase_if(unexpected_, [](const ReceivedMessage& received) {
+    if (received.transfer == nullptr ||
+        received.transfer->state.load(std::memory_order_acquire) != MessageTransfer::kWithdrawn) {
       return false;
     }
-    letter.transfer->end(Transfer::kGivenUp);
+    received.transfer->end(MessageTransfer::kGivenUp);
     return true;
   });
 }
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

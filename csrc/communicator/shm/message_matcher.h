@@ -1,6 +1,6 @@
-// This process' end of the mailboxes of a team: posts envelopes in the order of issue, and matches
-// those that come with receives, as MPI does: of the messages from one rank with one tag, the first
-// sent goes to the first receive that asked for it.
+// This process' end of the mailboxes of a shm_group: posts envelopes in the order of issue, and
+// matches those that come with receives, as MPI does: of the messages from one rank with one tag,
+// the first sent goes to the first receive that asked for it.
 //
 // Threads: any. mutex_ is the only lock, and nothing waits under it.
 #pragma once
@@ -19,41 +19,41 @@
 #include "communicator/shm/mail.h"
 #include "communicator/shm/shm_group.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 
 // An envelope that has come, with its message if that is small.
-struct Letter {
+struct ReceivedMessage {
   size_t from;  // index of the member
   Envelope envelope;
   std::vector<std::byte> message;
-  Transfer* transfer;  // of a large message; null if it does not lie in the sender's segment
+  MessageTransfer* transfer;  // of a large message; null if it does not lie in the sender's segment
 };
 
-// A receive that waits for its letter. A large message has been taken (Transfer::kTaken) when it is
-// here.
-struct Expected {
+// A receive that waits for its received. A large message has been taken (MessageTransfer::kTaken)
+// when it is here.
+struct PendingReceive {
   std::optional<size_t> from;  // nothing: any member
   int tag;
-  std::optional<Letter> letter;
+  std::optional<ReceivedMessage> received;
 };
 
-class Post {
+class MessageMatcher {
  public:
-  explicit Post(std::shared_ptr<Team> team);
+  explicit MessageMatcher(std::shared_ptr<ShmGroup> shm_group);
 
   // Blocks that no receiver has ended by now stay until the process ends.
-  ~Post();
-  Post(const Post&) = delete;
-  Post& operator=(const Post&) = delete;
+  ~MessageMatcher();
+  MessageMatcher(const MessageMatcher&) = delete;
+  MessageMatcher& operator=(const MessageMatcher&) = delete;
 
-  const std::shared_ptr<Team>& team() const noexcept { return team_; }
+  const std::shared_ptr<ShmGroup>& shm_group() const noexcept { return shm_group_; }
 
-  // A block for a large message, with `staging` bytes behind the Transfer. Throws
+  // A block for a large message, with `staging` bytes behind the MessageTransfer. Throws
   // Error(kExhausted).
-  Transfer* open_transfer(size_t staging);
-  void close_transfer(Transfer* transfer);
+  MessageTransfer* open_transfer(size_t staging);
+  void close_transfer(MessageTransfer* transfer);
   // The same, once the receiver has ended it.
-  void close_when_ended(Transfer* transfer);
+  void close_when_ended(MessageTransfer* transfer);
 
   // A send's place among those to the same member.
   uint64_t enter(size_t to);
@@ -63,16 +63,16 @@ class Post {
   bool post(size_t to, uint64_t place, const Envelope& envelope, const void* message);
   void leave(size_t to, uint64_t place);
 
-  // Matches `expected`, now or when its letter comes: collect() then fills it in. It must stay
+  // Matches `expected`, now or when its received comes: collect() then fills it in. It must stay
   // where it is until then, or until forget().
-  void expect(Expected& expected);
-  void forget(Expected& expected);
+  void expect(PendingReceive& expected);
+  void forget(PendingReceive& expected);
   void collect();
-  bool matched(const Expected& expected);
+  bool matched(const PendingReceive& expected);
 
  private:
   struct Outbox {
-    uint64_t entered = 0;  // places given
+    uint64_t entered = 0;  // locations given
     uint64_t turn = 0;     // the place that posts next
     uint64_t posted = 0;   // envelopes
     std::set<uint64_t> left;
@@ -81,20 +81,20 @@ class Post {
     uint64_t taken = 0;  // envelopes
   };
 
-  static bool matches(const Expected& expected, const Letter& letter);
-  Letter read(size_t from, const Cell& cell) const;
-  void deliver(Letter letter);
+  static bool matches(const PendingReceive& expected, const ReceivedMessage& received);
+  ReceivedMessage read(size_t from, const Cell& cell) const;
+  void deliver(ReceivedMessage received);
   void drop_withdrawn();
   void free_ended();
 
   const ForkGuard fork_;
-  const std::shared_ptr<Team> team_;
+  const std::shared_ptr<ShmGroup> shm_group_;
   std::mutex mutex_;  // guards the members below
   std::vector<Outbox> out_;
   std::vector<Inbox> in_;
-  std::list<Expected*> expected_;    // in the order of issue
-  std::deque<Letter> unexpected_;    // in the order in which they came
-  std::vector<Transfer*> given_up_;  // by sends of this rank, maybe not yet ended
+  std::list<PendingReceive*> expected_;     // in the order of issue
+  std::deque<ReceivedMessage> unexpected_;  // in the order in which they came
+  std::vector<MessageTransfer*> given_up_;  // by sends of this rank, maybe not yet ended
 };
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

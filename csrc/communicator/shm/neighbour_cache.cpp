@@ -5,7 +5,7 @@
 
 #include "base/per_process.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 namespace {
 
 struct Cache {
@@ -33,4 +33,4 @@ void remember_neighbour(const std::string& key, const std::shared_ptr<const Neig
   cache.neighbours[key] = neighbour;
 }
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

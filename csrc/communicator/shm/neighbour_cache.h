@@ -9,7 +9,7 @@
 #include "bootstrap/rendezvous.h"
 #include "communicator/shm/neighbours.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 
 // Names a member's segment among those of all processes.
 std::string neighbour_key(const bootstrap::Member& member);
@@ -19,4 +19,4 @@ std::shared_ptr<const Neighbour> known_neighbour(const std::string& key);
 
 void remember_neighbour(const std::string& key, const std::shared_ptr<const Neighbour>& neighbour);
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

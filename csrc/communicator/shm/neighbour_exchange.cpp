@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 namespace {
 
 using std::chrono::milliseconds;
@@ -30,7 +30,7 @@ std::string list(const std::set<int>& ranks) {
   return text;
 }
 
-struct Link {
+struct PeerConnection {
   Descriptor socket;
   int rank;
   bool sent = false;
@@ -39,19 +39,20 @@ struct Link {
   bool complete() const { return sent && received; }
 };
 
-class Exchange {
+class DescriptorExchange {
  public:
-  Exchange(const bootstrap::Party& party, const Introduction& own,
-           const std::map<std::string, int>& peers)
-      : party_(party), own_(own), peers_(peers) {}
+  DescriptorExchange(const bootstrap::Participant& participant, const Introduction& own,
+                     const std::map<std::string, int>& peers)
+      : party_(participant), own_(own), peers_(peers) {}
 
   void add(Descriptor socket, int rank) { links_.push_back({std::move(socket), rank}); }
 
   std::map<int, Introduction> run() {
     for (;;) {
       bool stalled = false;
-      for (Link& link : links_) stalled |= !advance(link);
-      std::erase_if(links_, [](const Link& link) { return !link.socket || link.complete(); });
+      for (PeerConnection& link : links_) stalled |= !advance(link);
+      std::erase_if(links_,
+                    [](const PeerConnection& link) { return !link.socket || link.complete(); });
       if (links_.empty() || only_strangers()) break;
       await(stalled);
     }
@@ -63,14 +64,14 @@ class Exchange {
   // Whether nothing more is to come from peers.
   bool only_strangers() const {
     return std::all_of(links_.begin(), links_.end(),
-                       [](const Link& link) { return link.rank == kUnknown; }) &&
+                       [](const PeerConnection& link) { return link.rank == kUnknown; }) &&
            std::all_of(peers_.begin(), peers_.end(), [this](const auto& peer) {
              return met_.contains(peer.second) || lost_.contains(peer.second);
            });
   }
 
   // False if the link could not send for now.
-  bool advance(Link& link) {
+  bool advance(PeerConnection& link) {
     if (!link.received) receive_on(link);
     if (!link.socket || link.rank == kUnknown || link.sent) return true;
     const Delivery sent = send(link.socket.get(), &own_.greeting, sizeof(Greeting),
@@ -80,7 +81,7 @@ class Exchange {
     return sent != Delivery::kLater;
   }
 
-  void receive_on(Link& link) {
+  void receive_on(PeerConnection& link) {
     Introduction other;
     std::vector<Descriptor> descriptors;
     const Delivery received =
@@ -103,7 +104,7 @@ class Exchange {
 
   // The others go on, so that nobody takes them for lost. An unknown caller may have looked only
   // whether anyone listens here.
-  void lose(Link& link) {
+  void lose(PeerConnection& link) {
     if (link.rank != kUnknown) lost_.insert(link.rank);
     link.socket = Descriptor();
   }
@@ -113,7 +114,7 @@ class Exchange {
         std::chrono::ceil<milliseconds>(party_.deadline - std::chrono::steady_clock::now());
     if (left.count() <= 0) late();
     std::vector<pollfd> waits;
-    for (const Link& link : links_) {
+    for (const PeerConnection& link : links_) {
       if (!link.received) waits.push_back({link.socket.get(), POLLIN, 0});
     }
     const milliseconds longest = stalled ? kStalled : std::min(left, kLongestPoll);
@@ -126,7 +127,7 @@ class Exchange {
     for (const auto& [key, rank] : peers_) {
       if (!met_.contains(rank)) ranks.insert(rank);
     }
-    for (const Link& link : links_) {
+    for (const PeerConnection& link : links_) {
       if (link.rank != kUnknown) ranks.insert(link.rank);
     }
     return ranks;
@@ -146,23 +147,24 @@ class Exchange {
                     list(missing()));
   }
 
-  const bootstrap::Party& party_;
+  const bootstrap::Participant& party_;
   const Introduction& own_;
   const std::map<std::string, int>& peers_;
-  std::vector<Link> links_;
+  std::vector<PeerConnection> links_;
   std::map<int, Introduction> met_;
   std::set<int> lost_;
 };
 
 }  // namespace
 
-std::map<int, Introduction> exchange(const bootstrap::Party& party, const Introduction& own,
-                                     std::map<int, Descriptor> called, Door& door,
+std::map<int, Introduction> exchange(const bootstrap::Participant& participant,
+                                     const Introduction& own, std::map<int, Descriptor> called,
+                                     NeighbourListener& door,
                                      const std::map<std::string, int>& peers) {
-  Exchange exchange(party, own, peers);
+  DescriptorExchange exchange(participant, own, peers);
   for (auto& [rank, socket] : called) exchange.add(std::move(socket), rank);
   for (Descriptor& caller : door.callers()) exchange.add(std::move(caller), kUnknown);
   return exchange.run();
 }
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

@@ -1,7 +1,7 @@
 // Ranks that have reached one another by socket hand over what a neighbour needs: descriptors of
 // their memory and of their life.
 //
-// Threads: called by one at a time, for one Door.
+// Threads: called by one at a time, for one NeighbourListener.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 #include "bootstrap/gather.h"
 #include "communicator/shm/neighbour_listener.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 
 // What goes over the socket, between ranks of the same version.
 struct Greeting {
@@ -33,9 +33,10 @@ struct Introduction {
 // Hands `own` to `peers` (key to rank), and returns what each of them handed over. This rank has
 // called those in `called`, over these sockets; the others have called here, and wait at the door.
 // Throws Error(kPeer) naming a rank that ended meanwhile, Error(kTimeout) naming those that did not
-// come before the party's deadline.
-std::map<int, Introduction> exchange(const bootstrap::Party& party, const Introduction& own,
-                                     std::map<int, Descriptor> called, Door& door,
+// come before the participant's deadline.
+std::map<int, Introduction> exchange(const bootstrap::Participant& participant,
+                                     const Introduction& own, std::map<int, Descriptor> called,
+                                     NeighbourListener& door,
                                      const std::map<std::string, int>& peers);
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

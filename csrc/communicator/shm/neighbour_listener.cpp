@@ -9,7 +9,7 @@
 #include "base/log.h"
 #include "bootstrap/process_id.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 namespace {
 
 SocketAddress address_within_network(const std::string& name) {
@@ -18,9 +18,10 @@ SocketAddress address_within_network(const std::string& name) {
 
 }  // namespace
 
-Door::Door() : name_(bootstrap::random_id()), listener_(listen_at(address_within_network(name_))) {}
+NeighbourListener::NeighbourListener()
+    : name_(bootstrap::random_id()), listener_(listen_at(address_within_network(name_))) {}
 
-void Door::open_to_other_networks() {
+void NeighbourListener::open_to_other_networks() {
   try {
     file_.emplace(socket_directory(), name_);
   } catch (const Error& error) {
@@ -30,25 +31,25 @@ void Door::open_to_other_networks() {
   }
 }
 
-void Door::close_to_other_networks() {
+void NeighbourListener::close_to_other_networks() {
   if (!file_) return;
   take_in(file_->listener());
   file_.reset();
 }
 
-std::vector<Descriptor> Door::callers() {
+std::vector<Descriptor> NeighbourListener::callers() {
   take_in(listener_.get());
   if (file_) take_in(file_->listener());
   return std::exchange(callers_, {});
 }
 
-void Door::take_in(int listener) {
+void NeighbourListener::take_in(int listener) {
   while (Descriptor caller = accept_at(listener)) {
     if (trusted(caller.get())) callers_.push_back(std::move(caller));
   }
 }
 
-Descriptor Door::call(const bootstrap::Member& self, const bootstrap::Member& other) {
+Descriptor NeighbourListener::call(const bootstrap::Member& self, const bootstrap::Member& other) {
   std::error_code failure;
   Descriptor called = self.network_namespace == other.network_namespace
                           ? connect_to(address_within_network(other.door), failure)
@@ -68,4 +69,4 @@ Descriptor Door::call(const bootstrap::Member& self, const bootstrap::Member& ot
   return called;
 }
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

@@ -11,13 +11,13 @@
 #include "bootstrap/rendezvous.h"
 #include "communicator/shm/peer_socket_file.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 
-class Door {
+class NeighbourListener {
  public:
   // Listens for ranks in this network namespace from now on: they may call as soon as they know the
   // name, and are taken in later.
-  Door();
+  NeighbourListener();
 
   const std::string& name() const noexcept { return name_; }  // for bootstrap::Member::door
 
@@ -43,4 +43,4 @@ class Door {
   std::vector<Descriptor> callers_;
 };
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace hbm::node {
+namespace hbm::shm {
 
 std::vector<int> partition(const std::vector<std::string>& mapped) {
   std::vector<std::vector<size_t>> nodes;
@@ -24,4 +24,4 @@ std::vector<int> partition(const std::vector<std::string>& mapped) {
   return node_of;
 }
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

@@ -19,7 +19,7 @@
 #include "communicator/shm/neighbour_exchange.h"
 #include "communicator/shm/neighbour_partition.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 namespace {
 
 // What a rank says of another while they call each other.
@@ -49,7 +49,7 @@ struct Own {
   std::shared_ptr<void> proof;
 };
 
-Own prepare(const std::shared_ptr<memory::Segment>& segment, const bootstrap::Member& self) {
+Own prepare(const std::shared_ptr<memory::SharedSegment>& segment, const bootstrap::Member& self) {
   Own own;
   Greeting& greeting = own.introduction.greeting;
   own.proof = std::shared_ptr<void>(segment->allocate(greeting.proof.size()),
@@ -73,10 +73,10 @@ bool holds(const memory::Mapping& memory, const Greeting& greeting) {
 
 class Exploration {
  public:
-  Exploration(const bootstrap::Meeting& meeting, Door& door,
-              const std::function<std::shared_ptr<memory::Segment>()>& own)
-      : party_(meeting.party),
-        members_(meeting.members),
+  Exploration(const bootstrap::Rendezvous& rendezvous, NeighbourListener& door,
+              const std::function<std::shared_ptr<memory::SharedSegment>()>& own)
+      : party_(rendezvous.participant),
+        members_(rendezvous.members),
         door_(door),
         make_segment_(own),
         machine_(on_machine_of(party_.rank, members_)),
@@ -154,7 +154,7 @@ class Exploration {
 
   char call(int rank) {
     if (rank < party_.rank) return kNothing;
-    Descriptor called = Door::call(member(party_.rank), member(rank));
+    Descriptor called = NeighbourListener::call(member(party_.rank), member(rank));
     if (!called) return kNothing;
     called_[rank] = std::move(called);
     return kCalled;
@@ -193,10 +193,10 @@ class Exploration {
     return mapped;
   }
 
-  const bootstrap::Party& party_;
+  const bootstrap::Participant& party_;
   const std::vector<bootstrap::Member>& members_;
-  Door& door_;
-  const std::function<std::shared_ptr<memory::Segment>()>& make_segment_;
+  NeighbourListener& door_;
+  const std::function<std::shared_ptr<memory::SharedSegment>()>& make_segment_;
   const std::vector<int> machine_;                       // ranks on this machine, with this one
   std::vector<std::shared_ptr<const Neighbour>> found_;  // by rank
   std::vector<std::string> calls_;                       // by rank: what it says of each rank
@@ -220,9 +220,9 @@ Neighbourhood apart(int size) {
           std::vector<std::shared_ptr<const Neighbour>>(static_cast<size_t>(size))};
 }
 
-Neighbourhood explore(const bootstrap::Meeting& meeting, Door& door,
-                      const std::function<std::shared_ptr<memory::Segment>()>& own) {
-  return Exploration(meeting, door, own).run();
+Neighbourhood explore(const bootstrap::Rendezvous& rendezvous, NeighbourListener& door,
+                      const std::function<std::shared_ptr<memory::SharedSegment>()>& own) {
+  return Exploration(rendezvous, door, own).run();
 }
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

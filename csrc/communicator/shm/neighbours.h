@@ -2,7 +2,7 @@
 // the other's segment and found there what its owner had written.
 //
 // Descriptors travel over Unix sockets, all steps in between through the store, with no thread and
-// no wait that the meeting's deadline does not bound. What a process knows of another is kept as
+// no wait that the rendezvous's deadline does not bound. What a process knows of another is kept as
 // long as some group uses it, so a further group of the same ranks needs no sockets.
 //
 // Threads: all functions may be called from any thread, also for several groups at a time.
@@ -14,11 +14,11 @@
 
 #include "base/descriptor.h"
 #include "bootstrap/rendezvous.h"
+#include "communicator/shm/neighbour_listener.h"
 #include "memory/mapping.h"
 #include "memory/segment.h"
-#include "communicator/shm/neighbour_listener.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 
 // Another process on this node.
 struct Neighbour {
@@ -47,7 +47,7 @@ Neighbourhood apart(int size);
 //
 // What fails on one rank is thrown there and reaches all as in bootstrap::gather(). Throws
 // Error(kTimeout) or Error(kPeer) naming ranks that did not come, or ended.
-Neighbourhood explore(const bootstrap::Meeting& meeting, Door& door,
-                      const std::function<std::shared_ptr<memory::Segment>()>& own);
+Neighbourhood explore(const bootstrap::Rendezvous& rendezvous, NeighbourListener& door,
+                      const std::function<std::shared_ptr<memory::SharedSegment>()>& own);
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

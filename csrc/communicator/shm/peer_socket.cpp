@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 namespace {
 
 constexpr size_t kMostDescriptors = 4;  // in a packet
@@ -150,4 +150,4 @@ Delivery receive(int socket, void* data, size_t bytes, std::vector<Descriptor>& 
              : Delivery::kGone;
 }
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

@@ -14,7 +14,7 @@
 
 #include "base/descriptor.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 
 inline constexpr size_t kLongestAddress = sizeof(sockaddr_un::sun_path) - 1;
 
@@ -50,4 +50,4 @@ Delivery send(int socket, const void* data, size_t bytes, const std::vector<int>
 // Error(kExhausted) if this process cannot hold the descriptors.
 Delivery receive(int socket, void* data, size_t bytes, std::vector<Descriptor>& descriptors);
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 namespace {
 
 namespace fs = std::filesystem;
@@ -74,4 +74,4 @@ Descriptor connect_to_file(const std::string& directory, const std::string& name
   return connect_to(file_address(path_of(directory, name)), failure);
 }
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

@@ -10,7 +10,7 @@
 #include "base/descriptor.h"
 #include "communicator/shm/peer_socket.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 
 // HBMCOMM_SOCKET_DIR, or /dev/shm, which containers with shared memory between them share.
 std::string socket_directory();
@@ -35,4 +35,4 @@ class SocketFile {
 Descriptor connect_to_file(const std::string& directory, const std::string& name,
                            std::error_code& failure);
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

@@ -2,26 +2,26 @@
 
 #include <cstring>
 
-namespace hbm::node {
+namespace hbm::shm {
 
-Progress Step::poll() { return team_->all_here() ? step() : Progress::kIdle; }
+Progress PhasedOperation::poll() { return shm_group_->all_here() ? next_phase() : Progress::kIdle; }
 
-bool Step::doze(Clock::time_point until) {
-  team_->sleep(until);
+bool PhasedOperation::wait(Clock::time_point until) {
+  shm_group_->sleep(until);
   const bool woken = Clock::now() < until;  // by one of those who have come, most likely
-  if (!team_->all_here() && (!woken || team_->failed())) {
-    team_->require_alive(missing(), *this, [this] { return team_->all_here(); });
+  if (!shm_group_->all_here() && (!woken || shm_group_->failed())) {
+    shm_group_->require_alive(missing(), *this, [this] { return shm_group_->all_here(); });
   }
   return true;
 }
 
-std::string Step::describe() const {
+std::string PhasedOperation::describe() const {
   return hbm::describe(make_header(signature_, count_, 0, 0)) + " on rank " +
-         std::to_string(team_->member(team_->self()).rank) + " of " + team_->group();
+         std::to_string(shm_group_->member(shm_group_->self()).rank) + " of " + shm_group_->group();
 }
 
-Slot& Step::open() {
-  Slot& slot = team_->next_slot();
+Slot& PhasedOperation::open() {
+  Slot& slot = shm_group_->next_slot();
   slot.header = make_header(signature_, count_, part_++, 0);
   slot.chunk = 0;
   slot.rounds = 0;
@@ -29,22 +29,22 @@ Slot& Step::open() {
   return slot;
 }
 
-void Step::check(bool same_count) const {
-  const MessageHeader& own = team_->slot(team_->self()).header;
-  for (size_t i = 0; i < team_->size(); ++i) {
-    const MessageHeader& found = team_->slot(i).header;
+void PhasedOperation::check(bool same_count) const {
+  const MessageHeader& own = shm_group_->slot(shm_group_->self()).header;
+  for (size_t i = 0; i < shm_group_->size(); ++i) {
+    const MessageHeader& found = shm_group_->slot(i).header;
     MessageHeader alike = found;
     alike.count = own.count;
     if (!same_count && std::memcmp(&alike, &own, sizeof own) == 0) continue;
-    check_header(found, own, team_->member(i).rank, team_->group());
+    check_header(found, own, shm_group_->member(i).rank, shm_group_->group());
   }
 }
 
-void Step::check_stream(size_t index, size_t found, size_t expected) const {
+void PhasedOperation::check_stream(size_t index, size_t found, size_t expected) const {
   if (found == expected) return;
   MessageHeader theirs = make_header(signature_, found, 0, 0);
-  check_header(theirs, make_header(signature_, expected, 0, 0), team_->member(index).rank,
-               team_->group());
+  check_header(theirs, make_header(signature_, expected, 0, 0), shm_group_->member(index).rank,
+               shm_group_->group());
 }
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

@@ -1,6 +1,6 @@
-// A collective as a sequence of ticks (communicator/shm/shm_group.h): it publishes its first slot when it begins,
-// and whenever every member has published the last one, step() uses what they show and publishes
-// the next, until there is none.
+// A collective as a sequence of phases (communicator/shm/shm_group.h): it publishes its first slot
+// when it begins, and whenever every member has published the last one, next_phase() uses what they
+// show and publishes the next, until there is none.
 //
 // Threads: one at a time, as Operation.
 #pragma once
@@ -10,36 +10,36 @@
 #include <vector>
 
 #include "communicator/message.h"
-#include "progress/operation.h"
 #include "communicator/shm/shm_group.h"
+#include "progress/operation.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 
 // From here on a stream that lies in its owner's segment is used there and not copied to a slot: it
-// costs one tick more.
-inline constexpr size_t kDirectBytes = 16 * 1024;
+// costs one phase more.
+inline constexpr size_t kZeroCopyBytes = 16 * 1024;
 
 // What one poll() copies or reduces at most, of each source, before an abort is looked for.
 inline constexpr size_t kBytesAPoll = size_t{16} << 20;
 
-class Step : public Operation {
+class PhasedOperation : public Operation {
  public:
   Progress poll() final;
-  bool doze(std::chrono::steady_clock::time_point until) final;
-  std::vector<int> missing() const final { return team_->missing(); }
+  bool wait(std::chrono::steady_clock::time_point until) final;
+  std::vector<int> missing() const final { return shm_group_->missing(); }
   std::string describe() const final;
   void abandon() noexcept override {}
 
  protected:
   // `count`: elements, as errors report them.
-  Step(std::shared_ptr<Team> team, const Signature& signature, size_t count)
-      : team_(std::move(team)), signature_(signature), count_(count) {}
+  PhasedOperation(std::shared_ptr<ShmGroup> shm_group, const Signature& signature, size_t count)
+      : shm_group_(std::move(shm_group)), signature_(signature), count_(count) {}
 
-  // Uses the slots of this tick. Publishes the next and returns kActive, or returns kDone. (It may
+  // Uses the slots of this phase. Publishes the next and returns kActive, or returns kDone. (It may
   // return kActive without publishing: it is called again.)
-  virtual Progress step() = 0;
+  virtual Progress next_phase() = 0;
 
-  // The next slot, with its header filled in. `part` counts the operation's ticks.
+  // The next slot, with its header filled in. `part` counts the operation's phases.
   Slot& open();
 
   // Throws Error(kMismatch) if a member is not in this operation. `same_count`: the count must be
@@ -50,7 +50,7 @@ class Step : public Operation {
 
   size_t element() const { return element_size(signature_.dtype); }
 
-  const std::shared_ptr<Team> team_;
+  const std::shared_ptr<ShmGroup> shm_group_;
   const Signature signature_;
   const size_t count_;
 
@@ -58,4 +58,4 @@ class Step : public Operation {
   uint32_t part_ = 0;
 };
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

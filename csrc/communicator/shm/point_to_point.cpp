@@ -7,7 +7,7 @@
 #include "communicator/shm/phased_operation.h"
 #include "kernels/copy.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 namespace {
 
 constexpr std::chrono::milliseconds kLookEvery{10};  // whether the peer is alive
@@ -15,25 +15,25 @@ constexpr std::chrono::milliseconds kLookEvery{10};  // whether the peer is aliv
 // What sends and receives have in common.
 class TransferOperation : public Operation {
  public:
-  TransferOperation(std::shared_ptr<Post> post, Dtype dtype, size_t count, int tag)
-      : post_(std::move(post)),
+  TransferOperation(std::shared_ptr<MessageMatcher> post, Dtype dtype, size_t count, int tag)
+      : matcher_(std::move(post)),
         header_(make_header({OpCode::kSendRecv, dtype, ReduceOp::kSum, tag, 0}, count, 0,
                             count * element_size(dtype))) {}
 
   std::string describe() const final {
-    return hbm::describe(header_) + " on rank " + std::to_string(rank_of(team().self())) + " of " +
-           team().group();
+    return hbm::describe(header_) + " on rank " + std::to_string(rank_of(shm_group().self())) +
+           " of " + shm_group().group();
   }
 
   Progress poll() final {
-    seen_ = team().transfer_rings();
+    seen_ = shm_group().transfer_rings();
     const Progress progress = advance();
     if (progress == Progress::kIdle) look_after_peers();
     return progress;
   }
 
-  bool doze(Clock::time_point until) final {
-    team().sleep_transfers(until, seen_);
+  bool wait(Clock::time_point until) final {
+    shm_group().sleep_transfers(until, seen_);
     return true;
   }
 
@@ -42,21 +42,22 @@ class TransferOperation : public Operation {
  protected:
   virtual Progress advance() = 0;
 
-  Team& team() const { return *post_->team(); }
-  int rank_of(size_t member) const { return team().member(member).rank; }
+  ShmGroup& shm_group() const { return *matcher_->shm_group(); }
+  int rank_of(size_t member) const { return shm_group().member(member).rank; }
   size_t bytes() const { return header_.payload; }
   size_t chunks() const { return (bytes() + kStagedChunkBytes - 1) / kStagedChunkBytes; }
 
-  const std::shared_ptr<Post> post_;
+  const std::shared_ptr<MessageMatcher> matcher_;
   const MessageHeader header_;
 
  private:
-  // In poll(), because of all the transfers under way only one dozes.
+  // In poll(), because of all the transfers under way only one waits.
   void look_after_peers() {
     const Clock::time_point now = Clock::now();
-    if (!team().failed() && now < look_due_) return;
+    if (!shm_group().failed() && now < look_due_) return;
     // What a rank that is dead by now has sent is there; the next poll() will find it.
-    team().require_alive(missing(), *this, [this] { return team().transfer_rings() != seen_; });
+    shm_group().require_alive(missing(), *this,
+                              [this] { return shm_group().transfer_rings() != seen_; });
     look_due_ = now + kLookEvery;
   }
 
@@ -64,9 +65,9 @@ class TransferOperation : public Operation {
   Clock::time_point look_due_ = Clock::now() + kLookEvery;
 };
 
-class Send final : public TransferOperation {
+class ShmSend final : public TransferOperation {
  public:
-  Send(std::shared_ptr<Post> post, Source in, Dtype dtype, size_t to, int tag)
+  ShmSend(std::shared_ptr<MessageMatcher> post, Source in, Dtype dtype, size_t to, int tag)
       : TransferOperation(std::move(post), dtype, in.count, tag),
         data_(static_cast<const std::byte*>(in.data)),
         to_(to) {}
@@ -74,7 +75,7 @@ class Send final : public TransferOperation {
   void begin() override {
     envelope_.header = header_;
     if (bytes() > Cell::kInlineBytes) prepare_transfer();  // throws if there is no room for it
-    place_ = post_->enter(to_);
+    place_ = matcher_->enter(to_);
     post();
   }
 
@@ -82,19 +83,20 @@ class Send final : public TransferOperation {
 
   void abandon() noexcept override {
     if (!posted_) {
-      post_->leave(to_, place_);
+      matcher_->leave(to_, place_);
       give_back();
     } else if (transfer_ != nullptr) {
-      if (!transfer_->leave_open(Transfer::kWithdrawn) && !transfer_->ended()) give_up_taken();
-      post_->close_when_ended(std::exchange(transfer_, nullptr));
+      if (!transfer_->leave_open(MessageTransfer::kWithdrawn) && !transfer_->ended())
+        give_up_taken();
+      matcher_->close_when_ended(std::exchange(transfer_, nullptr));
     }
   }
 
-  bool exposed() const override { return exposed_; }
+  bool peers_may_write() const override { return peers_may_write_; }
 
  private:
   bool post() {
-    posted_ = posted_ || post_->post(to_, place_, envelope_, data_);
+    posted_ = posted_ || matcher_->post(to_, place_, envelope_, data_);
     return posted_;
   }
 
@@ -103,16 +105,17 @@ class Send final : public TransferOperation {
     if (transfer_ == nullptr) return Progress::kDone;
     if (transfer_->ended()) return finish();
     if (!fill()) return Progress::kIdle;
-    team().ring_transfers(to_);
+    shm_group().ring_transfers(to_);
     return Progress::kActive;
   }
 
   Progress finish() {
     const uint32_t end = transfer_->state.load(std::memory_order_relaxed);
     give_back();
-    if (end == Transfer::kDone) return Progress::kDone;
-    const std::string receiver = "rank " + std::to_string(rank_of(to_)) + " of " + team().group();
-    if (end == Transfer::kRefused) {
+    if (end == MessageTransfer::kDone) return Progress::kDone;
+    const std::string receiver =
+        "rank " + std::to_string(rank_of(to_)) + " of " + shm_group().group();
+    if (end == MessageTransfer::kRefused) {
       throw Error(ErrorKind::kMismatch, receiver + " refused the message of " + describe() +
                                             ": it expects another type or size");
     }
@@ -122,22 +125,22 @@ class Send final : public TransferOperation {
 
   // The receiver still reads the tensor, or waits for chunks that will not come.
   void give_up_taken() {
-    exposed_ = envelope_.kind == Envelope::kDirect;
-    if (exposed_ || filled_ == chunks()) return;
+    peers_may_write_ = envelope_.kind == Envelope::kZeroCopy;
+    if (peers_may_write_ || filled_ == chunks()) return;
     transfer_->filled.store(kNoMore, std::memory_order_release);
-    team().ring_transfers(to_);
+    shm_group().ring_transfers(to_);
   }
 
   void give_back() {
-    if (transfer_ != nullptr) post_->close_transfer(std::exchange(transfer_, nullptr));
+    if (transfer_ != nullptr) matcher_->close_transfer(std::exchange(transfer_, nullptr));
   }
 
   void prepare_transfer() {
-    const auto direct = team().offset_in_segment(data_, bytes());
-    envelope_.kind = direct ? Envelope::kDirect : Envelope::kStaged;
+    const auto direct = shm_group().offset_in_segment(data_, bytes());
+    envelope_.kind = direct ? Envelope::kZeroCopy : Envelope::kStaged;
     transfer_ =
-        post_->open_transfer(direct ? 0 : std::min(bytes(), kStagedChunks * kStagedChunkBytes));
-    envelope_.transfer = *team().offset_in_segment(transfer_, sizeof(Transfer));
+        matcher_->open_transfer(direct ? 0 : std::min(bytes(), kStagedChunks * kStagedChunkBytes));
+    envelope_.transfer = *shm_group().offset_in_segment(transfer_, sizeof(MessageTransfer));
     if (direct) {
       envelope_.message = *direct;
     } else {
@@ -147,7 +150,7 @@ class Send final : public TransferOperation {
 
   // Puts in what there is room for; false if there was none.
   bool fill() {
-    if (envelope_.kind == Envelope::kDirect) return false;
+    if (envelope_.kind == Envelope::kZeroCopy) return false;
     const uint64_t before = filled_;
     const uint64_t drained = transfer_->drained.load(std::memory_order_acquire);
     auto* const staging = reinterpret_cast<std::byte*>(transfer_ + 1);
@@ -165,102 +168,104 @@ class Send final : public TransferOperation {
   uint64_t place_ = 0;
   bool posted_ = false;
   Envelope envelope_{};
-  Transfer* transfer_ = nullptr;  // of a large message
+  MessageTransfer* transfer_ = nullptr;  // of a large message
   uint64_t filled_ = 0;
-  bool exposed_ = false;
+  bool peers_may_write_ = false;
 };
 
-class Receive final : public TransferOperation {
+class ShmReceive final : public TransferOperation {
  public:
-  Receive(std::shared_ptr<Post> post, Sink out, Dtype dtype, std::optional<size_t> from, int tag,
-          std::shared_ptr<int> source)
+  ShmReceive(std::shared_ptr<MessageMatcher> post, Sink out, Dtype dtype,
+             std::optional<size_t> from, int tag, std::shared_ptr<int> source)
       : TransferOperation(std::move(post), dtype, out.count, tag),
         out_(static_cast<std::byte*>(out.data)),
         source_(std::move(source)),
         expected_{from, tag, std::nullopt} {}
 
-  void begin() override { post_->expect(expected_); }
+  void begin() override { matcher_->expect(expected_); }
 
   std::vector<int> missing() const override {
-    const std::optional<size_t> from = accepted_ ? expected_.letter->from : expected_.from;
+    const std::optional<size_t> from = accepted_ ? expected_.received->from : expected_.from;
     if (from) return {rank_of(*from)};
     std::vector<int> others;
-    for (size_t i = 0; i < team().size(); ++i) {
-      if (i != team().self()) others.push_back(rank_of(i));
+    for (size_t i = 0; i < shm_group().size(); ++i) {
+      if (i != shm_group().self()) others.push_back(rank_of(i));
     }
     return others;
   }
 
   void abandon() noexcept override {
-    post_->forget(expected_);
-    if (expected_.letter && !ended_) end(Transfer::kGivenUp);
+    matcher_->forget(expected_);
+    if (expected_.received && !ended_) end(MessageTransfer::kGivenUp);
   }
 
  private:
   Progress advance() override {
-    post_->collect();
+    matcher_->collect();
     if (!accepted_) {
-      if (!post_->matched(expected_)) return Progress::kIdle;
+      if (!matcher_->matched(expected_)) return Progress::kIdle;
       accept();
       accepted_ = true;
     }
-    switch (expected_.letter->envelope.kind) {
+    switch (expected_.received->envelope.kind) {
       case Envelope::kInline:
-        copy_bytes(out_, expected_.letter->message.data(), bytes());
+        copy_bytes(out_, expected_.received->message.data(), bytes());
         return finished();
-      case Envelope::kDirect:
+      case Envelope::kZeroCopy:
         return copy_slice();
       default:
         return drain();
     }
   }
 
-  // Throws, and tells the sender of a large message, if the letter is not what was expected. From
+  // Throws, and tells the sender of a large message, if the received is not what was expected. From
   // here on what the envelope says can be relied on.
   void accept() {
     try {
       check();
     } catch (const Error&) {
-      end(Transfer::kRefused);
+      end(MessageTransfer::kRefused);
       throw;
     }
   }
 
   void check() const {
-    const Letter& letter = *expected_.letter;
-    const Envelope& envelope = letter.envelope;
-    check_header(envelope.header, header_, rank_of(letter.from), team().group());
+    const ReceivedMessage& received = *expected_.received;
+    const Envelope& envelope = received.envelope;
+    check_header(envelope.header, header_, rank_of(received.from), shm_group().group());
     if (envelope.kind > Envelope::kStaged) spoiled("a message of kind", envelope.kind);
     if (envelope.kind == Envelope::kInline) {
-      if (letter.message.size() != bytes()) spoiled("an inline message of bytes:", bytes());
+      if (received.message.size() != bytes()) spoiled("an inline message of bytes:", bytes());
       return;
     }
-    if (letter.transfer == nullptr) spoiled("a transfer at", envelope.transfer);
-    if (envelope.kind == Envelope::kDirect) {
-      team().direct(letter.from, {0, envelope.message, 0, 0}, bytes());
+    if (received.transfer == nullptr) spoiled("a transfer at", envelope.transfer);
+    if (envelope.kind == Envelope::kZeroCopy) {
+      shm_group().direct(received.from, {0, envelope.message, 0, 0}, bytes());
     } else {
       const size_t staging = std::min(bytes(), kStagedChunks * kStagedChunkBytes);
-      team().direct(letter.from, {0, envelope.transfer, 0, 0}, sizeof(Transfer) + staging);
+      shm_group().direct(received.from, {0, envelope.transfer, 0, 0},
+                         sizeof(MessageTransfer) + staging);
     }
   }
 
   // A part of a message that lies in the sender's segment.
   Progress copy_slice() {
-    const Letter& letter = *expected_.letter;
+    const ReceivedMessage& received = *expected_.received;
     const size_t slice = std::min(bytes() - copied_, kBytesAPoll);
-    copy_bytes(out_ + copied_, team().at(letter.from, letter.envelope.message) + copied_, slice);
+    copy_bytes(out_ + copied_, shm_group().at(received.from, received.envelope.message) + copied_,
+               slice);
     copied_ += slice;
     return copied_ == bytes() ? finished() : Progress::kActive;
   }
 
   Progress drain() {
-    Transfer& transfer = *expected_.letter->transfer;
+    MessageTransfer& transfer = *expected_.received->transfer;
     const uint64_t before = drained_;
     const auto* const staging = reinterpret_cast<const std::byte*>(&transfer + 1);
     const uint64_t filled = transfer.filled.load(std::memory_order_acquire);
     if (filled == kNoMore) {
-      throw Error(ErrorKind::kPeer, "rank " + std::to_string(rank_of(expected_.letter->from)) +
-                                        " of " + team().group() + " gave up the message of " +
+      throw Error(ErrorKind::kPeer, "rank " + std::to_string(rank_of(expected_.received->from)) +
+                                        " of " + shm_group().group() + " gave up the message of " +
                                         describe() + " half-way; see that rank's error");
     }
     if (filled < drained_ || filled > chunks() || filled - drained_ > kStagedChunks) {
@@ -274,34 +279,34 @@ class Receive final : public TransferOperation {
     }
     if (drained_ == chunks()) return finished();
     if (drained_ == before) return Progress::kIdle;
-    team().ring_transfers(expected_.letter->from);
+    shm_group().ring_transfers(expected_.received->from);
     return Progress::kActive;
   }
 
   Progress finished() {
-    *source_ = rank_of(expected_.letter->from);
-    end(Transfer::kDone);
+    *source_ = rank_of(expected_.received->from);
+    end(MessageTransfer::kDone);
     return Progress::kDone;
   }
 
   // Ends the transfer of a large message: its block may be gone from here on.
-  void end(Transfer::State how) {
+  void end(MessageTransfer::State how) {
     ended_ = true;
-    if (expected_.letter->transfer == nullptr) return;
-    expected_.letter->transfer->end(how);
-    team().ring_transfers(expected_.letter->from);
+    if (expected_.received->transfer == nullptr) return;
+    expected_.received->transfer->end(how);
+    shm_group().ring_transfers(expected_.received->from);
   }
 
   [[noreturn]] void spoiled(const std::string& what, uint64_t value) const {
-    throw Error(ErrorKind::kMismatch, team().member(expected_.letter->from).name + " of " +
-                                          team().group() + " names " + what + " " +
+    throw Error(ErrorKind::kMismatch, shm_group().member(expected_.received->from).name + " of " +
+                                          shm_group().group() + " names " + what + " " +
                                           std::to_string(value) + " in " + describe() +
                                           "; a stray store may have spoiled its shared memory");
   }
 
   std::byte* const out_;
   const std::shared_ptr<int> source_;
-  Expected expected_;  // Post's until it is matched
+  PendingReceive expected_;  // MessageMatcher's until it is matched
   bool accepted_ = false;
   bool ended_ = false;
   size_t copied_ = 0;     // bytes of a direct message
@@ -310,13 +315,14 @@ class Receive final : public TransferOperation {
 
 }  // namespace
 
-OperationPtr make_send(std::shared_ptr<Post> post, Source in, Dtype dtype, size_t to, int tag) {
-  return std::make_unique<Send>(std::move(post), in, dtype, to, tag);
+OperationPtr make_send(std::shared_ptr<MessageMatcher> post, Source in, Dtype dtype, size_t to,
+                       int tag) {
+  return std::make_unique<ShmSend>(std::move(post), in, dtype, to, tag);
 }
 
-OperationPtr make_receive(std::shared_ptr<Post> post, Sink out, Dtype dtype,
+OperationPtr make_receive(std::shared_ptr<MessageMatcher> post, Sink out, Dtype dtype,
                           std::optional<size_t> from, int tag, std::shared_ptr<int> source) {
-  return std::make_unique<Receive>(std::move(post), out, dtype, from, tag, std::move(source));
+  return std::make_unique<ShmReceive>(std::move(post), out, dtype, from, tag, std::move(source));
 }
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

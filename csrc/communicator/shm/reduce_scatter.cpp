@@ -4,35 +4,36 @@
 
 #include "kernels/reduce.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 
-ReduceScatter::ReduceScatter(std::shared_ptr<Team> team, const Signature& signature, size_t count,
-                             const std::vector<Source>& inputs, void* out, size_t divisor)
-    : Streams(team, signature, count, inputs,
-              std::vector<size_t>(team->size(), inputs[team->self()].count), Cast::kUni),
-      own_(inputs[team->self()]),
+ShmReduceScatter::ShmReduceScatter(std::shared_ptr<ShmGroup> shm_group, const Signature& signature,
+                                   size_t count, const std::vector<Source>& inputs, void* out,
+                                   size_t divisor)
+    : Streams(shm_group, signature, count, inputs,
+              std::vector<size_t>(shm_group->size(), inputs[shm_group->self()].count), Cast::kUni),
+      own_(inputs[shm_group->self()]),
       out_(static_cast<std::byte*>(out)),
       divisor_(divisor) {}
 
-bool ReduceScatter::deliver(size_t round) {
+bool ShmReduceScatter::deliver(size_t round) {
   const size_t bytes = own_.count * element();
   bool in_slots = false;
-  for (size_t i = 0; i < team_->size(); ++i) {
-    in_slots = in_slots || (i != team_->self() && incoming(i).direct == nullptr);
+  for (size_t i = 0; i < shm_group_->size(); ++i) {
+    in_slots = in_slots || (i != shm_group_->self() && incoming(i).direct == nullptr);
   }
   // The members' chunks are alike: they send the same numbers of elements to the same members.
   const size_t end = in_slots ? std::min((round + 1) * chunk(), bytes) : bytes;
   if (reduced_ >= end) return true;
   const size_t slice = std::min(end - reduced_, kBytesAPoll);
-  auto& sources = team_->sources();
-  for (size_t i = 0; i < team_->size(); ++i) {
-    if (i == team_->self()) {
+  auto& sources = shm_group_->sources();
+  for (size_t i = 0; i < shm_group_->size(); ++i) {
+    if (i == shm_group_->self()) {
       sources[i] = static_cast<const std::byte*>(own_.data) + reduced_;
     } else if (incoming(i).direct != nullptr) {
       sources[i] = incoming(i).direct + reduced_;
     } else {
       const size_t in_round = reduced_ - round * chunk();
-      sources[i] = team_->data(team_->slot(i)) + incoming(i).offset + in_round;
+      sources[i] = shm_group_->data(shm_group_->slot(i)) + incoming(i).offset + in_round;
     }
   }
   reduce(out_ + reduced_, sources.data(), sources.size(), slice / element(), signature_.dtype,
@@ -41,4 +42,4 @@ bool ReduceScatter::deliver(size_t round) {
   return reduced_ == end;
 }
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

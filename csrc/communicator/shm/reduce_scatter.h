@@ -7,13 +7,13 @@
 
 #include "communicator/shm/streams.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 
-class ReduceScatter final : public Streams {
+class ShmReduceScatter final : public Streams {
  public:
   // `count`: elements, as errors report them. `divisor` (of AVG): ranks in the whole group.
-  ReduceScatter(std::shared_ptr<Team> team, const Signature& signature, size_t count,
-                const std::vector<Source>& inputs, void* out, size_t divisor);
+  ShmReduceScatter(std::shared_ptr<ShmGroup> shm_group, const Signature& signature, size_t count,
+                   const std::vector<Source>& inputs, void* out, size_t divisor);
 
  private:
   bool deliver(size_t round) override;
@@ -24,4 +24,4 @@ class ReduceScatter final : public Streams {
   size_t reduced_ = 0;  // bytes of the result
 };
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

@@ -7,7 +7,7 @@
 #include "kernels/copy.h"
 #include "kernels/reduce.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 namespace {
 
 constexpr size_t kFewMembers = 3;                // up to here everybody reduces all of a chunk
@@ -19,41 +19,41 @@ const std::byte* at(const void* data, size_t bytes) {
 std::byte* at(void* data, size_t bytes) { return static_cast<std::byte*>(data) + bytes; }
 
 // The work of a small reduction grows with the members, a large one's does not.
-size_t small_bytes(const Team& team) {
-  const size_t chunk = team.layout().chunk_bytes;
-  return team.size() <= kFewMembers ? chunk : 2 * chunk / team.size();
+size_t small_bytes(const ShmGroup& shm_group) {
+  const size_t chunk = shm_group.layout().chunk_bytes;
+  return shm_group.size() <= kFewMembers ? chunk : 2 * chunk / shm_group.size();
 }
 
 }  // namespace
 
-Reduction::Reduction(std::shared_ptr<Team> team, const Signature& signature,
-                     const ReductionBuffers& buffers)
-    : Step(std::move(team), signature, buffers.count),
+ShmReduction::ShmReduction(std::shared_ptr<ShmGroup> shm_group, const Signature& signature,
+                           const ReductionBuffers& buffers)
+    : PhasedOperation(std::move(shm_group), signature, buffers.count),
       buffers_(buffers),
-      chunk_(team_->layout().chunk_bytes / element()),
+      chunk_(shm_group_->layout().chunk_bytes / element()),
       chunks_((count_ + chunk_ - 1) / chunk_),
-      small_(count_ * element() <= small_bytes(*team_)) {}
+      small_(count_ * element() <= small_bytes(*shm_group_)) {}
 
-void Reduction::begin() {
+void ShmReduction::begin() {
   const size_t bytes = count_ * element();
   Slot& slot = open();
-  slot.place = {count_, 0, Place::kSlots, 0};
+  slot.place = {count_, 0, StreamLocation::kSlots, 0};
   const bool in_place = !takes_result() || buffers_.in == buffers_.out;
-  if (bytes >= kDirectBytes && in_place) {
-    if (const auto offset = team_->offset_in_segment(buffers_.in, bytes)) {
-      slot.place = {count_, *offset, Place::kDirect, 0};
+  if (bytes >= kZeroCopyBytes && in_place) {
+    if (const auto offset = shm_group_->offset_in_segment(buffers_.in, bytes)) {
+      slot.place = {count_, *offset, StreamLocation::kZeroCopy, 0};
       direct_ = true;
     }
   }
-  if (small_ && !direct_) copy_bytes(team_->data(slot), buffers_.in, bytes);
-  team_->publish();
+  if (small_ && !direct_) copy_bytes(shm_group_->data(slot), buffers_.in, bytes);
+  shm_group_->publish();
 }
 
-Progress Reduction::step() {
+Progress ShmReduction::next_phase() {
   switch (way_) {
     case Way::kUndecided:
       return decide();
-    case Way::kDirect:
+    case Way::kZeroCopy:
       return direct();
     case Way::kClosing:
       return Progress::kDone;
@@ -66,28 +66,29 @@ Progress Reduction::step() {
 }
 
 // The same on every member, because all see the same slots.
-Progress Reduction::decide() {
+Progress ShmReduction::decide() {
   check(/*same_count=*/true);
   size_t direct = 0;
-  for (size_t i = 0; i < team_->size(); ++i) {
-    if (team_->slot(i).place.kind == Place::kDirect) ++direct;
+  for (size_t i = 0; i < shm_group_->size(); ++i) {
+    if (shm_group_->slot(i).place.kind == StreamLocation::kZeroCopy) ++direct;
   }
   if (direct == 0 && small_) return one_slot();
-  if (direct == team_->size()) {
+  if (direct == shm_group_->size()) {
     prepare_direct();
-    way_ = Way::kDirect;
+    way_ = Way::kZeroCopy;
     return Progress::kActive;
   }
   direct_ = false;
-  way_ = team_->size() <= kFewMembers ? Way::kWhole : Way::kShares;
+  way_ = shm_group_->size() <= kFewMembers ? Way::kWhole : Way::kShares;
   post(0);
   return Progress::kActive;
 }
 
-Progress Reduction::one_slot() {
+Progress ShmReduction::one_slot() {
   if (takes_result()) {
-    auto& sources = team_->sources();
-    for (size_t i = 0; i < team_->size(); ++i) sources[i] = team_->data(team_->slot(i));
+    auto& sources = shm_group_->sources();
+    for (size_t i = 0; i < shm_group_->size(); ++i)
+      sources[i] = shm_group_->data(shm_group_->slot(i));
     reduce(buffers_.out, sources.data(), sources.size(), count_, signature_.dtype,
            signature_.reduce_op, buffers_.divisor);
   }
@@ -95,23 +96,23 @@ Progress Reduction::one_slot() {
 }
 
 // Points at this rank's share of every member's buffer.
-void Reduction::prepare_direct() {
-  const size_t first = share(count_, team_->self()).offset * element();
+void ShmReduction::prepare_direct() {
+  const size_t first = share(count_, shm_group_->self()).offset * element();
   sink_count_ = 0;
-  for (size_t i = 0; i < team_->size(); ++i) {
-    std::byte* there = team_->direct(i, team_->slot(i).place, count_ * element()) + first;
-    team_->sources()[i] = there;
+  for (size_t i = 0; i < shm_group_->size(); ++i) {
+    std::byte* there = shm_group_->direct(i, shm_group_->slot(i).place, count_ * element()) + first;
+    shm_group_->sources()[i] = there;
     const bool wanted = buffers_.root < 0 || static_cast<size_t>(buffers_.root) == i;
-    if (wanted) team_->sinks()[sink_count_++] = there;
+    if (wanted) shm_group_->sinks()[sink_count_++] = there;
   }
 }
 
 // A slice of the share, stored for everybody who takes the result.
-Progress Reduction::direct() {
-  if (team_->failed()) team_->require_alive({}, *this, [] { return false; });
-  auto& sources = team_->sources();
-  auto& sinks = team_->sinks();
-  const size_t left = share(count_, team_->self()).count - next_;
+Progress ShmReduction::direct() {
+  if (shm_group_->failed()) shm_group_->require_alive({}, *this, [] { return false; });
+  auto& sources = shm_group_->sources();
+  auto& sinks = shm_group_->sinks();
+  const size_t left = share(count_, shm_group_->self()).count - next_;
   const size_t slice = std::min(left, kSliceBytes / element());
   if (slice > 0) {
     reduce_to(sinks.data(), sink_count_, sources.data(), sources.size(), slice, signature_.dtype,
@@ -124,17 +125,18 @@ Progress Reduction::direct() {
     return Progress::kActive;
   }
   open();
-  team_->publish();
+  shm_group_->publish();
   way_ = Way::kClosing;
   return Progress::kActive;
 }
 
-Progress Reduction::whole_chunk() {
+Progress ShmReduction::whole_chunk() {
   const Range range = chunk(next_);
   if (takes_result()) {
-    auto& sources = team_->sources();
-    for (size_t i = 0; i < team_->size(); ++i) sources[i] = team_->data(team_->slot(i));
-    sources[team_->self()] = at(buffers_.in, range.offset * element());
+    auto& sources = shm_group_->sources();
+    for (size_t i = 0; i < shm_group_->size(); ++i)
+      sources[i] = shm_group_->data(shm_group_->slot(i));
+    sources[shm_group_->self()] = at(buffers_.in, range.offset * element());
     reduce(at(buffers_.out, range.offset * element()), sources.data(), sources.size(), range.count,
            signature_.dtype, signature_.reduce_op, buffers_.divisor);
   }
@@ -143,8 +145,8 @@ Progress Reduction::whole_chunk() {
   return Progress::kActive;
 }
 
-// Tick j shows the members' chunk j and their shares of the result of chunk j - 1.
-Progress Reduction::shares_of_chunk() {
+// Phase j shows the members' chunk j and their shares of the result of chunk j - 1.
+Progress ShmReduction::shares_of_chunk() {
   if (next_ > 0) collect(next_ - 1);
   if (next_ == chunks_) return Progress::kDone;
   reduce_shares(next_);
@@ -152,51 +154,54 @@ Progress Reduction::shares_of_chunk() {
   return Progress::kActive;
 }
 
-void Reduction::post(size_t index) {
+void ShmReduction::post(size_t index) {
   Slot& slot = open();
   if (index < chunks_) {
     const Range range = chunk(index);
-    copy_bytes(team_->data(slot), at(buffers_.in, range.offset * element()),
+    copy_bytes(shm_group_->data(slot), at(buffers_.in, range.offset * element()),
                range.count * element());
   }
-  team_->publish();
+  shm_group_->publish();
 }
 
-void Reduction::reduce_shares(size_t index) {
-  const Range mine = share(chunk(index).count, team_->self());
-  auto& sources = team_->sources();
-  for (size_t i = 0; i < team_->size(); ++i) {
-    sources[i] = team_->data(team_->slot(i)) + mine.offset * element();
+void ShmReduction::reduce_shares(size_t index) {
+  const Range mine = share(chunk(index).count, shm_group_->self());
+  auto& sources = shm_group_->sources();
+  for (size_t i = 0; i < shm_group_->size(); ++i) {
+    sources[i] = shm_group_->data(shm_group_->slot(i)) + mine.offset * element();
   }
-  reduce(team_->data(team_->next_slot()) + team_->layout().chunk_bytes, sources.data(),
-         sources.size(), mine.count, signature_.dtype, signature_.reduce_op, buffers_.divisor);
+  reduce(shm_group_->data(shm_group_->next_slot()) + shm_group_->layout().chunk_bytes,
+         sources.data(), sources.size(), mine.count, signature_.dtype, signature_.reduce_op,
+         buffers_.divisor);
 }
 
-void Reduction::collect(size_t index) {
+void ShmReduction::collect(size_t index) {
   if (!takes_result()) return;
   const Range range = chunk(index);
-  for (size_t i = 0; i < team_->size(); ++i) {
+  for (size_t i = 0; i < shm_group_->size(); ++i) {
     const Range theirs = share(range.count, i);
     copy_bytes(at(buffers_.out, (range.offset + theirs.offset) * element()),
-               team_->data(team_->slot(i)) + team_->layout().chunk_bytes, theirs.count * element());
+               shm_group_->data(shm_group_->slot(i)) + shm_group_->layout().chunk_bytes,
+               theirs.count * element());
   }
 }
 
-Reduction::Range Reduction::chunk(size_t index) const {
+ShmReduction::Range ShmReduction::chunk(size_t index) const {
   const size_t offset = index * chunk_;
   return {offset, std::min(chunk_, count_ - offset)};
 }
 
 // Shares end at cache lines, so that no two members write to the same one.
-Reduction::Range Reduction::share(size_t count, size_t member) const {
+ShmReduction::Range ShmReduction::share(size_t count, size_t member) const {
   const size_t line = kCacheLine / element();
-  const size_t each = ((count + team_->size() - 1) / team_->size() + line - 1) / line * line;
+  const size_t each =
+      ((count + shm_group_->size() - 1) / shm_group_->size() + line - 1) / line * line;
   const size_t offset = std::min(member * each, count);
   return {offset, std::min(each, count - offset)};
 }
 
-bool Reduction::takes_result() const {
-  return buffers_.root < 0 || static_cast<size_t>(buffers_.root) == team_->self();
+bool ShmReduction::takes_result() const {
+  return buffers_.root < 0 || static_cast<size_t>(buffers_.root) == shm_group_->self();
 }
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

@@ -1,8 +1,8 @@
 // allreduce and reduce within a node.
 //
-// From kDirectBytes on, with all buffers in place and in segments: each member reduces a share of
+// From kZeroCopyBytes on, with all buffers in place and in segments: each member reduces a share of
 // the elements where they lie and stores the result where it belongs. Small otherwise: every member
-// shows its data with the first tick, and reduces everybody's. Large otherwise: chunk by chunk
+// shows its data with the first phase, and reduces everybody's. Large otherwise: chunk by chunk
 // through the slots, either as many small reductions (few members), or so that in each chunk a
 // member reduces a share for all (many). Either way an element is reduced in the order of the
 // members, so all give the same bits.
@@ -13,7 +13,7 @@
 
 #include "communicator/shm/phased_operation.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 
 struct ReductionBuffers {
   const void* in;
@@ -23,19 +23,19 @@ struct ReductionBuffers {
   size_t divisor;  // of AVG: ranks in the whole group
 };
 
-class Reduction final : public Step {
+class ShmReduction final : public PhasedOperation {
  public:
-  Reduction(std::shared_ptr<Team> team, const Signature& signature,
-            const ReductionBuffers& buffers);
+  ShmReduction(std::shared_ptr<ShmGroup> shm_group, const Signature& signature,
+               const ReductionBuffers& buffers);
 
   void begin() override;
-  bool exposed() const override { return direct_; }
-  bool self_sufficient() const override { return small_ && count_ * element() < kDirectBytes; }
+  bool peers_may_write() const override { return direct_; }
+  bool self_sufficient() const override { return small_ && count_ * element() < kZeroCopyBytes; }
 
  private:
-  enum class Way { kUndecided, kDirect, kClosing, kWhole, kShares };
+  enum class Way { kUndecided, kZeroCopy, kClosing, kWhole, kShares };
 
-  Progress step() override;
+  Progress next_phase() override;
   Progress decide();
   Progress one_slot();
   void prepare_direct();
@@ -60,8 +60,9 @@ class Reduction final : public Step {
   const bool small_;
   bool direct_ = false;  // this rank's buffer is where others may read and write
   Way way_ = Way::kUndecided;
-  size_t sink_count_ = 0;  // kDirect: members that get the result
-  size_t next_ = 0;  // kWhole, kShares: chunk; kDirect: elements of this rank's share that are done
+  size_t sink_count_ = 0;  // kZeroCopy: members that get the result
+  size_t next_ =
+      0;  // kWhole, kShares: chunk; kZeroCopy: elements of this rank's share that are done
 };
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

@@ -12,7 +12,7 @@
 #include "base/futex.h"
 #include "base/relax.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 namespace {
 
 constexpr std::chrono::microseconds kSpinFor{20};
@@ -27,13 +27,13 @@ bool is_dead(int alive) {
   return poll(&ended, 1, 0) == 1;
 }
 
-std::string text_of(const Failure& failure) {
+std::string text_of(const FailureReport& failure) {
   return {failure.text.data(), strnlen(failure.text.data(), failure.text.size())};
 }
 
 }  // namespace
 
-Team::Team(Setup setup)
+ShmGroup::ShmGroup(Setup setup)
     : group_(std::move(setup.group)),
       members_(std::move(setup.members)),
       self_(setup.self),
@@ -54,58 +54,60 @@ Team::Team(Setup setup)
   }
 }
 
-Team::~Team() {
+ShmGroup::~ShmGroup() {
   if (fork_.in_child()) return;
   for (size_t i = 0; i < size(); ++i) {
     if (i != self_) control(i).released.fetch_add(1, std::memory_order_release);
   }
 }
 
-bool Team::released(const std::byte* area, size_t members) noexcept {
+bool ShmGroup::released(const std::byte* area, size_t members) noexcept {
   const auto& control = *reinterpret_cast<const Control*>(area);
   return control.released.load(std::memory_order_acquire) + 1 >= members;
 }
 
-void Team::publish() noexcept {
+void ShmGroup::publish() noexcept {
   arrived_ = 0;
-  control(self_).tick.store(++tick_, std::memory_order_seq_cst);
+  control(self_).phase.store(++phase_, std::memory_order_seq_cst);
   for (size_t i = 0; i < size(); ++i) {
     if (i != self_) ring(control(i).collectives);
   }
 }
 
-bool Team::all_here() noexcept {
-  while (arrived_ < size() && control(arrived_).tick.load(std::memory_order_seq_cst) >= tick_) {
+bool ShmGroup::all_here() noexcept {
+  while (arrived_ < size() && control(arrived_).phase.load(std::memory_order_seq_cst) >= phase_) {
     ++arrived_;
   }
   return arrived_ == size();
 }
 
-std::vector<int> Team::missing() const {
+std::vector<int> ShmGroup::missing() const {
   std::vector<int> ranks;
   for (size_t i = 0; i < size(); ++i) {
-    if (control(i).tick.load(std::memory_order_acquire) < tick_) ranks.push_back(members_[i].rank);
+    if (control(i).phase.load(std::memory_order_acquire) < phase_)
+      ranks.push_back(members_[i].rank);
   }
   return ranks;
 }
 
-Place* Team::places(Slot& slot) const noexcept {
-  return reinterpret_cast<Place*>(reinterpret_cast<std::byte*>(&slot) + sizeof(Slot));
+StreamLocation* ShmGroup::locations(Slot& slot) const noexcept {
+  return reinterpret_cast<StreamLocation*>(reinterpret_cast<std::byte*>(&slot) + sizeof(Slot));
 }
 
-const Place* Team::places(const Slot& slot) const noexcept {
-  return reinterpret_cast<const Place*>(reinterpret_cast<const std::byte*>(&slot) + sizeof(Slot));
+const StreamLocation* ShmGroup::locations(const Slot& slot) const noexcept {
+  return reinterpret_cast<const StreamLocation*>(reinterpret_cast<const std::byte*>(&slot) +
+                                                 sizeof(Slot));
 }
 
-std::byte* Team::data(Slot& slot) const noexcept {
+std::byte* ShmGroup::data(Slot& slot) const noexcept {
   return reinterpret_cast<std::byte*>(&slot) + layout_.data;
 }
 
-const std::byte* Team::data(const Slot& slot) const noexcept {
+const std::byte* ShmGroup::data(const Slot& slot) const noexcept {
   return reinterpret_cast<const std::byte*>(&slot) + layout_.data;
 }
 
-void Team::sleep(Clock::time_point until) {
+void ShmGroup::sleep(Clock::time_point until) {
   const auto ready = [this] { return all_here(); };
   if (spin(until, ready)) return;
   Doorbell& own = control(self_).collectives;
@@ -115,11 +117,11 @@ void Team::sleep(Clock::time_point until) {
   own.asleep.fetch_sub(1, std::memory_order_relaxed);
 }
 
-uint32_t Team::transfer_rings() const noexcept {
+uint32_t ShmGroup::transfer_rings() const noexcept {
   return control(self_).transfers.bell.load(std::memory_order_seq_cst);
 }
 
-void Team::sleep_transfers(Clock::time_point until, uint32_t seen) {
+void ShmGroup::sleep_transfers(Clock::time_point until, uint32_t seen) {
   if (spin(until, [&] { return transfer_rings() != seen; })) return;
   Doorbell& own = control(self_).transfers;
   own.asleep.fetch_add(1, std::memory_order_seq_cst);
@@ -127,14 +129,14 @@ void Team::sleep_transfers(Clock::time_point until, uint32_t seen) {
   own.asleep.fetch_sub(1, std::memory_order_relaxed);
 }
 
-void Team::ring_transfers(size_t index) noexcept {
+void ShmGroup::ring_transfers(size_t index) noexcept {
   Doorbell& doorbell = control(index).transfers;
   doorbell.bell.fetch_add(1, std::memory_order_seq_cst);
   if (doorbell.asleep.load(std::memory_order_seq_cst) != 0) futex_wake(doorbell.bell);
 }
 
 // True if `ready()` came true while the thread kept the processor busy, or the time is over.
-bool Team::spin(Clock::time_point until, const std::function<bool()>& ready) const {
+bool ShmGroup::spin(Clock::time_point until, const std::function<bool()>& ready) const {
   const Clock::time_point start = Clock::now();
   Clock::time_point now = start;
   while (!crowded_ && now < start + kSpinFor) {
@@ -153,20 +155,20 @@ bool Team::spin(Clock::time_point until, const std::function<bool()>& ready) con
   return ready();
 }
 
-void Team::ring(Doorbell& doorbell) noexcept {
+void ShmGroup::ring(Doorbell& doorbell) noexcept {
   if (doorbell.asleep.load(std::memory_order_seq_cst) == 0) return;
   doorbell.bell.fetch_add(1, std::memory_order_release);
   futex_wake(doorbell.bell);
 }
 
-void Team::nudge() noexcept {
+void ShmGroup::wake() noexcept {
   ring(control(self_).collectives);
   ring_transfers(self_);
 }
 
-void Team::leave() noexcept { control(self_).left.store(1, std::memory_order_release); }
+void ShmGroup::leave() noexcept { control(self_).left.store(1, std::memory_order_release); }
 
-std::vector<int> Team::dead() const {
+std::vector<int> ShmGroup::dead() const {
   std::vector<int> ranks;
   for (size_t i = 0; i < size(); ++i) {
     const bool left = control(i).left.load(std::memory_order_acquire) != 0;
@@ -175,11 +177,11 @@ std::vector<int> Team::dead() const {
   return ranks;
 }
 
-void Team::require_alive(const std::vector<int>& ranks, const Operation& operation,
-                         const std::function<bool()>& ready) {
+void ShmGroup::require_alive(const std::vector<int>& ranks, const Operation& operation,
+                             const std::function<bool()>& ready) {
   if (failed()) throw_failure();
   for (size_t i = 0; i < size(); ++i) {
-    const Member& member = members_[i];
+    const ShmMember& member = members_[i];
     if (std::find(ranks.begin(), ranks.end(), member.rank) == ranks.end()) continue;
     const bool left = control(i).left.load(std::memory_order_acquire) != 0;
     if (!left && !is_dead(member.alive)) continue;
@@ -196,13 +198,14 @@ void Team::require_alive(const std::vector<int>& ranks, const Operation& operati
   }
 }
 
-std::string Team::report(const std::string& failure, bool death) noexcept {
-  Failure& record = control(0).failure;
-  uint32_t state = Failure::kNone;
-  if (record.state.compare_exchange_strong(state, Failure::kWriting, std::memory_order_acq_rel)) {
+std::string ShmGroup::report(const std::string& failure, bool death) noexcept {
+  FailureReport& record = control(0).failure;
+  uint32_t state = FailureReport::kNone;
+  if (record.state.compare_exchange_strong(state, FailureReport::kWriting,
+                                           std::memory_order_acq_rel)) {
     record.death = death ? 1 : 0;
     failure.copy(record.text.data(), record.text.size() - 1);
-    record.state.store(Failure::kWritten, std::memory_order_seq_cst);
+    record.state.store(FailureReport::kWritten, std::memory_order_seq_cst);
   } else {
     // Whoever writes it may have died over it.
     const Clock::time_point end = Clock::now() + kReportPatience;
@@ -215,18 +218,18 @@ std::string Team::report(const std::string& failure, bool death) noexcept {
   return failed() ? text_of(record) : failure;
 }
 
-bool Team::failed() const noexcept {
-  return control(0).failure.state.load(std::memory_order_seq_cst) == Failure::kWritten;
+bool ShmGroup::failed() const noexcept {
+  return control(0).failure.state.load(std::memory_order_seq_cst) == FailureReport::kWritten;
 }
 
-void Team::throw_failure() const {
-  const Failure& record = control(0).failure;
+void ShmGroup::throw_failure() const {
+  const FailureReport& record = control(0).failure;
   if (record.death != 0) throw Error(ErrorKind::kDeath, text_of(record));
   throw Error(ErrorKind::kPeer, group_ + " has failed: " + text_of(record));
 }
 
-std::byte* Team::direct(size_t index, const Place& place, size_t bytes) const {
-  const Member& member = members_[index];
+std::byte* ShmGroup::direct(size_t index, const StreamLocation& place, size_t bytes) const {
+  const ShmMember& member = members_[index];
   if (place.offset <= member.segment_bytes && bytes <= member.segment_bytes - place.offset) {
     return at(index, place.offset);
   }
@@ -236,8 +239,9 @@ std::byte* Team::direct(size_t index, const Place& place, size_t bytes) const {
                   std::to_string(member.segment_bytes));
 }
 
-std::optional<uint64_t> Team::offset_in_segment(const void* address, size_t bytes) const noexcept {
-  const Member& own = members_[self_];
+std::optional<uint64_t> ShmGroup::offset_in_segment(const void* address,
+                                                    size_t bytes) const noexcept {
+  const ShmMember& own = members_[self_];
   const auto start = reinterpret_cast<uintptr_t>(own.segment);
   const auto first = reinterpret_cast<uintptr_t>(address);
   if (first < start || first - start > own.segment_bytes) return std::nullopt;
@@ -245,4 +249,4 @@ std::optional<uint64_t> Team::offset_in_segment(const void* address, size_t byte
   return first - start;
 }
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

@@ -1,18 +1,18 @@
-// The ranks of a group that share this node's memory, and how they keep step.
+// The ranks of a group that share this node's memory, and how they keep next_phase.
 //
-// The clock of a team is the tick. In each tick every member publishes one slot of its area, then
-// waits until all have. Slots alternate between two, so the one of tick t is free again at t + 2:
-// a member publishes t + 1 only after it has read the slots of t, and t + 2 needs everybody's
-// t + 1. All collectives are sequences of ticks (communicator/shm/phased_operation.h), one after the other, so nothing has
-// to be cleared or agreed on in between.
+// The clock of a shm_group is the phase. In each phase every member publishes one slot of its area,
+// then waits until all have. Slots alternate between two, so the one of phase t is free again at t
+// + 2: a member publishes t + 1 only after it has read the slots of t, and t + 2 needs everybody's
+// t + 1. All collectives are sequences of phases (communicator/shm/phased_operation.h), one after
+// the other, so nothing has to be cleared or agreed on in between.
 //
-// Memory order: publish() releases the slot by its store of `tick`, all_here() acquires it. The
+// Memory order: publish() releases the slot by its store of `phase`, all_here() acquires it. The
 // same two, with the doorbell's `asleep`, are sequentially consistent: either the sleeper sees the
-// new tick before it sleeps, or the publisher sees that somebody sleeps and rings. (Of transfers
-// the bell's count takes the part of the tick.) docs/node.md has the whole argument.
+// new phase before it sleeps, or the publisher sees that somebody sleeps and rings. (Of transfers
+// the bell's count takes the part of the phase.) docs/node.md has the whole argument.
 //
 // Threads: the members' segments are shared by processes; in this one, one thread at a time uses
-// the ticks, and any thread may call the rest.
+// the phases, and any thread may call the rest.
 #pragma once
 
 #include <chrono>
@@ -25,15 +25,15 @@
 #include <vector>
 
 #include "base/fork.h"
-#include "progress/operation.h"
 #include "communicator/shm/area.h"
 #include "communicator/shm/mail.h"
+#include "progress/operation.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 
 using Clock = std::chrono::steady_clock;
 
-struct Member {
+struct ShmMember {
   int rank;            // in the group
   std::string name;    // for errors: "rank 3 (pid 4711 on host)"
   std::byte* segment;  // where this process has it mapped
@@ -42,11 +42,11 @@ struct Member {
   int alive = -1;  // a descriptor that is readable once the process is dead; -1: this process
 };
 
-class Team {
+class ShmGroup {
  public:
   struct Setup {
     std::string group;  // as errors name it
-    std::vector<Member> members;
+    std::vector<ShmMember> members;
     size_t self;  // index of this rank among them
     size_t chunk_bytes;
     bool crowded;                // more ranks than cores here
@@ -58,40 +58,40 @@ class Team {
 
   // REQUIRES: every member has formatted its area. Throws Error(kMismatch) if one is of another
   // version or chunk size.
-  explicit Team(Setup setup);
+  explicit ShmGroup(Setup setup);
 
   // Tells the others that this rank will not look at their areas again. (In a forked child, which
   // is none of them, does nothing.)
-  ~Team();
-  Team(const Team&) = delete;
-  Team& operator=(const Team&) = delete;
+  ~ShmGroup();
+  ShmGroup(const ShmGroup&) = delete;
+  ShmGroup& operator=(const ShmGroup&) = delete;
 
   size_t size() const noexcept { return members_.size(); }
   size_t self() const noexcept { return self_; }
-  const Member& member(size_t index) const noexcept { return members_[index]; }
+  const ShmMember& member(size_t index) const noexcept { return members_[index]; }
   const AreaLayout& layout() const noexcept { return layout_; }
   const std::string& group() const noexcept { return group_; }
 
-  uint64_t tick() const noexcept { return tick_; }  // the last one that this rank published
+  uint64_t phase() const noexcept { return phase_; }  // the last one that this rank published
 
   // The slot that the next publish() shows. REQUIRES: all_here().
-  Slot& next_slot() noexcept { return *slot_at(self_, tick_ + 1); }
+  Slot& next_slot() noexcept { return *slot_at(self_, phase_ + 1); }
   void publish() noexcept;
 
-  // True once every member has published the last tick of this rank.
+  // True once every member has published the last phase of this rank.
   bool all_here() noexcept;
   std::vector<int> missing() const;  // group ranks of those who have not
 
-  // What a member published with the last tick. REQUIRES: all_here().
-  const Slot& slot(size_t index) const noexcept { return *slot_at(index, tick_); }
+  // What a member published with the last phase. REQUIRES: all_here().
+  const Slot& slot(size_t index) const noexcept { return *slot_at(index, phase_); }
 
   Mailbox& mailbox(size_t from, size_t to) const noexcept {
     return *reinterpret_cast<Mailbox*>(area(from) + layout_.mail + to * layout_.mail_stride);
   }
 
   // The Places and the data of a slot.
-  Place* places(Slot& slot) const noexcept;
-  const Place* places(const Slot& slot) const noexcept;
+  StreamLocation* locations(Slot& slot) const noexcept;
+  const StreamLocation* locations(const Slot& slot) const noexcept;
   std::byte* data(Slot& slot) const noexcept;
   const std::byte* data(const Slot& slot) const noexcept;
 
@@ -106,7 +106,7 @@ class Team {
   void ring_transfers(size_t index) noexcept;
 
   // Wakes those of this process that sleep, to look at what else has changed.
-  void nudge() noexcept;
+  void wake() noexcept;
 
   // Throws if somebody has reported a failure: Error(kDeath) if that was a death, else
   // Error(kPeer). Reports and throws Error(kDeath) if one of `ranks`, for which `operation` waits,
@@ -131,7 +131,7 @@ class Team {
   }
 
   // The address of a direct stream. Throws Error(kMismatch) if it is not within the segment.
-  std::byte* direct(size_t index, const Place& place, size_t bytes) const;
+  std::byte* direct(size_t index, const StreamLocation& place, size_t bytes) const;
 
   // Where `address` lies in this rank's segment; nothing if it does not.
   std::optional<uint64_t> offset_in_segment(const void* address, size_t bytes) const noexcept;
@@ -149,8 +149,8 @@ class Team {
  private:
   std::byte* area(size_t index) const noexcept { return at(index, members_[index].area); }
   Control& control(size_t index) const noexcept { return *reinterpret_cast<Control*>(area(index)); }
-  Slot* slot_at(size_t index, uint64_t tick) const noexcept {
-    return reinterpret_cast<Slot*>(area(index) + layout_.slot + tick % 2 * layout_.slot_stride);
+  Slot* slot_at(size_t index, uint64_t phase) const noexcept {
+    return reinterpret_cast<Slot*>(area(index) + layout_.slot + phase % 2 * layout_.slot_stride);
   }
   static void ring(Doorbell& doorbell) noexcept;
   bool spin(Clock::time_point until, const std::function<bool()>& ready) const;
@@ -158,17 +158,17 @@ class Team {
 
   const ForkGuard fork_;
   const std::string group_;
-  const std::vector<Member> members_;
+  const std::vector<ShmMember> members_;
   const size_t self_;
   const AreaLayout layout_;
   const bool crowded_;
   const std::shared_ptr<void> keep_;
   const std::function<std::byte*(size_t)> allocate_;
   const std::function<void(std::byte*)> free_;
-  uint64_t tick_ = 0;
-  size_t arrived_ = 0;  // members that are known to have published tick_
+  uint64_t phase_ = 0;
+  size_t arrived_ = 0;  // members that are known to have published phase_
   std::vector<const void*> sources_;
   std::vector<void*> sinks_;
 };
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

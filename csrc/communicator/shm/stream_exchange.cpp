@@ -5,7 +5,7 @@
 
 #include "kernels/copy.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 namespace {
 
 std::vector<size_t> counts(const std::vector<Sink>& sinks) {
@@ -16,24 +16,25 @@ std::vector<size_t> counts(const std::vector<Sink>& sinks) {
 
 }  // namespace
 
-Exchange::Exchange(std::shared_ptr<Team> team, const Signature& signature, size_t count,
-                   std::vector<Source> outgoing, std::vector<Sink> incoming, Cast cast)
-    : Streams(team, signature, count, outgoing, counts(incoming), cast),
-      own_source_(outgoing[team->self()]),
+StreamExchange::StreamExchange(std::shared_ptr<ShmGroup> shm_group, const Signature& signature,
+                               size_t count, std::vector<Source> outgoing,
+                               std::vector<Sink> incoming, Cast cast)
+    : Streams(shm_group, signature, count, outgoing, counts(incoming), cast),
+      own_source_(outgoing[shm_group->self()]),
       sinks_(std::move(incoming)) {}
 
-void Exchange::begin() {
+void StreamExchange::begin() {
   Streams::begin();
-  const Sink& own = sinks_[team_->self()];
+  const Sink& own = sinks_[shm_group_->self()];
   if (own.count > 0 && own.data != own_source_.data) {
     copy_bytes(own.data, own_source_.data, own.count * element());
   }
 }
 
-bool Exchange::deliver(size_t round) {
+bool StreamExchange::deliver(size_t round) {
   size_t room = kBytesAPoll;
-  for (; distance_ < team_->size(); ++distance_) {
-    const size_t peer = (team_->self() + distance_) % team_->size();
+  for (; distance_ < shm_group_->size(); ++distance_) {
+    const size_t peer = (shm_group_->self() + distance_) % shm_group_->size();
     const Part came = part(peer, round);
     const size_t slice = std::min(came.bytes - copied_, room);
     if (slice > 0) {
@@ -49,4 +50,4 @@ bool Exchange::deliver(size_t round) {
   return true;
 }
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

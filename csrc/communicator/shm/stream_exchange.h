@@ -7,13 +7,13 @@
 
 #include "communicator/shm/streams.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 
-class Exchange final : public Streams {
+class StreamExchange final : public Streams {
  public:
   // `outgoing` and `incoming` by member; what a member has for itself is copied in begin().
-  Exchange(std::shared_ptr<Team> team, const Signature& signature, size_t count,
-           std::vector<Source> outgoing, std::vector<Sink> incoming, Cast cast);
+  StreamExchange(std::shared_ptr<ShmGroup> shm_group, const Signature& signature, size_t count,
+                 std::vector<Source> outgoing, std::vector<Sink> incoming, Cast cast);
 
   using Streams::Cast;
 
@@ -28,4 +28,4 @@ class Exchange final : public Streams {
   size_t copied_ = 0;    // bytes of that part
 };
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

@@ -1,4 +1,4 @@
-// Collectives in which each member has one stream for each other: what it sends may lie in its
+// Communicator in which each member has one stream for each other: what it sends may lie in its
 // segment, where the others read it, or go through the slots, chunk by chunk. The sender chooses
 // for each stream, and says so in the Places of its first slot.
 #pragma once
@@ -11,9 +11,9 @@
 #include "communicator/communicator.h"
 #include "communicator/shm/phased_operation.h"
 
-namespace hbm::node {
+namespace hbm::shm {
 
-class Streams : public Step {
+class Streams : public PhasedOperation {
  public:
   void begin() override;
   bool self_sufficient() const final;
@@ -33,7 +33,7 @@ class Streams : public Step {
   };
 
   // By member: the streams to send (this rank's own is not sent) and the elements to come.
-  Streams(std::shared_ptr<Team> team, const Signature& signature, size_t count,
+  Streams(std::shared_ptr<ShmGroup> shm_group, const Signature& signature, size_t count,
           std::vector<Source> outgoing, const std::vector<size_t>& incoming, Cast cast);
 
   // Uses what came with round `round`, kBytesAPoll at a time; false until it has used all of it.
@@ -51,7 +51,7 @@ class Streams : public Step {
   size_t chunk() const { return chunk_; }
 
  private:
-  Progress step() final;
+  Progress next_phase() final;
   void announce(Slot& slot);
   void fill(Slot& slot, size_t round) const;
   void learn();
@@ -60,7 +60,7 @@ class Streams : public Step {
   uint64_t most_rounds(size_t index) const;
 
   // A stream of this rank's that goes through the slots.
-  struct Lane {
+  struct SlotStream {
     Source source;
     size_t offset;  // in a slot's data
   };
@@ -68,12 +68,12 @@ class Streams : public Step {
   const std::vector<Source> outgoing_;
   const bool multicast_;
   std::vector<Incoming> incoming_;  // by member
-  std::vector<Lane> lanes_;
+  std::vector<SlotStream> lanes_;
   size_t chunk_ = 0;   // bytes of a lane in a slot
-  size_t rounds_ = 1;  // of the whole team
+  size_t rounds_ = 1;  // of the whole shm_group
   size_t round_ = 0;
   bool learned_ = false;
   bool closing_ = false;  // some member's stream is read in its segment
 };
 
-}  // namespace hbm::node
+}  // namespace hbm::shm

@@ -23,7 +23,8 @@ from torch_hbmcomm import memory
 
 pytestmark = beyond_gloo
 
-DIRECT_BYTES = 16 * 1024  # csrc/communicator/shm/phased_operation.h: what is used where it lies, if it is in a segment
+# csrc/communicator/shm/phased_operation.h: what is used where it lies, if it is in a segment
+DIRECT_BYTES = 16 * 1024
 GUARD = 5  # elements before and after a slice
 
 

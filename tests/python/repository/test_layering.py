@@ -14,78 +14,73 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# Each layer, and the layers it may use besides itself. Those in capitals lie directly in csrc/,
-# by the first pattern that fits in TOP_LAYERS; the others are its folders.
-LAYERS = {
-    "BINDINGS": {
-        "TORCH",
-        "cluster",
-        "mpi",
-        "node",
-        "bootstrap",
-        "engine",
-        "memory",
-        "reduce",
-        "base",
-    },
-    "TORCH": {"cluster", "mpi", "node", "bootstrap", "engine", "memory", "reduce", "base"},
-    "cluster": {"mpi", "node", "bootstrap", "engine", "memory", "reduce", "base"},
-    "mpi": {"bootstrap", "engine", "memory", "reduce", "base"},
-    "node": {"bootstrap", "engine", "memory", "reduce", "base"},
-    # The memory box: the client and the server meet in the bindings alone.
-    "BOX_BINDINGS": {
-        "BOX_BENCH",
-        "BOX_CLIENT",
-        "BOX_SERVER",
-        "client",
-        "verbs",
-        "box",
-        "memory",
-        "reduce",
-        "smb",
-        "base",
-    },
-    "BOX_BENCH": {"BOX_CLIENT", "client", "reduce", "smb", "base"},
-    "BOX_C": {"BOX_CLIENT", "client", "smb", "base"},
-    "BOX_CLIENT": {"client", "reduce", "smb", "base"},
-    "BOX_SERVER": {"verbs", "door", "box", "memory", "smb", "base"},
-    "client": {"verbs", "link", "smb", "reduce", "base"},
-    "verbs": {"door", "box", "link", "smb", "base"},
-    "door": {"box", "memory", "smb", "base"},
-    "box": {"smb", "memory", "reduce", "base"},
-    "link": {"smb", "reduce", "base"},
-    "smb": {"base"},
-    "bootstrap": {"base"},
-    "engine": {"base"},
-    "memory": {"base"},
-    "reduce": {"base"},
+# Each room of csrc/, and all the rooms that it may reach, by whatever way. The files directly in
+# csrc/ stand for the rooms that ROOMS_OF_FILES names.
+BASE = {"base"}
+COMMUNICATOR = {"communicator", "progress", "bootstrap", "memory", "kernels"} | BASE
+CLIENT = {"box/transport", "box/protocol", "kernels"} | BASE
+SERVER = {"box/server/storage", "box/protocol", "memory", "kernels"} | BASE
+COMMUNICATORS = {f"communicator/{kind}" for kind in ("shm", "mpi", "hierarchical", "failure")}
+ROOMS: dict[str, set[str]] = {
     "base": set(),
+    "kernels": BASE,
+    "memory": BASE,
+    "bootstrap": BASE,
+    "progress": BASE,
+    # The interface, then those who implement it.
+    "communicator": {"progress"} | BASE,
+    "communicator/shm": COMMUNICATOR,
+    "communicator/mpi": COMMUNICATOR,
+    "communicator/failure": COMMUNICATOR,
+    "communicator/hierarchical": COMMUNICATOR | COMMUNICATORS,
+    "process_group": COMMUNICATOR | COMMUNICATORS,
+    "bindings": {"process_group"} | COMMUNICATOR | COMMUNICATORS,
+    # The memory box: its clients and its servers meet in the bindings alone.
+    "box/protocol": BASE,
+    "box/transport": {"box/protocol", "kernels"} | BASE,
+    "box/client": {"box/verbs/common", "box/server"} | CLIENT | SERVER,
+    "box/server/storage": SERVER,
+    "box/server": SERVER,
+    "box/server/listener": {"box/server"} | SERVER,
+    "box/verbs/common": {"box/server"} | CLIENT | SERVER,
+    "box/verbs/client": {"box/verbs/common", "box/server"} | CLIENT | SERVER,
+    "box/verbs/server": {"box/verbs/common", "box/server", "box/server/listener"} | CLIENT | SERVER,
+    "box/verbs": {"box/verbs/common", "box/verbs/client", "box/verbs/server"}
+    | {"box/server", "box/server/listener"}
+    | CLIENT
+    | SERVER,
+    "box": {"box/verbs/common", "box/server", "box/server/listener"} | CLIENT | SERVER,
+    "smb_client": {"box/client", "box/verbs/common", "box/server"} | CLIENT | SERVER,
+    "bindings/smb": {"smb_client", "box", "box/client", "box/verbs/common", "box/server"}
+    | {"box/server/listener"}
+    | CLIENT
+    | SERVER,
 }
-TOP_LAYERS = {
-    r"smb_(.+_)?bindings": "BOX_BINDINGS",
-    r"smb_bench_.+": "BOX_BENCH",
-    r"smb_client": "BOX_CLIENT",
-    r"smb_server": "BOX_SERVER",
-    r"smb(_c)?": "BOX_C",
-    r"(.+_)?bindings": "BINDINGS",
-    r".+": "TORCH",
+ROOMS_OF_FILES = {  # the first that fits
+    r"smb_client\.\w+|smb\.h": "smb_client",
+    r"(pg_hbm|layerdrop)\.\w+": "process_group",
+    r"bindings/smb_.+": "bindings/smb",
 }
-
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
-# What only some layers may see: a name for it, its headers, and those layers.
+# What only some rooms may include: a name for it, its headers, and those rooms.
 RESERVED = [
-    ("PyTorch", re.compile(r"(torch|ATen|c10|caffe2)/"), {"BINDINGS", "TORCH"}),
-    ("Python", re.compile(r"pybind11/|Python\.h$"), {"BINDINGS", "TORCH", "BOX_BINDINGS"}),
-    ("RDMA", re.compile(r"(infiniband|rdma)/"), {"verbs"}),
+    ("PyTorch", re.compile(r"(torch|ATen|c10|caffe2)/"), {"process_group", "bindings"}),
+    ("Python", re.compile(r"pybind11/|Python\.h$"), {"bindings", "bindings/smb"}),
+    (
+        "RDMA",
+        re.compile(r"(infiniband|rdma)/"),
+        {"box/verbs", "box/verbs/common", "box/verbs/client", "box/verbs/server"},
+    ),
 ]
 
 Graph = dict[str, set[str]]
 
 
-def layer_of(path: Path) -> str:
-    if len(path.parts) > 1:
-        return path.parts[0]
-    return next(layer for name, layer in TOP_LAYERS.items() if re.fullmatch(name, path.stem))
+def room_of(path: Path) -> str:
+    for pattern, room in ROOMS_OF_FILES.items():
+        if re.fullmatch(pattern, str(path)):
+            return room
+    return str(path.parent)
 
 
 def include_violations(csrc: Path) -> list[str]:
@@ -93,29 +88,46 @@ def include_violations(csrc: Path) -> list[str]:
     graph: Graph = {}
     for file in sorted(p for p in csrc.rglob("*") if p.suffix in {".h", ".cpp", ".inc"}):
         name = file.relative_to(csrc)
-        layer = layer_of(name)
-        if layer not in LAYERS:
-            found.append(f"{name}: the folder {layer}/ has no place among the layers")
+        room = room_of(name)
+        if room not in ROOMS:
+            found.append(f"{name}: {room} is no room of ROOMS")
             continue
         graph[str(name)] = set()
         for bracket, target in INCLUDE.findall(file.read_text()):
             reserved = [(what, by) for what, headers, by in RESERVED if headers.match(target)]
             if reserved:
                 found += [
-                    f"{name} includes {target}, but {layer} is free of {what}"
+                    f"{name} includes {target}, but {room} is free of {what}"
                     for what, by in reserved
-                    if layer not in by
+                    if room not in by
                 ]
             elif bracket == '"' and not (csrc / target).is_file():
                 found.append(f"{name} includes {target}, which is no path from csrc/")
             elif bracket == '"':
                 graph[str(name)].add(target)
-                below = layer_of(Path(target))
-                if below not in LAYERS[layer] | {layer}:
-                    found.append(
-                        f"{name} ({layer}) includes {target} ({below}), which is not below"
-                    )
-    return found + cycles(graph)
+    loops = cycles(graph)
+    return found + (loops or unreachable_rooms(graph))
+
+
+def unreachable_rooms(graph: Graph) -> list[str]:
+    """Every file that reaches a room which its own may not, by the shortest way there."""
+    found: list[str] = []
+    for name in graph:
+        room = room_of(Path(name))
+        ways = {name: [name]}
+        queue = [name]
+        for here in queue:
+            for target in sorted(graph.get(here, ())):
+                if target not in ways:
+                    ways[target] = [*ways[here], target]
+                    queue.append(target)
+        forbidden: dict[str, list[str]] = {}
+        for target, way in ways.items():
+            reached = room_of(Path(target))
+            if reached not in ROOMS[room] | {room}:
+                forbidden.setdefault(reached, way)
+        found += [f"{room} may not reach {to}: {' -> '.join(way)}" for to, way in forbidden.items()]
+    return found
 
 
 def import_violations(package: Path) -> list[str]:
@@ -187,15 +199,17 @@ def test_the_box_is_loaded_without_torch() -> None:
 
 
 SOUND_INCLUDES = {
-    "bindings.cpp": '#include <pybind11/pybind11.h>\n#include "pg_hbm.h"\n',
-    "pg_hbm.h": '#include <torch/torch.h>\n#include "communicator/mpi/world.h"\n#include "base/error.h"\n',
+    "bindings/module.cpp": '#include <pybind11/pybind11.h>\n#include "pg_hbm.h"\n',
+    "bindings/memory_bindings.h": "",
+    "pg_hbm.h": '#include <torch/torch.h>\n#include "communicator/mpi/world.h"\n',
+    "process_group/work.cpp": '#include "pg_hbm.h"\n',
     "communicator/mpi/world.h": '#include <mpi.h>\n#include "memory/heap.h"\n',
     "memory/heap.h": '#pragma once\n#include <mutex>\n#include "base/error.h"\n',
     "base/error.h": "#include <string>\n",
     "base/error.cpp": '#include "base/error.h"\n',
-    "smb_bindings.cpp": '#include <pybind11/pybind11.h>\n#include "smb_client.h"\n',
+    "bindings/smb_module.cpp": '#include <pybind11/pybind11.h>\n#include "smb_client.h"\n',
     "smb_client.h": '#include "box/client/core.h"\n',
-    "smb_server.h": "",
+    "box/server.h": "",
     "box/client/core.h": '#include "box/transport/transport.h"\n',
     "box/transport/transport.h": '#include "base/error.h"\n',
 }
@@ -211,27 +225,32 @@ def test_sound_includes_pass(tmp_path: Path) -> None:
         (
             "base/error.cpp",
             '#include "memory/heap.h"',
-            "base/error.cpp (base) includes memory/heap",
+            "base may not reach memory: base/error.cpp -> memory/heap.h",
         ),
-        ("memory/heap.h", '#include "communicator/mpi/world.h"', "memory/heap.h (memory) includes communicator/mpi/world.h"),
-        ("memory/heap.cpp", '#  include "pg_hbm.h"', "memory/heap.cpp (memory) includes pg_hbm.h"),
-        ("pg_work.cpp", '#include "bindings/memory.h"', "(TORCH) includes memory_bindings.h (BIND"),
-        ("communicator/mpi/world.cpp", "#include <c10/util/Half.h>", "mpi is free of PyTorch"),
-        ("reduce/sum.cpp", "#include <Python.h>", "reduce is free of Python"),
-        ("memory/heap.cpp", '#include "../base/error.h"', "no path from csrc/"),
+        ("memory/heap.cpp", '#  include "pg_hbm.h"', "memory may not reach process_group"),
         (
-            "smb_client.cpp",
-            '#include "box/server/server.h"',
-            "(BOX_CLIENT) includes smb_server.h (BOX_SER",
+            "process_group/work.cpp",
+            '#include "bindings/memory_bindings.h"',
+            "process_group may not reach bindings",
         ),
-        ("smb_bindings.cpp", "#include <torch/torch.h>", "BOX_BINDINGS is free of PyTorch"),
-        ("link/link.cpp", "#include <infiniband/verbs.h>", "link is free of RDMA"),
-        ("net/tcp.h", "", "net/ has no place"),
+        (
+            "kernels/sum.h",  # the whole way is followed
+            '#include "memory/heap.h"',
+            "base may not reach memory: base/dtype.h -> kernels/sum.h -> memory/heap.h",
+        ),
+        ("communicator/mpi/world.cpp", "#include <c10/util/Half.h>", "mpi is free of PyTorch"),
+        ("kernels/sum.cpp", "#include <Python.h>", "kernels is free of Python"),
+        ("memory/heap.cpp", '#include "../base/error.h"', "no path from csrc/"),
+        ("smb_client.cpp", '#include "box/server.h"', "smb_client may not reach box:"),
+        ("bindings/smb_module.cpp", "#include <torch/torch.h>", "smb is free of PyTorch"),
+        ("box/transport/tcp.cpp", "#include <infiniband/verbs.h>", "transport is free of RDMA"),
+        ("net/tcp.h", "", "net is no room"),
         ("base/error.h", '#include "base/error.h"', "cycle: base/error.h"),
     ],
 )
 def test_a_bad_include_is_found(tmp_path: Path, file: str, line: str, complaint: str) -> None:
-    write_tree(tmp_path, SOUND_INCLUDES | {"memory_bindings.h": "", file: line + "\n"})
+    files = SOUND_INCLUDES | {"base/dtype.h": '#include "kernels/sum.h"\n', "kernels/sum.h": ""}
+    write_tree(tmp_path, files | {file: line + "\n"})
     assert complaint in "\n".join(include_violations(tmp_path))
 
 

@@ -23,7 +23,7 @@ namespace {
 
 }  // namespace
 
-DoorLoop::DoorLoop(std::string name, std::function<int()> tick)
+EventLoop::EventLoop(std::string name, std::function<int()> tick)
     : name_(std::move(name)),
       tick_(std::move(tick)),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
@@ -36,18 +36,18 @@ DoorLoop::DoorLoop(std::string name, std::function<int()> tick)
   }
 }
 
-DoorLoop::~DoorLoop() {
+EventLoop::~EventLoop() {
   stop();
   for (const auto& served : all()) remove(*served);
 }
 
-void DoorLoop::start() {
+void EventLoop::start() {
   const SignalsHeldOff held_off;
   thread_ = std::thread([this] { run(); });
   pthread_setname_np(thread_.native_handle(), name_.substr(0, 15).c_str());
 }
 
-void DoorLoop::stop() {
+void EventLoop::stop() {
   if (!thread_.joinable()) return;
   {
     const std::lock_guard lock(mutex_);
@@ -57,7 +57,7 @@ void DoorLoop::stop() {
   thread_.join();
 }
 
-void DoorLoop::add(int descriptor, uint32_t events, std::shared_ptr<Served> served) {
+void EventLoop::add(int descriptor, uint32_t events, std::shared_ptr<Served> served) {
   Served* const key = served.get();
   epoll_event event{};
   event.events = events;
@@ -71,7 +71,7 @@ void DoorLoop::add(int descriptor, uint32_t events, std::shared_ptr<Served> serv
   failed("cannot wait for a client");
 }
 
-void DoorLoop::change(int descriptor, uint32_t events, Served& served) noexcept {
+void EventLoop::change(int descriptor, uint32_t events, Served& served) noexcept {
   epoll_event event{};
   event.events = events;
   event.data.ptr = &served;
@@ -79,7 +79,7 @@ void DoorLoop::change(int descriptor, uint32_t events, Served& served) noexcept 
   epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, descriptor, &event);
 }
 
-void DoorLoop::again(const Served& served) {
+void EventLoop::again(const Served& served) {
   {
     const std::lock_guard lock(mutex_);
     const auto found = entries_.find(&served);
@@ -89,7 +89,7 @@ void DoorLoop::again(const Served& served) {
   wake();
 }
 
-std::vector<std::shared_ptr<DoorLoop::Served>> DoorLoop::all() const {
+std::vector<std::shared_ptr<EventLoop::Served>> EventLoop::all() const {
   const std::lock_guard lock(mutex_);
   std::vector<std::shared_ptr<Served>> all;
   all.reserve(entries_.size());
@@ -97,7 +97,7 @@ std::vector<std::shared_ptr<DoorLoop::Served>> DoorLoop::all() const {
   return all;
 }
 
-void DoorLoop::run() {
+void EventLoop::run() {
   std::array<epoll_event, 64> events;
   bool busy = false;
   for (;;) {
@@ -138,7 +138,7 @@ void DoorLoop::run() {
   }
 }
 
-void DoorLoop::serve(Served& served, uint32_t events) {
+void EventLoop::serve(Served& served, uint32_t events) {
   switch (served.serve(events)) {
     case Next::kWait:
       return;
@@ -151,11 +151,11 @@ void DoorLoop::serve(Served& served, uint32_t events) {
   give_turn(entries_.at(&served).served);
 }
 
-void DoorLoop::give_turn(const std::shared_ptr<Served>& served) {
+void EventLoop::give_turn(const std::shared_ptr<Served>& served) {
   if (!std::exchange(served->has_turn_, true)) turn_.push_back(served);
 }
 
-void DoorLoop::remove(Served& served) {
+void EventLoop::remove(Served& served) {
   std::shared_ptr<Served> last;
   {
     const std::lock_guard lock(mutex_);
@@ -170,7 +170,7 @@ void DoorLoop::remove(Served& served) {
   last->gone();
 }
 
-void DoorLoop::wake() noexcept {
+void EventLoop::wake() noexcept {
   constexpr uint64_t kOne = 1;
   [[maybe_unused]] const ssize_t put = write(bell_.get(), &kOne, sizeof(kOne));
 }

@@ -20,7 +20,7 @@
 
 namespace hbm::box {
 
-class DoorLoop {
+class EventLoop {
  public:
   enum class Next {
     kWait,   // until its descriptor is ready
@@ -36,21 +36,21 @@ class DoorLoop {
     virtual Next serve(uint32_t events) noexcept = 0;
 
     // The loop has let go of its descriptor, which may be closed. Called once, by the loop's thread
-    // after kGone or by ~DoorLoop.
+    // after kGone or by ~EventLoop.
     virtual void gone() noexcept = 0;
 
    private:
-    friend class DoorLoop;
+    friend class EventLoop;
     bool has_turn_ = false;  // the loop's thread's own
   };
 
   // `name` is the thread's. `tick`, if any, is called between turns, and returns in how many
   // milliseconds it wants to be called again at the latest (negative: it does not care).
   // Throws Error(kUnavailable) when the kernel refuses.
-  DoorLoop(std::string name, std::function<int()> tick);
-  ~DoorLoop();
-  DoorLoop(const DoorLoop&) = delete;
-  DoorLoop& operator=(const DoorLoop&) = delete;
+  EventLoop(std::string name, std::function<int()> tick);
+  ~EventLoop();
+  EventLoop(const EventLoop&) = delete;
+  EventLoop& operator=(const EventLoop&) = delete;
 
   void start();
   void stop();  // ends the thread

@@ -22,18 +22,19 @@ void require_room(const char* what, const std::string& text, size_t room) {
 
 }  // namespace
 
-void require_sendable(const Welcome& welcome) {
+void require_sendable(const ListenerIdentity& welcome) {
   require_room("the boot id", welcome.boot_id, sizeof(smb::Joined::boot_id));
   require_room("the path of the Unix socket", welcome.socket_path,
                sizeof(smb::Joined::socket_path));
 }
 
-Handshake::Handshake(Desk& desk, const Welcome& welcome) : desk_(desk), welcome_(welcome) {
+Handshake::Handshake(RequestHandler& handler, const ListenerIdentity& welcome)
+    : handler_(handler), welcome_(welcome) {
   hello_.nonce = smb::random_nonce();
   hello_.token_required = welcome.token.empty() ? 0 : 1;
 }
 
-Handshake::Outcome Handshake::join(const smb::Join& join, smb::Transport transport) {
+Handshake::Outcome Handshake::join(const smb::Join& join, smb::TransportKind transport) {
   Outcome outcome;
   if (!welcome_.token.empty() &&
       !smb::equal(join.proof, smb::client_proof(welcome_.token, hello_, join))) {
@@ -42,14 +43,14 @@ Handshake::Outcome Handshake::join(const smb::Join& join, smb::Transport transpo
                                                : "the client's token is not the box's";
     return outcome;
   }
-  Joining joining = desk_.join(join, transport);
+  Joining joining = handler_.join(join, transport);
   outcome.status = joining.status;
   outcome.cause = std::move(joining.cause);
   if (!joining.session) return outcome;
   outcome.joined.session = joining.id;
-  outcome.joined.box = desk_.contents();
+  outcome.joined.box = handler_.contents();
   outcome.joined.applied = joining.applied;
-  outcome.joined.lease_ms = desk_.lease_ms();
+  outcome.joined.lease_ms = handler_.lease_ms();
   outcome.joined.verbs_port = welcome_.verbs_port;
   outcome.joined.resumed = joining.resumed ? 1 : 0;
   copy_text(outcome.joined.boot_id, welcome_.boot_id);

@@ -6,13 +6,13 @@
 #include <memory>
 #include <string>
 
-#include "box/server/request_handler.h"
 #include "box/protocol/protocol.h"
+#include "box/server/request_handler.h"
 
 namespace hbm::box {
 
 // What every client of a door is told, and what it must know.
-struct Welcome {
+struct ListenerIdentity {
   std::string token;  // empty: none is asked for
   std::string boot_id;
   std::string socket_path;
@@ -22,7 +22,7 @@ struct Welcome {
 class Handshake {
  public:
   // With a fresh nonce. REQUIRES: both outlive it.
-  Handshake(Desk& desk, const Welcome& welcome);
+  Handshake(RequestHandler& handler, const ListenerIdentity& welcome);
 
   const smb::Hello& hello() const noexcept { return hello_; }
 
@@ -32,15 +32,15 @@ class Handshake {
     std::string cause;
     smb::Joined joined{};
   };
-  Outcome join(const smb::Join& join, smb::Transport transport);
+  Outcome join(const smb::Join& join, smb::TransportKind transport);
 
  private:
-  Desk& desk_;
-  const Welcome& welcome_;
+  RequestHandler& handler_;
+  const ListenerIdentity& welcome_;
   smb::Hello hello_{};
 };
 
 // Throws Error(kInvalid) when one of its texts does not fit into a Joined.
-void require_sendable(const Welcome& welcome);
+void require_sendable(const ListenerIdentity& welcome);
 
 }  // namespace hbm::box

@@ -6,7 +6,7 @@
 
 namespace hbm::box {
 
-void DoorLog::warn(const std::string& message) {
+void LogLimiter::warn(const std::string& message) {
   uint64_t withheld = 0;
   {
     const std::lock_guard lock(mutex_);

@@ -11,9 +11,9 @@
 
 namespace hbm::box {
 
-class DoorLog {
+class LogLimiter {
  public:
-  DoorLog(uint64_t most, std::chrono::seconds interval) : most_(most), interval_(interval) {}
+  LogLimiter(uint64_t most, std::chrono::seconds interval) : most_(most), interval_(interval) {}
 
   void warn(const std::string& message);
 

@@ -4,7 +4,7 @@
 
 namespace hbm::box {
 
-void DoorLobby::enter(const std::shared_ptr<Guest>& guest) {
+void PendingConnections::enter(const std::shared_ptr<Guest>& guest) {
   std::shared_ptr<Guest> oldest;
   {
     const std::lock_guard lock(mutex_);
@@ -15,7 +15,7 @@ void DoorLobby::enter(const std::shared_ptr<Guest>& guest) {
   if (oldest) oldest->dismiss("too many others came before it had joined");
 }
 
-void DoorLobby::leave(const Guest& guest) {
+void PendingConnections::leave(const Guest& guest) {
   const std::lock_guard lock(mutex_);
   const auto place = places_.find(&guest);
   if (place == places_.end()) return;
@@ -23,7 +23,7 @@ void DoorLobby::leave(const Guest& guest) {
   places_.erase(place);
 }
 
-bool DoorLobby::dismiss_oldest(const char* cause) {
+bool PendingConnections::dismiss_oldest(const char* cause) {
   std::shared_ptr<Guest> oldest;
   {
     const std::lock_guard lock(mutex_);
@@ -33,7 +33,7 @@ bool DoorLobby::dismiss_oldest(const char* cause) {
   return oldest != nullptr;
 }
 
-int DoorLobby::sweep() {
+int PendingConnections::sweep() {
   for (;;) {
     std::shared_ptr<Guest> late;
     {
@@ -49,7 +49,7 @@ int DoorLobby::sweep() {
   }
 }
 
-std::shared_ptr<DoorLobby::Guest> DoorLobby::take_oldest() {
+std::shared_ptr<PendingConnections::Guest> PendingConnections::take_oldest() {
   while (!waiting_.empty()) {
     std::shared_ptr<Guest> oldest = waiting_.front().guest.lock();
     places_.erase(waiting_.front().key);

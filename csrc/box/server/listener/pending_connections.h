@@ -12,7 +12,7 @@
 
 namespace hbm::box {
 
-class DoorLobby {
+class PendingConnections {
  public:
   class Guest {
    public:
@@ -22,7 +22,8 @@ class DoorLobby {
     virtual void dismiss(const char* cause) noexcept = 0;
   };
 
-  DoorLobby(size_t most, std::chrono::milliseconds longest) : most_(most), longest_(longest) {}
+  PendingConnections(size_t most, std::chrono::milliseconds longest)
+      : most_(most), longest_(longest) {}
 
   // When there are too many, the one that has been here longest is dismissed.
   void enter(const std::shared_ptr<Guest>& guest);

@@ -35,9 +35,9 @@ void refuse_user(Descriptor client) {
 
 }  // namespace
 
-StreamListener::StreamListener(StreamHouse& house, const Loops& loops, const smb::Address& address,
-                               std::vector<uid_t> users)
-    : house_(house),
+StreamAcceptor::StreamAcceptor(StreamContext& context, const Loops& loops,
+                               const smb::Address& address, std::vector<uid_t> users)
+    : context_(context),
       loops_(loops),
       users_(std::move(users)),
       address_(address),
@@ -45,12 +45,12 @@ StreamListener::StreamListener(StreamHouse& house, const Loops& loops, const smb
   if (!address_.is_unix()) address_.port = smb::local_port(fd());
 }
 
-StreamListener::~StreamListener() {
+StreamAcceptor::~StreamAcceptor() {
   if (address_.is_unix()) unlink(address_.path.c_str());
 }
 
-DoorLoop::Next StreamListener::serve(uint32_t /*events*/) noexcept {
-  if (house_.draining.load(std::memory_order_relaxed)) return DoorLoop::Next::kGone;
+EventLoop::Next StreamAcceptor::serve(uint32_t /*events*/) noexcept {
+  if (context_.draining.load(std::memory_order_relaxed)) return EventLoop::Next::kGone;
   for (int i = 0; i < kMostAtOnce; ++i) {
     int failure = 0;
     Descriptor client = smb::accept_from(fd(), failure);
@@ -61,24 +61,24 @@ DoorLoop::Next StreamListener::serve(uint32_t /*events*/) noexcept {
       }
       if (failure != EAGAIN && failure != EWOULDBLOCK) pause(failure);
     } catch (const std::exception& error) {
-      house_.refusals.warn(std::string("cannot take a client in: ") + error.what());
+      context_.refusals.warn(std::string("cannot take a client in: ") + error.what());
     }
     break;
   }
-  return DoorLoop::Next::kWait;
+  return EventLoop::Next::kWait;
 }
 
-void StreamListener::let_in(Descriptor client) {
+void StreamAcceptor::let_in(Descriptor client) {
   if (!welcome(client.get())) {
-    house_.refusals.warn("refused " + smb::peer_name(client.get()) + " at " + address_.url() +
-                         ": its user may not use this box");
+    context_.refusals.warn("refused " + smb::peer_name(client.get()) + " at " + address_.url() +
+                           ": its user may not use this box");
     return refuse_user(std::move(client));
   }
-  DoorLoop& loop = *loops_[next_++ % loops_.size()];
-  const auto transport = address_.is_unix() ? smb::Transport::kShm : smb::Transport::kTcp;
+  EventLoop& loop = *loops_[next_++ % loops_.size()];
+  const auto transport = address_.is_unix() ? smb::TransportKind::kShm : smb::TransportKind::kTcp;
   const auto connection =
-      std::make_shared<StreamConnection>(house_, loop, std::move(client), transport);
-  house_.lobby.enter(connection);
+      std::make_shared<StreamConnection>(context_, loop, std::move(client), transport);
+  context_.pending.enter(connection);
   try {
     loop.add(connection->fd(), connection->events(), connection);
   } catch (...) {
@@ -87,23 +87,23 @@ void StreamListener::let_in(Descriptor client) {
   }
 }
 
-bool StreamListener::welcome(int client) const {
+bool StreamAcceptor::welcome(int client) const {
   if (!address_.is_unix()) return true;
   const std::optional<uid_t> user = smb::peer_user(client);
   return user && (*user == 0 || std::find(users_.begin(), users_.end(), *user) != users_.end());
 }
 
-void StreamListener::pause(int failure) {
+void StreamAcceptor::pause(int failure) {
   shortages_.warn("cannot take clients in at " + address_.url() +
                   " for now: " + std::strerror(failure) +
                   (failure == EMFILE ? "; raise the limit on open files (ulimit -n)" : ""));
   paused_ = true;
   until_ = Clock::now() + kPause;
   loops_.front()->change(fd(), 0, *this);
-  house_.lobby.dismiss_oldest("its descriptor is needed for another client");
+  context_.pending.dismiss_oldest("its descriptor is needed for another client");
 }
 
-int StreamListener::resume() noexcept {
+int StreamAcceptor::resume() noexcept {
   if (!paused_) return -1;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(until_ - Clock::now()).count();
   if (left > 0) return static_cast<int>(left);

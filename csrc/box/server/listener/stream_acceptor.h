@@ -14,27 +14,27 @@
 #include <vector>
 
 #include "base/descriptor.h"
-#include "box/server/listener/log_limiter.h"
-#include "box/server/listener/event_loop.h"
-#include "box/server/listener/stream_connection.h"
 #include "box/protocol/address.h"
+#include "box/server/listener/event_loop.h"
+#include "box/server/listener/log_limiter.h"
+#include "box/server/listener/stream_connection.h"
 
 namespace hbm::box {
 
-class StreamListener final : public DoorLoop::Served {
+class StreamAcceptor final : public EventLoop::Served {
  public:
-  using Loops = std::vector<std::unique_ptr<DoorLoop>>;
+  using Loops = std::vector<std::unique_ptr<EventLoop>>;
 
   // Listens. `users` may come in by a Unix socket. Throws Error(kUnavailable) with the cause.
-  // REQUIRES: `house` and `loops`, of which the first serves it, outlive gone().
-  StreamListener(StreamHouse& house, const Loops& loops, const smb::Address& address,
+  // REQUIRES: `context` and `loops`, of which the first serves it, outlive gone().
+  StreamAcceptor(StreamContext& context, const Loops& loops, const smb::Address& address,
                  std::vector<uid_t> users);
-  ~StreamListener() override;
+  ~StreamAcceptor() override;
 
   const smb::Address& address() const noexcept { return address_; }  // with its port
   int fd() const noexcept { return socket_.get(); }
 
-  DoorLoop::Next serve(uint32_t events) noexcept override;
+  EventLoop::Next serve(uint32_t events) noexcept override;
   void gone() noexcept override {}
 
   // Goes on after a shortage, if it is time. Returns in how many milliseconds to call it again;
@@ -48,7 +48,7 @@ class StreamListener final : public DoorLoop::Served {
   bool welcome(int client) const;  // by its user
   void pause(int failure);
 
-  StreamHouse& house_;
+  StreamContext& context_;
   const Loops& loops_;
   const std::vector<uid_t> users_;
   smb::Address address_;
@@ -56,7 +56,7 @@ class StreamListener final : public DoorLoop::Served {
   size_t next_ = 0;  // of the loops
   bool paused_ = false;
   Clock::time_point until_{};
-  DoorLog shortages_{1, std::chrono::seconds(60)};
+  LogLimiter shortages_{1, std::chrono::seconds(60)};
 };
 
 }  // namespace hbm::box

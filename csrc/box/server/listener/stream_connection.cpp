@@ -13,19 +13,19 @@ namespace hbm::box {
 namespace {
 
 using Flow = smb::FrameStream::Flow;
-using Next = DoorLoop::Next;
+using Next = EventLoop::Next;
 
 constexpr uint32_t kMostUnanswered = 2 * smb::kWindow;  // requests of one connection
 
 }  // namespace
 
-StreamConnection::StreamConnection(StreamHouse& house, DoorLoop& loop, Descriptor socket,
-                                   smb::Transport transport)
-    : house_(house),
+StreamConnection::StreamConnection(StreamContext& context, EventLoop& loop, Descriptor socket,
+                                   smb::TransportKind transport)
+    : context_(context),
       loop_(loop),
       transport_(transport),
       fd_(socket.get()),
-      handshake_(house.desk, house.welcome),
+      handshake_(context.handler, context.welcome),
       stream_(std::in_place, std::move(socket), smb::Payloads::kShared) {
   smb::Header header;
   header.opcode = smb::Opcode::kHello;
@@ -47,7 +47,7 @@ Next StreamConnection::serve(uint32_t events) noexcept {
       reject(theirs ? smb::Status::kMalformed : smb::Status::kInternal, error.what());
     }
   } catch (const std::exception& error) {
-    house_.refusals.warn(std::string("closed a client's connection: ") + error.what());
+    context_.refusals.warn(std::string("closed a client's connection: ") + error.what());
   }
   over_ = over_ || next == Next::kGone;
   return settle() ? next : Next::kGone;
@@ -59,7 +59,7 @@ Next StreamConnection::work(uint32_t events) {
   Flow flow = Flow::kIdle;
   served_ = 0;
   if (readable()) {
-    flow = stream_->receive(*this, house_.quantum);
+    flow = stream_->receive(*this, context_.quantum);
     if (flow == Flow::kClosed || !send()) return Next::kGone;
   } else if ((events & (EPOLLHUP | EPOLLERR)) != 0) {
     return Next::kGone;
@@ -69,8 +69,8 @@ Next StreamConnection::work(uint32_t events) {
 }
 
 bool StreamConnection::readable() const noexcept {
-  return !over_ && unanswered_ < kMostUnanswered && stream_->queued_bytes() < house_.quantum &&
-         !house_.draining.load(std::memory_order_relaxed);
+  return !over_ && unanswered_ < kMostUnanswered && stream_->queued_bytes() < context_.quantum &&
+         !context_.draining.load(std::memory_order_relaxed);
 }
 
 bool StreamConnection::send() {
@@ -140,7 +140,7 @@ bool StreamConnection::send_answers() noexcept {
     for (Answered& answer : answers) reply(answer.request, std::move(answer.reply));
     return send();
   } catch (const std::exception& error) {
-    house_.refusals.warn("closed the connection of " + smb::peer_name(fd_) + ": " + error.what());
+    context_.refusals.warn("closed the connection of " + smb::peer_name(fd_) + ": " + error.what());
     return false;
   }
 }
@@ -150,7 +150,7 @@ bool StreamConnection::send_answers() noexcept {
 void StreamConnection::dismiss(const char* cause) noexcept {
   const std::lock_guard lock(mutex_);
   if (gone_) return;
-  house_.refusals.warn("closed the connection of " + smb::peer_name(fd_) + ": " + cause);
+  context_.refusals.warn("closed the connection of " + smb::peer_name(fd_) + ": " + cause);
   ::shutdown(fd_, SHUT_RDWR);  // has the loop let go of it
 }
 
@@ -165,8 +165,8 @@ void StreamConnection::gone() noexcept {
   over_ = true;
   stream_.reset();
   writing_ = {};
-  house_.lobby.leave(*this);
-  if (session_) house_.desk.left(std::exchange(session_, nullptr));
+  context_.pending.leave(*this);
+  if (session_) context_.handler.left(std::exchange(session_, nullptr));
   give();
 }
 
@@ -175,7 +175,7 @@ void StreamConnection::part_from_ended_session() noexcept {
     const std::lock_guard lock(mutex_);
     if (gone_ || std::exchange(held_, true)) return;
   }
-  if (session_ && unanswered_ == 0 && house_.desk.ended(session_)) {
+  if (session_ && unanswered_ == 0 && context_.handler.ended(session_)) {
     over_ = std::exchange(parting_, true) || over_;
   }
   settle();

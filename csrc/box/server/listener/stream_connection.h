@@ -5,8 +5,8 @@
 // user at a time, who holds it.
 //
 // Threads: serve() and gone() are the loop's; dismiss(), part_from_ended_session(), idle() and the
-// answers that the desk holds may be called from any thread. An answer that comes after gone() is
-// dropped.
+// answers that the handler holds may be called from any thread. An answer that comes after gone()
+// is dropped.
 #pragma once
 
 #include <atomic>
@@ -19,39 +19,40 @@
 #include <string>
 #include <vector>
 
-#include "box/server/request_handler.h"
-#include "box/server/listener/handshake.h"
-#include "box/server/listener/pending_connections.h"
-#include "box/server/listener/log_limiter.h"
-#include "box/server/listener/event_loop.h"
 #include "box/protocol/frame_stream.h"
 #include "box/protocol/protocol.h"
+#include "box/server/listener/event_loop.h"
+#include "box/server/listener/handshake.h"
+#include "box/server/listener/log_limiter.h"
+#include "box/server/listener/pending_connections.h"
+#include "box/server/request_handler.h"
 
 namespace hbm::box {
 
 // What the connections of a door share.
-struct StreamHouse {
-  Desk& desk;
-  const Welcome welcome;
+struct StreamContext {
+  RequestHandler& handler;
+  const ListenerIdentity welcome;
   const uint64_t quantum;
-  DoorLobby lobby;
-  DoorLog refusals;
+  PendingConnections pending;
+  LogLimiter refusals;
   std::atomic<bool> draining{false};
 };
 
-class StreamConnection final : public DoorLoop::Served,
-                               public DoorLobby::Guest,
+class StreamConnection final : public EventLoop::Served,
+                               public PendingConnections::Guest,
                                private smb::FrameReceiver,
                                public std::enable_shared_from_this<StreamConnection> {
  public:
   // Sends the Hello. Throws Error when the kernel or OpenSSL refuses.
-  // REQUIRES: `house` and `loop` outlive gone().
-  StreamConnection(StreamHouse& house, DoorLoop& loop, Descriptor socket, smb::Transport transport);
+  // REQUIRES: `context` and `loop` outlive gone().
+  StreamConnection(StreamContext& context, EventLoop& loop, Descriptor socket,
+                   smb::TransportKind transport);
 
   int fd() const noexcept { return fd_; }
   uint32_t events() const noexcept { return interest_; }  // to add it to the loop with
 
-  DoorLoop::Next serve(uint32_t events) noexcept override;
+  EventLoop::Next serve(uint32_t events) noexcept override;
   void gone() noexcept override;
   void dismiss(const char* cause) noexcept override;
 
@@ -75,7 +76,7 @@ class StreamConnection final : public DoorLoop::Served,
              Descriptor descriptor) override;
 
   // Whoever calls one of these holds the stream.
-  DoorLoop::Next work(uint32_t events);
+  EventLoop::Next work(uint32_t events);
   void join(const smb::Join& join);
   void read(const smb::Transfer& transfer);
   void begin_write(const smb::Transfer& transfer);
@@ -95,9 +96,9 @@ class StreamConnection final : public DoorLoop::Served,
   bool send_answers() noexcept;
   void answered(const smb::Header& request, Reply&& reply);
 
-  StreamHouse& house_;
-  DoorLoop& loop_;
-  const smb::Transport transport_;
+  StreamContext& context_;
+  EventLoop& loop_;
+  const smb::TransportKind transport_;
   const int fd_;
 
   // Of whoever holds the stream.

@@ -10,8 +10,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "box/server/listener/stream_connection.h"
 #include "box/server/listener/stream_acceptor.h"
+#include "box/server/listener/stream_connection.h"
 
 namespace hbm::box {
 namespace {
@@ -29,13 +29,13 @@ void raise_open_files() {
   }
 }
 
-Welcome welcome_of(const StreamDoorOptions& options) {
-  Welcome welcome{options.token, options.boot_id, options.socket_path, options.verbs_port};
+ListenerIdentity welcome_of(const StreamListenerOptions& options) {
+  ListenerIdentity welcome{options.token, options.boot_id, options.socket_path, options.verbs_port};
   require_sendable(welcome);
   return welcome;
 }
 
-void require_valid(const StreamDoorOptions& options) {
+void require_valid(const StreamListenerOptions& options) {
   if (options.listen.empty() && options.socket_path.empty()) {
     throw Error(ErrorKind::kInvalid, "a box needs an address or a Unix socket to listen on");
   }
@@ -52,17 +52,18 @@ int sooner(int left, int right) {
 
 }  // namespace
 
-struct StreamDoor::Parts {
-  explicit Parts(Desk& desk, const StreamDoorOptions& options)
-      : house{desk,
-              welcome_of(options),
-              options.quantum,
-              {options.most_joining, options.join_within},
-              {10, std::chrono::seconds(10)}} {
+struct StreamListener::Parts {
+  explicit Parts(RequestHandler& handler, const StreamListenerOptions& options)
+      : context{handler,
+                welcome_of(options),
+                options.quantum,
+                {options.most_joining, options.join_within},
+                {10, std::chrono::seconds(10)}} {
     for (uint32_t i = 0; i < options.threads; ++i) {
       std::function<int()> tick;
       if (i == 0) tick = [this] { return housekeeping(); };
-      loops.push_back(std::make_unique<DoorLoop>("hbm-door-" + std::to_string(i), std::move(tick)));
+      loops.push_back(
+          std::make_unique<EventLoop>("hbm-door-" + std::to_string(i), std::move(tick)));
     }
     std::vector<uid_t> users = options.users;
     if (users.empty()) users.push_back(geteuid());
@@ -76,14 +77,14 @@ struct StreamDoor::Parts {
   }
 
   void listen(const smb::Address& address, const std::vector<uid_t>& users) {
-    listeners.push_back(std::make_shared<StreamListener>(house, loops, address, users));
+    listeners.push_back(std::make_shared<StreamAcceptor>(context, loops, address, users));
     const auto& listener = listeners.back();
     loops.front()->add(listener->fd(), EPOLLIN, listener);
     if (!address.is_unix()) addresses.push_back(listener->address());
   }
 
   int housekeeping() {
-    int most = house.lobby.sweep();
+    int most = context.pending.sweep();
     for (const auto& listener : listeners) most = sooner(most, listener->resume());
     return sooner(most, part_from_ended_sessions());
   }
@@ -109,28 +110,28 @@ struct StreamDoor::Parts {
     return all;
   }
 
-  StreamHouse house;
+  StreamContext context;
   std::vector<smb::Address> addresses;
-  std::vector<std::shared_ptr<StreamListener>> listeners;
+  std::vector<std::shared_ptr<StreamAcceptor>> listeners;
   Clock::time_point next_look{};  // of the first loop
-  StreamListener::Loops loops;    // first to go
+  StreamAcceptor::Loops loops;    // first to go
 };
 
-StreamDoor::StreamDoor(Desk& desk, const StreamDoorOptions& options) {
+StreamListener::StreamListener(RequestHandler& handler, const StreamListenerOptions& options) {
   require_valid(options);
   raise_open_files();
-  parts_ = std::make_unique<Parts>(desk, options);
+  parts_ = std::make_unique<Parts>(handler, options);
 }
 
-StreamDoor::~StreamDoor() = default;
+StreamListener::~StreamListener() = default;
 
-const std::vector<smb::Address>& StreamDoor::addresses() const noexcept {
+const std::vector<smb::Address>& StreamListener::addresses() const noexcept {
   return parts_->addresses;
 }
 
-void StreamDoor::drain(uint32_t most_ms) {
+void StreamListener::drain(uint32_t most_ms) {
   const Clock::time_point deadline = Clock::now() + std::chrono::milliseconds(most_ms);
-  parts_->house.draining = true;
+  parts_->context.draining = true;
   const auto idle = [this] {
     bool all = true;
     for (const auto& connection : parts_->connections()) {

@@ -2,7 +2,7 @@
 //
 // A few receivers, each a thread over epoll, share the connections: one stays with its receiver, so
 // the lanes of a client are served side by side. Reads and writes are served by the receiver,
-// between the socket and the segment's memory; all else goes to the desk, and the thread that
+// between the socket and the segment's memory; all else goes to the handler, and the thread that
 // answers sends the reply. No connection is served for more than a quantum of bytes before the
 // others have had their turn, and none is read whose replies are not taken.
 //
@@ -12,7 +12,7 @@
 // sender the connection, and nobody else anything. The connections of a session that has ended are
 // closed within seconds.
 //
-// Threads: as Door says.
+// Threads: as Listener says.
 #pragma once
 
 #include <sys/types.h>
@@ -24,12 +24,12 @@
 #include <string>
 #include <vector>
 
-#include "box/server/request_handler.h"
 #include "box/protocol/address.h"
+#include "box/server/request_handler.h"
 
 namespace hbm::box {
 
-struct StreamDoorOptions {
+struct StreamListenerOptions {
   std::vector<smb::Address> listen;  // TCP; port 0: any
   std::string socket_path;           // of the Unix socket; empty: none
   std::string token;                 // empty: none is asked for
@@ -42,13 +42,13 @@ struct StreamDoorOptions {
   uint64_t quantum = uint64_t{1} << 20;  // bytes
 };
 
-class StreamDoor final : public Door {
+class StreamListener final : public Listener {
  public:
   // Raises the limit on open files (RLIMIT_NOFILE) as far as it goes.
   // Throws Error(kUnavailable) when an address cannot be listened on, Error(kInvalid) for options
-  // that make no door. REQUIRES: `desk` outlives the door.
-  StreamDoor(Desk& desk, const StreamDoorOptions& options);
-  ~StreamDoor() override;
+  // that make no door. REQUIRES: `handler` outlives the door.
+  StreamListener(RequestHandler& handler, const StreamListenerOptions& options);
+  ~StreamListener() override;
 
   // As they are listened on, in the order of the options: with their ports.
   const std::vector<smb::Address>& addresses() const noexcept;

@@ -7,9 +7,9 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "box/server/segment.h"
-#include "box/server/listener/stream_connection.h"
 #include "box/protocol/socket.h"
+#include "box/server/listener/stream_connection.h"
+#include "box/server/storage/segment.h"
 
 namespace hbm::box {
 namespace {
@@ -71,12 +71,12 @@ void StreamConnection::frame(const smb::Header& header, std::span<const std::byt
       submit(body);
   }
   served_ += sizeof(header) + body.size() + header.payload_bytes;
-  if (served_ >= house_.quantum || !readable()) stream_->pause();
+  if (served_ >= context_.quantum || !readable()) stream_->pause();
 }
 
 void StreamConnection::join(const smb::Join& join) {
   Handshake::Outcome outcome = handshake_.join(join, transport_);
-  house_.lobby.leave(*this);
+  context_.pending.leave(*this);
   if (!outcome.session) return reject(outcome.status, outcome.cause);
   session_ = std::move(outcome.session);
   stream_->queue(reply_to(request_, smb::Status::kOk), bytes_of(outcome.joined));
@@ -84,7 +84,7 @@ void StreamConnection::join(const smb::Join& join) {
 
 void StreamConnection::read(const smb::Transfer& transfer) {
   if (transfer.bytes > smb::kMaxPayload) malformed("it asks for more than a payload holds");
-  Access access = house_.desk.access(session_, transfer, false);
+  Access access = context_.handler.access(session_, transfer, false);
   if (access.status != smb::Status::kOk) return refuse(request_, access.status, access.cause);
   stream_->queue(reply_to(request_, smb::Status::kOk), {}, {access.at, transfer.bytes},
                  std::move(access.segment));
@@ -93,7 +93,7 @@ void StreamConnection::read(const smb::Transfer& transfer) {
 
 void StreamConnection::begin_write(const smb::Transfer& transfer) {
   if (transfer.bytes != request_.payload_bytes) malformed("its payload has another size");
-  writing_ = house_.desk.access(session_, transfer, true);
+  writing_ = context_.handler.access(session_, transfer, true);
   if (writing_.status != smb::Status::kOk) writing_.at = nullptr;
 }
 
@@ -105,10 +105,10 @@ void StreamConnection::end_write() {
 
 void StreamConnection::submit(std::span<const std::byte> body) {
   ++unanswered_;
-  house_.desk.submit(session_, request_.opcode, body,
-                     [self = shared_from_this(), request = request_](Reply reply) {
-                       self->answered(request, std::move(reply));
-                     });
+  context_.handler.submit(session_, request_.opcode, body,
+                          [self = shared_from_this(), request = request_](Reply reply) {
+                            self->answered(request, std::move(reply));
+                          });
 }
 
 void StreamConnection::reply(const smb::Header& request, Reply&& reply) {
@@ -122,7 +122,8 @@ void StreamConnection::reply(const smb::Header& request, Reply&& reply) {
 
 // The segment's descriptor on a Unix socket. If there is none, the reply says why.
 Descriptor StreamConnection::grant(Reply& reply) const {
-  if (!reply.granted || reply.status != smb::Status::kOk || transport_ != smb::Transport::kShm) {
+  if (!reply.granted || reply.status != smb::Status::kOk ||
+      transport_ != smb::TransportKind::kShm) {
     return {};
   }
   try {
@@ -147,7 +148,7 @@ void StreamConnection::refuse(const smb::Header& request, smb::Status status,
 }
 
 void StreamConnection::reject(smb::Status status, const std::string& cause) {
-  house_.refusals.warn("closed the connection of " + smb::peer_name(fd_) + ": " + cause);
+  context_.refusals.warn("closed the connection of " + smb::peer_name(fd_) + ": " + cause);
   // With something that is no request, the reply is about the connection: a second Hello.
   if (*smb::opcode_name(request_.opcode) == '\0') request_.opcode = smb::Opcode::kHello;
   refuse(request_, status, cause);

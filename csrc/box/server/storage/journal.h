@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "base/descriptor.h"
-#include "box/server/segment.h"
 #include "box/protocol/protocol.h"
+#include "box/server/storage/segment.h"
 
 namespace hbm::box {
 

@@ -26,22 +26,22 @@ std::byte* map(int fd, uint64_t bytes, const std::string& what) {
 
 }  // namespace
 
-Region Region::in_memory(uint64_t bytes) { return {map(-1, bytes, "memory"), bytes}; }
+MappedRegion MappedRegion::in_memory(uint64_t bytes) { return {map(-1, bytes, "memory"), bytes}; }
 
-Region Region::create(const std::string& path, uint64_t bytes) {
+MappedRegion MappedRegion::create(const std::string& path, uint64_t bytes) {
   const Descriptor file = open_file(path, O_RDWR | O_CREAT | O_TRUNC);
   reserve_file(file.get(), bytes, path);
   return {map(file.get(), bytes, path), bytes};
 }
 
-Region Region::open(const std::string& path) {
+MappedRegion MappedRegion::open(const std::string& path) {
   const Descriptor file = open_file(path, O_RDWR);
   const uint64_t bytes = file_bytes(file.get(), path);
   if (bytes == 0) throw Error(ErrorKind::kUnavailable, path + " is damaged: it is empty");
   return {map(file.get(), bytes, path), bytes};
 }
 
-Region::~Region() {
+MappedRegion::~MappedRegion() {
   if (base_ != nullptr) munmap(base_, size_);
 }
 

@@ -11,35 +11,35 @@
 
 namespace hbm::box {
 
-class Region {
+class MappedRegion {
  public:
-  Region() noexcept = default;  // none
+  MappedRegion() noexcept = default;  // none
 
   // Throws Error(kExhausted) when memory is short.
-  static Region in_memory(uint64_t bytes);
+  static MappedRegion in_memory(uint64_t bytes);
 
   // A new file; one that was there is replaced. Throws Error(kExhausted) when the disk is full,
   // Error(kUnavailable) when the kernel refuses for another reason.
-  static Region create(const std::string& path, uint64_t bytes);
+  static MappedRegion create(const std::string& path, uint64_t bytes);
 
   // All of a file that is there. Throws Error(kUnavailable).
-  static Region open(const std::string& path);
+  static MappedRegion open(const std::string& path);
 
-  Region(Region&& other) noexcept
+  MappedRegion(MappedRegion&& other) noexcept
       : base_(std::exchange(other.base_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-  Region& operator=(Region&& other) noexcept {
+  MappedRegion& operator=(MappedRegion&& other) noexcept {
     std::swap(base_, other.base_);
     std::swap(size_, other.size_);
     return *this;
   }
-  ~Region();
+  ~MappedRegion();
 
   explicit operator bool() const noexcept { return base_ != nullptr; }
   std::byte* base() const noexcept { return base_; }
   uint64_t size() const noexcept { return size_; }
 
  private:
-  Region(std::byte* base, uint64_t size) noexcept : base_(base), size_(size) {}
+  MappedRegion(std::byte* base, uint64_t size) noexcept : base_(base), size_(size) {}
 
   std::byte* base_ = nullptr;
   uint64_t size_ = 0;

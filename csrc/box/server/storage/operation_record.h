@@ -24,8 +24,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/accumulate.h"
 #include "box/protocol/protocol.h"
+#include "kernels/accumulate.h"
 
 namespace hbm::box {
 
@@ -33,13 +33,13 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
 // How a sequenced request ended.
-struct Outcome {
+struct RequestOutcome {
   uint64_t number = 0;
   int64_t value = 0;  // kFetchAdd: what the cell held before
   smb::Status status = smb::Status::kOk;
   uint16_t reserved[3] = {};
 };
-static_assert(sizeof(Outcome) == 24 && std::is_trivially_copyable_v<Outcome>);
+static_assert(sizeof(RequestOutcome) == 24 && std::is_trivially_copyable_v<RequestOutcome>);
 
 // Threads: one at a time, the one that carries out the session's requests; `applied` may be read by
 // any.
@@ -47,39 +47,39 @@ struct SessionRecord {
   std::atomic<uint32_t> used{0};  // 0: free
   uint32_t reserved = 0;
   smb::Id id;
-  std::atomic<uint64_t> applied{0};  // every request up to this number has been carried out
-  Outcome outcomes[smb::kWindow];    // of the last ones, by number % kWindow
+  std::atomic<uint64_t> applied{0};       // every request up to this number has been carried out
+  RequestOutcome outcomes[smb::kWindow];  // of the last ones, by number % kWindow
 
   // How request `number` ended, or null if it is not among the last kWindow.
-  const Outcome* outcome(uint64_t number) const noexcept {
-    const Outcome& kept = outcomes[number % smb::kWindow];
+  const RequestOutcome* outcome(uint64_t number) const noexcept {
+    const RequestOutcome& kept = outcomes[number % smb::kWindow];
     const uint64_t last = applied.load(std::memory_order_acquire);
     return number != 0 && number <= last && kept.number == number ? &kept : nullptr;
   }
 };
 static_assert(std::is_standard_layout_v<SessionRecord>);
 
-struct alignas(64) Lane {
+struct alignas(64) LaneProgress {
   std::atomic<uint64_t> progress{0};
 };
 
 // Where a range lies: in which segment of the store (stored_segment.h), and at which byte.
-struct Place {
+struct SegmentOffset {
   uint64_t serial = 0;
   uint64_t offset = 0;
 };
 
 // What is to be done.
-struct Operation {
+struct BoxOperation {
   smb::Opcode opcode{};  // kAccumulate or kFetchAdd
   uint8_t reserved[3] = {};
   uint32_t lanes = 1;   // in use
   uint64_t number = 0;  // of the session's request
-  Place target;
-  Place source;        // kAccumulate
-  uint64_t bytes = 0;  // of the target
-  Formula formula{};   // kAccumulate
-  int64_t addend = 0;  // kFetchAdd
+  SegmentOffset target;
+  SegmentOffset source;  // kAccumulate
+  uint64_t bytes = 0;    // of the target
+  Formula formula{};     // kAccumulate
+  int64_t addend = 0;    // kFetchAdd
 };
 static_assert(sizeof(Formula) == 16 && std::is_trivially_copyable_v<Formula>);
 
@@ -87,9 +87,9 @@ struct alignas(64) OperationRecord {
   std::atomic<uint32_t> active{0};
   uint32_t session = 0;  // index of its record
   smb::Id session_id;
-  Operation what;
+  BoxOperation what;
 };
 static_assert(std::is_standard_layout_v<OperationRecord>);
-static_assert(sizeof(Operation) == 80 && sizeof(OperationRecord) == 128);
+static_assert(sizeof(BoxOperation) == 80 && sizeof(OperationRecord) == 128);
 
 }  // namespace hbm::box

@@ -29,7 +29,7 @@ uint64_t to_pages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; 
 
 // An operation: its record and its lanes, from page to page, then the undo buffers.
 uint64_t record_bytes(const RecordSizes& sizes) {
-  return to_pages(sizeof(OperationRecord) + sizes.lanes * sizeof(Lane));
+  return to_pages(sizeof(OperationRecord) + sizes.lanes * sizeof(LaneProgress));
 }
 uint64_t operation_bytes(const RecordSizes& sizes) {
   return record_bytes(sizes) + uint64_t{sizes.lanes} * sizes.chunk;
@@ -47,8 +47,8 @@ Head head_of(const std::array<char, 8>& magic, const RecordSizes& sizes) {
   return {magic, kVersion, static_cast<uint32_t>(bytes), sizes};
 }
 
-Region open_checked(const std::string& path, const std::array<char, 8>& magic) {
-  Region region = Region::open(path);
+MappedRegion open_checked(const std::string& path, const std::array<char, 8>& magic) {
+  MappedRegion region = MappedRegion::open(path);
   const auto damaged = [&](const std::string& found) {
     return Error(ErrorKind::kUnavailable,
                  path + " cannot be used: " + found +
@@ -71,7 +71,8 @@ Region open_checked(const std::string& path, const std::array<char, 8>& magic) {
 
 }  // namespace
 
-Records::Records(const RecordSizes& sizes, bool sync, Region sessions, Region operations)
+Records::Records(const RecordSizes& sizes, bool sync, MappedRegion sessions,
+                 MappedRegion operations)
     : sizes_(sizes),
       sync_(sync),
       sessions_(std::move(sessions)),
@@ -88,7 +89,7 @@ Records::Records(const RecordSizes& sizes, bool sync, Region sessions, Region op
 
 std::unique_ptr<Records> Records::in_memory(const RecordSizes& sizes) {
   return std::unique_ptr<Records>(
-      new Records(sizes, false, Region::in_memory(sessions_bytes(sizes)), Region()));
+      new Records(sizes, false, MappedRegion::in_memory(sessions_bytes(sizes)), MappedRegion()));
 }
 
 std::unique_ptr<Records> Records::create(const std::string& directory, bool sync,
@@ -100,8 +101,8 @@ std::unique_ptr<Records> Records::create(const std::string& directory, bool sync
 
   const std::string sessions = directory + "/sessions";
   const std::string operations = directory + "/operations";
-  Region new_sessions = Region::create(sessions + ".new", sessions_bytes(enough));
-  Region new_operations = Region::create(operations + ".new", operations_bytes(enough));
+  MappedRegion new_sessions = MappedRegion::create(sessions + ".new", sessions_bytes(enough));
+  MappedRegion new_operations = MappedRegion::create(operations + ".new", operations_bytes(enough));
   new (new_sessions.base()) Head(head_of(kSessions, enough));
   new (new_operations.base()) Head(head_of(kOperations, enough));
   auto* const records = reinterpret_cast<SessionRecord*>(new_sessions.base() + kHead);
@@ -123,8 +124,8 @@ std::unique_ptr<Records> Records::left_in(const std::string& directory, bool syn
   const std::string operations = directory + "/operations";
   // They were made in this order; without the second no operation has begun.
   if (!std::filesystem::exists(sessions) || !std::filesystem::exists(operations)) return nullptr;
-  Region old_sessions = open_checked(sessions, kSessions);
-  Region old_operations = open_checked(operations, kOperations);
+  MappedRegion old_sessions = open_checked(sessions, kSessions);
+  MappedRegion old_operations = open_checked(operations, kOperations);
   RecordSizes sizes = reinterpret_cast<const Head*>(old_operations.base())->sizes;
   sizes.sessions = reinterpret_cast<const Head*>(old_sessions.base())->sizes.sessions;
   return std::unique_ptr<Records>(
@@ -138,7 +139,7 @@ SessionRecord& Records::session(uint32_t index) const {
 Recorded Records::recorded(uint32_t index) const {
   std::byte* const at = operations_.base() + kHead + index * operation_bytes(sizes_);
   return {reinterpret_cast<OperationRecord*>(at),
-          reinterpret_cast<Lane*>(at + sizeof(OperationRecord)), at + record_bytes(sizes_)};
+          reinterpret_cast<LaneProgress*>(at + sizeof(OperationRecord)), at + record_bytes(sizes_)};
 }
 
 void Records::give_up() {
@@ -170,7 +171,7 @@ SessionRecord& Records::open_session(const smb::Id& id) {
   SessionRecord& opened = take_session();
   opened.id = id;
   opened.applied.store(0, std::memory_order_relaxed);
-  std::fill(std::begin(opened.outcomes), std::end(opened.outcomes), Outcome());
+  std::fill(std::begin(opened.outcomes), std::end(opened.outcomes), RequestOutcome());
   opened.used.store(1, std::memory_order_release);
   try {
     save(&opened, sizeof opened);
@@ -206,16 +207,16 @@ std::vector<SessionRecord*> Records::sessions() const {
   return used;
 }
 
-void Records::finish(SessionRecord& session, const Outcome& outcome) {
+void Records::finish(SessionRecord& session, const RequestOutcome& outcome) {
   require_disk();
-  Outcome& kept = session.outcomes[outcome.number % smb::kWindow];
+  RequestOutcome& kept = session.outcomes[outcome.number % smb::kWindow];
   kept = outcome;
   save(&kept, sizeof kept);
   session.applied.store(outcome.number, std::memory_order_release);
   save(&session.applied, sizeof session.applied);
 }
 
-Recorded Records::begin(const SessionRecord& session, const Operation& operation) {
+Recorded Records::begin(const SessionRecord& session, const BoxOperation& operation) {
   if (!operations_) return {};
   uint32_t index;
   {

@@ -18,8 +18,8 @@
 #include <string>
 #include <vector>
 
-#include "box/server/storage/operation_record.h"
 #include "box/server/storage/mapped_region.h"
+#include "box/server/storage/operation_record.h"
 
 namespace hbm::box {
 
@@ -33,7 +33,7 @@ struct RecordSizes {
 // An operation in progress, as it is recorded; all null without files.
 struct Recorded {
   OperationRecord* operation = nullptr;
-  Lane* lanes = nullptr;
+  LaneProgress* lanes = nullptr;
   std::byte* undo = nullptr;  // a chunk for each lane
 
   explicit operator bool() const noexcept { return lanes != nullptr; }
@@ -66,14 +66,14 @@ class Records {
   // Those in use; after a restart, those that may come back.
   std::vector<SessionRecord*> sessions() const;
 
-  // Request outcome.number has been carried out, or has failed for good.
+  // QueuedRequest outcome.number has been carried out, or has failed for good.
   // REQUIRES: outcome.number == session.applied + 1.
-  void finish(SessionRecord& session, const Outcome& outcome);
+  void finish(SessionRecord& session, const RequestOutcome& outcome);
 
   // Records that an operation begins, all lanes at 0; null without files. Waits while as many as
   // there is room for are in progress. release() ends it.
   // REQUIRES: operation.lanes <= sizes().lanes.
-  Recorded begin(const SessionRecord& session, const Operation& operation);
+  Recorded begin(const SessionRecord& session, const BoxOperation& operation);
   void release(const Recorded& recorded);
 
   // Those that a killed process had in progress.
@@ -86,7 +86,7 @@ class Records {
   SessionRecord* session_of(const OperationRecord& operation) const;
 
  private:
-  Records(const RecordSizes& sizes, bool sync, Region sessions, Region operations);
+  Records(const RecordSizes& sizes, bool sync, MappedRegion sessions, MappedRegion operations);
   SessionRecord& session(uint32_t index) const;
   Recorded recorded(uint32_t index) const;
   void require_disk() const;
@@ -95,8 +95,8 @@ class Records {
 
   const RecordSizes sizes_;
   const bool sync_;
-  const Region sessions_;
-  const Region operations_;  // none without files
+  const MappedRegion sessions_;
+  const MappedRegion operations_;  // none without files
   std::atomic<bool> failed_{false};
   std::mutex mutex_;  // guards what is free
   std::condition_variable operation_freed_;

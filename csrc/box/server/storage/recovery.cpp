@@ -4,19 +4,19 @@
 #include <vector>
 
 #include "base/log.h"
-#include "box/server/bound_operation.h"
+#include "box/server/storage/bound_operation.h"
 #include "kernels/accumulate.h"
 
 namespace hbm::box {
 namespace {
 
-bool is_cell(const Operation& what) { return what.opcode == smb::Opcode::kFetchAdd; }
+bool is_cell(const BoxOperation& what) { return what.opcode == smb::Opcode::kFetchAdd; }
 
-bool lies_in(const Memory& memory, const Place& place, uint64_t bytes) {
+bool lies_in(const Memory& memory, const SegmentOffset& place, uint64_t bytes) {
   return place.offset <= memory.size && bytes <= memory.size - place.offset;
 }
 
-bool lanes_sound(const Work& work, const Recorded& recorded) {
+bool lanes_sound(const BoundOperation& work, const Recorded& recorded) {
   for (uint32_t lane = 0; lane < work.what.lanes; ++lane) {
     const Steps::Range all = work.steps().steps_of(lane, work.what.lanes);
     const uint64_t progress = recorded.lanes[lane].progress.load(std::memory_order_acquire);
@@ -30,9 +30,9 @@ bool sound(const Formula& formula) {
          accumulate_unsupported(formula.target, formula.source) == nullptr;
 }
 
-bool sound(const Work& work, const Recorded& recorded, uint32_t most_lanes, const Memory& target,
-           const Memory& source) {
-  const Operation& what = work.what;
+bool sound(const BoundOperation& work, const Recorded& recorded, uint32_t most_lanes,
+           const Memory& target, const Memory& source) {
+  const BoxOperation& what = work.what;
   if (what.lanes < 1 || what.lanes > most_lanes || what.bytes == 0) return false;
   if (!lies_in(target, what.target, what.bytes) || !lanes_sound(work, recorded)) return false;
   if (is_cell(what)) return what.bytes == sizeof(int64_t) && what.target.offset % 8 == 0;
@@ -46,7 +46,7 @@ bool sound(const Work& work, const Recorded& recorded, uint32_t most_lanes, cons
 struct Begun {
   Recorded recorded;
   SessionRecord* session;
-  Work work;
+  BoundOperation work;
 };
 
 }  // namespace
@@ -54,7 +54,7 @@ struct Begun {
 void recover(Records& records, const FindMemory& find) {
   std::vector<Begun> begun;
   for (const Recorded& recorded : records.begun()) {
-    const Operation& what = recorded.operation->what;
+    const BoxOperation& what = recorded.operation->what;
     SessionRecord* const session = records.session_of(*recorded.operation);
     const uint64_t applied = session ? session->applied.load(std::memory_order_acquire) : 0;
     if (session != nullptr && applied >= what.number) {
@@ -63,7 +63,8 @@ void recover(Records& records, const FindMemory& find) {
     }
     const Memory target = find(what.target.serial);
     const Memory source = is_cell(what) ? target : find(what.source.serial);
-    const Work work{what, target.base, source.base, records.sizes().chunk, records.sync()};
+    const BoundOperation work{what, target.base, source.base, records.sizes().chunk,
+                              records.sync()};
     const char* cause = nullptr;
     if (session == nullptr || applied + 1 != what.number) {
       cause = "its session has ended";
@@ -88,7 +89,7 @@ void recover(Records& records, const FindMemory& find) {
   for (const Begun& one : begun) roll_back(one.work, one.recorded);
   Stripes stripes;
   for (const Begun& one : begun) {
-    const Operation& what = one.work.what;
+    const BoxOperation& what = one.work.what;
     for (uint32_t lane = 0; lane < what.lanes; ++lane) {
       run_lane(one.work, lane, one.recorded, stripes);
     }

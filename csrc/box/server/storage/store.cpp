@@ -8,11 +8,11 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "box/server/descriptors.h"
+#include "box/protocol/proof.h"
+#include "box/server/storage/descriptors.h"
 #include "box/server/storage/files.h"
 #include "box/server/storage/recovery.h"
 #include "box/server/storage/stored_segment.h"
-#include "box/protocol/proof.h"
 
 namespace hbm::box {
 namespace {
@@ -74,7 +74,7 @@ void Store::load() {
 // `others` are files of segments that were deleted while they were in use.
 void Store::recover_operations(Records& left, const std::map<uint64_t, std::string>& others) {
   std::map<uint64_t, std::shared_ptr<memory::Block>> blocks;
-  for (const std::shared_ptr<Segment>& segment : found_) {
+  for (const std::shared_ptr<BoxSegment>& segment : found_) {
     blocks.emplace(segment->stored->serial, segment->block);
   }
   recover(left, [&](uint64_t serial) -> Memory {
@@ -91,10 +91,10 @@ void Store::recover_operations(Records& left, const std::map<uint64_t, std::stri
 }
 
 // Of a block in memory, or in the store.
-std::shared_ptr<Segment> Store::segment(const Creation& creation,
-                                        std::shared_ptr<memory::Block> block,
-                                        std::shared_ptr<StoredSegment> stored) {
-  auto segment = std::make_shared<Segment>();
+std::shared_ptr<BoxSegment> Store::segment(const Creation& creation,
+                                           std::shared_ptr<memory::Block> block,
+                                           std::shared_ptr<StoredSegment> stored) {
+  auto segment = std::make_shared<BoxSegment>();
   segment->key = creation.key;
   segment->size = creation.size;
   segment->temporary = creation.temporary;
@@ -114,7 +114,7 @@ void Store::require_room(uint64_t bytes) const {
                   " are in use, and could give one segment " + std::to_string(pool.largest_free));
 }
 
-std::shared_ptr<Segment> Store::create(const Creation& creation) {
+std::shared_ptr<BoxSegment> Store::create(const Creation& creation) {
   require_descriptor();
   if (!durable()) return segment(creation, pool_->allocate(creation.size), nullptr);
   require_room(creation.size);
@@ -136,7 +136,7 @@ std::shared_ptr<Segment> Store::create(const Creation& creation) {
   }
 }
 
-void Store::remove(const Segment& segment) {
+void Store::remove(const BoxSegment& segment) {
   if (!durable()) return;
   const std::lock_guard lock(mutex_);
   journal_->deleted(segment.stored->serial);
@@ -160,6 +160,6 @@ void Store::compact() noexcept {
   }
 }
 
-std::vector<std::shared_ptr<Segment>> Store::take_found() { return std::exchange(found_, {}); }
+std::vector<std::shared_ptr<BoxSegment>> Store::take_found() { return std::exchange(found_, {}); }
 
 }  // namespace hbm::box

@@ -25,10 +25,10 @@
 #include <string>
 #include <vector>
 
-#include "box/server/directory.h"
+#include "box/server/storage/directory.h"
 #include "box/server/storage/journal.h"
 #include "box/server/storage/records.h"
-#include "box/server/segment.h"
+#include "box/server/storage/segment.h"
 #include "memory/pool.h"
 
 namespace hbm::box {
@@ -59,24 +59,24 @@ class Store {
   Records& records() noexcept { return *records_; }
 
   // The segments that open() found, with their creators; the sessions' attachments are not kept.
-  std::vector<std::shared_ptr<Segment>> take_found();
+  std::vector<std::shared_ptr<BoxSegment>> take_found();
 
   // A new segment, full of zeros. REQUIRES: no segment has its key.
   // Throws Error(kExhausted) when the pool, the disk or the limit on open files cannot hold it,
   // Error(kUnavailable) when the kernel refuses.
-  std::shared_ptr<Segment> create(const Creation& creation);
+  std::shared_ptr<BoxSegment> create(const Creation& creation);
 
   // The segment's key is gone, for good. Its memory, and its file, go with the last pointer to it.
   // Throws Error(kUnavailable) when the journal cannot be written; nothing has changed then.
-  void remove(const Segment& segment);
+  void remove(const BoxSegment& segment);
 
  private:
   Store(const StoreOptions& options, std::shared_ptr<memory::Pool> pool);
   void load();
   void recover_operations(Records& left, const std::map<uint64_t, std::string>& others);
-  static std::shared_ptr<Segment> segment(const Creation& creation,
-                                          std::shared_ptr<memory::Block> block,
-                                          std::shared_ptr<StoredSegment> stored);
+  static std::shared_ptr<BoxSegment> segment(const Creation& creation,
+                                             std::shared_ptr<memory::Block> block,
+                                             std::shared_ptr<StoredSegment> stored);
   void require_room(uint64_t bytes) const;
   void compact() noexcept;
 
@@ -85,7 +85,7 @@ class Store {
   std::unique_ptr<Directory> directory_;  // none: all is in memory
   smb::Id contents_;
   std::unique_ptr<Records> records_;
-  std::vector<std::shared_ptr<Segment>> found_;
+  std::vector<std::shared_ptr<BoxSegment>> found_;
   std::atomic<uint64_t> next_serial_{1};
 
   std::mutex mutex_;  // guards all below

@@ -9,8 +9,8 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "box/transport/transport.h"
 #include "box/protocol/proof.h"
+#include "box/transport/transport.h"
 
 namespace hbm::verbs {
 namespace {
@@ -66,9 +66,9 @@ std::optional<Connector::Outcome> Connector::next() {
     if (rdma_get_cm_event(channel_.get(), &event) == 0) {
       const rdma_conn_param& with = event->param.conn;
       Outcome outcome{event->event, event->status, {}, {}, {}};
-      outcome.challenge = decode<Challenge>(with.private_data, with.private_data_len);
-      outcome.refusal = decode<Refusal>(with.private_data, with.private_data_len);
-      outcome.welcome = decode<Welcome>(with.private_data, with.private_data_len);
+      outcome.challenge = decode<ChallengeMessage>(with.private_data, with.private_data_len);
+      outcome.refusal = decode<RefusalMessage>(with.private_data, with.private_data_len);
+      outcome.welcome = decode<WelcomeMessage>(with.private_data, with.private_data_len);
       rdma_ack_cm_event(event);
       return outcome;
     }
@@ -108,7 +108,7 @@ CmId Connector::resolve() {
               "RDMA: no device of this host has a route to " + box_ + ": " + cause);
 }
 
-Connector::Outcome Connector::request(rdma_cm_id* id, const Call& call) {
+Connector::Outcome Connector::request(rdma_cm_id* id, const CallMessage& call) {
   const auto device_most =
       static_cast<uint8_t>(std::clamp(domain_->limits().max_qp_init_rd_atom, 1, 255));
   rdma_conn_param with{};
@@ -121,18 +121,18 @@ Connector::Outcome Connector::request(rdma_cm_id* id, const Call& call) {
   const auto outcome = next();
   if (!outcome) failed("it did not answer in time");
   if (outcome->refusal) {
-    Refusal no = *outcome->refusal;
+    RefusalMessage no = *outcome->refusal;
     no.cause[sizeof(no.cause) - 1] = '\0';
-    throw link::Refused(no.status, no.cause);
+    throw transport::Refused(no.status, no.cause);
   }
   return *outcome;
 }
 
-Challenge Connector::ask(ibv_qp_init_attr attributes) {
+ChallengeMessage Connector::ask(ibv_qp_init_attr attributes) {
   const CmId id = first_ ? std::move(first_) : resolve();
   make_queue_pair(id.get(), *domain_, attributes);
-  Call call{};
-  call.magic = Call::kMagic;
+  CallMessage call{};
+  call.magic = CallMessage::kMagic;
   const Outcome outcome = request(id.get(), call);
   if (!outcome.challenge) {
     failed("it does not answer as a memory box: " + words(outcome.type, outcome.status));
@@ -140,7 +140,7 @@ Challenge Connector::ask(ibv_qp_init_attr attributes) {
   return *outcome.challenge;
 }
 
-CmId Connector::connect(const Call& call, ibv_qp_init_attr& attributes,
+CmId Connector::connect(const CallMessage& call, ibv_qp_init_attr& attributes,
                         const smb::Proof& expected) {
   CmId id = resolve();
   make_queue_pair(id.get(), *domain_, attributes);

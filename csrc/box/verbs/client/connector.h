@@ -27,15 +27,15 @@ class Connector {
 
   // Asks the box to let this client in. The queue pair of `attributes` is there for its number
   // alone, which tells this request from all others that are under way.
-  // Throws Error(kNetwork) when the box does not answer, link::Refused when it says no, and
+  // Throws Error(kNetwork) when the box does not answer, transport::Refused when it says no, and
   // Error(kUnavailable) when the device gives no queue pair.
-  Challenge ask(ibv_qp_init_attr attributes);
+  ChallengeMessage ask(ibv_qp_init_attr attributes);
 
   // A queue pair, in the state in which requests can be posted. `attributes` become what the device
   // gave, which may be less for inline data. `call` has its proof; the box's
   // has to be `expected`.
   // Throws as ask().
-  CmId connect(const Call& call, ibv_qp_init_attr& attributes, const smb::Proof& expected);
+  CmId connect(const CallMessage& call, ibv_qp_init_attr& attributes, const smb::Proof& expected);
 
   // Readable when one of the queue pairs may have been closed by the box.
   int fd() const noexcept { return channel_->fd; }
@@ -45,14 +45,14 @@ class Connector {
   struct Outcome {
     rdma_cm_event_type type{};
     int status = 0;
-    std::optional<Challenge> challenge;
-    std::optional<Refusal> refusal;
-    std::optional<Welcome> welcome;
+    std::optional<ChallengeMessage> challenge;
+    std::optional<RefusalMessage> refusal;
+    std::optional<WelcomeMessage> welcome;
   };
 
   std::optional<Outcome> next();  // none: nothing happened until the deadline
   CmId resolve();
-  Outcome request(rdma_cm_id* id, const Call& call);
+  Outcome request(rdma_cm_id* id, const CallMessage& call);
   [[noreturn]] void failed(const std::string& what) const;
 
   const std::string box_;

@@ -9,14 +9,14 @@ uintptr_t address(const std::byte* memory) { return reinterpret_cast<uintptr_t>(
 
 }  // namespace
 
-std::shared_ptr<Region> Landing::adopt(std::byte* memory, uint64_t bytes) {
-  auto region = std::make_shared<Region>(domain_, memory, bytes, IBV_ACCESS_LOCAL_WRITE);
+std::shared_ptr<MemoryRegion> LocalBuffers::adopt(std::byte* memory, uint64_t bytes) {
+  auto region = std::make_shared<MemoryRegion>(domain_, memory, bytes, IBV_ACCESS_LOCAL_WRITE);
   std::erase_if(regions_, [](const auto& entry) { return entry.second.expired(); });
   regions_[address(memory)] = region;
   return region;
 }
 
-std::shared_ptr<Region> Landing::adopted(const std::byte* memory, uint64_t bytes) {
+std::shared_ptr<MemoryRegion> LocalBuffers::adopted(const std::byte* memory, uint64_t bytes) {
   auto after = regions_.upper_bound(address(memory));
   if (after == regions_.begin()) return nullptr;
   const auto& [start, held] = *--after;
@@ -25,10 +25,11 @@ std::shared_ptr<Region> Landing::adopted(const std::byte* memory, uint64_t bytes
   return covers ? region : nullptr;
 }
 
-std::optional<Landing::Place> Landing::place(const link::Slice& slice, uint32_t inline_bytes) {
+std::optional<LocalBuffers::Buffer> LocalBuffers::place(const transport::Slice& slice,
+                                                        uint32_t inline_bytes) {
   const uint32_t bytes = slice.request.bytes;
   const bool writes = slice.opcode == smb::Opcode::kWrite;
-  Place place;
+  Buffer place;
   place.uses.slice = slice;
   place.entry = {address(slice.local), bytes, 0};
   if (writes && bytes <= inline_bytes) {
@@ -40,7 +41,7 @@ std::optional<Landing::Place> Landing::place(const link::Slice& slice, uint32_t 
     place.uses.region = std::move(region);
     return place;
   }
-  if (!buffers_) buffers_.emplace(domain_, kBuffers, link::kSliceBytes);
+  if (!buffers_) buffers_.emplace(domain_, kBuffers, transport::kSliceBytes);
   place.uses.slot = buffers_->take();
   if (!place.uses.slot) return std::nullopt;
   place.entry = buffers_->entry(*place.uses.slot, bytes);
@@ -48,9 +49,9 @@ std::optional<Landing::Place> Landing::place(const link::Slice& slice, uint32_t 
   return place;
 }
 
-void Landing::done(const Posted& posted, bool arrived) {
+void LocalBuffers::done(const Posted& posted, bool arrived) {
   if (!posted.slot) return;
-  const link::Slice& slice = *posted.slice;
+  const transport::Slice& slice = *posted.slice;
   if (arrived && slice.opcode == smb::Opcode::kRead) {
     std::memcpy(slice.local, buffers_->at(*posted.slot), slice.request.bytes);
   }

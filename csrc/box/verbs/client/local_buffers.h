@@ -15,39 +15,39 @@
 #include <optional>
 
 #include "box/transport/slices.h"
-#include "box/verbs/common/domain.h"
 #include "box/verbs/client/verbs_lane.h"
+#include "box/verbs/common/domain.h"
 #include "box/verbs/common/slots.h"
 
 namespace hbm::verbs {
 
-class Landing {
+class LocalBuffers {
  public:
   static constexpr uint32_t kBuffers = 16;  // of a slice each, registered with the first one needed
 
-  explicit Landing(std::shared_ptr<Domain> domain) : domain_(std::move(domain)) {}
+  explicit LocalBuffers(std::shared_ptr<Domain> domain) : domain_(std::move(domain)) {}
 
-  // Throws as Region.
-  std::shared_ptr<Region> adopt(std::byte* memory, uint64_t bytes);
+  // Throws as MemoryRegion.
+  std::shared_ptr<MemoryRegion> adopt(std::byte* memory, uint64_t bytes);
 
-  struct Place {
+  struct Buffer {
     ibv_sge entry{};
     bool is_inline = false;
     Posted uses;
   };
 
   // For a slice that is about to be posted; a write's bytes are in place. None: no buffer is free.
-  // Throws as Region.
-  std::optional<Place> place(const link::Slice& slice, uint32_t inline_bytes);
+  // Throws as MemoryRegion.
+  std::optional<Buffer> place(const transport::Slice& slice, uint32_t inline_bytes);
 
   // The device is done with it. `arrived`: a read's bytes are there, and go to the caller's memory.
   void done(const Posted& posted, bool arrived);
 
  private:
-  std::shared_ptr<Region> adopted(const std::byte* memory, uint64_t bytes);
+  std::shared_ptr<MemoryRegion> adopted(const std::byte* memory, uint64_t bytes);
 
   const std::shared_ptr<Domain> domain_;
-  std::map<uintptr_t, std::weak_ptr<Region>> regions_;  // by first address
+  std::map<uintptr_t, std::weak_ptr<MemoryRegion>> regions_;  // by first address
   std::optional<Slots> buffers_;
 };
 

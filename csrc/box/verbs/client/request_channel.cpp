@@ -14,17 +14,17 @@ uint64_t frame_bytes(const smb::Header& header) {
 
 }  // namespace
 
-Mailbox::Mailbox(const std::shared_ptr<Domain>& domain)
+RequestChannel::RequestChannel(const std::shared_ptr<Domain>& domain)
     : requests_(domain, kRequests, kRequestBytes), replies_(domain, kReceives, kReplyBytes) {}
 
-void Mailbox::open(ibv_qp* queue_pair, uint32_t inline_bytes) {
+void RequestChannel::open(ibv_qp* queue_pair, uint32_t inline_bytes) {
   queue_pair_ = queue_pair;
   inline_bytes_ = inline_bytes;
   wait_briefly_for_receivers(queue_pair_);
   for (uint32_t slot = 0; slot < kReceives; ++slot) receive(slot);
 }
 
-void Mailbox::receive(uint32_t slot) {
+void RequestChannel::receive(uint32_t slot) {
   ibv_sge entry = replies_.entry(slot, kReplyBytes);
   ibv_recv_wr wr{};
   wr.wr_id = kReceiveTag << kTagShift | slot;
@@ -32,15 +32,15 @@ void Mailbox::receive(uint32_t slot) {
   wr.num_sge = 1;
   ibv_recv_wr* bad = nullptr;
   if (const int error = ibv_post_recv(queue_pair_, &wr, &bad); error != 0) {
-    throw link::Broken(refused("receive from the memory box", error));
+    throw transport::Broken(refused("receive from the memory box", error));
   }
 }
 
-void Mailbox::send(Lane& lane) {
+void RequestChannel::send(VerbsLane& lane) {
   while (!unsent_.empty() && lane.has_room()) {
     const auto slot = requests_.take();
     if (!slot) return;
-    link::Work& work = *unsent_.front();
+    transport::TransportRequest& work = *unsent_.front();
     unsent_.pop_front();
 
     smb::Header header;
@@ -59,16 +59,16 @@ void Mailbox::send(Lane& lane) {
   }
 }
 
-link::Work* Mailbox::arrived(uint32_t slot, uint32_t bytes) {
+transport::TransportRequest* RequestChannel::arrived(uint32_t slot, uint32_t bytes) {
   const std::span<const std::byte> message(replies_.at(slot), bytes);
   if (partial_.empty() && bytes >= sizeof(smb::Header)) {
     smb::Header header;
     std::memcpy(&header, message.data(), sizeof(header));
     if (const char* cause = malformed_reply(header)) {
-      throw link::Broken(std::string("the memory box sent what is no reply: ") + cause);
+      throw transport::Broken(std::string("the memory box sent what is no reply: ") + cause);
     }
     if (frame_bytes(header) == bytes) {
-      link::Work* work = answer(message);
+      transport::TransportRequest* work = answer(message);
       receive(slot);
       return work;
     }
@@ -77,22 +77,22 @@ link::Work* Mailbox::arrived(uint32_t slot, uint32_t bytes) {
   receive(slot);
   smb::Header header;
   if (partial_.size() < sizeof(header)) {
-    throw link::Broken("the memory box sent a message without a header");
+    throw transport::Broken("the memory box sent a message without a header");
   }
   std::memcpy(&header, partial_.data(), sizeof(header));
   if (partial_.size() < frame_bytes(header)) return nullptr;
   return answer(std::exchange(partial_, {}));
 }
 
-link::Work* Mailbox::answer(std::span<const std::byte> frame) {
+transport::TransportRequest* RequestChannel::answer(std::span<const std::byte> frame) {
   smb::Header header;
   std::memcpy(&header, frame.data(), sizeof(header));
   const auto asked = asked_.find(header.id);
   if (frame.size() != frame_bytes(header) || asked == asked_.end() ||
       asked->second->opcode != header.opcode) {
-    throw link::Broken("the memory box sent a reply to nothing that was asked");
+    throw transport::Broken("the memory box sent a reply to nothing that was asked");
   }
-  link::Work& work = *asked->second;
+  transport::TransportRequest& work = *asked->second;
   asked_.erase(asked);
   const auto body = frame.subspan(sizeof(header), header.body_bytes);
   const auto payload = frame.subspan(sizeof(header) + header.body_bytes);

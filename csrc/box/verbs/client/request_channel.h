@@ -1,4 +1,5 @@
-// A client's control requests and their replies: frames of box/protocol/protocol.h as messages on one lane.
+// A client's control requests and their replies: frames of box/protocol/protocol.h as messages on
+// one lane.
 //
 // A request is one message. A reply is one too, or several in a row when it is longer than
 // kReplyBytes, for whose further ones the device of the box waits until a buffer is free here.
@@ -15,46 +16,46 @@
 #include <vector>
 
 #include "box/transport/transport.h"
-#include "box/verbs/common/domain.h"
 #include "box/verbs/client/verbs_lane.h"
+#include "box/verbs/common/domain.h"
 #include "box/verbs/common/messages.h"
 #include "box/verbs/common/slots.h"
 
 namespace hbm::verbs {
 
-class Mailbox {
+class RequestChannel {
  public:
   static constexpr uint32_t kRequests = 64;  // in flight
   static constexpr uint32_t kReceives = 32;
 
   // Throws as Slots.
-  explicit Mailbox(const std::shared_ptr<Domain>& domain);
+  explicit RequestChannel(const std::shared_ptr<Domain>& domain);
 
-  // Lets the device put replies here. Throws link::Broken.
+  // Lets the device put replies here. Throws transport::Broken.
   void open(ibv_qp* queue_pair, uint32_t inline_bytes);
 
-  void put(link::Work& work) { unsent_.push_back(&work); }
+  void put(transport::TransportRequest& work) { unsent_.push_back(&work); }
   bool idle() const noexcept { return unsent_.empty() && asked_.empty(); }
 
   // Chains the requests for which there is room.
-  void send(Lane& lane);
+  void send(VerbsLane& lane);
   void sent(uint32_t slot) { requests_.give(slot); }
 
   // A message of `bytes` bytes came in the buffer `slot`, which the device gets again. The work
   // that it answers, with its outcome, but not yet done; null: there is more to come.
-  // Throws link::Broken when it is no reply to anything.
-  link::Work* arrived(uint32_t slot, uint32_t bytes);
+  // Throws transport::Broken when it is no reply to anything.
+  transport::TransportRequest* arrived(uint32_t slot, uint32_t bytes);
 
  private:
   void receive(uint32_t slot);
-  link::Work* answer(std::span<const std::byte> frame);
+  transport::TransportRequest* answer(std::span<const std::byte> frame);
 
   ibv_qp* queue_pair_ = nullptr;
   uint32_t inline_bytes_ = 0;
   Slots requests_;
   Slots replies_;
-  std::deque<link::Work*> unsent_;
-  std::unordered_map<uint64_t, link::Work*> asked_;
+  std::deque<transport::TransportRequest*> unsent_;
+  std::unordered_map<uint64_t, transport::TransportRequest*> asked_;
   uint64_t last_id_ = 0;
   std::vector<std::byte> partial_;  // of a reply in several messages
 };

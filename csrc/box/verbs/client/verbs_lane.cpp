@@ -13,12 +13,12 @@ uint64_t bytes_of(const Posted& posted) { return posted.slice ? posted.slice->re
 
 }  // namespace
 
-Lane::Lane(CmId id, uint8_t tag) : id_(std::move(id)), tag_(uint64_t{tag} << kTagShift) {
+VerbsLane::VerbsLane(CmId id, uint8_t tag) : id_(std::move(id)), tag_(uint64_t{tag} << kTagShift) {
   chain_.reserve(kDepth);
   entries_.reserve(kDepth);
 }
 
-void Lane::chain(const ibv_send_wr& request, const ibv_sge& local, Posted what) {
+void VerbsLane::chain(const ibv_send_wr& request, const ibv_sge& local, Posted what) {
   entries_.push_back(local);
   ibv_send_wr& wr = chain_.emplace_back(request);
   wr.wr_id = tag_ | (first_ + posted_.size());
@@ -26,7 +26,7 @@ void Lane::chain(const ibv_send_wr& request, const ibv_sge& local, Posted what) 
   posted_.push_back(std::move(what));
 }
 
-void Lane::flush() {
+void VerbsLane::flush() {
   if (chain_.empty()) return;
   for (size_t i = 0; i < chain_.size(); ++i) {
     const bool last = i + 1 == chain_.size();
@@ -37,13 +37,13 @@ void Lane::flush() {
   }
   ibv_send_wr* bad = nullptr;
   if (const int error = ibv_post_send(id_->qp, chain_.data(), &bad); error != 0) {
-    throw link::Broken(refused("post to the memory box", error));
+    throw transport::Broken(refused("post to the memory box", error));
   }
   chain_.clear();
   entries_.clear();
 }
 
-std::vector<Posted> Lane::completed(uint64_t wr_id) {
+std::vector<Posted> VerbsLane::completed(uint64_t wr_id) {
   std::vector<Posted> done;
   for (const uint64_t last = wr_id & kNumberMask; first_ <= last && !posted_.empty(); ++first_) {
     moving_bytes_ -= bytes_of(posted_.front());
@@ -53,7 +53,7 @@ std::vector<Posted> Lane::completed(uint64_t wr_id) {
   return done;
 }
 
-std::deque<Posted> Lane::destroy() {
+std::deque<Posted> VerbsLane::destroy() {
   id_.reset();
   return std::exchange(posted_, {});
 }

@@ -12,26 +12,26 @@
 #include <optional>
 #include <vector>
 
-#include "box/transport/transport.h"
 #include "box/transport/slices.h"
+#include "box/transport/transport.h"
 #include "box/verbs/common/domain.h"
 
 namespace hbm::verbs {
 
 // A request that the device has not completed, and what it uses until then.
 struct Posted {
-  std::optional<link::Slice> slice;  // none: a message
-  std::optional<uint32_t> slot;      // of the message's, or of a bounce buffer
-  std::shared_ptr<Region> region;    // an adopted one
+  std::optional<transport::Slice> slice;  // none: a message
+  std::optional<uint32_t> slot;           // of the message's, or of a bounce buffer
+  std::shared_ptr<MemoryRegion> region;   // an adopted one
 };
 
-class Lane {
+class VerbsLane {
  public:
   static constexpr uint32_t kDepth = 128;
   static constexpr uint32_t kSignalEvery = 32;
 
   // `tag` is in the upper byte of each completion's wr_id.
-  Lane(CmId id, uint8_t tag);
+  VerbsLane(CmId id, uint8_t tag);
 
   ibv_qp* queue_pair() const noexcept { return id_->qp; }
   uint64_t moving_bytes() const noexcept { return moving_bytes_; }
@@ -41,7 +41,7 @@ class Lane {
   // REQUIRES: has_room(). Of `request` the opcode, the flag IBV_SEND_INLINE and `wr` count.
   void chain(const ibv_send_wr& request, const ibv_sge& local, Posted what);
 
-  // Throws link::Broken.
+  // Throws transport::Broken.
   void flush();
 
   // A completion with this wr_id came: what is done by it, oldest first.

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "base/error.h"
-#include "box/transport/join.h"
 #include "box/protocol/address.h"
 #include "box/protocol/socket.h"
+#include "box/transport/join.h"
 
 namespace hbm::verbs {
 namespace {
@@ -16,38 +16,38 @@ constexpr uint32_t kMostLanes = 16;
 
 }  // namespace
 
-VerbsLink::VerbsLink(std::unique_ptr<Wire> wire) : wire_(std::move(wire)) {}
+VerbsTransport::VerbsTransport(std::unique_ptr<Wire> wire) : wire_(std::move(wire)) {}
 
-VerbsLink::~VerbsLink() {
+VerbsTransport::~VerbsTransport() {
   if (fork_.in_child()) static_cast<void>(wire_.release());
 }
 
-void VerbsLink::require_owner() const {
+void VerbsTransport::require_owner() const {
   fork_.require_owner("use its parent's queue pairs to a memory box; connect again in the child");
 }
 
-void VerbsLink::post(link::Work& work) {
+void VerbsTransport::post(transport::TransportRequest& work) {
   require_owner();
   wire_->post(work);
 }
 
-void VerbsLink::progress(std::chrono::nanoseconds most) {
+void VerbsTransport::progress(std::chrono::nanoseconds most) {
   require_owner();
   wire_->progress(most);
 }
 
-void VerbsLink::wake() noexcept {
+void VerbsTransport::wake() noexcept {
   if (!fork_.in_child()) wire_->wake();
 }
 
-bool VerbsLink::alive() const noexcept { return !fork_.in_child() && wire_->alive(); }
+bool VerbsTransport::alive() const noexcept { return !fork_.in_child() && wire_->alive(); }
 
-std::shared_ptr<void> VerbsLink::adopt(std::byte* memory, uint64_t bytes) {
+std::shared_ptr<void> VerbsTransport::adopt(std::byte* memory, uint64_t bytes) {
   require_owner();
   return wire_->adopt(memory, bytes);
 }
 
-link::Opened open_link(const link::Opening& opening) {
+transport::OpenedTransport open_link(const transport::TransportOptions& opening) {
   if (opening.lanes == 0 || opening.lanes > kMostLanes) {
     throw Error(ErrorKind::kInvalid, "lanes is " + std::to_string(opening.lanes) +
                                          "; the verbs transport takes 1 to " +
@@ -58,13 +58,13 @@ link::Opened open_link(const link::Opening& opening) {
   const smb::Address address{opening.host, opening.port, {}};
   auto stream = std::make_unique<smb::FrameStream>(smb::connect_to(address, deadline));
   const smb::Joined joined =
-      link::join_box(*stream, address.host_and_port(), opening.join, opening.token, deadline);
+      transport::join_box(*stream, address.host_and_port(), opening.join, opening.token, deadline);
   if (joined.verbs_port == 0) {
     throw Error(ErrorKind::kUnavailable, "the memory box at " + address.host_and_port() +
                                              " lets no client in over RDMA; its log says why");
   }
   auto wire = std::make_unique<Wire>(opening, joined, std::move(stream), deadline);
-  return {std::make_unique<VerbsLink>(std::move(wire)), joined};
+  return {std::make_unique<VerbsTransport>(std::move(wire)), joined};
 }
 
 std::string why_not_here(const std::string& host, uint16_t port) {

@@ -12,13 +12,13 @@
 
 namespace hbm::verbs {
 
-class VerbsLink final : public link::Link {
+class VerbsTransport final : public transport::Transport {
  public:
-  explicit VerbsLink(std::unique_ptr<Wire> wire);
-  ~VerbsLink() override;
+  explicit VerbsTransport(std::unique_ptr<Wire> wire);
+  ~VerbsTransport() override;
 
-  smb::Transport transport() const noexcept override { return smb::Transport::kVerbs; }
-  void post(link::Work& work) override;
+  smb::TransportKind transport() const noexcept override { return smb::TransportKind::kVerbs; }
+  void post(transport::TransportRequest& work) override;
   void progress(std::chrono::nanoseconds most) override;
   void wake() noexcept override;
   bool alive() const noexcept override;
@@ -32,8 +32,8 @@ class VerbsLink final : public link::Link {
   std::unique_ptr<Wire> wire_;
 };
 
-// As link::open_tcp; see library.h.
-link::Opened open_link(const link::Opening& opening);
+// As transport::open_tcp; see library.h.
+transport::OpenedTransport open_link(const transport::TransportOptions& opening);
 
 // See library.h.
 std::string why_not_here(const std::string& host, uint16_t port);

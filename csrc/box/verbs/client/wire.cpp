@@ -30,7 +30,7 @@ T read_as(const std::vector<std::byte>& bytes) {
   return value;
 }
 
-uint32_t handle_of(const link::Work& work) {
+uint32_t handle_of(const transport::TransportRequest& work) {
   switch (work.opcode) {
     case Opcode::kAlloc:
       return read_as<smb::Alloc>(work.body).handle;
@@ -43,15 +43,16 @@ uint32_t handle_of(const link::Work& work) {
 
 }  // namespace
 
-Wire::Wire(const link::Opening& opening, const smb::Joined& joined,
+Wire::Wire(const transport::TransportOptions& opening, const smb::Joined& joined,
            std::unique_ptr<smb::FrameStream> stream, smb::Deadline deadline)
     : box_(opening.host + ":" + std::to_string(opening.port)),
       stream_(std::move(stream)),
       connector_(opening.host, joined.verbs_port, deadline),
       bell_(ibv_create_comp_channel(connector_.domain()->device())),
-      mailbox_(connector_.domain()),
-      landing_(connector_.domain()) {
-  const int entries = static_cast<int>(opening.lanes * Lane::kDepth + Mailbox::kReceives);
+      request_channel_(connector_.domain()),
+      local_buffers_(connector_.domain()) {
+  const int entries =
+      static_cast<int>(opening.lanes * VerbsLane::kDepth + RequestChannel::kReceives);
   if (bell_ != nullptr) {
     fcntl(bell_->fd, F_SETFL, fcntl(bell_->fd, F_GETFL) | O_NONBLOCK);
     completions_.reset(
@@ -63,10 +64,10 @@ Wire::Wire(const link::Opening& opening, const smb::Joined& joined,
   connect(opening, joined.session);
 }
 
-void Wire::connect(const link::Opening& opening, const smb::Id& session) {
-  const Challenge challenge = connector_.ask(attributes(/*receives=*/1));
-  Call call{};
-  call.magic = Call::kMagic;
+void Wire::connect(const transport::TransportOptions& opening, const smb::Id& session) {
+  const ChallengeMessage challenge = connector_.ask(attributes(/*receives=*/1));
+  CallMessage call{};
+  call.magic = CallMessage::kMagic;
   call.ticket = challenge.ticket;
   call.session = session;
   call.flags = static_cast<uint16_t>(opening.join.flags & smb::Join::kReadOnlyClient);
@@ -77,19 +78,19 @@ void Wire::connect(const link::Opening& opening, const smb::Id& session) {
     std::copy_n(nonce.begin(), call.nonce.size(), call.nonce.begin());
     call.lane = static_cast<uint8_t>(lane);
     prove(call, opening.token, challenge.hello);
-    ibv_qp_init_attr given = attributes(lane == 0 ? Mailbox::kReceives : 1);
+    ibv_qp_init_attr given = attributes(lane == 0 ? RequestChannel::kReceives : 1);
     CmId id = connector_.connect(call, given, welcome_proof(call, opening.token, challenge.hello));
     inline_bytes_ = std::min(given.cap.max_inline_data, kInlineBytes);
     lanes_.emplace_back(std::move(id), static_cast<uint8_t>(lane));
   }
-  mailbox_.open(lanes_[0].queue_pair(), inline_bytes_);
+  request_channel_.open(lanes_[0].queue_pair(), inline_bytes_);
 }
 
 ibv_qp_init_attr Wire::attributes(uint32_t receives) const {
   ibv_qp_init_attr attributes{};
   attributes.send_cq = attributes.recv_cq = completions_.get();
   attributes.qp_type = IBV_QPT_RC;
-  attributes.cap.max_send_wr = Lane::kDepth;
+  attributes.cap.max_send_wr = VerbsLane::kDepth;
   attributes.cap.max_recv_wr = receives;
   attributes.cap.max_send_sge = attributes.cap.max_recv_sge = 1;
   attributes.cap.max_inline_data = kInlineBytes;
@@ -97,32 +98,32 @@ ibv_qp_init_attr Wire::attributes(uint32_t receives) const {
 }
 
 bool Wire::idle() const noexcept {
-  return mailbox_.idle() && std::ranges::all_of(lanes_, &Lane::idle);
+  return request_channel_.idle() && std::ranges::all_of(lanes_, &VerbsLane::idle);
 }
 
-void Wire::post(link::Work& work) {
-  if (!alive()) throw link::Broken(cause_);
+void Wire::post(transport::TransportRequest& work) {
+  if (!alive()) throw transport::Broken(cause_);
   const bool at_once = idle();
   if (work.opcode == Opcode::kRead || work.opcode == Opcode::kWrite) {
     slices_.put(work);
   } else {
-    mailbox_.put(work);
+    request_channel_.put(work);
   }
   if (at_once) send();
 }
 
 void Wire::send() {
-  mailbox_.send(lanes_[0]);
+  request_channel_.send(lanes_[0]);
   send_slices();
   try {
-    for (Lane& lane : lanes_) lane.flush();
-  } catch (const link::Broken& broken) {
+    for (VerbsLane& lane : lanes_) lane.flush();
+  } catch (const transport::Broken& broken) {
     fail(broken.what());
   }
 }
 
 std::optional<size_t> Wire::least_busy() const noexcept {
-  const auto lane = std::ranges::min_element(lanes_, {}, [](const Lane& lane) {
+  const auto lane = std::ranges::min_element(lanes_, {}, [](const VerbsLane& lane) {
     return lane.has_room() ? lane.moving_bytes() : UINT64_MAX;
   });
   if (!lane->has_room() || lane->moving_bytes() >= kLaneBytes) return std::nullopt;
@@ -138,10 +139,10 @@ void Wire::send_slices() {
 }
 
 // A device that refuses an access closes the queue pair, so what can be seen here is not tried.
-bool Wire::refused_here(const link::Slice& slice) {
+bool Wire::refused_here(const transport::Slice& slice) {
   const smb::Transfer& request = slice.request;
-  const auto grip = grips_.find(request.handle);
-  if (grip == grips_.end()) {
+  const auto grip = remote_segments_.find(request.handle);
+  if (grip == remote_segments_.end()) {
     slices_.finish(slice, Status::kNotAttached,
                    "no segment is attached as " + std::to_string(request.handle));
     return true;
@@ -154,10 +155,10 @@ bool Wire::refused_here(const link::Slice& slice) {
   return true;
 }
 
-bool Wire::chain(size_t lane, const link::Slice& slice) {
-  auto place = landing_.place(slice, inline_bytes_);
+bool Wire::chain(size_t lane, const transport::Slice& slice) {
+  auto place = local_buffers_.place(slice, inline_bytes_);
   if (!place) return false;
-  const Grip& grip = grips_.at(slice.request.handle);
+  const RemoteSegment& grip = remote_segments_.at(slice.request.handle);
   ibv_send_wr wr{};
   wr.opcode = slice.opcode == Opcode::kRead ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
   wr.send_flags = place->is_inline ? IBV_SEND_INLINE : 0;
@@ -168,7 +169,7 @@ bool Wire::chain(size_t lane, const link::Slice& slice) {
 }
 
 void Wire::progress(std::chrono::nanoseconds most) {
-  if (!alive()) throw link::Broken(cause_);
+  if (!alive()) throw transport::Broken(cause_);
   const auto start = std::chrono::steady_clock::now();
   for (;;) {
     send();
@@ -198,10 +199,10 @@ bool Wire::take_in(const ibv_wc& completion) {
   if (tag == kReceiveTag) {
     if (!good) fail(cause);
     try {
-      link::Work* work =
-          mailbox_.arrived(static_cast<uint32_t>(completion.wr_id), completion.byte_len);
+      transport::TransportRequest* work =
+          request_channel_.arrived(static_cast<uint32_t>(completion.wr_id), completion.byte_len);
       return work != nullptr && answered(*work);
-    } catch (const link::Broken& broken) {
+    } catch (const transport::Broken& broken) {
       fail(broken.what());
     }
   }
@@ -220,36 +221,36 @@ bool Wire::take_in(const ibv_wc& completion) {
 
 bool Wire::finish(const Posted& posted, bool arrived) {
   if (!posted.slice) {
-    mailbox_.sent(*posted.slot);
+    request_channel_.sent(*posted.slot);
     return false;
   }
-  landing_.done(posted, arrived);
+  local_buffers_.done(posted, arrived);
   return slices_.finish(*posted.slice, Status::kOk, {});
 }
 
-bool Wire::answered(link::Work& work) {
+bool Wire::answered(transport::TransportRequest& work) {
   if (work.status == Status::kOk) {
     if (work.opcode == Opcode::kAlloc || work.opcode == Opcode::kAttach) {
       const std::string cause = grant(work);
-      if (!cause.empty()) throw link::Broken(cause);
+      if (!cause.empty()) throw transport::Broken(cause);
     } else if (work.opcode == Opcode::kFree) {
-      grips_.erase(handle_of(work));
+      remote_segments_.erase(handle_of(work));
     }
   }
   work.done.store(true, std::memory_order_release);
   return true;
 }
 
-std::string Wire::grant(link::Work& work) {
+std::string Wire::grant(transport::TransportRequest& work) {
   if (work.reply.size() != sizeof(smb::Allocated) ||
       work.payload.size() != lanes_.size() * sizeof(uint32_t)) {
     return "the memory box granted a segment without its keys";
   }
   const auto allocated = read_as<smb::Allocated>(work.reply);
-  auto grant = std::make_shared<link::Grant>();
+  auto grant = std::make_shared<transport::Grant>();
   grant->handle = handle_of(work);
   grant->size = allocated.size;
-  Grip& grip = grips_[grant->handle];
+  RemoteSegment& grip = remote_segments_[grant->handle];
   grip = {allocated.address, allocated.size, std::vector<uint32_t>(lanes_.size())};
   std::memcpy(grip.rkeys.data(), work.payload.data(), work.payload.size());
   work.payload.clear();
@@ -285,7 +286,7 @@ bool Wire::sleep(std::chrono::nanoseconds most) {
 
 std::shared_ptr<void> Wire::adopt(std::byte* memory, uint64_t bytes) {
   try {
-    return landing_.adopt(memory, bytes);
+    return local_buffers_.adopt(memory, bytes);
   } catch (const Error& error) {
     log::notice(std::string(error.what()) + "; transfers of this memory are copied on their way");
     return nullptr;
@@ -298,15 +299,15 @@ void Wire::quit(const std::vector<Posted>& failed) {
   const std::string cause =
       "the memory box let this client not access that memory: the attachment has ended, or is for "
       "reading";
-  std::vector<link::Slice> slices;
-  for (Lane& lane : lanes_) {
+  std::vector<transport::Slice> slices;
+  for (VerbsLane& lane : lanes_) {
     for (const Posted& posted : lane.destroy()) {
       if (posted.slice) slices.push_back(*posted.slice);
     }
   }
   for (const Posted& posted : failed) {
     if (!posted.slice) continue;
-    for (const link::Slice& slice : slices) {
+    for (const transport::Slice& slice : slices) {
       if (slice.of == posted.slice->of) slices_.finish(slice, Status::kOk, {});
     }
     if (waiting_ && waiting_->of == posted.slice->of) slices_.finish(*waiting_, Status::kOk, {});
@@ -318,8 +319,8 @@ void Wire::quit(const std::vector<Posted>& failed) {
 void Wire::fail(const std::string& cause) {
   cause_ = "the connection to the memory box at " + box_ + " is lost: " + cause;
   alive_.store(false, std::memory_order_release);
-  for (Lane& lane : lanes_) lane.destroy();
-  throw link::Broken(cause_);
+  for (VerbsLane& lane : lanes_) lane.destroy();
+  throw transport::Broken(cause_);
 }
 
 }  // namespace hbm::verbs

@@ -1,9 +1,9 @@
 // The queue pairs of a client, its lanes, and what is in flight on them.
 //
 // Control requests travel on lane 0 as messages, in order (mailbox.h). Transfers are cut in slices
-// (box/transport/slices.h), each a one-sided RDMA READ or WRITE of the box's memory on the lane that has the
-// least to do. What is posted while nothing is in flight goes out at once; else it waits for the
-// next progress(), and goes out together with the rest.
+// (box/transport/slices.h), each a one-sided RDMA READ or WRITE of the box's memory on the lane
+// that has the least to do. What is posted while nothing is in flight goes out at once; else it
+// waits for the next progress(), and goes out together with the rest.
 //
 // The TCP connection over which the client joined stays open and silent: it tells when the box, or
 // its machine, is gone.
@@ -20,14 +20,14 @@
 #include <unordered_map>
 #include <vector>
 
-#include "box/transport/doorbell.h"
-#include "box/transport/transport.h"
-#include "box/transport/slices.h"
 #include "box/protocol/frame_stream.h"
+#include "box/transport/doorbell.h"
+#include "box/transport/slices.h"
+#include "box/transport/transport.h"
 #include "box/verbs/client/connector.h"
 #include "box/verbs/client/local_buffers.h"
-#include "box/verbs/client/verbs_lane.h"
 #include "box/verbs/client/request_channel.h"
+#include "box/verbs/client/verbs_lane.h"
 
 namespace hbm::verbs {
 
@@ -36,12 +36,12 @@ class Wire {
   // Of slices in flight on a lane, so that a small transfer does not wait long behind large ones.
   static constexpr uint64_t kLaneBytes = 4u << 20;
 
-  // Connects the lanes; `joined` is the box's answer on `stream`. Throws as link::open_tcp.
-  Wire(const link::Opening& opening, const smb::Joined& joined,
+  // Connects the lanes; `joined` is the box's answer on `stream`. Throws as transport::open_tcp.
+  Wire(const transport::TransportOptions& opening, const smb::Joined& joined,
        std::unique_ptr<smb::FrameStream> stream, smb::Deadline deadline);
 
   // As Link's.
-  void post(link::Work& work);
+  void post(transport::TransportRequest& work);
   void progress(std::chrono::nanoseconds most);
   void wake() noexcept { doorbell_.ring(); }
   bool alive() const noexcept { return alive_.load(std::memory_order_acquire); }
@@ -49,26 +49,26 @@ class Wire {
   std::shared_ptr<void> adopt(std::byte* memory, uint64_t bytes);
 
  private:
-  struct Grip {  // on an attached segment
+  struct RemoteSegment {  // on an attached segment
     uint64_t address = 0;
     uint64_t size = 0;
     std::vector<uint32_t> rkeys;  // by lane
   };
 
-  void connect(const link::Opening& opening, const smb::Id& session);
+  void connect(const transport::TransportOptions& opening, const smb::Id& session);
   ibv_qp_init_attr attributes(uint32_t receives) const;
   bool idle() const noexcept;
   void send();
   void send_slices();
   std::optional<size_t> least_busy() const noexcept;
-  bool chain(size_t lane, const link::Slice& slice);
-  bool refused_here(const link::Slice& slice);
+  bool chain(size_t lane, const transport::Slice& slice);
+  bool refused_here(const transport::Slice& slice);
 
   bool poll();  // takes completions in; true: a Work finished
   bool take_in(const ibv_wc& completion);
   bool finish(const Posted& posted, bool arrived);
-  bool answered(link::Work& work);
-  std::string grant(link::Work& work);
+  bool answered(transport::TransportRequest& work);
+  std::string grant(transport::TransportRequest& work);
   bool sleep(std::chrono::nanoseconds most);  // true: someone called wake()
   [[noreturn]] void fail(const std::string& cause);
   void quit(const std::vector<Posted>& failed);
@@ -77,19 +77,19 @@ class Wire {
   const std::unique_ptr<smb::FrameStream> stream_;
   std::atomic<bool> alive_{true};
   std::string cause_;  // why it is not alive
-  link::Doorbell doorbell_;
+  transport::Doorbell doorbell_;
 
   Connector connector_;
   Bell bell_;
-  Queue completions_;
-  Mailbox mailbox_;
-  Landing landing_;
+  CompletionQueue completions_;
+  RequestChannel request_channel_;
+  LocalBuffers local_buffers_;
   uint32_t inline_bytes_ = 0;
-  std::vector<Lane> lanes_;
+  std::vector<VerbsLane> lanes_;
 
-  link::Slices slices_;
-  std::optional<link::Slice> waiting_;        // taken from slices_, for a buffer to be free
-  std::unordered_map<uint32_t, Grip> grips_;  // by handle
+  transport::Slices slices_;
+  std::optional<transport::Slice> waiting_;  // taken from slices_, for a buffer to be free
+  std::unordered_map<uint32_t, RemoteSegment> remote_segments_;  // by handle
 };
 
 }  // namespace hbm::verbs

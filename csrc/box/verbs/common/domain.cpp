@@ -34,7 +34,7 @@ ibv_context* first_device() {
   return first;
 }
 
-Region::Region(std::shared_ptr<Domain> domain, void* memory, size_t bytes, int access)
+MemoryRegion::MemoryRegion(std::shared_ptr<Domain> domain, void* memory, size_t bytes, int access)
     : domain_(std::move(domain)), region_(ibv_reg_mr(domain_->get(), memory, bytes, access)) {
   if (region_ != nullptr) return;
   const int error = errno;
@@ -53,7 +53,7 @@ Region::Region(std::shared_ptr<Domain> domain, void* memory, size_t bytes, int a
   throw Error(ErrorKind::kUnavailable, what);
 }
 
-Region::~Region() { ibv_dereg_mr(region_); }
+MemoryRegion::~MemoryRegion() { ibv_dereg_mr(region_); }
 
 std::shared_ptr<Domain> Domain::open(ibv_context* device) {
   return std::shared_ptr<Domain>(new Domain(device));

@@ -21,7 +21,7 @@ struct DestroyBy {
     destroy(resource);
   }
 };
-using Queue = std::unique_ptr<ibv_cq, DestroyBy<ibv_destroy_cq>>;
+using CompletionQueue = std::unique_ptr<ibv_cq, DestroyBy<ibv_destroy_cq>>;
 using Bell = std::unique_ptr<ibv_comp_channel, DestroyBy<ibv_destroy_comp_channel>>;
 using SharedReceives = std::unique_ptr<ibv_srq, DestroyBy<ibv_destroy_srq>>;
 using EventChannel = std::unique_ptr<rdma_event_channel, DestroyBy<rdma_destroy_event_channel>>;
@@ -33,13 +33,13 @@ using CmId = std::unique_ptr<rdma_cm_id, DestroyBy<destroy_id>>;
 class Domain;
 
 // Memory that the device may reach, as long as this lives; the memory must live longer.
-class Region {
+class MemoryRegion {
  public:
   // Throws Error(kExhausted) or Error(kUnavailable) with what the kernel refused and why.
-  Region(std::shared_ptr<Domain> domain, void* memory, size_t bytes, int access);
-  ~Region();
-  Region(const Region&) = delete;
-  Region& operator=(const Region&) = delete;
+  MemoryRegion(std::shared_ptr<Domain> domain, void* memory, size_t bytes, int access);
+  ~MemoryRegion();
+  MemoryRegion(const MemoryRegion&) = delete;
+  MemoryRegion& operator=(const MemoryRegion&) = delete;
 
   ibv_mr* get() const noexcept { return region_; }
   uint32_t lkey() const noexcept { return region_->lkey; }

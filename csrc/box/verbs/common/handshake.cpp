@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint32_t kQueuePair = 1u << 31;  // a flag that no Join of a stream has
 
-smb::Join join_of(const Call& call) {
+smb::Join join_of(const CallMessage& call) {
   smb::Join join{};
   std::ranges::copy(call.nonce, join.nonce.begin());
   join.session = call.session;
@@ -21,31 +21,31 @@ smb::Join join_of(const Call& call) {
 // All of `proof` that a call has room for, and zeros.
 smb::Proof cut(const smb::Proof& proof) {
   smb::Proof shorter{};
-  std::copy_n(proof.begin(), std::tuple_size_v<decltype(Call::proof)>, shorter.begin());
+  std::copy_n(proof.begin(), std::tuple_size_v<decltype(CallMessage::proof)>, shorter.begin());
   return shorter;
 }
 
 }  // namespace
 
-void prove(Call& call, std::string_view token, const smb::Hello& hello) {
+void prove(CallMessage& call, std::string_view token, const smb::Hello& hello) {
   const smb::Proof proof = smb::client_proof(token, hello, join_of(call));
   std::copy_n(proof.begin(), call.proof.size(), call.proof.begin());
 }
 
-bool proves(const Call& call, std::string_view token, const smb::Hello& hello) {
+bool proves(const CallMessage& call, std::string_view token, const smb::Hello& hello) {
   smb::Proof given{};
   std::ranges::copy(call.proof, given.begin());
   return smb::equal(given, cut(smb::client_proof(token, hello, join_of(call))));
 }
 
-smb::Proof welcome_proof(const Call& call, std::string_view token, const smb::Hello& hello) {
+smb::Proof welcome_proof(const CallMessage& call, std::string_view token, const smb::Hello& hello) {
   smb::Joined joined{};
   joined.session = call.session;
   return smb::server_proof(token, hello, join_of(call), joined);
 }
 
-Refusal refusal(smb::Status status, std::string_view cause) {
-  Refusal refusal{Refusal::kMagic, status, {}};
+RefusalMessage refusal(smb::Status status, std::string_view cause) {
+  RefusalMessage refusal{RefusalMessage::kMagic, status, {}};
   cause.copy(refusal.cause, sizeof(refusal.cause) - 1);
   return refusal;
 }

@@ -1,13 +1,14 @@
 // How a queue pair is let in: what the connection manager carries as its private data.
 //
-//   client  request  Call for no lane
-//   box     reject   Challenge: a nonce, and the ticket that it is kept under
-//   client  request  Call with that ticket, once for each lane; lane 0 first
-//   box     accept   Welcome, or reject with a Refusal
+//   client  request  CallMessage for no lane
+//   box     reject   ChallengeMessage: a nonce, and the ticket that it is kept under
+//   client  request  CallMessage with that ticket, once for each lane; lane 0 first
+//   box     accept   WelcomeMessage, or reject with a RefusalMessage
 //
-// A Call is a Join (box/protocol/protocol.h), cut to the 56 bytes that fit; its proof is the one that a TCP
-// connection with the challenge's nonce would need, cut to 128 bits. So no queue pair exists at the
-// box before the token is proved for it, and one that was overheard proves nothing again.
+// A CallMessage is a Join (box/protocol/protocol.h), cut to the 56 bytes that fit; its proof is the
+// one that a TCP connection with the challenge's nonce would need, cut to 128 bits. So no queue
+// pair exists at the box before the token is proved for it, and one that was overheard proves
+// nothing again.
 #pragma once
 
 #include <array>
@@ -21,7 +22,7 @@
 
 namespace hbm::verbs {
 
-struct Call {
+struct CallMessage {
   static constexpr uint32_t kMagic = 0x31515053;  // "SPQ1"
 
   uint32_t magic;
@@ -33,27 +34,27 @@ struct Call {
   uint8_t lane;
   uint8_t lanes;  // 0: a first call, all else is zero too
 };
-static_assert(sizeof(Call) == 56);
+static_assert(sizeof(CallMessage) == 56);
 
-struct Challenge {
+struct ChallengeMessage {
   static constexpr uint32_t kMagic = 0x32515053;  // "SPQ2"
 
   uint32_t magic;
   uint32_t ticket;
   smb::Hello hello;
 };
-static_assert(sizeof(Challenge) == 48);
+static_assert(sizeof(ChallengeMessage) == 48);
 
-struct Refusal {
+struct RefusalMessage {
   static constexpr uint32_t kMagic = 0x33515053;  // "SPQ3"
 
   uint32_t magic;
   smb::Status status;  // never kOk
   char cause[138];     // ends with a zero
 };
-static_assert(sizeof(Refusal) == 144);  // of 148
+static_assert(sizeof(RefusalMessage) == 144);  // of 148
 
-struct Welcome {
+struct WelcomeMessage {
   static constexpr uint32_t kMagic = 0x34515053;  // "SPQ4"
 
   uint32_t magic;
@@ -62,15 +63,15 @@ struct Welcome {
 };
 
 // Sets the proof.
-void prove(Call& call, std::string_view token, const smb::Hello& hello);
+void prove(CallMessage& call, std::string_view token, const smb::Hello& hello);
 
 // Whether it is right, in a time that does not depend on where it is wrong.
-bool proves(const Call& call, std::string_view token, const smb::Hello& hello);
+bool proves(const CallMessage& call, std::string_view token, const smb::Hello& hello);
 
-// What the client of `call` expects in its Welcome.
-smb::Proof welcome_proof(const Call& call, std::string_view token, const smb::Hello& hello);
+// What the client of `call` expects in its WelcomeMessage.
+smb::Proof welcome_proof(const CallMessage& call, std::string_view token, const smb::Hello& hello);
 
-Refusal refusal(smb::Status status, std::string_view cause);
+RefusalMessage refusal(smb::Status status, std::string_view cause);
 
 // The struct that private data start with, if they are long enough and carry its magic; what the
 // connection manager delivers is padded with zeros.

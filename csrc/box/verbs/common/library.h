@@ -18,7 +18,7 @@ namespace hbm::verbs {
 
 inline constexpr uint32_t kAbi = 1;
 
-struct DoorOptions {
+struct VerbsListenerOptions {
   std::string host;   // the address of an RDMA device's network interface; empty: the first device
   uint16_t port = 0;  // of the RDMA connection manager, not of TCP; 0: any
   std::string token;  // empty: none is asked for
@@ -28,8 +28,8 @@ struct DoorOptions {
   uint32_t messages = 4096;  // receive buffers for the requests of all clients together, 512 B each
 };
 
-struct OpenDoor {
-  std::unique_ptr<box::Door> door;
+struct OpenListener {
+  std::unique_ptr<box::Listener> door;
   uint16_t port = 0;
 };
 
@@ -40,15 +40,15 @@ struct Library {
   // a device alone, as a box does.
   std::string (*why_not)(const std::string& host, uint16_t port);
 
-  // As link::open_tcp: `opening` names the box's TCP port, which proves the token and stays
+  // As transport::open_tcp: `opening` names the box's TCP port, which proves the token and stays
   // connected as the sign of life.
   // Throws as open_tcp, and Error(kUnavailable) when either end has no RDMA device.
-  link::Opened (*open)(const link::Opening& opening);
+  transport::OpenedTransport (*open)(const transport::TransportOptions& opening);
 
-  // Registers the memory of every segment of `desk`, and lets clients in.
+  // Registers the memory of every segment of `handler`, and lets clients in.
   // Throws Error(kUnavailable) when there is no RDMA device, Error(kInvalid) when `host` is not the
   // address of one, Error(kExhausted) when the memory cannot be registered.
-  OpenDoor (*listen)(box::Desk& desk, const DoorOptions& options);
+  OpenListener (*listen)(box::RequestHandler& handler, const VerbsListenerOptions& options);
 };
 
 inline constexpr const char* kEntry = "hbm_verbs_library";

@@ -15,7 +15,7 @@ namespace hbm::verbs {
 
 class Slots {
  public:
-  // Throws as Region, and Error(kExhausted).
+  // Throws as MemoryRegion, and Error(kExhausted).
   Slots(std::shared_ptr<Domain> domain, uint32_t count, uint32_t slot_bytes);
 
   uint32_t count() const noexcept { return count_; }
@@ -39,7 +39,7 @@ class Slots {
   const uint32_t count_;
   const uint32_t slot_bytes_;
   std::unique_ptr<std::byte, Unmap> memory_;
-  std::optional<Region> region_;
+  std::optional<MemoryRegion> region_;
   std::vector<uint32_t> free_;
 };
 

@@ -12,7 +12,7 @@ BoxMemory::BoxMemory(std::shared_ptr<Domain> domain, bool windows)
       windows_(windows && domain_->limits().max_mw > 0 &&
                (domain_->limits().device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0) {}
 
-void BoxMemory::add(box::Segment& segment) const {
+void BoxMemory::add(box::BoxSegment& segment) const {
   auto registered = std::make_shared<Registered>();
   std::byte* const base = segment.block->base();
   if (windows_) {
@@ -27,16 +27,17 @@ void BoxMemory::add(box::Segment& segment) const {
   segment.registration = std::move(registered);
 }
 
-const BoxMemory::Registered& BoxMemory::of(const box::Segment& segment) {
+const BoxMemory::Registered& BoxMemory::of(const box::BoxSegment& segment) {
   return *static_cast<const Registered*>(segment.registration.get());
 }
 
-uint32_t BoxMemory::shared_key(const box::Segment& segment, bool may_write) {
+uint32_t BoxMemory::shared_key(const box::BoxSegment& segment, bool may_write) {
   const Registered& registered = of(segment);
   return (may_write ? registered.writable : registered.readable)->get()->rkey;
 }
 
-Window::Window(const Domain& domain, std::shared_ptr<box::Segment> segment, bool may_write)
+MemoryWindow::MemoryWindow(const Domain& domain, std::shared_ptr<box::BoxSegment> segment,
+                           bool may_write)
     : segment_(std::move(segment)),
       may_write_(may_write),
       window_(ibv_alloc_mw(domain.get(), IBV_MW_TYPE_2)) {
@@ -45,17 +46,17 @@ Window::Window(const Domain& domain, std::shared_ptr<box::Segment> segment, bool
   }
 }
 
-Window::Window(Window&& other) noexcept
+MemoryWindow::MemoryWindow(MemoryWindow&& other) noexcept
     : segment_(std::move(other.segment_)),
       may_write_(other.may_write_),
       window_(std::exchange(other.window_, nullptr)),
       key_(other.key_) {}
 
-Window::~Window() {
+MemoryWindow::~MemoryWindow() {
   if (window_ != nullptr) ibv_dealloc_mw(window_);
 }
 
-void Window::bind(ibv_qp* queue_pair, uint64_t wr_id) {
+void MemoryWindow::bind(ibv_qp* queue_pair, uint64_t wr_id) {
   key_ = ibv_inc_rkey(window_->rkey);
   ibv_send_wr wr{};
   wr.wr_id = wr_id;

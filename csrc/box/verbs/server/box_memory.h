@@ -14,7 +14,7 @@
 #include <memory>
 #include <optional>
 
-#include "box/server/segment.h"
+#include "box/server/storage/segment.h"
 #include "box/verbs/common/domain.h"
 
 namespace hbm::verbs {
@@ -26,19 +26,19 @@ class BoxMemory {
 
   bool windows() const noexcept { return windows_; }
 
-  // Sets segment.registration. Throws as Region.
-  void add(box::Segment& segment) const;
+  // Sets segment.registration. Throws as MemoryRegion.
+  void add(box::BoxSegment& segment) const;
 
   // Without windows: the key of a segment that was added.
-  static uint32_t shared_key(const box::Segment& segment, bool may_write);
+  static uint32_t shared_key(const box::BoxSegment& segment, bool may_write);
 
  private:
-  friend class Window;
+  friend class MemoryWindow;
   struct Registered {
-    std::optional<Region> writable;  // for windows, nobody's without one
-    std::optional<Region> readable;
+    std::optional<MemoryRegion> writable;  // for windows, nobody's without one
+    std::optional<MemoryRegion> readable;
   };
-  static const Registered& of(const box::Segment& segment);
+  static const Registered& of(const box::BoxSegment& segment);
 
   const std::shared_ptr<Domain> domain_;
   const bool windows_;
@@ -46,13 +46,13 @@ class BoxMemory {
 
 // One client's access to a segment by one queue pair: none until bind()'s request is completed, and
 // none any more once this is destroyed.
-class Window {
+class MemoryWindow {
  public:
   // Throws Error(kExhausted) when the device has no window left.
-  Window(const Domain& domain, std::shared_ptr<box::Segment> segment, bool may_write);
-  ~Window();
-  Window(Window&& other) noexcept;
-  Window& operator=(Window&&) = delete;
+  MemoryWindow(const Domain& domain, std::shared_ptr<box::BoxSegment> segment, bool may_write);
+  ~MemoryWindow();
+  MemoryWindow(MemoryWindow&& other) noexcept;
+  MemoryWindow& operator=(MemoryWindow&&) = delete;
 
   // Posts the request, signalled, under `wr_id`. Throws Error(kUnavailable).
   void bind(ibv_qp* queue_pair, uint64_t wr_id);
@@ -60,7 +60,7 @@ class Window {
   uint32_t key() const noexcept { return key_; }  // of the last bind()
 
  private:
-  std::shared_ptr<box::Segment> segment_;
+  std::shared_ptr<box::BoxSegment> segment_;
   bool may_write_;
   ibv_mw* window_;
   uint32_t key_ = 0;

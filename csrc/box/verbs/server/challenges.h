@@ -16,14 +16,14 @@ namespace hbm::verbs {
 
 class Peer;
 
-struct Ticket {
+struct IssuedChallenge {
   smb::Hello hello{};
   std::chrono::steady_clock::time_point until{};
   std::weak_ptr<Peer> peer;  // from its lane 0 on
   uint32_t lanes_let_in = 0;
 };
 
-class Tickets {
+class Challenges {
  public:
   static constexpr size_t kMost = 512;
   static constexpr std::chrono::seconds kLongest{5};
@@ -31,15 +31,15 @@ class Tickets {
   // A new one, with a fresh nonce; its number.
   uint32_t give(bool token_required);
 
-  const smb::Hello& hello(uint32_t number) const { return tickets_.at(number).hello; }
+  const smb::Hello& hello(uint32_t number) const { return challenges_.at(number).hello; }
 
   // Null: it does not exist, or not any more.
-  Ticket* find(uint32_t number);
-  void end(uint32_t number) { tickets_.erase(number); }
+  IssuedChallenge* find(uint32_t number);
+  void end(uint32_t number) { challenges_.erase(number); }
 
  private:
   uint32_t last_ = 0;
-  std::map<uint32_t, Ticket> tickets_;  // the oldest first, until the numbers wrap
+  std::map<uint32_t, IssuedChallenge> challenges_;  // the oldest first, until the numbers wrap
 };
 
 }  // namespace hbm::verbs

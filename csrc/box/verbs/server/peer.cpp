@@ -50,11 +50,11 @@ void put_keys(box::Reply& reply, uint64_t address, const std::vector<uint32_t>& 
 
 }  // namespace
 
-Peer::Peer(std::shared_ptr<House> house, std::shared_ptr<box::Session> session, uint32_t lanes)
-    : house_(std::move(house)), session_(std::move(session)), lane_count_(lanes) {}
+Peer::Peer(std::shared_ptr<Context> context, std::shared_ptr<box::Session> session, uint32_t lanes)
+    : context_(std::move(context)), session_(std::move(session)), lane_count_(lanes) {}
 
 void Peer::add(CmId id, uint32_t inline_bytes) {
-  house_->hall.enter(id->qp->qp_num, shared_from_this());
+  context_->queues.enter(id->qp->qp_num, shared_from_this());
   const std::scoped_lock lock(mutex_);
   if (lanes_.empty()) inline_bytes_ = inline_bytes;
   lanes_.push_back(std::move(id));
@@ -84,7 +84,7 @@ bool Peer::settled() const {
 void Peer::doom(const std::string& cause) {
   if (doomed_.exchange(true)) return;
   if (!cause.empty()) log::warn("a client of the memory box over RDMA is sent away: " + cause);
-  house_->greeter.ring();
+  context_->greeter.ring();
 }
 
 void Peer::arrived(std::span<const std::byte> message) {
@@ -100,14 +100,14 @@ void Peer::arrived(std::span<const std::byte> message) {
   {
     const std::scoped_lock lock(mutex_);
     if (closed_ || doomed()) return;
-    if (house_->closing.load(std::memory_order_relaxed)) {
+    if (context_->closing.load(std::memory_order_relaxed)) {
       queue(header.id, header.opcode,
             box::refused(Status::kClosing, "the memory box is shutting down"));
       return send();
     }
     ++unanswered_;
   }
-  house_->desk.submit(
+  context_->handler.submit(
       session_, header.opcode, body,
       [self = shared_from_this(), id = header.id, opcode = header.opcode,
        handle](box::Reply reply) { self->answer(id, opcode, handle, std::move(reply)); });
@@ -158,8 +158,8 @@ void Peer::queue(uint64_t id, Opcode opcode, const box::Reply& reply) {
 }
 
 void Peer::grant(uint64_t id, Opcode opcode, uint32_t handle, box::Reply reply) {
-  const std::shared_ptr<box::Segment> segment = std::move(reply.granted);
-  if (house_->memory.windows()) {
+  const std::shared_ptr<box::BoxSegment> segment = std::move(reply.granted);
+  if (context_->memory.windows()) {
     bindings_.push_back({handle, segment, reply.may_write, id, opcode, std::move(reply), {}, 0});
     if (bindings_.size() == 1) bind_next();
     return;
@@ -175,7 +175,8 @@ void Peer::bind_next() {
     Binding& binding = bindings_.front();
     try {
       for (size_t lane = 0; lane < lanes_.size(); ++lane) {
-        binding.windows.emplace_back(*house_->hall.domain(), binding.segment, binding.may_write);
+        binding.windows.emplace_back(*context_->queues.domain(), binding.segment,
+                                     binding.may_write);
       }
     } catch (const Error& error) {
       queue(binding.id, binding.opcode, box::refused(Status::kExhausted, error.what()));
@@ -196,7 +197,7 @@ void Peer::bound() {
   Binding binding = std::move(bindings_.front());
   bindings_.pop_front();
   std::vector<uint32_t> keys;
-  for (const Window& window : binding.windows) keys.push_back(window.key());
+  for (const MemoryWindow& window : binding.windows) keys.push_back(window.key());
   put_keys(binding.reply, reinterpret_cast<uintptr_t>(binding.segment->block->base()), keys);
   queue(binding.id, binding.opcode, binding.reply);
   windows_.insert_or_assign(binding.handle, std::move(binding.windows));
@@ -225,7 +226,7 @@ void Peer::completed(const ibv_wc& completion) {
       }
     }
   }
-  if (give) house_->hall.give_slot(slot);
+  if (give) context_->queues.give_slot(slot);
   if (!trouble.empty() || !good) doom(trouble);
 }
 
@@ -261,11 +262,11 @@ bool Peer::send_part(Frame& frame) {
   wr.sg_list = &entry;
   wr.num_sge = 1;
   if (bytes > inline_bytes_) {
-    const auto slot = house_->hall.take_slot(shared_from_this());
+    const auto slot = context_->queues.take_slot(shared_from_this());
     if (!slot) return false;
     slots_.push_back(*slot);
-    std::memcpy(house_->hall.slots().at(*slot), left.data(), bytes);
-    entry = house_->hall.slots().entry(*slot, bytes);
+    std::memcpy(context_->queues.slots().at(*slot), left.data(), bytes);
+    entry = context_->queues.slots().entry(*slot, bytes);
     wr.wr_id = kReplyTag << kTagShift | *slot;
     wr.send_flags = IBV_SEND_SIGNALED;
   }
@@ -287,7 +288,7 @@ void Peer::close() {
     unsent_.clear();
     for (const CmId& lane : lanes_) rdma_disconnect(lane.get());
   }
-  house_->desk.left(session_);
+  context_->handler.left(session_);
 }
 
 bool Peer::quiet() const {
@@ -299,13 +300,13 @@ void Peer::destroy() {
   std::vector<uint32_t> slots;
   {
     const std::scoped_lock lock(mutex_);
-    for (const CmId& lane : lanes_) house_->hall.leave(lane->qp->qp_num);
+    for (const CmId& lane : lanes_) context_->queues.leave(lane->qp->qp_num);
     bindings_.clear();  // a queue pair goes after the windows that are bound to it
     windows_.clear();
     lanes_.clear();
     slots = std::exchange(slots_, {});
   }
-  for (const uint32_t slot : slots) house_->hall.give_slot(slot);
+  for (const uint32_t slot : slots) context_->queues.give_slot(slot);
 }
 
 }  // namespace hbm::verbs

@@ -19,11 +19,11 @@
 #include <unordered_map>
 #include <vector>
 
+#include "box/protocol/protocol.h"
 #include "box/server/request_handler.h"
 #include "box/transport/doorbell.h"
-#include "box/protocol/protocol.h"
-#include "box/verbs/server/box_memory.h"
 #include "box/verbs/common/domain.h"
+#include "box/verbs/server/box_memory.h"
 #include "box/verbs/server/shared_queues.h"
 
 namespace hbm::verbs {
@@ -39,17 +39,18 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // How many completions a client of so many lanes may have under way.
   static uint32_t completions(uint32_t lanes) noexcept { return kReplies + lanes; }
 
-  // What a peer needs of its door, and keeps alive. The desk may be gone once the peer is closed.
-  struct House {
-    Hall hall;
+  // What a peer needs of its door, and keeps alive. The handler may be gone once the peer is
+  // closed.
+  struct Context {
+    SharedQueues queues;
     BoxMemory memory;
-    box::Desk& desk;
-    link::Doorbell greeter;  // rung when a peer is doomed
+    box::RequestHandler& handler;
+    transport::Doorbell greeter;  // rung when a peer is doomed
     std::atomic<bool> closing{false};
   };
 
   // The session has been joined; close() leaves it.
-  Peer(std::shared_ptr<House> house, std::shared_ptr<box::Session> session, uint32_t lanes);
+  Peer(std::shared_ptr<Context> context, std::shared_ptr<box::Session> session, uint32_t lanes);
 
   // Takes a lane in, whose queue pair exists, before it is accepted. REQUIRES: in order, from 0.
   void add(CmId id, uint32_t inline_bytes);
@@ -80,12 +81,12 @@ class Peer : public std::enable_shared_from_this<Peer> {
   };
   struct Binding {  // of the windows of an attachment
     uint32_t handle = 0;
-    std::shared_ptr<box::Segment> segment;
+    std::shared_ptr<box::BoxSegment> segment;
     bool may_write = false;
     uint64_t id = 0;  // of the request
     smb::Opcode opcode{};
     box::Reply reply;
-    std::vector<Window> windows;
+    std::vector<MemoryWindow> windows;
     size_t left = 0;  // windows whose completion has not come
   };
 
@@ -99,14 +100,14 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void send();
   bool send_part(Frame& frame);
 
-  const std::shared_ptr<House> house_;
+  const std::shared_ptr<Context> context_;
   const std::shared_ptr<box::Session> session_;
   const uint32_t lane_count_;
   const Clock::time_point made_ = Clock::now();
   std::atomic<Clock::time_point> seen_{made_};
   std::atomic<bool> doomed_{false};
 
-  mutable std::mutex mutex_;  // guards all below; the hall's is locked under it
+  mutable std::mutex mutex_;  // guards all below; the queues's is locked under it
   std::vector<CmId> lanes_;
   uint32_t connected_ = 0;
   uint32_t inline_bytes_ = 0;
@@ -115,9 +116,9 @@ class Peer : public std::enable_shared_from_this<Peer> {
   uint32_t in_flight_ = 0;  // replies and windows whose completion has not come
   uint32_t replies_in_flight_ = 0;
   std::deque<Frame> unsent_;
-  std::deque<Binding> bindings_;                               // the first one is under way
-  std::unordered_map<uint32_t, std::vector<Window>> windows_;  // by handle
-  std::vector<uint32_t> slots_;                                // of long replies in flight
+  std::deque<Binding> bindings_;                                     // the first one is under way
+  std::unordered_map<uint32_t, std::vector<MemoryWindow>> windows_;  // by handle
+  std::vector<uint32_t> slots_;                                      // of long replies in flight
 };
 
 }  // namespace hbm::verbs

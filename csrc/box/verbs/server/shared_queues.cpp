@@ -18,7 +18,7 @@ constexpr int kCompletionsAtOnce = 64;
 
 }  // namespace
 
-Hall::Hall(std::shared_ptr<Domain> domain, uint32_t messages, uint32_t completions)
+SharedQueues::SharedQueues(std::shared_ptr<Domain> domain, uint32_t messages, uint32_t completions)
     : domain_(std::move(domain)),
       requests_(domain_, std::min(messages, static_cast<uint32_t>(domain_->limits().max_srq_wr)),
                 kRequestBytes),
@@ -46,30 +46,30 @@ Hall::Hall(std::shared_ptr<Domain> domain, uint32_t messages, uint32_t completio
   receive(slots);
 }
 
-void Hall::enter(uint32_t queue_pair, std::shared_ptr<Peer> peer) {
+void SharedQueues::enter(uint32_t queue_pair, std::shared_ptr<Peer> peer) {
   const std::scoped_lock lock(mutex_);
   peers_[queue_pair] = std::move(peer);
 }
 
-void Hall::leave(uint32_t queue_pair) {
+void SharedQueues::leave(uint32_t queue_pair) {
   const std::scoped_lock lock(mutex_);
   peers_.erase(queue_pair);
 }
 
-std::shared_ptr<Peer> Hall::peer_of(uint32_t queue_pair) {
+std::shared_ptr<Peer> SharedQueues::peer_of(uint32_t queue_pair) {
   const std::scoped_lock lock(mutex_);
   const auto peer = peers_.find(queue_pair);
   return peer != peers_.end() ? peer->second : nullptr;
 }
 
-std::optional<uint32_t> Hall::take_slot(const std::shared_ptr<Peer>& peer) {
+std::optional<uint32_t> SharedQueues::take_slot(const std::shared_ptr<Peer>& peer) {
   const std::scoped_lock lock(mutex_);
   const auto slot = replies_.take();
   if (!slot) waiting_.push_back(peer);
   return slot;
 }
 
-void Hall::give_slot(uint32_t slot) {
+void SharedQueues::give_slot(uint32_t slot) {
   std::shared_ptr<Peer> next;
   {
     const std::scoped_lock lock(mutex_);
@@ -82,7 +82,7 @@ void Hall::give_slot(uint32_t slot) {
   if (next) next->pump();
 }
 
-void Hall::receive(std::span<const uint32_t> slots) {
+void SharedQueues::receive(std::span<const uint32_t> slots) {
   std::vector<ibv_sge> entries(slots.size());
   std::vector<ibv_recv_wr> requests(slots.size());
   for (size_t i = 0; i < slots.size(); ++i) {
@@ -99,7 +99,7 @@ void Hall::receive(std::span<const uint32_t> slots) {
   }
 }
 
-bool Hall::poll() {
+bool SharedQueues::poll() {
   std::array<ibv_wc, kCompletionsAtOnce> completions;
   const int count = ibv_poll_cq(completions_.get(), kCompletionsAtOnce, completions.data());
   if (count < 0) throw Error(ErrorKind::kUnavailable, "RDMA: the completion queue failed");
@@ -120,7 +120,7 @@ bool Hall::poll() {
   return count > 0;
 }
 
-void Hall::wait(link::Doorbell& bell) {
+void SharedQueues::wait(transport::Doorbell& bell) {
   if (poll()) return;
   ibv_req_notify_cq(completions_.get(), 0);
   if (poll()) return;

@@ -21,13 +21,13 @@ namespace hbm::verbs {
 
 class Peer;
 
-class Hall {
+class SharedQueues {
  public:
   static constexpr uint32_t kLongReplies = 64;
 
   // `messages`: receive buffers; `completions`: for all else that is in flight.
   // Throws as Slots, and Error(kUnavailable).
-  Hall(std::shared_ptr<Domain> domain, uint32_t messages, uint32_t completions);
+  SharedQueues(std::shared_ptr<Domain> domain, uint32_t messages, uint32_t completions);
 
   const std::shared_ptr<Domain>& domain() const noexcept { return domain_; }
   ibv_cq* completions() const noexcept { return completions_.get(); }
@@ -44,7 +44,7 @@ class Hall {
 
   // Sleeps until completions come or `bell` rings, and hands them to their peers.
   // Throws Error(kUnavailable) when the device fails.
-  void wait(link::Doorbell& bell);
+  void wait(transport::Doorbell& bell);
 
  private:
   bool poll();
@@ -54,7 +54,7 @@ class Hall {
   const std::shared_ptr<Domain> domain_;
   uint32_t room_;
   Bell bell_;
-  Queue completions_;
+  CompletionQueue completions_;
   SharedReceives receives_;
   Slots requests_;
   Slots replies_;  // take() and give() under mutex_

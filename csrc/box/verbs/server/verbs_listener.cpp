@@ -65,7 +65,7 @@ ibv_context* device_of(const rdma_cm_id& listener) {
 
 }  // namespace
 
-VerbsDoor::VerbsDoor(box::Desk& desk, const DoorOptions& options)
+VerbsListener::VerbsListener(box::RequestHandler& handler, const VerbsListenerOptions& options)
     : options_(options),
       channel_(rdma_create_event_channel()),
       log_(/*most=*/20, /*interval=*/seconds(60)) {
@@ -77,48 +77,51 @@ VerbsDoor::VerbsDoor(box::Desk& desk, const DoorOptions& options)
   port_ = ntohs(rdma_get_src_port(listener_.get()));
   const auto domain = Domain::open(device_of(*listener_));
   const uint32_t completions = options.max_clients * Peer::completions(/*lanes=*/4);
-  house_.reset(new Peer::House{
-      Hall(domain, options.messages, completions), BoxMemory(domain, options.windows), desk, {}});
-  room_ = house_->hall.room();
+  context_.reset(new Peer::Context{SharedQueues(domain, options.messages, completions),
+                                   BoxMemory(domain, options.windows),
+                                   handler,
+                                   {}});
+  room_ = context_->queues.room();
   // The memory, not the door: segments may be made while the door goes.
-  desk.on_new_segment([house = house_](box::Segment& segment) { house->memory.add(segment); });
+  handler.on_new_segment(
+      [context = context_](box::BoxSegment& segment) { context->memory.add(segment); });
   log::info("clients may come over RDMA: " + domain->name() + ", port " + std::to_string(port_) +
-            (house_->memory.windows() ? "" : ", without memory windows"));
-  greeter_ = std::thread(&VerbsDoor::greet, this);
-  receiver_ = std::thread(&VerbsDoor::receive, this);
+            (context_->memory.windows() ? "" : ", without memory windows"));
+  greeter_ = std::thread(&VerbsListener::greet, this);
+  receiver_ = std::thread(&VerbsListener::receive, this);
 }
 
-VerbsDoor::~VerbsDoor() {
-  house_->desk.on_new_segment([](box::Segment&) {});
+VerbsListener::~VerbsListener() {
+  context_->handler.on_new_segment([](box::BoxSegment&) {});
   stopping_ = true;
-  house_->greeter.ring();
+  context_->greeter.ring();
   greeter_.join();
   receiver_bell_.ring();
   receiver_.join();
 }
 
-void VerbsDoor::drain(uint32_t most_ms) {
-  house_->closing = true;
+void VerbsListener::drain(uint32_t most_ms) {
+  context_->closing = true;
   const auto until = Peer::Clock::now() + milliseconds(most_ms);
-  house_->greeter.ring();
+  context_->greeter.ring();
   while (!settled_ && Peer::Clock::now() < until) std::this_thread::sleep_for(milliseconds(1));
 }
 
-void VerbsDoor::receive() {
+void VerbsListener::receive() {
   try {
-    while (!stopping_) house_->hall.wait(receiver_bell_);
+    while (!stopping_) context_->queues.wait(receiver_bell_);
   } catch (const Error& error) {
     log::error(std::string(error.what()) + "; no client is served over RDMA any more");
   }
 }
 
-void VerbsDoor::greet() {
+void VerbsListener::greet() {
   while (!stopping_) {
-    std::array<pollfd, 2> ends{{{channel_->fd, POLLIN, 0}, {house_->greeter.fd(), POLLIN, 0}}};
-    const bool soon = !leaving_.empty() || house_->closing;
+    std::array<pollfd, 2> ends{{{channel_->fd, POLLIN, 0}, {context_->greeter.fd(), POLLIN, 0}}};
+    const bool soon = !leaving_.empty() || context_->closing;
     const milliseconds most = soon ? kSweepWhileLeaving : kSweep;
     poll(ends.data(), ends.size(), static_cast<int>(most.count()));
-    if (ends[1].revents != 0) house_->greeter.clear();
+    if (ends[1].revents != 0) context_->greeter.clear();
     take_events();
     sweep();
   }
@@ -132,13 +135,13 @@ void VerbsDoor::greet() {
   for (const Leaving& leaving : leaving_) leaving.peer->destroy();
 }
 
-void VerbsDoor::take_events() {
+void VerbsListener::take_events() {
   rdma_cm_event* event = nullptr;
   while (rdma_get_cm_event(channel_.get(), &event) == 0) {
     rdma_cm_id* const id = event->id;
     const auto type = event->event;
     const auto call =
-        decode<Call>(event->param.conn.private_data, event->param.conn.private_data_len);
+        decode<CallMessage>(event->param.conn.private_data, event->param.conn.private_data_len);
     const uint8_t reads = event->param.conn.responder_resources;
     rdma_ack_cm_event(event);
     if (type == RDMA_CM_EVENT_CONNECT_REQUEST) {
@@ -155,40 +158,41 @@ void VerbsDoor::take_events() {
   }
 }
 
-void VerbsDoor::answer(CmId id, const std::optional<Call>& call, uint8_t reads) {
+void VerbsListener::answer(CmId id, const std::optional<CallMessage>& call, uint8_t reads) {
   try {
     if (!call) throw box::Refusal(smb::Status::kMalformed, "not a call by a memory box's client");
-    if (house_->closing) {
+    if (context_->closing) {
       throw box::Refusal(smb::Status::kClosing, "the memory box is shutting down");
     }
-    if (id->verbs != house_->hall.domain()->device()) {
+    if (id->verbs != context_->queues.domain()->device()) {
       throw box::Refusal(smb::Status::kUnsupported,
-                         "the memory box serves clients over " + house_->hall.domain()->name());
+                         "the memory box serves clients over " + context_->queues.domain()->name());
     }
     if (call->lanes == 0) return challenge(*id);
     let_in(std::move(id), *call, reads);
   } catch (const box::Refusal& no) {
     if (id == nullptr) return;
-    const Refusal refusal = verbs::refusal(no.status(), no.what());
+    const RefusalMessage refusal = verbs::refusal(no.status(), no.what());
     rdma_reject(id.get(), &refusal, sizeof(refusal));
     log_.warn(std::string("a client was not let in over RDMA: ") + no.what());
   }
 }
 
-void VerbsDoor::challenge(rdma_cm_id& id) {
-  Challenge challenge{Challenge::kMagic, tickets_.give(!options_.token.empty()), {}};
-  challenge.hello = tickets_.find(challenge.ticket)->hello;
+void VerbsListener::challenge(rdma_cm_id& id) {
+  ChallengeMessage challenge{
+      ChallengeMessage::kMagic, challenges_.give(!options_.token.empty()), {}};
+  challenge.hello = challenges_.find(challenge.ticket)->hello;
   rdma_reject(&id, &challenge, sizeof(challenge));
 }
 
-void VerbsDoor::let_in(CmId&& id, const Call& call, uint8_t reads) {
-  Ticket* const ticket = tickets_.find(call.ticket);
+void VerbsListener::let_in(CmId&& id, const CallMessage& call, uint8_t reads) {
+  IssuedChallenge* const ticket = challenges_.find(call.ticket);
   if (ticket == nullptr) {
     throw box::Refusal(smb::Status::kDenied,
                        "its challenge was met already, or was given out too long ago; try again");
   }
   if (!options_.token.empty() && !proves(call, options_.token, ticket->hello)) {
-    tickets_.end(call.ticket);
+    challenges_.end(call.ticket);
     throw box::Refusal(smb::Status::kDenied, "the token is wrong");
   }
   if (call.lanes > options_.max_lanes || call.lane != ticket->lanes_let_in ||
@@ -205,10 +209,10 @@ void VerbsDoor::let_in(CmId&& id, const Call& call, uint8_t reads) {
     throw box::Refusal(smb::Status::kExpired, "its other queue pairs are closed");
   }
   accept(std::move(id), call, *ticket, peer, reads);
-  if (++ticket->lanes_let_in == call.lanes) tickets_.end(call.ticket);
+  if (++ticket->lanes_let_in == call.lanes) challenges_.end(call.ticket);
 }
 
-std::shared_ptr<Peer> VerbsDoor::welcome(const Call& call) {
+std::shared_ptr<Peer> VerbsListener::welcome(const CallMessage& call) {
   if (peers_.size() + leaving_.size() >= options_.max_clients ||
       room_ < Peer::completions(call.lanes)) {
     throw box::Refusal(smb::Status::kExhausted,
@@ -218,35 +222,36 @@ std::shared_ptr<Peer> VerbsDoor::welcome(const Call& call) {
   smb::Join join{};
   join.session = call.session;
   join.flags = (call.flags & smb::Join::kReadOnlyClient) | smb::Join::kLane;
-  box::Joining joining = house_->desk.join(join, smb::Transport::kVerbs);
+  box::Joining joining = context_->handler.join(join, smb::TransportKind::kVerbs);
   if (joining.session == nullptr) throw box::Refusal(joining.status, joining.cause);
-  auto peer = std::make_shared<Peer>(house_, std::move(joining.session), call.lanes);
+  auto peer = std::make_shared<Peer>(context_, std::move(joining.session), call.lanes);
   room_ -= Peer::completions(call.lanes);
   peers_.push_back(peer);
   return peer;
 }
 
-void VerbsDoor::accept(CmId&& id, const Call& call, const Ticket& ticket,
-                       const std::shared_ptr<Peer>& peer, uint8_t reads) {
+void VerbsListener::accept(CmId&& id, const CallMessage& call, const IssuedChallenge& ticket,
+                           const std::shared_ptr<Peer>& peer, uint8_t reads) {
   ibv_qp_init_attr attributes{};
-  attributes.send_cq = attributes.recv_cq = house_->hall.completions();
-  attributes.srq = house_->hall.receives();
+  attributes.send_cq = attributes.recv_cq = context_->queues.completions();
+  attributes.srq = context_->queues.receives();
   attributes.qp_type = IBV_QPT_RC;
   attributes.cap.max_send_wr = call.lane == 0 ? Peer::kReplies + 1 : 1;
   attributes.cap.max_send_sge = 1;
   attributes.cap.max_inline_data = call.lane == 0 ? kInlineBytes : 0;
   try {
-    make_queue_pair(id.get(), *house_->hall.domain(), attributes);
+    make_queue_pair(id.get(), *context_->queues.domain(), attributes);
   } catch (const Error& error) {
     leave(peer);
     throw box::Refusal(smb::Status::kExhausted, error.what());
   }
-  const Welcome welcome{Welcome::kMagic, 0, welcome_proof(call, options_.token, ticket.hello)};
+  const WelcomeMessage welcome{WelcomeMessage::kMagic, 0,
+                               welcome_proof(call, options_.token, ticket.hello)};
   rdma_conn_param with{};
   with.private_data = &welcome;
   with.private_data_len = sizeof(welcome);
   with.responder_resources = static_cast<uint8_t>(
-      std::min({int{reads}, house_->hall.domain()->limits().max_qp_rd_atom, kReadsInFlight}));
+      std::min({int{reads}, context_->queues.domain()->limits().max_qp_rd_atom, kReadsInFlight}));
   with.rnr_retry_count = kRetryForEver;
   rdma_cm_id* const lane = id.get();
   peer->add(std::move(id), attributes.cap.max_inline_data);
@@ -257,15 +262,15 @@ void VerbsDoor::accept(CmId&& id, const Call& call, const Ticket& ticket,
   }
 }
 
-void VerbsDoor::leave(std::shared_ptr<Peer> peer) {
+void VerbsListener::leave(std::shared_ptr<Peer> peer) {
   if (std::erase(peers_, peer) == 0) return;
   peer->close();
   leaving_.push_back({peer, Peer::Clock::now() + kFarewell});
 }
 
-void VerbsDoor::sweep() {
+void VerbsListener::sweep() {
   const auto now = Peer::Clock::now();
-  const milliseconds silent(2 * int64_t{house_->desk.lease_ms()});
+  const milliseconds silent(2 * int64_t{context_->handler.lease_ms()});
   const auto over = [&](const std::shared_ptr<Peer>& peer) {
     if (peer->doomed()) return peer->settled() || now > peer->seen() + kFarewell;
     return now > peer->seen() + silent ||
@@ -282,7 +287,7 @@ void VerbsDoor::sweep() {
     leaving.peer->destroy();
     return true;
   });
-  settled_ = house_->closing &&
+  settled_ = context_->closing &&
              std::ranges::all_of(peers_, [](const auto& peer) { return peer->settled(); });
 }
 

@@ -1,0 +1,115 @@
+#include "bindings/memory_bindings.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <limits>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "memory/binding.h"
+#include "memory/kinds.h"
+#include "memory/placement.h"
+#include "memory/process.h"
+#include "memory/topology.h"
+#include "process_group/tensor_memory.h"
+
+namespace py = pybind11;
+
+namespace hbm {
+namespace {
+
+void check_size(const std::vector<int64_t>& shape, c10::ScalarType dtype) {
+  size_t bytes = c10::elementSize(dtype);
+  bool fits = true;
+  for (const int64_t extent : shape) {
+    if (extent < 0) {
+      throw Error(ErrorKind::kInvalid, "a shape has no negative extent: " + std::to_string(extent));
+    }
+    fits &= !__builtin_mul_overflow(bytes, static_cast<size_t>(extent), &bytes);
+  }
+  if (!fits || bytes > static_cast<size_t>(std::numeric_limits<int64_t>::max())) {
+    throw Error(ErrorKind::kInvalid, "the shape is larger than the address space");
+  }
+}
+
+at::Tensor empty(const std::vector<int64_t>& shape, c10::ScalarType dtype,
+                 const std::string& policy) {
+  if (c10::isQIntType(dtype)) {
+    throw Error(ErrorKind::kUnsupported,
+                std::string("no quantized tensors: ") + c10::toString(dtype));
+  }
+  check_size(shape, dtype);
+  return tensor_in(memory::process_segment(memory::parse_policy(policy)), shape, dtype);
+}
+
+std::map<int, uint64_t> where(uintptr_t address, size_t bytes) {
+  return memory::where(reinterpret_cast<const void*>(address), bytes);
+}
+
+std::string bind(const std::string& mode, int local_rank, int local_size) {
+  return memory::bind(memory::parse_bind_mode(mode), local_rank, local_size);
+}
+
+py::dict as_dict(const memory::NodeInfo& node) {
+  using namespace py::literals;
+  return py::dict("id"_a = node.id, "total_bytes"_a = node.total_bytes,
+                  "free_bytes"_a = node.free_bytes, "is_hbm"_a = node.is_hbm,
+                  "has_cpus"_a = node.has_cpus, "cpus"_a = node.cpus);
+}
+
+py::dict as_dict(memory::Policy policy, const memory::SharedSegmentStats& stats) {
+  using namespace py::literals;
+  return py::dict("policy"_a = memory::policy_name(policy), "in_use_bytes"_a = stats.in_use_bytes,
+                  "peak_bytes"_a = stats.peak_bytes, "hbm_bytes"_a = stats.hbm_bytes,
+                  "ddr_bytes"_a = stats.ddr_bytes, "allocations"_a = stats.allocations,
+                  "spills"_a = stats.spills, "page_bytes"_a = stats.page_bytes);
+}
+
+std::string memkind_version() {
+  const int version = memkind_get_version();  // major * 1000000 + minor * 1000 + patch
+  return std::to_string(version / 1000000) + "." + std::to_string(version / 1000 % 1000) + "." +
+         std::to_string(version % 1000);
+}
+
+py::dict info() {
+  using namespace py::literals;
+  memory::Topology found;
+  {
+    py::gil_scoped_release unlocked;
+    found = memory::discover();
+  }
+  py::list nodes;
+  for (const memory::NodeInfo& node : found.nodes) nodes.append(as_dict(node));
+  py::list segments;
+  for (const auto& [policy, stats] : memory::process_segment_stats()) {
+    segments.append(as_dict(policy, stats));
+  }
+  return py::dict("hbm_available"_a = found.hbm_available, "hbm_source"_a = found.hbm_source,
+                  "mode"_a = memory::memory_mode_name(found.mode),
+                  "mode_source"_a = found.mode_source, "cluster"_a = found.cluster,
+                  "cpu_node"_a = found.cpu_node, "closest_hbm_nodes"_a = found.closest_hbm,
+                  "memkind_version"_a = memkind_version(), "nodes"_a = nodes,
+                  "segments"_a = segments);
+}
+
+}  // namespace
+
+void register_memory(py::module_& m) {
+  using Unlocked = py::call_guard<py::gil_scoped_release>;
+  m.def(
+      "memory_available", [] { return memory::why_unavailable(MEMKIND_HBW).empty(); }, Unlocked());
+  m.def("memory_info", &info);
+  m.def("memory_empty", &empty, py::arg("shape"), py::arg("dtype"), py::arg("policy"), Unlocked());
+  m.def(
+      "install_cpu_allocator",
+      [](const std::string& policy) { install_cpu_allocator(memory::parse_policy(policy)); },
+      py::arg("policy"), Unlocked());
+  m.def("memory_where", &where, py::arg("address"), py::arg("bytes"), Unlocked());
+  m.def("memory_bind", &bind, py::arg("mode"), py::arg("local_rank"), py::arg("local_size"),
+        Unlocked());
+}
+
+}  // namespace hbm

@@ -1,0 +1,171 @@
+#include "bindings/process_group_bindings.h"
+
+#include <pybind11/chrono.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "communicator/mpi/library.h"
+#include "communicator/mpi/world.h"
+#include "kernels/reduce.h"
+#include "pg_hbm.h"
+#include "process_group/types.h"
+
+namespace py = pybind11;
+
+namespace hbm {
+namespace {
+
+using Unlocked = py::call_guard<py::gil_scoped_release>;
+
+c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                         int size, std::chrono::milliseconds timeout,
+                                         const c10::intrusive_ptr<GroupOptions>& options,
+                                         const std::string& name,
+                                         const std::vector<uint64_t>& global_ranks) {
+  auto own = options ? options : translated([] { return GroupOptions::from_environment(); });
+  own = c10::make_intrusive<GroupOptions>(*own);
+  own->timeout = timeout;
+  own->group_name = name;
+  own->global_ranks_in_group = global_ranks;
+  return c10::make_intrusive<ProcessGroupHbm>(store, rank, size, own, name);
+}
+
+// Needs the interpreter: once that is ending, it is neither closed nor released.
+class PythonGroupResource final : public GroupResource {
+ public:
+  explicit PythonGroupResource(py::object self) : self_(std::move(self)) {}
+  ~PythonGroupResource() override {
+    if (Py_IsInitialized() != 0) {
+      const py::gil_scoped_acquire locked;
+      self_ = py::object();
+    } else {
+      self_.release();
+    }
+  }
+
+  void close(bool patient) override {
+    if (Py_IsInitialized() == 0) return;
+    const py::gil_scoped_acquire locked;
+    self_.attr("close")(py::arg("patient") = patient);
+  }
+
+  const py::object& self() const noexcept { return self_; }
+
+ private:
+  py::object self_;
+};
+
+void attach(ProcessGroupHbm& group, py::object resource) {
+  const auto attached = std::make_shared<PythonGroupResource>(std::move(resource));
+  const py::gil_scoped_release unlocked;
+  group.attach(attached);
+}
+
+py::object resource(const ProcessGroupHbm& group) {
+  const auto attached = std::static_pointer_cast<PythonGroupResource>(group.resource());
+  return attached ? attached->self() : py::none();
+}
+
+// What `tell` raises is raised here as it is.
+std::vector<std::string> gather(ProcessGroupHbm& group, const std::string& step,
+                                const py::function& tell) {
+  std::exception_ptr raised;
+  try {
+    const py::gil_scoped_release unlocked;
+    return group.gather(step, [&] {
+      const py::gil_scoped_acquire locked;
+      try {
+        return tell().cast<std::string>();
+      } catch (py::error_already_set& error) {
+        raised = std::current_exception();
+        throw Error(ErrorKind::kUnavailable,
+                    py::str("{}: {}").format(error.type().attr("__name__"), error.value()));
+      }
+    });
+  } catch (const std::exception&) {
+    if (raised) std::rethrow_exception(raised);
+    throw;
+  }
+}
+
+py::dict mpi_info() {
+  using namespace py::literals;
+  const mpi::MpiLibrary& library = mpi::library();
+  return py::dict("library"_a = library.path, "version"_a = library.version,
+                  "abi"_a = "MPICH (libmpi.so.12)", "found_by"_a = library.found_by);
+}
+
+py::dict build_info() {
+  using namespace py::literals;
+  return py::dict("version"_a = HBM_VERSION, "torch_version"_a = HBM_TORCH_VERSION,
+                  "mpi_header"_a = MPICH_VERSION);
+}
+
+}  // namespace
+
+void register_process_group(py::module_& m) {
+  py::module_::import("torch._C._distributed_c10d");  // the base classes
+
+  py::class_<GroupOptions, c10d::Backend::Options, c10::intrusive_ptr<GroupOptions>>(m, "Options")
+      .def(py::init([](std::optional<std::string> memory, std::optional<int64_t> staging_bytes,
+                       std::optional<int64_t> reduce_threads,
+                       const std::optional<std::string>& parameter_server) {
+             const auto defaults = GroupOptions::from_environment();
+             return c10::make_intrusive<GroupOptions>(
+                 memory.value_or(memory::policy_name(defaults->policy)),
+                 staging_bytes.value_or(defaults->staging_bytes), reduce_threads,
+                 parameter_server.value_or(defaults->parameter_server));
+           }),
+           py::kw_only(), py::arg("memory") = py::none(), py::arg("staging_bytes") = py::none(),
+           py::arg("reduce_threads") = py::none(), py::arg("parameter_server") = py::none())
+      .def_property_readonly(
+          "memory", [](const GroupOptions& self) { return memory::policy_name(self.policy); })
+      .def_readonly("staging_bytes", &GroupOptions::staging_bytes)
+      .def_readonly("parameter_server", &GroupOptions::parameter_server);
+
+  py::class_<ProcessGroupHbm, c10d::Backend, c10::intrusive_ptr<ProcessGroupHbm>>(m,
+                                                                                  "ProcessGroupHbm")
+      .def_property_readonly(
+          "options",
+          [](ProcessGroupHbm& self) {
+            return c10::dynamic_intrusive_pointer_cast<GroupOptions>(self.getBackendOptions());
+          })
+      .def("get_error", &ProcessGroupHbm::getError, Unlocked())
+      .def("memory_stats", &ProcessGroupHbm::getMemoryStats, Unlocked())
+      .def("gather", &gather, py::arg("step"), py::arg("tell"))
+      .def("networks", &ProcessGroupHbm::networks)
+      .def("attach", &attach, py::arg("resource"))
+      .def_property_readonly("resource", &resource);
+
+  m.def("create", &create, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
+        py::arg("options"), py::arg("name"), py::arg("global_ranks"), Unlocked());
+
+  m.def("set_mpi_search_path", &mpi::set_search_path, py::arg("directories"));
+  m.def("mpi_info", &mpi_info);
+  m.def(
+      "mpi_launched",
+      [](std::chrono::milliseconds timeout) {
+        const mpi::World& world = mpi::World::launched(Clock::now() + timeout);
+        return std::make_pair(world.rank(), world.size());
+      },
+      py::arg("timeout"), Unlocked());
+  m.def(
+      "mpi_broadcast",
+      [](const std::string& value, std::chrono::milliseconds timeout) {
+        const auto deadline = Clock::now() + timeout;
+        return mpi::World::launched(deadline).broadcast(value, deadline);
+      },
+      py::arg("value"), py::arg("timeout"), Unlocked());
+  m.def(
+      "mpi_finalize",
+      [](std::chrono::milliseconds patience) {
+        if (mpi::World* world = mpi::World::current()) world->finalize_together(patience);
+      },
+      py::arg("patience"), Unlocked());
+  m.def("warn", &log::warn, py::arg("message"));
+  m.def("build_info", &build_info);
+  m.def("reduce_isa", &reduce_isa);
+}
+
+}  // namespace hbm

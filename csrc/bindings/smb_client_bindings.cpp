@@ -1,0 +1,289 @@
+#include "bindings/smb_client_bindings.h"
+
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/dtype.h"
+#include "bindings/smb_buffer_bindings.h"
+#include "bindings/smb_stats_bindings.h"
+#include "kernels/accumulate.h"
+#include "smb_client.h"
+
+namespace py = pybind11;
+
+namespace hbm {
+namespace {
+
+using client::Client;
+using Unlocked = py::call_guard<py::gil_scoped_release>;
+
+// A time that is longer than anybody lives is that long.
+std::chrono::milliseconds milliseconds(const char* name, double seconds) {
+  if (!(seconds >= 0)) {
+    throw Error(ErrorKind::kInvalid, std::string(name) +
+                                         " is a number of seconds and not negative, not " +
+                                         std::to_string(seconds));
+  }
+  constexpr std::chrono::duration<double> kLongest = std::chrono::hours(24 * 365 * 100);
+  return std::chrono::ceil<std::chrono::milliseconds>(
+      std::min(std::chrono::duration<double>(seconds), kLongest));
+}
+
+// Lets a signal's handler run, and what it raises end the wait.
+void look_for_signals() {
+  const py::gil_scoped_acquire locked;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+std::shared_ptr<Client> connect(const std::string& url, const std::string& token,
+                                const std::string& transport, uint32_t lanes, bool read_only,
+                                double connect_timeout, double reconnect_timeout,
+                                std::optional<double> timeout) {
+  const client::ClientOptions options{
+      .url = url,
+      .token = token,
+      .transport = client::parse_transport(transport),
+      .lanes = lanes,
+      .read_only = read_only,
+      .connect_timeout = milliseconds("connect_timeout", connect_timeout),
+      .reconnect_timeout = milliseconds("reconnect_timeout", reconnect_timeout),
+      .timeout = milliseconds("timeout", timeout.value_or(0)),
+      .while_waiting = &look_for_signals,
+  };
+  const py::gil_scoped_release unlocked;
+  return {new Client(options), [](Client* last) {
+            const py::gil_scoped_release unlocked;
+            delete last;
+          }};
+}
+
+smb::AllocMode parse_mode(const std::string& mode) {
+  if (mode == "auto") return smb::AllocMode::kAuto;
+  if (mode == "create") return smb::AllocMode::kCreate;
+  if (mode == "attach") return smb::AllocMode::kAttach;
+  throw Error(ErrorKind::kInvalid, "mode must be auto, create or attach, not \"" + mode + '"');
+}
+
+Dtype parse_dtype(const std::string& name) {
+  for (size_t i = 0; i < kDtypeCount; ++i) {
+    if (name == dtype_name(static_cast<Dtype>(i))) return static_cast<Dtype>(i);
+  }
+  throw Error(ErrorKind::kInvalid, "\"" + name +
+                                       "\" is no element type of a box: float32, float64, float16, "
+                                       "bfloat16, int32 and int64 are");
+}
+
+client::Segment alloc(Client& client, uint64_t size, std::optional<KeyHalves> key,
+                      const std::string& mode, bool temporary, bool read_only) {
+  const client::AllocOptions options{
+      .size = size,
+      .key = key ? smb::Id{key->first, key->second} : smb::Id{},
+      .mode = parse_mode(mode),
+      .temporary = temporary,
+      .read_only = read_only,
+  };
+  const py::gil_scoped_release unlocked;
+  return client.alloc(options);
+}
+
+// A future whose value, if it is to have one, is fetch_add's.
+struct PythonFuture {
+  client::Future future;
+  bool has_value = false;
+
+  void wait(std::optional<double> timeout) const {
+    bool done = false;
+    {
+      const py::gil_scoped_release unlocked;
+      const auto most = timeout ? std::chrono::nanoseconds(milliseconds("timeout", *timeout))
+                                : std::chrono::nanoseconds::max();
+      done = future.wait(most);
+    }
+    if (done) return;
+    PyErr_Format(PyExc_TimeoutError, "the operation is not done within %s s",
+                 std::to_string(*timeout).c_str());
+    throw py::error_already_set();
+  }
+
+  py::object result(std::optional<double> timeout) const {
+    wait(timeout);
+    const int64_t value = future.get();
+    return has_value ? py::object(py::int_(value)) : py::none();
+  }
+};
+
+// The first `size` bytes of an object's memory; none: all.
+PythonMemory part(const py::object& object, std::optional<uint64_t> size, bool writable) {
+  PythonMemory memory = memory_of(object, writable);
+  if (!size) return memory;
+  if (*size > memory.bytes) {
+    throw Error(ErrorKind::kInvalid, "the buffer has " + std::to_string(memory.bytes) +
+                                         " bytes, fewer than the " + std::to_string(*size) +
+                                         " asked for");
+  }
+  memory.bytes = *size;
+  return memory;
+}
+
+// Memory that the client may keep registered, and which stays until it is not.
+struct Adopted {
+  PythonMemory memory;
+  std::shared_ptr<void> adoption;  // goes first
+};
+
+Adopted adopt(Client& client, const py::object& object) {
+  PythonMemory memory = memory_of(object, /*writable=*/true);
+  std::shared_ptr<void> adoption = client.adopt(memory.data, memory.bytes);
+  return {std::move(memory), std::move(adoption)};
+}
+
+void wait_for(client::Batch& batch, const client::Future& future) {
+  batch.issue_and_wait_next();
+  future.get();
+}
+
+void read(Client& client, const client::Segment& segment, uint64_t offset,
+          std::optional<uint64_t> size, const py::object& into) {
+  PythonMemory memory = part(into, size, true);
+  const py::gil_scoped_release unlocked;
+  if (client.read_now(segment, offset, memory.data, memory.bytes)) return;
+  client::Batch batch = client.batch();
+  wait_for(batch, batch.read(segment, offset, memory.data, memory.bytes, memory.hold));
+}
+
+void write(Client& client, const client::Segment& segment, uint64_t offset,
+           std::optional<uint64_t> size, const py::object& source) {
+  PythonMemory memory = part(source, size, false);
+  const py::gil_scoped_release unlocked;
+  if (client.write_now(segment, offset, memory.data, memory.bytes)) return;
+  client::Batch batch = client.batch();
+  wait_for(batch, batch.write(segment, offset, memory.data, memory.bytes, memory.hold));
+}
+
+PythonFuture batch_read(client::Batch& batch, const client::Segment& segment, uint64_t offset,
+                        std::optional<uint64_t> size, const py::object& into) {
+  const PythonMemory memory = part(into, size, true);
+  return {batch.read(segment, offset, memory.data, memory.bytes, memory.hold)};
+}
+
+PythonFuture batch_write(client::Batch& batch, const client::Segment& segment, uint64_t offset,
+                         std::optional<uint64_t> size, const py::object& source) {
+  const PythonMemory memory = part(source, size, false);
+  return {batch.write(segment, offset, memory.data, memory.bytes, memory.hold)};
+}
+
+PythonFuture batch_accumulate(client::Batch& batch, const client::Segment& target,
+                              const client::Segment& source, const std::string& dtype,
+                              const std::string& source_dtype, bool assign, double scale,
+                              uint64_t bytes, uint64_t target_offset,
+                              std::optional<uint64_t> source_offset) {
+  const Formula types{.target = parse_dtype(dtype), .source = parse_dtype(source_dtype)};
+  const uint64_t same_element = types.source_bytes(target_offset);
+  return {batch.accumulate(target, source,
+                           {.dtype = types.target,
+                            .source_dtype = types.source,
+                            .combine = assign ? Combine::kAssign : Combine::kAdd,
+                            .scale = scale,
+                            .bytes = bytes,
+                            .target_offset = target_offset,
+                            .source_offset = source_offset.value_or(same_element)})};
+}
+
+// A segment's own memory, as long as a memoryview of it lives.
+struct View {
+  std::shared_ptr<std::byte> memory;
+  py::ssize_t bytes;
+  bool read_only;
+};
+
+void register_segment(py::module_& m) {
+  py::class_<View>(m, "View", py::buffer_protocol()).def_buffer([](const View& view) {
+    return py::buffer_info(view.memory.get(), 1, py::format_descriptor<uint8_t>::format(), 1,
+                           {view.bytes}, {1}, view.read_only);
+  });
+  py::class_<client::Segment>(m, "Segment")
+      .def_property_readonly("key",
+                             [](const client::Segment& segment) { return halves(segment.key()); })
+      .def_property_readonly("size", &client::Segment::size)
+      .def_property_readonly("created", &client::Segment::created)
+      .def_property_readonly("read_only", &client::Segment::read_only)
+      .def("view", [](const client::Segment& segment) {
+        return View{segment.memory(), static_cast<py::ssize_t>(segment.size()),
+                    segment.read_only()};
+      });
+}
+
+void register_batch(py::module_& m) {
+  py::class_<PythonFuture>(m, "Future")
+      .def("done", [](const PythonFuture& future) { return future.future.done(); })
+      .def("wait", &PythonFuture::wait, py::arg("timeout"))
+      .def("result", &PythonFuture::result, py::arg("timeout") = py::none());
+  py::class_<client::Batch>(m, "Batch")
+      .def("read", &batch_read, py::arg("segment"), py::arg("offset"), py::arg("size"),
+           py::arg("into"))
+      .def("write", &batch_write, py::arg("segment"), py::arg("offset"), py::arg("size"),
+           py::arg("source"))
+      .def("accumulate", &batch_accumulate, py::arg("target"), py::arg("source"), py::arg("dtype"),
+           py::arg("source_dtype"), py::arg("assign"), py::arg("scale"), py::arg("size"),
+           py::arg("offset"), py::arg("source_offset"))
+      .def(
+          "fetch_add",
+          [](client::Batch& batch, const client::Segment& segment, uint64_t offset, int64_t n) {
+            return PythonFuture{batch.fetch_add(segment, offset, n), true};
+          },
+          py::arg("segment"), py::arg("offset"), py::arg("n"))
+      .def("issue", &client::Batch::issue, Unlocked())
+      .def("issue_and_wait_next", &client::Batch::issue_and_wait_next, Unlocked());
+}
+
+void register_client(py::module_& m) {
+  py::class_<Adopted>(m, "Adopted");
+  py::class_<Client, std::shared_ptr<Client>>(m, "Client")
+      .def(py::init(&connect), py::arg("url"), py::arg("token"), py::arg("transport"),
+           py::arg("lanes"), py::arg("read_only"), py::arg("connect_timeout"),
+           py::arg("reconnect_timeout"), py::arg("timeout"))
+      .def_property_readonly(
+          "transport",
+          [](const Client& client) { return client::transport_name(client.transport()); })
+      .def_property_readonly("why_transport", &Client::why_transport)
+      .def_property_readonly("closed", &Client::closed)
+      .def("alloc", &alloc, py::arg("size"), py::arg("key"), py::arg("mode"), py::arg("temporary"),
+           py::arg("read_only"))
+      .def("read", &read, py::arg("segment"), py::arg("offset"), py::arg("size"), py::arg("into"))
+      .def("write", &write, py::arg("segment"), py::arg("offset"), py::arg("size"),
+           py::arg("source"))
+      .def("free", &Client::free, py::arg("segment"), Unlocked())
+      .def("remove", &Client::remove, py::arg("segment"), Unlocked())
+      .def("adopt", &adopt)
+      .def("batch", &Client::batch)
+      .def("ping", &Client::ping, Unlocked())
+      .def("stats",
+           [](Client& client) {
+             client::Stats stats;
+             {
+               const py::gil_scoped_release unlocked;
+               stats = client.stats();
+             }
+             return stats_dict(stats);
+           })
+      .def(
+          "close",
+          [](Client& client, double patience) { client.close(milliseconds("patience", patience)); },
+          py::arg("patience"), Unlocked());
+}
+
+}  // namespace
+
+void register_smb_client(py::module_& m) {
+  register_segment(m);
+  register_batch(m);
+  register_client(m);
+}
+
+}  // namespace hbm

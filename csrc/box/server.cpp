@@ -1,0 +1,193 @@
+#include "box/server.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "box/protocol/address.h"
+#include "box/server/listener/stream_listener.h"
+#include "box/server/service.h"
+#include "box/server/storage/store.h"
+#include "box/socket_path.h"
+#include "box/verbs/common/load_library.h"
+
+namespace hbm::box {
+namespace {
+
+constexpr std::chrono::seconds kLastMoment{2};  // that close() gives to what is under way
+
+// What `open` makes; its failure says which part of the box it is.
+template <class Open>
+auto part(const char* name, Open&& open) {
+  try {
+    return open();
+  } catch (const Error& error) {
+    throw Error(error.kind(),
+                std::string("the memory box cannot start: its ") + name + ": " + error.what());
+  }
+}
+
+uint32_t threads(uint32_t asked, uint32_t most) {
+  return asked != 0 ? asked : std::clamp(std::thread::hardware_concurrency(), 2u, most);
+}
+
+std::string boot_id() {
+  std::string id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+  return id;
+}
+
+// As clients on other machines can name it, too.
+smb::Address reachable(smb::Address address) {
+  constexpr std::array everywhere{"", "0.0.0.0", "::"};
+  if (std::find(everywhere.begin(), everywhere.end(), address.host) == everywhere.end()) {
+    return address;
+  }
+  std::array<char, 256> host{};
+  if (gethostname(host.data(), host.size() - 1) != 0) {
+    throw Error(ErrorKind::kUnavailable, "this machine has no name that clients could use");
+  }
+  address.host = host.data();
+  return address;
+}
+
+// None: kAuto found no RDMA device, or could not use it; the log says which.
+verbs::OpenListener open_verbs(RequestHandler& handler, const ServerOptions& options) {
+  if (options.verbs == VerbsChoice::kOff) return {};
+  const bool automatic = options.verbs == VerbsChoice::kAuto;
+  const std::string cause = automatic ? verbs::why_not("", 0) : "";
+  if (!cause.empty()) {
+    log::info("memory box: no verbs: " + cause);
+    return {};
+  }
+  verbs::VerbsListenerOptions door;
+  door.host = options.verbs_host;
+  door.port = options.verbs_port;
+  door.token = options.token;
+  door.max_clients = options.most_clients;
+  try {
+    verbs::OpenListener opened = verbs::library().listen(handler, door);
+    log::info("memory box: verbs at port " + std::to_string(opened.port));
+    return opened;
+  } catch (const Error& error) {
+    if (!automatic) throw;
+    log::warn(std::string("memory box: no verbs, although there is an RDMA device: ") +
+              error.what());
+    return {};
+  }
+}
+
+}  // namespace
+
+// Destroyed from the last to the first.
+struct Server::Parts {
+  std::shared_ptr<memory::Pool> pool;
+  std::unique_ptr<Store> store;
+  std::unique_ptr<Service> service;
+  std::unique_ptr<Listener> verbs;
+  std::unique_ptr<StreamListener> streams;
+
+  explicit Parts(const ServerOptions& options, const std::vector<smb::Address>& listen,
+                 const std::string& socket_path);
+
+  void drain(std::chrono::milliseconds most);
+};
+
+Server::Parts::Parts(const ServerOptions& options, const std::vector<smb::Address>& listen,
+                     const std::string& socket_path) {
+  ServiceOptions serving;
+  serving.lease = options.lease;
+  serving.most_clients = options.most_clients;
+  serving.handlers = threads(options.handlers, 8);
+  serving.accumulate_threads = threads(options.accumulate_threads, 8);
+
+  pool = part("memory pool", [&] {
+    return memory::Pool::create({.policy = options.policy,
+                                 .capacity = options.memory,
+                                 .smallest_block = options.smallest_block,
+                                 .largest_block = options.largest_block});
+  });
+  store = part("store", [&] {
+    StoreOptions opening{.directory = options.store, .sync = options.sync, .records = {}};
+    opening.records.sessions = options.most_clients;
+    opening.records.operations = serving.handlers;
+    opening.records.lanes = serving.accumulate_threads;
+    return Store::open(opening, pool);
+  });
+  service = std::make_unique<Service>(serving, *store, *pool);
+
+  auto opened = part("verbs door", [&] { return open_verbs(*service, options); });
+  verbs = std::move(opened.door);
+  streams = part("door", [&] {
+    StreamListenerOptions door;
+    door.listen = listen;
+    door.socket_path = socket_path;
+    door.token = options.token;
+    door.boot_id = boot_id();
+    door.verbs_port = opened.port;
+    door.threads = threads(options.receivers, 4);
+    return std::make_unique<StreamListener>(*service, door);
+  });
+}
+
+void Server::Parts::drain(std::chrono::milliseconds most) {
+  const auto until = Clock::now() + most;
+  for (Listener* door : {static_cast<Listener*>(streams.get()), verbs.get()}) {
+    if (door == nullptr) continue;
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count();
+    door->drain(static_cast<uint32_t>(std::clamp<int64_t>(left, 0, UINT32_MAX)));
+  }
+}
+
+Server::Server(const ServerOptions& options) {
+  const std::vector<smb::Address> listen = check(options);
+  smb::Address local;
+  if (options.unix_socket) {
+    local.path = options.socket_path.empty() ? new_socket_path() : options.socket_path;
+  }
+  parts_ = std::make_unique<Parts>(options, listen, local.path);
+  for (const smb::Address& address : parts_->streams->addresses()) {
+    urls_.push_back(reachable(address).url());
+  }
+  if (local.is_unix()) urls_.push_back(local.url());
+  for (const std::string& url : urls_) log::info("memory box: listens at " + url);
+}
+
+Server::~Server() { close(); }
+
+ServerStats Server::stats() const {
+  const std::shared_lock lock(mutex_);
+  if (parts_ == nullptr) throw Error(ErrorKind::kUnavailable, "the memory box is closed");
+  return {parts_->service->statistics(), parts_->pool->stats()};
+}
+
+void Server::drain(std::chrono::milliseconds most) {
+  const std::shared_lock lock(mutex_);
+  if (parts_ != nullptr) parts_->drain(most);
+}
+
+void Server::close() {
+  if (fork_.in_child()) {
+    static_cast<void>(parts_.release());  // its threads, and what they hold, are the parent's
+    return;
+  }
+  const std::unique_lock lock(mutex_);
+  if (parts_ == nullptr) return;
+  parts_->drain(kLastMoment);
+  parts_->service->close();
+  parts_.reset();
+}
+
+bool Server::closed() const {
+  const std::shared_lock lock(mutex_);
+  return parts_ == nullptr;
+}
+
+}  // namespace hbm::box

@@ -1,0 +1,44 @@
+#include "box/server/storage/counters.h"
+
+namespace hbm::box {
+namespace {
+
+void add(std::atomic<uint64_t>& count, uint64_t amount) noexcept {
+  count.fetch_add(amount, std::memory_order_relaxed);
+}
+
+uint64_t get(const std::atomic<uint64_t>& count) noexcept {
+  return count.load(std::memory_order_relaxed);
+}
+
+}  // namespace
+
+void Counters::count(smb::Opcode opcode, uint64_t bytes) noexcept {
+  switch (opcode) {
+    case smb::Opcode::kRead:
+      add(reads_, 1);
+      return add(read_bytes_, bytes);
+    case smb::Opcode::kWrite:
+      add(writes_, 1);
+      return add(written_bytes_, bytes);
+    case smb::Opcode::kAccumulate:
+      add(accumulates_, 1);
+      return add(accumulated_bytes_, bytes);
+    case smb::Opcode::kFetchAdd:
+      return add(fetch_adds_, 1);
+    default:
+      return;
+  }
+}
+
+smb::Counts Counters::counts() const noexcept {
+  return {.reads = get(reads_),
+          .read_bytes = get(read_bytes_),
+          .writes = get(writes_),
+          .written_bytes = get(written_bytes_),
+          .accumulates = get(accumulates_),
+          .accumulated_bytes = get(accumulated_bytes_),
+          .fetch_adds = get(fetch_adds_)};
+}
+
+}  // namespace hbm::box

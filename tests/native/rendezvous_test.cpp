@@ -1,0 +1,196 @@
+// How the ranks of a group rendezvous_of in the store, before anything else is there.
+#include "bootstrap/rendezvous.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "bootstrap/process_id.h"
+#include "expect_error.h"
+#include "fake_store.h"
+#include "forked_ranks.h"
+
+namespace hbm::bootstrap {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kPatience{60'000};
+
+KeyValue::Deadline in(milliseconds time) { return std::chrono::steady_clock::now() + time; }
+
+Member member() {
+  Member made;
+  made.version = "1.0";
+  made.chunk_bytes = "4096";
+  made.node_layer = kSharedMemory;
+  made.host = "host";
+  made.pid = 42;
+  made.boot_id = "boot";
+  return made;
+}
+
+// Each rank on a thread of its own: act(rank).
+void on_ranks(int size, const std::function<void(int)>& act) {
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < size; ++rank) ranks.emplace_back(act, rank);
+  for (std::thread& rank : ranks) rank.join();
+}
+
+TEST(Rendezvous, EveryRankGetsEveryRecord) {
+  const auto store = std::make_shared<FakeStore>();
+  on_ranks(4, [&](int rank) {
+    const Rendezvous rendezvous = rendezvous_of(store, rank, 4, "group g", in(kPatience), [&] {
+      Member self = member();
+      self.pid = 100 + rank;
+      self.forced_node = "with \"quotes\"\nand lines";
+      self.network_namespace = "7";
+      self.segment = "ddr";
+      self.door = "door " + std::to_string(rank);
+      return self;
+    });
+    ASSERT_EQ(rendezvous.members.size(), 4u);
+    for (int r = 0; r < 4; ++r) {
+      const Member& found = rendezvous.members[static_cast<size_t>(r)];
+      EXPECT_EQ(found.version, "1.0");
+      EXPECT_EQ(found.chunk_bytes, "4096");
+      EXPECT_EQ(found.node_layer, kSharedMemory);
+      EXPECT_EQ(found.host, "host");
+      EXPECT_EQ(found.pid, 100 + r);
+      EXPECT_EQ(found.process, "");
+      EXPECT_EQ(found.boot_id, "boot");
+      EXPECT_EQ(found.network_namespace, "7");
+      EXPECT_EQ(found.forced_node, "with \"quotes\"\nand lines");
+      EXPECT_EQ(found.segment, "ddr");
+      EXPECT_EQ(found.door, "door " + std::to_string(r));
+    }
+  });
+}
+
+TEST(Rendezvous, ASecondOneIsToldFromTheFirst) {
+  const auto store = std::make_shared<FakeStore>();
+  on_ranks(3, [&](int rank) {
+    std::set<std::string> prefixes;
+    for (int round = 0; round < 5; ++round) {
+      const Rendezvous rendezvous = rendezvous_of(store, rank, 3, "group g", in(kPatience), [&] {
+        Member self = member();
+        self.pid = round;
+        return self;
+      });
+      for (const Member& found : rendezvous.members) EXPECT_EQ(found.pid, round);
+      EXPECT_TRUE(prefixes.insert(rendezvous.participant.prefix).second);
+    }
+  });
+}
+
+TEST(Rendezvous, NamesTheRanksThatDidNotCome) {
+  const auto store = std::make_shared<FakeStore>();
+  on_ranks(4, [&](int rank) {
+    if (rank % 2 == 1) return;
+    expect_error(ErrorKind::kTimeout,
+                 {"rank " + std::to_string(rank) + " of group g met 2 of 4", "missing ranks: 1, 3"},
+                 [&] { rendezvous_of(store, rank, 4, "group g", in(milliseconds(200)), member); });
+  });
+}
+
+TEST(Rendezvous, AProblemOfOneRankReachesAll) {
+  const auto store = std::make_shared<FakeStore>();
+  on_ranks(3, [&](int rank) {
+    if (rank == 1) {
+      expect_error(ErrorKind::kExhausted, {"no memory"}, [&] {
+        rendezvous_of(store, rank, 3, "group g", in(kPatience),
+                      []() -> Member { throw Error(ErrorKind::kExhausted, "no memory"); });
+      });
+    } else {
+      expect_error(ErrorKind::kUnavailable, {"rank 1 of group g cannot take part: no memory"},
+                   [&] { rendezvous_of(store, rank, 3, "group g", in(kPatience), member); });
+    }
+  });
+}
+
+TEST(Rendezvous, WhatMustBeEqualIs) {
+  const auto differ = [](const std::string& part, const std::function<void(Member&)>& change) {
+    const auto store = std::make_shared<FakeStore>();
+    on_ranks(3, [&](int rank) {
+      Member self = member();
+      if (rank == 1) change(self);
+      expect_error(ErrorKind::kMismatch, {part, "group g", "rank 0 has", "rank 1 has"}, [&] {
+        rendezvous_of(store, rank, 3, "group g", in(kPatience), [&] { return self; });
+      });
+    });
+  };
+  differ("the version of torch_hbmcomm", [](Member& self) { self.version = "1.1"; });
+  differ("the staging chunk", [](Member& self) { self.chunk_bytes = "8192"; });
+  differ("HBMCOMM_NODE", [](Member& self) { self.node_layer = kMpi; });
+}
+
+TEST(Rendezvous, FurtherStepsAreAmongSome) {
+  const auto store = std::make_shared<FakeStore>();
+  on_ranks(4, [&](int rank) {
+    const Rendezvous rendezvous = rendezvous_of(store, rank, 4, "group g", in(kPatience), member);
+    if (rank == 1) return;
+    const auto heard = gather(rendezvous.participant, "step", {0, 2, 3},
+                              [&] { return std::to_string(rank * rank); });
+    EXPECT_EQ(heard, (std::vector<std::string>{"0", "", "4", "9"}));
+  });
+}
+
+TEST(Rendezvous, RanksOfOneKernelAreOnOneMachine) {
+  std::vector<Member> members(5, member());
+  members[1].boot_id = members[4].boot_id = "z";
+  members[3].forced_node = "a";
+  EXPECT_EQ(on_machine_of(0, members), (std::vector<int>{0, 2}));
+  EXPECT_EQ(on_machine_of(1, members), (std::vector<int>{1, 4}));
+  EXPECT_EQ(on_machine_of(3, members), (std::vector<int>{3}));
+}
+
+TEST(Introduction, TellsWhereAProcessIs) {
+  setenv("HBMCOMM_NODE_ID", "b", 1);
+  const Member self = introduce("1.0", 8192);
+  unsetenv("HBMCOMM_NODE_ID");
+  EXPECT_EQ(self.version, "1.0");
+  EXPECT_EQ(self.pid, getpid());
+  EXPECT_EQ(self.chunk_bytes, "8192");
+  EXPECT_EQ(self.process, process_id());
+  EXPECT_EQ(self.forced_node, "b");
+  EXPECT_FALSE(self.host.empty());
+  EXPECT_FALSE(self.boot_id.empty());
+  EXPECT_NE(self.network_namespace, "0");
+  EXPECT_EQ(introduce("1.0", 8192).forced_node, "");
+}
+
+TEST(Introduction, KnowsTwoNodeLayers) {
+  EXPECT_EQ(introduce("1.0", 1).node_layer, kSharedMemory);
+  for (const char* layer : {"mpi", "shm"}) {
+    setenv("HBMCOMM_NODE", layer, 1);
+    EXPECT_EQ(introduce("1.0", 1).node_layer, layer);
+  }
+  setenv("HBMCOMM_NODE", "smoke", 1);
+  expect_error(ErrorKind::kInvalid, {"HBMCOMM_NODE is \"smoke\"", "\"shm\"", "\"mpi\""},
+               [] { introduce("1.0", 1); });
+  unsetenv("HBMCOMM_NODE");
+}
+
+TEST(ProcessId, IsOfOneProcess) {
+  const std::string here = process_id();
+  EXPECT_EQ(here.size(), 32u);
+  EXPECT_EQ(process_id(), here);
+  EXPECT_NE(random_id(), here);
+  EXPECT_EQ(run_forked([&] {
+              EXPECT_NE(process_id(), here);
+              EXPECT_EQ(process_id(), process_id());
+            }),
+            0);
+}
+
+}  // namespace
+}  // namespace hbm::bootstrap

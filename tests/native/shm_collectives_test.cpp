@@ -1,0 +1,99 @@
+// Every collective, send and receive over shared memory: random conversations of 1 to 64 ranks.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collectives_conversation.h"
+#include "communicator/shm/mail.h"
+#include "communicator/shm/phased_operation.h"
+#include "shm_ranks.h"
+#include "stress.h"
+
+namespace hbm::shm {
+namespace {
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr size_t kPace = 4;
+#else
+constexpr size_t kPace = 1;
+#endif
+
+struct Shape {
+  int size;
+  size_t chunk_bytes;
+  size_t operations;
+};
+
+std::vector<size_t> sizes_worth_trying(size_t chunk) {
+  std::vector<size_t> sizes = {0, 1, 2, 8, 13, 101, 1009, 4099, 20011};
+  for (const size_t edge : {chunk, 3 * chunk, kZeroCopyBytes, Cell::kInlineBytes,
+                            size_t{128} * 1024, size_t{256} * 1024, 2 * kZeroCopyBytes}) {
+    for (const size_t bytes : {edge - 1, edge, edge + 1}) sizes.push_back(bytes);
+  }
+  return sizes;
+}
+
+Speaker speaker(NodeRank& rank) {
+  const auto in_segment = [segment = rank.segment](size_t bytes) {
+    return std::shared_ptr<std::byte>(segment->allocate(bytes),
+                                      [segment](std::byte* block) { segment->free(block); });
+  };
+  return {.rank = rank.rank,
+          .size = rank.size,
+          .collectives = rank.collectives,
+          .ordered = rank.ordered,
+          .transfers = rank.transfers,
+          .sequence = &rank.sequence,
+          .sizes = sizes_worth_trying(rank.node.options.chunk_bytes),
+          .most_bytes = size_t{rank.size > 8 ? 64u : 700u} * 1024,
+          .memory = {in_segment, private_memory}};
+}
+
+void converse(const Shape& shape, unsigned seed) {
+  TestNode node({.size = shape.size,
+                 .chunk_bytes = shape.chunk_bytes,
+                 .segment_bytes = size_t{shape.size > 8 ? 8u : 64u} << 20});
+  const size_t before = node.segments[0]->blocks();
+  node.run([&](NodeRank& rank) {
+    Conversation conversation(speaker(rank), seed);
+    conversation.say_each_once();
+    conversation.say(shape.operations / kPace);
+    conversation.part();
+  });
+  for (const auto& segment : node.segments) EXPECT_EQ(segment->blocks(), before);
+}
+
+class NodeCollectives : public testing::TestWithParam<Shape> {};
+
+TEST_P(NodeCollectives, GiveWhatPlainLoopsGive) {
+  for (unsigned seed = 1; seed <= 2; ++seed) converse(GetParam(), seed);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, NodeCollectives,
+                         testing::Values(Shape{1, 4096, 60}, Shape{2, 512, 250},
+                                         Shape{2, 96 * 1024, 250}, Shape{3, 4096, 200},
+                                         Shape{4, 64 * 1024, 150}, Shape{5, 1024, 100},
+                                         Shape{8, 8192, 80}, Shape{64, 512, 10}),
+                         [](const auto& info) {
+                           return std::to_string(info.param.size) + "_ranks_chunks_of_" +
+                                  std::to_string(info.param.chunk_bytes);
+                         });
+
+// HBM_STRESS_SECONDS=600 talks for ten minutes.
+TEST(NodeStress, TalksAsLongAsItIsTold) {
+  const int seconds = stress("HBM_STRESS_SECONDS", 0);
+  if (seconds == 0) GTEST_SKIP() << "HBM_STRESS_SECONDS is not set";
+  const auto end = Clock::now() + std::chrono::seconds(seconds);
+  const std::vector<Shape> shapes = {{2, 64 * 1024, 500}, {3, 512, 500},  {4, 4096, 500},
+                                     {8, 1024, 200},      {13, 512, 100}, {64, 256, 10}};
+  for (unsigned seed = 100; Clock::now() < end && !HasFailure(); ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    converse(shapes[seed % shapes.size()], seed);
+  }
+}
+
+}  // namespace
+}  // namespace hbm::shm

@@ -1,0 +1,516 @@
+// What ranks of a node that disagree, die, fail or come late make of an operation.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "expect_error.h"
+#include "shm_ranks.h"
+
+namespace hbm::shm {
+namespace {
+
+using std::chrono::milliseconds;
+
+// What docs/errors.md promises.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr milliseconds kPrompt{1000};
+#else
+constexpr milliseconds kPrompt{100};
+#endif
+
+constexpr size_t kLarge = 100'000;  // elements: many chunks
+
+struct Call {
+  OpCode op = OpCode::kAllreduce;
+  size_t count = 100;
+  Dtype dtype = Dtype::kFloat32;
+  ReduceOp reduce_op = ReduceOp::kSum;
+  int root = 0;
+  uint64_t sequence = 1;
+};
+
+OperationPtr make(NodeRank& rank, const Call& call, void* data) {
+  Communicator& group = *rank.collectives;
+  const uint64_t sequence = call.sequence;
+  switch (call.op) {
+    case OpCode::kReduce:
+      return group.reduce(sequence, data, data, call.count, call.dtype, call.reduce_op, call.root);
+    case OpCode::kBroadcast:
+      return group.broadcast(sequence, data, call.count, call.dtype, call.root);
+    case OpCode::kBarrier:
+      return group.barrier(sequence);
+    default:
+      return group.allreduce(sequence, data, data, call.count, call.dtype, call.reduce_op);
+  }
+}
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+// A moment that one rank sets and the others measure from.
+class Moment {
+ public:
+  void set() { at_ = Clock::now().time_since_epoch().count(); }
+  milliseconds since() const {
+    return std::chrono::duration_cast<milliseconds>(Clock::now().time_since_epoch() -
+                                                    Clock::duration(at_.load()));
+  }
+
+ private:
+  std::atomic<Clock::rep> at_{0};
+};
+
+// The median of five attempts, each of which takes its slowest rank's time.
+void expect_prompt(const std::function<milliseconds()>& attempt) {
+  std::array<milliseconds, 5> times;
+  for (milliseconds& time : times) time = attempt();
+  std::ranges::sort(times);
+  EXPECT_LT(times[times.size() / 2], kPrompt);
+}
+
+// In rank 0 a receive from rank 1, in others a barrier.
+std::exception_ptr receive_or_barrier(NodeRank& rank) {
+  if (rank.rank > 0) return rank.run(rank.collectives->barrier(1));
+  const auto source = std::make_shared<int>(kAnyRank);
+  float word = 0;
+  return rank.transfer(rank.collectives->receive({&word, 1}, Dtype::kFloat32, 1, 0, source));
+}
+
+// Takes the slowest of several threads' times.
+class Slowest {
+ public:
+  void take(milliseconds time) {
+    const std::lock_guard lock(mutex_);
+    time_ = std::max(time_, time);
+  }
+  milliseconds time() const { return time_; }  // once the threads are joined
+
+ private:
+  std::mutex mutex_;
+  milliseconds time_{0};
+};
+
+milliseconds cpu_of_thread() {
+  rusage usage{};
+  getrusage(RUSAGE_THREAD, &usage);
+  const auto time = [](const timeval& value) {
+    return std::chrono::seconds(value.tv_sec) + std::chrono::microseconds(value.tv_usec);
+  };
+  return std::chrono::duration_cast<milliseconds>(time(usage.ru_utime) + time(usage.ru_stime));
+}
+
+TEST(NodeMismatch, EveryRankIsToldHowTheyDiffer) {
+  struct Case {
+    std::string words;
+    Call usual;
+    std::function<void(Call&)> change;  // for rank 1
+  };
+  const Call large{.count = kLarge};
+  const Call rooted{.op = OpCode::kReduce};
+  const Call broadcast{.op = OpCode::kBroadcast};
+  const std::vector<Case> cases = {
+      {"99 float32", {}, [](Call& call) { call.count = 99; }},
+      {"101 float32", {}, [](Call& call) { call.count = 101; }},
+      {"0 float32", {}, [](Call& call) { call.count = 0; }},
+      {"100 int32", {}, [](Call& call) { call.dtype = Dtype::kInt32; }},
+      {"100 float64", {}, [](Call& call) { call.dtype = Dtype::kFloat64; }},
+      {"(MAX)", {}, [](Call& call) { call.reduce_op = ReduceOp::kMax; }},
+      {"#2", {}, [](Call& call) { call.sequence = 2; }},
+      {"barrier #1", {}, [](Call& call) { call.op = OpCode::kBarrier; }},
+      {"99999 float32", large, [](Call& call) { call.count = kLarge - 1; }},
+      {"of 100 float32", large, [](Call& call) { call.count = 100; }},
+      {"broadcast #1", large, [](Call& call) { call.op = OpCode::kBroadcast; }},
+      {"with root 1", rooted, [](Call& call) { call.root = 1; }},
+      {"with root 2", broadcast, [](Call& call) { call.root = 2; }},
+      {"of 100 int8", broadcast, [](Call& call) { call.dtype = Dtype::kInt8; }},
+  };
+  for (const bool in_segment : {false, true}) {
+    for (const Case& each : cases) {
+      SCOPED_TRACE(each.words);
+      run_node({.size = 3}, [&](NodeRank& rank) {
+        Call call = each.usual;
+        if (rank.rank == 1) each.change(call);
+        std::vector<double> memory(in_segment ? 0 : kLarge);
+        void* const data = in_segment
+                               ? static_cast<void*>(rank.segment->allocate(kLarge * sizeof(double)))
+                               : memory.data();
+        expect_error(ErrorKind::kMismatch, {"ranks disagree in the test's group", each.words},
+                     rank.run(make(rank, call, data)));
+      });
+    }
+  }
+}
+
+TEST(NodeMismatch, OfOneStreamReachesTheOthersAsAFailure) {
+  run_node({.size = 3}, [](NodeRank& rank) {
+    std::vector<float> data(60);
+    std::vector<Source> inputs;
+    std::vector<Sink> outputs;
+    for (int peer = 0; peer < 3; ++peer) {
+      inputs.push_back({data.data() + 10 * peer, 10});
+      outputs.push_back({data.data() + 30 + 10 * peer, 10});
+    }
+    if (rank.rank == 1) outputs[0].count = 9;
+    const auto error = rank.run(rank.collectives->alltoall(1, inputs, outputs, Dtype::kFloat32));
+    if (rank.rank == 1) {
+      return expect_error(ErrorKind::kMismatch, {"alltoall #1 of 9", "rank 0", "alltoall #1 of 10"},
+                          error);
+    }
+    EXPECT_FALSE(error) << text_of(error);
+    expect_error(ErrorKind::kPeer, {"has failed: ranks disagree", "alltoall #1 of 9"},
+                 rank.run(rank.collectives->barrier(2)));
+  });
+}
+
+TEST(NodeMismatch, TellsTheCountsOfBoth) {
+  run_node({.size = 2}, [](NodeRank& rank) {
+    std::vector<float> data(100);
+    if (rank.rank == 0) {
+      return expect_error(ErrorKind::kMismatch, {"barrier #1", "allreduce #1 (SUM) of 100 float32"},
+                          rank.run(rank.collectives->barrier(1)));
+    }
+    expect_error(ErrorKind::kMismatch, {"barrier #1", "allreduce #1 (SUM) of 100 float32"},
+                 rank.run(make(rank, {}, data.data())));
+  });
+}
+
+TEST(NodeMismatch, OfSpoiledSlotsIsFoundBeforeTheyAreUsed) {
+  struct Spoiled {
+    const char* words;
+    std::function<void(Slot&, StreamLocation&)> spoil;
+    OpCode op = OpCode::kAlltoall;
+  };
+  const std::vector<Spoiled> cases = {
+      {"rounds of 0", [](Slot& slot, StreamLocation&) { slot.chunk = 0; }},
+      {"rounds of 1073741824", [](Slot& slot, StreamLocation&) { slot.chunk = 1u << 30; }},
+      {"in 0 rounds", [](Slot& slot, StreamLocation&) { slot.rounds = 0; }},
+      {"in 1000000 rounds", [](Slot& slot, StreamLocation&) { slot.rounds = 1'000'000; }},
+      {"at 131040 of its slots",
+       [](Slot&, StreamLocation& place) { place.offset = 128 * 1024 - 32; }},
+      {"at 18446744073709551615",
+       [](Slot&, StreamLocation& place) { place.offset = ~uint64_t{0}; }},
+      {"names a stream", [](Slot&, StreamLocation& place) { place.kind = 9; }},
+      {"names a stream",
+       [](Slot&, StreamLocation& place) { place.kind = StreamLocation::kZeroCopy; }},
+      {"rounds of 64", [](Slot& slot, StreamLocation&) { slot.chunk = 64; },
+       OpCode::kReduceScatter},
+  };
+  for (const Spoiled& each : cases) {
+    SCOPED_TRACE(each.words);
+    TestNode node({.size = 2});
+    NodeRank good(node, 0), bad(node, 1);
+    std::vector<float> data(20), result(20);
+    const std::vector<Source> inputs = {{data.data(), 10}, {data.data() + 10, 10}};
+    const auto collective = [&](NodeRank& rank) {
+      if (each.op == OpCode::kReduceScatter) {
+        return rank.collectives->reduce_scatter(1, inputs, result.data(), Dtype::kFloat32,
+                                                ReduceOp::kSum);
+      }
+      return rank.collectives->alltoall(1, inputs, {{result.data(), 10}, {result.data() + 10, 10}},
+                                        Dtype::kFloat32);
+    };
+    const OperationPtr mine = collective(good), theirs = collective(bad);
+    Slot& slot = bad.shm_group->next_slot();
+    mine->begin();
+    theirs->begin();
+    each.spoil(slot, bad.shm_group->locations(slot)[0]);
+    expect_error(ErrorKind::kMismatch, {"rank 1 of the test's group", each.words},
+                 [&] { mine->poll(); });
+  }
+}
+
+TEST(NodeFailure, AnAlltoallIsNeverLeftUndriven) {
+  run_node({.size = 1}, [](NodeRank& rank) {
+    float in = 0, out = 0;
+    EXPECT_FALSE(
+        rank.collectives->alltoall(1, {{&in, 1}}, {{&out, 1}}, Dtype::kFloat32)->self_sufficient());
+    EXPECT_TRUE(
+        rank.collectives->allgather(1, {&in, 1}, {{&out, 1}}, Dtype::kFloat32)->self_sufficient());
+  });
+}
+
+// A stream of a gibibyte would keep an abort waiting.
+TEST(NodeFailure, ALongStreamIsMovedInSlices) {
+  constexpr size_t kCount = (size_t{40} << 20) / sizeof(float);
+  TestNode node({.size = 2, .segment_bytes = size_t{84} << 20});
+  NodeRank first(node, 0), second(node, 1);
+  const auto polls = [](const OperationPtr& mine, const OperationPtr& theirs) {
+    mine->begin();
+    theirs->begin();
+    int count = 1;
+    while (mine->poll() == Progress::kActive) ++count;
+    while (theirs->poll() == Progress::kActive) continue;
+    EXPECT_EQ(mine->poll(), Progress::kDone);
+    EXPECT_EQ(theirs->poll(), Progress::kDone);
+    return count;
+  };
+  auto* const data = reinterpret_cast<float*>(second.segment->allocate(2 * kCount * sizeof(float)));
+  auto* const own = reinterpret_cast<float*>(first.segment->allocate(2 * kCount * sizeof(float)));
+  std::fill_n(data, 2 * kCount, 2.0f);
+  std::fill_n(own, 2 * kCount, 1.0f);
+  std::vector<float> result(kCount);
+  EXPECT_EQ(polls(first.collectives->broadcast(1, result.data(), kCount, Dtype::kFloat32, 1),
+                  second.collectives->broadcast(1, data, kCount, Dtype::kFloat32, 1)),
+            4);
+  EXPECT_EQ(result, std::vector<float>(kCount, 2.0f));
+  std::vector<float> other(kCount);
+  const auto sum = [](NodeRank& rank, float* in, float* out) {
+    return rank.collectives->reduce_scatter(2, {{in, kCount}, {in + kCount, kCount}}, out,
+                                            Dtype::kFloat32, ReduceOp::kSum);
+  };
+  EXPECT_EQ(polls(sum(first, own, result.data()), sum(second, data, other.data())), 4);
+  EXPECT_EQ(result, std::vector<float>(kCount, 3.0f));
+  EXPECT_EQ(other, std::vector<float>(kCount, 3.0f));
+}
+
+TEST(NodeDeath, IsToldToAllWhoWaitAlikeAndPromptly) {
+  constexpr int kSize = 5;
+  constexpr int kVictim = 2;
+  const auto attempt = [](const Call& call) {
+    Moment death;
+    Slowest slowest;
+    std::vector<std::string> texts(kSize);
+    run_node({.size = kSize}, [&](NodeRank& rank) {
+      EXPECT_FALSE(rank.run(rank.collectives->barrier(6)));
+      if (rank.rank == kVictim) {
+        std::this_thread::sleep_for(milliseconds(50));  // the others sleep by now
+        death.set();
+        return rank.die();
+      }
+      std::vector<double> data(kLarge);
+      const auto error = rank.run(make(rank, call, data.data()));
+      slowest.take(death.since());
+      texts[static_cast<size_t>(rank.rank)] = text_of(error);
+      expect_error(ErrorKind::kDeath, {"#7", "rank 2 has died"}, error);
+      expect_error(ErrorKind::kAborted, {"refused because the group failed earlier"},
+                   [&] { rank.run(rank.collectives->barrier(8)); });
+    });
+    for (const size_t survivor : {1, 3, 4}) EXPECT_EQ(texts[survivor], texts[0]);
+    return slowest.time();
+  };
+  for (const Call& call : {Call{.sequence = 7}, Call{.count = kLarge, .sequence = 7},
+                           Call{.op = OpCode::kBarrier, .sequence = 7}}) {
+    expect_prompt([&] { return attempt(call); });
+  }
+}
+
+TEST(NodeDeath, AfterItsPartHarmsNobody) {
+  for (const size_t count : {size_t{0}, size_t{100}}) {
+    run_node({.size = 4}, [count](NodeRank& rank) {
+      std::vector<float> data(count, 1.0f);
+      const auto sum = rank.collectives->allreduce(1, data.data(), data.data(), count,
+                                                   Dtype::kFloat32, ReduceOp::kSum);
+      if (rank.rank == 1) {
+        sum->begin();
+        return rank.die();
+      }
+      std::this_thread::sleep_for(milliseconds(20 * rank.rank));
+      const auto error = rank.run(rank.collectives->allreduce(1, data.data(), data.data(), count,
+                                                              Dtype::kFloat32, ReduceOp::kSum));
+      EXPECT_FALSE(error) << text_of(error);
+      EXPECT_EQ(data, std::vector<float>(count, 4.0f));
+      expect_error(ErrorKind::kDeath, {"barrier #2", "rank 1 has died"},
+                   rank.run(rank.collectives->barrier(2)));
+    });
+  }
+}
+
+TEST(NodeDeath, EndsTransfersThatWaitForIt) {
+  const auto attempt = [](size_t count) {
+    Moment death;
+    Slowest slowest;
+    run_node({.size = 3}, [&](NodeRank& rank) {
+      std::vector<float> data(count, static_cast<float>(rank.rank));
+      const auto source = std::make_shared<int>(kAnyRank);
+      const auto receive = [&](int from) {
+        return rank.transfer(
+            rank.collectives->receive({data.data(), count}, Dtype::kFloat32, from, 1, source));
+      };
+      if (rank.rank == 1) {
+        if (count == 10) {
+          rank.transfer(rank.collectives->send({data.data(), count}, Dtype::kFloat32, 0, 1));
+        }
+        std::this_thread::sleep_for(milliseconds(30));
+        death.set();
+        return rank.die();
+      }
+      if (rank.rank == 0) {
+        if (count == 10) {
+          EXPECT_FALSE(receive(1));  // what it has sent is still there
+          EXPECT_EQ(data[0], 1.0f);
+        }
+        expect_error(ErrorKind::kDeath, {"send/recv with tag 1", "rank 1 has died"}, receive(1));
+      } else {
+        const auto error = count == 10 ? receive(kAnyRank)
+                                       : rank.transfer(rank.collectives->send(
+                                             {data.data(), count}, Dtype::kFloat32, 1, 1));
+        expect_error(ErrorKind::kDeath, {"send/recv with tag 1", "rank 1 has died"}, error);
+      }
+      slowest.take(death.since());
+    });
+    return slowest.time();
+  };
+  for (const size_t count : {10, 100'000}) expect_prompt([&] { return attempt(count); });
+}
+
+TEST(NodeDeath, IsSeenByATransferBehindOneThatWaitsForTheLiving) {
+  expect_prompt([] {
+    std::barrier<> end(2);
+    milliseconds took{0};
+    run_node({.size = 3}, [&](NodeRank& rank) {
+      if (rank.rank == 2) return rank.die();
+      if (rank.rank == 0) {
+        float from_living = 0, from_dead = 0;
+        const auto source = std::make_shared<int>(kAnyRank);
+        const auto waits = rank.transfers->enqueue(
+            rank.collectives->receive({&from_living, 1}, Dtype::kFloat32, 1, 1, source), kPatience,
+            {});
+        Moment start;
+        start.set();
+        expect_error(
+            ErrorKind::kDeath, {"rank 2 has died"},
+            rank.transfer(rank.collectives->receive({&from_dead, 1}, Dtype::kFloat32, 2, 1, source),
+                          milliseconds(2000)));
+        took = start.since();
+      }
+      end.arrive_and_wait();
+    });
+    return took;
+  });
+}
+
+TEST(NodeFailure, OfOneRankWakesTheOthers) {
+  expect_prompt([] {
+    Moment failure;
+    Slowest slowest;
+    run_node({.size = 4}, [&](NodeRank& rank) {
+      if (rank.rank == 3) {
+        std::this_thread::sleep_for(milliseconds(50));
+        failure.set();
+        EXPECT_EQ(rank.shm_group->report("out of paint", false), "out of paint");
+        EXPECT_EQ(rank.shm_group->report("out of brushes", true), "out of paint");
+        EXPECT_TRUE(rank.shm_group->failed());
+        return;
+      }
+      const auto error = receive_or_barrier(rank);
+      expect_error(ErrorKind::kPeer, {"the test's group has failed: out of paint"}, error);
+      slowest.take(failure.since());
+    });
+    return slowest.time();
+  });
+}
+
+TEST(NodeFailure, ALateRankHarmsThoseWhoGaveUp) {
+  for (const size_t count : {size_t{100}, kLarge}) {
+    run_node({.size = 2}, [count](NodeRank& rank) {
+      std::vector<float> data(count);
+      const auto sum = [&](uint64_t sequence) {
+        return rank.collectives->allreduce(sequence, data.data(), data.data(), count,
+                                           Dtype::kFloat32, ReduceOp::kSum);
+      };
+      if (rank.rank == 0) {
+        return expect_error(ErrorKind::kTimeout, {"timed out after 50 ms", "missing ranks: 1"},
+                            rank.run(sum(1), milliseconds(50)));
+      }
+      while (!rank.shm_group->failed()) std::this_thread::sleep_for(milliseconds(1));
+      auto error = rank.run(sum(1));
+      if (count == 100) {
+        EXPECT_FALSE(error) << text_of(error);  // the other's data lay ready
+        error = rank.run(sum(2));
+      }
+      expect_error(ErrorKind::kPeer, {"timed out after 50 ms", "missing ranks: 1"}, error);
+    });
+  }
+}
+
+TEST(NodeFailure, AbortReachesASleeper) {
+  expect_prompt([] {
+    Slowest slowest;
+    std::barrier<> end(3);
+    run_node({.size = 3}, [&](NodeRank& rank) {
+      if (rank.rank == 2) return end.arrive_and_wait();  // never comes
+      Moment abort;
+      std::thread other([&] {
+        std::this_thread::sleep_for(milliseconds(50));
+        abort.set();
+        rank.ordered->abort("enough");
+        rank.transfers->abort("enough");
+      });
+      const auto error = receive_or_barrier(rank);
+      slowest.take(abort.since());
+      expect_error(ErrorKind::kAborted, {"was given up: enough"}, error);
+      other.join();
+      end.arrive_and_wait();
+    });
+    return slowest.time();
+  });
+}
+
+TEST(NodeFailure, AnAbandonedOperationTellsWhetherItsBufferMayChange) {
+  run_node({.size = 1}, [](NodeRank& rank) {
+    constexpr size_t kBytes = kLarge * sizeof(float);
+    std::vector<float> own(kLarge);
+    void* const shared = rank.segment->allocate(kBytes);
+    const auto peers_may_write = [&rank](void* in, void* out) {
+      const auto sum =
+          rank.collectives->allreduce(1, in, out, kLarge, Dtype::kFloat32, ReduceOp::kSum);
+      sum->begin();
+      sum->abandon();
+      return sum->peers_may_write();
+    };
+    EXPECT_TRUE(peers_may_write(shared, shared));
+    EXPECT_FALSE(peers_may_write(own.data(), own.data()));
+    EXPECT_FALSE(peers_may_write(shared, own.data()));
+  });
+}
+
+class NodeSleep : public testing::TestWithParam<bool> {};
+
+TEST_P(NodeSleep, CostsLittleAndEndsPromptly) {
+  constexpr milliseconds kLate{200};
+  expect_prompt([&] {
+    Moment arrival;
+    Slowest slowest;
+    run_node({.size = 8, .crowded = GetParam()}, [&](NodeRank& rank) {
+      std::vector<float> data(100);
+      const auto sum = [&](uint64_t sequence) {
+        return rank.collectives->allreduce(sequence, data.data(), data.data(), data.size(),
+                                           Dtype::kFloat32, ReduceOp::kSum);
+      };
+      EXPECT_FALSE(rank.run(sum(1)));
+      const milliseconds before = cpu_of_thread();
+      if (rank.rank == 0) {
+        std::this_thread::sleep_for(kLate);
+        arrival.set();
+      }
+      EXPECT_FALSE(rank.run(sum(2)));
+      slowest.take(arrival.since());
+      EXPECT_LT(cpu_of_thread() - before, kLate / 5);
+    });
+    return slowest.time();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Crowds, NodeSleep, testing::Bool(), [](const auto& info) {
+  return info.param ? "crowded" : "a_core_for_each";
+});
+
+}  // namespace
+}  // namespace hbm::shm

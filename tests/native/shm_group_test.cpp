@@ -1,0 +1,65 @@
+// The areas of a shm_group: what it checks of them, and when nobody looks at one any more.
+#include "communicator/shm/shm_group.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "expect_error.h"
+#include "shm_ranks.h"
+
+namespace hbm::shm {
+namespace {
+
+TEST(NodeTeam, ReleasesAreasWhenAllOthersHaveLeft) {
+  TestNode node({.size = 3});
+  const auto released = [&node] { return ShmGroup::released(node.areas[0], 3); };
+  auto first = std::make_unique<NodeRank>(node, 0);
+  auto second = std::make_unique<NodeRank>(node, 1);
+  auto third = std::make_unique<NodeRank>(node, 2);
+  EXPECT_FALSE(released());
+  first.reset();
+  third.reset();
+  EXPECT_FALSE(released());
+  second.reset();
+  EXPECT_TRUE(released());
+}
+
+TEST(NodeTeam, RefusesAnAreaThatIsLaidOutInAnotherWay) {
+  TestNode node({.size = 2, .chunk_bytes = 8192});
+  format_area(node.areas[1], AreaLayout(2, 4096));
+  expect_error(ErrorKind::kMismatch, {"rank 1 of the test's group", "same staging_bytes"},
+               [&] { NodeRank rank(node, 0); });
+}
+
+TEST(NodeTeam, RefusesAddressesBeyondASegment) {
+  TestNode node({.size = 2});
+  const NodeRank rank(node, 0);
+  const size_t size = node.segments[1]->size();
+  const auto place = [](uint64_t offset) {
+    return StreamLocation{0, offset, StreamLocation::kZeroCopy, 0};
+  };
+  EXPECT_EQ(rank.shm_group->direct(1, place(size - 64), 64), node.segments[1]->base() + size - 64);
+  for (const auto& [offset, bytes] : std::vector<std::pair<uint64_t, size_t>>{
+           {size - 63, 64}, {size + 1, 0}, {~uint64_t{0}, 64}, {0, size + 1}}) {
+    expect_error(ErrorKind::kMismatch, {"rank 1 of the test's group", "of its shared segment"},
+                 [&] { rank.shm_group->direct(1, place(offset), bytes); });
+  }
+}
+
+TEST(NodeTeam, FindsAddressesInItsOwnSegment) {
+  TestNode node({.size = 1});
+  const NodeRank rank(node, 0);
+  const TestSegment& own = *node.segments[0];
+  EXPECT_EQ(rank.shm_group->offset_in_segment(own.base() + 100, 28), 100u);
+  EXPECT_EQ(rank.shm_group->offset_in_segment(own.base(), own.size()), 0u);
+  EXPECT_FALSE(rank.shm_group->offset_in_segment(own.base() + 1, own.size()));
+  EXPECT_FALSE(rank.shm_group->offset_in_segment(own.base() - 1, 1));
+  const int elsewhere = 0;
+  EXPECT_FALSE(rank.shm_group->offset_in_segment(&elsewhere, sizeof elsewhere));
+}
+
+}  // namespace
+}  // namespace hbm::shm

@@ -1,0 +1,102 @@
+// Ranks of one node as threads: each has a segment, an area in it, a ShmGroup and two queues, as a
+// process would. They run the code of csrc/node unchanged, so the thread sanitizer sees all sides.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/descriptor.h"
+#include "communicator/communicator.h"
+#include "communicator/shm/shm_group.h"
+#include "progress/operation_queue.h"
+
+namespace hbm::shm {
+
+inline constexpr std::chrono::milliseconds kPatience{60'000};
+
+// A rank's segment: blocks by first fit. A freed block is overwritten, and poisoned for the address
+// sanitizer. Threads: any.
+class TestSegment {
+ public:
+  explicit TestSegment(size_t bytes);
+  ~TestSegment();
+  TestSegment(const TestSegment&) = delete;
+  TestSegment& operator=(const TestSegment&) = delete;
+
+  std::byte* base() const noexcept { return base_; }
+  size_t size() const noexcept { return size_; }
+
+  // 64-byte aligned. Throws Error(kExhausted) when there is no room.
+  std::byte* allocate(size_t bytes);
+  void free(std::byte* block);
+  size_t blocks() const;  // in use
+
+ private:
+  const size_t size_;
+  std::byte* const base_;
+  mutable std::mutex mutex_;         // guards the maps
+  std::map<size_t, size_t> free_;    // offset -> bytes
+  std::map<size_t, size_t> in_use_;  // the same
+};
+
+struct NodeOptions {
+  int size = 2;
+  size_t chunk_bytes = 64 * 1024;
+  size_t segment_bytes = size_t{8} << 20;
+  bool crowded = true;
+};
+
+class TestNode;
+
+// One rank, on its thread.
+struct NodeRank {
+  NodeRank(TestNode& node, int rank);
+  ~NodeRank();
+  NodeRank(const NodeRank&) = delete;
+  NodeRank& operator=(const NodeRank&) = delete;
+
+  // Runs a collective, or a send or a receive, to its end and returns its error.
+  std::exception_ptr run(OperationPtr collective, std::chrono::milliseconds timeout = kPatience);
+  std::exception_ptr transfer(OperationPtr operation,
+                              std::chrono::milliseconds timeout = kPatience);
+
+  // Becomes a dead process to the others: takes no further part.
+  void die();
+
+  TestNode& node;
+  const int rank;
+  const int size;
+  const std::shared_ptr<TestSegment> segment;
+  const std::shared_ptr<ShmGroup> shm_group;
+  const std::shared_ptr<Communicator> collectives;
+  const std::shared_ptr<OperationQueue> ordered;
+  const std::shared_ptr<OperationQueue> transfers;
+  uint64_t sequence = 0;
+};
+
+class TestNode {
+ public:
+  explicit TestNode(const NodeOptions& options);
+
+  // Runs `body` as every rank, each in a thread, and waits for all. What a body throws fails the
+  // test. One that hangs ends the program.
+  void run(const std::function<void(NodeRank&)>& body);
+
+  const NodeOptions options;
+  const std::vector<std::shared_ptr<TestSegment>> segments;  // by rank
+  const std::vector<std::byte*> areas;                       // the same
+  const std::vector<Descriptor> deaths;  // eventfds: readable once the rank is dead
+};
+
+inline void run_node(const NodeOptions& options, const std::function<void(NodeRank&)>& body) {
+  TestNode(options).run(body);
+}
+
+}  // namespace hbm::shm

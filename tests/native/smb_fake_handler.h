@@ -1,0 +1,165 @@
+// A handler for doors to be tested at: one segment in plain memory, under the handle 1. Requests
+// are answered on the spot, or by a thread of the handler's own.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "box/protocol/proof.h"
+#include "box/server/request_handler.h"
+#include "box/server/storage/segment.h"
+
+namespace hbm::box {
+
+class FakeDesk final : public RequestHandler {
+ public:
+  static constexpr uint32_t kHandle = 1;
+
+  enum class Answers { kAtOnce, kByThread, kNever };
+
+  explicit FakeDesk(uint64_t segment_bytes = 4 << 20, Answers answers = Answers::kAtOnce)
+      : memory_(segment_bytes), answers_(answers) {
+    segment_->size = segment_bytes;
+    if (answers == Answers::kByThread) thread_ = std::thread([this] { answer_all(); });
+  }
+
+  ~FakeDesk() override {
+    {
+      const std::lock_guard lock(mutex_);
+      closing_ = true;
+    }
+    posted_.notify_all();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  std::vector<std::byte>& memory() { return memory_; }
+
+  // What kAlloc and kAttach grant.
+  void grant(std::shared_ptr<BoxSegment> segment, bool may_write) {
+    granted_ = std::move(segment);
+    may_write_ = may_write;
+  }
+
+  std::atomic<int> joined{0};
+  std::atomic<int> left_again{0};
+  std::atomic<int> submitted{0};
+  std::atomic<int> accesses{0};
+  std::atomic<int> last_small{0};  // the number of the latest access to no more than 4 KiB
+  std::atomic<bool> sessions_ended{false};
+  std::atomic<uint32_t> delay_us{0};  // of the thread's answers
+
+  smb::Id contents() const override { return {7, 8}; }
+  uint32_t lease_ms() const override { return 30'000; }
+
+  Joining join(const smb::Join& join, smb::TransportKind) override {
+    Joining joining;
+    if (join.session == smb::Id{404, 404}) {
+      joining.status = smb::Status::kExpired;
+      joining.cause = "the session is not known";
+      return joining;
+    }
+    ++joined;
+    // Doors only hold a session, so anything will do.
+    const auto session = std::make_shared<std::byte>();
+    joining.session = {session, reinterpret_cast<Session*>(session.get())};
+    joining.id = join.session ? join.session : smb::random_id();
+    joining.resumed = static_cast<bool>(join.session);
+    return joining;
+  }
+
+  void left(const std::shared_ptr<Session>&) override { ++left_again; }
+
+  void submit(const std::shared_ptr<Session>&, smb::Opcode opcode, std::span<const std::byte> body,
+              Answer answer) override {
+    ++submitted;
+    Reply reply = carry_out(opcode, body);
+    if (answers_ == Answers::kAtOnce) return answer(std::move(reply));
+    {
+      const std::lock_guard lock(mutex_);
+      waiting_.emplace_back(std::move(answer), std::move(reply));
+    }
+    posted_.notify_one();
+  }
+
+  Access access(const std::shared_ptr<Session>&, const smb::Transfer& transfer, bool) override {
+    Access access;
+    const int number = ++accesses;
+    if (transfer.bytes <= 4096) last_small = number;
+    if (transfer.handle != kHandle) {
+      access.status = smb::Status::kNotAttached;
+      access.cause = "handle " + std::to_string(transfer.handle) + " is not attached";
+    } else if (transfer.offset > memory_.size() ||
+               transfer.bytes > memory_.size() - transfer.offset) {
+      access.status = smb::Status::kRange;
+    } else {
+      access.segment = segment_;
+      access.at = memory_.data() + transfer.offset;
+    }
+    return access;
+  }
+
+  void on_new_segment(std::function<void(BoxSegment&)>) override {}
+  bool ended(const std::shared_ptr<Session>&) const override { return sessions_ended; }
+
+ private:
+  Reply carry_out(smb::Opcode opcode, std::span<const std::byte> body) {
+    Reply reply;
+    const auto answer = [&reply](const auto& result) {
+      const auto bytes = std::as_bytes(std::span(&result, 1));
+      reply.body.assign(bytes.begin(), bytes.end());
+    };
+    if (opcode == smb::Opcode::kAlloc || opcode == smb::Opcode::kAttach) {
+      answer(smb::Allocated{{1, 2}, memory_.size(), 1, 0, 0});
+      reply.granted = granted_;
+      reply.may_write = may_write_;
+    } else if (opcode == smb::Opcode::kFetchAdd) {
+      smb::FetchAdd request;
+      std::memcpy(&request, body.data(), sizeof(request));
+      answer(smb::Fetched{request.addend});
+    } else if (opcode == smb::Opcode::kStats) {
+      answer(smb::StatsQuery{});
+      reply.body.clear();
+      reply.payload.resize(sizeof(smb::StatsTotals));
+    } else if (opcode == smb::Opcode::kDelete) {
+      reply.status = smb::Status::kNoSuchKey;
+      reply.cause = "no such key";
+    }
+    return reply;
+  }
+
+  void answer_all() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      posted_.wait(lock, [this] { return closing_ || !waiting_.empty(); });
+      if (waiting_.empty()) return;
+      auto [answer, reply] = std::move(waiting_.front());
+      waiting_.pop_front();
+      lock.unlock();
+      std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
+      answer(std::move(reply));
+      answer = nullptr;
+      lock.lock();
+    }
+  }
+
+  std::vector<std::byte> memory_;
+  const std::shared_ptr<BoxSegment> segment_ = std::make_shared<BoxSegment>();
+  std::shared_ptr<BoxSegment> granted_;
+  bool may_write_ = false;
+
+  const Answers answers_;
+  std::mutex mutex_;  // guards all below
+  std::condition_variable posted_;
+  std::deque<std::pair<Answer, Reply>> waiting_;
+  bool closing_ = false;
+  std::thread thread_;
+};
+
+}  // namespace hbm::box

@@ -1,0 +1,86 @@
+// A stream door with a fake handler behind it, and clients that have joined.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "box/server/listener/stream_listener.h"
+#include "scratch.h"
+#include "smb_fake_handler.h"
+#include "smb_raw_client.h"
+
+namespace hbm::box {
+
+using smb::bytes_of;
+using smb::Opcode;
+using smb::RawClient;
+using smb::Status;
+
+inline const std::string kToken = "the token";
+
+inline StreamListenerOptions options_with(const std::string& token = kToken) {
+  static const Scratch folder("/tmp");
+  static std::atomic<int> doors{0};
+  StreamListenerOptions options;
+  options.listen = {{"127.0.0.1", 0, ""}};
+  options.socket_path = folder / std::to_string(doors++);
+  options.token = token;
+  options.boot_id = "a-boot-id";
+  options.verbs_port = 77;
+  options.threads = 2;
+  return options;
+}
+
+// A door with a fake handler behind it.
+struct Box {
+  explicit Box(const StreamListenerOptions& given = options_with(),
+               FakeDesk::Answers answers = FakeDesk::Answers::kAtOnce)
+      : options(given), handler(4 << 20, answers), door(std::in_place, handler, options) {}
+
+  smb::Address tcp() const { return door->addresses().at(0); }
+  smb::Address local() const { return {"", 0, options.socket_path}; }
+
+  const StreamListenerOptions options;
+  FakeDesk handler;
+  std::optional<StreamListener> door;
+};
+
+inline std::unique_ptr<RawClient> joined(const smb::Address& address,
+                                         const std::string& token = kToken) {
+  auto client = std::make_unique<RawClient>(address);
+  EXPECT_EQ(client->join(token).header.status, Status::kOk);
+  return client;
+}
+
+inline smb::Transfer transfer_of(uint64_t offset, uint32_t bytes,
+                                 uint32_t handle = FakeDesk::kHandle) {
+  return {offset, bytes, handle};
+}
+
+// Until `condition` holds, at most twenty seconds.
+inline bool eventually(const std::function<bool()>& condition) {
+  for (int i = 0; i < 20'000; ++i) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
+}
+
+inline void expect_served(const Box& box) {
+  EXPECT_EQ(joined(box.tcp())->ask(Opcode::kPing).header.status, Status::kOk);
+}
+
+// A test of both ways in.
+class StreamDoors : public testing::TestWithParam<smb::Address (Box::*)() const> {
+ protected:
+  smb::Address address(const Box& box) const { return (box.*GetParam())(); }
+};
+
+}  // namespace hbm::box

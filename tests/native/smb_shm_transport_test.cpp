@@ -1,0 +1,62 @@
+// What a link over shm maps, and what it does not let happen.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include "box/transport/shm_transport.h"
+#include "smb_transport_fixture.h"
+
+namespace hbm::transport {
+namespace {
+
+TEST(ShmLink, MapsWhatItIsGranted) {
+  Box box;
+  OpenedTransport opened = open_shm(box.opening());
+  const auto grant = alloc(*opened.link, 1, 100000);
+  ASSERT_NE(grant->memory, nullptr);
+  EXPECT_EQ(grant->size, 100000u);
+  std::byte* const there = box.handler.segment(1)->block->base();
+  grant->memory[99999] = std::byte{7};
+  EXPECT_EQ(there[99999], std::byte{7});
+  there[0] = std::byte{8};
+  EXPECT_EQ(grant->memory[0], std::byte{8});
+
+  std::shared_ptr<void> holds = grant->holds;
+  opened.link.reset();
+  EXPECT_EQ(grant->memory[0], std::byte{8});  // as long as someone holds it
+}
+
+TEST(ShmLink, MapsForReadingWhatItMayOnlyRead) {
+  Box box;
+  const OpenedTransport opened = open_shm(box.opening());
+  const auto grant = alloc(*opened.link, 1, 4096, smb::Alloc::kReadOnly);
+  ASSERT_NE(grant->memory, nullptr);
+  box.handler.segment(1)->block->base()[5] = std::byte{9};
+  EXPECT_EQ(grant->memory[5], std::byte{9});
+  const Descriptor zeros(open("/dev/zero", O_RDONLY));
+  EXPECT_EQ(read(zeros.get(), grant->memory, 1), -1);
+  EXPECT_EQ(errno, EFAULT);
+  EXPECT_NE(mprotect(grant->memory, 4096, PROT_READ | PROT_WRITE), 0) << "the descriptor lets it";
+}
+
+TEST(ShmLink, KeepsSegmentsFromForkedChildren) {
+  Box box;
+  const OpenedTransport opened = open_shm(box.opening());
+  const auto grant = alloc(*opened.link, 1, 4096);
+  EXPECT_DEATH(grant->memory[0] = std::byte{1}, "");
+}
+
+TEST(ShmLink, TellsWhenItCannotBe) {
+  const Box box;
+  smb::Joined joined = open_tcp(box.opening()).joined;
+  EXPECT_EQ(why_no_shm(joined), "");
+  joined.socket_path[0] = '\0';
+  EXPECT_EQ(why_no_shm(joined), "the box has no Unix socket");
+  std::strcpy(joined.socket_path, "/nowhere/socket");
+  EXPECT_NE(why_no_shm(joined).find("/nowhere/socket"), std::string::npos);
+  joined.boot_id[0] = 'x';
+  EXPECT_EQ(why_no_shm(joined), "the box runs on another machine");
+}
+
+}  // namespace
+}  // namespace hbm::transport

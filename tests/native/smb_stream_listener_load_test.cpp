@@ -1,0 +1,127 @@
+// A stream door with many clients, greedy ones, and slow ones.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <ctime>
+#include <thread>
+#include <vector>
+
+#include "smb_listener_fixture.h"
+
+namespace hbm::box {
+namespace {
+
+// As many as the limits allow, each with two descriptors in this process.
+size_t silent_clients() {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  return std::min<size_t>(10'000, limit.rlim_max > 2000 ? limit.rlim_max - 1500 : 500);
+}
+
+TEST(StreamListener, ServesOthersWhileThousandsAreSilent) {
+  Box box;  // has raised the limit
+  const size_t count = silent_clients();
+  const auto good = joined(box.tcp());
+  std::vector<Descriptor> silent;
+  silent.reserve(count);
+  auto slowest = std::chrono::nanoseconds(0);
+  for (size_t i = 0; i < count; ++i) {
+    silent.push_back(smb::connect_to(box.tcp(), smb::soon()));
+    if (i % 100 != 0) continue;
+    const auto begin = std::chrono::steady_clock::now();
+    const auto reply = good->ask(Opcode::kRead, bytes_of(transfer_of(0, 4096)));
+    ASSERT_EQ(reply.header.status, Status::kOk);
+    slowest = std::max<std::chrono::nanoseconds>(slowest, std::chrono::steady_clock::now() - begin);
+    if (i % 1000 == 0) expect_served(box);
+  }
+  EXPECT_LT(slowest, std::chrono::seconds(1));
+  EXPECT_EQ(box.handler.left_again, static_cast<int>((count + 999) / 1000));
+}
+
+TEST(StreamListener, GoesOnWhenDescriptorsRunOut) {
+  Box box;
+  const auto good = joined(box.tcp());
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  std::vector<Descriptor> fillers;
+  const rlimit few{100, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  for (;;) {
+    Descriptor filler(dup(0));
+    if (!filler) break;
+    fillers.push_back(std::move(filler));
+  }
+  fillers.pop_back();  // for the end here; there is none for the door's
+  Descriptor waiting = smb::connect_to(box.tcp(), smb::soon());
+  const clock_t begin = clock();
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_LT(clock() - begin, CLOCKS_PER_SEC / 10);  // it does not spin
+  EXPECT_EQ(good->ask(Opcode::kPing).header.status, Status::kOk);
+  fillers.clear();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_TRUE(smb::wait_for(waiting.get(), POLLIN, smb::soon()));  // its Hello
+  expect_served(box);
+}
+
+TEST(StreamListener, DoesNotReadWhoDoesNotTakeReplies) {
+  StreamListenerOptions options = options_with();
+  options.threads = 1;
+  Box box(options);
+  const auto slow = joined(box.tcp());
+  const auto other = joined(box.tcp());
+  const auto transfer = transfer_of(0, smb::kMaxPayload);
+  constexpr int kCount = 100;
+  for (int i = 0; i < kCount; ++i) slow->queue(Opcode::kRead, bytes_of(transfer));
+  slow->flush();
+  for (int i = 0; i < 50; ++i) {
+    ASSERT_EQ(other->ask(Opcode::kRead, bytes_of(transfer)).payload.size(), smb::kMaxPayload);
+  }
+  for (int i = 0; i < kCount; ++i) {
+    ASSERT_EQ(slow->next().payload.size(), smb::kMaxPayload) << i;
+  }
+}
+
+// Of the greedy ones' requests three times kAhead wait at any time; a modest one overtakes most.
+// It is counted in the box: here a thread may wait for a processor when its reply has come.
+TEST(StreamListener, StarvesNobody) {
+  StreamListenerOptions options = options_with();
+  options.threads = 1;
+  Box box(options);
+  constexpr int kGreedy = 3, kAhead = 16;
+  std::atomic<bool> stop{false};
+  std::atomic<int> served{0};
+  std::vector<std::thread> greedy;
+  for (int i = 0; i < kGreedy; ++i) {
+    greedy.emplace_back([&box, &stop, &served] {
+      const auto client = joined(box.tcp());
+      const auto transfer = transfer_of(0, smb::kMaxPayload);
+      for (int k = 0; k < kAhead; ++k) client->queue(Opcode::kRead, bytes_of(transfer));
+      client->flush();
+      while (!stop) {
+        client->next();
+        ++served;
+        client->send(Opcode::kRead, bytes_of(transfer));
+      }
+    });
+  }
+  ASSERT_TRUE(eventually([&served] { return served >= kGreedy * kAhead; }));
+  const auto modest = joined(box.tcp());
+  std::vector<int> overtaken_by;
+  for (int i = 0; i < 50; ++i) {
+    const int before = box.handler.accesses;
+    ASSERT_EQ(modest->ask(Opcode::kRead, bytes_of(transfer_of(0, 4096))).payload.size(), 4096U);
+    overtaken_by.push_back(box.handler.last_small - before - 1);
+  }
+  stop = true;
+  for (std::thread& thread : greedy) thread.join();
+  std::ranges::sort(overtaken_by);
+  RecordProperty("median", overtaken_by[overtaken_by.size() / 2]);
+  EXPECT_LT(overtaken_by[overtaken_by.size() / 2], kGreedy * kAhead / 2);
+}
+
+}  // namespace
+}  // namespace hbm::box

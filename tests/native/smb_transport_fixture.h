@@ -1,0 +1,155 @@
+// A box of one door in the test's process, and requests to it over a link.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "box/protocol/address.h"
+#include "box/protocol/protocol.h"
+#include "box/server/listener/stream_listener.h"
+#include "box/transport/transport.h"
+#include "scratch.h"
+#include "smb_transport_handler.h"
+
+namespace hbm::transport {
+
+using namespace std::chrono_literals;
+using smb::Opcode;
+using smb::Status;
+using smb::TransportKind;
+
+inline constexpr char kToken[] = "a token of the test";
+
+inline std::string boot_id() {
+  std::string id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+  return id;
+}
+
+template <smb::Body T>
+std::vector<std::byte> bytes_of(const T& value) {
+  const auto* const first = reinterpret_cast<const std::byte*>(&value);
+  return {first, first + sizeof(value)};
+}
+
+inline std::vector<std::byte> random_bytes(uint64_t count) {
+  static std::mt19937_64 random{std::random_device{}()};
+  std::vector<uint64_t> words(count / sizeof(uint64_t) + 1);
+  std::generate(words.begin(), words.end(), std::ref(random));
+  const auto* const first = reinterpret_cast<const std::byte*>(words.data());
+  return {first, first + count};
+}
+
+inline bool same(const std::vector<std::byte>& data, const std::byte* other) {
+  return data.empty() || std::memcmp(data.data(), other, data.size()) == 0;
+}
+
+// A box of one door in this process.
+class Box {
+ public:
+  explicit Box(const std::string& token = kToken) {
+    static const Scratch folder("/tmp");
+    static std::atomic<int> count{0};
+    box::StreamListenerOptions options;
+    options.listen = {smb::parse_host_and_port("127.0.0.1:0")};
+    options.socket_path = folder / std::to_string(count.fetch_add(1));
+    options.token = token;
+    options.boot_id = boot_id();
+    path_ = options.socket_path;
+    door_ = std::make_unique<box::StreamListener>(handler, options);
+    port_ = door_->addresses().front().port;
+  }
+
+  TransportOptions opening(uint32_t lanes = 4) const {
+    TransportOptions opening;
+    opening.host = "127.0.0.1";
+    opening.port = port_;
+    opening.path = path_;
+    opening.token = kToken;
+    opening.lanes = lanes;
+    return opening;
+  }
+
+  void die() { door_.reset(); }
+
+  box::LinkDesk handler;
+
+ private:
+  std::string path_;
+  uint16_t port_ = 0;
+  std::unique_ptr<box::StreamListener> door_;
+};
+
+inline void finish(Transport& link, const TransportRequest& work) {
+  const auto deadline = std::chrono::steady_clock::now() + 20s;
+  while (!work.finished()) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "not finished";
+    link.progress(1s);
+  }
+}
+
+inline std::unique_ptr<TransportRequest> request(Opcode opcode, std::vector<std::byte> body = {}) {
+  auto work = std::make_unique<TransportRequest>();
+  work->opcode = opcode;
+  work->body = std::move(body);
+  return work;
+}
+
+inline std::unique_ptr<TransportRequest> fetch_add(int64_t addend) {
+  smb::FetchAdd asked{};
+  asked.addend = addend;
+  return request(Opcode::kFetchAdd, bytes_of(asked));
+}
+
+inline int64_t fetched(const TransportRequest& work) {
+  smb::Fetched fetched{};
+  EXPECT_EQ(work.reply.size(), sizeof(fetched));
+  std::memcpy(&fetched, work.reply.data(), std::min(work.reply.size(), sizeof(fetched)));
+  return fetched.before;
+}
+
+inline std::unique_ptr<TransportRequest> transfer(Opcode opcode, const Grant& grant,
+                                                  uint64_t offset, std::span<std::byte> local) {
+  auto work = std::make_unique<TransportRequest>();
+  work->opcode = opcode;
+  work->grant = &grant;
+  work->offset = offset;
+  work->local = local.data();
+  work->bytes = local.size();
+  return work;
+}
+
+inline std::shared_ptr<Grant> alloc(Transport& link, uint32_t handle, uint64_t size,
+                                    uint32_t flags = 0) {
+  smb::Alloc asked{};
+  asked.sequence.number = handle;
+  asked.size = size;
+  asked.handle = handle;
+  asked.flags = flags;
+  const auto work = request(Opcode::kAlloc, bytes_of(asked));
+  link.post(*work);
+  finish(link, *work);
+  EXPECT_EQ(work->status, Status::kOk) << work->cause;
+  return work->granted;
+}
+
+inline void move(Transport& link, Opcode opcode, const Grant& grant, uint64_t offset,
+                 std::span<std::byte> local) {
+  const auto work = transfer(opcode, grant, offset, local);
+  link.post(*work);
+  finish(link, *work);
+  EXPECT_EQ(work->status, Status::kOk) << work->cause;
+}
+
+}  // namespace hbm::transport

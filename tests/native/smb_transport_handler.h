@@ -1,0 +1,171 @@
+// A handler for tests of links: segments in a pool, answers at once or when the test says so, and
+// no sessions worth the name.
+#pragma once
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "box/protocol/protocol.h"
+#include "box/server/request_handler.h"
+#include "box/server/storage/segment.h"
+#include "memory/pool.h"
+
+namespace hbm::box {
+
+class Session {};
+
+class LinkDesk final : public RequestHandler {
+ public:
+  static constexpr uint64_t kCapacity = uint64_t{1} << 30;
+
+  LinkDesk() : pool_(memory::Pool::create({memory::Policy::kPreferred, kCapacity})) {}
+
+  smb::Id contents() const override { return {7, 7}; }
+  uint32_t lease_ms() const override { return 30000; }
+
+  Joining join(const smb::Join& join, smb::TransportKind) override {
+    const std::lock_guard lock(mutex_);
+    ++joins;
+    Joining joining;
+    if (refuse != smb::Status::kOk) {
+      joining.status = refuse;
+      joining.cause = "the handler refuses";
+      return joining;
+    }
+    joining.session = std::make_shared<Session>();
+    joining.id = join.session ? join.session : smb::Id{1, ++sessions_};
+    return joining;
+  }
+
+  void left(const std::shared_ptr<Session>&) override { ++gone; }
+
+  void submit(const std::shared_ptr<Session>&, smb::Opcode opcode, std::span<const std::byte> body,
+              Answer answer) override {
+    Reply reply = answer_to(opcode, body);
+    const std::lock_guard lock(mutex_);
+    submitted.push_back(opcode);
+    if (hold_answers) {
+      held_.emplace_back(std::move(answer), std::move(reply));
+    } else {
+      answer(std::move(reply));
+    }
+  }
+
+  // In the opposite order.
+  void answer_held() {
+    const std::lock_guard lock(mutex_);
+    hold_answers = false;
+    while (!held_.empty()) {
+      held_.back().first(std::move(held_.back().second));
+      held_.pop_back();
+    }
+  }
+
+  size_t held() {
+    const std::lock_guard lock(mutex_);
+    return held_.size();
+  }
+
+  Access access(const std::shared_ptr<Session>&, const smb::Transfer& transfer,
+                bool writing) override {
+    ++(writing ? writes : reads);
+    const std::lock_guard lock(mutex_);
+    Access access;
+    const auto found = segments_.find(transfer.handle);
+    if (found == segments_.end()) {
+      access.status = smb::Status::kNotAttached;
+      access.cause = "no such handle";
+    } else if (transfer.offset > found->second->size ||
+               transfer.bytes > found->second->size - transfer.offset) {
+      access.status = smb::Status::kRange;
+      access.cause = "past the end of the segment";
+    } else {
+      access.segment = found->second;
+      access.at = found->second->block->base() + transfer.offset;
+    }
+    return access;
+  }
+
+  void on_new_segment(std::function<void(BoxSegment&)>) override {}
+
+  // What stands in a segment, for checks.
+  std::shared_ptr<BoxSegment> segment(uint32_t handle) {
+    const std::lock_guard lock(mutex_);
+    return segments_.at(handle);
+  }
+
+  std::atomic<int> joins{0};
+  std::atomic<int> gone{0};
+  std::atomic<uint64_t> reads{0};  // slices
+  std::atomic<uint64_t> writes{0};
+  smb::Status refuse = smb::Status::kOk;
+  std::vector<smb::Opcode> submitted;  // read when nothing is under way
+  std::atomic<bool> hold_answers{false};
+
+ private:
+  template <class T>
+  static std::vector<std::byte> bytes_of(const T& value) {
+    const auto* const first = reinterpret_cast<const std::byte*>(&value);
+    return {first, first + sizeof(value)};
+  }
+
+  static std::vector<std::byte> totals() {
+    smb::StatsTotals totals{};
+    totals.segments = 3;
+    return bytes_of(totals);
+  }
+
+  Reply answer_to(smb::Opcode opcode, std::span<const std::byte> body) {
+    Reply reply;
+    switch (opcode) {
+      case smb::Opcode::kAlloc:
+        return alloc(body);
+      case smb::Opcode::kFetchAdd: {
+        smb::FetchAdd request;
+        std::memcpy(&request, body.data(), sizeof(request));
+        reply.body = bytes_of(smb::Fetched{request.addend});
+        return reply;
+      }
+      case smb::Opcode::kStats:
+        reply.payload = totals();
+        return reply;
+      case smb::Opcode::kDelete:
+        reply.status = smb::Status::kNotAttached;
+        reply.cause = "no such handle";
+        return reply;
+      default:
+        return reply;
+    }
+  }
+
+  Reply alloc(std::span<const std::byte> body) {
+    smb::Alloc request;
+    std::memcpy(&request, body.data(), sizeof(request));
+    auto segment = std::make_shared<BoxSegment>();
+    segment->key = {2, request.handle};
+    segment->size = request.size;
+    segment->block = pool_->allocate(request.size);
+    Reply reply;
+    reply.body = bytes_of(smb::Allocated{segment->key, request.size, 1, 0, 0});
+    reply.granted = segment;
+    reply.may_write = (request.flags & smb::Alloc::kReadOnly) == 0;
+    const std::lock_guard lock(mutex_);
+    segments_[request.handle] = std::move(segment);
+    return reply;
+  }
+
+  const std::shared_ptr<memory::Pool> pool_;
+  std::mutex mutex_;  // guards all below, and `submitted`
+  uint64_t sessions_ = 0;
+  std::map<uint32_t, std::shared_ptr<BoxSegment>> segments_;
+  std::vector<std::pair<Answer, Reply>> held_;
+};
+
+}  // namespace hbm::box

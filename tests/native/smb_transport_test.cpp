@@ -1,0 +1,222 @@
+// What the stream links have in common, against the real door over a handler of the tests' own.
+#include "box/transport/transport.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "box/protocol/socket.h"
+#include "box/transport/shm_transport.h"
+#include "box/transport/slices.h"
+#include "expect_error.h"
+#include "smb_transport_fixture.h"
+
+namespace hbm::transport {
+namespace {
+
+OpenedTransport open_one(smb::TransportKind transport, const TransportOptions& opening) {
+  return transport == smb::TransportKind::kShm ? open_shm(opening) : open_tcp(opening);
+}
+
+class EveryStreamTransport : public testing::TestWithParam<smb::TransportKind> {
+ protected:
+  Box box_;
+  OpenedTransport opened_ = open_one(GetParam(), box_.opening());
+  Transport& link_ = *opened_.link;
+};
+
+INSTANTIATE_TEST_SUITE_P(Links, EveryStreamTransport,
+                         testing::Values(smb::TransportKind::kTcp, smb::TransportKind::kShm),
+                         [](const auto& info) {
+                           return info.param == smb::TransportKind::kTcp ? "tcp" : "shm";
+                         });
+
+TEST_P(EveryStreamTransport, TellsWhatTheBoxSaid) {
+  EXPECT_EQ(link_.transport(), GetParam());
+  EXPECT_EQ(opened_.joined.box, box_.handler.contents());
+  EXPECT_EQ(opened_.joined.session, (smb::Id{1, 1}));
+  EXPECT_EQ(opened_.joined.lease_ms, box_.handler.lease_ms());
+  EXPECT_EQ(box_.handler.joins, GetParam() == smb::TransportKind::kTcp ? 4 : 1);
+  EXPECT_EQ(why_no_shm(opened_.joined), "");
+}
+
+TEST_P(EveryStreamTransport, CarriesRequestsAndReplies) {
+  const auto add = fetch_add(-5);
+  const auto stats = request(Opcode::kStats, bytes_of(smb::StatsQuery{}));
+  const auto refused = request(Opcode::kDelete, bytes_of(smb::Release{}));
+  for (const auto* work : {&add, &stats, &refused}) link_.post(**work);
+  for (const auto* work : {&add, &stats, &refused}) finish(link_, **work);
+
+  EXPECT_EQ(fetched(*add), -5);
+
+  smb::StatsTotals totals{};
+  ASSERT_EQ(stats->payload.size(), sizeof(totals));
+  std::memcpy(&totals, stats->payload.data(), sizeof(totals));
+  EXPECT_EQ(totals.segments, 3u);
+
+  EXPECT_EQ(refused->status, Status::kNotAttached);
+  EXPECT_EQ(refused->cause, "no such handle");
+  EXPECT_TRUE(refused->reply.empty());
+}
+
+TEST_P(EveryStreamTransport, KeepsTheOrderOfRequestsAndMatchesRepliesInAnyOrder) {
+  box_.handler.hold_answers = true;
+  std::vector<std::unique_ptr<TransportRequest>> works;
+  for (int i = 0; i < 50; ++i) {
+    works.push_back(i % 2 == 0 ? fetch_add(i) : request(Opcode::kPing));
+    link_.post(*works.back());
+  }
+  link_.progress(50ms);
+  EXPECT_TRUE(std::none_of(works.begin(), works.end(), [](auto& w) { return w->finished(); }));
+  while (box_.handler.held() < works.size()) link_.progress(1ms);
+  box_.handler.answer_held();
+  for (const auto& work : works) finish(link_, *work);
+  for (size_t i = 0; i < works.size(); ++i) {
+    EXPECT_EQ(box_.handler.submitted[i], works[i]->opcode);
+    if (i % 2 != 0) continue;
+    EXPECT_EQ(fetched(*works[i]), static_cast<int64_t>(i));
+  }
+}
+
+TEST_P(EveryStreamTransport, ProgressReturnsInTime) {
+  const auto start = std::chrono::steady_clock::now();
+  link_.progress(10s);  // nothing is in flight
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
+
+  box_.handler.hold_answers = true;
+  const auto ping = request(Opcode::kPing);
+  link_.post(*ping);
+  link_.progress(0ns);
+  link_.progress(20ms);
+  EXPECT_FALSE(ping->finished());
+  EXPECT_GE(std::chrono::steady_clock::now() - start, 20ms);
+
+  std::thread waker([&] {
+    std::this_thread::sleep_for(20ms);
+    link_.wake();
+  });
+  link_.progress(10s);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
+  waker.join();
+  while (box_.handler.held() == 0) link_.progress(1ms);
+  box_.handler.answer_held();
+  finish(link_, *ping);
+}
+
+TEST_P(EveryStreamTransport, SeesTheBoxGo) {
+  EXPECT_TRUE(link_.alive());
+  const auto grant = alloc(link_, 1, 4096);
+  box_.die();
+  pollfd idle{link_.liveness_fd(), POLLRDHUP, 0};
+  EXPECT_EQ(poll(&idle, 1, 10000), 1);
+  const auto deadline = std::chrono::steady_clock::now() + 10s;
+  while (link_.alive() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(1ms);
+  }
+  EXPECT_FALSE(link_.alive());
+  const auto ping = request(Opcode::kPing);
+  expect_error(ErrorKind::kNetwork, {"closed the connection"}, [&] {
+    link_.post(*ping);
+    for (;;) link_.progress(1s);
+  });
+  EXPECT_THROW(link_.post(*ping), Broken);
+  EXPECT_FALSE(ping->finished());
+}
+
+TEST_P(EveryStreamTransport, BelongsToTheProcessThatMadeIt) {
+  const auto grant = alloc(link_, 1, 4096);
+  std::vector<std::byte> data(kSliceBytes * 40);
+  const auto large = alloc(link_, 2, data.size());
+  move(link_, Opcode::kWrite, *large, 0, data);  // its threads run
+  const pid_t child = fork();
+  if (child == 0) {
+    bool refused = false;
+    try {
+      const auto ping = request(Opcode::kPing);
+      link_.post(*ping);
+    } catch (const Error& error) {
+      refused = error.kind() == ErrorKind::kUnavailable;
+    }
+    const bool dead = !link_.alive();
+    opened_.link.reset();
+    _exit(refused && dead ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(link_.alive());
+  const auto ping = request(Opcode::kPing);
+  link_.post(*ping);
+  finish(link_, *ping);
+}
+
+TEST_P(EveryStreamTransport, IsRefusedInWords) {
+  TransportOptions opening = box_.opening();
+  opening.token = "another";
+  try {
+    open_one(GetParam(), opening);
+    ADD_FAILURE() << "joined with a wrong token";
+  } catch (const Refused& refused) {
+    EXPECT_EQ(refused.status(), Status::kDenied);
+    EXPECT_NE(std::string(refused.what()).find("token"), std::string::npos) << refused.what();
+  }
+  opening.token.clear();
+  try {
+    open_one(GetParam(), opening);
+    ADD_FAILURE() << "joined without a token";
+  } catch (const Refused& refused) {
+    EXPECT_EQ(refused.status(), Status::kDenied);
+  }
+  box_.handler.refuse = Status::kExpired;
+  opening.token = kToken;
+  opening.join.session = {9, 9};
+  try {
+    open_one(GetParam(), opening);
+    ADD_FAILURE() << "joined an expired session";
+  } catch (const Refused& refused) {
+    EXPECT_EQ(refused.status(), Status::kExpired);
+    EXPECT_STREQ(refused.what(), "the handler refuses");
+  }
+}
+
+TEST(StreamTransport, LeavesABoxThatDoesNotProveItsToken) {
+  const Box box("");
+  expect_error(ErrorKind::kNetwork, {"without a token"}, [&] { open_tcp(box.opening()); });
+  TransportOptions opening = box.opening();
+  opening.token.clear();
+  EXPECT_TRUE(open_tcp(opening).link->alive());
+}
+
+TEST(StreamTransport, SaysWhyItCannotConnect) {
+  Box box;
+  TransportOptions opening = box.opening();
+  box.die();
+  expect_error(ErrorKind::kNetwork, {"127.0.0.1", "refused"}, [&] { open_tcp(opening); });
+  expect_error(ErrorKind::kNetwork, {opening.path}, [&] { open_shm(opening); });
+  for (uint32_t lanes : {0, 17}) {
+    opening.lanes = lanes;
+    expect_error(ErrorKind::kInvalid, {"lanes", "16"}, [&] { open_tcp(opening); });
+  }
+}
+
+TEST(StreamTransport, GivesUpOnASilentPeer) {
+  const Descriptor listener = smb::listen_at(smb::parse_host_and_port("127.0.0.1:0"));
+  TransportOptions opening;
+  opening.host = "127.0.0.1";
+  opening.port = smb::local_port(listener.get());
+  opening.timeout = 50ms;
+  expect_error(ErrorKind::kNetwork, {"hello", "did not come in time"}, [&] { open_tcp(opening); });
+}
+
+TEST(StreamTransport, JoinsTheSessionItIsToldTo) {
+  Box box;
+  TransportOptions opening = box.opening(3);
+  opening.join.session = {5, 6};
+  EXPECT_EQ(open_tcp(opening).joined.session, (smb::Id{5, 6}));
+}
+
+}  // namespace
+}  // namespace hbm::transport
