@@ -1,4 +1,4 @@
-"""What a DDP model must be for async_hook, and what the group's ranks must agree on."""
+"""Checks of the model that async_hook is for, and of what all ranks must agree on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class AsyncHookConfig:
-    """What is the same on every rank: AsyncState's arguments of these names, boxes by number."""
+    """What every rank is told alike: AsyncState's arguments of these names, and how many boxes."""
 
     resync_every: int | None
     source: int

@@ -68,7 +68,7 @@ class BucketExchange:
         self._plans: dict[tuple[str, ...], BucketPlan] = {}
 
     def submit(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Start the exchange of a bucket; its future gets the bucket's buffer, with the yields."""
+        """Start the exchange of a bucket; its future gets the bucket's buffer, filled by take()."""
         gradients = bucket.buffer()
         plan = self._plan(gradients.dtype, self._parameters.names(bucket.parameters()))
         totals = self._totals[gradients.dtype]
@@ -81,7 +81,7 @@ class BucketExchange:
         return promise.then(torch.futures.Future.value)  # which raises, where DDP looks for it
 
     def take_all(self) -> Flats:
-        """Return what was added and not yielded yet, as yields. Waits."""
+        """Take everything that was added and not taken yet. Waits."""
 
         def take() -> Flats:
             gradients = self._parameters.empty()
@@ -92,13 +92,13 @@ class BucketExchange:
         return self._pipeline.call(take)
 
     def outstanding(self) -> Flats:
-        """Return what take_all() would, but in float64, and leave it for the next yield. Waits."""
+        """Return what take_all() would, but in float64, and leave it to be taken. Waits."""
         return self._pipeline.call(
             lambda: {dtype: totals.outstanding() for dtype, totals in self._totals.items()}
         )
 
     def add_outstanding(self, outstanding: Flats) -> None:
-        """Add what outstanding() has returned to the next yields; before the first bucket."""
+        """Add what outstanding() has returned to what is taken next; before the first bucket."""
         for dtype, totals in self._totals.items():
             totals.add_outstanding(outstanding[dtype])
 

@@ -109,7 +109,7 @@ class Resync:
     def begin_step(self, steps: int) -> None:
         """Give or take a version that is due, after so many steps.
 
-        All that was yielded in them has been applied.
+        All that was taken in them has been applied.
         """
         if not self._due:
             return

@@ -34,7 +34,7 @@ from torch_hbmcomm.smb.closing import Closing, at_exit
 
 
 class AsyncState(Closing):
-    """For asynchronous training of an unmodified DDP model.
+    """The state of async_hook, which trains an unmodified DDP model asynchronously.
 
         ddp = DistributedDataParallel(model, process_group=group, broadcast_buffers=False)
         state = hbmcomm.AsyncState(group, ddp)  # on every rank of the group
@@ -44,9 +44,9 @@ class AsyncState(Closing):
         state.close()
 
     The boxes hold the running total of each parameter's gradients. For each bucket the hook adds
-    this rank's gradients to the totals, and yields, divided by the group's size, what anybody has
-    added since this rank looked last, its own included. So every gradient is applied exactly once
-    on every rank, and in training nobody waits for anybody. (DDP lets the ranks meet when it is
+    this rank's gradients to the totals, and returns, divided by the group's size, what anybody has
+    added since this rank took last, its own included. So every gradient is applied exactly once
+    on every rank, and in training no rank waits for another. (DDP lets the ranks meet when it is
     made and, to arrange its buckets, at the beginning of the second iteration.) A thread of the
     state's own carries buckets to the boxes and back while backward() goes on.
 
@@ -58,8 +58,8 @@ class AsyncState(Closing):
     **Precision**: gradients travel as float32 (float64 as float64, half types widened), and totals
     are float64 instead of being rebased, which would need a moment that all ranks agree on. An
     addition to a total of T gradients of one size is off by at most 2**-53 * T of one of them:
-    after 10**9 additions, by as much as float32 rounds each. What a yield loses by rounding to the
-    gradient's dtype comes with the next one.
+    after 10**9 additions, by as much as float32 rounds each. What rounding to the gradient's dtype
+    leaves of a result comes with the next one.
 
     **Drift**: ranks apply the same gradients at different times and in different sums. Plain SGD
     does not mind: its replicas agree to rounding once each has applied everything. Other rules do,
@@ -76,13 +76,14 @@ class AsyncState(Closing):
     optimizer's and this state's state_dict(). On resuming every rank loads the same file; their
     number may be another one.
 
-    **Deaths**: ranks that die are not waited for. Yields are still divided by the group's size.
+    **Deaths**: ranks that die are not waited for. Results are still divided by the group's
+    size.
     Without the source there are no new versions, and without a box that is out of reach for longer
     than its reconnect_timeout nothing goes on: backward() raises RuntimeError with the box's words,
     after which the state can only be closed.
 
     A gradient that is not finite is not added; it is counted (`refused`), a RuntimeWarning names
-    the parameter, and the hook yields what the others added.
+    the parameter, and the hook returns what the others added.
 
     Args:
         group: the model's; None is the default one
@@ -121,7 +122,7 @@ class AsyncState(Closing):
         self._totals: dict[torch.dtype, Totals] = {}
         self._resync: Resync | None = None
         self._steps = self._meetings = 0
-        self._unapplied = False  # whether .grad may have what a backward() yielded
+        self._unapplied = False  # whether .grad may have what a backward() left
         self._closed = False
         with ExitStack() as resources:
             told = together(
@@ -194,7 +195,7 @@ class AsyncState(Closing):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a checkpoint, on every rank from the same file, before the first backward().
 
-        What was outstanding is in the first yield. Raises ValueError when the parameters are not
+        What was outstanding is in the first result. Raises ValueError when the parameters are not
         the model's.
         """
         if self._steps:

@@ -21,9 +21,10 @@ from torch_hbmcomm.parameter_server.sharding import wait_all
 class Totals:
     """The totals of the gradients of one dtype; half types travel as float32.
 
-    push() adds this worker's gradients to the totals in the boxes. take() yields the mean over
-    `workers` of what was added, by anybody, since this worker looked last, and notes as applied
-    exactly what it yields: what rounding to the gradients' dtype leaves is yielded the next time.
+    push() adds this worker's gradients to the totals in the boxes. take() puts into the bucket the
+    mean over `workers` of what was added, by anybody, since this worker took last. It notes as
+    applied exactly what it has put there: what rounding to the gradients' dtype leaves is taken the
+    next time.
 
     Threads: one at a time.
     """
@@ -63,20 +64,20 @@ class Totals:
         pieces: Sequence[BucketPiece],
         under_way: Sequence[Sequence[smb.Future]],
     ) -> None:
-        """Yield into the bucket, piece by piece as they come."""
+        """Fill the bucket, piece by piece as they come."""
         for piece, futures in zip(pieces, under_way, strict=True):
             wait_all(futures)
             totals = self._totals.local(piece)
             self.pulled_bytes += totals.nbytes
             for run in piece.runs:
-                self._yield(
+                self._take_run(
                     totals[run.begin - piece.begin :][: run.count],
                     self.applied[run.begin : run.begin + run.count],
                     gradients[run.at : run.at + run.count],
                 )
 
     def take_all(self, gradients: torch.Tensor) -> None:
-        """Yield everything in the order of the layout, with nothing pushed before."""
+        """Fill `gradients`, which has every parameter, in the order of the layout. Waits."""
         pieces = self._layout.whole()
         self.take(gradients, pieces, [self._totals.fetch(piece) for piece in pieces])
 
@@ -86,10 +87,12 @@ class Totals:
         return self._totals.read_all().sub_(self.applied).div_(self._workers)
 
     def add_outstanding(self, outstanding: torch.Tensor) -> None:
-        """Add what outstanding() has returned to the next yields."""
+        """Add what outstanding() has returned to what is taken next."""
         self.applied.sub_(outstanding, alpha=self._workers)
 
-    def _yield(self, totals: torch.Tensor, applied: torch.Tensor, gradients: torch.Tensor) -> None:
+    def _take_run(
+        self, totals: torch.Tensor, applied: torch.Tensor, gradients: torch.Tensor
+    ) -> None:
         mean = torch.sub(totals, applied, out=self._scratch[: len(totals)]).div_(self._workers)
         gradients.copy_(mean.clamp_(self._bounds.min, self._bounds.max))
         applied.add_(gradients, alpha=self._workers)

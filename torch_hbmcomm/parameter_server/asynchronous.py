@@ -78,7 +78,10 @@ class AsyncParameterServer:
     # -- training --------------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step the local optimizer, and exchange with the boxes every `push_every` steps."""
+        """Step the local optimizer, and exchange with the boxes every `push_every` steps.
+
+        With overlap the exchange runs beside the next step, in a thread.
+        """
         self._check("step()", _FINISHED)
         loss = self._optimizer.step(closure) if closure else self._optimizer.step()
         self._steps += 1

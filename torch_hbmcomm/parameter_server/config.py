@@ -92,7 +92,7 @@ class AsyncConfig:
 class SyncConfig:
     """Arguments of ParameterServer(mode="sync"), which explains them; the same on every rank.
 
-    Nothing is refused here: all ranks hear of it together (sync_agreement.py).
+    It refuses nothing: agree() tells all ranks together of a problem() on any (sync_agreement.py).
     """
 
     server: int = 0

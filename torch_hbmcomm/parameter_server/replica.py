@@ -82,8 +82,9 @@ class Replica:
     # -- an exchange -----------------------------------------------------------------------------
 
     def locate(self) -> None:
-        """Find the model's memory, which is another one after `parameter.data = ...`; before the
-        other methods of an exchange.
+        """Find the model's memory, which has moved after `parameter.data = ...`.
+
+        Call it before the other methods of an exchange.
 
         Raises RuntimeError for a parameter that was frozen when the layout was made, and is trained
         now.

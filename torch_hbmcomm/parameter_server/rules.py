@@ -105,7 +105,7 @@ class Downpour(Rule):
 
 
 class Elastic(Rule):
-    """Draw the workers, which explore on their own, and the weights in the box together.
+    """Draw each worker's model, which explores on its own, and the weights towards each other.
 
     Elastic averaging (Zhang et al. 2015, *Deep learning with elastic averaging SGD*, equations 5
     and 6); the weights are the center: e = alpha * (local - center), local -= e, center += e.

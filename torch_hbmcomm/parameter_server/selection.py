@@ -1,4 +1,4 @@
-"""What of a worker's differences is sent: everything, or layers by the rule of layer dropping.
+"""Which of a worker's differences are sent: everything, or layers by the rule of layer dropping.
 
 Layer-wise dropping follows Lee et al. 2020. The difference between a worker's model and the weights
 that it took in last is the sum of all its updates that were not sent, the paper's cache (equation
@@ -74,8 +74,10 @@ class SendAll:
 
 
 class AsyncLayerDrop:
-    """The selection of a worker that drops layers. layers: of layers_in(); changing: the layout's
-    pieces."""
+    """The selection of a worker that drops layers.
+
+    layers: of layers_in(). changing: the layout's pieces.
+    """
 
     def __init__(self, drop: LayerDrop, layers: Sequence[Layer], changing: Sequence[Piece]) -> None:
         self._native = native.load()

@@ -29,8 +29,8 @@ class ParameterServer:
 
     **mode="async"**: the weights lie in one memory box or several. In step() the local optimizer
     steps, the difference is added to the weights on the box, and fresh weights are read back (Ahn
-    et al. 2018; Dean et al. 2012). Nobody waits for anybody, and a worker that dies is missed by
-    nobody. At the start the first worker's model becomes the weights, and every other worker,
+    et al. 2018; Dean et al. 2012). No worker waits for another, and the others go on when one dies.
+    At the start the first worker's model becomes the weights, and every other worker,
     however late, takes the weights that it finds.
 
     Args:
@@ -137,7 +137,7 @@ class ParameterServer:
         self._worker = AsyncParameterServer(model, optimizer, config, name, box, group)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step the optimizer, shared; after backward(). Returns what closure returns.
+        """Step the optimizer, and share the update; after backward(). Returns what closure returns.
 
         An update that is not finite is left out and counted (stats()["refused"]), and a
         RuntimeWarning names the parameter; in mode="async" this worker alone leaves it out, and

@@ -1,4 +1,4 @@
-"""The way of tensors between the server and the other ranks of the synchronous mode.
+"""Transfers of tensors between the server and the other ranks of the synchronous mode.
 
 Tensors are cut into buckets, runs of elements of one dtype that travel as one message: small ones
 share a bucket and a large one spans several, so what is in flight stays bounded. Buckets travel

@@ -1,5 +1,5 @@
-"""Gradients on their way to one update: a worker adds up those of its steps, the server gathers and
-averages those of the workers, into its model's .grad.
+"""Gradients of one update: a worker adds up those of its steps, and the server gathers and averages
+those of the workers into its model's .grad.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _prepare_averages(
 def _average(
     bucket: Bucket, rows: Sequence[torch.Tensor], divisor: int, flats: Sequence[torch.Tensor]
 ) -> None:
-    """Divide the sum of `rows`, in their order, into `flats`. Overwrites the first row."""
+    """Average `rows`, added in their order, into `flats`. Overwrites the first row."""
     for part, target in bucket.split(_sum(rows), flats):
         torch.div(part, divisor, out=target)
 
