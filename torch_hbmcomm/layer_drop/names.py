@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
-from torch_hbmcomm.parameter_server.tensors import check_dense
+from torch_hbmcomm.tensors import check_dense
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
