@@ -1,0 +1,107 @@
+"""The configuration of layer dropping."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Literal, get_args
+
+import torch
+
+Representative = Literal["mean", "l1", "l2"]
+Granularity = Literal["parameter", "module"]
+Target = Literal["bytes", "paper"]
+
+CACHE_DTYPES = (torch.float32, torch.bfloat16)  # float16 would overflow when gradients add up
+
+_AGE_FACTOR = 4  # times the mean wait of 1 / (1 - ratio) steps
+_LEAST_AGE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerDrop:
+    """Layer-wise dropping with error feedback (Lee et al. 2020, *Communication optimization schemes
+    for accelerating distributed deep learning systems*).
+
+    A layer whose representative value is below a threshold is not sent; its gradients are added up
+    in a cache (equation 1) and sent when the sum's representative reaches the threshold (equation
+    2).
+
+    Args:
+        ratio: R, the part of all gradients that is dropped, in [0, 1); 0 drops nothing
+        every: steps between two searches for the threshold (Algorithm 1)
+        warmup: first steps, in which everything is sent; without a fixed_threshold the first one
+            always is
+        representative: of a layer's accumulated gradient, on both sides of the threshold: "mean"
+            of the absolute values, "l1" or "l2" norm
+        granularity: what a layer is: a "parameter", or all of a "module"'s together (under DDP its
+            parameters that share a bucket)
+        min_numel: a layer with fewer elements is always sent, and so is one without a parameter of
+            two dimensions
+        max_age: steps that a layer waits at most before it is sent; None: four times the mean
+            wait, 4 / (1 - ratio), and at least 8
+        cache_dtype: of the caches; None: float32 (float64 for float64). With bfloat16, what
+            rounding takes away in each step is lost.
+        fixed_threshold: instead of one that is searched for
+        target: "bytes": between two searches the threshold follows the bytes really sent, so that
+            their mean is 1 - ratio of all; it also falls with a layer's age, so that few wait to
+            the limit. "paper": it stays as it was found, and more is sent, because caches grow.
+
+    Raises:
+        ValueError, TypeError: an argument is out of its range, or of another type
+    """
+
+    ratio: float = 0.9
+    every: int = 100
+    warmup: int = 0
+    representative: Representative = "mean"
+    granularity: Granularity = "parameter"
+    min_numel: int = 4096
+    max_age: int | None = None
+    cache_dtype: torch.dtype | None = None
+    fixed_threshold: float | None = None
+    target: Target = "bytes"
+
+    def __post_init__(self) -> None:
+        for name, least in (("every", 1), ("warmup", 0), ("min_numel", 0), ("max_age", 1)):
+            value = getattr(self, name)
+            if (name, value) == ("max_age", None):
+                continue
+            if not isinstance(value, Integral) or isinstance(value, bool):
+                raise TypeError(f"{name} is a whole number, not {value!r}")
+            if value < least:
+                raise ValueError(f"{name} is at least {least}, not {value}")
+        for name in ("ratio", "fixed_threshold"):
+            value = getattr(self, name)
+            if not isinstance(value, Real) and (name, value) != ("fixed_threshold", None):
+                raise TypeError(f"{name} is a number, not {value!r}")
+        if not 0 <= self.ratio < 1:
+            raise ValueError(f"ratio is in [0, 1), not {self.ratio}: with 1 nothing would be sent")
+        for name, choices in (
+            ("representative", Representative),
+            ("granularity", Granularity),
+            ("target", Target),
+        ):
+            if getattr(self, name) not in get_args(choices):
+                allowed = ", ".join(f'"{choice}"' for choice in get_args(choices))
+                raise ValueError(f"{name} is one of {allowed}, not {getattr(self, name)!r}")
+        if self.cache_dtype not in (None, *CACHE_DTYPES):
+            raise ValueError(
+                f"cache_dtype is None, {', '.join(map(str, CACHE_DTYPES))}, not {self.cache_dtype}"
+            )
+        threshold = self.fixed_threshold
+        if threshold is not None and not (threshold >= 0 and math.isfinite(threshold)):
+            raise ValueError(f"fixed_threshold is a finite number from 0 up, not {threshold}")
+
+    @property
+    def oldest(self) -> int:
+        """Steps that a layer waits at most: max_age, or its default."""
+        if self.max_age is not None:
+            return self.max_age
+        return max(_LEAST_AGE, round(_AGE_FACTOR / (1 - self.ratio)))
+
+    @property
+    def squares(self) -> bool:
+        """Whether moments are sums of squares, or else of absolute values."""
+        return self.representative == "l2"
