@@ -1,4 +1,4 @@
-"""Several operations at once."""
+"""Operations that travel together."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from torch_hbmcomm import _smb
-from torch_hbmcomm.smb.future import Future
-from torch_hbmcomm.smb.segment import Segment
+from torch_hbmcomm.smb.segment import Future, Segment
 from torch_hbmcomm.smb.values import index, int64
 
 
@@ -36,7 +35,7 @@ class Batch:
         native = self._native
         self._collects = None
         if kind is not None:
-            return  # and what the native batch collected fails as it goes
+            return  # the native batch fails what it has collected when it goes
         native.issue_and_wait_next()
         failures = [failure for future in self._futures if (failure := future.exception())]
         if failures:
