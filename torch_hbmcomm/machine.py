@@ -1,4 +1,4 @@
-"""The memory that this process may use, and the addresses of this machine."""
+"""What this machine has: memory for this process, and addresses for others."""
 
 from __future__ import annotations
 
