@@ -36,7 +36,7 @@ _GAUGES = {
 
 
 class Address(NamedTuple):
-    """Where metrics are served."""
+    """The address at which metrics are served."""
 
     host: str
     port: int

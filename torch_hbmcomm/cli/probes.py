@@ -31,7 +31,7 @@ class ProbeState(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What a probe found. value: for people. data: the same for machines."""
+    """The result of a probe. value: for people. data: the same for machines."""
 
     name: str
     value: str

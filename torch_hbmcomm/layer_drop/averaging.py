@@ -1,4 +1,4 @@
-"""Means over the ranks of the model's group: of gradients, and of what decisions need."""
+"""Averages over the ranks of the model's group: gradients, and the moments that decide."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Averager:
         self._decisions = _beside(group)
 
     def check_equal(self, settings: Mapping[str, Any]) -> None:
-        """Raises ValueError on every rank when they differ, naming what and where."""
+        """Compare the ranks' settings. Raises ValueError on all ranks when they differ, naming
+        which and where."""
         told: list[Any] = [None] * self._ranks
         dist.all_gather_object(told, dict(settings), group=self._decisions)
         for rank, other in enumerate(told):
@@ -57,7 +58,7 @@ class Averager:
         return future
 
     def factor(self, dtype: torch.dtype) -> float:
-        """What start() takes gradients multiplied by: 1, or 1 / ranks where nobody divides."""
+        """Return what gradients are multiplied by before start(): 1, or 1 / ranks where it sums."""
         return 1.0 if self._divides(dtype) else 1 / self._ranks
 
     def scaled(self, gradients: torch.Tensor) -> torch.Tensor:

@@ -162,8 +162,8 @@ def _shaped(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 class Share(NamedTuple):
-    """What one rank loads: it adds up the caches of `states`, and takes from `common`, one of all,
-    what is equal on all ranks."""
+    """The part of a checkpoint that one rank loads: it adds up the caches of `states`, and takes
+    from `common`, one of all states, what is equal on all ranks."""
 
     states: Sequence[SavedState]
     common: SavedState

@@ -66,19 +66,19 @@ class LayerDropState:
     on. Until the first is found, everything is sent.
 
     Args:
-        group: the model's; None is the default one. Any CPU backend.
+        group: the model's, on any CPU backend; None is the default one
         ratio, every, warmup, representative, granularity, min_numel, max_age, cache_dtype,
             fixed_threshold, target: see LayerDrop; the same on every rank
-        model: needed for checkpoints and for layers that are modules; without it, nothing checks
-            that it has this group
+        model: needed for checkpoints and for layers that are modules, and checked to have this
+            group
         wire_dtype: torch.bfloat16: survivors of float32 travel as that, and what rounding takes
             away stays in the cache
         skip_update: a layer that is dropped keeps its parameters and its optimizer's state in that
-            step, which a zero gradient does not see to
+            step; a zero gradient would still let weight decay and momentum change them
         optimizer: needed for skip_update: the one that has the model's parameters, or several that
             have them between them
         scaler: the GradScaler whose scaled losses are differentiated, with one optimizer for the
-            whole model. Gradients are cached unscaled; a step that it skips leaves no trace here.
+            whole model. Gradients are cached unscaled; a step that it skips is undone here.
             Takes a second cache.
         log_every: steps between two lines of the logger torch_hbmcomm.layer_drop on rank 0; None:
             no lines
@@ -94,10 +94,10 @@ class LayerDropState:
     does without the hook; a RuntimeWarning names it, unless there is a scaler.
 
     Raises:
-        ValueError, TypeError: arguments, or a model or bucket that cannot be carried
-        RuntimeError: a backward() that does not fit the one before
+        ValueError, TypeError: a bad argument, or a model or bucket whose gradients cannot be sent
+        RuntimeError: a backward() after one that did not end
 
-    Threads: DDP's alone; the other methods between iterations.
+    Threads: the hook in DDP's thread; the other methods between iterations.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""What dropping means for optimizers: a dropped layer may skip their steps (skip_update), and at
-the end they apply what is still cached (drain).
+"""Optimizers under dropping: a dropped layer may skip their steps (skip_update), and at the end
+they apply what is still cached (drain).
 """
 
 from __future__ import annotations

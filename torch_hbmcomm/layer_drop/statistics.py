@@ -1,4 +1,4 @@
-"""What a user is told: counts of what dropping saves, a line of the log, warnings."""
+"""Counts what dropping saves, for summary(), checkpoints and the log; and warns."""
 
 from __future__ import annotations
 

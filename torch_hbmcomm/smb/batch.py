@@ -44,11 +44,13 @@ class Batch:
     def read(
         self, segment: Segment, offset: int = 0, size: int | None = None, into: Any = None
     ) -> Future:
+        """Add a read."""
         return self._keep(self._native.read(*segment._local(offset, size, into)))
 
     def write(
         self, segment: Segment, offset: int = 0, size: int | None = None, source: Any = None
     ) -> Future:
+        """Add a write."""
         return self._keep(self._native.write(*segment._local(offset, size, source)))
 
     def accumulate(
@@ -62,6 +64,7 @@ class Batch:
         source_offset: int | None = None,
         source_dtype: Any = None,
     ) -> Future:
+        """Add an accumulate."""
         what = src, dtype, scale, offset, size, source_offset, source_dtype
         return self._keep(segment._sum(self._native, False, *what))
 
@@ -76,10 +79,12 @@ class Batch:
         source_offset: int | None = None,
         source_dtype: Any = None,
     ) -> Future:
+        """Add an assign."""
         what = src, dtype, scale, offset, size, source_offset, source_dtype
         return self._keep(segment._sum(self._native, True, *what))
 
     def fetch_add(self, segment: Segment, offset: int, n: int) -> Future:
+        """Add a fetch_add. The future's result is what the cell was before."""
         return self._keep(
             self._native.fetch_add(segment._native, index("offset", offset), int64("n", n))
         )

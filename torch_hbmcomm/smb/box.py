@@ -87,6 +87,7 @@ class Box(Closeable):
 
     @property
     def closed(self) -> bool:
+        """Whether it is closed."""
         return self._native.closed
 
     def alloc(

@@ -68,10 +68,12 @@ class Segment:
 
     @property
     def key(self) -> int:
+        """The number of 128 bits that others attach to it by."""
         return self._key
 
     @property
     def size(self) -> int:
+        """Bytes."""
         return self._size
 
     @property
@@ -81,6 +83,7 @@ class Segment:
 
     @property
     def read_only(self) -> bool:
+        """Whether this attachment may only read."""
         return self._native.read_only
 
     @property
@@ -171,10 +174,12 @@ class Segment:
         return before
 
     def read_async(self, offset: int = 0, size: int | None = None, into: Any = None) -> Future:
+        """Start a read."""
         batch = self._client.batch()
         return _issue(batch, batch.read(*self._local(offset, size, into)))
 
     def write_async(self, offset: int = 0, size: int | None = None, source: Any = None) -> Future:
+        """Start a write."""
         batch = self._client.batch()
         return _issue(batch, batch.write(*self._local(offset, size, source)))
 
@@ -188,6 +193,7 @@ class Segment:
         source_offset: int | None = None,
         source_dtype: Any = None,
     ) -> Future:
+        """Start an accumulate."""
         batch = self._client.batch()
         what = src, dtype, scale, offset, size, source_offset, source_dtype
         return _issue(batch, self._sum(batch, False, *what))
@@ -202,12 +208,13 @@ class Segment:
         source_offset: int | None = None,
         source_dtype: Any = None,
     ) -> Future:
+        """Start an assign."""
         batch = self._client.batch()
         what = src, dtype, scale, offset, size, source_offset, source_dtype
         return _issue(batch, self._sum(batch, True, *what))
 
     def fetch_add_async(self, offset: int, n: int) -> Future:
-        """The future's result is what the cell was before."""
+        """Start a fetch_add. The future's result is what the cell was before."""
         batch = self._client.batch()
         future = batch.fetch_add(self._native, index("offset", offset), int64("n", n))
         return _issue(batch, future)

@@ -95,6 +95,7 @@ class Server(Closeable):
 
     @property
     def closed(self) -> bool:
+        """Whether it is closed."""
         return self._native.closed
 
     def stats(self) -> dict[str, Any]:
