@@ -9,14 +9,15 @@ import random
 import sys
 import time
 from array import array
+from typing import Literal
 
 import verbs_workers
 
 from torch_hbmcomm import smb
-from torch_hbmcomm.parameter_server.exchange import Exchange
-from torch_hbmcomm.parameter_server.layout import PIECE_BYTES, Layout, Piece, Tensor, lay_out
+from torch_hbmcomm.parameter_server.exchange import WeightExchange
+from torch_hbmcomm.parameter_server.layout import PIECE_BYTES, Layout, TensorSpec, lay_out
 from torch_hbmcomm.parameter_server.roster import Roster
-from torch_hbmcomm.parameter_server.shards import Shards
+from torch_hbmcomm.parameter_server.sharding import ShardedWeights
 
 WORKERS, PUSHES = 3, 4
 COUNTS = [1, 997, PIECE_BYTES // 4 + 1]  # elements
@@ -24,13 +25,9 @@ COUNTS = [1, 997, PIECE_BYTES // 4 + 1]  # elements
 
 def layout() -> Layout:
     return lay_out(
-        [Tensor(f"t{count}", "float32", (count,), (1,), "parameter") for count in COUNTS],
+        [TensorSpec(f"t{count}", "float32", (count,), (1,), "parameter") for count in COUNTS],
         boxes=1,
     )
-
-
-def scale(piece: Piece) -> float:
-    return 1.0
 
 
 def floats(value: int, count: int) -> memoryview:
@@ -44,31 +41,31 @@ def work(number: int, url: str) -> None:
     with smb.connect(url, verbs_workers.TOKEN, transport="verbs", connect_timeout=300) as box:
         roster = Roster(box, "exchange", timeout=600, temporary=True)
         leads = roster.leads()
-        shards = Shards([box], "exchange", plan, "auto" if leads else "attach", temporary=True)
+        mode: Literal["auto", "attach"] = "auto" if leads else "attach"
+        weights = ShardedWeights([box], "exchange", plan, mode, temporary=True)
         if leads:
-            shards.mark(1)
+            weights.mark(1)
             roster.publish(1)
-        shards.check_mark(roster.ready())
-        exchange = Exchange(shards, roster, plan.changing, versions=None, staleness=1)
-        exchange.begin(roster.activate())
+        weights.check_mark(roster.ready())
+        exchange = WeightExchange(weights, roster, plan.changing, versions=None, staleness=1)
+        exchange.count_from(roster.activate())
         roster.wait_for_workers(WORKERS)
         for piece in plan.changing:
-            shards.slot(piece)[:] = floats(number + 1, piece.count)
+            weights.slot(piece)[:] = floats(number + 1, piece.count)
         for _ in range(PUSHES):
             time.sleep(delays.random() / 20)
-            for _ in exchange.push_and_pull(plan.changing, scale):
-                pass
+            exchange.run(plan.changing, scales={"parameter": 1.0})
         roster.wait_pushed(PUSHES)
         exchange.prefetch(plan.changing)
         wanted = PUSHES * sum(range(1, WORKERS + 1))
         for piece in plan.changing:
-            found, dtype = shards.fresh(piece)
+            found, dtype = weights.fresh(piece)
             assert dtype == "float32"
             assert found == floats(wanted, piece.count), piece
         assert box.transport == "verbs"
         roster.wait_pulled(PUSHES)
         roster.leave()
-        shards.close()
+        weights.close()
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
-"""What happens to a bucket between backward() and the boxes."""
+"""What happens to a bucket of DDP's gradients between backward() and the boxes."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,13 +13,41 @@ import torch
 from torch._C._distributed_c10d import GradBucket
 
 from torch_hbmcomm import smb
-from torch_hbmcomm.async_ddp.bucket import Plan
+from torch_hbmcomm.async_ddp.layout import BlockCyclicLayout, BucketPiece
 from torch_hbmcomm.async_ddp.parameters import Flats, Parameters
-from torch_hbmcomm.async_ddp.pipeline import Pipeline
+from torch_hbmcomm.async_ddp.pipeline import TaskPipeline
 from torch_hbmcomm.async_ddp.totals import Totals
+from torch_hbmcomm.tensors import is_finite
 
 
-class Exchange:
+@dataclass(frozen=True)
+class BucketPlan:
+    """Which parameters a bucket has, in which order, and the pieces in which they travel."""
+
+    layout: BlockCyclicLayout
+    names: tuple[str, ...]
+    pieces: Sequence[BucketPiece]
+
+    def clear_not_finite(self, gradients: torch.Tensor) -> list[str]:
+        """Set gradients that have an element which is not finite to zero; return their names."""
+        cleared = []
+        if not is_finite(gradients):
+            for name, gradient in zip(self.names, self._gradients(gradients), strict=True):
+                if not is_finite(gradient):
+                    gradient.zero_()
+                    cleared.append(name)
+        return cleared
+
+    def _gradients(self, gradients: torch.Tensor) -> Iterator[torch.Tensor]:
+        at = 0
+        for name in self.names:
+            place = self.layout.ranges[name]
+            count = place.stop - place.start
+            yield gradients[at : at + count]
+            at += count
+
+
+class BucketExchange:
     """Carries buckets to the totals and back, in the pipeline's thread.
 
     Threads: one at a time, the one that trains.
@@ -28,7 +57,7 @@ class Exchange:
         self,
         parameters: Parameters,
         totals: Mapping[torch.dtype, Totals],
-        pipeline: Pipeline,
+        pipeline: TaskPipeline,
         rank: int,
     ) -> None:
         self.refused = 0  # gradients that were not finite
@@ -36,10 +65,10 @@ class Exchange:
         self._totals = totals
         self._pipeline = pipeline
         self._rank = rank
-        self._plans: dict[tuple[str, ...], Plan] = {}
+        self._plans: dict[tuple[str, ...], BucketPlan] = {}
 
     def submit(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The future has the bucket's buffer, in which are the yields then."""
+        """Start the exchange of a bucket; its future gets the bucket's buffer, filled by take()."""
         gradients = bucket.buffer()
         plan = self._plan(gradients.dtype, self._parameters.names(bucket.parameters()))
         totals = self._totals[gradients.dtype]
@@ -52,7 +81,7 @@ class Exchange:
         return promise.then(torch.futures.Future.value)  # which raises, where DDP looks for it
 
     def take_all(self) -> Flats:
-        """What was added and not yielded yet, as yields. Waits."""
+        """Take everything that was added and not taken yet. Waits."""
 
         def take() -> Flats:
             gradients = self._parameters.empty()
@@ -63,23 +92,25 @@ class Exchange:
         return self._pipeline.call(take)
 
     def outstanding(self) -> Flats:
-        """As take_all(), but in float64, and left for the next yield. Waits."""
+        """Return what take_all() would, but in float64, and leave it to be taken. Waits."""
         return self._pipeline.call(
             lambda: {dtype: totals.outstanding() for dtype, totals in self._totals.items()}
         )
 
-    def owe(self, outstanding: Flats) -> None:
-        """The next yields have this besides; before the first bucket."""
+    def add_outstanding(self, outstanding: Flats) -> None:
+        """Add what outstanding() has returned to what is taken next; before the first bucket."""
         for dtype, totals in self._totals.items():
-            totals.owe(outstanding[dtype])
+            totals.add_outstanding(outstanding[dtype])
 
-    def _plan(self, dtype: torch.dtype, names: tuple[str, ...]) -> Plan:
+    def _plan(self, dtype: torch.dtype, names: tuple[str, ...]) -> BucketPlan:
         if names not in self._plans:
-            space = self._parameters.spaces[dtype]
-            self._plans[names] = Plan(space, names, space.bucket(names))
+            layout = self._parameters.layouts[dtype]
+            self._plans[names] = BucketPlan(layout, names, layout.bucket(names))
         return self._plans[names]
 
-    def _push(self, totals: Totals, gradients: torch.Tensor, plan: Plan) -> list[list[smb.Future]]:
+    def _push(
+        self, totals: Totals, gradients: torch.Tensor, plan: BucketPlan
+    ) -> list[list[smb.Future]]:
         if cleared := plan.clear_not_finite(gradients):
             self.refused += len(cleared)
             warnings.warn(

@@ -22,7 +22,7 @@ class _Task:
     begun: Any = None
 
 
-class Pipeline:
+class TaskPipeline:
     """Begins the tasks in their order, and ends them in their order; a task that is there is begun
     before an earlier one is ended, and so is under way while that one is waited for.
 
@@ -38,17 +38,17 @@ class Pipeline:
         self._thread.start()
 
     def submit(self, begin: Callable[[], T], end: Callable[[T], R]) -> Future[R]:
-        """end(begin()), both in the thread; it runs the future's callbacks, too."""
+        """Run end(begin()), both in the thread, which also runs the future's callbacks."""
         task = _Task(begin, end)
         self._tasks.put(task)
         return task.future
 
     def call(self, function: Callable[[], R]) -> R:
-        """function(), after all tasks that are there. Waits."""
+        """Run function() after all tasks that are there. Waits."""
         return self.submit(lambda: None, lambda _: function()).result()
 
     def close(self) -> None:
-        """Ends what is there, and the thread."""
+        """End the tasks that are there, and the thread."""
         self._tasks.put(None)
         self._thread.join()
 

@@ -1,20 +1,84 @@
-"""Versions of the source's parameters, given and taken between this rank's steps."""
+"""Versions of the source's parameters, published in the boxes and taken between a rank's steps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 import torch
 
+from torch_hbmcomm.async_ddp.layout import (
+    BlockCyclicLayout,
+    JobSegments,
+    ShardedTensor,
+    wire_dtype,
+)
 from torch_hbmcomm.async_ddp.parameters import Parameters
-from torch_hbmcomm.async_ddp.pipeline import Pipeline
-from torch_hbmcomm.async_ddp.publication import Publication, Replica
+from torch_hbmcomm.async_ddp.pipeline import TaskPipeline
 from torch_hbmcomm.async_ddp.totals import Totals
 
 
+@dataclass(frozen=True)
+class SourceVersion:
+    """The source's parameters, and the totals that are applied in them.
+
+    The two belong together: who takes both goes on as the source would. Both are by the dtype of
+    the parameters, in the order of its layout; half types are float32.
+    """
+
+    weights: dict[torch.dtype, torch.Tensor]
+    applied: dict[torch.dtype, torch.Tensor]
+
+
+class Publication:
+    """The version that the source has published last, for any number of readers.
+
+    A number, which is odd while a version is being written, tells readers whether they have seen a
+    whole one (a sequence lock). Each reader notes which it has.
+
+    Threads: one at a time.
+    """
+
+    def __init__(
+        self, segments: JobSegments, layouts: Mapping[torch.dtype, BlockCyclicLayout]
+    ) -> None:
+        self._taken = 0
+        self._number = segments.alloc(0, 8, "version")
+        self._weights = {
+            dtype: ShardedTensor(segments, layout, wire_dtype(dtype), f"weights/{dtype}")
+            for dtype, layout in layouts.items()
+        }
+        self._applied = {
+            dtype: ShardedTensor(segments, layout, torch.float64, f"applied/{dtype}")
+            for dtype, layout in layouts.items()
+        }
+
+    def give(self, version: SourceVersion) -> None:
+        """Publish a version. Waits."""
+        self._number.fetch_add(0, 1)
+        for dtype in self._weights:
+            self._weights[dtype].write_all(version.weights[dtype])
+            self._applied[dtype].write_all(version.applied[dtype])
+        self._number.fetch_add(0, 1)
+
+    def take(self) -> SourceVersion | None:
+        """Return the newest version; None if this reader has it or it is being written. Waits."""
+        number = self._number.fetch_add(0, 0)
+        if number == self._taken or number % 2:
+            return None
+        found = SourceVersion(
+            {dtype: weights.read_all() for dtype, weights in self._weights.items()},
+            {dtype: applied.read_all() for dtype, applied in self._applied.items()},
+        )
+        if self._number.fetch_add(0, 0) != number:
+            return None
+        self._taken = number
+        return found
+
+
 class Resync:
-    """The source gives a version every `every` of its steps; the others take those that they find.
+    """Gives a version every `every` steps of the source; the others take those that they find.
 
     Neither waits in training: both go through the pipeline, and what a reader has fetched becomes
     its parameters when it begins a step.
@@ -27,7 +91,7 @@ class Resync:
         publication: Publication,
         parameters: Parameters,
         totals: Mapping[torch.dtype, Totals],
-        pipeline: Pipeline,
+        pipeline: TaskPipeline,
         every: int,
         is_source: bool,
     ) -> None:
@@ -40,10 +104,13 @@ class Resync:
         self._next = every
         self._is_source = is_source
         self._due = False  # once between a backward() and the next
-        self._look: Future[Replica | None] | None = None
+        self._look: Future[SourceVersion | None] | None = None
 
     def begin_step(self, steps: int) -> None:
-        """After so many steps, when all that was yielded in them has been applied."""
+        """Give or take a version that is due, after so many steps.
+
+        All that was taken in them has been applied.
+        """
         if not self._due:
             return
         self._due = False
@@ -56,34 +123,35 @@ class Resync:
             self.settle()
 
     def end_backward(self) -> None:
+        """Look for a new version beside what comes next."""
         self._due = True
         if not self._is_source and self._look is None:
             self._look = self._pipeline.submit(lambda: None, lambda _: self._publication.take())
 
     def settle(self) -> None:
-        """Takes what end_backward() looks for, if there is any. Waits."""
+        """Take what end_backward() looks for, if there is any. Waits."""
         if self._look is not None:
             look, self._look = self._look, None
             self._adopt(look.result())
 
     def align(self) -> None:
-        """The source gives a version now. Waits."""
+        """Give a version now, on the source. Waits."""
         if self._is_source:
             self._pipeline.call(self._give)
 
     def take(self) -> bool:
-        """Whether there is a version that this rank had not; it has it then. Waits."""
+        """Take the newest version now; return whether this rank has one as new as that. Waits."""
         return self._is_source or self._adopt(self._pipeline.call(self._publication.take))
 
     def _give(self) -> None:
         applied = {dtype: totals.applied for dtype, totals in self._totals.items()}
-        self._publication.give(Replica(self._parameters.weights(), applied))
+        self._publication.give(SourceVersion(self._parameters.weights(), applied))
 
-    def _adopt(self, replica: Replica | None) -> bool:
-        if replica is None:
+    def _adopt(self, version: SourceVersion | None) -> bool:
+        if version is None:
             return False
-        self._parameters.set_weights(replica.weights)
-        for dtype, applied in replica.applied.items():
+        self._parameters.set_weights(version.weights)
+        for dtype, applied in version.applied.items():
             self._totals[dtype].applied = applied
         self.count += 1
         return True

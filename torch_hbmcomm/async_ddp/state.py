@@ -1,6 +1,7 @@
-"""The state of async_hook as a training script sees it."""
+"""async_hook and its state, as a training script sees them.
 
-from __future__ import annotations
+DDP reads the hook's annotations, which must not be strings: there is no __future__ import.
+"""
 
 import secrets
 import warnings
@@ -14,21 +15,26 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_hbmcomm import smb
-from torch_hbmcomm.async_ddp.exchange import Exchange
-from torch_hbmcomm.async_ddp.job import Job
+from torch_hbmcomm.async_ddp.agreement import (
+    AsyncHookConfig,
+    check_equal,
+    group_of,
+    together,
+    trained,
+)
+from torch_hbmcomm.async_ddp.exchange import BucketExchange
+from torch_hbmcomm.async_ddp.layout import JobSegments
 from torch_hbmcomm.async_ddp.parameters import Parameters
-from torch_hbmcomm.async_ddp.pipeline import Pipeline
-from torch_hbmcomm.async_ddp.publication import Publication
-from torch_hbmcomm.async_ddp.resync import Resync
-from torch_hbmcomm.async_ddp.terms import Terms, agree, group_of, together, trained
+from torch_hbmcomm.async_ddp.pipeline import TaskPipeline
+from torch_hbmcomm.async_ddp.resync import Publication, Resync
 from torch_hbmcomm.async_ddp.totals import Totals
-from torch_hbmcomm.parameter_server.boxes import Boxes, connected
 from torch_hbmcomm.parameter_server.roster import Roster
-from torch_hbmcomm.smb.closing import Closing, at_exit
+from torch_hbmcomm.parameter_server.sharding import Boxes, connect_boxes
+from torch_hbmcomm.smb.closeable import Closeable, close_at_exit
 
 
-class AsyncState(Closing):
-    """For asynchronous training of an unmodified DDP model.
+class AsyncState(Closeable):
+    """The state of async_hook, which trains an unmodified DDP model asynchronously.
 
         ddp = DistributedDataParallel(model, process_group=group, broadcast_buffers=False)
         state = hbmcomm.AsyncState(group, ddp)  # on every rank of the group
@@ -38,9 +44,9 @@ class AsyncState(Closing):
         state.close()
 
     The boxes hold the running total of each parameter's gradients. For each bucket the hook adds
-    this rank's gradients to the totals, and yields, divided by the group's size, what anybody has
-    added since this rank looked last, its own included. So every gradient is applied exactly once
-    on every rank, and in training nobody waits for anybody. (DDP lets the ranks meet when it is
+    this rank's gradients to the totals, and returns, divided by the group's size, what anybody has
+    added since this rank took last, its own included. So every gradient is applied exactly once
+    on every rank, and in training no rank waits for another. (DDP lets the ranks meet when it is
     made and, to arrange its buckets, at the beginning of the second iteration.) A thread of the
     state's own carries buckets to the boxes and back while backward() goes on.
 
@@ -52,8 +58,8 @@ class AsyncState(Closing):
     **Precision**: gradients travel as float32 (float64 as float64, half types widened), and totals
     are float64 instead of being rebased, which would need a moment that all ranks agree on. An
     addition to a total of T gradients of one size is off by at most 2**-53 * T of one of them:
-    after 10**9 additions, by as much as float32 rounds each. What a yield loses by rounding to the
-    gradient's dtype comes with the next one.
+    after 10**9 additions, by as much as float32 rounds each. What rounding to the gradient's dtype
+    leaves of a result comes with the next one.
 
     **Drift**: ranks apply the same gradients at different times and in different sums. Plain SGD
     does not mind: its replicas agree to rounding once each has applied everything. Other rules do,
@@ -70,13 +76,14 @@ class AsyncState(Closing):
     optimizer's and this state's state_dict(). On resuming every rank loads the same file; their
     number may be another one.
 
-    **Deaths**: ranks that die are not waited for. Yields are still divided by the group's size.
+    **Deaths**: ranks that die are not waited for. Results are still divided by the group's
+    size.
     Without the source there are no new versions, and without a box that is out of reach for longer
     than its reconnect_timeout nothing goes on: backward() raises RuntimeError with the box's words,
     after which the state can only be closed.
 
     A gradient that is not finite is not added; it is counted (`refused`), a RuntimeWarning names
-    the parameter, and the hook yields what the others added.
+    the parameter, and the hook returns what the others added.
 
     Args:
         group: the model's; None is the default one
@@ -115,22 +122,22 @@ class AsyncState(Closing):
         self._totals: dict[torch.dtype, Totals] = {}
         self._resync: Resync | None = None
         self._steps = self._meetings = 0
-        self._unapplied = False  # whether .grad may have what a backward() yielded
+        self._unapplied = False  # whether .grad may have what a backward() left
         self._closed = False
         with ExitStack() as resources:
             told = together(
                 self._group, lambda: self._prepare(resync_every, source, box, name, resources)
             )
-            agree([terms for terms, _ in told])
-            terms, job_name = told[0]
-            together(self._group, lambda: self._attach(terms, job_name, timeout, resources))
+            check_equal([config for config, _ in told])
+            config, job_name = told[0]
+            together(self._group, lambda: self._attach(config, job_name, timeout, resources))
             self._resources = resources.pop_all()
-        at_exit(self)
+        close_at_exit(self)
 
     # -- in training -----------------------------------------------------------------------------
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """What async_hook does."""
+        """Start the exchange of a bucket: what async_hook does."""
         if self._closed:
             raise RuntimeError("backward() of a model whose AsyncState was closed")
         if self._ddp._join_config.enable:
@@ -147,10 +154,11 @@ class AsyncState(Closing):
         return future
 
     def drain(self, optimizer: torch.optim.Optimizer) -> None:
-        """Applies what this rank has not applied, by one more step of its optimizer, and clears
-        the gradients. Every rank calls it, each after its last step, or between the same epochs;
-        those that have died or closed are not waited for. With resync_every, all have the source's
-        parameters then.
+        """Apply what this rank has not applied, by one more step of its optimizer, and clear the
+        gradients.
+
+        Every rank calls it, each after its last step, or between the same epochs; those that have
+        died or closed are not waited for. With resync_every, all have the source's parameters then.
 
         Raises TimeoutError, naming who is missing, and what the optimizer raises.
         """
@@ -176,8 +184,8 @@ class AsyncState(Closing):
     # -- checkpoints -----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What others have added and this rank has not applied, by parameter, as a mean over the
-        ranks in float64; and the counters. Call it between two iterations."""
+        """Return what others have added and this rank has not applied, by parameter, as a mean over
+        the ranks in float64; and the counters. Call it between two iterations."""
         return {
             "outstanding": self._parameters.by_name(self._exchange.outstanding()),
             "steps": self._steps,
@@ -185,11 +193,14 @@ class AsyncState(Closing):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """On every rank, from the same file, before the first backward(): what was outstanding is
-        in the first yield. Raises ValueError when the parameters are not the model's."""
+        """Load a checkpoint, on every rank from the same file, before the first backward().
+
+        What was outstanding is in the first result. Raises ValueError when the parameters are not
+        the model's.
+        """
         if self._steps:
             raise RuntimeError("a checkpoint is loaded before the first backward()")
-        self._exchange.owe(self._parameters.flattened(state["outstanding"]))
+        self._exchange.add_outstanding(self._parameters.flattened(state["outstanding"]))
         self._steps = int(state["steps"])
         self._exchange.refused = int(state["refused"])
 
@@ -199,8 +210,8 @@ class AsyncState(Closing):
         return self._exchange.refused
 
     def stats(self) -> dict[str, int]:
-        """Counters: steps (of backward() with an exchange), refused gradients, resyncs (versions
-        of the source's that were taken), pushed_bytes and pulled_bytes."""
+        """Return counters: steps (of backward() with an exchange), refused gradients, resyncs
+        (versions of the source's that were taken), pushed_bytes and pulled_bytes."""
         return {
             "steps": self._steps,
             "refused": self.refused,
@@ -210,7 +221,7 @@ class AsyncState(Closing):
         }
 
     def close(self) -> None:
-        """Leaves the boxes. The model keeps what it has, and cannot be trained with the hook any
+        """Leave the boxes. The model keeps what it has, and cannot be trained with the hook any
         more. Does nothing the second time."""
         self._closed = True
         self._resources.close()
@@ -224,31 +235,35 @@ class AsyncState(Closing):
         box: Boxes | None,
         name: str,
         resources: ExitStack,
-    ) -> tuple[Terms, str]:
-        """What all ranks have to agree on, and a name for the job, unique in the boxes."""
+    ) -> tuple[AsyncHookConfig, str]:
+        """Connect, and return what all ranks have to agree on, and a unique name for the job."""
         named = trained(self._ddp)
-        self._boxes = smb.all_of(self._group) if box is None else connected(box, resources)
+        self._boxes = smb.all_of(self._group) if box is None else connect_boxes(box, resources)
         self._parameters = Parameters(named, len(self._boxes))
-        terms = Terms(resync_every, source, len(self._boxes))
-        terms.check(self._ranks)
-        return terms, f"{name}/{secrets.token_hex(8)}"
+        config = AsyncHookConfig(resync_every, source, len(self._boxes))
+        config.check(self._ranks)
+        return config, f"{name}/{secrets.token_hex(8)}"
 
-    def _attach(self, terms: Terms, name: str, timeout: float, resources: ExitStack) -> None:
+    def _attach(
+        self, config: AsyncHookConfig, name: str, timeout: float, resources: ExitStack
+    ) -> None:
+        """Attach to the job's segments, and join its other ranks; `resources` leaves them."""
         parameters, totals = self._parameters, self._totals
-        every = terms.resync_every
-        job = Job(self._boxes, name, parameters.bytes(self._ranks, every is not None))
-        resources.callback(job.free)
-        for dtype, space in parameters.spaces.items():
-            totals[dtype] = Totals(job, space, dtype, self._ranks)
+        every = config.resync_every
+        needed = parameters.bytes(self._ranks, every is not None)
+        segments = JobSegments(self._boxes, name, needed)
+        resources.callback(segments.free)
+        for dtype, layout in parameters.layouts.items():
+            totals[dtype] = Totals(segments, layout, dtype, self._ranks)
         self._roster = Roster(self._boxes[0], name, timeout, temporary=True)
-        resources.callback(lambda: None if job.ended else self._roster.leave())
+        resources.callback(lambda: None if segments.ended else self._roster.leave())
         self._roster.activate()
-        pipeline = Pipeline("hbm-async-hook")
+        pipeline = TaskPipeline("hbm-async-hook")
         resources.callback(pipeline.close)
-        self._exchange = Exchange(parameters, totals, pipeline, self._rank)
+        self._exchange = BucketExchange(parameters, totals, pipeline, self._rank)
         if every is not None:
-            publication = Publication(job, parameters.spaces)
-            gives = self._rank == terms.source
+            publication = Publication(segments, parameters.layouts)
+            gives = self._rank == config.source
             self._resync = Resync(publication, parameters, totals, pipeline, every, gives)
         for hook in (
             self._ddp.register_forward_pre_hook(self._begin_step),
@@ -257,12 +272,12 @@ class AsyncState(Closing):
             resources.callback(hook.remove)
 
     def _begin_step(self, _module: nn.Module, _inputs: Any) -> None:
-        """Before forward()."""
+        """Take or give a version, before forward()."""
         if self._resync is not None and torch.is_grad_enabled():
             self._resync.begin_step(self._steps)
 
     def _check_cleared(self, _gradient: torch.Tensor) -> None:
-        """In backward(), before the first gradient is accumulated."""
+        """Check that .grad was cleared; in backward(), before the first gradient is accumulated."""
         if self._unapplied:
             self._unapplied = False
             gradient = self._parameters.smallest.grad
@@ -274,7 +289,12 @@ class AsyncState(Closing):
                 )
 
     def _meet(self) -> None:
-        """All that have neither died nor closed."""
+        """Wait for all ranks that have neither died nor closed."""
         self._meetings += 1
         self._roster.set_pushed(self._meetings)
         self._roster.wait_pushed(self._meetings)
+
+
+def async_hook(state: AsyncState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """``ddp.register_comm_hook(state, async_hook)``; AsyncState says what it does."""
+    return state.exchange(bucket)

@@ -7,93 +7,92 @@ from collections.abc import Sequence
 import torch
 
 from torch_hbmcomm import smb
-from torch_hbmcomm.async_ddp.job import Job
-from torch_hbmcomm.async_ddp.places import LONGEST_RUN, Piece, Space
-from torch_hbmcomm.async_ddp.spread import Spread, wait, wire_dtype
+from torch_hbmcomm.async_ddp.layout import (
+    LONGEST_RUN,
+    BlockCyclicLayout,
+    BucketPiece,
+    JobSegments,
+    ShardedTensor,
+    wire_dtype,
+)
+from torch_hbmcomm.parameter_server.sharding import wait_all
 
 
 class Totals:
-    """Of the gradients of one dtype; half types travel as float32.
+    """The totals of the gradients of one dtype; half types travel as float32.
 
-    push() adds this worker's gradients to the totals in the boxes. take() yields the mean over
-    `workers` of what was added, by anybody, since this worker looked last, and notes as applied
-    exactly what it yields: what rounding to the gradients' dtype leaves is yielded the next time.
+    push() adds this worker's gradients to the totals in the boxes. take() puts into the bucket the
+    mean over `workers` of what was added, by anybody, since this worker took last. It notes as
+    applied exactly what it has put there: what rounding to the gradients' dtype leaves is taken the
+    next time.
 
     Threads: one at a time.
     """
 
-    def __init__(self, job: Job, space: Space, dtype: torch.dtype, workers: int) -> None:
-        self.space = space
-        self.applied = torch.zeros(space.count, dtype=torch.float64)
+    def __init__(
+        self, segments: JobSegments, layout: BlockCyclicLayout, dtype: torch.dtype, workers: int
+    ) -> None:
+        self.applied = torch.zeros(layout.count, dtype=torch.float64)
+        self._layout = layout
         self.pushed_bytes = 0
         self.pulled_bytes = 0
         self._workers = workers
-        self._wire = wire_dtype(dtype)
-        self._scratch = torch.empty(min(LONGEST_RUN, space.count), dtype=torch.float64)
+        self._scratch = torch.empty(min(LONGEST_RUN, layout.count), dtype=torch.float64)
         self._bounds = torch.finfo(dtype)
-        self._totals = Spread(job, space, torch.float64, f"totals/{dtype}")
-        self._slot = Spread(job, space, self._wire)
+        self._totals = ShardedTensor(segments, layout, torch.float64, f"totals/{dtype}")
+        self._slot = ShardedTensor(segments, layout, wire_dtype(dtype))
 
-    def push(self, gradients: torch.Tensor, pieces: Sequence[Piece]) -> list[list[smb.Future]]:
-        """A bucket's gradients. What it returns is take()'s."""
+    def push(
+        self, gradients: torch.Tensor, pieces: Sequence[BucketPiece]
+    ) -> list[list[smb.Future]]:
+        """Add a bucket's gradients. What it returns is for take()."""
         under_way = []
         for piece in pieces:
             slot = self._slot.local(piece)
             for run in piece.runs:
                 place = slot[run.begin - piece.begin :][: run.count]
                 place.copy_(gradients[run.at : run.at + run.count])
-            under_way.append([*self._add(piece), *self._totals.read(piece)])
+            self.pushed_bytes += slot.nbytes
+            sent = self._slot.send(piece)
+            added = self._totals.add(piece, self._slot)
+            under_way.append([*sent, added, *self._totals.fetch(piece)])
         return under_way
 
     def take(
         self,
         gradients: torch.Tensor,
-        pieces: Sequence[Piece],
+        pieces: Sequence[BucketPiece],
         under_way: Sequence[Sequence[smb.Future]],
     ) -> None:
-        """Into the bucket, piece by piece as they come."""
+        """Fill the bucket, piece by piece as they come."""
         for piece, futures in zip(pieces, under_way, strict=True):
-            wait(futures)
+            wait_all(futures)
             totals = self._totals.local(piece)
             self.pulled_bytes += totals.nbytes
             for run in piece.runs:
-                self._yield(
+                self._take_run(
                     totals[run.begin - piece.begin :][: run.count],
                     self.applied[run.begin : run.begin + run.count],
                     gradients[run.at : run.at + run.count],
                 )
 
     def take_all(self, gradients: torch.Tensor) -> None:
-        """As take(), of everything in the order of the space, with nothing pushed before."""
-        pieces = self.space.whole()
-        self.take(gradients, pieces, [self._totals.read(piece) for piece in pieces])
+        """Fill `gradients`, which has every parameter, in the order of the layout. Waits."""
+        pieces = self._layout.whole()
+        self.take(gradients, pieces, [self._totals.fetch(piece) for piece in pieces])
 
     def outstanding(self) -> torch.Tensor:
-        """The mean over the workers of what this one has not applied, in the order of the space."""
+        """Return the mean over the workers of what this one has not applied, in the order of the
+        layout."""
         return self._totals.read_all().sub_(self.applied).div_(self._workers)
 
-    def owe(self, outstanding: torch.Tensor) -> None:
-        """The next yields have this besides, as outstanding() returned it."""
+    def add_outstanding(self, outstanding: torch.Tensor) -> None:
+        """Add what outstanding() has returned to what is taken next."""
         self.applied.sub_(outstanding, alpha=self._workers)
 
-    def _add(self, piece: Piece) -> list[smb.Future]:
-        offset, size = self._totals.bytes_of(piece)
-        source_offset, source_size = self._slot.bytes_of(piece)
-        self.pushed_bytes += source_size
-        added = self._totals.segments[piece.box].accumulate_async
-        return [
-            *self._slot.write(piece),
-            added(
-                self._slot.segments[piece.box],
-                torch.float64,
-                offset=offset,
-                size=size,
-                source_offset=source_offset,
-                source_dtype=self._wire,
-            ),
-        ]
-
-    def _yield(self, totals: torch.Tensor, applied: torch.Tensor, gradients: torch.Tensor) -> None:
+    def _take_run(
+        self, totals: torch.Tensor, applied: torch.Tensor, gradients: torch.Tensor
+    ) -> None:
         mean = torch.sub(totals, applied, out=self._scratch[: len(totals)]).div_(self._workers)
         gradients.copy_(mean.clamp_(self._bounds.min, self._bounds.max))
         applied.add_(gradients, alpha=self._workers)

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.layer_drop.decision import Layer, Shape, layers_of
-from torch_hbmcomm.parameter_server.tensors import check_dense
+from torch_hbmcomm.tensors import check_dense
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

@@ -1,17 +1,23 @@
-"""Where each tensor lies in the boxes.
+"""How a model is packed into memory boxes.
 
 Tensors are cut into spans, and spans that follow one another are packed into pieces, the unit in
 which differences and weights travel. Each box gets an equal share of the bytes. All workers of a
-job compute the same layout from the same tensors. A layer, where layers are dropped, is some
-tensors that share no piece with others.
+job compute the same layout from the same tensors, and compare manifests of it. A layer, where
+layers are dropped, is some tensors that share no piece with others.
+
+PyTorch is not needed.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
 
 PIECE_BYTES = 2 << 20
 _ALIGNMENT = 64  # bytes
@@ -22,10 +28,12 @@ _VERSION = 2
 
 
 @dataclass(frozen=True)
-class Tensor:
-    """strides: as a dense tensor lies in memory; the box has the elements in the order of memory.
+class TensorSpec:
+    """Name, dtype, shape and strides of a dense tensor, and what it is for.
 
-    kind: "parameter", "buffer", or "constant": the last are handed out once, and never change.
+    strides: as it lies in memory (0 for dimensions of length 1); the boxes have its elements in
+        the order of memory
+    kind: "parameter", "buffer", or "constant", which is handed out once and never changes
     """
 
     name: str
@@ -34,8 +42,18 @@ class Tensor:
     strides: tuple[int, ...]
     kind: str
 
+    @staticmethod
+    def of(name: str, tensor: torch.Tensor, kind: str) -> TensorSpec:
+        strides = tuple(
+            step if length > 1 else 0
+            for length, step in zip(tensor.shape, tensor.stride(), strict=True)
+        )
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return TensorSpec(name, dtype, tuple(tensor.shape), strides, kind)
+
     @property
     def count(self) -> int:
+        """Elements."""
         count = 1
         for length in self.shape:
             count *= length
@@ -47,29 +65,66 @@ class Tensor:
         return f"{kind} {self.name} ({self.dtype} {shape}, strides {strides})"
 
 
-@dataclass(frozen=True)
-class Span:
-    """Elements of a tensor, in the order of memory, and where they lie in their piece."""
+class Span(NamedTuple):
+    """Elements [start, stop) of the tensor of that index, in the order of memory."""
 
     tensor: int
-    begin: int  # elements, in the tensor
-    count: int  # elements
-    at: int  # elements, in the piece
+    start: int
+    stop: int
+
+    @property
+    def length(self) -> int:
+        return self.stop - self.start
+
+
+def pack_spans(sizes: Iterable[tuple[int, int]], most: int) -> Iterator[tuple[Span, ...]]:
+    """Cut tensors into runs of at most `most` elements: small ones share a run, large ones span
+    several.
+
+    sizes: index and number of elements of each tensor, all of one dtype
+    """
+    run: list[Span] = []
+    room = most
+    for index, size in sizes:
+        start = 0
+        while start < size:
+            stop = min(size, start + room)
+            run.append(Span(index, start, stop))
+            room -= stop - start
+            start = stop
+            if room == 0:
+                yield tuple(run)
+                run, room = [], most
+    if run:
+        yield tuple(run)
+
+
+def placed(spans: Iterable[Span]) -> Iterator[tuple[Span, slice]]:
+    """Yield spans with their places in the memory that holds them one after the other."""
+    at = 0
+    for span in spans:
+        end = at + span.length
+        yield span, slice(at, end)
+        at = end
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Bytes of one box's weights, all of one dtype and kind, and where their difference lies in a
-    worker's slot, possibly as another dtype; constants have no slot.
+    """Elements of one dtype, kind and layer that lie together in one box.
 
-    layer: whose it is, by index; 0 where nothing is dropped, and of constants
+    box: index of the box
+    offset: bytes, in the box's weights
+    count: elements
+    slot_offset: bytes, of their difference in a worker's slot; constants have no slot
+    slot_dtype: of the difference, which may be narrower
+    layer: index of the layer; 0 where nothing is dropped, and of constants
     """
 
     box: int
-    offset: int  # bytes, in the weights
-    count: int  # elements
+    offset: int
+    count: int
     dtype: str
-    slot_offset: int  # bytes, in the slot
+    slot_offset: int
     slot_dtype: str
     kind: str
     layer: int
@@ -82,21 +137,26 @@ class Piece:
 
     @property
     def slot_size(self) -> int:
+        """Bytes of the difference."""
         return self.count * width(self.slot_dtype)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """changing: the pieces that are not constants. weights_bytes, slot_bytes: by box."""
+    """Where every tensor lies.
 
-    tensors: tuple[Tensor, ...]
+    changing: the pieces that are not constants
+    weights_bytes, slot_bytes: needed in each box, by its index
+    """
+
+    tensors: tuple[TensorSpec, ...]
     pieces: tuple[Piece, ...]
     changing: tuple[Piece, ...]
     weights_bytes: tuple[int, ...]
     slot_bytes: tuple[int, ...]
 
     def manifest(self, terms: dict[str, Any]) -> bytes:
-        """What all workers have to agree on."""
+        """Describe what all workers have to agree on, as JSON."""
         return json.dumps(
             {
                 "version": _VERSION,
@@ -110,12 +170,13 @@ class Layout:
 
 
 def lay_out(
-    tensors: Sequence[Tensor],
+    tensors: Sequence[TensorSpec],
     boxes: int,
     transfer: str | None = None,
     layers: Sequence[Sequence[int]] = (),
 ) -> Layout:
-    """
+    """Pack tensors into pieces, and give each piece to the box that has the least so far.
+
     Args:
         transfer: the dtype in which differences of float32 travel; None: as they are
         layers: of each the tensors, by index; none: nothing is dropped
@@ -132,44 +193,32 @@ def lay_out(
     weights, slots = [0] * boxes, [0] * boxes
     pieces: list[Piece] = []
     layer_of = {index: number for number, members in enumerate(layers) for index in members}
-    for run in _runs(tensors, most, layer_of):
-        first = tensors[run[0].tensor]
-        slot_dtype = travels_as(first.dtype, transfer)
-        layer = layer_of.get(run[0].tensor, 0)
-        count = run[-1].at + run[-1].count
+    for kind, dtype, layer, spans in _runs(tensors, most, layer_of):
+        slot_dtype = travels_as(dtype, transfer)
+        count = sum(span.length for span in spans)
         box = weights.index(min(weights))
         pieces.append(
-            Piece(
-                box,
-                weights[box],
-                count,
-                first.dtype,
-                slots[box],
-                slot_dtype,
-                first.kind,
-                layer,
-                run,
-            )
+            Piece(box, weights[box], count, dtype, slots[box], slot_dtype, kind, layer, spans)
         )
-        weights[box] += _aligned(count * width(first.dtype))
-        if first.kind != "constant":
+        weights[box] += _aligned(count * width(dtype))
+        if kind != "constant":
             slots[box] += _aligned(count * width(slot_dtype))
     changing = tuple(piece for piece in pieces if piece.kind != "constant")
     return Layout(tuple(tensors), tuple(pieces), changing, tuple(weights), tuple(slots))
 
 
 def travels_as(dtype: str, transfer: str | None) -> str:
-    """The dtype of differences; of weights too, but where they are read in place."""
+    """Return the dtype of differences, and of weights where they are not read zero-copy."""
     return transfer if transfer and dtype == "float32" else dtype
 
 
 def width(dtype: str) -> int:
-    """Bytes of an element."""
+    """Return the bytes of an element."""
     return _WIDTHS[dtype]
 
 
-def difference(ours: bytes, theirs: bytes) -> str | None:
-    """What two manifests disagree on first, in words."""
+def manifest_mismatch(ours: bytes, theirs: bytes) -> str | None:
+    """Say in words what two manifests disagree on first; None when they are the same."""
     if ours == theirs:
         return None
     here, there = json.loads(ours), json.loads(theirs)
@@ -179,7 +228,7 @@ def difference(ours: bytes, theirs: bytes) -> str | None:
             return f"{key} is {ours_[key]} here, and {theirs_[key]} there"
     for a, b in zip(here["tensors"], there["tensors"], strict=False):
         if a != b:
-            return f"{Tensor(*_tuples(a))} here, {Tensor(*_tuples(b))} there"
+            return f"{TensorSpec(*_tuples(a))} here, {TensorSpec(*_tuples(b))} there"
     return f"{len(here['tensors'])} tensors here, {len(there['tensors'])} there"
 
 
@@ -188,34 +237,17 @@ def _tuples(row: list[Any]) -> Iterator[Any]:
 
 
 def _runs(
-    tensors: Sequence[Tensor], most: int, layer_of: Mapping[int, int]
-) -> Iterator[tuple[Span, ...]]:
-    """Spans of at most so many bytes together, of one dtype, kind and layer."""
+    tensors: Sequence[TensorSpec], most: int, layer_of: Mapping[int, int]
+) -> Iterator[tuple[str, str, int, tuple[Span, ...]]]:
+    """Yield kind, dtype and layer of runs of at most `most` bytes, with their spans."""
 
     def sort(index: int) -> tuple[str, str, int]:
         return tensors[index].kind, tensors[index].dtype, layer_of.get(index, 0)
 
-    run: list[Span] = []
-    current = None
-    room = 0  # elements
-    for index in sorted(range(len(tensors)), key=sort):
-        tensor = tensors[index]
-        begin = 0
-        if run and current != sort(index):
-            yield tuple(run)
-            run = []
-        if not run:
-            current, room = sort(index), most // width(tensor.dtype)
-        while begin < tensor.count:
-            if room == 0:
-                yield tuple(run)
-                run, room = [], most // width(tensor.dtype)
-            count = min(room, tensor.count - begin)
-            run.append(Span(index, begin, count, run[-1].at + run[-1].count if run else 0))
-            begin += count
-            room -= count
-    if run:
-        yield tuple(run)
+    for (kind, dtype, layer), indices in groupby(sorted(range(len(tensors)), key=sort), key=sort):
+        sizes = ((index, tensors[index].count) for index in indices)
+        for spans in pack_spans(sizes, most // width(dtype)):
+            yield kind, dtype, layer, spans
 
 
 def _aligned(size: int) -> int:

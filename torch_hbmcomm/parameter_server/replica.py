@@ -1,20 +1,17 @@
-"""One worker's model beside the weights in the boxes, cut as the layout says.
-
-Threads: one at a time.
-"""
+"""One worker's model beside the weights in the boxes, cut as the layout says."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
-from torch_hbmcomm.parameter_server.layout import Layout, Piece
+from torch_hbmcomm.parameter_server.layout import Layout, Piece, placed
 from torch_hbmcomm.parameter_server.rules import Rule
-from torch_hbmcomm.parameter_server.shards import Shards
-from torch_hbmcomm.parameter_server.tensors import flat
+from torch_hbmcomm.parameter_server.sharding import ShardedWeights
+from torch_hbmcomm.tensors import flat
 
 
 @dataclass(frozen=True)
@@ -31,96 +28,99 @@ class _Part:
     rest: torch.Tensor | None
 
 
-class NotFiniteError(ArithmeticError):
-    """Its text is the name of a tensor whose difference has a NaN or an infinity."""
-
-
 class Replica:
-    """tensors: of the model, in the layout's order."""
+    """Computes differences between a model and the weights, and takes weights in.
+
+    tensors: of the model, in the layout's order
+
+    Threads: one at a time.
+    """
 
     def __init__(
-        self, tensors: Sequence[torch.Tensor], layout: Layout, shards: Shards, rule: Rule
+        self,
+        tensors: Sequence[torch.Tensor],
+        layout: Layout,
+        weights: ShardedWeights,
+        rule: Rule,
     ) -> None:
         self._tensors = tensors
         self._layout = layout
-        self._shards = shards
+        self._weights = weights
         self._rule = rule
         self._parts = {piece: self._part(piece) for piece in layout.changing}
         longest = max((piece.count for piece in layout.changing), default=0)
         self._scratch = torch.empty(longest)
         self._flat: list[torch.Tensor] = []
 
+    # -- the box's weights, unrounded ------------------------------------------------------------
+
     def adopt(self, pieces: Sequence[Piece]) -> None:
-        """The box's weights, unrounded, become the model's."""
-        self._find_tensors()
+        """Make the box's weights the model's. Waits."""
+        self.locate()
         self.read(self._tensors, pieces)
         for piece, part in self._parts.items():
             for local, at in self._locals(piece):
                 part.base[at].copy_(local)
 
     def read(self, tensors: Sequence[torch.Tensor], pieces: Sequence[Piece]) -> None:
-        """The box's weights, unrounded, into tensors like the model's."""
+        """Read the box's weights into tensors like the model's. Waits."""
         flats = [flat(tensor) for tensor in tensors]
         for piece in pieces:
-            found = _view(self._shards.read(piece), piece.dtype)
-            for span in piece.spans:
-                local = flats[span.tensor][span.begin : span.begin + span.count]
-                local.copy_(found[span.at : span.at + span.count])
+            found = _view(self._weights.read(piece), piece.dtype)
+            for span, at in placed(piece.spans):
+                flats[span.tensor][span.start : span.stop].copy_(found[at])
 
     def give(self) -> None:
-        """The model's tensors become the box's weights."""
-        self._find_tensors()
+        """Make the model's tensors the box's weights. Waits."""
+        self.locate()
         for piece in self._layout.pieces:
             values = torch.empty(piece.count, dtype=getattr(torch, piece.dtype))
             for local, at in self._locals(piece):
                 values[at].copy_(local)
-            self._shards.write(piece, _bytes(values))
+            self._weights.write(piece, _bytes(values))
 
-    def offer(
-        self,
-        workers: int,
-        weigh: Callable[[torch.Tensor], float],
-        choose: Callable[[Sequence[float]], Sequence[Piece]],
-    ) -> Sequence[Piece]:
-        """Puts the differences of the pieces that are chosen into their slots.
+    # -- an exchange -----------------------------------------------------------------------------
 
-        Args:
-            weigh: a difference, with what was left of earlier ones; NaN if it is not finite
-            choose: given these weights, says what is sent, and is returned
+    def locate(self) -> None:
+        """Find the model's memory, which has moved after `parameter.data = ...`.
 
-        Raises NotFiniteError; then nothing may be sent, and what was left is as before.
+        Call it before the other methods of an exchange.
+
+        Raises RuntimeError for a parameter that was frozen when the layout was made, and is trained
+        now.
         """
-        self._find_tensors()
-        chosen = choose([self._weight(*one, workers, weigh) for one in self._parts.items()])
-        for piece in chosen:
-            part = self._parts[piece]
-            if part.rest is not None:
-                difference = self._scratch[: piece.count]
-                self._difference(piece, part, difference, workers)
-                part.rest.add_(difference)
-                part.slot.copy_(part.rest)
-                part.rest.sub_(part.slot)
-        return chosen
+        for tensor, spec in zip(self._tensors, self._layout.tensors, strict=True):
+            if tensor.requires_grad and spec.kind == "constant":
+                raise RuntimeError(
+                    f"parameter {spec.name} was frozen when the ParameterServer was made, and "
+                    "now requires a gradient: make it after unfreezing, on every worker"
+                )
+        self._flat = [flat(tensor) for tensor in self._tensors]
 
-    def take(self, piece: Piece) -> None:
-        """Of a piece that was sent, as take_ahead()."""
+    def difference(self, piece: Piece, workers: int) -> torch.Tensor:
+        """Compute what a piece would send, with what rounding left of earlier differences.
+
+        It lies in the slot, or, where that is narrower, in memory that the next call overwrites.
+        """
         part = self._parts[piece]
-        for local, at in self._locals(piece):
-            self._rule.take(local, part.base[at], part.fresh[at], part.slot[at])
+        if part.rest is None:
+            return self._compute(piece, part, part.slot, workers)
+        return self._compute(piece, part, self._scratch[: piece.count], workers).add_(part.rest)
 
-    def take_unsent(self, piece: Piece) -> None:
+    def fill_slot(self, piece: Piece, workers: int) -> None:
+        """Put a difference that is sent into the slot, and keep what rounding leaves of it.
+
+        REQUIRES: difference() of this piece was computed since the model changed.
+        """
         part = self._parts[piece]
-        for local, at in self._locals(piece):
-            self._rule.take_unsent(local, part.base[at], part.fresh[at])
+        if part.rest is not None:
+            part.rest.add_(self._compute(piece, part, self._scratch[: piece.count], workers))
+            part.slot.copy_(part.rest)
+            part.rest.sub_(part.slot)
 
-    def take_ahead(self, piece: Piece, scale: float) -> None:
-        part = self._parts[piece]
-        for local, at in self._locals(piece):
-            self._rule.take_ahead(local, part.base[at], part.fresh[at], part.slot[at], scale)
-
-    def offer_rest(self) -> list[Piece]:
-        """Puts into the slots what was left of differences that were sent, and returns the pieces
-        that have some; less than the narrow type can tell from 0 stays."""
+    def fill_slots_with_rest(self) -> list[Piece]:
+        """Put into the slots what rounding left of differences that were sent, and return the
+        pieces that have some; less than the narrow type can tell from 0 stays."""
         left = []
         for piece, part in self._parts.items():
             if part.rest is not None and part.slot.copy_(part.rest).any():
@@ -128,55 +128,69 @@ class Replica:
                 left.append(piece)
         return left
 
-    def _difference(self, piece: Piece, part: _Part, out: torch.Tensor, workers: int) -> None:
+    def take(self, piece: Piece) -> None:
+        """Apply fresh weights to a piece whose difference was sent."""
+        part = self._parts[piece]
         for local, at in self._locals(piece):
-            self._rule.difference(local, part.base[at], part.fresh[at], out[at], workers)
+            self._rule.take(local, part.base[at], part.fresh[at], part.slot[at])
 
-    def _weight(
-        self, piece: Piece, part: _Part, workers: int, weigh: Callable[[torch.Tensor], float]
-    ) -> float:
-        out = part.slot if part.rest is None else self._scratch[: piece.count]
-        self._difference(piece, part, out, workers)
-        if part.rest is not None:
-            out.add_(part.rest)
-        weight = weigh(out)
-        if math.isnan(weight):
-            raise NotFiniteError(self._first_not_finite(piece, out))
-        return weight
+    def take_ahead(self, piece: Piece, scale: float) -> None:
+        """Apply fresh weights, and the difference in the slot, which is about to be sent."""
+        part = self._parts[piece]
+        for local, at in self._locals(piece):
+            self._rule.take_ahead(local, part.base[at], part.fresh[at], part.slot[at], scale)
 
-    def _first_not_finite(self, piece: Piece, difference: torch.Tensor) -> str:
-        for span in piece.spans:
-            if not difference[span.at : span.at + span.count].isfinite().all():
+    def take_unsent(self, piece: Piece) -> None:
+        """Apply fresh weights to a piece whose difference goes on waiting."""
+        part = self._parts[piece]
+        for local, at in self._locals(piece):
+            self._rule.take_unsent(local, part.base[at], part.fresh[at])
+
+    def first_not_finite(self, piece: Piece, difference: torch.Tensor) -> str:
+        """Name the first tensor of a piece whose difference has a NaN or an infinity."""
+        for span, at in placed(piece.spans):
+            if not difference[at].isfinite().all():
                 return self._layout.tensors[span.tensor].name
         raise AssertionError("all elements are finite")
 
-    def _find_tensors(self) -> None:
-        """A parameter's memory is another one after `parameter.data = ...`.
+    # -- inside ----------------------------------------------------------------------------------
 
-        Raises RuntimeError for one that was frozen when the layout was made, and is trained now.
-        """
-        for tensor, described in zip(self._tensors, self._layout.tensors, strict=True):
-            if tensor.requires_grad and described.kind == "constant":
-                raise RuntimeError(
-                    f"parameter {described.name} was frozen when the ParameterServer was made, and "
-                    "now requires a gradient: make it after unfreezing, on every worker"
-                )
-        self._flat = [flat(tensor) for tensor in self._tensors]
+    def _compute(self, piece: Piece, part: _Part, out: torch.Tensor, workers: int) -> torch.Tensor:
+        for local, at in self._locals(piece):
+            self._rule.difference(local, part.base[at], part.fresh[at], out[at], workers)
+        return out
 
     def _locals(self, piece: Piece) -> Iterator[tuple[torch.Tensor, slice]]:
-        """The model's part of each span, and where that lies in the piece."""
-        for span in piece.spans:
-            local = self._flat[span.tensor][span.begin : span.begin + span.count]
-            yield local, slice(span.at, span.at + span.count)
+        """Yield the model's part of each span, and where that lies in the piece."""
+        for span, at in placed(piece.spans):
+            yield self._flat[span.tensor][span.start : span.stop], at
 
     def _part(self, piece: Piece) -> _Part:
-        fresh, dtype = self._shards.fresh(piece)
+        fresh, dtype = self._weights.fresh(piece)
         return _Part(
             base=torch.empty(piece.count, dtype=getattr(torch, piece.dtype)),
-            slot=_view(self._shards.slot(piece), piece.slot_dtype),
+            slot=_view(self._weights.slot(piece), piece.slot_dtype),
             fresh=_view(fresh, dtype),
             rest=None if piece.slot_dtype == piece.dtype else torch.zeros(piece.count),
         )
+
+
+def model_tensors(model: nn.Module, shared_buffers: bool) -> list[tuple[str, torch.Tensor, str]]:
+    """Return names, tensors and kinds (of TensorSpec) of all that a model has.
+
+    Raises ValueError where nothing is trained.
+    """
+    found: list[tuple[str, torch.Tensor, str]] = [
+        (name, parameter, "parameter" if parameter.requires_grad else "constant")
+        for name, parameter in model.named_parameters()
+    ]
+    found += [
+        (name, buffer, "buffer" if shared_buffers and buffer.is_floating_point() else "constant")
+        for name, buffer in model.named_buffers()
+    ]
+    if not any(kind == "parameter" for _, _, kind in found):
+        raise ValueError("the model has no parameter that requires a gradient")
+    return found
 
 
 def _view(memory: memoryview, dtype: str) -> torch.Tensor:

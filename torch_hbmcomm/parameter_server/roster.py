@@ -1,4 +1,4 @@
-"""Who trains together, how far each worker is, and which of them are alive: cells of a box.
+"""The workers of a job, how far each of them is, and which are alive, as cells of a box.
 
 A segment of lines of 64 bytes: line 0 is the job's, the others are a worker's each, and are never
 used twice. A worker is alive while its temporary segment ``<name>/life/<index>`` exists, which the
@@ -7,7 +7,6 @@ box deletes when the worker leaves or its lease ends.
 Bounded staleness follows Ho et al. 2013 (*More effective distributed ML via a stale synchronous
 parallel parameter server*). A clock is an exchange with the box.
 
-Threads: any, but one alone calls notice_deaths().
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _SILENCE_SECONDS = 10.0
 _SHORTEST_NAP, _LONGEST_NAP = 50e-6, 2e-3  # seconds
 
 
-class Job(IntEnum):
+class JobCell(IntEnum):
     """Cells of the job's line."""
 
     READY = 0  # 0, or the mark of the weights that were written
@@ -44,7 +43,7 @@ class Job(IntEnum):
     LOADED = 3  # 1: the first of them has written it
 
 
-class Cell(IntEnum):
+class WorkerCell(IntEnum):
     """Cells of a worker's line."""
 
     STATE = 0
@@ -52,7 +51,9 @@ class Cell(IntEnum):
     PULLED = 2  # exchanges whose weights it has taken
 
 
-class State(IntEnum):
+class WorkerState(IntEnum):
+    """What a worker's STATE cell has."""
+
     UNUSED = 0
     JOINING = 1
     ACTIVE = 2
@@ -61,7 +62,9 @@ class State(IntEnum):
 
 
 @dataclass(frozen=True)
-class Line:
+class WorkerLine:
+    """A worker's line as it was read."""
+
     index: int
     state: int
     pushed: int
@@ -71,8 +74,10 @@ class Line:
 class Roster:
     """This worker's line, and what it sees of the others.
 
-    Raises smb.BoxError as every operation of the box, TimeoutError when others are waited for in
-    vain for `timeout` seconds.
+    Raises smb.BoxError as every operation of the box, TimeoutError when what is waited for has not
+    come within `timeout` seconds.
+
+    Threads: any, but one alone calls notice_deaths().
     """
 
     def __init__(self, box: smb.Box, name: str, timeout: float, temporary: bool) -> None:
@@ -87,7 +92,7 @@ class Roster:
     # -- joining and leaving ---------------------------------------------------------------------
 
     def leads(self) -> bool:
-        """Whether this worker has to write the first weights, once; False when somebody has.
+        """Return whether this worker has to write the first weights; False when somebody has.
 
         Waits while a worker that came before this one may still do it.
         """
@@ -99,17 +104,17 @@ class Roster:
         raise AssertionError("unreachable")
 
     def ready(self) -> int:
-        """0, or the mark that the weights bear, once they have been written."""
-        return self._read(0, Job.READY)
+        """Return the mark that the weights bear, or 0 while they have not been written."""
+        return self._read(0, JobCell.READY)
 
     def publish(self, mark: int) -> None:
-        """The weights are written, and bear the mark."""
+        """Tell that the weights are written, and bear the mark."""
         self._fence()
-        self._write(0, Job.READY, mark)
+        self._write(0, JobCell.READY, mark)
 
     def activate(self, lag: float = 0) -> int:
-        """From now on this worker counts. Returns its clock: that of the foremost; or up to `lag`
-        less, by which those that see it at once may have gone on."""
+        """Count this worker from now on. Returns its clock: the foremost worker's, or up to `lag`
+        less, by which workers that see it at once may have gone on."""
         clock = -1
         while True:
             foremost = max((line.pushed for line in self.active()), default=0)
@@ -118,18 +123,18 @@ class Roster:
             clock = foremost
             self.set_pushed(clock)
             self.set_pulled(clock)
-            self._write(self.index, Cell.STATE, State.ACTIVE, worker=True)
+            self._write(self.index, WorkerCell.STATE, WorkerState.ACTIVE, worker=True)
             self._fence()  # pairs with _wait(): either this one sees a clock, or that one this line
 
     def wait_for_workers(self, count: int) -> None:
-        """Until so many have joined, those included that have left again."""
+        """Wait until so many have joined, including those that have left again."""
         for _ in self._waiting(lambda: f"{count} workers ({self._joined()} have joined)"):
             if self._joined() >= count:
                 return
 
     def retire(self) -> None:
-        """From now on this worker does not count."""
-        self._write(self.index, Cell.STATE, State.GONE, worker=True)
+        """Count this worker no more."""
+        self._write(self.index, WorkerCell.STATE, WorkerState.GONE, worker=True)
 
     def leave(self) -> None:
         self.retire()
@@ -139,25 +144,25 @@ class Roster:
     # -- clocks ----------------------------------------------------------------------------------
 
     def set_pushed(self, clock: int) -> None:
-        self._write(self.index, Cell.PUSHED, clock, worker=True)
+        self._write(self.index, WorkerCell.PUSHED, clock, worker=True)
 
     def set_pulled(self, clock: int) -> None:
-        self._write(self.index, Cell.PULLED, clock, worker=True)
+        self._write(self.index, WorkerCell.PULLED, clock, worker=True)
 
     def wait_pushed(self, least: int) -> None:
-        """Until every active worker has pushed `least` times; those that die stop counting."""
-        self._wait(Cell.PUSHED, least)
+        """Wait until every active worker has pushed `least` times; those that die do not count."""
+        self._wait(WorkerCell.PUSHED, least)
 
     def wait_pulled(self, least: int) -> None:
-        """As wait_pushed(), for pulls."""
-        self._wait(Cell.PULLED, least)
+        """Wait until every active worker has pulled `least` times."""
+        self._wait(WorkerCell.PULLED, least)
 
-    def active(self) -> list[Line]:
-        """Workers that count; one that died counts until someone has noticed."""
-        return [line for line in self._used() if line.state == State.ACTIVE]
+    def active(self) -> list[WorkerLine]:
+        """Return the workers that count; one that died counts until somebody has noticed."""
+        return [line for line in self._used() if line.state == WorkerState.ACTIVE]
 
     def notice_deaths(self) -> None:
-        """Asks now and then after one of the others; costs nothing in between."""
+        """Ask now and then whether one of the others is alive; costs nothing in between."""
         now = time.monotonic()
         if now < self._next_check:
             return
@@ -165,83 +170,84 @@ class Roster:
         others = [line.index for line in self.active() if line.index != self.index]
         if others:
             self._checked += 1
-            self._bury_the_dead([others[self._checked % len(others)]])
+            self._retire_dead([others[self._checked % len(others)]])
 
     def begun(self) -> bool:
-        """Whether anybody has pushed."""
+        """Return whether anybody has pushed."""
         return any(line.pushed for line in self._used())
 
     # -- the checkpoint that is loaded -----------------------------------------------------------
 
     def begin_anew(self) -> None:
-        """Forgets what workers loaded that have all gone, where the weights are kept."""
+        """Forget that workers which have all gone loaded a checkpoint (weights may be kept)."""
         others = (line.index for line in self.active() if line.index != self.index)
         if not any(self._alive(index) for index in others):
-            self._write(0, Job.LOADS, 0)
-            self._write(0, Job.LOADED, 0)
+            self._write(0, JobCell.LOADS, 0)
+            self._write(0, JobCell.LOADED, 0)
 
     def claims_load(self) -> bool:
-        """Whether this worker is the first that comes with a checkpoint; the others wait in
+        """Return whether this worker is the first that comes with a checkpoint; the others call
         wait_loaded()."""
-        return self._segment.fetch_add(Job.LOADS * _CELL, 1) == 0
+        return self._segment.fetch_add(JobCell.LOADS * _CELL, 1) == 0
 
     def set_loaded(self) -> None:
-        self._write(0, Job.LOADED, 1)
+        self._write(0, JobCell.LOADED, 1)
 
     def wait_loaded(self) -> None:
+        """Wait until the first worker with a checkpoint has written it."""
         for _ in self._waiting(lambda: "the worker that loads the checkpoint"):
-            if self._read(0, Job.LOADED):
+            if self._read(0, JobCell.LOADED):
                 return
 
     # -- inside ----------------------------------------------------------------------------------
 
     def _claim(self) -> tuple[int, smb.Segment]:
-        """A line that was never used: creating its life segment is the claim."""
-        for index in range(self._read(0, Job.END), _MOST_WORKERS):
+        """Claim a line that was never used, by creating its life segment."""
+        for index in range(self._read(0, JobCell.END), _MOST_WORKERS):
             try:
                 life = self._box.alloc(
                     _LIFE_BYTES, key=self._life_key(index), mode="create", temporary=True
                 )
             except smb.KeyInUse:
                 continue
-            if self._state(index) == State.UNUSED:
+            if self._state(index) == WorkerState.UNUSED:
                 break
             life.delete()
         else:
             raise RuntimeError(f"{_MOST_WORKERS} workers have joined {self._name!r}: no line left")
         who = f"pid {os.getpid()} on {socket.gethostname()}".encode()[:_LIFE_BYTES]
         life.write(0, len(who), source=who)
-        self._write(index, Cell.STATE, State.JOINING, worker=True)
-        end = self._read(0, Job.END)
+        self._write(index, WorkerCell.STATE, WorkerState.JOINING, worker=True)
+        end = self._read(0, JobCell.END)
         if end <= index:
-            self._segment.fetch_add(Job.END * _CELL, index + 1 - end)  # or more: unused lines
+            self._segment.fetch_add(JobCell.END * _CELL, index + 1 - end)  # or more: unused lines
         return index, life
 
     def _may_lead(self, index: int) -> bool:
-        """Whether the worker of that line may still write the first weights.
+        """Return whether the worker of that line may still write the first weights.
 
-        A line that nobody holds is closed first and looked at again: who claims it sees the one or
-        is seen by the other.
+        A line that nobody holds is closed first and looked at again, so that either the worker that
+        claims it meanwhile sees it closed, or this one sees that worker.
         """
         if self._alive(index):
             return True
-        self._write(index, Cell.STATE, State.CLOSED, worker=True)
+        self._write(index, WorkerCell.STATE, WorkerState.CLOSED, worker=True)
         return self._alive(index)
 
     def _joined(self) -> int:
-        return sum(line.state in (State.ACTIVE, State.GONE) for line in self._used())
+        return sum(line.state in (WorkerState.ACTIVE, WorkerState.GONE) for line in self._used())
 
-    def _used(self) -> list[Line]:
-        end = self._read(0, Job.END)
+    def _used(self) -> list[WorkerLine]:
+        end = self._read(0, JobCell.END)
         if end == 0:
             return []
         lines = memoryview(bytearray(_LINE * end))
         self._segment.read(_LINE, len(lines), into=lines)
         cells = lines.cast("q").tolist()
         width = _LINE // _CELL
-        return [Line(at // width, *cells[at : at + 3]) for at in range(0, len(cells), width)]
+        return [WorkerLine(at // width, *cells[at : at + 3]) for at in range(0, len(cells), width)]
 
-    def _wait(self, cell: Cell, least: int) -> None:
+    def _wait(self, cell: WorkerCell, least: int) -> None:
         if least <= 0:
             return
         lagging: list[int] = []
@@ -256,23 +262,23 @@ class Roster:
             lagging = [
                 line.index
                 for line in self.active()
-                if (line.pushed if cell == Cell.PUSHED else line.pulled) < least
+                if (line.pushed if cell == WorkerCell.PUSHED else line.pulled) < least
             ]
             if not lagging:
                 self._fence()
                 return
             if time.monotonic() >= check_at:
-                self._bury_the_dead(lagging)
+                self._retire_dead(lagging)
                 check_at = time.monotonic() + _CHECK_SECONDS
 
-    def _bury_the_dead(self, indices: list[int]) -> None:
+    def _retire_dead(self, indices: list[int]) -> None:
         for index in indices:
             if index != self.index and not self._alive(index):
-                self._write(index, Cell.STATE, State.GONE, worker=True)
+                self._write(index, WorkerCell.STATE, WorkerState.GONE, worker=True)
 
     def _alive(self, index: int) -> bool:
-        """Asks for a size that the segment does not have: to attach to it, and to let go of it,
-        would end a life whose owner has yet to come back to a box that was restarted."""
+        """Ask for a size that the life segment does not have: attaching to it and letting go would
+        end the life of a worker that has yet to come back to a box that was restarted."""
         try:
             self._box.alloc(2 * _LIFE_BYTES, key=self._life_key(index), mode="attach")
         except smb.NoSuchKey:
@@ -295,8 +301,8 @@ class Roster:
         return f"{self._name}/life/{index}"
 
     def _waiting(self, what: Callable[[], str]) -> Iterator[None]:
-        """Turns of a loop that waits; says so after a while, and raises TimeoutError in the end,
-        naming what() both times."""
+        """Yield turns of a loop that waits for what(): log a warning after a while, and raise
+        TimeoutError in the end."""
         start = time.monotonic()
         silent = True
         nap = _SHORTEST_NAP
@@ -314,12 +320,12 @@ class Roster:
             nap = min(2 * nap, _LONGEST_NAP)
 
     def _fence(self) -> None:
-        """By shared memory, reads, writes and views are plain loads and stores. A question to the
-        box and its answer order those before it and those after it."""
-        self._segment.fetch_add(Job.END * _CELL, 0)
+        """Order reads and writes before it and after it: over shm they are plain loads and stores,
+        which a question to the box and its answer order."""
+        self._segment.fetch_add(JobCell.END * _CELL, 0)
 
     def _state(self, index: int) -> int:
-        return self._read(index, Cell.STATE, worker=True)
+        return self._read(index, WorkerCell.STATE, worker=True)
 
     def _read(self, line: int, cell: int, worker: bool = False) -> int:
         found = memoryview(bytearray(_CELL)).cast("q")

@@ -1,10 +1,8 @@
-"""The parameter server as a training script sees it."""
+"""The parameter server as a training script sees it: a front of the two modes."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
-from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Literal
 
@@ -12,17 +10,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torch_hbmcomm import smb
-from torch_hbmcomm.layer_drop.terms import LayerDrop
-from torch_hbmcomm.parameter_server.asynchronous import Asynchronous
-from torch_hbmcomm.parameter_server.boxes import Boxes, connected
+from torch_hbmcomm.layer_drop.config import LayerDrop
+from torch_hbmcomm.parameter_server.asynchronous import AsyncParameterServer
+from torch_hbmcomm.parameter_server.config import BUFFERS, AsyncConfig, SyncConfig
 from torch_hbmcomm.parameter_server.rules import Rule, named
-from torch_hbmcomm.parameter_server.synchronous import Synchronous
-from torch_hbmcomm.parameter_server.terms import Terms
+from torch_hbmcomm.parameter_server.sharding import Boxes
+from torch_hbmcomm.parameter_server.synchronous import SyncParameterServer
 
 
 class ParameterServer:
-    """Trains one model by several workers that share its weights.
+    """Train one model by several workers that share its weights.
 
         ps = hbmcomm.ParameterServer(model, optimizer)  # instead of DistributedDataParallel
         for batch, target in data:
@@ -32,8 +29,8 @@ class ParameterServer:
 
     **mode="async"**: the weights lie in one memory box or several. In step() the local optimizer
     steps, the difference is added to the weights on the box, and fresh weights are read back (Ahn
-    et al. 2018; Dean et al. 2012). Nobody waits for anybody, and a worker that dies is missed by
-    nobody. At the start the first worker's model becomes the weights, and every other worker,
+    et al. 2018; Dean et al. 2012). No worker waits for another, and the others go on when one dies.
+    At the start the first worker's model becomes the weights, and every other worker,
     however late, takes the weights that it finds.
 
     Args:
@@ -101,10 +98,9 @@ class ParameterServer:
         timeout: float = 300.0,
         drop: LayerDrop | None = None,
     ) -> None:
-        if buffers not in ("shared", "local"):
+        if buffers not in BUFFERS:
             raise ValueError(f'buffers is "shared" or "local", not {buffers!r}')
-        self._resources = ExitStack()  # this object's own connections
-        self._worker: Asynchronous | Synchronous
+        self._worker: AsyncParameterServer | SyncParameterServer
         if mode == "sync":
             others = (box, staleness, transfer, overlap, workers, keep or None)
             if rule != "downpour" or any(value is not None for value in others):
@@ -112,9 +108,8 @@ class ParameterServer:
                     "box, staleness, rule, transfer, overlap, workers and keep belong to "
                     'mode="async"; mode="sync" works over the group\'s collectives'
                 )
-            self._worker = Synchronous(
-                model, optimizer, group, server, dedicated, buffers, push_every, drop
-            )
+            sync_config = SyncConfig(server, dedicated, buffers, push_every, drop)
+            self._worker = SyncParameterServer(model, optimizer, sync_config, group)
             return
         if mode != "async":
             raise ValueError(f'mode is "async" or "sync", not {mode!r}')
@@ -127,28 +122,22 @@ class ParameterServer:
         _check_optimizer(model, optimizer)
         if workers is None:
             workers = 1 if box is not None else dist.get_world_size(group)
-        terms = Terms(
-            named(rule),
-            staleness,
-            push_every,
-            transfer,
-            buffers == "shared",
-            staleness != 0 and drop is None if overlap is None else overlap,
-            workers,
-            keep,
-            timeout,
-            drop,
+        config = AsyncConfig(
+            rule=named(rule),
+            staleness=staleness,
+            push_every=push_every,
+            transfer=transfer,
+            shared_buffers=buffers == "shared",
+            overlap=staleness != 0 and drop is None if overlap is None else overlap,
+            workers=workers,
+            keep=keep,
+            timeout=timeout,
+            drop=drop,
         )
-        with ExitStack() as resources:
-            if box is None:
-                boxes, job = smb.all_of(group), _agreed(name, group)
-            else:
-                boxes, job = connected(box, resources), name
-            self._worker = Asynchronous(model, optimizer, boxes, job, terms)
-            self._resources = resources.pop_all()
+        self._worker = AsyncParameterServer(model, optimizer, config, name, box, group)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """After backward(): one step of the optimizer, shared. Returns what closure returns.
+        """Step the optimizer, and share the update; after backward(). Returns what closure returns.
 
         An update that is not finite is left out and counted (stats()["refused"]), and a
         RuntimeWarning names the parameter; in mode="async" this worker alone leaves it out, and
@@ -157,51 +146,65 @@ class ParameterServer:
         return self._worker.step(closure)
 
     def pull(self) -> None:
-        """Sends what was not sent yet, and makes the box's weights the model's, without rounding;
-        with "easgd" these are the center."""
+        """Send what was not sent yet, and make the box's weights the model's, without rounding.
+
+        With "easgd" these are the center.
+        """
         self._worker.pull()
 
     def finish(self) -> None:
-        """After the last step of mode="async": sends what was not sent yet, and counts no more, so
-        that no bound on staleness holds up the others. pull() and state_dict() go on working."""
-        if not isinstance(self._worker, Asynchronous):
+        """Send what was not sent yet, and count no more; after the last step of mode="async".
+
+        No bound on staleness holds up the others then. pull() and state_dict() go on working.
+        """
+        if not isinstance(self._worker, AsyncParameterServer):
             raise ValueError('finish() belongs to mode="async"; in mode="sync" call close()')
         self._worker.finish()
 
     def serve(self, after_update: Callable[[], None] | None = None) -> None:
-        """The dedicated server of mode="sync": returns when all workers have closed."""
-        if not isinstance(self._worker, Synchronous):
+        """Run the dedicated server of mode="sync"; returns when all workers have closed."""
+        if not isinstance(self._worker, SyncParameterServer):
             raise ValueError('serve() belongs to mode="sync"; the asynchronous mode has a box')
         self._worker.serve(after_update)
 
     def state_dict(self) -> dict[str, Any]:
-        """What to save: under "model" the weights by name, as the model's own state_dict() has
-        them. In mode="async" any worker may save, and optimizers, which are each worker's own, are
-        saved apart; in mode="sync" the server saves, its optimizer too."""
+        """Return what to save: under "model" the weights by name, as the model's own state_dict()
+        has them.
+
+        In mode="async" any worker may save, and optimizers, which are each worker's own, are saved
+        apart; in mode="sync" the server saves, its optimizer too.
+        """
         return self._worker.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Called by every worker before its first step; the state may come from another number of
-        workers. In mode="async" the first that comes writes the weights to the box, unless training
-        has begun there; in mode="sync" it is a collective, and the server's state counts."""
+        """Load what was saved, on every worker before its first step.
+
+        The state may come from another number of workers. In mode="async" the first that comes
+        writes the weights to the box, unless training has begun there; in mode="sync" it is a
+        collective, and the server's state counts.
+        """
         self._worker.load_state_dict(state)
 
     def stats(self) -> dict[str, int | float]:
-        """Counters since the start. Both modes: refused updates, and exchange_seconds that the
-        methods took beside the local optimizer. "async": steps; workers that are alive; ahead, the
-        exchanges by which this worker leads the slowest; pushed_bytes and pulled_bytes. "sync":
-        updates, gradient_bytes, weight_bytes.
+        """Return counters since the start.
+
+        Both modes: refused updates, and exchange_seconds that the methods took beside the local
+        optimizer. "async": steps; workers that are alive; ahead, the exchanges by which this worker
+        leads the slowest; pushed_bytes and pulled_bytes. "sync": updates, gradient_bytes,
+        weight_bytes.
 
         With drop: sent_layers, dropped_layers, and the threshold as it is now (-1: none); "sync"
         also gradient_bytes_undropped, of all gradients that this rank had, and oldest_age, the
-        steps that the longest waiting layer has waited."""
+        steps that the longest waiting layer has waited.
+        """
         return self._worker.stats()
 
     def close(self) -> None:
-        """Sends what was not sent yet, and leaves. The model keeps what it has. In mode="sync" it
-        returns when all workers have closed."""
-        with self._resources:
-            self._worker.close()
+        """Send what was not sent yet, and leave. The model keeps what it has.
+
+        In mode="sync" it returns when all workers have closed.
+        """
+        self._worker.close()
 
     def __enter__(self) -> ParameterServer:
         return self
@@ -212,13 +215,11 @@ class ParameterServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Closes; after an exception it leaves at once, and sends nothing any more."""
+        """Close; after an exception leave at once, and send nothing any more."""
         if kind is None:
             self.close()
-            return
-        with self._resources:
-            if isinstance(self._worker, Asynchronous):
-                self._worker.close(send=False)
+        elif isinstance(self._worker, AsyncParameterServer):
+            self._worker.close(send=False)
 
 
 def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -229,10 +230,3 @@ def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None
                 f"group {index} of the optimizer has a parameter that is not the model's: it would "
                 "not be shared"
             )
-
-
-def _agreed(name: str, group: dist.ProcessGroup | None) -> str:
-    """Unique in the boxes, which several jobs may use; the same on every rank."""
-    names = [f"{name}/{secrets.token_hex(8)}"]
-    dist.broadcast_object_list(names, group=group, group_src=0)
-    return names[0]

@@ -1,72 +1,54 @@
-"""Before the first exchange: all ranks must have the same model and the same terms."""
+"""What the ranks of the synchronous mode tell each other, so that all draw the same conclusion
+before anything large moves: at the start their models and configs, then in each round what each
+calls and what gradients it has.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from enum import IntEnum
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from torch_hbmcomm.layer_drop.names import check_dtype
-from torch_hbmcomm.layer_drop.terms import LayerDrop
-from torch_hbmcomm.parameter_server import layout
-from torch_hbmcomm.parameter_server.tensors import described
+from torch_hbmcomm.layer_drop.buckets import check_dtype
+from torch_hbmcomm.parameter_server.config import SyncConfig
+from torch_hbmcomm.parameter_server.layout import TensorSpec
+from torch_hbmcomm.tensors import check_fills_memory
 
-BUFFERS = ("shared", "local")
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What the caller chose; the same on every rank."""
-
-    server: int
-    dedicated: bool
-    buffers: str
-    push_every: int
-    drop: LayerDrop | None = None
-
-    def trouble(self, ranks: int) -> str | None:
-        """What is wrong with them in a group of so many ranks."""
-        if not 0 <= self.server < ranks:
-            return f"server={self.server} is no rank of the group, which has ranks 0 to {ranks - 1}"
-        if self.dedicated and ranks == 1:
-            return "dedicated=True leaves a group of 1 rank no worker; start 2 ranks or more"
-        if self.buffers not in BUFFERS:
-            return f"buffers={self.buffers!r} is none of {', '.join(BUFFERS)}"
-        if self.push_every < 1:
-            return f"push_every={self.push_every}; it is a number of steps, at least 1"
-        if not isinstance(self.drop, LayerDrop | None):
-            return f"drop={self.drop!r} is no hbmcomm.LayerDrop"
-        return None
+_NONE = -1
 
 
 @dataclass(frozen=True)
-class _Rank:
-    """What a rank tells the others: that it cannot take part, or what it has."""
+class _Introduction:
+    """What a rank tells the others at the start: that it cannot take part, or what it has."""
 
-    trouble: str | None
-    terms: Terms
-    tensors: tuple[layout.Tensor, ...]
+    problem: str | None
+    config: SyncConfig
+    tensors: tuple[TensorSpec, ...]
 
 
 def agree(
     group: dist.ProcessGroup,
-    terms: Terms,
+    config: SyncConfig,
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
 ) -> None:
-    """Collective. Raises ValueError, on every rank alike, naming the rank and what is wrong."""
-    ranks: list[_Rank | None] = [None] * group.size()
-    dist.all_gather_object(ranks, _describe(group, terms, model, optimizer), group=group)
+    """Check that all ranks have the same model and config. Collective.
+
+    Raises ValueError, on every rank alike, naming the rank and what is wrong.
+    """
+    ranks: list[_Introduction | None] = [None] * group.size()
+    dist.all_gather_object(ranks, _introduce(group, config, model, optimizer), group=group)
     everyone = [rank for rank in ranks if rank is not None]
     for number, rank in enumerate(everyone):
-        if rank.trouble is not None:
-            raise ValueError(f"rank {number}: {rank.trouble}")
+        if rank.problem is not None:
+            raise ValueError(f"rank {number}: {rank.problem}")
     first = everyone[0]
     for number, rank in enumerate(everyone):
-        difference = _terms_differ(rank.terms, first.terms) or _tensors_differ(
+        difference = _config_difference(rank.config, first.config) or _tensor_difference(
             rank.tensors, first.tensors
         )
         if difference is not None:
@@ -77,27 +59,27 @@ def agree(
             )
 
 
-def _describe(
+def _introduce(
     group: dist.ProcessGroup,
-    terms: Terms,
+    config: SyncConfig,
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
-) -> _Rank:
-    trouble = terms.trouble(group.size())
-    if trouble is None and group.rank() == terms.server:
-        trouble = _optimizer_trouble(model, optimizer)
-    if trouble is not None:
-        return _Rank(trouble, terms, ())
+) -> _Introduction:
+    problem = config.problem(group.size())
+    if problem is None and group.rank() == config.server:
+        problem = _optimizer_problem(model, optimizer)
+    if problem is not None:
+        return _Introduction(problem, config, ())
     try:
-        if terms.drop is not None:
+        if config.drop is not None:
             for name, parameter in model.named_parameters():
                 check_dtype(name, parameter.dtype)
-        return _Rank(None, terms, tuple(_described(model)))
+        return _Introduction(None, config, tuple(_specs(model)))
     except (TypeError, ValueError) as error:
-        return _Rank(str(error), terms, ())
+        return _Introduction(str(error), config, ())
 
 
-def _described(model: nn.Module) -> Iterator[layout.Tensor]:
+def _specs(model: nn.Module) -> Iterator[TensorSpec]:
     tensors: dict[str, Iterable[tuple[str, torch.Tensor]]] = {
         "parameter": model.named_parameters(),
         "buffer": model.named_buffers(),
@@ -106,10 +88,11 @@ def _described(model: nn.Module) -> Iterator[layout.Tensor]:
         for name, tensor in named:
             if nn.parameter.is_lazy(tensor):
                 raise ValueError(f"{kind} {name} has no shape yet; run the model on an input first")
-            yield described(name, tensor, kind)
+            check_fills_memory(kind, name, tensor)
+            yield TensorSpec.of(name, tensor, kind)
 
 
-def _optimizer_trouble(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> str | None:
+def _optimizer_problem(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> str | None:
     if optimizer is None:
         return "the server needs an optimizer, and got None"
     known = set(model.parameters())
@@ -124,16 +107,16 @@ def _optimizer_trouble(model: nn.Module, optimizer: torch.optim.Optimizer | None
     return None
 
 
-def _terms_differ(ours: Terms, theirs: Terms) -> tuple[str, str] | None:
-    for field in fields(Terms):
+def _config_difference(ours: SyncConfig, theirs: SyncConfig) -> tuple[str, str] | None:
+    for field in fields(SyncConfig):
         mine, other = getattr(ours, field.name), getattr(theirs, field.name)
         if mine != other:
             return f"{field.name}={mine!r}", f"{field.name}={other!r}"
     return None
 
 
-def _tensors_differ(
-    ours: Sequence[layout.Tensor], theirs: Sequence[layout.Tensor]
+def _tensor_difference(
+    ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]
 ) -> tuple[str, str] | None:
     for mine, other in zip(ours, theirs, strict=False):
         if mine != other:
@@ -141,3 +124,133 @@ def _tensors_differ(
     if len(ours) != len(theirs):
         return f"{len(ours)} parameters and buffers", f"{len(theirs)}"
     return None
+
+
+class SyncCall(IntEnum):
+    """What a rank calls in a round."""
+
+    FOLLOW = 0  # takes part in whatever the others do: a server that serves, a worker that closed
+    STEP = 1
+    PULL = 2
+    LOAD = 3
+    FLUSH = 4  # sends what layer dropping has cached, once nobody wants anything else
+
+
+_UPDATES = (SyncCall.STEP, SyncCall.FLUSH)
+_METHODS = {SyncCall.STEP: "step()", SyncCall.PULL: "pull()", SyncCall.LOAD: "load_state_dict()"}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What one rank brings to a round. Parameters are named by their index; None: there is none.
+
+    batches: steps whose gradients it has added up; 0 for a rank that only follows
+    sparse: the first parameter whose gradient is sparse
+    broken: the first parameter whose gradient is not finite
+    has_gradient: by parameter
+    """
+
+    call: SyncCall
+    batches: int
+    sparse: int | None
+    broken: int | None
+    has_gradient: Sequence[bool]
+
+
+@dataclass(frozen=True)
+class SyncRound:
+    """What all ranks of the group do together.
+
+    call: FOLLOW when nobody wants anything any more; STEP and FLUSH are updates
+    workers: the ranks that bring gradients
+    batches: of all workers together; 0 for FLUSH
+    parameters: indices of those that have a gradient on some worker
+    broken: (rank, parameter) of the first gradient that is not finite
+    """
+
+    call: SyncCall
+    workers: tuple[int, ...]
+    batches: int
+    parameters: tuple[int, ...]
+    broken: tuple[int, int] | None
+
+
+def meet(group: dist.ProcessGroup, server: int, names: Sequence[str], offer: Offer) -> SyncRound:
+    """Exchange offers, and conclude what all do. Collective.
+
+    names: of the parameters
+
+    Raises, on every rank alike:
+        TypeError: a gradient is sparse
+        RuntimeError: ranks call different methods
+    """
+    # Lengths first, then a flag for each parameter.
+    lead = [offer.call, offer.batches, _index(offer.sparse), _index(offer.broken)]
+    row = torch.tensor([*lead, *offer.has_gradient], dtype=torch.int64)
+    table = torch.empty((group.size(), row.numel()), dtype=torch.int64)
+    dist.all_gather(list(table), row, group=group)
+    calls, batches, sparse, broken = table[:, : len(lead)].t().tolist()
+    call = _common_call([SyncCall(value) for value in calls], server)
+    for rank, index in enumerate(sparse):
+        if index != _NONE:
+            raise TypeError(
+                f"the gradient of parameter {names[index]} on rank {rank} is sparse; mode='sync' "
+                "sends dense gradients: make the layer with sparse=False"
+            )
+    workers = tuple(rank for rank, value in enumerate(calls) if call in _UPDATES and value == call)
+    some = table[list(workers), len(lead) :].any(dim=0)
+    return SyncRound(
+        call=call,
+        workers=workers,
+        batches=sum(batches[rank] for rank in workers),
+        parameters=tuple(some.nonzero().flatten().tolist()),
+        broken=next(((r, broken[r]) for r in workers if broken[r] != _NONE), None),
+    )
+
+
+def tell(group: dist.ProcessGroup, flags: Sequence[bool]) -> list[list[bool]]:
+    """Exchange flags. Collective. Returns everyone's, by rank."""
+    row = torch.tensor(flags, dtype=torch.uint8)
+    table = torch.empty((group.size(), row.numel()), dtype=torch.uint8)
+    dist.all_gather(list(table), row, group=group)
+    return table.bool().tolist()
+
+
+def load_together(group: dist.ProcessGroup, load: Callable[[], None] | None) -> None:
+    """Load on every rank. Collective.
+
+    Where it fails its own error is raised, and RuntimeError on the other ranks.
+    """
+    failure: Exception | None = None
+    if load is not None:
+        try:
+            load()
+        except Exception as error:
+            failure = error
+    failed = [rank for rank, (flag,) in enumerate(tell(group, [failure is not None])) if flag]
+    if failure is not None:
+        raise failure
+    if failed:
+        raise RuntimeError(f"load_state_dict() failed on ranks {failed}; their own errors say why")
+
+
+def _index(index: int | None) -> int:
+    return _NONE if index is None else index
+
+
+def _common_call(calls: list[SyncCall], server: int) -> SyncCall:
+    """Return what all ranks do that do not merely follow."""
+    wanted = sorted(set(calls) - {SyncCall.FOLLOW, SyncCall.FLUSH})
+    if len(wanted) > 1 or (wanted == [SyncCall.LOAD] and calls[server] != SyncCall.LOAD):
+        who = "; ".join(
+            f"{_METHODS.get(call, 'none, or close() or serve()')} by ranks "
+            f"{[rank for rank, value in enumerate(calls) if value == call]}"
+            for call in sorted(set(calls), reverse=True)
+        )
+        raise RuntimeError(
+            f"the ranks of the parameter server disagree on the call: {who}; workers make the same "
+            "calls in the same order until they close, and load_state_dict() needs the server too"
+        )
+    if wanted:
+        return wanted[0]
+    return SyncCall.FLUSH if SyncCall.FLUSH in calls else SyncCall.FOLLOW

@@ -1,35 +1,97 @@
-"""Moves tensors between the server and the others, bucket by bucket, over the group's gather and
-broadcast, or point to point where ranks bring different tensors. While a bucket is on its way, the
-one before it is unpacked or averaged.
+"""Transfers of tensors between the server and the other ranks of the synchronous mode.
+
+Tensors are cut into buckets, runs of elements of one dtype that travel as one message: small ones
+share a bucket and a large one spans several, so what is in flight stays bounded. Buckets travel
+over the group's gather and broadcast, or point to point where ranks bring different tensors. While
+a bucket is on its way, the one before it is unpacked or averaged.
+
+"Flat" tensors have one dimension.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from torch_hbmcomm import memory
-from torch_hbmcomm.parameter_server.sync_buckets import Bucket, Parts, cut
+from torch_hbmcomm.parameter_server.layout import Span, pack_spans, placed
 
 _IN_FLIGHT = 2  # buckets
 BUCKET_BYTES = (25 << 20) // _IN_FLIGHT
 _ALIGNMENT = 64  # bytes
 
+_Flat = TypeVar("_Flat", torch.Tensor, torch.Tensor | None)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Spans of tensors of one dtype, which follow one another in the message."""
+
+    dtype: torch.dtype
+    spans: tuple[Span, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(span.length for span in self.spans) * self.dtype.itemsize
+
+    def only(self, chosen: Sequence[bool]) -> Bucket:
+        """Leave out the spans of tensors that are not chosen; chosen: by index."""
+        return Bucket(self.dtype, tuple(span for span in self.spans if chosen[span.tensor]))
+
+    def split(
+        self, wire: torch.Tensor, flats: Sequence[_Flat]
+    ) -> Iterator[tuple[torch.Tensor, _Flat]]:
+        """Yield the parts of `wire`, which holds the bucket's elements, and of `flats`."""
+        for span, at in placed(self.spans):
+            elements = flats[span.tensor]
+            yield wire[at], None if elements is None else elements[span.start : span.stop]
+
+    def pack(self, wire: torch.Tensor, flats: Sequence[torch.Tensor | None]) -> None:
+        """Copy into `wire`; None counts as zeros."""
+        for part, source in self.split(wire, flats):
+            if source is None:
+                part.zero_()
+            else:
+                part.copy_(source)
+
+    def unpack(self, wire: torch.Tensor, flats: Sequence[torch.Tensor]) -> None:
+        """Copy out of `wire`."""
+        for part, target in self.split(wire, flats):
+            target.copy_(part)
+
+
+def cut(tensors: Iterable[torch.Tensor], most: int) -> Iterator[Bucket]:
+    """Cut all elements of `tensors` into buckets of at most `most` bytes, dtype after dtype.
+
+    Tensors of the same sizes and dtypes give the same buckets on every rank.
+    """
+    by_dtype: dict[torch.dtype, list[tuple[int, int]]] = {}
+    for index, tensor in enumerate(tensors):
+        by_dtype.setdefault(tensor.dtype, []).append((index, tensor.numel()))
+    for dtype, sizes in by_dtype.items():
+        for spans in pack_spans(sizes, most // dtype.itemsize):
+            yield Bucket(dtype, spans)
+
+
+Parts = Sequence[tuple[Bucket, torch.Tensor]]  # of one bucket: some of its spans, their elements
 Receive = Callable[[Bucket, list[torch.Tensor]], None]
 Pack = Callable[[Bucket, torch.Tensor], None]
 _Works = Sequence[dist.Work | None]  # None nowhere: this rank is in the group
 _Transfer = tuple[_Works, Callable[[], object]]  # and what to do once it is done
 
 
-class Channel:
-    """The buffers of one rank: 25 MiB, and on the server 25 MiB for each rank of the group besides;
-    less for a model that is smaller. Those of an hbm group lie in its segment, so that nothing is
-    staged on the way.
+class SyncChannel:
+    """Moves tensors bucket by bucket, through buffers of its own.
+
+    They take 25 MiB, and on the server 25 MiB more for each rank of the group; less for a smaller
+    model. Those of an hbm group lie in its segment, so that nothing is staged on the way.
 
     Every method is a collective. Used from one thread.
     """
@@ -46,7 +108,7 @@ class Channel:
         self._rows = [_buffer(group, rows) for _ in range(_IN_FLIGHT)] if at_server else []
 
     def broadcast(self, flats: Sequence[torch.Tensor], source: int) -> int:
-        """Everyone's `flats` become those of the rank `source`. Returns bytes."""
+        """Copy the `flats` of the rank `source` to everyone's. Returns bytes."""
         sends = self._group.rank() == source
 
         def start() -> Iterator[_Transfer]:
@@ -67,8 +129,8 @@ class Channel:
         like: Sequence[torch.Tensor],
         receive: Receive,
     ) -> int:
-        """Brings everyone's `flats` to the server: there receive(bucket, rows) is called for each
-        bucket, rows being the elements of every rank, which it may overwrite.
+        """Bring everyone's `flats` to the server, which calls receive(bucket, rows) for each
+        bucket; rows are the elements of every rank, and may be overwritten.
 
         None counts as zeros; `like` has the sizes and the dtypes. Returns bytes of one rank.
         """
@@ -100,7 +162,7 @@ class Channel:
         pack: Pack,
         receive: Callable[[Parts], None],
     ) -> int:
-        """Brings to the server what each rank has: tensor i of rank r if brings[r][i]. Nothing
+        """Bring to the server what each rank has: tensor i of rank r if brings[r][i]. Nothing
         travels for the others.
 
         pack(part, wire) puts this rank's part of a bucket into `wire`, buckets and parts in order.
@@ -158,7 +220,7 @@ def _nothing() -> None:
 
 
 def _pipeline(transfers: Iterator[_Transfer]) -> None:
-    """Ends each transfer in turn, and has at most _IN_FLIGHT started: those use buffers in turn."""
+    """End each transfer in turn, with at most _IN_FLIGHT started, which use buffers in turn."""
     flying: deque[_Transfer] = deque()
 
     def land() -> None:

@@ -7,19 +7,19 @@ from typing import Any
 
 import torch
 
-from torch_hbmcomm.layer_drop.cache import Cache
-from torch_hbmcomm.layer_drop.checkpoint import State, own_share
-from torch_hbmcomm.layer_drop.layers import Layer, Shape, layers_of
-from torch_hbmcomm.layer_drop.rule import Rule
-from torch_hbmcomm.layer_drop.terms import LayerDrop
-from torch_hbmcomm.parameter_server.sync_buckets import Bucket
+from torch_hbmcomm.layer_drop.cache import Cache, SavedState, own_share
+from torch_hbmcomm.layer_drop.config import LayerDrop
+from torch_hbmcomm.layer_drop.decision import DropRule, Layer, Shape, layers_of
+from torch_hbmcomm.parameter_server.sync_channel import Bucket
 
 _Flats = Sequence[torch.Tensor | None]
 
 
-class Dropping:
-    """A round that all ranks have accepted is choose() or flush(), packer(), and end_round(); what
-    was sent and what is cached then add up to all gradients of the accepted rounds.
+class SyncLayerDrop:
+    """Chooses the layers that a worker sends, and caches the gradients of the others.
+
+    A round that all ranks have accepted is choose() or flush(), packer(), and end_round(); what was
+    sent and what is cached then add up to all gradients of the accepted rounds.
 
     Memory: one copy of the gradients, in the cache's dtype. Threads: one at a time.
     """
@@ -39,14 +39,14 @@ class Dropping:
             ],
             drop,
         )
-        self._rule = Rule(drop)
+        self._rule = DropRule(drop)
         self._cache = Cache(drop.cache_dtype)
         self._moments = [0.0] * len(self._names)  # of what is cached
         self._direct: _Flats | None = None  # gradients that are sent past the cache
         self._all_bytes = self._sent_layers = self._dropped_layers = 0
 
     def choose(self, gradients: _Flats) -> list[bool]:
-        """Adds the gradients to the cache; by parameter: whether it is sent now.
+        """Add the gradients to the cache, and return whether each parameter is sent now.
 
         None: there is none. A layer without any waits, whatever is cached of it.
         """
@@ -64,13 +64,15 @@ class Dropping:
         return chosen
 
     def flush(self) -> list[bool]:
-        """By parameter: whether anything is cached of it, which is sent now."""
+        """Return of each parameter whether anything is cached of it, which is sent now."""
         self._measure()
         return [moment != 0 for moment in self._moments]
 
     def packer(self, indices: Sequence[int]) -> Callable[[Bucket, torch.Tensor], None]:
-        """Of buckets whose tensors are the parameters of these indices: what was chosen of one
-        goes into a wire, and is no longer cached."""
+        """Return what packs a bucket: it moves what was chosen from the cache into a wire.
+
+        indices: of the parameters that are the tensors of the buckets
+        """
         direct = self._direct
         if direct is not None:
             flats = [direct[index] for index in indices]
@@ -84,6 +86,7 @@ class Dropping:
         return pack
 
     def end_round(self) -> None:
+        """Forget what was sent."""
         self._direct = None
         self._cache.commit()
 
@@ -98,7 +101,7 @@ class Dropping:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies."""
+        """Return copies."""
         return {
             "rank": self._worker,
             "ranks": self._workers,
@@ -107,11 +110,12 @@ class Dropping:
             "caches": self._cache.state_dict(self._parameters),
         }
 
-    def load_state_dict(self, state: State | Sequence[State] | None) -> None:
-        """What this worker saved; or what all workers saved, whose number may be another one now;
-        None: as new. Raises ValueError for those of another model, worker or number of workers."""
-        states: Sequence[State] = ()
-        rule = Rule(self._drop)
+    def load_state_dict(self, state: SavedState | Sequence[SavedState] | None) -> None:
+        """Load what this worker saved, or what all workers saved, whose number may be another one
+        now; None: start anew. Raises ValueError for states of another model, worker or number of
+        workers."""
+        states: Sequence[SavedState] = ()
+        rule = DropRule(self._drop)
         if state is not None:
             states, common = own_share(state, self._worker, self._workers, self._names)
             rule.load_state_dict(common["rule"])
@@ -148,7 +152,7 @@ class Dropping:
         return chosen
 
     def _split(self, added: Collection[int]) -> tuple[list[Layer], list[Layer]]:
-        """The layers with new gradients, and those without of which something is cached."""
+        """Return the layers with new gradients, and those without of which something is cached."""
         used: list[Layer] = []
         idle: list[Layer] = []
         for layer in self._layers:
@@ -162,7 +166,7 @@ class Dropping:
         return sum(self._moments[member] for member in layer.members)
 
     def _measure(self) -> None:
-        """The moments of what is cached."""
+        """Compute the moments of what is cached."""
         for name in self._cache.names:
             index = self._names.index(name)
             self._add({index: self._zeros(index)})
@@ -179,8 +183,10 @@ class Dropping:
         return torch.zeros(parameter.numel(), dtype=parameter.dtype)
 
 
-def load(dropping: Dropping | None, state: State | Sequence[State] | None) -> None:
-    """Raises ValueError for a state of another model, or one that would be lost."""
+def load_drop_state(
+    dropping: SyncLayerDrop | None, state: SavedState | Sequence[SavedState] | None
+) -> None:
+    """Load a worker's state. Raises ValueError for one of another model, or that would be lost."""
     if dropping is not None:
         dropping.load_state_dict(state)
     elif state is not None:

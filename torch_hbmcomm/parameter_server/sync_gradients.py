@@ -1,17 +1,23 @@
-"""Gradients on their way to one update: a worker adds up those of its steps, the server averages
-those of the workers.
+"""Gradients of one update: a worker adds up those of its steps, and the server gathers and averages
+those of the workers into its model's .grad.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from torch_hbmcomm.parameter_server.sync_buckets import Bucket, Parts, Span
-from torch_hbmcomm.parameter_server.sync_round import Call, Offer
-from torch_hbmcomm.parameter_server.tensors import flat, is_finite
+from torch_hbmcomm.parameter_server.config import SyncConfig
+from torch_hbmcomm.parameter_server.layout import Span
+from torch_hbmcomm.parameter_server.sync_agreement import Offer, SyncCall, SyncRound, tell
+from torch_hbmcomm.parameter_server.sync_channel import Bucket, Parts, SyncChannel
+from torch_hbmcomm.parameter_server.sync_drop import SyncLayerDrop
+from torch_hbmcomm.tensors import flat, is_finite
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -33,7 +39,7 @@ class Gradients:
         self._batches = 0
 
     def add(self) -> None:
-        """Takes the gradients of a step, by reference where there is nothing to add them to."""
+        """Add the gradients of a step; by reference where there is nothing to add them to."""
         self._batches += 1
         for index, parameter in enumerate(self._parameters):
             if parameter.grad is None:
@@ -48,11 +54,12 @@ class Gradients:
                 held.add_(gradient)
 
     def release(self) -> None:
-        """The next backward pass shall not write to what is held."""
+        """Keep the next backward pass from writing to what is held."""
         for parameter in self._parameters:
             parameter.grad = None
 
-    def offer(self, call: Call) -> Offer:
+    def offer(self, call: SyncCall) -> Offer:
+        """Say what this rank brings to a round."""
         gradients = enumerate(self._sums)
         broken = (i for i, sum_ in gradients if sum_ is not None and not is_finite(sum_))
         return Offer(
@@ -64,15 +71,91 @@ class Gradients:
         )
 
     def flats(self, indices: Sequence[int]) -> list[torch.Tensor | None]:
-        """Those of the parameters named, None where there is none."""
+        """Return the gradients of some parameters, flat; None where there is none."""
         sums = [self._sums[index] for index in indices]
         return [None if sum_ is None else flat(sum_) for sum_ in sums]
 
 
-def prepare_averages(
+class Gathered(NamedTuple):
+    """The outcome of a gather.
+
+    parameters: indices of those that have an average
+    nbytes: that this rank sent
+    """
+
+    parameters: Sequence[int]
+    nbytes: int
+
+
+class GradientGather:
+    """Brings the workers' gradients to the server. What one rank does not send counts as zeros."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        config: SyncConfig,
+        parameters: Sequence[nn.Parameter],
+        channel: SyncChannel,
+        dropping: SyncLayerDrop | None,
+    ) -> None:
+        self._group = group
+        self._config = config
+        self._parameters = parameters
+        self._channel = channel
+        self._dropping = dropping
+
+    def gather(self, agreed: SyncRound, gradients: Gradients) -> Gathered:
+        """Average gradients at the server. Collective.
+
+        REQUIRES: an update that no broken gradient prevents.
+        """
+        if self._dropping is None:
+            return self._all(agreed, gradients)
+        return self._chosen(agreed, gradients, self._dropping)
+
+    def _all(self, agreed: SyncRound, gradients: Gradients) -> Gathered:
+        """Send all parameters that have a gradient on any worker."""
+        indices = agreed.parameters
+        rooms = self._rooms(indices)
+
+        def receive(bucket: Bucket, rows: list[torch.Tensor]) -> None:
+            _average(bucket, [rows[rank] for rank in agreed.workers], agreed.batches, rooms)
+
+        like = [self._parameters[index] for index in indices]
+        return Gathered(indices, self._channel.gather(gradients.flats(indices), like, receive))
+
+    def _chosen(self, agreed: SyncRound, gradients: Gradients, dropping: SyncLayerDrop) -> Gathered:
+        """Send what each worker alone chooses."""
+        everything = range(len(self._parameters))
+        batches = agreed.batches
+        if agreed.call == SyncCall.FLUSH:  # weighs as much as in an update before
+            batches = len(agreed.workers) * self._config.push_every
+        if self._group.rank() not in agreed.workers:
+            chosen = [False] * len(everything)
+        elif agreed.call == SyncCall.FLUSH:
+            chosen = dropping.flush()
+        else:
+            chosen = dropping.choose(gradients.flats(everything))
+        table = tell(self._group, chosen)
+        indices = [index for index in everything if any(flags[index] for flags in table)]
+        brings = [[flags[index] for index in indices] for flags in table]
+        receive = partial(_average_parts, divisor=batches, flats=self._rooms(indices))
+        like = [self._parameters[index] for index in indices]
+        nbytes = self._channel.gather_some(like, brings, dropping.packer(indices), receive)
+        dropping.end_round()
+        return Gathered(indices, nbytes)
+
+    def _rooms(self, indices: Sequence[int]) -> list[torch.Tensor]:
+        """Make room for the averages, which only the server needs."""
+        if self._group.rank() != self._config.server:
+            return []
+        return _prepare_averages(self._parameters, indices)
+
+
+def _prepare_averages(
     parameters: Sequence[nn.Parameter], indices: Sequence[int]
 ) -> list[torch.Tensor]:
-    """Makes room in the .grad of the parameters named, and removes that of the others: an
+    """Make room in the .grad of the parameters of these indices, and remove that of the others: an
     optimizer leaves a parameter alone that has none. Returns the rooms, flat."""
     named = set(indices)
     for index, parameter in enumerate(parameters):
@@ -84,19 +167,19 @@ def prepare_averages(
     return [flat(gradient) for gradient in gradients if gradient is not None]
 
 
-def average(
+def _average(
     bucket: Bucket, rows: Sequence[torch.Tensor], divisor: int, flats: Sequence[torch.Tensor]
 ) -> None:
-    """The sum of `rows`, in their order, over `divisor`, into `flats`. Overwrites the first row."""
-    for piece, target in bucket.pieces(_sum(rows), flats):
-        torch.div(piece, divisor, out=target)
+    """Average `rows`, added in their order, into `flats`. Overwrites the first row."""
+    for part, target in bucket.split(_sum(rows), flats):
+        torch.div(part, divisor, out=target)
 
 
-def average_parts(parts: Parts, divisor: int, flats: Sequence[torch.Tensor]) -> None:
-    """As average(), where a row lacks spans that another has: they count as zeros there."""
+def _average_parts(parts: Parts, divisor: int, flats: Sequence[torch.Tensor]) -> None:
+    """Average rows of which some lack spans that others have, and count as zeros there."""
     found: dict[Span, list[torch.Tensor]] = {}
     for bucket, row in parts:
-        lengths = [span.stop - span.start for span in bucket.spans]
+        lengths = [span.length for span in bucket.spans]
         for span, piece in zip(bucket.spans, row.split(lengths), strict=True):
             found.setdefault(span, []).append(piece)
     for (tensor, start, stop), pieces in found.items():
@@ -106,11 +189,8 @@ def average_parts(parts: Parts, divisor: int, flats: Sequence[torch.Tensor]) -> 
 def check_averages(
     names: Sequence[str], parameters: Sequence[nn.Parameter], cache_dtype: torch.dtype | None
 ) -> None:
-    """What was added up over many steps may be beyond float16, whose range is short, though all
-    gradients were finite.
-
-    Raises OverflowError: it is.
-    """
+    """Raise OverflowError where gradients that were finite are not any more: what was added up over
+    many steps may be beyond float16, whose range is short."""
     for name, parameter in zip(names, parameters, strict=True):
         if parameter.grad is None or torch.float16 not in (parameter.dtype, cache_dtype):
             continue
@@ -122,7 +202,7 @@ def check_averages(
 
 
 def _sum(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """In their order; of halves in float32. May overwrite the first."""
+    """Add rows in their order; halves in float32. May overwrite the first."""
     first = rows[0]
     total = first.to(torch.float32) if first.dtype in _HALF else first
     for row in rows[1:]:
@@ -135,7 +215,7 @@ def _is_like(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
 
 
 def _as_in_memory(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """The gradient, with its elements in the order of the parameter's."""
+    """Return the gradient, with its elements in the order of the parameter's."""
     if _is_like(gradient, parameter):
         return gradient
     return torch.empty_like(parameter.detach()).copy_(gradient)

@@ -19,17 +19,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torch_hbmcomm.layer_drop.terms import LayerDrop
-from torch_hbmcomm.parameter_server.sync_agreement import Terms, agree
-from torch_hbmcomm.parameter_server.sync_channel import Channel
-from torch_hbmcomm.parameter_server.sync_drop import Dropping, load
-from torch_hbmcomm.parameter_server.sync_gather import Gather
-from torch_hbmcomm.parameter_server.sync_gradients import Gradients, check_averages
-from torch_hbmcomm.parameter_server.sync_round import Call, Round, load_together, meet
-from torch_hbmcomm.parameter_server.tensors import flat
+from torch_hbmcomm.parameter_server.config import SyncConfig
+from torch_hbmcomm.parameter_server.sync_agreement import (
+    SyncCall,
+    SyncRound,
+    agree,
+    load_together,
+    meet,
+)
+from torch_hbmcomm.parameter_server.sync_channel import SyncChannel
+from torch_hbmcomm.parameter_server.sync_drop import SyncLayerDrop, load_drop_state
+from torch_hbmcomm.parameter_server.sync_gradients import GradientGather, Gradients, check_averages
+from torch_hbmcomm.tensors import flat
 
 
-class Synchronous:
+class SyncParameterServer:
     """One rank's end of a synchronous parameter server.
 
     An update is one of single-process training on the batches of all workers together: the server
@@ -60,26 +64,26 @@ class Synchronous:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None,
+        config: SyncConfig,
         group: dist.ProcessGroup | None = None,
-        server: int = 0,
-        dedicated: bool = False,
-        buffers: str = "shared",
-        push_every: int = 1,
-        drop: LayerDrop | None = None,
     ) -> None:
-        """Everyone takes the server's parameters and buffers.
+        """Take the server's parameters and buffers, on every rank.
 
         Args:
             model: on the CPU, with the same parameters and buffers on every rank
             optimizer: the server's; those of other ranks are not used, and may be None
-            group: any with all_gather, gather and broadcast; None means the default group
+            config: the same on every rank (below)
+            group: any with all_gather, gather and broadcast, and with `drop` send and recv; None
+                means the default group
+
+        Of `config`:
             server: a rank of the group
             dedicated: the server computes no gradients, and runs serve() instead of step()
             buffers: "shared": with an update everyone takes those of the server, or, when it
                 brought no gradient, of the lowest rank that did; "local": each keeps its own
             push_every: steps whose gradients are averaged to one update; step() takes .grad away
                 meanwhile
-            drop: which layers wait; the group also needs send and recv then
+            drop: which layers wait
 
         Raises:
             ValueError: on every rank, naming the rank and what is wrong or differs
@@ -88,24 +92,24 @@ class Synchronous:
         if chosen is None:
             raise ValueError("there is no default group; call init_process_group first")
         self._group = chosen
-        self._terms = Terms(server, dedicated, buffers, push_every, drop)
-        agree(self._group, self._terms, model, optimizer)
+        self._config = config
+        agree(self._group, config, model, optimizer)
         self._model = model
         self._optimizer = optimizer
         named = dict(model.named_parameters())
         self._names, self._parameters = list(named), list(named.values())
         self._gradients = Gradients(self._parameters)
         total = sum(tensor.nbytes for tensor in self._weights_and_buffers())
-        self._channel = Channel(self._group, server, total)
+        self._channel = SyncChannel(self._group, config.server, total)
         self._dropping = None
-        if drop is not None:
-            after_server = dedicated and chosen.rank() > server
-            number, workers = chosen.rank() - after_server, chosen.size() - dedicated
-            self._dropping = Dropping(drop, named, number, workers)
-        self._gather = Gather(
-            self._group, self._terms, self._parameters, self._channel, self._dropping
+        if config.drop is not None:
+            after_server = config.dedicated and chosen.rank() > config.server
+            number, workers = chosen.rank() - after_server, chosen.size() - config.dedicated
+            self._dropping = SyncLayerDrop(config.drop, named, number, workers)
+        self._gatherer = GradientGather(
+            self._group, config, self._parameters, self._channel, self._dropping
         )
-        self._flushed = drop is None or self._serves_only
+        self._flushed = config.drop is None or self._serves_only
         self._closed = False
         self._updates = 0
         self._refused = 0
@@ -116,14 +120,14 @@ class Synchronous:
 
     @property
     def _is_server(self) -> bool:
-        return self._group.rank() == self._terms.server
+        return self._group.rank() == self._config.server
 
     @property
     def _serves_only(self) -> bool:
-        return self._is_server and self._terms.dedicated
+        return self._is_server and self._config.dedicated
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """After the backward pass, on every worker: one update, or its part of one.
+        """Make one update, or this worker's part of one; after the backward pass, on every worker.
 
         `closure` is called first, once, and may do the backward pass; what it returns is returned.
 
@@ -135,14 +139,14 @@ class Synchronous:
         self._check_works("step()")
         result = None if closure is None else closure()
         self._gradients.add()
-        if self._gradients.batches < self._terms.push_every:
+        if self._gradients.batches < self._config.push_every:
             self._gradients.release()
         else:
-            self._round(Call.STEP)
+            self._round(SyncCall.STEP)
         return result
 
     def serve(self, after_update: Callable[[], None] | None = None) -> None:
-        """On a dedicated server: answers until all workers have closed.
+        """Answer until all workers have closed, on a dedicated server.
 
         `after_update` is called after each update, while the workers wait: for learning-rate
         schedules, progress, checkpoints.
@@ -150,19 +154,19 @@ class Synchronous:
         if not self._serves_only:
             raise RuntimeError(
                 f"serve() is for a dedicated server; rank {self._group.rank()} is a worker "
-                f"(server={self._terms.server}, dedicated={self._terms.dedicated})"
+                f"(server={self._config.server}, dedicated={self._config.dedicated})"
             )
         while not self._closed:
-            self._round(Call.FOLLOW, after_update)
+            self._round(SyncCall.FOLLOW, after_update)
 
     def pull(self) -> None:
-        """On every worker: takes the server's weights, and its buffers if they are shared."""
+        """Take the server's weights, and its buffers if they are shared; on every worker."""
         self._check_works("pull()")
-        self._round(Call.PULL)
+        self._round(SyncCall.PULL)
 
     def state_dict(self) -> dict[str, Any]:
-        """Keys: "model", "updates", on the server "optimizer", and with `drop`, on every worker,
-        "drop": what it has not sent. Tensors but those are references, as in
+        """Return "model" and "updates", on the server "optimizer", and with `drop`, on every
+        worker, "drop": what it has not sent. Tensors but those are references, as in
         torch.nn.Module.state_dict()."""
         state: dict[str, Any] = {"model": self._model.state_dict(), "updates": self._updates}
         if self._is_server and self._optimizer is not None:
@@ -172,11 +176,12 @@ class Synchronous:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """On every rank, a dedicated server too (before it serves). The server loads its `state`,
-        the others take its weights and buffers and leave theirs unread, but for "drop", which is
-        each worker's own; without it a worker has nothing cached. After a change of the number of
-        workers, every one gives all of them that there were, in a sequence: what was cached is
-        handed out, and its sum stays.
+        """Load a checkpoint on every rank, on a dedicated server too (before it serves).
+
+        The server loads its `state`, the others take its weights and buffers and leave theirs
+        unread, but for "drop", which is each worker's own; without it a worker has nothing cached.
+        After a change of the number of workers, every one gives all of them that there were, in a
+        sequence: what was cached is handed out, and its sum stays.
 
         The number of workers may differ from that of the run that saved it.
 
@@ -189,12 +194,12 @@ class Synchronous:
             raise RuntimeError("load_state_dict() after close()")
         self._gradients.clear()
         dropping = None if self._serves_only else self._dropping
-        load_drop = partial(load, dropping, state.get("drop"))
-        self._round(Call.LOAD, partial(self._load, state), load_drop)
+        load_drop = partial(load_drop_state, dropping, state.get("drop"))
+        self._round(SyncCall.LOAD, partial(self._load, state), load_drop)
 
     def stats(self) -> dict[str, int | float]:
-        """updates, refused (updates); gradient_bytes and weight_bytes that this rank sent or took;
-        exchange_seconds spent in the methods, the server's updates included.
+        """Return updates, refused (updates); gradient_bytes and weight_bytes that this rank sent or
+        took; exchange_seconds spent in the methods, the server's updates included.
 
         With `drop`, gradient_bytes are what this rank sent, gradient_bytes_undropped all that it
         had; sent_layers and dropped_layers count in all updates; threshold (-1: none), and
@@ -209,33 +214,36 @@ class Synchronous:
         return counts if self._dropping is None else counts | self._dropping.stats()
 
     def close(self) -> None:
-        """Sends what push_every has held back, then takes part in the others' rounds until all
-        have closed. With `drop` there is one more update then, of all that is cached anywhere. Not
-        for a worker that failed: it would follow the others to their end."""
+        """Send what push_every has held back, then take part in the others' rounds until all have
+        closed. With `drop` there is one more update then, of all that is cached anywhere. Not for a
+        worker that failed: it would follow the others to their end."""
         if not self._closed and self._gradients.batches:
-            self._round(Call.STEP)
+            self._round(SyncCall.STEP)
         while not self._closed:
-            self._round(Call.FOLLOW if self._flushed else Call.FLUSH)
+            self._round(SyncCall.FOLLOW if self._flushed else SyncCall.FLUSH)
 
     # -- rounds ----------------------------------------------------------------------------------
 
     def _round(
         self,
-        call: Call,
+        call: SyncCall,
         on_server: Callable[[], None] | None = None,
         on_rank: Callable[[], None] | None = None,
     ) -> None:
-        """on_server: what the server does after an update, or to load; on_rank: what this rank does
-        to load."""
+        """Meet the other ranks, and do what all have agreed on.
+
+        on_server: what the server does after an update, or to load
+        on_rank: what this rank does to load
+        """
         start = time.perf_counter()
         try:
             offer = self._gradients.offer(call)
-            agreed = meet(self._group, self._terms.server, self._names, offer)
-            if agreed.call == Call.FOLLOW:
+            agreed = meet(self._group, self._config.server, self._names, offer)
+            if agreed.call == SyncCall.FOLLOW:
                 self._closed = True
-            elif agreed.call == Call.PULL:
+            elif agreed.call == SyncCall.PULL:
                 self._broadcast(self._weights_and_shared_buffers())
-            elif agreed.call == Call.LOAD:
+            elif agreed.call == SyncCall.LOAD:
                 self._on_server(on_server)
                 self._broadcast(self._weights_and_buffers())
                 load_together(self._group, on_rank)
@@ -244,20 +252,20 @@ class Synchronous:
             else:
                 self._exchange(agreed, on_server)
         finally:
-            if call == Call.STEP:
+            if call == SyncCall.STEP:
                 self._gradients.clear()
             self._exchange_seconds += time.perf_counter() - start
 
-    def _exchange(self, agreed: Round, after_update: Callable[[], None] | None) -> None:
-        indices, nbytes = self._gather(agreed, self._gradients)
+    def _exchange(self, agreed: SyncRound, after_update: Callable[[], None] | None) -> None:
+        indices, nbytes = self._gatherer.gather(agreed, self._gradients)
         self._gradient_bytes += nbytes
         parameters = [self._parameters[index] for index in indices]
-        if agreed.call == Call.FLUSH:
+        if agreed.call == SyncCall.FLUSH:
             self._flushed = True
             if not parameters:
                 return
-        if self._terms.buffers == "shared":
-            server = self._terms.server
+        if self._config.buffers == "shared":
+            server = self._config.server
             source = server if server in agreed.workers else agreed.workers[0]
             self._broadcast(list(self._model.buffers()), source)
         self._on_server(partial(self._update, after_update))
@@ -265,8 +273,8 @@ class Synchronous:
 
     def _update(self, after_update: Callable[[], None] | None) -> None:
         assert self._optimizer is not None  # agree() saw to it
-        if self._terms.drop is not None:
-            check_averages(self._names, self._parameters, self._terms.drop.cache_dtype)
+        if self._config.drop is not None:
+            check_averages(self._names, self._parameters, self._config.drop.cache_dtype)
         self._optimizer.step()
         self._updates += 1
         if after_update is not None:
@@ -282,7 +290,7 @@ class Synchronous:
         self._updates = int(state["updates"])
 
     def _on_server(self, action: Callable[[], None] | None) -> None:
-        """The server acts, and everyone learns whether it could."""
+        """Act on the server, and tell every rank whether that failed."""
         failure: Exception | None = None
         if self._is_server and action is not None:
             try:
@@ -290,13 +298,13 @@ class Synchronous:
             except Exception as error:
                 failure = error
         outcome = torch.tensor([failure is None, self._updates], dtype=torch.int64)
-        dist.broadcast(outcome, group=self._group, group_src=self._terms.server)
+        dist.broadcast(outcome, group=self._group, group_src=self._config.server)
         succeeded, self._updates = outcome.tolist()
         if failure is not None:
             raise failure
         if not succeeded:
             raise RuntimeError(
-                f"the server (rank {self._terms.server}) failed after update {self._updates}; its "
+                f"the server (rank {self._config.server}) failed after update {self._updates}; its "
                 "own error says why"
             )
 
@@ -313,7 +321,7 @@ class Synchronous:
     # -- tensors ---------------------------------------------------------------------------------
 
     def _broadcast(self, tensors: Sequence[torch.Tensor], source: int | None = None) -> None:
-        source = self._terms.server if source is None else source
+        source = self._config.server if source is None else source
         flats = [flat(tensor) for tensor in tensors]
         self._weight_bytes += self._channel.broadcast(flats, source)
 
@@ -321,7 +329,7 @@ class Synchronous:
         return [*self._model.parameters(), *self._model.buffers()]
 
     def _weights_and_shared_buffers(self) -> list[torch.Tensor]:
-        shared = self._model.buffers() if self._terms.buffers == "shared" else ()
+        shared = self._model.buffers() if self._config.buffers == "shared" else ()
         return [*self._model.parameters(), *shared]
 
     def _check_works(self, method: str) -> None:

@@ -16,7 +16,8 @@ import torch_hbmcomm as hbmcomm
 from harness.ps_task import weights
 from harness.ps_workers import Boxes, parameter_server
 from torch_hbmcomm.parameter_server import Downpour, ParameterServer
-from torch_hbmcomm.parameter_server.asynchronous import Asynchronous
+from torch_hbmcomm.parameter_server.asynchronous import AsyncParameterServer
+from torch_hbmcomm.parameter_server.layout import placed
 
 TINY_PIECE = 1 << 8  # bytes: several pieces in each layer
 NEVER = 1e9  # a threshold that nothing reaches
@@ -63,27 +64,26 @@ class Layered(nn.Module):
         return given
 
 
-def worker_of(ps: ParameterServer) -> Asynchronous:
+def worker_of(ps: ParameterServer) -> AsyncParameterServer:
     """Return the server's side that users do not see."""
-    assert isinstance(ps._worker, Asynchronous)
+    assert isinstance(ps._worker, AsyncParameterServer)
     return ps._worker
 
 
 def waiting(ps: ParameterServer, model: nn.Module) -> Weights:
     """What a worker's model is ahead of the weights by."""
     worker = worker_of(ps)
-    worker._settle()
+    worker._wait_for_exchange()
     ahead = {name: torch.zeros_like(value) for name, value in weights(model).items()}
     for piece, part in worker._replica._parts.items():
-        for span in piece.spans:
+        for span, place in placed(piece.spans):
             name = worker._layout.tensors[span.tensor].name
             if name in ahead:
-                at = slice(span.begin, span.begin + span.count)
-                base = part.base[span.at : span.at + span.count]
+                at = slice(span.start, span.stop)
                 own = model.get_parameter(name).detach().flatten()[at]
-                ahead[name].flatten()[at] = own - base
+                ahead[name].flatten()[at] = own - part.base[place]
                 if part.rest is not None:
-                    ahead[name].flatten()[at] += part.rest[span.at : span.at + span.count]
+                    ahead[name].flatten()[at] += part.rest[place]
     return ahead
 
 

@@ -19,7 +19,8 @@ from torch import nn
 from harness.context import BACKEND, Context
 from harness.data import assert_same, gathered
 from torch_hbmcomm.parameter_server import sync_channel
-from torch_hbmcomm.parameter_server.synchronous import Synchronous
+from torch_hbmcomm.parameter_server.config import SyncConfig
+from torch_hbmcomm.parameter_server.synchronous import SyncParameterServer
 
 SAMPLES = 12  # of a step, for all workers together: divides by every number of workers
 INPUTS = 7
@@ -114,7 +115,7 @@ def buckets_of(size: int) -> Iterator[None]:
 
 
 def serve_or_work(
-    ps: Synchronous, context: Context, work: Callable[[int, int], None], **options: Any
+    ps: SyncParameterServer, context: Context, work: Callable[[int, int], None], **options: Any
 ) -> None:
     """work(worker, workers) on those ranks that are workers; then closes."""
     dedicated, rank = options.get("dedicated", False), options.get("server", 0)
@@ -132,11 +133,12 @@ def make(
     optimize: Optimize = sgd,
     bucket_bytes: int = BUCKET_BYTES,
     **options: Any,
-) -> Synchronous:
-    """Only the server has an optimizer."""
+) -> SyncParameterServer:
+    """Only the server has an optimizer. options: `group`, and those of SyncConfig."""
     optimizer = optimize(model.parameters()) if context.rank == options.get("server", 0) else None
+    group = options.pop("group", None)
     with buckets_of(bucket_bytes):
-        return Synchronous(model, optimizer, **options)
+        return SyncParameterServer(model, optimizer, SyncConfig(**options), group)
 
 
 def assert_close(mine: list[torch.Tensor], other: list[torch.Tensor], tolerance: float) -> None:

@@ -25,9 +25,9 @@ from harness.ps_workers import PATIENCE, Boxes, parameter_server, together
 import torch_hbmcomm as hbmcomm
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server import Downpour, Elastic, ParameterServer, layout
-from torch_hbmcomm.parameter_server.dropping import layers_in
-from torch_hbmcomm.parameter_server.tensors import described, model_tensors
-from torch_hbmcomm.parameter_server.versions import Versions
+from torch_hbmcomm.parameter_server.exchange import LayerVersions
+from torch_hbmcomm.parameter_server.replica import model_tensors
+from torch_hbmcomm.parameter_server.selection import layers_in
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -95,7 +95,7 @@ def test_a_worker_dies_before_it_tells(boxes: Boxes, monkeypatch: pytest.MonkeyP
             parameter_server(boxes, one, rule=Downpour("sum"), drop=terms) as dying,
             monkeypatch.context() as patched,
         ):
-            patched.setattr(Versions, "bump", Mock(side_effect=KeyboardInterrupt))
+            patched.setattr(LayerVersions, "bump", Mock(side_effect=KeyboardInterrupt))
             one.give("wide", -8)
             one.give("exact", -7)
             dying.step()
@@ -207,7 +207,7 @@ def test_all_workers_choose_the_same(boxes: Boxes, theirs: hbmcomm.LayerDrop | N
 
 @pytest.mark.parametrize(("granularity", "count"), [("parameter", 6), ("module", 4)])
 def test_layers_share_no_piece(granularity: Any, count: int) -> None:
-    tensors = [described(*one) for one in model_tensors(Layered(), shared_buffers=True)]
+    tensors = [layout.TensorSpec.of(*one) for one in model_tensors(Layered(), shared_buffers=True)]
     layers = layers_in(tensors, "bfloat16", drop(granularity=granularity))
     assert len(layers) == count
     assert [layer.always for layer in layers] == [True] + [False] * (count - 1)
@@ -217,7 +217,7 @@ def test_layers_share_no_piece(granularity: Any, count: int) -> None:
         pieces = [piece for piece in found.changing if piece.layer == index]
         spans = [span for piece in pieces for span in piece.spans]
         assert {span.tensor for span in spans} == set(layer.members)
-        assert sum(span.count for span in spans) == layer.numel
+        assert sum(span.length for span in spans) == layer.numel
         assert sum(piece.slot_size for piece in pieces) == layer.nbytes
 
 

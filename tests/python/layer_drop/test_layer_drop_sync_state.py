@@ -15,7 +15,8 @@ from harness.synchronous import assert_close, make, momentum, raised, weights
 from torch import nn
 
 from torch_hbmcomm.layer_drop.config import LayerDrop, Target
-from torch_hbmcomm.parameter_server.synchronous import Synchronous
+from torch_hbmcomm.parameter_server.config import SyncConfig
+from torch_hbmcomm.parameter_server.synchronous import SyncParameterServer
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 
@@ -61,7 +62,7 @@ def check_unsent_is_untouched(context: Context) -> None:
     model = nn.ParameterList([torch.ones(8, 8), torch.ones(8, 8)])
     optimizer = momentum(model.parameters()) if context.rank == 0 else None
     drop = LayerDrop(min_numel=0, fixed_threshold=1, max_age=100)
-    ps = Synchronous(model, optimizer, drop=drop)
+    ps = SyncParameterServer(model, optimizer, SyncConfig(drop=drop))
     last = context.rank == context.size - 1
     give(model, [torch.full((8, 8), 0.25), torch.full((8, 8), 2.0 if last else 0.5)])
     ps.step()

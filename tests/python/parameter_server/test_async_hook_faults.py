@@ -38,7 +38,7 @@ from torch._C._distributed_c10d import FileStore
 
 import torch_hbmcomm as hbmcomm
 from torch_hbmcomm import smb
-from torch_hbmcomm.async_ddp import places
+from torch_hbmcomm.async_ddp import layout
 
 pytestmark = [
     beyond_gloo,
@@ -298,21 +298,21 @@ def test_refusals(pool: Pool, boxes: list[str]) -> None:
 
 @pytest.mark.ranks(1)
 def test_every_element_has_its_place(ranks: int, monkeypatch: Any) -> None:
-    monkeypatch.setattr(places, "_BLOCK", 64)
-    monkeypatch.setattr(places, "LONGEST_RUN", 20)
+    monkeypatch.setattr(layout, "_BLOCK", 64)
+    monkeypatch.setattr(layout, "LONGEST_RUN", 20)
     draw = random.Random(5)
     for _ in range(200):
         counts = {str(i): draw.choice([0, 1, 7, 64, 150]) for i in range(draw.randrange(1, 9))}
-        space = places.Space(counts, boxes=draw.randrange(1, 4))
+        placed = layout.BlockCyclicLayout(counts, boxes=draw.randrange(1, 4))
         names = draw.sample(sorted(counts), draw.randrange(1, len(counts) + 1))
         bucket = [
             element
             for name in names
-            for element in range(space.ranges[name].start, space.ranges[name].stop)
+            for element in range(placed.ranges[name].start, placed.ranges[name].stop)
         ]
         carried = {}
-        for piece in space.bucket(names):
-            assert piece.at >= 0 and piece.at + piece.count <= space.room
+        for piece in placed.bucket(names):
+            assert piece.at >= 0 and piece.at + piece.count <= placed.room
             assert sum(run.count for run in piece.runs) == piece.count
             begin = piece.begin
             for run in piece.runs:
@@ -322,6 +322,6 @@ def test_every_element_has_its_place(ranks: int, monkeypatch: Any) -> None:
                     carried[run.at + step] = run.begin + step
         assert [carried[at] for at in range(len(bucket))] == bucket
         homes = {
-            (piece.box, piece.at + step) for piece in space.whole() for step in range(piece.count)
+            (piece.box, piece.at + step) for piece in placed.whole() for step in range(piece.count)
         }
-        assert len(homes) == space.count
+        assert len(homes) == placed.count

@@ -17,7 +17,7 @@ from harness.ps_task import Optimize, alone, assert_near, backward, network, sgd
 from harness.ps_workers import PATIENCE, Boxes, parameter_server, serving, settle, together, trained
 
 from torch_hbmcomm.parameter_server import Downpour, Elastic, ParameterServer
-from torch_hbmcomm.parameter_server.asynchronous import Asynchronous
+from torch_hbmcomm.parameter_server.asynchronous import AsyncParameterServer
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "small_pieces")
 
@@ -144,7 +144,7 @@ def test_no_worker_runs_too_far_ahead(boxes: Boxes, staleness: int, overlap: boo
 
 def clock_of(ps: ParameterServer) -> int:
     """At which it counts: no matter of users."""
-    assert isinstance(ps._worker, Asynchronous)
+    assert isinstance(ps._worker, AsyncParameterServer)
     return ps._worker._exchange._pushed
 
 

@@ -39,7 +39,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torch_hbmcomm import memory
 from torch_hbmcomm.parameter_server import sync_channel
-from torch_hbmcomm.parameter_server.sync_buckets import cut
+from torch_hbmcomm.parameter_server.sync_channel import cut
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 

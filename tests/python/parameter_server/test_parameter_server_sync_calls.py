@@ -33,7 +33,8 @@ from harness.synchronous import (
 )
 from torch import nn
 
-from torch_hbmcomm.parameter_server.synchronous import Synchronous
+from torch_hbmcomm.parameter_server.config import SyncConfig
+from torch_hbmcomm.parameter_server.synchronous import SyncParameterServer
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 
@@ -92,7 +93,7 @@ def check_after_update(context: Context) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     seen: list[float] = []
-    ps = Synchronous(model, optimizer, dedicated=True)
+    ps = SyncParameterServer(model, optimizer, SyncConfig(dedicated=True))
 
     def after_update() -> None:
         schedule.step()
@@ -262,9 +263,12 @@ def check_bad_terms(context: Context) -> None:
     for options, complaint in terms:
         message = raised(ValueError, make, context, Uneven(), **options)
         assert complaint in message
-    assert "needs an optimizer" in raised(ValueError, Synchronous, Uneven(), None)
+    assert "needs an optimizer" in raised(
+        ValueError, SyncParameterServer, Uneven(), None, SyncConfig()
+    )
     stranger = sgd([torch.zeros(1, requires_grad=True)])
-    assert "are not the model's" in raised(ValueError, Synchronous, Uneven(), stranger)
+    message = raised(ValueError, SyncParameterServer, Uneven(), stranger, SyncConfig())
+    assert "are not the model's" in message
     if context.size == 1:
         complaint = raised(ValueError, make, context, Uneven(), dedicated=True)
         assert "leaves a group of 1 rank no worker" in complaint

@@ -161,8 +161,8 @@ def test_a_life_that_is_looked_at_goes_on(boxes: Boxes) -> None:
         first, second = begin(one), join(other)
         second.activate()
         for _ in range(20):
-            first._bury_the_dead([1])
-            second._bury_the_dead([0])
+            first._retire_dead([1])
+            second._retire_dead([0])
         assert len(first.active()) == 2
 
 
@@ -178,8 +178,8 @@ def test_lives_outlast_a_restart_of_the_box(transport: Any, tmp_path: Path) -> N
         for _ in range(3):
             process.kill()
             process.start()
-            first._bury_the_dead([1])
-            second._bury_the_dead([0])
+            first._retire_dead([1])
+            second._retire_dead([0])
         assert len(first.active()) == 2
         second.leave()
         first.leave()

@@ -24,8 +24,8 @@ CPP_EXCEPTIONS: dict[str, str] = {}
 
 # To be emptied: doubles that await another name.
 PYTHON_DOUBLES = """
-Box Cell Contender Dropping Exchange Findings Job Learner Measurement Model Node Piece Plan Rank
-Replica Result Section Span Terms Trainee Turn Verdict
+Box Contender Findings Learner Measurement Model Node Plan Rank
+Result Section Trainee Turn Verdict
 """
 CPP_DOUBLES = """
 Attachment Batch Block Call Client Connection Door Doorbell Entry Exchange Expected Failure Frame

@@ -1,4 +1,4 @@
-"""What a DDP model must be for async_hook, and what the group's ranks must agree on."""
+"""Checks of the model that async_hook is for, and of what all ranks must agree on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_hbmcomm.parameter_server.tensors import check_dense, described
+from torch_hbmcomm.tensors import check_dense, check_fills_memory
 
 T = TypeVar("T")
 
@@ -19,15 +19,15 @@ _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What is the same on every rank: AsyncState's arguments of these names, boxes by number."""
+class AsyncHookConfig:
+    """What every rank is told alike: AsyncState's arguments of these names, and how many boxes."""
 
     resync_every: int | None
     source: int
     boxes: int
 
     def check(self, ranks: int) -> None:
-        """Raises ValueError."""
+        """Raise ValueError for what does not fit a group of so many ranks."""
         if self.resync_every is not None and self.resync_every < 1:
             raise ValueError(f"resync_every is at least 1, not {self.resync_every}; None is never")
         if not 0 <= self.source < ranks:
@@ -35,7 +35,7 @@ class Terms:
 
 
 def group_of(ddp: DistributedDataParallel, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The group of both. Raises TypeError and ValueError."""
+    """Return the group of both. Raises TypeError and ValueError."""
     if not isinstance(ddp, DistributedDataParallel):
         raise TypeError(
             f"async_hook is for DistributedDataParallel, and this is a {type(ddp).__name__}: wrap "
@@ -50,7 +50,7 @@ def group_of(ddp: DistributedDataParallel, group: dist.ProcessGroup | None) -> d
 
 
 def trained(ddp: DistributedDataParallel) -> dict[str, nn.Parameter]:
-    """The parameters whose gradients DDP hands to hooks, by their names in the module.
+    """Return the parameters whose gradients DDP hands to hooks, by their names in the module.
 
     Raises ValueError and TypeError for what async_hook cannot carry.
     """
@@ -81,15 +81,15 @@ def trained(ddp: DistributedDataParallel) -> dict[str, nn.Parameter]:
                 f"the gradient of {name} is {parameter.dtype}: totals are kept of "
                 f"{', '.join(str(dtype).removeprefix('torch.') for dtype in _FLOATS)}"
             )
-        described(name, parameter, "parameter")
+        check_fills_memory("parameter", name, parameter)
     return found
 
 
 def together(group: dist.ProcessGroup, attempt: Callable[[], T]) -> list[T]:
-    """What attempt() returned on every rank, by rank.
+    """Call attempt() on every rank. Collective. Returns what it returned, by rank.
 
-    What one rank cannot do, all raise: that rank its own exception, the others RuntimeError with
-    its words.
+    Where one rank fails all raise: that rank its own exception, the others RuntimeError with its
+    words.
     """
     error: Exception | None = None
     outcome: tuple[T | None, str] = None, ""
@@ -108,11 +108,11 @@ def together(group: dist.ProcessGroup, attempt: Callable[[], T]) -> list[T]:
     return [result for result, _ in told]
 
 
-def agree(terms: list[Terms]) -> None:
-    """Of all ranks. Raises ValueError."""
-    for rank, other in enumerate(terms):
-        if other != terms[0]:
+def check_equal(configs: list[AsyncHookConfig]) -> None:
+    """Raise ValueError when the configs of all ranks, by rank, differ."""
+    for rank, other in enumerate(configs):
+        if other != configs[0]:
             raise ValueError(
-                f"AsyncState is told {terms[0]} on rank 0 and {other} on rank {rank}: it must be "
+                f"AsyncState is told {configs[0]} on rank 0 and {other} on rank {rank}: it must be "
                 "the same on every rank"
             )

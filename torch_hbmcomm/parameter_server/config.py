@@ -1,4 +1,4 @@
-"""What a user chose about the asynchronous mode."""
+"""What a user chose about a parameter server: a config for each mode."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 
-from torch_hbmcomm.layer_drop.terms import LayerDrop
+from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.parameter_server.rules import Rule
+
+BUFFERS = ("shared", "local")
 
 
 @dataclass(frozen=True)
-class Terms:
-    """As ParameterServer's arguments of these names; `workers` have to join before the first step.
+class AsyncConfig:
+    """Arguments of ParameterServer(mode="async"), which explains them.
 
     Raises TypeError, or ValueError for what does not go together.
     """
@@ -27,7 +29,7 @@ class Terms:
     workers: int
     keep: bool
     timeout: float
-    drop: LayerDrop | None = None
+    drop: LayerDrop | None
 
     def __post_init__(self) -> None:
         for name in ("staleness", "push_every", "workers"):
@@ -50,8 +52,8 @@ class Terms:
             self._check_drop(self.drop)
 
     @property
-    def shared(self) -> dict[str, Any]:
-        """Those that all workers have to agree on."""
+    def manifest_terms(self) -> dict[str, Any]:
+        """What all workers of a job have to agree on, as their manifest has it."""
         return {
             "rule": repr(self.rule),
             "staleness": self.staleness,
@@ -59,9 +61,16 @@ class Terms:
         }
 
     @property
-    def wire(self) -> str | None:
-        """transfer, by its name."""
+    def transfer_name(self) -> str | None:
+        """`transfer`, by its name, as a box knows it."""
         return None if self.transfer is None else str(self.transfer).removeprefix("torch.")
+
+    @property
+    def exchanges_ahead(self) -> int | None:
+        """How many exchanges a worker may be ahead: an overlapped one is a step behind."""
+        if self.staleness is None or not self.overlap:
+            return self.staleness
+        return self.staleness - 1
 
     def _check_drop(self, drop: LayerDrop) -> None:
         if not isinstance(drop, LayerDrop):
@@ -77,3 +86,31 @@ class Terms:
                 f'drop.cache_dtype={drop.cache_dtype} has no meaning in mode="async": there is no '
                 "cache, what is not sent waits in the model itself; leave it at None"
             )
+
+
+@dataclass(frozen=True)
+class SyncConfig:
+    """Arguments of ParameterServer(mode="sync"), which explains them; the same on every rank.
+
+    It refuses nothing: agree() tells all ranks together of a problem() on any (sync_agreement.py).
+    """
+
+    server: int = 0
+    dedicated: bool = False
+    buffers: str = "shared"
+    push_every: int = 1
+    drop: LayerDrop | None = None
+
+    def problem(self, ranks: int) -> str | None:
+        """Say what is wrong with it in a group of so many ranks; None: nothing."""
+        if not 0 <= self.server < ranks:
+            return f"server={self.server} is no rank of the group, which has ranks 0 to {ranks - 1}"
+        if self.dedicated and ranks == 1:
+            return "dedicated=True leaves a group of 1 rank no worker; start 2 ranks or more"
+        if self.buffers not in BUFFERS:
+            return f"buffers={self.buffers!r} is none of {', '.join(BUFFERS)}"
+        if self.push_every < 1:
+            return f"push_every={self.push_every}; it is a number of steps, at least 1"
+        if not isinstance(self.drop, LayerDrop | None):
+            return f"drop={self.drop!r} is no hbmcomm.LayerDrop"
+        return None

@@ -1,3 +1,0 @@
-from torch_hbmcomm.layer_drop.decision import DropRule
-
-Rule = DropRule

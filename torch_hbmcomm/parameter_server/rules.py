@@ -1,0 +1,153 @@
+"""Update rules: what a worker sends, and how it takes in the weights.
+
+Another rule is a subclass of `Rule`; a name of its own is a line in _NAMES.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+_BETA = 0.9  # of elastic averaging, the paper's section 5
+
+
+class Rule(ABC):
+    """Computes differences and takes in weights, on parts of the model.
+
+    The methods are given one-dimensional tensors of equal length: `local`, the worker's own part of
+    the model; `base`, what it took in last; `fresh`, the weights as read from the box, which a rule
+    must not change; `slot`, what is sent, and the box adds to the weights times scale(). `slot` may
+    be of a narrower type than the others, and then lacks what rounding left of the difference.
+
+    Rules are named in error messages, and compared between the workers of a job, by repr().
+    """
+
+    reads_first: ClassVar[bool]
+    """Whether the weights are read before the difference is computed, or after it was added."""
+
+    @abstractmethod
+    def scale(self, kind: str, workers: int) -> float:
+        """Return what the box multiplies differences with.
+
+        kind: "parameter" or "buffer" (a running statistic). workers: the number that are alive.
+        """
+
+    @abstractmethod
+    def difference(
+        self, local: Tensor, base: Tensor, fresh: Tensor, out: Tensor, workers: int
+    ) -> None:
+        """Compute what is sent into `out`; change nothing else."""
+
+    @abstractmethod
+    def take(self, local: Tensor, base: Tensor, fresh: Tensor, slot: Tensor) -> None:
+        """Set `local` and `base` at the end of an exchange: `fresh` has `slot` in it, unless the
+        rule reads first."""
+
+    def take_unsent(self, local: Tensor, base: Tensor, fresh: Tensor) -> None:
+        """Take in what others changed of a layer that was dropped.
+
+        The difference, local - base, goes on waiting. `fresh` may change meanwhile, and is read
+        once. REQUIRES: not reads_first.
+        """
+        local.sub_(base)
+        base.copy_(fresh)
+        local.add_(base)
+
+    @abstractmethod
+    def take_ahead(
+        self, local: Tensor, base: Tensor, fresh: Tensor, slot: Tensor, scale: float
+    ) -> None:
+        """Set `local` and `base` when scale * slot is not in `fresh` yet, but on its way there
+        while the worker goes on."""
+
+
+class Downpour(Rule):
+    """Move the weights by what the local optimizer moved.
+
+    Downpour SGD (Dean et al. 2012, *Large scale distributed deep networks*).
+
+    scale: "mean" divides a difference by the number of live workers, so that a learning rate means
+    what it means under DDP; "sum" does not; or any factor. Those of buffers are always divided.
+    """
+
+    reads_first = False
+
+    def __init__(self, scale: Literal["mean", "sum"] | float = "mean") -> None:
+        if isinstance(scale, str) and scale not in ("mean", "sum"):
+            raise ValueError(f'scale is "mean", "sum" or a number, not {scale!r}')
+        self._scale = scale
+
+    def __repr__(self) -> str:
+        return f"Downpour(scale={self._scale!r})"
+
+    def scale(self, kind: str, workers: int) -> float:
+        if kind == "buffer" or self._scale == "mean":
+            return 1 / workers
+        return 1.0 if self._scale == "sum" else float(self._scale)
+
+    def difference(
+        self, local: Tensor, base: Tensor, fresh: Tensor, out: Tensor, workers: int
+    ) -> None:
+        torch.sub(local, base, out=out)
+
+    def take(self, local: Tensor, base: Tensor, fresh: Tensor, slot: Tensor) -> None:
+        local.copy_(fresh)
+        base.copy_(local)
+
+    def take_ahead(
+        self, local: Tensor, base: Tensor, fresh: Tensor, slot: Tensor, scale: float
+    ) -> None:
+        torch.add(fresh, slot, alpha=scale, out=local)
+        base.copy_(local)
+
+
+class Elastic(Rule):
+    """Draw each worker's model, which explores on its own, and the weights towards each other.
+
+    Elastic averaging (Zhang et al. 2015, *Deep learning with elastic averaging SGD*, equations 5
+    and 6); the weights are the center: e = alpha * (local - center), local -= e, center += e.
+
+    alpha: None is 0.9 / (live workers), the paper's beta = 0.9.
+    """
+
+    reads_first = True
+
+    def __init__(self, alpha: float | None = None) -> None:
+        if alpha is not None and not 0 < alpha <= 1:
+            raise ValueError(f"alpha is more than 0 and at most 1, not {alpha}")
+        self._alpha = alpha
+
+    def __repr__(self) -> str:
+        return f"Elastic(alpha={self._alpha!r})"
+
+    def scale(self, kind: str, workers: int) -> float:
+        return 1.0
+
+    def difference(
+        self, local: Tensor, base: Tensor, fresh: Tensor, out: Tensor, workers: int
+    ) -> None:
+        alpha = _BETA / workers if self._alpha is None else self._alpha
+        torch.sub(local, fresh, out=out).mul_(alpha)
+
+    def take(self, local: Tensor, base: Tensor, fresh: Tensor, slot: Tensor) -> None:
+        local.sub_(slot)
+
+    def take_ahead(
+        self, local: Tensor, base: Tensor, fresh: Tensor, slot: Tensor, scale: float
+    ) -> None:
+        local.sub_(slot)
+
+
+_NAMES: dict[str, type[Rule]] = {"downpour": Downpour, "easgd": Elastic}
+
+
+def named(rule: str | Rule) -> Rule:
+    """Return the rule of that name, or the rule itself. Raises ValueError for an unknown name."""
+    if isinstance(rule, Rule):
+        return rule
+    if rule not in _NAMES:
+        raise ValueError(f"rule {rule!r} is none of {', '.join(_NAMES)}, nor a Rule")
+    return _NAMES[rule]()

@@ -1,0 +1,226 @@
+"""Memory that is spread over a job's boxes, a segment in each.
+
+`ParameterServer` and `AsyncState` both keep their numbers in a `ShardedSegment`, and differ in what
+decides which numbers go where:
+
+- Weights (`layout.py`) are packed: pieces are of tensors that never change place, so each goes to
+  the box that has the least so far, all dtypes in one segment of a box.
+- Totals of gradients (`async_ddp/layout.py`) are dealt to the boxes block by block, a segment for
+  each dtype: DDP rearranges its buckets after the first iteration, and each bucket, whatever
+  parameters it has, is to use all boxes at once.
+
+Segments and keys of both are an interface between the workers of a job, and so are kept apart.
+PyTorch is not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from typing import Literal
+
+from torch_hbmcomm import smb
+from torch_hbmcomm.parameter_server.layout import Layout, Piece
+
+_MARK_BYTES = 64  # behind the weights: a number that all shards of one job bear
+
+Boxes = smb.Box | str | Sequence[smb.Box | str]
+
+
+def connect_boxes(boxes: Boxes, resources: ExitStack) -> list[smb.Box]:
+    """Connect to those that are given by their address; `resources` closes them.
+
+    Raises TypeError and ValueError for what names no box, smb.BoxError.
+    """
+    if not isinstance(boxes, smb.Box | str | Sequence):
+        raise TypeError(f"box is an address, a Box, or several of them, not {boxes!r}")
+    found = []
+    for one in [boxes] if isinstance(boxes, smb.Box | str) else boxes:
+        found.append(resources.enter_context(smb.connect(one)) if isinstance(one, str) else one)
+    if not found:
+        raise ValueError("box names no box")
+    return found
+
+
+class ShardedSegment:
+    """A segment in each box, whose bytes are named by the index of the box, offset and size.
+
+    Over shm it is zero-copy: local() is the box's own memory, which anybody may change at any time,
+    and fetch() and send() have nothing to do. Over other transports local() is this process's copy,
+    which they move.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, boxes: Sequence[smb.Box], segments: Sequence[smb.Segment]) -> None:
+        self.segments = segments
+        self.zero_copy = [box.transport == "shm" for box in boxes]
+
+    @cached_property
+    def memory(self) -> list[memoryview]:
+        """What local() gives parts of, by box."""
+        return [
+            segment.view() if zero_copy else segment.buffer
+            for segment, zero_copy in zip(self.segments, self.zero_copy, strict=True)
+        ]
+
+    def local(self, box: int, offset: int, size: int) -> memoryview:
+        return self.memory[box][offset : offset + size]
+
+    def fetch(self, box: int, offset: int, size: int) -> list[smb.Future]:
+        """Copy box -> local()."""
+        if self.zero_copy[box]:
+            return []
+        return [self.segments[box].read_async(offset, size)]
+
+    def send(self, box: int, offset: int, size: int) -> list[smb.Future]:
+        """Copy local() -> box."""
+        if self.zero_copy[box]:
+            return []
+        return [self.segments[box].write_async(offset, size)]
+
+
+class ShardedWeights:
+    """The weights of a job in its boxes, and this worker's slots.
+
+    A slot is memory of the box in which a worker leaves its difference, for the box to add to the
+    weights. Zero-copy, a difference is computed where the box reads it, and weights are read where
+    they lie.
+
+    Raises MemoryError when a box is too small, saying how much is needed; smb.BoxError.
+
+    Threads: one at a time.
+    """
+
+    def __init__(
+        self,
+        boxes: Sequence[smb.Box],
+        name: str,
+        layout: Layout,
+        mode: Literal["auto", "attach"],
+        temporary: bool,
+    ) -> None:
+        self._layout = layout
+        weights, slots = [], []
+        for index, box in enumerate(boxes):
+            size = layout.weights_bytes[index] + _MARK_BYTES
+            try:
+                weights.append(box.alloc(size, f"{name}/weights/{index}", mode, temporary))
+                size = max(layout.slot_bytes[index], _MARK_BYTES)
+                slots.append(box.alloc(size, temporary=True))
+            except MemoryError as error:
+                raise too_small(box, layout, index) from error
+        self._weights = ShardedSegment(boxes, weights)
+        self._slots = ShardedSegment(boxes, slots)
+        self.pushed_bytes = 0
+        self.pulled_bytes = 0
+
+    @property
+    def boxes(self) -> int:
+        return len(self._weights.segments)
+
+    def slot(self, piece: Piece) -> memoryview:
+        """Return where the difference of a piece is put before it is sent."""
+        return self._slots.local(piece.box, piece.slot_offset, piece.slot_size)
+
+    def fresh(self, piece: Piece) -> tuple[memoryview, str]:
+        """Return where the weights of a piece are after fetch(), and their dtype."""
+        if self._narrowed(piece):
+            begin = piece.slot_offset
+            return self._landing[piece.box][begin : begin + piece.slot_size], piece.slot_dtype
+        return self._weights.local(piece.box, piece.offset, piece.size), piece.dtype
+
+    def read(self, piece: Piece) -> memoryview:
+        """Return the weights of a piece as the box has them, without rounding. Waits."""
+        if self._weights.zero_copy[piece.box]:
+            return self._weights.local(piece.box, piece.offset, piece.size)
+        found = memoryview(bytearray(piece.size))
+        self._weights.segments[piece.box].read(piece.offset, piece.size, into=found)
+        return found
+
+    def write(self, piece: Piece, values: memoryview) -> None:
+        """Set the weights of a piece; only while nobody adds to them. Waits."""
+        self._weights.segments[piece.box].write(piece.offset, piece.size, source=values)
+
+    def send(self, piece: Piece) -> list[smb.Future]:
+        """Bring the piece's part of the slot to the box. Until the future that add() gives is done,
+        the slot is the box's own."""
+        self.pushed_bytes += piece.slot_size
+        return self._slots.send(piece.box, piece.slot_offset, piece.slot_size)
+
+    def add(self, piece: Piece, scale: float) -> smb.Future:
+        """Compute weights += scale * slot, on the box."""
+        return self._weights.segments[piece.box].accumulate_async(
+            self._slots.segments[piece.box],
+            piece.dtype,
+            scale,
+            offset=piece.offset,
+            size=piece.size,
+            source_offset=piece.slot_offset,
+            source_dtype=piece.slot_dtype,
+        )
+
+    def fetch(self, piece: Piece) -> list[smb.Future]:
+        """Bring the weights of a piece to fresh(); the box narrows them by way of the slot."""
+        if not self._narrowed(piece):
+            self.pulled_bytes += piece.size
+            return self._weights.fetch(piece.box, piece.offset, piece.size)
+        self.pulled_bytes += piece.slot_size
+        begin, size = piece.slot_offset, piece.slot_size
+        slot = self._slots.segments[piece.box]
+        rounded = slot.assign_async(
+            self._weights.segments[piece.box],
+            piece.slot_dtype,
+            offset=begin,
+            size=size,
+            source_offset=piece.offset,
+            source_dtype=piece.dtype,
+        )
+        landing = self._landing[piece.box][begin : begin + size]
+        return [rounded, slot.read_async(begin, size, into=landing)]
+
+    def mark(self, mark: int) -> None:
+        """Write a job's mark behind the weights of every box. Waits."""
+        for segment, size in zip(self._weights.segments, self._layout.weights_bytes, strict=True):
+            segment.write(size, 8, source=mark.to_bytes(8, "little"))
+
+    def check_mark(self, mark: int) -> None:
+        """Raise RuntimeError when the segments are not those that bear the mark, as when all others
+        left while this worker came."""
+        for segment, size in zip(self._weights.segments, self._layout.weights_bytes, strict=True):
+            found = bytearray(8)
+            segment.read(size, 8, into=found)
+            if int.from_bytes(found, "little") != mark:
+                raise RuntimeError(
+                    f"{segment!r} has no weights of this job: its other workers have "
+                    "just left, or one of several boxes lost its data; start the worker again"
+                )
+
+    def close(self) -> None:
+        for slot, weights in zip(self._slots.segments, self._weights.segments, strict=True):
+            slot.delete()
+            weights.free()
+
+    @cached_property
+    def _landing(self) -> list[memoryview]:
+        """Where narrowed weights arrive, by box."""
+        return [memoryview(bytearray(size)) for size in self._layout.slot_bytes]
+
+    def _narrowed(self, piece: Piece) -> bool:
+        """Return whether weights come as the slot's dtype, which helps only where they travel."""
+        return not self._weights.zero_copy[piece.box] and piece.slot_dtype != piece.dtype
+
+
+def too_small(box: smb.Box, layout: Layout, index: int) -> MemoryError:
+    """Make the error of a box, the one of that index, that has no room for a job."""
+    return MemoryError(
+        f"the box {box.url} is too small: it has to hold {layout.weights_bytes[index]} bytes of "
+        f"weights, once, {layout.slot_bytes[index]} bytes for each worker, and 1 MiB besides"
+    )
+
+
+def wait_all(futures: Iterable[smb.Future]) -> None:
+    """Wait for futures, all of which are issued before the first is waited for."""
+    for future in list(futures):
+        future.result()
