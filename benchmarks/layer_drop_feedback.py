@@ -19,9 +19,8 @@ from rich.progress import track
 from rich.table import Table
 
 from torch_hbmcomm.bench.layer_drop.resnet50 import resnet50
-from torch_hbmcomm.layer_drop.layers import Layer, Shape, layers_of
-from torch_hbmcomm.layer_drop.rule import Rule
-from torch_hbmcomm.layer_drop.terms import LayerDrop, Target
+from torch_hbmcomm.layer_drop.config import LayerDrop, Target
+from torch_hbmcomm.layer_drop.decision import DropRule, Layer, Shape, layers_of
 
 TARGETS: tuple[Target, ...] = ("bytes", "paper")
 SHRINK = 10**-0.01
@@ -53,7 +52,7 @@ class Gradients:
 
 def shares(terms: LayerDrop, layers: list[Layer], gradients: Gradients, steps: int) -> list[float]:
     """Of all gradients, by step."""
-    rule = Rule(terms)
+    rule = DropRule(terms)
     total = sum(layer.numel for layer in layers)
     found = []
     for _ in range(steps):

@@ -7,7 +7,7 @@ import torch
 from torch._C._distributed_c10d import Backend, ErrorType, Store
 
 class Options:
-    """What a user may choose for a group.
+    """Options of a process group.
 
     Args:
         memory: where staging memory and tensors of the group come from: "preferred" (the closest
@@ -20,11 +20,11 @@ class Options:
         parameter_server: memory boxes that the group is given, as smb.of(group): "auto" is one
             that rank 0 serves while the group lives, of HBMCOMM_BOX_MEMORY (default: half of the
             machine's memory); "smb://host:port[,host:port...]" or "smb+unix:///path" are boxes that
-            run already; "" is none. Default: HBMCOMM_PARAMETER_SERVER, else "". What is wrong with
-            it, every rank is told when the group is formed.
+            run already; "" is none. Default: HBMCOMM_PARAMETER_SERVER, else "". Errors in
+            it are raised on every rank when the group is formed.
 
     Raises:
-        ValueError: a value that makes no sense
+        ValueError: a value that is not among these
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""What `import torch` runs (entry point torch.backends): makes "hbm" known, and loads nothing
-unless HBMCOMM_ALLOCATOR asks for it."""
+"""Registers the backend "hbm" when torch is imported (entry point torch.backends). Loads nothing
+native unless HBMCOMM_ALLOCATOR asks for it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 
 def register() -> None:
-    """Registers the backend "hbm" and the init method "mpi://", once."""
+    """Register the backend "hbm" and the init method "mpi://", once."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available():
-        return  # a PyTorch without torch.distributed has no use for us
+        return  # this PyTorch was built without torch.distributed
     if "hbm" in distributed.Backend.backend_list:
         return
     distributed.Backend.register_backend("hbm", _create, extended_api=True, devices=["cpu"])

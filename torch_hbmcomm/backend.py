@@ -15,7 +15,7 @@ Options = _C.Options
 
 
 def create(distributed_options: Any, group_options: Any) -> Any:
-    """The backend of one group, made by torch.distributed (extended_api).
+    """Make the backend of one group, for torch.distributed (extended_api).
 
     Raises ValueError for options of another backend, DistBackendError when a rank does not come
     before the timeout, and RuntimeError when MPI is missing or does not fit. A memory box that the
@@ -26,7 +26,7 @@ def create(distributed_options: Any, group_options: Any) -> Any:
             "pg_options for the backend hbm must be torch_hbmcomm.Options, not "
             f"{type(group_options).__module__}.{type(group_options).__qualname__}"
         )
-    # DDP then asks the group for its buckets, which lie where the node's other ranks reduce them.
+    # DDP then asks the group for the memory of its buckets, which other ranks of the node can read.
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     timeout = _milliseconds(distributed_options.timeout)
     backend = _C.create(
@@ -46,5 +46,6 @@ def create(distributed_options: Any, group_options: Any) -> Any:
 
 
 def _milliseconds(timeout: timedelta) -> timedelta:
-    """PyTorch's options hold seconds as a float32: 300.0 s come back as 299.999999 s."""
+    """Round up to milliseconds: PyTorch's options hold seconds as a float32, so that 300 s come
+    back as 299.999999 s."""
     return timedelta(milliseconds=math.ceil(timeout / timedelta(milliseconds=1) - 0.5))

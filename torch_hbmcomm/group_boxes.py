@@ -32,7 +32,8 @@ _SILENCE = 5.0  # seconds that rank 0 waits for other ranks before it says so
 
 @dataclass(frozen=True)
 class _Invitation:
-    """How the ranks reach rank 0's box. An address in `far` may be another machine's as well."""
+    """How the ranks reach rank 0's box. Not every address in `far` need lead to this machine: other
+    networks may use the same one."""
 
     token: str
     near: list[str]  # for ranks that share rank 0's loopback
@@ -50,7 +51,7 @@ class GroupBoxes:
         self._timeout = timeout.total_seconds()
 
     def serve(self, policy: Any, everywhere: bool) -> _Invitation:
-        """Starts the box, for this machine alone or for others, too."""
+        """Start the box, for this machine alone, or (`everywhere`) for others too."""
         self._server = Server(
             listen="0.0.0.0:0" if everywhere else "127.0.0.1:0",
             memory=_memory(),
@@ -66,6 +67,7 @@ class GroupBoxes:
         )
 
     def accept(self, invitation: _Invitation, near: bool) -> None:
+        """Connect to rank 0's box. Raises BoxUnreachable with the failure at each address."""
         failures = []
         for url in invitation.near if near else invitation.far:
             try:
@@ -76,6 +78,7 @@ class GroupBoxes:
         raise BoxUnreachable("the box of rank 0 is out of reach: " + "; ".join(failures))
 
     def connect(self, wanted: str) -> None:
+        """Connect to boxes that run already, at the addresses in `wanted`."""
         for url in _addresses(wanted):
             try:
                 self.boxes.append(connect(url))
@@ -86,12 +89,12 @@ class GroupBoxes:
                 ) from error
 
     def remember_clients(self) -> None:
-        """On rank 0, when all ranks have connected: the box stays until they have left it."""
+        """Remember on rank 0, when all ranks have connected, for whom the box must stay."""
         if self._server is not None:
             self._clients = {row["session"] for row in self._server.stats()["client_table"]}
 
     def close(self, patient: bool) -> None:
-        """Called by the group, once, when it has ended."""
+        """Close clients and box; the group calls it once, when it has ended."""
         self.closed = True
         with ExitStack() as steps:  # from the last to the first
             if self._server is not None:
@@ -102,7 +105,8 @@ class GroupBoxes:
                 steps.callback(box.close, _PATIENCE if patient else 0.0)
 
     def _wait_for_clients(self, server: Server) -> None:
-        """Ranks may use the box for long after rank 0 is done; those that have died do not."""
+        """Wait until the other ranks have left the box, which they may use long after rank 0 has
+        ended, or have died."""
         start = time.monotonic()
         told = False
         while left := self._clients_left(server):
@@ -130,18 +134,18 @@ class GroupBoxes:
 
 
 def provide(backend: Any, timeout: timedelta) -> None:
-    """Gives a new group the boxes that its options ask for; the group closes them when it ends.
+    """Give a new group the boxes that its options ask for; the group closes them when it ends.
 
     REQUIRES: its options ask for some.
 
-    Every rank of the group calls it. What one rank cannot do, all raise: that rank its own
-    exception, the others DistBackendError with its words. The group has been shut down then.
+    Every rank of the group calls it. When one rank fails, all raise: that rank its own exception,
+    the others DistBackendError with its words. The group has been shut down then.
     """
     wanted = backend.options.parameter_server
     boxes = GroupBoxes(timeout)
     backend.attach(boxes)
     try:
-        invitation = _meet(backend, boxes, wanted)
+        invitation = _agree(backend, boxes, wanted)
         backend.gather("memory boxes reached", lambda: _join(backend, boxes, wanted, invitation))
         boxes.remember_clients()
     except BaseException:
@@ -149,17 +153,18 @@ def provide(backend: Any, timeout: timedelta) -> None:
         raise
 
 
-def _meet(backend: Any, boxes: GroupBoxes, wanted: str) -> _Invitation | None:
-    """Rank 0's invitation to its box, if the group wants one: all ranks, or none."""
+def _agree(backend: Any, boxes: GroupBoxes, wanted: str) -> _Invitation | None:
+    """Exchange what the ranks want. Returns rank 0's invitation to its box, or None where the group
+    uses boxes that run already."""
 
-    def introduce() -> str:
+    def offer() -> str:
         invitation = None
         if wanted == _AUTO and backend.rank() == 0:
             several = len(set(backend.networks())) > 1
             invitation = asdict(boxes.serve(backend.options.memory, several))
         return json.dumps([wanted, invitation])
 
-    told = [json.loads(text) for text in backend.gather("parameter_server", introduce)]
+    told = [json.loads(text) for text in backend.gather("parameter_server", offer)]
     first, invitation = told[0]
     for rank, (other, _) in enumerate(told):
         if _count(other) != _count(first):
@@ -180,12 +185,12 @@ def _join(backend: Any, boxes: GroupBoxes, wanted: str, invitation: _Invitation 
 
 
 def _count(wanted: str) -> int:
-    """Of boxes that run already."""
+    """Return the number of boxes in `wanted` that run already."""
     return 0 if wanted == _AUTO else len(_addresses(wanted))
 
 
 def _addresses(wanted: str) -> list[str]:
-    """One by one, those in "smb://a:1,b:2" or "smb://a:1,smb://b:2"."""
+    """Split addresses, as in "smb://a:1,b:2" or "smb://a:1,smb://b:2"."""
     found = []
     for part in re.split(r",(?=smb(?:\+unix)?://)", wanted):
         if part.startswith("smb://"):
@@ -196,7 +201,8 @@ def _addresses(wanted: str) -> list[str]:
 
 
 def _memory() -> int:
-    """Bytes of the box of "auto", which takes them as they are used."""
+    """Return the size of the box of "auto", in bytes; it takes them from the machine as they are
+    used."""
     text = os.environ.get("HBMCOMM_BOX_MEMORY", "")
     if not text:
         return machine.memory() // 2

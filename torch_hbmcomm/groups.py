@@ -1,4 +1,4 @@
-"""What torch.distributed offers for its own backends only, refusing others by name."""
+"""monitored_barrier and split_group, which torch.distributed offers for its own backends only."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def monitored_barrier(
     timeout: timedelta | None = None,
     wait_all_ranks: bool = False,
 ) -> None:
-    """A barrier that tells which ranks did not come.
+    """Wait for all ranks, and name those that do not come.
 
-    As torch.distributed.monitored_barrier, which in PyTorch 2.13 refuses every backend but Gloo.
+    It is torch.distributed.monitored_barrier, which in PyTorch 2.13 refuses every backend but Gloo.
 
     Args:
         group: an hbm group; None means the default group
@@ -47,9 +47,9 @@ def split_group(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> dist.ProcessGroup | None:
-    """Splits a group into disjoint smaller ones.
+    """Split a group into disjoint smaller ones.
 
-    As torch.distributed.split_group, which in PyTorch 2.13 refuses backends outside of PyTorch.
+    It is torch.distributed.split_group, which in PyTorch 2.13 refuses backends outside of PyTorch.
     Only the ranks of one new group wait for each other.
 
     Args:
@@ -94,10 +94,10 @@ def form_group(
     options: Any,
     description: str | None,
 ) -> dist.ProcessGroup:
-    """A group of these global ranks, which call alone, with a name that no other group has.
+    """Form a group of these global ranks, with a name that no other group has; only they call.
 
     dist.new_group(use_local_synchronization=True) names a group after the number of groups that a
-    rank is in, and the ranks wait for ever where that differs.
+    rank is in, and ranks that are in different numbers of groups wait for ever.
     """
     made: dist.ProcessGroup
     made, _ = distributed_c10d._new_process_group_helper(
@@ -117,7 +117,7 @@ def form_group(
 
 
 def _backend(group: dist.ProcessGroup | None, function: str) -> tuple[dist.ProcessGroup, Any]:
-    """The group (None means the default one) and its backend, which must be hbm."""
+    """Return the group (None means the default one) and its backend, which must be hbm."""
     chosen = dist.group.WORLD if group is None else group
     if chosen is None:
         raise ValueError(f"{function}: there is no default group; call init_process_group first")

@@ -13,13 +13,14 @@ _SIOCGIFADDR = 0x8915  # <linux/sockios.h>: the IPv4 address of an interface
 
 
 def memory() -> int:
-    """Bytes of the machine, or of the tightest limit of the control groups around this process."""
+    """Return the bytes of the machine, or the tightest limit of this process' control groups."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *_limits(Path("/proc/self/cgroup").read_text())])
 
 
 def _limits(groups: str) -> list[int]:
-    """`groups`: lines as in "0::/a/b" (version 2) or "5:memory:/a/b" (version 1)."""
+    """Return the limits of control groups, which are lines as in "0::/a/b" (version 2) or
+    "5:memory:/a/b" (version 1)."""
     found = []
     for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -39,8 +40,8 @@ def _limits(groups: str) -> list[int]:
 
 
 def addresses() -> list[str]:
-    """IPv4 addresses at which other machines may reach this one: of its interfaces that are not
-    the loopback, as the kernel lists them."""
+    """Return the IPv4 addresses at which other machines may reach this one: those of its interfaces
+    but the loopback, in the kernel's order."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
@@ -48,6 +49,6 @@ def addresses() -> list[str]:
             try:
                 answer = fcntl.ioctl(asking, _SIOCGIFADDR, request)
             except OSError:
-                continue  # it has none
+                continue  # it has no address
             found.append(socket.inet_ntoa(answer[20:24]))
     return [address for address in found if not address.startswith("127.")]

@@ -66,25 +66,29 @@ class Node:
     is_hbm: bool
     has_cpus: bool
     cpus: str
-    """As in ``"0-3,8"``; empty for a node of memory alone."""
+    """Its CPUs, as in ``"0-3,8"``; empty for a node of memory alone."""
 
 
 @dataclass(frozen=True)
-class Segment:
-    """The memory of one policy that this process shares with its node: tensors, arrays, slots."""
+class SegmentStats:
+    """The use of one policy's segment, the memory that this process shares with its node: tensors,
+    arrays, slots."""
 
     policy: Policy
     in_use_bytes: int
     peak_bytes: int
     hbm_bytes: int
-    """Of ``in_use_bytes``: asked of HBM nodes."""
+    """The part of ``in_use_bytes`` that was asked of HBM nodes."""
     ddr_bytes: int
-    """Of ``in_use_bytes``: DDR, by policy or because HBM was short."""
+    """The part of ``in_use_bytes`` in DDR, by policy or because HBM was short."""
     allocations: int
     spills: int
     """Allocations that went to DDR because HBM was short."""
     page_bytes: int
     """The largest page that the kernel gave."""
+
+
+Segment = SegmentStats  # its public name; smb.Segment is the memory box's
 
 
 @dataclass(frozen=True)
@@ -98,14 +102,14 @@ class Info:
     """HBM as nodes of its own (flat), as a cache in front of DDR, or both (hybrid)."""
     mode_source: str
     cluster: str
-    """CPU nodes a socket, as in ``"4 (SNC-4)"``."""
+    """CPU nodes in a socket, as in ``"4 (SNC-4)"``."""
     cpu_node: int | None
     """The NUMA node of the CPU that this thread runs on."""
     closest_hbm_nodes: tuple[int, ...]
     """The HBM nodes closest to ``cpu_node``."""
     memkind_version: str
     nodes: tuple[Node, ...]
-    segments: tuple[Segment, ...]
+    segments: tuple[SegmentStats, ...]
     """One for each policy that this process has used."""
     settings: dict[str, str]
     """The environment variables that bear on memory and are set."""
@@ -117,10 +121,10 @@ def available() -> bool:
 
 
 def info() -> Info:
-    """What memory this machine has. Takes milliseconds: it reads the machine anew."""
+    """Find out what memory this machine has. Takes milliseconds: nothing is remembered."""
     found: dict[str, Any] = _native().memory_info()
     found["nodes"] = tuple(Node(**node) for node in found["nodes"])
-    found["segments"] = tuple(Segment(**segment) for segment in found["segments"])
+    found["segments"] = tuple(SegmentStats(**segment) for segment in found["segments"])
     found["closest_hbm_nodes"] = tuple(found["closest_hbm_nodes"])
     found["cpu_node"] = None if found["cpu_node"] < 0 else found["cpu_node"]
     settings = {name: os.environ[name] for name in _SETTINGS if name in os.environ}
@@ -128,8 +132,8 @@ def info() -> Info:
 
 
 def place_large_tensors_in_segment() -> None:
-    """What HBMCOMM_ALLOCATOR=segment does: PyTorch's CPU allocator places tensors of 64 KiB and
-    more in this process' shared segment, under the policy that HBMCOMM_MEMORY names, from now on.
+    """Do what HBMCOMM_ALLOCATOR=segment does: from now on, PyTorch's CPU allocator places tensors
+    of 64 KiB and more in this process' shared segment, under the policy that HBMCOMM_MEMORY names.
 
     Raises RuntimeError when another library has replaced PyTorch's CPU allocator.
     """
@@ -141,13 +145,13 @@ def empty(
     dtype: torch.dtype | None = None,
     policy: Policy | None = None,
 ) -> torch.Tensor:
-    """An uninitialised CPU tensor in memory of the given policy.
+    """Return an uninitialised CPU tensor in memory of the given policy.
 
     ``dtype`` None is ``torch.float32``; ``policy`` None takes ``HBMCOMM_MEMORY``, and without it
-    ``"preferred"``. The memory goes back when the last tensor that shares it is gone.
+    ``"preferred"``. The memory is freed when the last tensor that shares it is gone.
 
-    Raises ValueError or TypeError for a bad argument, MemoryError when the memory is not there,
-    and RuntimeError when the policy needs HBM and the machine has none.
+    Raises ValueError or TypeError for a bad argument, MemoryError when memory is short, and
+    RuntimeError when the policy needs HBM and the machine has none.
     """
     import torch
 
@@ -164,7 +168,7 @@ def empty_numpy(
     dtype: npt.DTypeLike = "float32",
     policy: Policy | None = None,
 ) -> np.ndarray[Any, Any]:
-    """An uninitialised NumPy array in memory of the given policy: see ``empty``.
+    """Return an uninitialised NumPy array in memory of the given policy: see ``empty``.
 
     It is writable and contiguous, hence a buffer for mpi4py, and keeps its memory alive.
     """
@@ -187,10 +191,10 @@ def empty_numpy(
 
 
 def where(memory: torch.Tensor | np.ndarray[Any, Any]) -> dict[int, int]:
-    """NUMA node -> bytes of a CPU tensor or NumPy array that lie on it now.
+    """Return, by NUMA node, the bytes of a CPU tensor or NumPy array that lie on it now.
 
-    Only pages that have been written are anywhere, so the sum may be less than the size.
-    Of a strided view, all between its first and its last byte counts.
+    Pages that have never been written lie nowhere, so the sum may be less than the size. For a
+    strided view, all bytes between its first and its last one count.
     """
     import numpy as np
     import torch
@@ -217,12 +221,12 @@ def bind(
     local_rank: int | None = None,
     local_size: int | None = None,
 ) -> str:
-    """Binds this process' threads to CPUs of its own, and with them to the nearest memory.
+    """Bind this process' threads to CPUs of its own, and with them to the nearest memory.
 
     ``core`` gives each local rank a core, ``numa`` a NUMA node, ``none`` changes nothing; all stay
-    within the CPUs that the process is allowed. What is None comes from ``HBMCOMM_BIND`` (default
-    ``none``), ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` (set by torchrun; default 0 and 1). Call it
-    before memory is allocated. Returns what was bound, in words.
+    within the CPUs that the process is allowed. Arguments that are None come from ``HBMCOMM_BIND``
+    (default ``none``), ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` (set by torchrun; default 0 and 1).
+    Call it before memory is allocated. Returns what was bound, in words.
 
     Raises ValueError for a bad argument and for more ranks than cores under ``core``.
     """
@@ -272,7 +276,7 @@ def _choice(name: str, value: object, literal: Any) -> str:
 def _extent(
     address: int, shape: Sequence[int], byte_strides: Sequence[int], itemsize: int
 ) -> tuple[int, int]:
-    """(first address, bytes) from the first to the last byte of a strided array."""
+    """Return the first address of a strided array, and its bytes from the first to the last."""
     if 0 in shape:
         return address, 0
     reach = [(size - 1) * stride for size, stride in zip(shape, byte_strides, strict=True)]

@@ -1,4 +1,4 @@
-"""Loads the native module, once it is sure that it fits the PyTorch that is running.
+"""Loads the native module after checking that it fits the running PyTorch.
 
 The layout of c10d's classes changes between PyTorch's minor releases, so a module built for another
 one would not fail cleanly but corrupt memory.
@@ -21,7 +21,7 @@ _SUPPORTED = "2.13"
 
 @cache
 def load() -> ModuleType:
-    """The module torch_hbmcomm._C.
+    """Return the module torch_hbmcomm._C.
 
     Raises ImportError naming the cause: another PyTorch, a system library that is missing, or an
     extension that was never built.
@@ -52,14 +52,14 @@ def load() -> ModuleType:
 
 
 def _bound_arenas() -> None:
-    """memkind's default, four arenas a CPU for each heap, exhausts what it has in all on machines
-    with hundreds of CPUs, and then ends the process."""
+    """Limit memkind's arenas: on machines with hundreds of CPUs its default, four a CPU for each
+    heap, exceeds its own maximum, and memkind ends the process."""
     most = 64
     if 4 * (os.cpu_count() or 1) > most:
         os.environ.setdefault("MEMKIND_ARENA_NUM_PER_KIND", str(most))
 
 
 def _mpi_directories() -> list[str]:
-    """Where PyPI's mpich puts libmpi.so.12: beside the Python that installed it."""
+    """Return where PyPI's mpich puts libmpi.so.12: beside the Python that installed it."""
     roots = [sysconfig.get_path("data"), sys.prefix, sys.base_prefix]
     return [os.path.join(root, "lib") for root in dict.fromkeys(roots)]

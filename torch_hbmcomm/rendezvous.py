@@ -1,4 +1,4 @@
-"""init_method="mpi://": the launcher (mpiexec, srun --mpi=pmi2) says who the ranks are.
+"""init_method="mpi://": the launcher (mpiexec, srun --mpi=pmi2) tells each process its rank.
 
 MPI is initialised here, through the launcher's PMI. Rank 0 then serves a TCPStore, as c10d needs
 one, and tells the others its address over MPI. Set MASTER_ADDR where rank 0's host name does not
@@ -33,7 +33,7 @@ _groups = 0
 def rendezvous(
     url: str, timeout: timedelta = dist.default_pg_timeout, **_: Any
 ) -> Iterator[tuple[Store, int, int]]:
-    """Yields (store, rank, world size), as torch.distributed's rendezvous handlers do.
+    """Yield (store, rank, world size), as torch.distributed's rendezvous handlers do.
 
     Raises ValueError for a URL with anything behind mpi://, and RuntimeError when MPI cannot be
     initialised or a rank does not come before the timeout, when the launcher did not tell MPI of
@@ -59,7 +59,8 @@ def rendezvous(
 
 
 def _require_launcher(size: int) -> None:
-    """Ranks that MPI takes for jobs of one would each train alone, and nobody would notice."""
+    """Raise RuntimeError when MPI takes each of several processes for a job of its own: each would
+    train alone, unnoticed."""
     started = {name: os.environ[name] for name in _SIZES if os.environ.get(name, "1") != "1"}
     if size > 1 or not started:
         return
@@ -102,6 +103,6 @@ def _join(native: Any, timeout: timedelta) -> TCPStore:
 
 
 def _network() -> str:
-    """Equal on processes that reach each other at 127.0.0.1."""
+    """Return a name that is equal on processes that reach each other at 127.0.0.1."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"

@@ -30,10 +30,10 @@ from torch_hbmcomm.async_ddp.resync import Publication, Resync
 from torch_hbmcomm.async_ddp.totals import Totals
 from torch_hbmcomm.parameter_server.roster import Roster
 from torch_hbmcomm.parameter_server.sharding import Boxes, connect_boxes
-from torch_hbmcomm.smb.closing import Closing, at_exit
+from torch_hbmcomm.smb.closeable import Closeable, close_at_exit
 
 
-class AsyncState(Closing):
+class AsyncState(Closeable):
     """The state of async_hook, which trains an unmodified DDP model asynchronously.
 
         ddp = DistributedDataParallel(model, process_group=group, broadcast_buffers=False)
@@ -132,7 +132,7 @@ class AsyncState(Closing):
             config, job_name = told[0]
             together(self._group, lambda: self._attach(config, job_name, timeout, resources))
             self._resources = resources.pop_all()
-        at_exit(self)
+        close_at_exit(self)
 
     # -- in training -----------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What the environment says: who started this process, and how torch_hbmcomm was configured."""
+"""Reads the environment: which launcher started this process, and torch_hbmcomm's settings."""
 
 import difflib
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ VARIABLES = {
 
 
 def launcher(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Its name, and the variable that gave it away. The innermost launcher wins: torchrun under
-    srun is torchrun."""
+    """Return the launcher's name and the variable that shows it. The innermost one counts: torchrun
+    under srun is torchrun."""
     signs = {
         "torchrun": ("TORCHELASTIC_RUN_ID",),
         "srun": ("SLURM_STEP_ID",),
@@ -42,11 +42,12 @@ def launcher(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that begin with HBMCOMM_, sorted."""
     return {name: environ[name] for name in sorted(environ) if name.startswith("HBMCOMM_")}
 
 
 def unknown(names: Mapping[str, str]) -> dict[str, str]:
-    """For each name that no part of torch_hbmcomm reads: what to do about it."""
+    """Return, for each name that no part of torch_hbmcomm reads, what to do about it."""
     advice = {}
     for name in names:
         if name not in VARIABLES:

@@ -1,4 +1,4 @@
-"""A memory box's statistics as Prometheus text, over HTTP."""
+"""Serves a memory box's statistics as Prometheus text, over HTTP."""
 
 from __future__ import annotations
 
@@ -36,12 +36,14 @@ _GAUGES = {
 
 
 class Address(NamedTuple):
+    """The address at which metrics are served."""
+
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """``"127.0.0.1:9100"``, ``"[::1]:9100"``; ``":9100"`` for every IPv4 address. Raises
+        """Read ``"127.0.0.1:9100"`` or ``"[::1]:9100"``; ``":9100"`` is every IPv4 address. Raises
         ValueError for anything else."""
         match = re.fullmatch(r"(.*):([0-9]+)", text)
         if match is None:
@@ -52,7 +54,7 @@ class Address(NamedTuple):
 
 
 class Metrics:
-    """Serves http://host:port/metrics until it is left.
+    """Serves http://host:port/metrics until its with block ends.
 
     Raises OSError when the address cannot be listened on.
     """
@@ -123,7 +125,7 @@ def _rows(
     labels: Callable[[dict[str, Any]], dict[str, str]],
     gauges: tuple[str, ...],
 ) -> Iterator[Metric]:
-    """A family for each column of a table, with the labels of each row."""
+    """Yield a family for each column of a table, with the labels of each row."""
     labelled = [(labels(row), row) for row in rows]
     names = list(labelled[0][0]) if labelled else []
     families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
@@ -152,5 +154,5 @@ def _segment_labels(row: dict[str, Any]) -> dict[str, str]:
 
 
 def _fingerprint(secret: str) -> str:
-    """Tells keys and sessions apart without giving them away: whoever knows one may use it."""
+    """Name a key or a session by its hash: to know the secret itself is to be let in."""
     return hashlib.blake2b(secret.encode(), digest_size=8).hexdigest()

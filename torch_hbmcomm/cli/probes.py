@@ -1,4 +1,5 @@
-"""Looks at one thing each and says what is there, how it was found and, if it is not, what to do.
+"""Probes: each looks at one thing and says what is there, how it was found and what to do if it is
+not there.
 
 No probe needs a process group. A probe raises ImportError when it needs the extension and there is
 none, RuntimeError or ValueError when the library names a cause; look() makes findings of these.
@@ -22,7 +23,7 @@ _RDMA_DEVICES = Path("/sys/class/infiniband")
 _TRANSPORT_VARIABLES = ("UCX_TLS", "FI_PROVIDER", "MPIR_CVAR_CH4_NETMOD")
 
 
-class State(Enum):
+class ProbeState(Enum):
     OK = "ok"
     WARNING = "warning"  # works, though not as one may expect
     BROKEN = "broken"  # the backend cannot work here
@@ -30,12 +31,12 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """value: for people. data: the same for machines."""
+    """The result of a probe. value: for people. data: the same for machines."""
 
     name: str
     value: str
     found_by: str = ""
-    state: State = State.OK
+    state: ProbeState = ProbeState.OK
     remedy: str = ""
     data: dict[str, Any] = field(default_factory=dict)
 
@@ -47,7 +48,7 @@ def package() -> Finding:
             "torch_hbmcomm",
             "not installed",
             "package metadata",
-            State.WARNING,
+            ProbeState.WARNING,
             "install it with pip, or torch will not find the backend hbm by itself",
         )
     return Finding("torch_hbmcomm", version, "package metadata", data={"version": version})
@@ -114,7 +115,7 @@ def hbm() -> Finding:
         f"{'none to allocate from' if absent else 'mode ' + found.mode}; closest nodes: {closest}\n"
         f"CPU nodes a socket: {found.cluster}; memkind {found.memkind_version}",
         f"{found.hbm_source}\n{found.mode_source}",
-        State.WARNING if absent else State.OK,
+        ProbeState.WARNING if absent else ProbeState.OK,
         "if this machine has HBM nodes, name them in MEMKIND_HBW_NODES" if absent else "",
         {
             "available": found.hbm_available,
@@ -176,7 +177,7 @@ def box() -> Finding:
     except ImportError as error:
         remedy = "rebuild torch_hbmcomm; until then there is no memory box"
         return Finding(
-            "box", f"cannot be loaded: {error}", f"import {module}", State.WARNING, remedy
+            "box", f"cannot be loaded: {error}", f"import {module}", ProbeState.WARNING, remedy
         )
     return Finding("box", str(found), f"import {module}", data={"module": str(found)})
 
@@ -205,7 +206,7 @@ def box_token() -> Finding:
         found = token.find(None)
     except (OSError, ValueError) as error:
         remedy = "mend the file, or start a box with `hbmcomm serve`, which makes a missing one"
-        return Finding("box_token", str(error), found_by, State.WARNING, remedy)
+        return Finding("box_token", str(error), found_by, ProbeState.WARNING, remedy)
     there = bool(found.text)
     return Finding(
         "box_token",
@@ -228,7 +229,7 @@ def settings() -> Finding:
         "settings",
         "\n".join(f"{name}={value}" for name, value in found.items()) or "none",
         "HBMCOMM_* in the environment",
-        State.WARNING if advice else State.OK,
+        ProbeState.WARNING if advice else ProbeState.OK,
         "\n".join(f"{name} is unknown: {what}" for name, what in advice.items()),
         {"set": found, "unknown": list(advice)},
     )
@@ -256,7 +257,7 @@ def _extension() -> ModuleType:
 
 
 def look() -> list[Finding]:
-    """All findings, in the order in which people read them."""
+    """Run all probes, in the order in which people read their findings."""
     return [_look(probe) for probe in PROBES]
 
 
@@ -272,13 +273,13 @@ def _look(probe: Callable[[], Finding]) -> Finding:
 
 def _needs_box(name: str) -> Finding:
     value = "unknown: the module of the memory box finds it"
-    return Finding(name, value, "torch_hbmcomm._smb", State.WARNING, "mend the row box first")
+    return Finding(name, value, "torch_hbmcomm._smb", ProbeState.WARNING, "mend the row box first")
 
 
 def _broken(
     name: str, cause: str, found_by: str, remedy: str, data: dict[str, Any] | None = None
 ) -> Finding:
-    return Finding(name, cause, found_by, State.BROKEN, remedy, data or {})
+    return Finding(name, cause, found_by, ProbeState.BROKEN, remedy, data or {})
 
 
 def _minor(version: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""`hbmcomm serve`: a memory box, until it is told to end."""
+"""`hbmcomm serve`: serves a memory box until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -138,13 +138,13 @@ def serve(
 
 
 def _metrics_address(text: str) -> Address:
-    from torch_hbmcomm.cli.metrics import Address  # with the HTTP server: only where it is wanted
+    from torch_hbmcomm.cli.metrics import Address  # imports an HTTP server
 
     return Address.parse(text)
 
 
 def _wait_for_the_end() -> None:
-    """Returns at the first of the signals, which are held off; the next one ends the process."""
+    """Return at the first of the signals, which are blocked; the next one ends the process."""
     for number in _ENDING:
         signal.signal(number, signal.SIG_DFL)
     signal.sigwait(_ENDING)

@@ -1,7 +1,11 @@
-"""Layer-wise dropping with error feedback."""
+"""Layer-wise dropping with error feedback (Lee et al. 2020).
 
-from torch_hbmcomm.layer_drop.hook import layer_drop_hook
-from torch_hbmcomm.layer_drop.state import LayerDropState
-from torch_hbmcomm.layer_drop.terms import LayerDrop
+Read it from hook.py downwards: a bucket of gradients becomes layers (buckets.py), which are added
+to a cache (cache.py); ranks average what the decision needs (averaging.py); decision.py says which
+layers are sent.
+"""
+
+from torch_hbmcomm.layer_drop.config import LayerDrop
+from torch_hbmcomm.layer_drop.hook import LayerDropState, layer_drop_hook
 
 __all__ = ["LayerDrop", "LayerDropState", "layer_drop_hook"]

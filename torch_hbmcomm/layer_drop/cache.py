@@ -1,25 +1,29 @@
-"""Gradients that were not sent yet, added up (Lee et al. 2020, equation 1)."""
+"""The cache: gradients that were not sent yet, added up (Lee et al. 2020, equation 1), and which
+rank takes over which cache of a checkpoint.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from torch_hbmcomm import native
 
+SavedState = Mapping[str, Any]
+
 
 class Cache:
-    """Flat tensors by name, in the order in which the gradients lie in memory.
+    """Accumulated gradients by name: flat tensors, with elements in the gradients' memory order.
 
-    A step is accumulate() and pack() for each name, and commit().
+    A step is accumulate() and pack() for each name, then commit().
 
     Args:
         dtype: of the cache; None: float32, for gradients of float64 float64
-        recoverable: a step can be given up by roll_back(); takes twice the memory
+        recoverable: roll_back() can undo a step; takes twice the memory
 
-    Memory: a gradient's, once. Threads: one at a time.
+    Memory: one copy of the gradients. Threads: one at a time.
     """
 
     def __init__(self, dtype: torch.dtype | None = None, recoverable: bool = False) -> None:
@@ -28,11 +32,11 @@ class Cache:
         self._recoverable = recoverable
         self._rooms: dict[str, list[torch.Tensor]] = {}  # memory: one room, or two in turn
         self._held: dict[str, torch.Tensor] = {}  # what is in the cache; absent: nothing
-        self._changes: dict[str, torch.Tensor | None] = {}  # that this step makes
+        self._changes: dict[str, torch.Tensor | None] = {}  # by this step; None: nothing is left
 
     @property
     def names(self) -> list[str]:
-        """Of what is cached."""
+        """Names of what is cached."""
         return list(self._held)
 
     @property
@@ -46,8 +50,11 @@ class Cache:
         factor: float = 1.0,
         squares: bool = False,
     ) -> tuple[list[float], list[bool]]:
-        """Adds factor * gradient. Returns of each name the moment, the sum of absolute values (or
-        of squares) of what is cached now, and whether the gradient is zero everywhere."""
+        """Add factor * gradient to what is cached under each name.
+
+        Returns the moments, sums of absolute values (or of squares) of what is cached now; and
+        whether each gradient is zero everywhere.
+        """
         before = [self._held.get(name) for name in names]
         after = [self._room(*one) for one in zip(names, gradients, before, strict=True)]
         found = self._native.layerdrop_accumulate(list(gradients), before, after, factor, squares)
@@ -62,11 +69,13 @@ class Cache:
         factor: float = 1.0,
         parts: Sequence[slice] | None = None,
     ) -> None:
-        """Puts factor times what was accumulated under the names into `wire`, one after another.
-        It is no longer cached, but for what rounding to a narrower type left.
+        """Move factor * what was accumulated into `wire`, one name after another.
 
-        parts: where the wire is too small for all: these elements of each. The parts of one name
-        come in order, until all of it was packed.
+        Only what rounding to a narrower type takes away stays cached.
+
+        Args:
+            parts: elements of each name, where the wire is too small for all; the parts of one name
+                come in order, until all of it was packed
         """
         if not names:
             return
@@ -79,7 +88,7 @@ class Cache:
                 self._changes[name] = None
 
     def commit(self) -> None:
-        """The step counts."""
+        """End the step, and keep what it changed."""
         for name, cache in self._changes.items():
             if cache is None:
                 self._held.pop(name, None)
@@ -88,11 +97,11 @@ class Cache:
         self._changes.clear()
 
     def roll_back(self) -> None:
-        """The cache is as it was before the step. REQUIRES: recoverable."""
+        """Undo the step. REQUIRES: recoverable."""
         self._changes.clear()
 
     def norm(self) -> float:
-        """The L2 norm of all that is cached."""
+        """Return the L2 norm of all that is cached."""
         if not self._held:
             return 0.0
         return float(
@@ -100,7 +109,7 @@ class Cache:
         )
 
     def state_dict(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copies of what is cached, each in the shape of the parameter of that name."""
+        """Return copies of what is cached, each in the shape of the parameter of that name."""
         return {
             name: _shaped(cache, parameters[name]).clone() for name, cache in self._held.items()
         }
@@ -108,7 +117,7 @@ class Cache:
     def load_state_dict(
         self, states: Sequence[Mapping[str, torch.Tensor]], parameters: Mapping[str, torch.Tensor]
     ) -> None:
-        """The sum of several states replaces what is cached. Raises ValueError for a name or a
+        """Replace what is cached by the sum of several states. Raises ValueError for a name or a
         shape that is not the parameters'; then nothing has changed."""
         for state in states:
             for name, values in state.items():
@@ -130,7 +139,7 @@ class Cache:
                 _shaped(held, parameter).add_(values)
 
     def _room(self, name: str, gradient: torch.Tensor, held: torch.Tensor | None) -> torch.Tensor:
-        """Where the accumulated gradient goes: over what is held, if that need not be kept."""
+        """Return memory for an accumulated gradient: that of `held`, unless it must be kept."""
         rooms = self._rooms.setdefault(name, [])
         for room in rooms:
             if not self._recoverable or room is not held:
@@ -147,13 +156,53 @@ class Cache:
 
 
 def _shaped(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A view of a flat tensor that lies in memory as `like` does, if that has no gaps."""
+    """View a flat tensor in the shape and memory order of `like`, which has no gaps."""
     strides = torch.empty_like(like).stride()
     return flat.as_strided(like.shape, strides)
 
 
-def check_names(found: Sequence[str], expected: Sequence[str]) -> None:
-    """Of a checkpoint and of a model. Raises ValueError saying which differ."""
+class Share(NamedTuple):
+    """The part of a checkpoint that one rank loads: it adds up the caches of `states`, and takes
+    from `common`, one of all states, what is equal on all ranks."""
+
+    states: Sequence[SavedState]
+    common: SavedState
+
+
+def own_share(
+    given: SavedState | Sequence[SavedState], rank: int, ranks: int, names: Sequence[str]
+) -> Share:
+    """Choose what this rank loads of what it saved, or of what all ranks saved.
+
+    Saved caches are dealt out to the ranks that there are now, so that their sum stays.
+
+    Raises ValueError for states of another model, rank or number of ranks.
+    """
+    states = [given] if isinstance(given, Mapping) else list(given)
+    if not states:
+        raise ValueError("load_state_dict() was given no state at all")
+    for state in states:
+        if unknown := {"rank", "ranks", "names", "caches"} - set(state):
+            raise ValueError(
+                f"the state lacks {', '.join(sorted(unknown))}: load what state_dict() returned"
+            )
+        _check_names(state["names"], names)
+    states.sort(key=lambda state: int(state["rank"]))
+    saved = states[0]["ranks"]
+    if isinstance(given, Mapping):
+        if (given["rank"], saved) != (rank, ranks):
+            raise ValueError(
+                f"the state is of rank {given['rank']} of {saved}, and this is rank {rank} of "
+                f"{ranks}: load what this rank saved, or give the states of all {saved} ranks"
+            )
+        return Share([given], given)
+    found = [state["rank"] for state in states]
+    if found != list(range(saved)):
+        raise ValueError(f"states of ranks {found} were given, and {saved} ranks had saved some")
+    return Share(states[rank::ranks], states[0])
+
+
+def _check_names(found: Sequence[str], expected: Sequence[str]) -> None:
     unlike: list[Any] = sorted(set(found) ^ set(expected))
     if unlike:
         raise ValueError(

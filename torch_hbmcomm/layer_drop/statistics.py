@@ -1,13 +1,17 @@
-"""What dropping saves, counted."""
+"""Counts what dropping saves, for summary(), checkpoints and the log; and warns."""
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 import torch
 
-from torch_hbmcomm.layer_drop.bucket import Plan
+from torch_hbmcomm.layer_drop.buckets import BucketLayers
+from torch_hbmcomm.layer_drop.config import LayerDrop
+from torch_hbmcomm.layer_drop.decision import Layer
 
 
 @dataclass
@@ -20,36 +24,45 @@ class _Counts:
 
 @dataclass
 class Statistics:
-    """Of one rank. A step's counts become part of the totals by end_step()."""
+    """Counts on one rank. end_step() adds a step's counts to the totals.
+
+    Of the last step: layers, sent_layers; overhead: bytes that its decisions took.
+    """
 
     steps: int = 0
     refused_steps: int = 0
     layers: int = 0
     sent_layers: int = 0
-    overhead: int = 0  # bytes that the decisions of the step took
+    overhead: int = 0
     _total: _Counts = field(default_factory=_Counts)
     _step: _Counts = field(default_factory=_Counts)
-    _since: _Counts = field(default_factory=_Counts)  # the last line
+    _since: _Counts = field(default_factory=_Counts)  # line() was called last
 
     def begin_step(self) -> None:
         self.layers = self.sent_layers = self.overhead = 0
         self._step = _Counts()
 
-    def count_all(self, plan: Plan, buffer: torch.Tensor) -> None:
-        """Everything was sent, undecided."""
-        self.layers += len(plan.layers)
-        self.sent_layers += len(plan.layers)
+    def count_all(self, bucket: BucketLayers, buffer: torch.Tensor) -> None:
+        """Count a bucket that was sent whole, without a decision."""
+        self.layers += len(bucket.layers)
+        self.sent_layers += len(bucket.layers)
         self._step.gradient_bytes += buffer.nbytes
         self._step.sent_bytes += buffer.nbytes
         self._step.elements += buffer.numel()
         self._step.sent_elements += buffer.numel()
 
     def count(
-        self, plan: Plan, sent: Sequence[bool], buffer: torch.Tensor, told: torch.Tensor
+        self, bucket: BucketLayers, sent: Sequence[bool], buffer: torch.Tensor, told: torch.Tensor
     ) -> None:
-        """told: by each rank to all others, to decide."""
-        gone = [layer for layer, goes in zip(plan.layers, sent, strict=True) if goes]
-        self.layers += len(plan.layers)
+        """Count a bucket of which some layers were sent.
+
+        Args:
+            sent: by layer
+            buffer: the bucket's gradients
+            told: values that each rank told all others to decide
+        """
+        gone = [layer for layer, goes in zip(bucket.layers, sent, strict=True) if goes]
+        self.layers += len(bucket.layers)
         self.sent_layers += len(gone)
         self.overhead += told.nbytes
         self._step.gradient_bytes += buffer.nbytes
@@ -58,12 +71,14 @@ class Statistics:
         self._step.sent_elements += sum(layer.numel for layer in gone)
 
     def end_step(self) -> None:
+        """Add the step to the totals."""
         self.steps += 1
         for name, value in asdict(self._step).items():
             for counts in (self._total, self._since):
                 setattr(counts, name, getattr(counts, name) + value)
 
     def refuse_step(self) -> None:
+        """Leave out the step, which the scaler skipped."""
         self.refused_steps += 1
 
     def summary(self) -> dict[str, float]:
@@ -79,7 +94,7 @@ class Statistics:
         }
 
     def line(self, threshold: float) -> str:
-        """Of the steps since the last one."""
+        """Describe the steps since the last call, for the log."""
         since, self._since = self._since, _Counts()
         share = since.sent_bytes / max(since.gradient_bytes, 1)
         return (
@@ -95,3 +110,35 @@ class Statistics:
         counts = dict(state)
         self.steps, self.refused_steps = counts.pop("steps"), counts.pop("refused_steps")
         self._total, self._since = _Counts(**counts), _Counts()
+
+
+def warn_if_little_can_be_dropped(config: LayerDrop, layers: Sequence[Layer]) -> None:
+    """Warn when a model's layers that are always sent exceed the share that is to be sent."""
+    if config.ratio == 0 or config.fixed_threshold is not None:
+        return
+    always = sum(layer.numel for layer in layers if layer.always)
+    total = sum(layer.numel for layer in layers)
+    if always > (1 - config.ratio) * total:
+        warnings.warn(
+            f"layers that are always sent are {always / total:.0%} of the model, and "
+            f"ratio={config.ratio} would send {1 - config.ratio:.0%}: they have one dimension, or "
+            f"fewer than min_numel={config.min_numel} elements",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def warn_not_finite(layers: Sequence[Layer], moments: Sequence[float]) -> None:
+    """Warn of layers whose accumulated gradients are not finite."""
+    broken = [
+        layer.name
+        for layer, moment in zip(layers, moments, strict=True)
+        if not math.isfinite(moment)
+    ]
+    if broken:
+        warnings.warn(
+            f"the accumulated gradient of {', '.join(broken)} is not finite; it was sent at once, "
+            "and is in .grad on all ranks",
+            RuntimeWarning,
+            stacklevel=2,
+        )

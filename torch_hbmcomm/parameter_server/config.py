@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_hbmcomm.layer_drop.terms import LayerDrop
+from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.parameter_server.rules import Rule
 
 BUFFERS = ("shared", "local")

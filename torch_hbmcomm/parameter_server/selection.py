@@ -16,9 +16,8 @@ from typing import Any, Protocol
 import torch
 
 from torch_hbmcomm import native
-from torch_hbmcomm.layer_drop.layers import Layer, Shape, layers_of
-from torch_hbmcomm.layer_drop.rule import Rule
-from torch_hbmcomm.layer_drop.terms import LayerDrop
+from torch_hbmcomm.layer_drop.config import LayerDrop
+from torch_hbmcomm.layer_drop.decision import DropRule, Layer, Shape, layers_of
 from torch_hbmcomm.parameter_server.exchange import COUNTER_BYTES
 from torch_hbmcomm.parameter_server.layout import Piece, TensorSpec, travels_as, width
 from torch_hbmcomm.tensors import is_finite
@@ -84,7 +83,7 @@ class AsyncLayerDrop:
         self._layers = layers
         self._changing = changing
         self._squares = drop.squares
-        self._rule = Rule(drop)
+        self._rule = DropRule(drop)
         self._sent = self._dropped = 0
 
     def moment(self, difference: torch.Tensor) -> float:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torch_hbmcomm.layer_drop.terms import LayerDrop
+from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.parameter_server.asynchronous import AsyncParameterServer
 from torch_hbmcomm.parameter_server.config import BUFFERS, AsyncConfig, SyncConfig
 from torch_hbmcomm.parameter_server.rules import Rule, named

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torch_hbmcomm.layer_drop.names import check_dtype
+from torch_hbmcomm.layer_drop.buckets import check_dtype
 from torch_hbmcomm.parameter_server.config import SyncConfig
 from torch_hbmcomm.parameter_server.layout import TensorSpec
 from torch_hbmcomm.tensors import check_fills_memory

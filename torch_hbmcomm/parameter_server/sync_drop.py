@@ -7,11 +7,9 @@ from typing import Any
 
 import torch
 
-from torch_hbmcomm.layer_drop.cache import Cache
-from torch_hbmcomm.layer_drop.checkpoint import State, own_share
-from torch_hbmcomm.layer_drop.layers import Layer, Shape, layers_of
-from torch_hbmcomm.layer_drop.rule import Rule
-from torch_hbmcomm.layer_drop.terms import LayerDrop
+from torch_hbmcomm.layer_drop.cache import Cache, SavedState, own_share
+from torch_hbmcomm.layer_drop.config import LayerDrop
+from torch_hbmcomm.layer_drop.decision import DropRule, Layer, Shape, layers_of
 from torch_hbmcomm.parameter_server.sync_channel import Bucket
 
 _Flats = Sequence[torch.Tensor | None]
@@ -41,7 +39,7 @@ class SyncLayerDrop:
             ],
             drop,
         )
-        self._rule = Rule(drop)
+        self._rule = DropRule(drop)
         self._cache = Cache(drop.cache_dtype)
         self._moments = [0.0] * len(self._names)  # of what is cached
         self._direct: _Flats | None = None  # gradients that are sent past the cache
@@ -112,12 +110,12 @@ class SyncLayerDrop:
             "caches": self._cache.state_dict(self._parameters),
         }
 
-    def load_state_dict(self, state: State | Sequence[State] | None) -> None:
+    def load_state_dict(self, state: SavedState | Sequence[SavedState] | None) -> None:
         """Load what this worker saved, or what all workers saved, whose number may be another one
         now; None: start anew. Raises ValueError for states of another model, worker or number of
         workers."""
-        states: Sequence[State] = ()
-        rule = Rule(self._drop)
+        states: Sequence[SavedState] = ()
+        rule = DropRule(self._drop)
         if state is not None:
             states, common = own_share(state, self._worker, self._workers, self._names)
             rule.load_state_dict(common["rule"])
@@ -185,7 +183,9 @@ class SyncLayerDrop:
         return torch.zeros(parameter.numel(), dtype=parameter.dtype)
 
 
-def load_drop_state(dropping: SyncLayerDrop | None, state: State | Sequence[State] | None) -> None:
+def load_drop_state(
+    dropping: SyncLayerDrop | None, state: SavedState | Sequence[SavedState] | None
+) -> None:
     """Load a worker's state. Raises ValueError for one of another model, or that would be lost."""
     if dropping is not None:
         dropping.load_state_dict(state)

@@ -28,10 +28,8 @@ from torch_hbmcomm._smb import (
     SegmentLost,
 )
 from torch_hbmcomm.smb.batch import Batch
-from torch_hbmcomm.smb.box import Box, connect
-from torch_hbmcomm.smb.future import Future
-from torch_hbmcomm.smb.of import all_of, of
-from torch_hbmcomm.smb.segment import Segment
+from torch_hbmcomm.smb.box import Box, all_of, connect, of
+from torch_hbmcomm.smb.segment import Future, Segment
 from torch_hbmcomm.smb.server import Server
 from torch_hbmcomm.smb.values import key_of
 

@@ -1,4 +1,4 @@
-"""Several operations at once."""
+"""Operations that travel together."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from torch_hbmcomm import _smb
-from torch_hbmcomm.smb.future import Future
-from torch_hbmcomm.smb.segment import Segment
+from torch_hbmcomm.smb.segment import Future, Segment
 from torch_hbmcomm.smb.values import index, int64
 
 
@@ -36,7 +35,7 @@ class Batch:
         native = self._native
         self._collects = None
         if kind is not None:
-            return  # and what the native batch collected fails as it goes
+            return  # the native batch fails what it has collected when it goes
         native.issue_and_wait_next()
         failures = [failure for future in self._futures if (failure := future.exception())]
         if failures:
@@ -45,11 +44,13 @@ class Batch:
     def read(
         self, segment: Segment, offset: int = 0, size: int | None = None, into: Any = None
     ) -> Future:
+        """Add a read."""
         return self._keep(self._native.read(*segment._local(offset, size, into)))
 
     def write(
         self, segment: Segment, offset: int = 0, size: int | None = None, source: Any = None
     ) -> Future:
+        """Add a write."""
         return self._keep(self._native.write(*segment._local(offset, size, source)))
 
     def accumulate(
@@ -63,6 +64,7 @@ class Batch:
         source_offset: int | None = None,
         source_dtype: Any = None,
     ) -> Future:
+        """Add an accumulate."""
         what = src, dtype, scale, offset, size, source_offset, source_dtype
         return self._keep(segment._sum(self._native, False, *what))
 
@@ -77,10 +79,12 @@ class Batch:
         source_offset: int | None = None,
         source_dtype: Any = None,
     ) -> Future:
+        """Add an assign."""
         what = src, dtype, scale, offset, size, source_offset, source_dtype
         return self._keep(segment._sum(self._native, True, *what))
 
     def fetch_add(self, segment: Segment, offset: int, n: int) -> Future:
+        """Add a fetch_add. The future's result is what the cell was before."""
         return self._keep(
             self._native.fetch_add(segment._native, index("offset", offset), int64("n", n))
         )

@@ -1,15 +1,19 @@
-"""The connection to a box."""
+"""Connections to a box: a new one (connect), or those of a process group (of, all_of)."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import sys
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch_hbmcomm import _smb
-from torch_hbmcomm.smb import closing
 from torch_hbmcomm.smb.batch import Batch
+from torch_hbmcomm.smb.closeable import Closeable, close_at_exit
 from torch_hbmcomm.smb.segment import Segment
 from torch_hbmcomm.smb.token import find
 from torch_hbmcomm.smb.values import bytes_of, halves, readable
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Transport = Literal["auto", "shm", "tcp", "verbs"]
 Mode = Literal["auto", "create", "attach"]
@@ -25,12 +29,13 @@ def connect(
     reconnect_timeout: float = 60.0,
     timeout: float | None = None,
 ) -> Box:
-    """Connects to the box at ``smb://host:port`` or ``smb+unix:///path``.
+    """Connect to the box at ``smb://host:port`` or ``smb+unix:///path``.
 
     ``token`` None is HBMCOMM_TOKEN, the file that HBMCOMM_TOKEN_FILE names, or
     ~/.config/hbmcomm/token; "" is none. ``transport`` "auto" picks shm, verbs or tcp by what works;
-    any other works or is an error. A connection that is lost is made again, for
-    ``reconnect_timeout`` seconds. ``timeout`` is each operation's, in seconds; None: none but that.
+    any other is used or is an error. A connection that is lost is made again, for
+    ``reconnect_timeout`` seconds. ``timeout`` is each operation's, in seconds; None: as long as
+    the connection lives.
 
     Raises BoxUnreachable, AccessDenied, or ValueError for a bad argument.
     """
@@ -58,13 +63,13 @@ def connect(
     )
 
 
-class Box(closing.Closing):
+class Box(Closeable):
     """A connection to a memory box, for any number of threads; ``connect`` makes it."""
 
     def __init__(self, native: _smb.Client, url: str) -> None:
         self._native = native
         self.url = url
-        closing.at_exit(self)
+        close_at_exit(self)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else self.transport
@@ -77,11 +82,12 @@ class Box(closing.Closing):
 
     @property
     def why_transport(self) -> str:
-        """Why this one, and why not those before it."""
+        """Why this transport was chosen, and why not those before it."""
         return self._native.why_transport
 
     @property
     def closed(self) -> bool:
+        """Whether it is closed."""
         return self._native.closed
 
     def alloc(
@@ -92,7 +98,7 @@ class Box(closing.Closing):
         temporary: bool = False,
         read_only: bool = False,
     ) -> Segment:
-        """Makes a segment, or attaches to the one that has the key.
+        """Make a segment, or attach to the one that has the key.
 
         ``mode``: "create" makes it or raises KeyInUse, "attach" attaches or raises NoSuchKey,
         "auto" does what is possible. Attaching to a segment of another size is a ValueError; a size
@@ -107,21 +113,68 @@ class Box(closing.Closing):
         )
 
     def batch(self) -> Batch:
-        """Operations that are sent together at the end of a ``with`` block, and waited for."""
+        """Collect operations, to be sent together and waited for at the end of a ``with`` block."""
         return Batch(self._native.batch())
 
     def ping(self) -> None:
-        """Asks the box for a sign of life."""
+        """Ask the box for an answer, and wait for it."""
         self._native.ping()
 
     def stats(self) -> dict[str, Any]:
-        """What the box has done since its start: totals, and a table each of clients and segments.
+        """Return what the box has done since its start: totals, and tables of its clients and
+        segments.
 
         Reads and writes on shm and verbs do not pass the box, and are not among them.
         """
         return readable(self._native.stats())
 
     def close(self, patience: float = 5.0) -> None:
-        """Waits up to ``patience`` seconds for what is unfinished, and ends all attachments.
+        """Wait up to ``patience`` seconds for what is unfinished, and end all attachments.
         Operations raise BoxError afterwards. Does nothing the second time."""
         self._native.close(patience)
+
+
+def of(group: ProcessGroup | None = None) -> Box:
+    """Return the group's first box, or its only one; None means the default group.
+
+    Do not close it: the group does.
+
+    Raises ValueError, as all_of does.
+    """
+    return all_of(group)[0]
+
+
+def all_of(group: ProcessGroup | None = None) -> list[Box]:
+    """Return the boxes that the group was formed with (torch_hbmcomm.group_boxes): one for "auto",
+    else in the order of their addresses.
+
+    Raises ValueError for a group that has none, that is not hbm, or that has ended.
+    """
+    companion = _backend(group).companion
+    if companion is None:
+        raise ValueError(
+            "the group has no memory box: form it, by init_process_group, new_group or "
+            'hbmcomm.split_group, with pg_options=hbmcomm.Options(parameter_server="auto"), or '
+            'with the address of a box, "smb://host:port"; HBMCOMM_PARAMETER_SERVER sets the '
+            "default"
+        )
+    if companion.closed:
+        raise ValueError("the group has ended, and its memory boxes with it: form another one")
+    return list(companion.boxes)
+
+
+def _backend(group: ProcessGroup | None) -> Any:
+    torch: Any = sys.modules.get("torch")
+    dist: Any = sys.modules.get("torch.distributed")
+    chosen = dist.group.WORLD if group is None and dist is not None else group
+    if chosen is None:
+        raise ValueError("there is no default group: call init_process_group first")
+    if not isinstance(chosen, dist.ProcessGroup):
+        raise ValueError(f"{chosen!r} is no process group that this rank is in")
+    backend = chosen._get_backend(torch.device("cpu"))
+    backend = getattr(backend, "wrapped_pg", backend)  # by TORCH_DISTRIBUTED_DEBUG=DETAIL
+    if backend.name() != "hbm":
+        raise ValueError(
+            f'the group\'s CPU backend is {backend.name()}: only groups of "hbm" have memory boxes'
+        )
+    return backend

@@ -1,4 +1,4 @@
-"""A segment of a box, as one process has attached it."""
+"""A segment of a box, as one process has attached it, and the futures of its operations."""
 
 from __future__ import annotations
 
@@ -7,12 +7,39 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from torch_hbmcomm import _smb
-from torch_hbmcomm.smb.future import Future
 from torch_hbmcomm.smb.values import dtype_name, index, int64, joined, scale_of
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
+
+
+class Future:
+    """An operation that has been issued, or will be at the end of its batch."""
+
+    def __init__(self, native: _smb.Future) -> None:
+        self._native = native
+
+    def done(self) -> bool:
+        """Whether result() would return or raise at once."""
+        return self._native.done()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait, and return fetch_add's value or None, or raise what the operation failed with.
+
+        Raises TimeoutError when it is not done within ``timeout`` seconds; it goes on then.
+        Raises ValueError when it is not issued yet, or never was.
+        """
+        return self._native.result(timeout)
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        """Wait as result() does, and return what it would raise."""
+        self._native.wait(timeout)
+        try:
+            self._native.result()
+        except Exception as error:
+            return error
+        return None
 
 
 class Segment:
@@ -41,10 +68,12 @@ class Segment:
 
     @property
     def key(self) -> int:
+        """The number of 128 bits that others attach to it by."""
         return self._key
 
     @property
     def size(self) -> int:
+        """Bytes."""
         return self._size
 
     @property
@@ -54,6 +83,7 @@ class Segment:
 
     @property
     def read_only(self) -> bool:
+        """Whether this attachment may only read."""
         return self._native.read_only
 
     @property
@@ -67,33 +97,33 @@ class Segment:
             return self._buffer
 
     def numpy(self, dtype: Any = "uint8") -> np.ndarray[Any, Any]:
-        """The buffer as a NumPy array of one dimension."""
+        """Return the buffer as a NumPy array of one dimension."""
         import numpy as np
 
         return np.frombuffer(self.buffer, dtype if isinstance(dtype, type) else dtype_name(dtype))
 
     def tensor(self, dtype: Any = "uint8") -> torch.Tensor:
-        """The buffer as a PyTorch tensor of one dimension."""
+        """Return the buffer as a PyTorch tensor of one dimension."""
         import torch
 
         return torch.frombuffer(self.buffer, dtype=getattr(torch, dtype_name(dtype)))
 
     def view(self) -> memoryview:
-        """The segment itself, without a copy; by the transport shm alone, else ValueError.
+        """Return the segment itself, without a copy. Raises ValueError unless the transport is shm.
 
-        What is written here is written in the box. It may be used after free(), but once the box
-        has let go of the segment, its key deleted and its last attachment ended, it is of zeros.
+        What is written here is written in the box. The view may be used after free(); once the
+        segment's key is deleted and its last attachment has ended, it is full of zeros.
         """
         return memoryview(self._native.view())
 
     def read(self, offset: int = 0, size: int | None = None, into: Any = None) -> None:
-        """Box -> buffer, at the same offset; or -> the beginning of ``into``, as much as it holds
-        if no size is given."""
+        """Copy from the box to the buffer, at the same offset; or to the beginning of ``into``, as
+        much as it holds if no size is given."""
         self._client.read(*self._local(offset, size, into))
 
     def write(self, offset: int = 0, size: int | None = None, source: Any = None) -> None:
-        """Buffer -> box, at the same offset; or the beginning of ``source``, all of it if no size
-        is given."""
+        """Copy from the buffer to the box, at the same offset; or from the beginning of ``source``,
+        all of it if no size is given."""
         self._client.write(*self._local(offset, size, source))
 
     def accumulate(
@@ -106,7 +136,7 @@ class Segment:
         source_offset: int | None = None,
         source_dtype: Any = None,
     ) -> None:
-        """self += scale * src, element by element, on the box.
+        """Compute self += scale * src, element by element, on the box.
 
         ``dtype``: float32, float64, float16, bfloat16, int32 or int64, by name or as NumPy's or
         PyTorch's. ``source_dtype`` None is the same; bfloat16, float16 and float64 can be added to
@@ -130,24 +160,26 @@ class Segment:
         source_offset: int | None = None,
         source_dtype: Any = None,
     ) -> None:
-        """self = scale * src, converted, element by element, on the box: ``accumulate`` with the
-        old values left out."""
+        """Compute self = scale * src, converted, element by element, on the box: ``accumulate``
+        without the old values."""
         batch = self._client.batch()
         what = src, dtype, scale, offset, size, source_offset, source_dtype
         _wait(batch, self._sum(batch, True, *what))
 
     def fetch_add(self, offset: int, n: int) -> int:
-        """Adds to a signed 64-bit cell of the box, atomically. Returns what it was before."""
+        """Add to a signed 64-bit cell of the box, atomically. Returns what it was before."""
         batch = self._client.batch()
         future = batch.fetch_add(self._native, index("offset", offset), int64("n", n))
         before: int = _wait(batch, future)
         return before
 
     def read_async(self, offset: int = 0, size: int | None = None, into: Any = None) -> Future:
+        """Start a read."""
         batch = self._client.batch()
         return _issue(batch, batch.read(*self._local(offset, size, into)))
 
     def write_async(self, offset: int = 0, size: int | None = None, source: Any = None) -> Future:
+        """Start a write."""
         batch = self._client.batch()
         return _issue(batch, batch.write(*self._local(offset, size, source)))
 
@@ -161,6 +193,7 @@ class Segment:
         source_offset: int | None = None,
         source_dtype: Any = None,
     ) -> Future:
+        """Start an accumulate."""
         batch = self._client.batch()
         what = src, dtype, scale, offset, size, source_offset, source_dtype
         return _issue(batch, self._sum(batch, False, *what))
@@ -175,26 +208,27 @@ class Segment:
         source_offset: int | None = None,
         source_dtype: Any = None,
     ) -> Future:
+        """Start an assign."""
         batch = self._client.batch()
         what = src, dtype, scale, offset, size, source_offset, source_dtype
         return _issue(batch, self._sum(batch, True, *what))
 
     def fetch_add_async(self, offset: int, n: int) -> Future:
-        """The future's result is what the cell was before."""
+        """Start a fetch_add. The future's result is what the cell was before."""
         batch = self._client.batch()
         future = batch.fetch_add(self._native, index("offset", offset), int64("n", n))
         return _issue(batch, future)
 
     def free(self) -> None:
-        """Ends the attachment. Of a segment that was freed or lost: does nothing."""
+        """End the attachment. Does nothing for a segment that was freed or lost."""
         self._client.free(self._native)
 
     def delete(self) -> None:
-        """Takes the key away, so that nobody can attach any more, and ends the attachment. The
-        memory goes with the last attachment.
+        """Delete the key, so that nobody can attach any more, and end the attachment. The memory
+        is freed with the last attachment.
 
-        The attachment ends also where the key cannot be taken away, as when another client was
-        faster (NoSuchKey).
+        The attachment ends also where the key cannot be deleted, as when another client was faster
+        (NoSuchKey).
         """
         try:
             self._client.remove(self._native)
@@ -204,7 +238,7 @@ class Segment:
     def _local(
         self, offset: int, size: int | None, local: Any
     ) -> tuple[_smb.Segment, int, int | None, Any]:
-        """Arguments of the native read and write."""
+        """Return the arguments of the native read and write."""
         start = index("offset", offset)
         length = None if size is None else index("size", size)
         if local is not None:
@@ -226,7 +260,7 @@ class Segment:
         source_offset: int | None,
         source_dtype: Any,
     ) -> _smb.Future:
-        """Adds an accumulate, or an assign, to the batch."""
+        """Add an accumulate, or an assign, to the batch."""
         if not isinstance(src, Segment):
             raise TypeError(f"the source of a sum is a Segment, not {type(src).__name__}")
         start = index("offset", offset)

@@ -1,4 +1,4 @@
-"""A box in this process."""
+"""A memory box that this process serves."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from torch_hbmcomm import _smb
-from torch_hbmcomm.smb import closing
+from torch_hbmcomm.smb.closeable import Closeable, close_at_exit
 from torch_hbmcomm.smb.token import find_or_create
 from torch_hbmcomm.smb.values import bytes_of, readable
 
 
-class Server(closing.Closing):
-    """Serves memory from the end of the constructor until close().
+class Server(Closeable):
+    """Serves a memory box from the end of the constructor until close().
 
     ``listen``: one or more of "host:port" for TCP and RDMA, port 0 for any, or () for none.
     ``unix``: the path of the Unix socket that the transport shm needs; True chooses one, False is
@@ -50,9 +50,9 @@ class Server(closing.Closing):
     ) -> None:
         found = find_or_create(token)
         self.token = found.text
-        """What clients have to know; "" for nothing."""
+        """The token that clients need; "" when there is none."""
         self.token_source = found.source
-        """Where it was found, in words."""
+        """Where the token was found, in words."""
         self._native = _smb.Server(
             listen=[listen] if isinstance(listen, str) else list(listen),
             unix_socket=unix is not False,
@@ -76,11 +76,11 @@ class Server(closing.Closing):
         self._transports = ["shm"] * (unix is not False) + ["tcp"] * bool(listen)
         if verbs != "off" and listen and not _smb.why_no_verbs():
             self._transports.append("verbs")
-        closing.at_exit(self)
+        close_at_exit(self)
 
     @property
     def url(self) -> str:
-        """What clients connect to."""
+        """The address that clients connect to."""
         return self._native.url
 
     @property
@@ -90,22 +90,23 @@ class Server(closing.Closing):
 
     @property
     def transports(self) -> list[str]:
-        """By which clients can come: "shm", "tcp", "verbs"."""
+        """The transports that clients can use: of "shm", "tcp", "verbs"."""
         return self._transports
 
     @property
     def closed(self) -> bool:
+        """Whether it is closed."""
         return self._native.closed
 
     def stats(self) -> dict[str, Any]:
-        """As Box.stats(), and what the pool has (``pool``)."""
+        """Return what Box.stats() does, and the state of the memory pool (``pool``)."""
         return readable(self._native.stats())
 
     def drain(self, most: float = 5.0) -> None:
-        """Takes no further clients and requests, and returns when those that came are answered, or
+        """Refuse further clients and requests, and return when those that came are answered, or
         after ``most`` seconds."""
         self._native.drain(most)
 
     def close(self) -> None:
-        """Ends the box; without a store all segments are gone. Does nothing the second time."""
+        """End the box; without a store all segments are lost. Does nothing the second time."""
         self._native.close()

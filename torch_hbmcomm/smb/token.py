@@ -1,4 +1,4 @@
-"""Where a box's token comes from: never from a command line, which every user can list.
+"""Finds the token of a box: never on a command line, which every user can list.
 
 In this order: the argument, HBMCOMM_TOKEN, the file that HBMCOMM_TOKEN_FILE names, and
 ~/.config/hbmcomm/token. An empty token means that none is used.
@@ -16,6 +16,8 @@ _BYTES = 32  # of randomness
 
 
 class Token(NamedTuple):
+    """The secret that a box asks its clients for; an empty text is none."""
+
     text: str
     source: str
     """Where it was found, in words."""
@@ -25,12 +27,12 @@ _NONE = Token("", "none was found")
 
 
 def default_file() -> Path:
-    """Raises RuntimeError where the user has no home directory."""
+    """Return ~/.config/hbmcomm/token. Raises RuntimeError when the user has no home directory."""
     return Path.home() / ".config" / "hbmcomm" / "token"
 
 
 def find(token: str | None) -> Token:
-    """A client's. Raises FileNotFoundError when HBMCOMM_TOKEN_FILE names none."""
+    """Find a client's token. Raises FileNotFoundError when HBMCOMM_TOKEN_FILE names no file."""
     given = _given(token)
     if given is not None:
         return given
@@ -45,8 +47,8 @@ def find(token: str | None) -> Token:
 
 
 def find_or_create(token: str | None) -> Token:
-    """A server's: where there is none, a random one is written to the file that was named, or to
-    the default one. Raises OSError where that cannot be."""
+    """Find a server's token; where there is none, write a random one to the file that was named, or
+    to the default one. Raises OSError where that cannot be."""
     given = _given(token)
     if given is not None:
         return given
@@ -63,10 +65,11 @@ def find_or_create(token: str | None) -> Token:
 
 
 def read_or_create(file: Path) -> Token:
+    """Read the token in the file; where there is no file, make one with a random token."""
     if file.exists():
         return read(file)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # It comes to its name whole, and only if nobody was faster.
+    # Linked when it is complete, and only if no other process was faster.
     descriptor, temporary = tempfile.mkstemp(dir=file.parent)  # mode 0600
     try:
         with os.fdopen(descriptor, "w") as stream:
@@ -80,6 +83,7 @@ def read_or_create(file: Path) -> Token:
 
 
 def read(file: Path) -> Token:
+    """Read the token in the file. Raises ValueError when it is empty."""
     text = file.read_text().strip()
     if not text:
         raise ValueError(f"the token file {file} is empty; remove it, and the box makes a new one")

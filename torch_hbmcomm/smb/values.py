@@ -1,4 +1,4 @@
-"""What users write for keys, element types and sizes, as the native module takes it."""
+"""Converts keys, element types and sizes as users write them into what the native module takes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _END = 1 << 63  # of addresses, and of signed 64-bit numbers
 
 
 def key_of(key: int | str) -> int:
-    """The number of 128 bits that a key stands for.
+    """Return the number of 128 bits that a key stands for.
 
     An integer of 1 to 2**128 - 1 is the number itself; text of 32 hexadecimal digits is that
     number; any other text is a name, and stands for its BLAKE2b hash.
@@ -37,6 +37,7 @@ def key_of(key: int | str) -> int:
 
 
 def halves(key: int | str | None) -> Halves | None:
+    """Return the native form of a key."""
     if key is None:
         return None
     number = key_of(key)
@@ -44,13 +45,15 @@ def halves(key: int | str | None) -> Halves | None:
 
 
 def joined(key: Halves) -> int:
+    """Return the number of a key in its native form."""
     return key[0] << _HALF | key[1]
 
 
 def dtype_name(dtype: Any) -> str:
-    """``"float32"`` of itself, ``numpy.float32``, ``numpy.dtype("float32")`` or ``torch.float32``.
+    """Return ``"float32"`` for itself, ``numpy.float32``, ``numpy.dtype("float32")`` or
+    ``torch.float32``.
 
-    Whether a box can add elements of that type is the native module's to say.
+    Whether a box can add elements of that type is checked by the native module.
     """
     if isinstance(dtype, str):
         name = dtype
@@ -62,7 +65,7 @@ def dtype_name(dtype: Any) -> str:
 
 
 def bytes_of(size: int | str) -> int:
-    """``4096`` or ``"64KiB"``. Raises ValueError for what is no positive size."""
+    """Return the bytes of ``4096`` or ``"64KiB"``. Raises ValueError unless they are positive."""
     count = parse_bytes(size) if isinstance(size, str) else operator.index(size)
     if not 0 < count < _END:
         raise ValueError(f"a size is a positive number of bytes, less than 2**63, not {count}")
@@ -70,6 +73,7 @@ def bytes_of(size: int | str) -> int:
 
 
 def index(name: str, value: int) -> int:
+    """Return an offset or a size. Raises ValueError outside of 0 to 2**63 - 1."""
     number = operator.index(value)
     if number < 0:
         raise ValueError(f"{name} is not negative: {number}")
@@ -79,6 +83,7 @@ def index(name: str, value: int) -> int:
 
 
 def int64(name: str, value: int) -> int:
+    """Return a signed number of 64 bits. Raises ValueError for any other."""
     number = operator.index(value)
     if not -_END <= number < _END:
         raise ValueError(f"{name} is a signed number of 64 bits, -2**63 to 2**63 - 1: {number}")
@@ -86,7 +91,7 @@ def int64(name: str, value: int) -> int:
 
 
 def scale_of(dtype: str, scale: float) -> float:
-    """The factor of an accumulate, which for integers is a whole number."""
+    """Return the factor of an accumulate. Raises ValueError for a fraction with integers."""
     factor = float(scale)
     if dtype.startswith("int") and not (factor.is_integer() and factor == scale):
         raise ValueError(f"an accumulate of {dtype} takes a whole number as its scale, not {scale}")
@@ -94,7 +99,7 @@ def scale_of(dtype: str, scale: float) -> float:
 
 
 def readable(stats: dict[str, Any]) -> dict[str, Any]:
-    """With keys as numbers, and sessions as hexadecimal digits."""
+    """Convert keys into numbers, and sessions into hexadecimal digits, in place."""
     for row in stats["segment_table"]:
         row["key"] = joined(row["key"])
     for row in stats["client_table"]:

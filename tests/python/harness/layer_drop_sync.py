@@ -15,7 +15,7 @@ from torch import nn
 
 from harness.context import Context
 from harness.synchronous import Optimize, weights
-from torch_hbmcomm.layer_drop.terms import LayerDrop
+from torch_hbmcomm.layer_drop.config import LayerDrop
 
 SHAPES = [(40, 50), (3, 7), (64,), (17, 31), (0, 5), (1,), (), (29, 8)]
 STEPS = 12

@@ -37,13 +37,25 @@ def in_use() -> int:
     return sum(segment.in_use_bytes for segment in memory.info().segments)
 
 
+def inodes(process: int | str) -> set[int]:
+    """The segments that the process maps, neighbours' included."""
+    return {inode for _, _, inode in mappings(process)}
+
+
 def held() -> int:
     """Bytes that the kernel holds for this process' segments, whoever wrote them."""
-    total = 0
-    for entry in Path("/proc/self/fd").iterdir():
+    return sum(opened("self").values())
+
+
+def opened(process: int | str) -> dict[int, int]:
+    """Inode -> bytes that the kernel holds, of the segments that the process has open: its own and
+    those that it has inherited."""
+    found = {}
+    for entry in Path(f"/proc/{process}/fd").iterdir():
         try:
             if os.readlink(entry).startswith(NAME):
-                total += entry.stat().st_blocks * 512
+                status = entry.stat()
+                found[status.st_ino] = status.st_blocks * 512
         except FileNotFoundError:  # the descriptor of the listing itself
             continue
-    return total
+    return found

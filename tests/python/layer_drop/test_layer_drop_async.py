@@ -27,8 +27,7 @@ from harness.ps_workers import Boxes, parameter_server, serving, together
 from torch import nn
 
 import torch_hbmcomm as hbmcomm
-from torch_hbmcomm.layer_drop.layers import Shape, layers_of
-from torch_hbmcomm.layer_drop.rule import Rule
+from torch_hbmcomm.layer_drop.decision import DropRule, Shape, layers_of
 from torch_hbmcomm.parameter_server import Downpour, layout
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -150,7 +149,7 @@ class Reference:
             if name in self._trained
         ]
         self._layers = layers_of(shapes, terms)
-        self._rules = [Rule(terms) for _ in range(workers)]
+        self._rules = [DropRule(terms) for _ in range(workers)]
         self._cached = [weights(model) for _ in range(workers)]
 
     def step(self, updates: list[Weights]) -> list[Weights]:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from harness import Context, Pool, RankFailure
+from harness import layer_drop_reference as reference
 from torch import Tensor
 
 from torch_hbmcomm import _C
-from torch_hbmcomm.layer_drop import reference
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 DOUBLE = (torch.float64, torch.float64)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from torch_hbmcomm.layer_drop.layers import Layer, Shape, layers_of
-from torch_hbmcomm.layer_drop.rule import NO_THRESHOLD, Rule
-from torch_hbmcomm.layer_drop.terms import LayerDrop
+from torch_hbmcomm.layer_drop.config import LayerDrop
+from torch_hbmcomm.layer_drop.decision import NO_THRESHOLD, DropRule, Layer, Shape, layers_of
 
 
 def layer(name: str, numel: int, always: bool = False) -> Layer:
@@ -20,7 +19,7 @@ def layers(*sizes: int) -> list[Layer]:
     return [layer(f"layer{index}", size) for index, size in enumerate(sizes)]
 
 
-def decide(rule: Rule, of: Sequence[Layer], values: Sequence[float]) -> list[bool]:
+def decide(rule: DropRule, of: Sequence[Layer], values: Sequence[float]) -> list[bool]:
     """A step with these means of absolute values."""
     moments = [value * one.numel for one, value in zip(of, values, strict=True)]
     decisions = rule.decide(of, moments)
@@ -56,7 +55,7 @@ def test_a_layer_is_a_module() -> None:
 
 def test_the_threshold_lets_one_minus_the_ratio_through() -> None:
     """Sorted from the smallest: 10, 30, 50 of 100 elements; with the third 60 % are exceeded."""
-    rule = Rule(LayerDrop(ratio=0.6, target="paper"))
+    rule = DropRule(LayerDrop(ratio=0.6, target="paper"))
     of = layers(50, 10, 20, 20)
     assert rule.threshold == NO_THRESHOLD
     assert decide(rule, of, [7, 1, 2, 3]) == [True] * 4
@@ -71,7 +70,7 @@ def test_at_most_the_ratio_is_dropped_when_values_stay(ratio: float) -> None:
     for count in (1, 2, 7, 161):
         of = layers(*(draw.randrange(1, 10**6) for _ in range(count)))
         values = [draw.lognormvariate(0, 2) for _ in of]
-        rule = Rule(LayerDrop(ratio=ratio, target="paper"))
+        rule = DropRule(LayerDrop(ratio=ratio, target="paper"))
         decide(rule, of, values)
         decisions = decide(rule, of, values)
         total = sum(one.numel for one in of)
@@ -84,7 +83,7 @@ def test_at_most_the_ratio_is_dropped_when_values_stay(ratio: float) -> None:
 
 
 def test_warmup_and_every() -> None:
-    rule = Rule(LayerDrop(ratio=0.5, warmup=3, every=4, target="paper"))
+    rule = DropRule(LayerDrop(ratio=0.5, warmup=3, every=4, target="paper"))
     of = layers(50, 50)
     thresholds = []
     for step in range(9):
@@ -94,13 +93,13 @@ def test_warmup_and_every() -> None:
 
 
 def test_nobody_waits_longer_than_max_age() -> None:
-    rule = Rule(LayerDrop(max_age=3, fixed_threshold=1e9))
+    rule = DropRule(LayerDrop(max_age=3, fixed_threshold=1e9))
     of = layers(10)
     assert [decide(rule, of, [1.0])[0] for _ in range(9)] == 2 * [*[False] * 3, True] + [False]
 
 
 def test_idle_layers_wait() -> None:
-    rule = Rule(LayerDrop(max_age=2, fixed_threshold=1e9))
+    rule = DropRule(LayerDrop(max_age=2, fixed_threshold=1e9))
     of = layers(10)
     for idle, sent in ((False, False), (False, False), (True, False), (True, False), (False, True)):
         assert rule.decide(of, [5.0], {"layer0"} if idle else ()) == [sent]
@@ -110,7 +109,7 @@ def test_idle_layers_wait() -> None:
 
 def test_idle_members_keep_their_age() -> None:
     """One that was not used stays in the cache when the others of its module leave."""
-    rule = Rule(LayerDrop(max_age=2, fixed_threshold=1e9, granularity="module"))
+    rule = DropRule(LayerDrop(max_age=2, fixed_threshold=1e9, granularity="module"))
     module = [Layer(("m.w", "m.v"), (0, 1), 20, 80, False)]
     for idle, sent, waited in (
         ((), False, {"m.w": 1, "m.v": 1}),
@@ -124,13 +123,13 @@ def test_idle_members_keep_their_age() -> None:
 
 
 def test_a_threshold_of_another_kind_is_refused() -> None:
-    state = Rule(LayerDrop(representative="l1")).state_dict()
+    state = DropRule(LayerDrop(representative="l1")).state_dict()
     with pytest.raises(ValueError, match='representative="l1", whose threshold means nothing'):
-        Rule(LayerDrop()).load_state_dict(state)
+        DropRule(LayerDrop()).load_state_dict(state)
 
 
 def test_a_step_that_is_cancelled_leaves_no_trace() -> None:
-    rule, other = Rule(LayerDrop(ratio=0.5, every=3)), Rule(LayerDrop(ratio=0.5, every=3))
+    rule, other = DropRule(LayerDrop(ratio=0.5, every=3)), DropRule(LayerDrop(ratio=0.5, every=3))
     of = layers(30, 50, 20)
     for step in range(12):
         values = [1.0 + step, 2.0, 5.0]
@@ -143,10 +142,10 @@ def test_a_step_that_is_cancelled_leaves_no_trace() -> None:
 def test_a_saved_rule_goes_on_alike() -> None:
     draw = random.Random(5)
     of = layers(*(draw.randrange(1, 9999) for _ in range(20)))
-    rule = Rule(LayerDrop(ratio=0.8, every=5))
+    rule = DropRule(LayerDrop(ratio=0.8, every=5))
     for _ in range(13):
         decide(rule, of, [draw.lognormvariate(0, 1) for _ in of])
-    other = Rule(LayerDrop(ratio=0.8, every=5))
+    other = DropRule(LayerDrop(ratio=0.8, every=5))
     other.load_state_dict(rule.state_dict())
     for _ in range(20):
         values = [draw.lognormvariate(0, 1) for _ in of]
@@ -156,7 +155,7 @@ def test_a_saved_rule_goes_on_alike() -> None:
 
 def test_a_budget_that_cannot_be_kept() -> None:
     """Small layers are nine tenths of everything: the threshold stays near the layers' values."""
-    rule = Rule(LayerDrop(ratio=0.9))
+    rule = DropRule(LayerDrop(ratio=0.9))
     of = [layer("small", 900, always=True), layer("large", 100)]
     for _ in range(3000):
         decide(rule, of, [1.0, 2.0])

@@ -37,7 +37,7 @@ from harness.synchronous import (
 )
 from torch import nn
 
-from torch_hbmcomm.layer_drop.terms import LayerDrop, Representative, Target
+from torch_hbmcomm.layer_drop.config import LayerDrop, Representative, Target
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 

@@ -14,7 +14,7 @@ from harness.layer_drop_sync import DROP, STEPS, give, gradients_of, model_of
 from harness.synchronous import assert_close, make, momentum, raised, weights
 from torch import nn
 
-from torch_hbmcomm.layer_drop.terms import LayerDrop, Target
+from torch_hbmcomm.layer_drop.config import LayerDrop, Target
 from torch_hbmcomm.parameter_server.config import SyncConfig
 from torch_hbmcomm.parameter_server.synchronous import SyncParameterServer
 

@@ -1,4 +1,4 @@
-"""What a user chooses about dropping layers."""
+"""The configuration of layer dropping."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class LayerDrop:
             the limit. "paper": it stays as it was found, and more is sent, because caches grow.
 
     Raises:
-        ValueError, TypeError: for what makes no sense
+        ValueError, TypeError: an argument is out of its range, or of another type
     """
 
     ratio: float = 0.9
@@ -96,7 +96,7 @@ class LayerDrop:
 
     @property
     def oldest(self) -> int:
-        """max_age, or what it is by default."""
+        """Steps that a layer waits at most: max_age, or its default."""
         if self.max_age is not None:
             return self.max_age
         return max(_LEAST_AGE, round(_AGE_FACTOR / (1 - self.ratio)))

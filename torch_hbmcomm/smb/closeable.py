@@ -1,5 +1,5 @@
-"""Closes what is still open at the end of a with block, or when the interpreter ends: threads must
-not outlive it, nor a box's socket file the box."""
+"""Objects that a with block closes, or else the end of the interpreter: threads must not outlive
+it, nor a box's socket file the box."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from typing import TypeVar
 _Self = TypeVar("_Self")
 
 
-class Closing(ABC):
-    """What a with block closes."""
+class Closeable(ABC):
+    """Closed at the end of a with block."""
 
     @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release everything. Does nothing the second time."""
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -31,15 +32,16 @@ class Closing(ABC):
         self.close()
 
 
-_makers: weakref.WeakKeyDictionary[Closing, int] = weakref.WeakKeyDictionary()  # process ids
+_makers: weakref.WeakKeyDictionary[Closeable, int] = weakref.WeakKeyDictionary()  # process ids
 
 
-def at_exit(one: Closing) -> None:
+def close_at_exit(one: Closeable) -> None:
+    """Have this process close it at the latest when the interpreter ends."""
     _makers[one] = os.getpid()
 
 
 @atexit.register
 def _close_all() -> None:
     for one, maker in list(_makers.items()):
-        if maker == os.getpid():  # what a forked child has from its parent is the parent's
+        if maker == os.getpid():  # not what a forked child has inherited
             one.close()

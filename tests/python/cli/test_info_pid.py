@@ -1,0 +1,107 @@
+"""`hbmcomm info --pid` names /proc/PID/numa_maps, which shows a process's segments from outside."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import Context, Pool, beyond_gloo
+from harness.segments import held, inodes, opened
+from typer.testing import CliRunner
+
+from torch_hbmcomm import memory
+from torch_hbmcomm.cli import app
+
+BYTES = 24 << 20
+
+kept: list[torch.Tensor] = []  # in a rank
+
+
+@pytest.mark.parametrize("arguments", [["--pid", "1"], ["--json", "--pid", "4711"], ["--pid=x"]])
+def test_pid_says_what_to_use_instead(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, ["info", *arguments])
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    for words in ("--pid", "/proc/PID/numa_maps", "memfd:hbmcomm-", "numastat -p PID"):
+        assert words in line
+
+
+def test_pid_is_not_among_the_options() -> None:
+    assert "--pid" not in CliRunner().invoke(app, ["info", "--help"]).output
+
+
+def touched(pid: int, policy: str) -> int:
+    """Bytes of the policy's segments that the process has touched, by its numa_maps."""
+    found = 0
+    for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
+        if f"memfd:hbmcomm-{policy}" in line:
+            page = re.search(r"kernelpagesize_kB=(\d+)", line)
+            pages = sum(int(count) for count in re.findall(r" N\d+=(\d+)", line))
+            found += pages * (int(page[1]) << 10 if page else 0)
+    return found
+
+
+def fill(context: Context) -> int:
+    """Returns what the segments then hold, until forget()."""
+    kept.append(memory.empty(BYTES // 4).fill_(1))
+    dist.all_reduce(kept[-1])
+    return held()
+
+
+def forget(context: Context) -> None:
+    kept.clear()
+
+
+@beyond_gloo
+@pytest.mark.ranks(1, 2)
+@pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="the kernel tells no nodes")
+def test_segments_and_neighbours(pool: Pool, ranks: int) -> None:
+    """A rank holds its own segments open, and maps those of its neighbours."""
+    heights = pool.run(fill)
+    try:
+        for rank, pid in enumerate(pool.pids):
+            own = opened(pid)
+            assert max(own.values()) >= BYTES
+            assert sum(own.values()) == heights[rank]
+            assert touched(pid, "preferred") >= BYTES
+            neighbours = [opened(other) for other in pool.pids if other != pid]
+            foreign = inodes(pid) - own.keys()
+            assert foreign <= {inode for other in neighbours for inode in other}
+            assert all(foreign & other.keys() for other in neighbours)
+    finally:
+        pool.run(forget)
+
+
+def fork_sleeper(context: Context) -> int:
+    memory.empty(10).fill_(1)
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    return child
+
+
+def end_child(context: Context, children: list[int]) -> None:
+    os.kill(children[context.rank], signal.SIGKILL)
+    os.waitpid(children[context.rank], 0)
+
+
+@beyond_gloo
+@pytest.mark.ranks(2)
+def test_what_a_child_shares_with_its_parent(pool: Pool) -> None:
+    """The parent's own segments, and none of the neighbours'."""
+    children = pool.run(fork_sleeper)
+    try:
+        for parent, child in zip(pool.pids, children, strict=True):
+            assert inodes(child)
+            assert inodes(child) <= opened(parent).keys()
+            assert opened(child).keys() == opened(parent).keys()
+    finally:
+        pool.run(end_child, children)

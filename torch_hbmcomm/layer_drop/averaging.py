@@ -1,0 +1,131 @@
+"""Averages over the ranks of the model's group: gradients, and the moments that decide."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from torch_hbmcomm.groups import form_group
+
+_CPU = torch.device("cpu")
+
+
+class Averager:
+    """Averages over the ranks of a group, all of which make one together.
+
+    Gradients travel in the group itself. Decisions have a communicator of their own, which ends
+    with the process's groups: behind the survivors of the bucket before, they would wait for them,
+    and nothing would overlap.
+
+    Threads: one at a time, and on every rank the same calls in the same order.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._ranks = group.size()
+        self._is_hbm = group._get_backend(_CPU).name() == "hbm"
+        self._decisions = _beside(group)
+
+    def check_equal(self, settings: Mapping[str, Any]) -> None:
+        """Compare the ranks' settings. Raises ValueError on all ranks when they differ, naming
+        which and where."""
+        told: list[Any] = [None] * self._ranks
+        dist.all_gather_object(told, dict(settings), group=self._decisions)
+        for rank, other in enumerate(told):
+            for name, value in told[0].items():
+                if other[name] != value:
+                    raise ValueError(
+                        f"LayerDropState is told {name}={value!r} on rank 0 and "
+                        f"{name}={other[name]!r} on rank {rank}: all ranks decide alike, so it "
+                        "must be the same"
+                    )
+
+    def agree(self, values: torch.Tensor) -> torch.Tensor:
+        """Average values that decide, in place and at once; the same bits on every rank."""
+        dist.all_reduce(values, group=self._decisions)
+        return values.div_(self._ranks)
+
+    def start(self, gradients: torch.Tensor) -> torch.futures.Future[Any]:
+        """Start to average gradients, in place, which the caller has multiplied by factor()."""
+        op = dist.ReduceOp.AVG if self._divides(gradients.dtype) else dist.ReduceOp.SUM
+        work = dist.all_reduce(gradients, op, group=self._group, async_op=True)
+        future: torch.futures.Future[Any] = work.get_future()
+        return future
+
+    def factor(self, dtype: torch.dtype) -> float:
+        """Return what gradients are multiplied by before start(): 1, or 1 / ranks where it sums."""
+        return 1.0 if self._divides(dtype) else 1 / self._ranks
+
+    def scaled(self, gradients: torch.Tensor) -> torch.Tensor:
+        """Multiply by factor(), in place."""
+        factor = self.factor(gradients.dtype)
+        return gradients if factor == 1 else gradients.mul_(factor)
+
+    def _divides(self, dtype: torch.dtype) -> bool:
+        """Whether the group averages: not every backend can, and between nodes hbm does it on one
+        rank alone for types of two bytes."""
+        return self._is_hbm and dtype.itemsize >= 4
+
+
+def group_of(
+    model: DistributedDataParallel | None, group: dist.ProcessGroup | None
+) -> dist.ProcessGroup:
+    """Return the group to average over; None is the default one.
+
+    Raises TypeError and ValueError for a group that is not the model's, and for a model that is not
+    wrapped or has a hook.
+    """
+    chosen = dist.group.WORLD if group is None else group
+    if chosen is None:
+        raise ValueError("there is no default group; call init_process_group first")
+    if not isinstance(chosen, dist.ProcessGroup):
+        raise TypeError(
+            f"group is a process group that this rank is in, or None, not {type(chosen).__name__}"
+        )
+    if model is None:
+        return chosen
+    if not isinstance(model, DistributedDataParallel):
+        raise TypeError(
+            f"model is the DistributedDataParallel model, not {type(model).__name__}: wrap it first"
+        )
+    if model.process_group is not chosen:
+        raise ValueError(
+            "the group is not the model's: give DistributedDataParallel(process_group=...) and "
+            "LayerDropState the same one"
+        )
+    if model._comm_hooks:
+        hook, _ = model._comm_hooks[0]
+        raise ValueError(
+            f"the model has a communication hook ({hook.__qualname__}), and DDP takes only one"
+        )
+    return chosen
+
+
+def _beside(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Form another group of the same ranks."""
+    backend = group._get_backend(_CPU)
+    names = [f"layer-drop/{secrets.token_hex(8)}"]
+    dist.broadcast_object_list(names, group=group, group_src=0)
+    return form_group(
+        dist.get_process_group_ranks(group),
+        names[0],
+        backend.name(),
+        backend.options._timeout,
+        _options(backend),
+        "layer drop",
+    )
+
+
+def _options(backend: Any) -> Any:
+    """Return the group's options, but for its memory boxes."""
+    if backend.name() != "hbm":
+        return None
+    from torch_hbmcomm.backend import Options
+
+    own = backend.options
+    return Options(memory=own.memory, staging_bytes=own.staging_bytes, parameter_server="")

@@ -1,0 +1,98 @@
+"""Optimizers under dropping: a dropped layer may skip their steps (skip_update), and at the end
+they apply what is still cached (drain).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torch_hbmcomm.layer_drop.averaging import Averager
+from torch_hbmcomm.layer_drop.cache import Cache
+
+Optimizer = torch.optim.Optimizer
+
+
+class UpdateSkipper:
+    """Hides the gradients of the parameters in `dropped` while an optimizer steps: with zeros,
+    weight decay and momentum would move them."""
+
+    def __init__(self, optimizers: Iterable[Optimizer]) -> None:
+        self.dropped: Iterable[torch.Tensor] = ()
+        self._hidden: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(self._hide)
+            optimizer.register_step_post_hook(self._show)
+
+    def _hide(self, _: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if any(argument is not None for argument in (*arguments[1:], named.get("closure"))):
+            raise ValueError(
+                "skip_update=True has to know which layers were dropped before the optimizer "
+                "steps: call backward() first, and step() without a closure"
+            )
+        for parameter in self.dropped:
+            if parameter.grad is not None:
+                self._hidden.append((parameter, parameter.grad))
+                parameter.grad = None
+
+    def _show(self, *_: Any) -> None:
+        for parameter, gradient in self._hidden:
+            parameter.grad = gradient
+        self._hidden.clear()
+
+
+def optimizers_of(
+    given: Optimizer | Sequence[Optimizer] | None,
+    skip_update: bool,
+    parameters: Mapping[str, torch.Tensor],
+) -> Sequence[Optimizer]:
+    """Return the optimizers for skip_update: none without it.
+
+    Raises TypeError and ValueError unless they are given with skip_update alone, and have all
+    parameters between them.
+    """
+    if skip_update is not (given is not None):
+        raise ValueError("skip_update=True and optimizer=... go together: the one needs the other")
+    if given is None:
+        return ()
+    optimizers = given if isinstance(given, Sequence) else (given,)
+    for optimizer in optimizers:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optimizer is one or several, not {type(optimizer).__name__}")
+    covered = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    missing = [name for name, parameter in parameters.items() if id(parameter) not in covered]
+    if missing:
+        raise ValueError(
+            f"skip_update=True: no optimizer that was given has {', '.join(missing[:5])}: give all "
+            "that step the model, as optimizer=[...]"
+        )
+    return optimizers
+
+
+def move_to_gradients(
+    cache: Cache, parameters: Mapping[str, torch.Tensor], averager: Averager
+) -> None:
+    """Empty the cache into .grad: the mean over the ranks, or None for a parameter of which no rank
+    has cached anything. All ranks call it.
+
+    Raises OverflowError, on all ranks, for what a gradient cannot hold; then nothing has changed.
+    """
+    held = cache.state_dict(parameters)
+    gradients = {}
+    for name, parameter in parameters.items():
+        wide = torch.promote_types(parameter.dtype, torch.float32)
+        total = torch.zeros_like(parameter, dtype=wide, requires_grad=False)
+        if name in held:
+            total.copy_(held[name])
+        averager.start(averager.scaled(total)).wait()
+        gradients[name] = total.to(parameter.dtype)
+        if not gradients[name].isfinite().all():
+            raise OverflowError(
+                f"what is cached of {name} is not finite as {parameter.dtype}: a smaller max_age "
+                "lets less add up"
+            )
+    cache.load_state_dict([], parameters)
+    for name, parameter in parameters.items():
+        parameter.grad = gradients[name] if gradients[name].any() else None
