@@ -150,17 +150,17 @@ def all_of(group: ProcessGroup | None = None) -> list[Box]:
 
     Raises ValueError for a group that has none, that is not hbm, or that has ended.
     """
-    companion = _backend(group).companion
-    if companion is None:
+    resource = _backend(group).resource
+    if resource is None:
         raise ValueError(
             "the group has no memory box: form it, by init_process_group, new_group or "
             'hbmcomm.split_group, with pg_options=hbmcomm.Options(parameter_server="auto"), or '
             'with the address of a box, "smb://host:port"; HBMCOMM_PARAMETER_SERVER sets the '
             "default"
         )
-    if companion.closed:
+    if resource.closed:
         raise ValueError("the group has ended, and its memory boxes with it: form another one")
-    return list(companion.boxes)
+    return list(resource.boxes)
 
 
 def _backend(group: ProcessGroup | None) -> Any:

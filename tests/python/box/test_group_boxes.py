@@ -196,7 +196,7 @@ def drop(context: Context) -> None:
         global_ranks_in_group=[],
     )
     backend = create(group, hbmcomm.Options(parameter_server="auto"))
-    (box,) = backend.companion.boxes
+    (box,) = backend.resource.boxes
     box.ping()
     backend.gather("all have used it", str)
     del backend
