@@ -18,7 +18,7 @@ CTEST = env -u HBMCOMM_BIND -u HBMCOMM_ISA -u HBMCOMM_NODE_ID -u HBMCOMM_SOCKET_
   -u HBMCOMM_VERBS_LIB -u MEMKIND_HBW_NODES ctest --output-on-failure --no-tests=error \
   --parallel $(JOBS) --timeout $(TEST_SECONDS) --test-dir
 TEST_SECONDS ?= 300
-COMPILE = cmake --build $(if $(MAX_JOBS),--parallel $(MAX_JOBS))
+COMPILE = $(if $(MAX_JOBS),CMAKE_BUILD_PARALLEL_LEVEL=$(MAX_JOBS)) cmake --build
 
 BUILD_PACKAGES := g++ python3-dev python3-venv libhwloc-dev libibverbs-dev libmemkind-dev \
   libnuma-dev librdmacm-dev libssl-dev

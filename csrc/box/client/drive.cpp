@@ -5,6 +5,7 @@
 
 #include "box/client/core.h"
 #include "box/client/order.h"
+#include "box/protocol/elements.h"
 #include "kernels/copy.h"
 
 namespace hbm::client {
@@ -12,6 +13,35 @@ namespace {
 
 constexpr auto kHungAtLeast = std::chrono::seconds(10);
 constexpr size_t kMostInFlight = 64;  // requests without a number; the others have smb::kWindow
+
+// How much of a copy is memcpy's: it loads and stores vectors, whose bounds are bounds of elements
+// (box/protocol/elements.h) where both ends begin at one. The rest is copied element by element.
+struct Cut {
+  size_t head;  // bytes up to the first element
+  size_t body;  // memcpy's
+
+  Cut(const std::byte* shared, const std::byte* local, size_t bytes)
+      : head(std::min(bytes, -reinterpret_cast<uintptr_t>(shared) % sizeof(uint64_t))) {
+    const bool alike = reinterpret_cast<uintptr_t>(local + head) % sizeof(uint64_t) == 0;
+    body = alike ? (bytes - head) / sizeof(uint64_t) * sizeof(uint64_t) : 0;
+  }
+};
+
+void read_elements(std::byte* local, const std::byte* shared, size_t bytes) {
+  const Cut cut(shared, local, bytes);
+  const size_t tail = cut.head + cut.body;
+  smb::load_elements(local, shared, cut.head);
+  copy_bytes(local + cut.head, shared + cut.head, cut.body);
+  smb::load_elements(local + tail, shared + tail, bytes - tail);
+}
+
+void write_elements(std::byte* shared, const std::byte* local, size_t bytes) {
+  const Cut cut(shared, local, bytes);
+  const size_t tail = cut.head + cut.body;
+  smb::store_elements(shared, local, cut.head);
+  copy_bytes(shared + cut.head, local + cut.head, cut.body);
+  smb::store_elements(shared + tail, local + tail, bytes - tail);
+}
 
 template <class T>
 T reply_of(const transport::TransportRequest& work) {
@@ -246,9 +276,9 @@ bool Core::copy(Lock& lock, smb::Opcode opcode, const Touch& touch, std::byte* l
   bool alive = link.alive();
   if (alive) {
     if (opcode == smb::Opcode::kRead) {
-      copy_bytes(local, remote, bytes);
+      read_elements(local, remote, bytes);
     } else {
-      copy_bytes(remote, local, bytes);
+      write_elements(remote, local, bytes);
     }
     alive = link.alive();
   }
