@@ -119,7 +119,7 @@ void ProcessGroupHbm::connect(Clock::time_point deadline) {
         self.parameter_server = boxes.empty() ? "none" : boxes == "auto" ? boxes : "addresses";
         if (size_ > 1 && self.node_layer == bootstrap::kSharedMemory) {
           self.segment = memory::policy_name(options_->policy);
-          self.door = listener.emplace().name();
+          self.listener = listener.emplace().name();
         }
         return self;
       });

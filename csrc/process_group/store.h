@@ -4,7 +4,7 @@
 #include <memory>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "base/key_value.h"
+#include "bootstrap/key_value.h"
 
 namespace hbm {
 

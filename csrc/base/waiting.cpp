@@ -1,4 +1,4 @@
-#include "base/futex.h"
+#include "base/waiting.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

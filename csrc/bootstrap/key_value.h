@@ -1,5 +1,5 @@
-// The little that bootstrap asks of a key-value store shared by the ranks. The process group puts a
-// c10d store behind it; tests put a map behind it.
+// A key-value store shared by the ranks: what bootstrap needs of one. The process group puts a c10d
+// store behind it; tests put a map behind it.
 #pragma once
 
 #include <chrono>

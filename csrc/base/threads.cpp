@@ -1,4 +1,4 @@
-#include "base/abandonable.h"
+#include "base/threads.h"
 
 #include <future>
 #include <memory>
