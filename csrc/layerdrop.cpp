@@ -15,8 +15,7 @@
 #include <utility>
 
 #include "kernels/copy.h"
-#include "kernels/measured_sum.h"
-#include "kernels/packed.h"
+#include "kernels/layerdrop_passes.h"
 #include "process_group/layerdrop_checks.h"
 
 namespace hbm::layerdrop {

@@ -7,8 +7,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "kernels/measured_sum.h"
-#include "kernels/packed.h"
+#include "kernels/layerdrop_passes.h"
 
 namespace hbm::layerdrop {
 namespace {

@@ -1,4 +1,4 @@
-// A c10d store behind base/key_value.h.
+// A c10d store behind bootstrap/key_value.h.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,3 @@
-// Which instruction sets this processor runs, and which kernels HBMCOMM_ISA asks for.
 #include <array>
 #include <cstdlib>
 #include <string>
