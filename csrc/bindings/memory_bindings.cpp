@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "base/error.h"
-#include "memory/binding.h"
-#include "memory/kinds.h"
+#include "memory/cpu_binding.h"
 #include "memory/placement.h"
-#include "memory/process.h"
+#include "memory/policy.h"
+#include "memory/segment.h"
 #include "memory/topology.h"
 #include "process_group/tensor_memory.h"
 

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "base/fork.h"
-#include "memory/process.h"
+#include "memory/segment.h"
 #include "process_group/types.h"
 
 namespace hbm {

@@ -15,9 +15,9 @@
 #include <functional>
 #include <vector>
 
-#include "memory/meminfo.h"
 #include "memory/placement.h"
 #include "memory/policy.h"
+#include "memory/system_memory.h"
 #include "memory/topology.h"
 
 #if defined(__SANITIZE_THREAD__)

@@ -1,4 +1,4 @@
-#include "memory/binding.h"
+#include "memory/cpu_binding.h"
 
 #include <sched.h>
 
