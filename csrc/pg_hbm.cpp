@@ -24,8 +24,8 @@
 #include "memory/cpu_binding.h"
 #include "memory/staging.h"
 #include "memory/topology.h"
+#include "process_group/segment_allocator.h"
 #include "process_group/store.h"
-#include "process_group/tensor_memory.h"
 #include "process_group/types.h"
 
 namespace hbm {

@@ -1,4 +1,5 @@
-// Tensors in this process' segments (memory/segment.h), where the node's other ranks read them.
+// The segment allocator: tensors in this process' segments (memory/segment.h), where the other
+// ranks of the node read them.
 //
 // Every tensor's deleter holds its segment, so tensors outlive groups. What a forked child inherits
 // is shared with its parent: the child may read it, what it writes the parent sees, and freeing it
@@ -20,7 +21,7 @@ namespace hbm {
 at::Tensor tensor_in(std::shared_ptr<memory::SharedSegment> segment, at::IntArrayRef shape,
                      at::ScalarType type);
 
-// Makes blocks of a segment for whoever asks (getMemAllocator).
+// PyTorch's interface to a segment (getMemAllocator).
 std::shared_ptr<c10::Allocator> segment_allocator(std::shared_ptr<memory::SharedSegment> segment);
 
 // Makes PyTorch's CPU allocator place what is at least kLargeTensorBytes in the segment of

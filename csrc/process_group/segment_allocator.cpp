@@ -1,4 +1,4 @@
-#include "process_group/tensor_memory.h"
+#include "process_group/segment_allocator.h"
 
 #include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
@@ -43,7 +43,7 @@ class SegmentAllocator final : public c10::Allocator {
 };
 
 // A block's address is its context, as raw_allocate() demands, so the deleter asks the segment
-// whose it is. Segments of the process are never destroyed.
+// whether the block is its own. Segments of the process are never destroyed.
 class CpuAllocator final : public c10::Allocator {
  public:
   CpuAllocator(std::shared_ptr<memory::SharedSegment> segment, c10::Allocator* small)
