@@ -21,11 +21,11 @@
 #include "communicator/shm/communicator.h"
 #include "communicator/shm/join.h"
 #include "kernels/reduce.h"
-#include "memory/binding.h"
-#include "memory/process.h"
+#include "memory/cpu_binding.h"
+#include "memory/staging.h"
 #include "memory/topology.h"
+#include "process_group/segment_allocator.h"
 #include "process_group/store.h"
-#include "process_group/tensor_memory.h"
 #include "process_group/types.h"
 
 namespace hbm {
@@ -119,7 +119,7 @@ void ProcessGroupHbm::connect(Clock::time_point deadline) {
         self.parameter_server = boxes.empty() ? "none" : boxes == "auto" ? boxes : "addresses";
         if (size_ > 1 && self.node_layer == bootstrap::kSharedMemory) {
           self.segment = memory::policy_name(options_->policy);
-          self.door = listener.emplace().name();
+          self.listener = listener.emplace().name();
         }
         return self;
       });

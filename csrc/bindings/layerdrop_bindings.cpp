@@ -1,8 +1,7 @@
-#include "bindings/layerdrop_bindings.h"
-
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "bindings/module.h"
 #include "layerdrop.h"
 
 namespace py = pybind11;

@@ -1,5 +1,3 @@
-#include "bindings/memory_bindings.h"
-
 #include <torch/csrc/utils/pybind.h>
 
 #include <limits>
@@ -9,12 +7,13 @@
 #include <vector>
 
 #include "base/error.h"
-#include "memory/binding.h"
-#include "memory/kinds.h"
+#include "bindings/module.h"
+#include "memory/cpu_binding.h"
 #include "memory/placement.h"
-#include "memory/process.h"
+#include "memory/policy.h"
+#include "memory/segment.h"
 #include "memory/topology.h"
-#include "process_group/tensor_memory.h"
+#include "process_group/segment_allocator.h"
 
 namespace py = pybind11;
 

@@ -1,30 +1,17 @@
 // The native module: every part registers its own names.
 #include <pybind11/pybind11.h>
 
-#include "base/error.h"
 #include "bindings/bench_bindings.h"
-#include "bindings/layerdrop_bindings.h"
-#include "bindings/memory_bindings.h"
-#include "bindings/process_group_bindings.h"
+#include "bindings/errors.h"
+#include "bindings/module.h"
 
 namespace {
 
-// hbm::Error outside of c10d's calls, as Python's own exceptions (docs/errors.md).
 void translate(std::exception_ptr error) {
   try {
     if (error) std::rethrow_exception(error);
   } catch (const hbm::Error& ours) {
-    switch (ours.kind()) {
-      case hbm::ErrorKind::kInvalid:
-      case hbm::ErrorKind::kUnsupported:
-        PyErr_SetString(PyExc_ValueError, ours.what());
-        return;
-      case hbm::ErrorKind::kExhausted:
-        PyErr_SetString(PyExc_MemoryError, ours.what());
-        return;
-      default:
-        PyErr_SetString(PyExc_RuntimeError, ours.what());
-    }
+    hbm::set_python_error(ours, PyExc_RuntimeError);
   }
 }
 

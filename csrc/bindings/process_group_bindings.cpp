@@ -1,10 +1,9 @@
-#include "bindings/process_group_bindings.h"
-
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "bindings/module.h"
 #include "communicator/mpi/library.h"
 #include "communicator/mpi/world.h"
 #include "kernels/reduce.h"

@@ -5,7 +5,7 @@
 #include <exception>
 #include <string>
 
-#include "base/error.h"
+#include "bindings/errors.h"
 #include "bindings/smb_bench_bindings.h"
 #include "bindings/smb_client_bindings.h"
 #include "bindings/smb_server_bindings.h"
@@ -58,20 +58,7 @@ void translate(std::exception_ptr error) {
   } catch (const hbm::client::BoxError& ours) {
     PyErr_SetString(by_cause[static_cast<size_t>(ours.cause())], ours.what());
   } catch (const hbm::Error& ours) {
-    switch (ours.kind()) {
-      case hbm::ErrorKind::kInvalid:
-      case hbm::ErrorKind::kUnsupported:
-        PyErr_SetString(PyExc_ValueError, ours.what());
-        return;
-      case hbm::ErrorKind::kExhausted:
-        PyErr_SetString(PyExc_MemoryError, ours.what());
-        return;
-      case hbm::ErrorKind::kNetwork:
-        PyErr_SetString(box_error, ours.what());
-        return;
-      default:
-        PyErr_SetString(PyExc_RuntimeError, ours.what());
-    }
+    hbm::set_python_error(ours, box_error);
   }
 }
 

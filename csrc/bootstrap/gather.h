@@ -1,5 +1,5 @@
 // One step of bootstrap: ranks tell one another something through the store, or why they cannot go
-// on, so that no rank waits for one that has failed, and whoever is missing is named.
+// on, so that no rank waits for one that has failed, and an error names those that did not come.
 //
 // Threads: the ranks may be threads; each makes its calls one after another.
 #pragma once
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "base/key_value.h"
+#include "bootstrap/key_value.h"
 
 namespace hbm::bootstrap {
 

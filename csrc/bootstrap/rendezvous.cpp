@@ -4,17 +4,23 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iomanip>
+#include <random>
 #include <sstream>
 #include <utility>
 
 #include "base/error.h"
-#include "bootstrap/process_id.h"
+#include "base/fork.h"
 
 namespace hbm::bootstrap {
 namespace {
+
+struct ProcessId {
+  const std::string text = random_id();
+};
 
 std::string encode(const Member& member) {
   std::ostringstream text;
@@ -22,7 +28,7 @@ std::string encode(const Member& member) {
   for (const std::string* field :
        {&member.version, &member.chunk_bytes, &member.node_layer, &member.parameter_server,
         &member.host, &member.process, &member.boot_id, &member.network_namespace,
-        &member.forced_node, &member.segment, &member.door}) {
+        &member.forced_node, &member.segment, &member.listener}) {
     text << ' ' << std::quoted(*field);
   }
   return text.str();
@@ -35,7 +41,7 @@ Member decode(const std::string& record) {
   for (std::string* field :
        {&member.version, &member.chunk_bytes, &member.node_layer, &member.parameter_server,
         &member.host, &member.process, &member.boot_id, &member.network_namespace,
-        &member.forced_node, &member.segment, &member.door}) {
+        &member.forced_node, &member.segment, &member.listener}) {
     text >> std::quoted(*field);
   }
   return member;
@@ -68,6 +74,16 @@ std::string node_layer() {
 
 }  // namespace
 
+std::string random_id() {
+  std::random_device device;
+  std::array<char, 33> text{};
+  std::snprintf(text.data(), text.size(), "%08x%08x%08x%08x", device(), device(), device(),
+                device());
+  return text.data();
+}
+
+const std::string& process_id() { return per_process<ProcessId>().text; }
+
 Member introduce(const std::string& version, size_t chunk_bytes) {
   Member self;
   self.version = version;
@@ -90,7 +106,7 @@ Rendezvous rendezvous_of(std::shared_ptr<KeyValue> store, int rank, int size,
                          const std::string& group, KeyValue::Deadline deadline,
                          const std::function<Member()>& self) {
   // A store may outlive a group (torchrun's agent keeps one for the whole job), so each rank counts
-  // its own meetings here: the n-th of one rank meets the n-th of the others.
+  // its own rendezvous here: the n-th of one rank is the n-th of the others.
   const std::string counter = "hbm/meetings/" + std::to_string(rank);
   const std::string prefix = "hbm/rendezvous" + std::to_string(store->add(counter, 1)) + "/";
   const Participant participant{std::move(store), prefix, rank, size, group, deadline};

@@ -1,7 +1,8 @@
-// The ranks of a new group rendezvous_of in the store, before anything that could hang: each says
-// who it is and waits for the others, so that whoever is missing is named.
+// The rendezvous of a new group's ranks in the store, before anything that could hang: each says
+// who it is and waits for the others, so that an error can name the ranks that did not come.
 //
-// Threads: called once per group, by the thread that creates it.
+// Threads: rendezvous_of() is called once per group, by the thread that creates it; all other
+// functions may be called from any thread.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +11,20 @@
 #include <string>
 #include <vector>
 
-#include "base/key_value.h"
 #include "bootstrap/gather.h"
+#include "bootstrap/key_value.h"
 
 namespace hbm::bootstrap {
 
 // How ranks of one node reach one another: HBMCOMM_NODE.
 inline constexpr const char* kSharedMemory = "shm";
 inline constexpr const char* kMpi = "mpi";
+
+// 128 random bits in hexadecimal: 32 characters, which no other process on any machine has.
+std::string random_id();
+
+// A random_id() of this process, the same on every call; a forked child has one of its own.
+const std::string& process_id();
 
 // What a rank says of itself.
 struct Member {
@@ -34,8 +41,8 @@ struct Member {
   std::string forced_node;        // HBMCOMM_NODE_ID, which forces ranks of one machine apart
 
   // For communicator/shm/neighbours.h; empty where it is not used.
-  std::string segment;  // which of its segments it offers: unique within the process
-  std::string door;     // where it listens for them
+  std::string segment;   // which of its segments it offers: unique within the process
+  std::string listener;  // where it listens for them
 };
 
 // This process' own record. Throws Error(kInvalid) if HBMCOMM_NODE is neither "shm" nor "mpi".

@@ -1,17 +1,17 @@
-// The seam between the drivers (reduce.cpp, accumulate.cpp, measured_sum.cpp, packed.cpp) and the
-// loops, which are compiled once per instruction set. Internal to csrc/reduce and its tests.
+// The kernels: loops compiled once for each instruction set, which reduce.cpp, accumulate.cpp and
+// layerdrop_passes.cpp call. Internal to csrc/kernels and its tests.
 //
 // A kernel handles lanes: one lane is an element, or one of the two parts of a complex number.
 // Pointers need no alignment; a destination may be a source, and overlaps none otherwise.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string_view>
 
 #include "base/dtype.h"
-#include "kernels/measured_sum.h"
-#include "kernels/packed.h"
+#include "kernels/layerdrop_passes.h"
 
 namespace hbm {
 
@@ -44,9 +44,9 @@ struct Kernels {
   Plan (*plan)(Dtype dtype, ReduceOp op);
   // Null for types that accumulate_unsupported() (accumulate.h) rejects.
   Accumulate (*accumulate)(Dtype target, Dtype source, Combine combine);
-  // Null for types that measured_sum_unsupported() (measured_sum.h) rejects.
+  // Null for types that measured_sum_unsupported() (layerdrop_passes.h) rejects.
   MeasureSum (*measure)(Dtype cache, Dtype gradient, bool squares);
-  // Null for types that pack_unsupported() and unpack_unsupported() (packed.h) reject.
+  // Null for types that pack_unsupported() and unpack_unsupported() (layerdrop_passes.h) reject.
   Pack (*pack)(Dtype wire, Dtype cache);
   Unpack (*unpack)(Dtype buffer, Dtype wire);
 };
@@ -71,5 +71,10 @@ void reduce_with(const Kernels& kernels, void* const* dsts, size_t m, const void
                  size_t n, size_t count, Dtype dtype, ReduceOp op, size_t divisor);
 void scale_with(const Kernels& kernels, void* dst, const void* src, size_t count, Dtype dtype,
                 double factor);
+
+// A 64-bit integer times a real factor, as scale() defines it, with the same bits on every
+// processor: such an integer may lie beyond 2^53, where float64 no longer holds it.
+int64_t scale_integer(int64_t value, double factor) noexcept;
+uint64_t scale_integer(uint64_t value, double factor) noexcept;
 
 }  // namespace hbm

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "kernels/kernels.h"
-#include "kernels/scale_integer.h"
 
 #pragma GCC target("avx2,f16c")
 #define HBM_F16C
@@ -21,11 +20,10 @@
 namespace hbm {
 namespace {
 #include "kernels/codecs.inc"
-#include "kernels/kernels.inc"
-#include "kernels/measured_sum.inc"
-#include "kernels/packed.inc"
-#include "kernels/plans.inc"
-#include "kernels/scaled_sum.inc"
+#include "kernels/reduce.inc"
+// What uses the two above.
+#include "kernels/accumulate.inc"
+#include "kernels/layerdrop_passes.inc"
 }  // namespace
 
 const Kernels kAvx2Kernels = {"avx2", plan, accumulate_plan, measure_plan, pack_plan, unpack_plan};

@@ -11,18 +11,16 @@
 
 #include "kernels/kernels.h"
 #include "kernels/minifloat.h"
-#include "kernels/scale_integer.h"
 
 #define HBM_VECTOR_BYTES 16
 
 namespace hbm {
 namespace {
 #include "kernels/codecs.inc"
-#include "kernels/kernels.inc"
-#include "kernels/measured_sum.inc"
-#include "kernels/packed.inc"
-#include "kernels/plans.inc"
-#include "kernels/scaled_sum.inc"
+#include "kernels/reduce.inc"
+// What uses the two above.
+#include "kernels/accumulate.inc"
+#include "kernels/layerdrop_passes.inc"
 }  // namespace
 
 #if defined(__aarch64__)

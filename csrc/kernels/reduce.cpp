@@ -1,5 +1,7 @@
 #include "kernels/reduce.h"
 
+#include <cmath>
+#include <limits>
 #include <string>
 
 #include "base/error.h"
@@ -8,6 +10,66 @@
 
 namespace hbm {
 namespace {
+
+enum class Kind { kBool, kInteger, kReal, kComplex, kScale, kPacked, kQuantized };
+
+Kind kind_of(Dtype dtype) noexcept {
+  switch (dtype) {
+    case Dtype::kBool:
+      return Kind::kBool;
+    case Dtype::kUInt8:
+    case Dtype::kInt8:
+    case Dtype::kUInt16:
+    case Dtype::kInt16:
+    case Dtype::kUInt32:
+    case Dtype::kInt32:
+    case Dtype::kUInt64:
+    case Dtype::kInt64:
+      return Kind::kInteger;
+    case Dtype::kFloat16:
+    case Dtype::kBFloat16:
+    case Dtype::kFloat32:
+    case Dtype::kFloat64:
+    case Dtype::kFloat8E5M2:
+    case Dtype::kFloat8E4M3FN:
+    case Dtype::kFloat8E5M2FNUZ:
+    case Dtype::kFloat8E4M3FNUZ:
+      return Kind::kReal;
+    case Dtype::kComplex32:
+    case Dtype::kComplex64:
+    case Dtype::kComplex128:
+      return Kind::kComplex;
+    case Dtype::kFloat8E8M0FNU:
+      return Kind::kScale;
+    case Dtype::kFloat4E2M1X2:
+      return Kind::kPacked;
+    case Dtype::kQuantized8:
+    case Dtype::kQuantized32:
+      break;
+  }
+  return Kind::kQuantized;
+}
+
+constexpr int kMantissa = 53;  // bits of a float64
+constexpr uint64_t kExact = uint64_t{1} << kMantissa;
+
+// trunc(magnitude * factor), at most `limit`, for factor >= 0.
+uint64_t scale_magnitude(uint64_t magnitude, double factor, uint64_t limit) noexcept {
+  if (magnitude <= kExact || !std::isfinite(factor)) {
+    const double product = static_cast<double>(magnitude) * factor;
+    if (std::isnan(product)) return 0;
+    return product < static_cast<double>(limit) ? static_cast<uint64_t>(product) : limit;
+  }
+  int exponent;
+  const double fraction = std::frexp(factor, &exponent);  // 0, or in [0.5, 1)
+  const auto mantissa = static_cast<uint64_t>(std::ldexp(fraction, kMantissa));
+  const unsigned __int128 product = static_cast<unsigned __int128>(magnitude) * mantissa;
+  const int shift = kMantissa - exponent;
+  if (product == 0 || shift >= 128) return 0;
+  if (shift <= 0) return limit;  // the product alone is beyond 2^105
+  const unsigned __int128 scaled = product >> shift;
+  return scaled < limit ? static_cast<uint64_t>(scaled) : limit;
+}
 
 Plan plan_for(const Kernels& kernels, Dtype dtype, ReduceOp op) {
   if (const char* reason = reduce_unsupported(dtype, op)) {
@@ -18,6 +80,32 @@ Plan plan_for(const Kernels& kernels, Dtype dtype, ReduceOp op) {
 }
 
 }  // namespace
+
+const char* reduce_unsupported(Dtype dtype, ReduceOp op) noexcept {
+  const Kind kind = kind_of(dtype);
+  if (kind == Kind::kScale) return "its values are powers of two, which have neither zero nor sign";
+  if (kind == Kind::kPacked)
+    return "its values are halves of a byte, with no arithmetic in PyTorch";
+  if (kind == Kind::kQuantized) return "quantized values mean nothing without their scale";
+  switch (op) {
+    case ReduceOp::kAvg:
+    case ReduceOp::kPremulSum:
+      return kind == Kind::kBool ? "a truth value cannot be divided or multiplied" : nullptr;
+    case ReduceOp::kMin:
+    case ReduceOp::kMax:
+      return kind == Kind::kComplex ? "complex numbers have no order" : nullptr;
+    case ReduceOp::kBand:
+    case ReduceOp::kBor:
+    case ReduceOp::kBxor:
+      return kind == Kind::kBool || kind == Kind::kInteger
+                 ? nullptr
+                 : "bitwise operators need integers or bool";
+    case ReduceOp::kSum:
+    case ReduceOp::kProduct:
+      break;
+  }
+  return nullptr;
+}
 
 const char* reduce_isa() { return chosen_kernels().name; }
 
@@ -51,6 +139,20 @@ void reduce_to(void* const* dsts, size_t m, const void* const* srcs, size_t n, s
 
 void scale(void* dst, const void* src, size_t count, Dtype dtype, double factor) {
   scale_with(chosen_kernels(), dst, src, count, dtype, factor);
+}
+
+int64_t scale_integer(int64_t value, double factor) noexcept {
+  constexpr uint64_t kHighest = std::numeric_limits<int64_t>::max();
+  const bool negative = (value < 0) != std::signbit(factor);
+  const uint64_t magnitude = value < 0 ? -static_cast<uint64_t>(value) : value;
+  const uint64_t scaled = scale_magnitude(magnitude, std::fabs(factor), kHighest + negative);
+  return static_cast<int64_t>(negative ? -scaled : scaled);
+}
+
+uint64_t scale_integer(uint64_t value, double factor) noexcept {
+  constexpr uint64_t kHighest = std::numeric_limits<uint64_t>::max();
+  if (!(factor > 0)) return 0;
+  return scale_magnitude(value, factor, kHighest);
 }
 
 }  // namespace hbm

@@ -2,15 +2,15 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <limits>
 
 #include "base/error.h"
 #include "base/log.h"
-#include "memory/limits.h"
-#include "memory/pages.h"
-#include "memory/place.h"
+#include "memory/placement.h"
+#include "memory/system_memory.h"
 
 namespace hbm::memory {
 namespace {
@@ -55,6 +55,38 @@ OwnedBlock map_block(size_t bytes, Policy policy, const std::vector<int>& nodes)
 std::string cannot_allocate(size_t bytes, Policy policy) {
   return "cannot allocate " + std::to_string(bytes) + " bytes under memory policy \"" +
          policy_name(policy) + "\"";
+}
+
+void* Ledger::enter(OwnedBlock block, Entry entry, bool spilled) {
+  const std::lock_guard lock(mutex_);
+  blocks_.emplace(block.get(), Held{block.get_deleter(), entry});
+  usage_.hbm_bytes += entry.hbm_bytes;
+  usage_.ddr_bytes += entry.ddr_bytes;
+  usage_.in_use_bytes += entry.bytes();
+  usage_.peak_bytes = std::max(usage_.peak_bytes, usage_.in_use_bytes);
+  usage_.allocations += 1;
+  if (spilled) usage_.spills += 1;
+  return block.release();
+}
+
+std::optional<Ledger::Struck> Ledger::strike(void* block) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto found = blocks_.find(block);
+  if (found == blocks_.end()) {
+    log::error("free() was handed a pointer that is not a block of this heap; ignored");
+    return std::nullopt;
+  }
+  const auto [free, entry] = found->second;
+  usage_.hbm_bytes -= entry.hbm_bytes;
+  usage_.ddr_bytes -= entry.ddr_bytes;
+  usage_.in_use_bytes -= entry.bytes();
+  blocks_.erase(found);
+  return Struck{OwnedBlock(block, free), entry};
+}
+
+Usage Ledger::usage() const {
+  const std::lock_guard lock(mutex_);
+  return usage_;
 }
 
 }  // namespace hbm::memory

@@ -7,11 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "memory/capacity.h"
-#include "memory/commit.h"
-#include "memory/kinds.h"
-#include "memory/nodes.h"
-#include "memory/place.h"
+#include "memory/placement.h"
 #include "memory/room.h"
 
 namespace hbm::memory {
@@ -30,8 +26,7 @@ bool tells_that_hbm_has_none(const Error& error) {
 
 }  // namespace
 
-Heap::Heap(Policy policy, uint64_t budget_bytes)
-    : policy_(policy), budget_bytes_(budget_bytes), has_hbm_(comes_from_hbm(policy)) {}
+Heap::Heap(Policy policy) : policy_(policy), has_hbm_(comes_from_hbm(policy)) {}
 
 void* Heap::allocate(size_t bytes) {
   fork_.require_owner("allocate from its parent's heap");
@@ -52,16 +47,9 @@ void Heap::free(void* block) noexcept {
   ledger_.strike(block);
 }
 
-HeapStats Heap::stats() const {
-  HeapStats stats;
-  if (!fork_.in_child()) static_cast<Usage&>(stats) = ledger_.usage();
-  stats.budget_bytes = budget_bytes_;
-  return stats;
-}
+Usage Heap::stats() const { return fork_.in_child() ? Usage() : ledger_.usage(); }
 
 void* Heap::allocate_hbm(size_t bytes) {
-  Ledger::Charge charge(ledger_, {.hbm_bytes = bytes, .ddr_bytes = 0}, budget_bytes_);
-  if (!charge.granted()) throw Error(ErrorKind::kExhausted, past_budget(bytes, charge.used()));
   OwnedBlock block = take_small(kind_of(policy_), bytes);
   const std::vector<int> nodes = block ? block_nodes(block.get()) : hbm_nodes(policy_);
   if (!block) {
@@ -70,14 +58,10 @@ void* Heap::allocate_hbm(size_t bytes) {
     block = map_block(bytes, policy_, nodes);
   }
   require_room(bytes, nodes, commit(block.get(), bytes, policy_, nodes, MADV_DONTNEED));
-  return charge.keep(std::move(block), /*spilled=*/false);
+  return ledger_.enter(std::move(block), {.hbm_bytes = bytes, .ddr_bytes = 0}, /*spilled=*/false);
 }
 
 void* Heap::allocate_ddr(size_t bytes) {
-  // Under kPreferred the budget is HBM's alone.
-  Ledger::Charge charge(ledger_, {.hbm_bytes = 0, .ddr_bytes = bytes},
-                        policy_ == Policy::kPreferred ? 0 : budget_bytes_);
-  if (!charge.granted()) throw Error(ErrorKind::kExhausted, past_budget(bytes, charge.used()));
   const uint64_t room = machine_room();
   if (bytes > room) {
     throw Error(ErrorKind::kExhausted,
@@ -85,18 +69,14 @@ void* Heap::allocate_ddr(size_t bytes) {
   }
   OwnedBlock block = take_small(MEMKIND_DEFAULT, bytes);
   if (!block) block = map_block(bytes, policy_, /*nodes=*/{});
-  return charge.keep(std::move(block), /*spilled=*/has_hbm_);
+  return ledger_.enter(std::move(block), {.hbm_bytes = 0, .ddr_bytes = bytes},
+                       /*spilled=*/has_hbm_);
 }
 
 void Heap::require_room(size_t bytes, const std::vector<int>& nodes, uint64_t fitting) const {
   if (fitting < bytes) {
     throw Error(ErrorKind::kExhausted, shortage(bytes, policy_, nodes, fitting));
   }
-}
-
-std::string Heap::past_budget(size_t bytes, uint64_t used) const {
-  return cannot_allocate(bytes, policy_) + ": the budget is " + std::to_string(budget_bytes_) +
-         " bytes, and " + std::to_string(used) + " are in use";
 }
 
 }  // namespace hbm::memory

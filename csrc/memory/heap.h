@@ -1,8 +1,8 @@
-// A bounded heap under one placement policy: memkind's memory, and mappings of its own.
+// A heap of private memory under one policy: memkind's memory, and mappings of its own.
 //
-// Nothing here is ever killed for lack of memory: a request past the budget, or past what the
-// policy's nodes have free, throws Error(kExhausted) (kBind, kInterleave) or spills to DDR
-// (kPreferred) before a page is touched. Under kBind and kInterleave the pages of a block are in
+// Nothing here is ever killed for lack of memory: a request past what the policy's nodes have free
+// throws Error(kExhausted) (kBind, kInterleave) or spills to DDR (kPreferred) before a page is
+// touched. Under kBind and kInterleave the pages of a block are in
 // place when allocate() returns, so that what was granted cannot be missing later; under
 // kPreferred and kDdr they come when they are first touched, and the kernel sends to DDR what HBM
 // no longer holds by then. (A container's own memory limit is outside of all this: the kernel
@@ -23,28 +23,22 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "base/fork.h"
-#include "memory/ledger.h"
+#include "memory/block.h"
 #include "memory/policy.h"
 
 namespace hbm::memory {
-
-struct HeapStats : Usage {
-  uint64_t budget_bytes = 0;  // 0: unbounded
-};
 
 class Heap {
  public:
   // memkind keeps none that is as large either, and rounds its size up.
   static constexpr size_t kMappedBytes = size_t{8} << 20;
 
-  // The budget bounds the bytes in use; under kPreferred, those of them in HBM. 0 is no bound.
   // Throws Error(kUnavailable) when the policy needs HBM and the machine has none, and
   // Error(kInvalid) when MEMKIND_HBW_NODES names nodes that do not exist.
-  Heap(Policy policy, uint64_t budget_bytes);
+  explicit Heap(Policy policy);
 
   // Blocks that were not freed stay valid, and are lost.
   ~Heap() = default;
@@ -52,7 +46,6 @@ class Heap {
   Heap& operator=(const Heap&) = delete;
 
   // At least `bytes` bytes (0 counts as 1), aligned to 64 bytes, or to a page from a page up.
-  // Under kPreferred a request past the budget comes from DDR and still counts in ddr_bytes.
   // Throws Error(kExhausted) as said above, and under every policy for a request past what the
   // whole machine has free, or the kernel refuses to map; Error(kUnavailable) when it refuses,
   // under kBind and kInterleave, to place the block, and when its figures cannot be read.
@@ -61,18 +54,16 @@ class Heap {
   // `block` is null or came from this heap's allocate().
   void free(void* block) noexcept;
 
-  // In a forked child all is zero but the budget: it owns nothing.
-  HeapStats stats() const;
+  // In a forked child all is zero: it owns nothing.
+  Usage stats() const;
   Policy policy() const noexcept { return policy_; }
 
  private:
   void* allocate_hbm(size_t bytes);
   void* allocate_ddr(size_t bytes);
   void require_room(size_t bytes, const std::vector<int>& nodes, uint64_t fitting) const;
-  std::string past_budget(size_t bytes, uint64_t used) const;
 
   const Policy policy_;
-  const uint64_t budget_bytes_;
   const bool has_hbm_;  // the policy wants HBM and memkind has it
   const ForkGuard fork_;
   Ledger ledger_;

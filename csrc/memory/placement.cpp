@@ -1,5 +1,6 @@
 #include "memory/placement.h"
 
+#include <numa.h>
 #include <numaif.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -8,12 +9,15 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <string>
-
-#include "base/error.h"
 
 namespace hbm::memory {
 namespace {
+
+int kernel_mode(Policy policy, size_t nodes) {
+  if (policy == Policy::kBind) return MPOL_BIND;
+  if (policy == Policy::kInterleave) return MPOL_INTERLEAVE;
+  return nodes > 1 ? MPOL_PREFERRED_MANY : MPOL_PREFERRED;
+}
 
 constexpr size_t kBatch = 1024;  // pages a system call
 
@@ -29,7 +33,7 @@ bool is_absent(int status) noexcept { return status == -ENOENT || status == -EFA
 const uintptr_t kPage = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
 
 // A run of pages, and what move_pages says of each: its node, or a negative error number.
-struct Batch {
+struct PageBatch {
   uintptr_t first;
   size_t count;
   std::array<int, kBatch> nodes;
@@ -61,11 +65,42 @@ struct Batch {
 
 }  // namespace
 
+void place_on(const std::vector<int>& nodes, Policy policy, void* base, size_t bytes) {
+  if (nodes.empty()) return;
+  constexpr int kBits = 8 * sizeof(unsigned long);
+  std::array<unsigned long, NUMA_NUM_NODES / kBits> mask{};
+  for (int node : nodes) mask[node / kBits] |= 1UL << (node % kBits);
+  if (mbind(base, bytes, kernel_mode(policy, nodes.size()), mask.data(), NUMA_NUM_NODES, 0) == 0) {
+    return;
+  }
+  const int error = errno;
+  throw PlacingError(std::string("cannot place memory under memory policy \"") +
+                     policy_name(policy) + "\": mbind: " + std::strerror(error) +
+                     (error == EPERM ? "; a container needs the capability SYS_NICE for it" : ""));
+}
+
+std::vector<int> block_nodes(const void* block) {
+  constexpr size_t kBits = 8 * sizeof(unsigned long);
+  std::array<unsigned long, NUMA_NUM_NODES / kBits> mask{};
+  int mode = 0;
+  if (get_mempolicy(&mode, mask.data(), NUMA_NUM_NODES, const_cast<void*>(block), MPOL_F_ADDR) !=
+      0) {
+    throw Error(ErrorKind::kUnavailable,
+                std::string("get_mempolicy cannot tell which NUMA nodes a block comes from: ") +
+                    std::strerror(errno) + "; a container needs the capability SYS_NICE for it");
+  }
+  std::vector<int> nodes;
+  for (size_t node = 0; node < NUMA_NUM_NODES; ++node) {
+    if ((mask[node / kBits] >> (node % kBits)) & 1) nodes.push_back(static_cast<int>(node));
+  }
+  return nodes;
+}
+
 std::map<int, uint64_t> where(const void* address, size_t bytes) {
   const uintptr_t begin = reinterpret_cast<uintptr_t>(address);
   const uintptr_t end = begin + bytes;
   std::map<int, uint64_t> sums;
-  Batch batch;
+  PageBatch batch;
   for (uintptr_t next = begin - begin % kPage; next < end; next += batch.count * kPage) {
     batch.first = next;
     batch.count = std::min<size_t>(kBatch, (end - next + kPage - 1) / kPage);

@@ -1,13 +1,30 @@
 #include "memory/policy.h"
 
+#include <numa.h>
+
 #include <array>
+#include <atomic>
+#include <cstdlib>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace hbm::memory {
 namespace {
 
 constexpr std::array<const char*, kPolicyCount> kNames = {"preferred", "bind", "interleave", "ddr"};
+
+std::string setting(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::string() : std::string(" ") + name + "=" + value;
+}
+
+// For conditions of the machine, not of one heap: one line a process says enough.
+void notice_once(std::atomic<bool>& said, const std::string& message) {
+  if (!said.exchange(true, std::memory_order_relaxed)) log::notice(message);
+}
+std::atomic<bool> said_absent{false};
+std::atomic<bool> said_full{false};
 
 }  // namespace
 
@@ -20,5 +37,59 @@ Policy parse_policy(const std::string& name) {
 }
 
 const char* policy_name(Policy policy) noexcept { return kNames[static_cast<size_t>(policy)]; }
+
+memkind_t kind_of(Policy policy) noexcept {
+  switch (policy) {
+    case Policy::kPreferred:
+      return MEMKIND_HBW_PREFERRED;
+    case Policy::kBind:
+      return MEMKIND_HBW;
+    case Policy::kInterleave:
+      return MEMKIND_HBW_INTERLEAVE;
+    case Policy::kDdr:
+      break;
+  }
+  return MEMKIND_DEFAULT;
+}
+
+std::string memkind_message(int code) {
+  char text[MEMKIND_ERROR_MESSAGE_SIZE];
+  memkind_error_message(code, text, sizeof(text));
+  return text;
+}
+
+std::string why_unavailable(memkind_t kind) {
+  const int code = memkind_check_available(kind);
+  return code == MEMKIND_SUCCESS ? std::string() : memkind_message(code);
+}
+
+std::string why_unavailable_or_throw(memkind_t kind) {
+  if (memkind_check_available(kind) == MEMKIND_ERROR_ENVIRON) {
+    throw Error(ErrorKind::kInvalid,
+                "memkind rejects its environment:" + setting("MEMKIND_HBW_NODES") +
+                    setting("MEMKIND_HBW_THRESHOLD") + "; this machine has NUMA nodes 0 to " +
+                    std::to_string(numa_max_node()));
+  }
+  return why_unavailable(kind);
+}
+
+bool comes_from_hbm(Policy policy) {
+  if (policy == Policy::kDdr) return false;
+  const std::string reason = why_unavailable_or_throw(kind_of(policy));
+  if (reason.empty()) return true;
+  if (policy != Policy::kPreferred) {
+    throw Error(ErrorKind::kUnavailable,
+                std::string("memory policy \"") + policy_name(policy) +
+                    "\" needs high-bandwidth memory, and memkind finds none (" + reason +
+                    "); use \"preferred\" or \"ddr\", or name the nodes in MEMKIND_HBW_NODES");
+  }
+  notice_once(said_absent, "memkind finds no high-bandwidth memory (" + reason +
+                               "): memory policy \"preferred\" uses DDR");
+  return false;
+}
+
+void notice_spill(const std::string& reason) {
+  notice_once(said_full, reason + "; using DDR, here and from now on whenever HBM is short");
+}
 
 }  // namespace hbm::memory

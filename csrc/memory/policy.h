@@ -1,5 +1,14 @@
-// Where memory comes from.
+// The memory policies: where memory comes from, and the memkind kind that serves each on this
+// machine.
+//
+// memkind finds high-bandwidth nodes by MEMKIND_HBW_NODES when it is set, else by the firmware's
+// bandwidth tables (HMAT) or, on Xeon Phi, by CPUID. Its verdict is taken once per process: changes
+// to the environment after the first question have no effect.
+//
+// Threads: every function may be called from any thread.
 #pragma once
+
+#include <memkind.h>
 
 #include <cstddef>
 #include <string>
@@ -18,5 +27,27 @@ inline constexpr size_t kPolicyCount = 4;
 // Throws Error(kInvalid), naming the four choices, for any other name.
 Policy parse_policy(const std::string& name);
 const char* policy_name(Policy policy) noexcept;
+
+// The kind that allocates under the policy.
+memkind_t kind_of(Policy policy) noexcept;
+
+// memkind's words for one of its error codes.
+std::string memkind_message(int code);
+
+// Empty when memkind can allocate from `kind` here, else its reason.
+std::string why_unavailable(memkind_t kind);
+
+// As why_unavailable(), but a setting that memkind rejects (MEMKIND_HBW_NODES naming nodes that do
+// not exist) throws Error(kInvalid): it is a mistake to mend, not a machine without HBM.
+std::string why_unavailable_or_throw(memkind_t kind);
+
+// Whether blocks under the policy come from HBM. False for kDdr, and for kPreferred on a machine
+// without HBM, which the log then says once a process.
+// Throws Error(kUnavailable) when the policy needs HBM and the machine has none, and
+// Error(kInvalid) as why_unavailable_or_throw().
+bool comes_from_hbm(Policy policy);
+
+// Says in the log, once a process, that HBM is short and that kPreferred turns to DDR.
+void notice_spill(const std::string& reason);
 
 }  // namespace hbm::memory

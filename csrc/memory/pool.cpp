@@ -15,10 +15,10 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "memory/block.h"
-#include "memory/nodes.h"
-#include "memory/pages.h"
-#include "memory/place.h"
-#include "memory/shared_file.h"
+#include "memory/placement.h"
+#include "memory/room.h"
+#include "memory/shared_memory.h"
+#include "memory/system_memory.h"
 
 namespace hbm::memory {
 namespace {
@@ -117,14 +117,14 @@ void require_any_place(Policy policy) {
 
 }  // namespace
 
-Block::Block(std::shared_ptr<Pool> pool, Descriptor file, uint64_t size, bool ours)
+PoolBlock::PoolBlock(std::shared_ptr<Pool> pool, Descriptor file, uint64_t size, bool ours)
     : pool_(std::move(pool)), file_(std::move(file)), size_(size), ours_(ours) {}
 
-Block::~Block() {
+PoolBlock::~PoolBlock() {
   if (base_ != nullptr && !pool_->fork_.in_child()) pool_->release(*this);
 }
 
-Descriptor Block::read_only() const {
+Descriptor PoolBlock::read_only() const {
   const std::string path = "/proc/self/fd/" + std::to_string(fd());
   Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file) {
@@ -150,20 +150,20 @@ Pool::~Pool() {
   if (!fork_.in_child()) munmap(base_, space_);
 }
 
-std::shared_ptr<Block> Pool::allocate(uint64_t bytes) {
+std::shared_ptr<PoolBlock> Pool::allocate(uint64_t bytes) {
   fork_.require_owner("allocate from its parent's pool");
   return place(make_shared_file(std::string("hbmcomm-box-") + policy_name(options_.policy)), bytes,
                /*ours=*/true);
 }
 
-std::shared_ptr<Block> Pool::map(Descriptor file, uint64_t bytes) {
+std::shared_ptr<PoolBlock> Pool::map(Descriptor file, uint64_t bytes) {
   fork_.require_owner("map into its parent's pool");
   require_any_place(options_.policy);
   require_bytes(file, bytes);
   return place(std::move(file), bytes, /*ours=*/false);
 }
 
-std::shared_ptr<Block> Pool::place(Descriptor file, uint64_t bytes, bool ours) {
+std::shared_ptr<PoolBlock> Pool::place(Descriptor file, uint64_t bytes, bool ours) {
   if (bytes == 0) throw Error(ErrorKind::kInvalid, "a block of a pool needs at least one byte");
   if (bytes > options_.largest_block) {
     throw Error(ErrorKind::kExhausted, cannot_allocate(bytes, options_.policy) +
@@ -171,7 +171,7 @@ std::shared_ptr<Block> Pool::place(Descriptor file, uint64_t bytes, bool ours) {
                                            bytes_text(options_.largest_block));
   }
   const uint64_t size = whole_pages(bytes);
-  std::shared_ptr<Block> block(new Block(shared_from_this(), std::move(file), size, ours));
+  std::shared_ptr<PoolBlock> block(new PoolBlock(shared_from_this(), std::move(file), size, ours));
   block->base_ = take_addresses(size);
   if (ours) {
     set_size(block->file_, size);
@@ -203,7 +203,7 @@ std::byte* Pool::take_addresses(uint64_t size) {
   return base_ + *offset;
 }
 
-void Pool::release(const Block& block) noexcept {
+void Pool::release(const PoolBlock& block) noexcept {
   if (block.ours_ && fallocate(block.fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
                                static_cast<off_t>(block.size())) != 0) {
     log::error(std::string("a pool cannot give memory back to the kernel: fallocate: ") +

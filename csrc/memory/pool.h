@@ -35,11 +35,11 @@ class Pool;
 // Mapped for reading and writing, shared; lives as long as someone points to it. The size of a
 // memfd is fixed. A file that the caller brought can be cut short through fd(), and an access past
 // its end kills by SIGBUS.
-class Block {
+class PoolBlock {
  public:
-  ~Block();
-  Block(const Block&) = delete;
-  Block& operator=(const Block&) = delete;
+  ~PoolBlock();
+  PoolBlock(const PoolBlock&) = delete;
+  PoolBlock& operator=(const PoolBlock&) = delete;
 
   std::byte* base() const noexcept { return base_; }
   uint64_t size() const noexcept { return size_; }  // bytes asked for, rounded up to pages
@@ -52,7 +52,7 @@ class Block {
 
  private:
   friend class Pool;
-  Block(std::shared_ptr<Pool> pool, Descriptor file, uint64_t size, bool ours);
+  PoolBlock(std::shared_ptr<Pool> pool, Descriptor file, uint64_t size, bool ours);
 
   const std::shared_ptr<Pool> pool_;
   const Descriptor file_;
@@ -89,11 +89,11 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Throws Error(kInvalid) for no bytes, Error(kExhausted) when the capacity, the policy's nodes or
   // the machine cannot hold them, or they are past the largest block, Error(kUnavailable) when the
   // kernel gives no memfd (each block has a descriptor open) or no mapping.
-  std::shared_ptr<Block> allocate(uint64_t bytes);
+  std::shared_ptr<PoolBlock> allocate(uint64_t bytes);
 
   // The contents of `file`, which is open for reading and writing. Throws as allocate(), and
   // Error(kInvalid) when it has fewer bytes, Error(kUnsupported) under kBind and kInterleave.
-  std::shared_ptr<Block> map(Descriptor file, uint64_t bytes);
+  std::shared_ptr<PoolBlock> map(Descriptor file, uint64_t bytes);
 
   PoolStats stats() const;
   // Of the largest page that the kernel gave a memfd's block; as slow as largest_page_bytes().
@@ -101,11 +101,11 @@ class Pool : public std::enable_shared_from_this<Pool> {
   const PoolOptions& options() const noexcept { return options_; }
 
  private:
-  friend class Block;
+  friend class PoolBlock;
   explicit Pool(const PoolOptions& options);
-  std::shared_ptr<Block> place(Descriptor file, uint64_t bytes, bool ours);
+  std::shared_ptr<PoolBlock> place(Descriptor file, uint64_t bytes, bool ours);
   std::byte* take_addresses(uint64_t size);
-  void release(const Block& block) noexcept;
+  void release(const PoolBlock& block) noexcept;
 
   const PoolOptions options_;
   const ForkGuard fork_;

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "memory/capacity.h"
-#include "memory/meminfo.h"
+#include "memory/system_memory.h"
 
 namespace hbm::memory {
 namespace {

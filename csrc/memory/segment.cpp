@@ -5,18 +5,32 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
-#include "memory/block.h"
-#include "memory/kinds.h"
-#include "memory/nodes.h"
-#include "memory/pages.h"
-#include "memory/place.h"
+#include "memory/placement.h"
+#include "memory/room.h"
+#include "memory/system_memory.h"
 
 namespace hbm::memory {
+namespace {
+
+struct ProcessSegments {
+  const ForkGuard fork;
+  std::mutex mutex;  // guards the map
+  std::map<Policy, std::shared_ptr<SharedSegment>> by_policy;
+};
+
+// Never destroyed: tensors may outlive any order of destruction at exit.
+ProcessSegments& process_segments() {
+  static auto* const all = new ProcessSegments;
+  return *all;
+}
+
+}  // namespace
 
 std::shared_ptr<SharedSegment> SharedSegment::create(Policy policy, uint64_t size_bytes) {
   return std::shared_ptr<SharedSegment>(new SharedSegment(policy, size_bytes));
@@ -30,7 +44,7 @@ SharedSegment::SharedSegment(Policy policy, uint64_t size_bytes)
   const int code = memkind_create_fixed(memory_.base(), memory_.size(), &heap_);
   if (code != MEMKIND_SUCCESS) {
     throw Error(ErrorKind::kUnavailable,
-                "memkind cannot make a heap in a segment: " + describe(code) +
+                "memkind cannot make a heap in a segment: " + memkind_message(code) +
                     "; a smaller MEMKIND_ARENA_NUM_PER_KIND may help");
   }
 }
@@ -50,8 +64,8 @@ void* SharedSegment::allocate(size_t bytes) {
                     std::to_string(ledger_.usage().in_use_bytes) + " bytes are in use");
   }
   const uint64_t hbm = take_room(block.get(), bytes, policy_, nodes_);
-  Ledger::Charge charge(ledger_, {.hbm_bytes = hbm, .ddr_bytes = bytes - hbm}, /*bound=*/0);
-  return charge.keep(std::move(block), /*spilled=*/!nodes_.empty() && hbm < bytes);
+  return ledger_.enter(std::move(block), {.hbm_bytes = hbm, .ddr_bytes = bytes - hbm},
+                       /*spilled=*/!nodes_.empty() && hbm < bytes);
 }
 
 void SharedSegment::free(void* block) noexcept {
@@ -71,6 +85,25 @@ SharedSegmentStats SharedSegment::stats() const {
   if (!fork_.in_child()) static_cast<Usage&>(stats) = ledger_.usage();
   stats.size_bytes = size();
   stats.page_bytes = largest_page_bytes(base(), size());
+  return stats;
+}
+
+std::shared_ptr<SharedSegment> process_segment(Policy policy) {
+  process_segments().fork.require_owner("allocate from its parent's segment");
+  const std::lock_guard lock(process_segments().mutex);
+  auto& segments = process_segments().by_policy;
+  const auto found = segments.find(policy);
+  if (found != segments.end()) return found->second;
+  return segments.emplace(policy, SharedSegment::create(policy, /*size_bytes=*/0)).first->second;
+}
+
+std::map<Policy, SharedSegmentStats> process_segment_stats() {
+  std::map<Policy, SharedSegmentStats> stats;
+  if (process_segments().fork.in_child()) return stats;
+  const std::lock_guard lock(process_segments().mutex);
+  for (const auto& [policy, segment] : process_segments().by_policy) {
+    stats.emplace(policy, segment->stats());
+  }
   return stats;
 }
 

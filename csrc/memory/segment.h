@@ -21,13 +21,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
 #include "base/fork.h"
-#include "memory/ledger.h"
-#include "memory/memfd.h"
+#include "memory/block.h"
 #include "memory/policy.h"
+#include "memory/shared_memory.h"
 
 namespace hbm::memory {
 
@@ -93,5 +94,13 @@ class SharedSegment {
   memkind_t heap_ = nullptr;
   Ledger ledger_;
 };
+
+// The segment of this process under a policy, of the default size, shared by all groups; made on
+// first use and never destroyed. Throws Error(kUnavailable) in a process forked from one that used
+// it, and as SharedSegment::create().
+std::shared_ptr<SharedSegment> process_segment(Policy policy);
+
+// Of the segments that were used so far; of none in a forked child.
+std::map<Policy, SharedSegmentStats> process_segment_stats();
 
 }  // namespace hbm::memory

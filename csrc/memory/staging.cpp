@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <map>
 #include <new>
 #include <string>
 
@@ -9,6 +10,18 @@
 
 namespace hbm::memory {
 namespace {
+
+struct ProcessPools {
+  const ForkGuard fork;
+  std::mutex mutex;  // guards the map
+  std::map<std::pair<Policy, uint64_t>, std::shared_ptr<StagingPool>> pools;
+};
+
+// Never destroyed: late messages may outlive any order of destruction at exit.
+ProcessPools& process_pools() {
+  static auto* const all = new ProcessPools;
+  return *all;
+}
 
 // What a request really takes: its size class, or itself past the largest.
 size_t capacity_for(size_t bytes) noexcept {
@@ -75,7 +88,7 @@ StagingStats StagingPool::stats() const {
     std::lock_guard lock(shelves_[i].mutex);
     stats.kept_bytes += shelves_[i].count * (kSmallestClass << i);
   }
-  const HeapStats past = overflow_heap_.stats();
+  const Usage past = overflow_heap_.stats();
   stats.overflow_bytes = past.in_use_bytes;
   stats.overflows = past.allocations;
   return stats;
@@ -155,6 +168,14 @@ void StagingPool::release(void* block, size_t bytes, bool overflow) noexcept {
   std::lock_guard lock(shelf.mutex);
   shelf.first = new (block) Link{shelf.first};
   shelf.count += 1;
+}
+
+std::shared_ptr<StagingPool> process_staging(Policy policy, uint64_t budget_bytes) {
+  process_pools().fork.require_owner("use its parent's staging pool");
+  const std::lock_guard lock(process_pools().mutex);
+  auto& pool = process_pools().pools[{policy, budget_bytes}];
+  if (!pool) pool = StagingPool::make(std::make_shared<Heap>(policy), budget_bytes);
+  return pool;
 }
 
 }  // namespace hbm::memory

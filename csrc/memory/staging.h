@@ -117,11 +117,16 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
   const std::shared_ptr<Heap> heap_;
   const ForkGuard fork_;
   const uint64_t budget_bytes_;
-  Heap overflow_heap_{Policy::kDdr, 0};
+  Heap overflow_heap_{Policy::kDdr};
   std::atomic<uint64_t> reserved_bytes_{0};
   std::mutex trim_mutex_;  // one trim at a time, so that none misses what another is giving back;
                            // taken before a shelf's mutex
   std::array<Shelf, kClasses> shelves_;
 };
+
+// The pool of this process with this policy and budget, shared by all groups; made on first use and
+// never destroyed. Throws Error(kUnavailable) in a process forked from one that used it, and as
+// Heap.
+std::shared_ptr<StagingPool> process_staging(Policy policy, uint64_t budget_bytes);
 
 }  // namespace hbm::memory

@@ -12,8 +12,8 @@
 #include <new>
 
 #include "base/error.h"
-#include "memory/capacity.h"
-#include "memory/kinds.h"
+#include "memory/policy.h"
+#include "memory/system_memory.h"
 
 namespace hbm::memory {
 namespace {

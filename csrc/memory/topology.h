@@ -16,7 +16,7 @@ namespace hbm::memory {
 struct NodeInfo {
   int id;
   uint64_t total_bytes;
-  uint64_t free_bytes;  // free pages and half the file cache: see capacity.h
+  uint64_t free_bytes;  // free pages and half the file cache: see system_memory.h
   bool is_hbm;
   bool has_cpus;
   std::string cpus;  // as in "0-3,8", empty for a node of memory alone

@@ -1,10 +1,10 @@
-// A c10d store behind base/key_value.h.
+// A c10d store behind bootstrap/key_value.h.
 #pragma once
 
 #include <memory>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "base/key_value.h"
+#include "bootstrap/key_value.h"
 
 namespace hbm {
 

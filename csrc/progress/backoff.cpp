@@ -6,7 +6,7 @@
 #include <chrono>
 #include <thread>
 
-#include "base/relax.h"
+#include "base/waiting.h"
 
 namespace hbm {
 namespace {

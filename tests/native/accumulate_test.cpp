@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "kernels/kernels.h"
-#include "kernels/scale_integer.h"
 #include "real_elements.h"
 #include "reduce_reference.h"
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/key_value.h"
+#include "bootstrap/key_value.h"
 
 namespace hbm {
 

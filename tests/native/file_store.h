@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/key_value.h"
+#include "bootstrap/key_value.h"
 
 namespace hbm {
 

@@ -65,11 +65,11 @@ TEST(Policy, NamesGoBothWays) {
 TEST(Heap, EveryPolicyAllocatesWithHbm) {
   with_hbm([] {
     for (Policy policy : kAllPolicies) {
-      Heap heap(policy, 0);
+      Heap heap(policy);
       void* block = heap.allocate(kMiB);
       std::memset(block, 1, kMiB);
       EXPECT_EQ(bytes_anywhere(block, kMiB), kMiB) << policy_name(policy);
-      const HeapStats stats = heap.stats();
+      const Usage stats = heap.stats();
       EXPECT_EQ(stats.in_use_bytes, kMiB);
       EXPECT_EQ(stats.hbm_bytes, policy == Policy::kDdr ? 0 : kMiB);
       EXPECT_EQ(stats.ddr_bytes, policy == Policy::kDdr ? kMiB : 0);
@@ -83,10 +83,10 @@ TEST(Heap, EveryPolicyAllocatesWithHbm) {
 TEST(Heap, OnlyTheStrictPoliciesNeedHbm) {
   without_hbm([] {
     for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
-      expect_error(ErrorKind::kUnavailable, {"memkind finds none"}, [&] { Heap heap(policy, 0); });
+      expect_error(ErrorKind::kUnavailable, {"memkind finds none"}, [&] { Heap heap(policy); });
     }
     for (Policy policy : {Policy::kPreferred, Policy::kDdr}) {
-      Heap heap(policy, 0);
+      Heap heap(policy);
       void* block = heap.allocate(kMiB);
       std::memset(block, 1, kMiB);
       EXPECT_EQ(heap.stats().ddr_bytes, kMiB);
@@ -100,10 +100,9 @@ TEST(Heap, RejectsNodesThatDoNotExist) {
   in_child([] {
     setenv("MEMKIND_HBW_NODES", "no-node", 1);
     for (Policy policy : {Policy::kPreferred, Policy::kBind}) {
-      expect_error(ErrorKind::kInvalid, {"MEMKIND_HBW_NODES=no-node"},
-                   [&] { Heap heap(policy, 0); });
+      expect_error(ErrorKind::kInvalid, {"MEMKIND_HBW_NODES=no-node"}, [&] { Heap heap(policy); });
     }
-    Heap heap(Policy::kDdr, 0);
+    Heap heap(Policy::kDdr);
     heap.free(heap.allocate(1));
   });
 }
@@ -111,7 +110,7 @@ TEST(Heap, RejectsNodesThatDoNotExist) {
 TEST(Heap, AlignsToCacheLinesAndPages) {
   with_hbm([] {
     for (Policy policy : kAllPolicies) {
-      Heap heap(policy, 0);
+      Heap heap(policy);
       for (size_t bytes : {size_t{0}, size_t{1}, size_t{65}, kPage - 1, kPage, kPage + 1, kMiB}) {
         void* block = heap.allocate(bytes);
         const size_t alignment = bytes < kPage ? 64 : kPage;
@@ -126,7 +125,7 @@ TEST(Heap, AlignsToCacheLinesAndPages) {
 
 TEST(Heap, NoBytesCountAsOneAndBlocksDiffer) {
   without_hbm([] {
-    Heap heap(Policy::kPreferred, 0);
+    Heap heap(Policy::kPreferred);
     void* a = heap.allocate(0);
     void* b = heap.allocate(0);
     EXPECT_NE(a, nullptr);
@@ -138,43 +137,10 @@ TEST(Heap, NoBytesCountAsOneAndBlocksDiffer) {
   });
 }
 
-TEST(Heap, TheBudgetBoundsStrictPoliciesAndDdr) {
-  with_hbm([] {
-    for (Policy policy : {Policy::kBind, Policy::kInterleave, Policy::kDdr}) {
-      Heap heap(policy, kMiB);
-      void* block = heap.allocate(kMiB);
-      expect_error(ErrorKind::kExhausted, {"the budget is 1048576 bytes"},
-                   [&] { heap.allocate(1); });
-      heap.free(block);
-      heap.free(heap.allocate(kMiB));
-      EXPECT_EQ(heap.stats().allocations, 2u);
-      EXPECT_EQ(heap.stats().spills, 0u);
-    }
-  });
-}
-
-TEST(Heap, PreferredSpillsPastTheBudget) {
-  with_hbm([] {
-    Heap heap(Policy::kPreferred, kMiB);
-    void* inside = heap.allocate(kMiB);
-    void* past = heap.allocate(3 * kMiB);
-    std::memset(past, 1, 3 * kMiB);
-    HeapStats stats = heap.stats();
-    EXPECT_EQ(stats.hbm_bytes, kMiB);
-    EXPECT_EQ(stats.ddr_bytes, 3 * kMiB);
-    EXPECT_EQ(stats.spills, 1u);
-    heap.free(inside);
-    heap.free(past);
-    stats = heap.stats();
-    EXPECT_EQ(stats.in_use_bytes, 0u);
-    EXPECT_EQ(stats.peak_bytes, 4 * kMiB);
-  });
-}
-
 TEST(Heap, MoreThanTheNodeHasIsAnErrorAndNoKill) {
   with_hbm([] {
     for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
-      Heap heap(policy, 0);
+      Heap heap(policy);
       expect_error(ErrorKind::kExhausted, {"HBM node 0 can give"},
                    [&] { heap.allocate(too_much()); });
       expect_error(ErrorKind::kExhausted, {"cannot allocate"}, [&] { heap.allocate(~size_t{0}); });
@@ -189,7 +155,7 @@ TEST(Heap, LargeBlocksAreMappedAtExactlyTheirPages) {
   with_hbm([] {
     constexpr size_t kSlack = 2 * kMiB;  // for whatever else is mapped meanwhile
     for (Policy policy : kAllPolicies) {
-      Heap heap(policy, 0);
+      Heap heap(policy);
       heap.free(heap.allocate(kPage));
       const uint64_t before = mapped_bytes();
       for (size_t bytes : {33 * kMiB + 1, 81 * kMiB}) {
@@ -209,7 +175,7 @@ TEST(Heap, GivesWhatTheAddressSpaceHoldsAndNamesItsLimit) {
   if (!kSpaceIsOurs) GTEST_SKIP() << "a sanitizer needs the address space";
   for (Policy policy : kAllPolicies) {
     with_hbm([policy] {
-      Heap heap(policy, 0);
+      Heap heap(policy);
       heap.free(heap.allocate(kPage));
       set_limit(RLIMIT_AS, mapped_bytes() + 53 * kMiB);
       heap.free(heap.allocate(50 * kMiB));
@@ -228,13 +194,13 @@ TEST(Heap, AKernelThatForbidsToPlaceMemoryIsNamed) {
     ASSERT_TRUE(forbid_mbind());
     for (size_t bytes : {kPage, 8 * kMiB}) {
       for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
-        Heap heap(policy, 0);
+        Heap heap(policy);
         expect_error(ErrorKind::kUnavailable,
                      {"mbind: Operation not permitted", "the capability SYS_NICE"},
                      [&] { heap.allocate(bytes); });
         EXPECT_EQ(heap.stats().in_use_bytes, 0u);
       }
-      Heap heap(Policy::kPreferred, 0);
+      Heap heap(Policy::kPreferred);
       heap.free(heap.allocate(bytes));
       EXPECT_EQ(heap.stats().spills, 1u);
     }
@@ -244,7 +210,7 @@ TEST(Heap, AKernelThatForbidsToPlaceMemoryIsNamed) {
 TEST(Heap, FiguresThatCannotBeReadAreAnErrorAndNoSpill) {
   with_hbm([] {
     for (Policy policy : kAllPolicies) {
-      Heap heap(policy, 0);
+      Heap heap(policy);
       heap.free(heap.allocate(kPage));
       set_limit(RLIMIT_NOFILE, 0);
       for (size_t bytes : {kPage, 8 * kMiB}) {
@@ -270,7 +236,7 @@ TEST(Heap, AMappingThatIsRefusedIsNamedWithoutFiguresToo) {
 TEST(Heap, StrictPoliciesPutPagesInPlaceAtOnce) {
   with_hbm([] {
     for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
-      Heap heap(policy, 0);
+      Heap heap(policy);
       const size_t bytes = 40 * kMiB + 5;  // more than one slice
       void* block = heap.allocate(bytes);
       EXPECT_EQ(where(block, bytes), (std::map<int, uint64_t>{{0, bytes}}));
@@ -281,7 +247,7 @@ TEST(Heap, StrictPoliciesPutPagesInPlaceAtOnce) {
 
 TEST(Heap, AForkedChildNeitherAllocatesNorFrees) {
   with_hbm([] {
-    Heap heap(Policy::kPreferred, 0);
+    Heap heap(Policy::kPreferred);
     char* block = static_cast<char*>(heap.allocate(kMiB));
     std::memset(block, 7, kMiB);
     in_child([&] {
@@ -289,7 +255,7 @@ TEST(Heap, AForkedChildNeitherAllocatesNorFrees) {
       heap.free(block);
       EXPECT_EQ(heap.stats().in_use_bytes, 0u);
       EXPECT_EQ(block[kMiB - 1], 7);
-      Heap own(Policy::kPreferred, 0);
+      Heap own(Policy::kPreferred);
       own.free(own.allocate(kMiB));
     });
     EXPECT_EQ(heap.stats().in_use_bytes, kMiB);
@@ -300,7 +266,7 @@ TEST(Heap, AForkedChildNeitherAllocatesNorFrees) {
 
 TEST(Heap, ThreadsShareAHeap) {
   with_hbm([] {
-    Heap heap(Policy::kPreferred, 8 * kMiB);
+    Heap heap(Policy::kPreferred);
     std::vector<std::thread> threads;
     for (int id = 0; id < 4; ++id) {
       threads.emplace_back([&heap, id] {

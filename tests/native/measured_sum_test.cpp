@@ -1,6 +1,6 @@
 // measured_sum() for every pair of types on every instruction set that this processor runs, bit for
 // bit against one element at a time.
-#include "kernels/measured_sum.h"
+#include "kernels/layerdrop_passes.h"
 
 #include <gtest/gtest.h>
 

@@ -15,9 +15,9 @@
 #include <functional>
 #include <vector>
 
-#include "memory/meminfo.h"
 #include "memory/placement.h"
 #include "memory/policy.h"
+#include "memory/system_memory.h"
 #include "memory/topology.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -90,7 +90,7 @@ inline uint64_t bytes_anywhere(const void* address, size_t bytes) {
   return sum;
 }
 
-// A request that the node cannot rendezvous_of, whatever is in use.
+// A request that the node cannot meet, however little of it is in use.
 inline size_t too_much() { return MemInfo::of_node(0).bytes("MemTotal"); }
 
 // Of this process and of those that it forks.

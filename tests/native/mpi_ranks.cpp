@@ -72,8 +72,8 @@ Group::Group(const std::filesystem::path& directory, const std::string& name, in
   channel->size = size;
   channel->group = "group " + name;
   channel->chunk_bytes = chunk_bytes;
-  channel->staging = memory::StagingPool::make(
-      std::make_shared<memory::Heap>(memory::Policy::kDdr, 0), kStagingBytes);
+  channel->staging = memory::StagingPool::make(std::make_shared<memory::Heap>(memory::Policy::kDdr),
+                                               kStagingBytes);
   if (size > 1) channel->communicator = connect(rendezvous, {}).communicator;
   const bool crowded = size > sysconf(_SC_NPROCESSORS_ONLN);
   collectives = OperationQueue::create(OperationQueue::Order::kOrdered, crowded,

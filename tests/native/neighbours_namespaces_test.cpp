@@ -57,7 +57,7 @@ Neighbourhood explore_as(const ForkedRank& rank) {
       store, rank.rank, rank.size, "group g", in(milliseconds(60'000)), [&] {
         bootstrap::Member self = bootstrap::introduce("1.0", 4096);
         self.segment = "ddr";
-        self.door = door.name();
+        self.listener = door.name();
         return self;
       });
   return explore(rendezvous, door,

@@ -51,7 +51,7 @@ struct Explorer {
         bootstrap::rendezvous_of(store, rank, size, "group g", in(patience), [&] {
           bootstrap::Member self = bootstrap::introduce("1.0", 4096);
           self.segment = segment_name;
-          self.door = door.name();
+          self.listener = door.name();
           return self;
         });
     participant = rendezvous.participant;
@@ -293,7 +293,7 @@ TEST(NeighbourListener, TakesInNoStrangers) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to become somebody else";
   NeighbourListener door;
   bootstrap::Member self = bootstrap::introduce("1.0", 4096);
-  self.door = door.name();
+  self.listener = door.name();
   ASSERT_TRUE(NeighbourListener::call(self, self));
   EXPECT_EQ(door.callers().size(), 1u);
   EXPECT_EQ(run_forked([&] {

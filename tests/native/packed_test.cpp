@@ -1,6 +1,6 @@
 // pack() and unpack() for every pair of types on every instruction set that this processor runs,
 // bit for bit against one element at a time.
-#include "kernels/packed.h"
+#include "kernels/layerdrop_passes.h"
 
 #include <gtest/gtest.h>
 

@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "expect_error.h"
-#include "memory/capacity.h"
-#include "memory/mapping.h"
+#include "memory/shared_memory.h"
+#include "memory/system_memory.h"
 #include "memory_fixture.h"
 
 namespace hbm::memory {
@@ -33,13 +33,13 @@ PoolOptions options(uint64_t capacity, Policy policy = Policy::kDdr) {
   return {.policy = policy, .capacity = capacity};
 }
 
-bool is_filled(const Block& block, int value) {
+bool is_filled(const PoolBlock& block, int value) {
   const auto wanted = static_cast<std::byte>(value);
   return block.base()[0] == wanted &&
          std::memcmp(block.base(), block.base() + 1, block.size() - 1) == 0;
 }
 
-void fill(const Block& block, int value) { std::memset(block.base(), value, block.size()); }
+void fill(const PoolBlock& block, int value) { std::memset(block.base(), value, block.size()); }
 
 uint64_t held_bytes(int fd) {
   struct stat file{};
@@ -119,7 +119,7 @@ TEST(Pool, CapacityCountsPagesAndNotRanges) {
 TEST(Pool, FullOfSmallBlocksItStillMergesInTheEnd) {
   const auto pool = Pool::create(options(64 * kPage));
   const double fragmentation = pool->stats().fragmentation;
-  std::vector<std::shared_ptr<Block>> blocks;
+  std::vector<std::shared_ptr<PoolBlock>> blocks;
   for (int i = 0; i < 64; ++i) blocks.push_back(pool->allocate(1));
   EXPECT_EQ(pool->stats().blocks, 64u);
   EXPECT_GT(pool->stats().fragmentation, fragmentation);
@@ -317,7 +317,7 @@ TEST(Pool, LimitsAreNamed) {
     ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
     limit.rlim_cur = 32;
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
-    std::vector<std::shared_ptr<Block>> blocks;
+    std::vector<std::shared_ptr<PoolBlock>> blocks;
     expect_error(ErrorKind::kUnavailable, {"ulimit -n"}, [&] {
       while (true) blocks.push_back(pool->allocate(1));
     });
@@ -365,7 +365,7 @@ TEST(Pool, ThreadsShareAPool) {
   for (unsigned id = 1; id <= 4; ++id) {
     threads.emplace_back([&, id] {
       std::mt19937_64 random(id);
-      std::vector<std::shared_ptr<Block>> blocks;
+      std::vector<std::shared_ptr<PoolBlock>> blocks;
       for (int i = 0; i < 200; ++i) {
         const auto block = pool->allocate(random() % (size_t{1} << (random() % 21)) + 1);
         EXPECT_TRUE(is_filled(*block, 0));

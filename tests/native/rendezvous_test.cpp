@@ -1,4 +1,4 @@
-// How the ranks of a group rendezvous_of in the store, before anything else is there.
+// The rendezvous of the ranks of a group in the store, before anything else is there.
 #include "bootstrap/rendezvous.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,6 @@
 #include <thread>
 #include <vector>
 
-#include "bootstrap/process_id.h"
 #include "expect_error.h"
 #include "fake_store.h"
 #include "forked_ranks.h"
@@ -55,7 +54,7 @@ TEST(Rendezvous, EveryRankGetsEveryRecord) {
       self.forced_node = "with \"quotes\"\nand lines";
       self.network_namespace = "7";
       self.segment = "ddr";
-      self.door = "door " + std::to_string(rank);
+      self.listener = "listener " + std::to_string(rank);
       return self;
     });
     ASSERT_EQ(rendezvous.members.size(), 4u);
@@ -71,7 +70,7 @@ TEST(Rendezvous, EveryRankGetsEveryRecord) {
       EXPECT_EQ(found.network_namespace, "7");
       EXPECT_EQ(found.forced_node, "with \"quotes\"\nand lines");
       EXPECT_EQ(found.segment, "ddr");
-      EXPECT_EQ(found.door, "door " + std::to_string(r));
+      EXPECT_EQ(found.listener, "listener " + std::to_string(r));
     }
   });
 }

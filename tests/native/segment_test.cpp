@@ -24,10 +24,9 @@
 
 #include "base/error.h"
 #include "expect_error.h"
-#include "memory/capacity.h"
-#include "memory/mapping.h"
 #include "memory/placement.h"
-#include "memory/process.h"
+#include "memory/shared_memory.h"
+#include "memory/system_memory.h"
 #include "memory_fixture.h"
 
 namespace hbm::memory {

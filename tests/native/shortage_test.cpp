@@ -59,7 +59,7 @@ static_assert(kSmall < Heap::kMappedBytes);
 TEST(Heap, StrictPoliciesRefuseWhatTheNodeCannotHold) {
   with_hbm([] {
     for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
-      Heap heap(policy, 0);
+      Heap heap(policy);
       for (size_t bytes : {kSmall, kLarge}) {
         machine = {.nodes = bytes - 1};
         expect_error(ErrorKind::kExhausted, {"HBM node 0 can give " + std::to_string(bytes - 1)},
@@ -74,7 +74,7 @@ TEST(Heap, StrictPoliciesRefuseWhatTheNodeCannotHold) {
 
 TEST(Heap, PreferredSpillsWhatTheNodeCannotHold) {
   with_hbm([] {
-    Heap heap(Policy::kPreferred, 0);
+    Heap heap(Policy::kPreferred);
     for (size_t bytes : {kSmall, kLarge}) {
       machine = {.nodes = bytes - 1, .all = bytes};
       const uint64_t before = heap.stats().spills;
@@ -84,6 +84,7 @@ TEST(Heap, PreferredSpillsWhatTheNodeCannotHold) {
       EXPECT_EQ(heap.stats().ddr_bytes, bytes);
       heap.free(block);
     }
+    EXPECT_EQ(heap.stats().peak_bytes, kLarge);
     machine = {};
     expect_error(ErrorKind::kExhausted, {"cannot allocate"}, [&] { heap.allocate(~size_t{0}); });
     EXPECT_EQ(heap.stats().in_use_bytes, 0u);
@@ -93,7 +94,7 @@ TEST(Heap, PreferredSpillsWhatTheNodeCannotHold) {
 TEST(Heap, WhatTheMachineCannotHoldIsAnError) {
   with_hbm([] {
     for (Policy policy : {Policy::kPreferred, Policy::kDdr}) {
-      Heap heap(policy, 0);
+      Heap heap(policy);
       for (size_t bytes : {kSmall, kLarge, ~size_t{0}}) {
         machine = {.nodes = 0, .all = bytes - 1};
         expect_error(ErrorKind::kExhausted, {"the machine can give " + std::to_string(bytes - 1)},
@@ -108,7 +109,7 @@ TEST(Heap, WhatTheMachineCannotHoldIsAnError) {
 TEST(Heap, ANodeThatFillsUpMeanwhileIsAnError) {
   with_hbm([] {
     for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
-      Heap heap(policy, 0);
+      Heap heap(policy);
       constexpr size_t kBytes = 40 * kMiB;  // three slices
       machine = {.nodes = 0, .questions = 3, .nodes_before = kPlenty};
       expect_error(ErrorKind::kExhausted, {"HBM node 0 can give 33554432"},

@@ -18,13 +18,13 @@ namespace hbm::memory {
 namespace {
 
 std::shared_ptr<StagingPool> make_pool(Policy policy, uint64_t budget) {
-  return StagingPool::make(std::make_shared<Heap>(policy, 0), budget);
+  return StagingPool::make(std::make_shared<Heap>(policy), budget);
 }
 
 TEST(Staging, ReusesBlocksWithoutTheHeap) {
   with_hbm([] {
     for (Policy policy : kAllPolicies) {
-      const auto heap = std::make_shared<Heap>(policy, 0);
+      const auto heap = std::make_shared<Heap>(policy);
       const auto pool = StagingPool::make(heap, 64 * kMiB);
       for (int round = 0; round < 100; ++round) {
         for (size_t bytes = 1; bytes <= kMiB; bytes *= 2) {
@@ -41,6 +41,45 @@ TEST(Staging, ReusesBlocksWithoutTheHeap) {
       EXPECT_EQ(pool->stats().reserved_bytes, 0u);
       EXPECT_EQ(heap->stats().in_use_bytes, 0u);
     }
+  });
+}
+
+TEST(Staging, TheBudgetBoundsTheHeap) {
+  with_hbm([] {
+    for (Policy policy : kAllPolicies) {
+      const auto heap = std::make_shared<Heap>(policy);
+      const auto pool = StagingPool::make(heap, kMiB);
+      Buffer whole = pool->acquire(kMiB);
+      if (is_strict(policy)) {
+        expect_error(ErrorKind::kExhausted, {"1048576 of 1048576 bytes"},
+                     [&] { pool->acquire(1); });
+      } else {
+        EXPECT_TRUE(pool->acquire(1));
+      }
+      EXPECT_EQ(heap->stats().in_use_bytes, kMiB);
+      whole = Buffer();
+      whole = pool->acquire(kMiB);
+      EXPECT_EQ(heap->stats().allocations, 1u);
+      EXPECT_EQ(heap->stats().spills, 0u);
+    }
+  });
+}
+
+TEST(Staging, PreferredTakesDdrPastTheBudget) {
+  with_hbm([] {
+    const auto heap = std::make_shared<Heap>(Policy::kPreferred);
+    const auto pool = StagingPool::make(heap, kMiB);
+    Buffer inside = pool->acquire(kMiB);
+    Buffer past = pool->acquire(3 * kMiB);
+    std::memset(past.data(), 1, 3 * kMiB);
+    EXPECT_EQ(heap->stats().hbm_bytes, kMiB);
+    EXPECT_EQ(heap->stats().ddr_bytes, 0u);
+    EXPECT_EQ(pool->stats().overflow_bytes, 3 * kMiB);
+    inside = Buffer();
+    past = Buffer();
+    pool->trim();
+    EXPECT_EQ(heap->stats().in_use_bytes, 0u);
+    EXPECT_EQ(heap->stats().peak_bytes, kMiB);
   });
 }
 

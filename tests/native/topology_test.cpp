@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 #include "expect_error.h"
-#include "memory/binding.h"
+#include "memory/cpu_binding.h"
 #include "memory/placement.h"
 #include "memory_fixture.h"
 

@@ -17,8 +17,8 @@
 
 #include "communicator/mpi/communicator.h"
 #include "communicator/mpi/library.h"
-#include "memory/binding.h"
-#include "memory/process.h"
+#include "memory/cpu_binding.h"
+#include "memory/staging.h"
 #include "mpi_ranks.h"
 #include "report.h"
 

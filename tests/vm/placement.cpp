@@ -12,9 +12,11 @@
 #include <vector>
 
 #include "base/error.h"
+#include "memory/heap.h"
 #include "memory/policy.h"
 #include "memory/pool.h"
-#include "memory/process.h"
+#include "memory/segment.h"
+#include "memory/staging.h"
 #include "report.h"
 
 namespace hbm::memory {
@@ -27,7 +29,7 @@ using Allocate = std::function<void*(size_t bytes)>;
 
 Allocate open_source(const std::string& name, Policy policy) {
   if (name == "heap") {
-    return [heap = process_heap(policy)](size_t bytes) { return heap->allocate(bytes); };
+    return [heap = std::make_shared<Heap>(policy)](size_t bytes) { return heap->allocate(bytes); };
   }
   if (name == "segment") {
     return [segment = process_segment(policy)](size_t bytes) { return segment->allocate(bytes); };
@@ -39,7 +41,7 @@ Allocate open_source(const std::string& name, Policy policy) {
     };
   }
   if (name == "pool") {
-    auto held = std::make_shared<std::vector<std::shared_ptr<Block>>>();
+    auto held = std::make_shared<std::vector<std::shared_ptr<PoolBlock>>>();
     return [pool = Pool::create({.policy = policy, .capacity = kUnbounded}), held](size_t bytes) {
       return held->emplace_back(pool->allocate(bytes))->base();
     };

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "base/signals.h"
+#include "base/threads.h"
 #include "box/client/leave.h"
 #include "box/client/order.h"
 

@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-#include "base/futex.h"
+#include "base/waiting.h"
 
 namespace hbm::client {
 

@@ -5,7 +5,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "base/signals.h"
+#include "base/threads.h"
 
 namespace hbm::transport {
 

@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "base/log.h"
-#include "base/signals.h"
-#include "base/spin.h"
+#include "base/threads.h"
+#include "base/waiting.h"
 #include "box/transport/grant_request.h"
 
 namespace hbm::transport {

@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/fork.h"
 #include "base/log.h"
-#include "base/per_process.h"
 
 namespace hbm::failure {
 namespace {

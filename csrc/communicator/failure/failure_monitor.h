@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "base/fork.h"
-#include "base/key_value.h"
+#include "bootstrap/key_value.h"
 #include "progress/operation.h"
 
 namespace hbm::failure {

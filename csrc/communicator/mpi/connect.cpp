@@ -6,7 +6,7 @@
 #include <fstream>
 #include <functional>
 
-#include "bootstrap/process_id.h"
+#include "bootstrap/rendezvous.h"
 #include "communicator/mpi/library.h"
 #include "communicator/mpi/standing.h"
 #include "communicator/mpi/world.h"

@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/key_value.h"
+#include "bootstrap/key_value.h"
 
 namespace hbm::mpi {
 

@@ -10,9 +10,9 @@
 #include <thread>
 #include <utility>
 
-#include "base/abandonable.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/threads.h"
 #include "communicator/mpi/pmi.h"
 #include "progress/backoff.h"
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/fork.h"
-#include "base/key_value.h"
+#include "bootstrap/key_value.h"
 #include "communicator/mpi/comm.h"
 
 namespace hbm::mpi {

@@ -3,7 +3,7 @@
 #include <map>
 #include <mutex>
 
-#include "base/per_process.h"
+#include "base/fork.h"
 
 namespace hbm::shm {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "bootstrap/process_id.h"
+#include "bootstrap/rendezvous.h"
 
 namespace hbm::shm {
 namespace {
@@ -52,8 +52,8 @@ void NeighbourListener::take_in(int listener) {
 Descriptor NeighbourListener::call(const bootstrap::Member& self, const bootstrap::Member& other) {
   std::error_code failure;
   Descriptor called = self.network_namespace == other.network_namespace
-                          ? connect_to(address_within_network(other.door), failure)
-                          : connect_to_file(socket_directory(), other.door, failure);
+                          ? connect_to(address_within_network(other.listener), failure)
+                          : connect_to_file(socket_directory(), other.listener, failure);
   if (failure == std::errc::resource_unavailable_try_again) {
     throw Error(ErrorKind::kUnavailable,
                 "too many ranks of this node call at once: raise net.core.somaxconn above their "

@@ -19,7 +19,7 @@ class NeighbourListener {
   // name, and are taken in later.
   NeighbourListener();
 
-  const std::string& name() const noexcept { return name_; }  // for bootstrap::Member::door
+  const std::string& name() const noexcept { return name_; }  // for bootstrap::Member::listener
 
   // Listens for ranks in other network namespaces too, by a file in socket_directory(). Where that
   // is the default and cannot be used, they cannot come.

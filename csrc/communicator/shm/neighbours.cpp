@@ -14,7 +14,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "bootstrap/process_id.h"
+#include "bootstrap/rendezvous.h"
 #include "communicator/shm/neighbour_cache.h"
 #include "communicator/shm/neighbour_exchange.h"
 #include "communicator/shm/neighbour_partition.h"

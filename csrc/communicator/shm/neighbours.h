@@ -15,8 +15,8 @@
 #include "base/descriptor.h"
 #include "bootstrap/rendezvous.h"
 #include "communicator/shm/neighbour_listener.h"
-#include "memory/mapping.h"
 #include "memory/segment.h"
+#include "memory/shared_memory.h"
 
 namespace hbm::shm {
 

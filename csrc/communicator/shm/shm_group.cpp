@@ -9,8 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/futex.h"
-#include "base/relax.h"
+#include "base/waiting.h"
 
 namespace hbm::shm {
 namespace {

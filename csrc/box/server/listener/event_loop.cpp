@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/signals.h"
-#include "base/spin.h"
+#include "base/threads.h"
+#include "base/waiting.h"
 
 namespace hbm::box {
 namespace {

@@ -127,7 +127,7 @@ Descriptor StreamConnection::grant(Reply& reply) const {
     return {};
   }
   try {
-    const memory::Block& block = *reply.granted->block;
+    const memory::PoolBlock& block = *reply.granted->block;
     if (!reply.may_write) return block.read_only();
     Descriptor copy(fcntl(block.fd(), F_DUPFD_CLOEXEC, 0));
     if (copy) return copy;

@@ -29,7 +29,7 @@ class BoxSegment {
   bool temporary = false;
   Creator creator;
   std::shared_ptr<StoredSegment> stored;  // its file; none without a store
-  std::shared_ptr<memory::Block> block;
+  std::shared_ptr<memory::PoolBlock> block;
   std::shared_ptr<void> registration;  // the verbs door's, which casts it back
 
   // Guarded by the registry's lock.

@@ -73,7 +73,7 @@ void Store::load() {
 
 // `others` are files of segments that were deleted while they were in use.
 void Store::recover_operations(Records& left, const std::map<uint64_t, std::string>& others) {
-  std::map<uint64_t, std::shared_ptr<memory::Block>> blocks;
+  std::map<uint64_t, std::shared_ptr<memory::PoolBlock>> blocks;
   for (const std::shared_ptr<BoxSegment>& segment : found_) {
     blocks.emplace(segment->stored->serial, segment->block);
   }
@@ -92,7 +92,7 @@ void Store::recover_operations(Records& left, const std::map<uint64_t, std::stri
 
 // Of a block in memory, or in the store.
 std::shared_ptr<BoxSegment> Store::segment(const Creation& creation,
-                                           std::shared_ptr<memory::Block> block,
+                                           std::shared_ptr<memory::PoolBlock> block,
                                            std::shared_ptr<StoredSegment> stored) {
   auto segment = std::make_shared<BoxSegment>();
   segment->key = creation.key;

@@ -75,7 +75,7 @@ class Store {
   void load();
   void recover_operations(Records& left, const std::map<uint64_t, std::string>& others);
   static std::shared_ptr<BoxSegment> segment(const Creation& creation,
-                                             std::shared_ptr<memory::Block> block,
+                                             std::shared_ptr<memory::PoolBlock> block,
                                              std::shared_ptr<StoredSegment> stored);
   void require_room(uint64_t bytes) const;
   void compact() noexcept;

@@ -1,0 +1,13 @@
+// The parts of the native module _C. Each registers the names that torch_hbmcomm/_C.pyi lists;
+// errors leave as hbm::Error, which module.cpp translates.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace hbm {
+
+void register_layerdrop(pybind11::module_& m);      // layerdrop_*: torch_hbmcomm/layer_drop
+void register_memory(pybind11::module_& m);         // memory_*: torch_hbmcomm/memory.py
+void register_process_group(pybind11::module_& m);  // the process group and its bootstrap
+
+}  // namespace hbm

@@ -1,0 +1,143 @@
+#include "memory/shared_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+
+#include "base/error.h"
+#include "memory/system_memory.h"
+
+namespace hbm::memory {
+namespace {
+
+// Names the limits of this process.
+[[noreturn]] void refuse_size(uint64_t bytes, const char* call, int error) {
+  throw Error(ErrorKind::kExhausted,
+              "cannot make a segment of " + std::to_string(bytes) + " bytes: " + call + ": " +
+                  std::strerror(error) + limit_text(RLIMIT_AS, "RLIMIT_AS") +
+                  limit_text(RLIMIT_FSIZE, "RLIMIT_FSIZE") +
+                  "; ask for a smaller one, or raise the limits (ulimit -v, ulimit -f)");
+}
+
+// The default size.
+constexpr uint64_t kHeadroom = 4;                    // times the machine's memory,
+constexpr uint64_t kModest = uint64_t{1} << 40;      // as long as that is no more than this
+constexpr uint64_t kShareOfLimit = 8;                // of RLIMIT_AS: peers' files need space too
+constexpr uint64_t kSmallest = uint64_t{256} << 20;  // less is no help
+
+uint64_t default_size() {
+  const uint64_t total = machine_total();
+  const uint64_t wanted = std::max(total, std::min(kHeadroom * total, kModest));
+  const uint64_t space = soft_limit(RLIMIT_AS);
+  const bool unlimited = space == std::numeric_limits<uint64_t>::max();
+  const uint64_t allowed =
+      std::min(unlimited ? space : space / kShareOfLimit, soft_limit(RLIMIT_FSIZE));
+  return std::max(std::min(wanted, allowed), kSmallest);
+}
+
+}  // namespace
+
+Descriptor make_shared_file(const std::string& name) {
+  Descriptor file(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!file) {
+    const int error = errno;
+    throw Error(ErrorKind::kUnavailable,
+                std::string("cannot make shared memory: memfd_create: ") + std::strerror(error) +
+                    (error == EMFILE ? "; raise the limit of open files (ulimit -n)" : ""));
+  }
+  if (fchmod(file.get(), S_IRUSR | S_IWUSR) != 0) {
+    throw Error(
+        ErrorKind::kUnavailable,
+        std::string("cannot keep shared memory from other users: fchmod: ") + std::strerror(errno));
+  }
+  return file;
+}
+
+void set_size(const Descriptor& file, uint64_t bytes) {
+  // The kernel would send SIGXFSZ.
+  if (bytes > soft_limit(RLIMIT_FSIZE)) refuse_size(bytes, "ftruncate", EFBIG);
+  if (ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) {
+    refuse_size(bytes, "ftruncate", errno);
+  }
+}
+
+void fix_size(const Descriptor& file) {
+  if (fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    throw Error(ErrorKind::kUnavailable,
+                std::string("cannot fix the size of shared memory: ") + std::strerror(errno));
+  }
+}
+
+Memfd::Memfd(const std::string& name, uint64_t size_bytes) : Memfd() {
+  file_ = make_shared_file(name);
+  uint64_t size = size_bytes == 0 ? default_size() : size_bytes;
+  resize(size);
+  while (!map()) {
+    if (errno != ENOMEM || size_bytes != 0 || size / 2 < kSmallest) {
+      refuse_size(size, "mmap", errno);
+    }
+    resize(size /= 2);
+  }
+  fix_size(file_);
+}
+
+Memfd::~Memfd() {
+  if (base_ != nullptr) munmap(base_, size_);
+}
+
+void Memfd::resize(uint64_t size) {
+  if (size > static_cast<uint64_t>(std::numeric_limits<off_t>::max()) - small_page_bytes()) {
+    refuse_size(size, "ftruncate", EOVERFLOW);
+  }
+  size_ = whole_pages(size);
+  set_size(file_, size_);
+}
+
+bool Memfd::map() noexcept {
+  void* const base = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), 0);
+  if (base == MAP_FAILED) return false;
+  base_ = static_cast<std::byte*>(base);
+  madvise(base, size_, MADV_HUGEPAGE);  // a wish: largest_page_bytes() tells what came of it
+  return true;
+}
+
+std::shared_ptr<Mapping> Mapping::map(int fd) {
+  struct stat file{};
+  if (fstat(fd, &file) != 0 || !S_ISREG(file.st_mode) || file.st_size <= 0) {
+    throw Error(ErrorKind::kInvalid,
+                "cannot map descriptor " + std::to_string(fd) + ": it is no file with bytes in it");
+  }
+  const size_t size = static_cast<size_t>(file.st_size);
+  std::shared_ptr<Mapping> mapping(new Mapping);
+  void* const base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (base == MAP_FAILED) {
+    const bool space = errno == ENOMEM;
+    throw Error(space ? ErrorKind::kExhausted : ErrorKind::kUnavailable,
+                "cannot map " + std::to_string(size) +
+                    " bytes of a peer's segment: " + std::strerror(errno) +
+                    (space ? "; raise the limit of address space (ulimit -v)" : ""));
+  }
+  mapping->base_ = static_cast<std::byte*>(base);
+  mapping->size_ = size;
+  if (madvise(base, size, MADV_DONTFORK) != 0) {
+    throw Error(
+        ErrorKind::kUnavailable,
+        std::string("cannot keep a peer's segment from forked children: ") + std::strerror(errno));
+  }
+  return mapping;
+}
+
+Mapping::~Mapping() {
+  // In a child something else may lie at this address by now.
+  if (base_ != nullptr && !fork_.in_child()) munmap(base_, size_);
+}
+
+}  // namespace hbm::memory

@@ -1,0 +1,118 @@
+#include "process_group/segment_allocator.h"
+
+#include <ATen/ops/from_blob.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <mutex>
+#include <utility>
+
+#include "base/error.h"
+#include "base/fork.h"
+#include "memory/segment.h"
+#include "process_group/types.h"
+
+namespace hbm {
+namespace {
+
+class SegmentAllocator final : public c10::Allocator {
+ public:
+  explicit SegmentAllocator(std::shared_ptr<memory::SharedSegment> segment)
+      : segment_(std::move(segment)) {}
+
+  c10::DataPtr allocate(size_t bytes) override {
+    auto* block = new Block{segment_, translated([&] { return segment_->allocate(bytes); })};
+    return {block->data, block, &release, c10::Device(c10::kCPU)};
+  }
+
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+ private:
+  struct Block {
+    std::shared_ptr<memory::SharedSegment> segment;
+    void* data;
+  };
+
+  static void release(void* context) {
+    const std::unique_ptr<Block> block(static_cast<Block*>(context));
+    block->segment->free(block->data);
+  }
+
+  const std::shared_ptr<memory::SharedSegment> segment_;
+};
+
+// A block's address is its context, as raw_allocate() demands, so the deleter asks the segment
+// whether the block is its own. Segments of the process are never destroyed.
+class CpuAllocator final : public c10::Allocator {
+ public:
+  CpuAllocator(std::shared_ptr<memory::SharedSegment> segment, c10::Allocator* small)
+      : segment_(std::move(segment)), small_(small) {}
+
+  c10::DataPtr allocate(size_t bytes) override {
+    if (bytes < kLargeTensorBytes || fork_.in_child()) return small_->allocate(bytes);
+    void* const block = translated([&] { return segment_->allocate(bytes); });
+    return {block, block, &release, c10::Device(c10::kCPU)};
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+  static CpuAllocator*& installed() {
+    static CpuAllocator* allocator = nullptr;
+    return allocator;
+  }
+
+ private:
+  static void release(void* block) {
+    const CpuAllocator& own = *installed();
+    if (own.segment_->contains(block, 0)) {
+      own.segment_->free(block);
+    } else {
+      own.small_->raw_deleter()(block);
+    }
+  }
+
+  const ForkGuard fork_;
+  const std::shared_ptr<memory::SharedSegment> segment_;
+  c10::Allocator* const small_;
+};
+
+}  // namespace
+
+at::Tensor tensor_in(std::shared_ptr<memory::SharedSegment> segment, at::IntArrayRef shape,
+                     at::ScalarType type) {
+  const size_t bytes = c10::multiply_integers(shape) * c10::elementSize(type);
+  void* const block = segment->allocate(bytes);
+  return at::from_blob(
+      block, shape, [segment = std::move(segment)](void* freed) { segment->free(freed); },
+      at::TensorOptions().dtype(type).device(at::kCPU));
+}
+
+std::shared_ptr<c10::Allocator> segment_allocator(std::shared_ptr<memory::SharedSegment> segment) {
+  return std::make_shared<SegmentAllocator>(std::move(segment));
+}
+
+void install_cpu_allocator(memory::Policy policy) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  CpuAllocator*& installed = CpuAllocator::installed();
+  if (installed != nullptr) return;
+  c10::Allocator* const before = c10::GetCPUAllocator();
+  if (before->raw_deleter() == nullptr) {
+    throw Error(ErrorKind::kUnavailable,
+                "HBMCOMM_ALLOCATOR=segment: PyTorch's CPU allocator was replaced by one that "
+                "cannot be built upon; unset HBMCOMM_ALLOCATOR, or do not replace it");
+  }
+  installed = new CpuAllocator(memory::process_segment(policy), before);
+  c10::SetCPUAllocator(installed);
+  if (c10::GetCPUAllocator() == installed) return;
+  throw Error(ErrorKind::kUnavailable,
+              "HBMCOMM_ALLOCATOR=segment: another library has put its own CPU allocator in place, "
+              "at a higher priority; unset one of the two");
+}
+
+}  // namespace hbm

@@ -1,0 +1,34 @@
+// The segment allocator: tensors in this process' segments (memory/segment.h), where the other
+// ranks of the node read them.
+//
+// Every tensor's deleter holds its segment, so tensors outlive groups. What a forked child inherits
+// is shared with its parent: the child may read it, what it writes the parent sees, and freeing it
+// does nothing.
+//
+// Threads: every function may be called from any thread.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+
+#include <memory>
+
+#include "memory/segment.h"
+
+namespace hbm {
+
+// An uninitialised, contiguous CPU tensor. Throws Error(kExhausted).
+at::Tensor tensor_in(std::shared_ptr<memory::SharedSegment> segment, at::IntArrayRef shape,
+                     at::ScalarType type);
+
+// PyTorch's interface to a segment (getMemAllocator).
+std::shared_ptr<c10::Allocator> segment_allocator(std::shared_ptr<memory::SharedSegment> segment);
+
+// Makes PyTorch's CPU allocator place what is at least kLargeTensorBytes in the segment of
+// `policy`, and leave the rest, and all of it in a forked child, to the allocator that it had.
+// Idempotent. Throws Error(kUnavailable) if another library has put its own allocator in place.
+void install_cpu_allocator(memory::Policy policy);
+
+inline constexpr size_t kLargeTensorBytes = size_t{64} << 10;
+
+}  // namespace hbm
