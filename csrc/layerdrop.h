@@ -4,9 +4,9 @@
 // packed into one wire, and come back from it. Tensors are flat: of one dimension, contiguous and
 // in the memory of the CPU. Gradients and caches are float32, bfloat16 or float16, or all float64.
 //
-// Elements are computed, rounded and measured as kernels/layerdrop_passes.h has
-// it. A layer is measured in pieces of kPiece elements whose moments are added in order, so the
-// result is the same for every number of threads and on every processor.
+// Elements are computed, rounded and measured as kernels/layerdrop_passes.h has it. A layer is
+// measured in pieces of kPiece elements whose moments are added in order, so the result is the same
+// for every number of threads and on every processor.
 //
 // Threads: callable from any; the work is shared by PyTorch's intra-op threads. No two calls at a
 // time on memory that one of them writes.

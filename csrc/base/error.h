@@ -1,6 +1,6 @@
-// The error taxonomy. Torch-free code throws hbm::Error; the process group translates it at its
-// border (docs/errors.md lists what each kind becomes in Python). The place that decides an error
-// writes its exact cause, once: what was asked, what was found, which rank, what to do.
+// The kinds of error. Code without PyTorch throws hbm::Error, translated by bindings/errors.h and
+// process_group/types.h (docs/errors.md). The place that decides an error writes its exact cause,
+// once: what was asked, what was found, which rank, what to do.
 #pragma once
 
 #include <stdexcept>

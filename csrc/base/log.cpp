@@ -45,8 +45,8 @@ void write(Level level, const std::string& message) noexcept {
 }
 
 void notice(const std::string& message) noexcept {
-  const bool spokesman = rank_prefix.load(std::memory_order_relaxed) <= 0;
-  write(spokesman ? Level::kWarn : Level::kInfo, message);
+  const bool speaks_for_all = rank_prefix.load(std::memory_order_relaxed) <= 0;
+  write(speaks_for_all ? Level::kWarn : Level::kInfo, message);
 }
 
 }  // namespace hbm::log

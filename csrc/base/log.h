@@ -1,4 +1,4 @@
-// One line a message to standard error, from any thread, never needing the interpreter's lock.
+// The log: one line a message to standard error, from any thread, without the lock of Python.
 // HBMCOMM_LOG chooses the lowest level shown: error, warn (the default), info or debug.
 #pragma once
 
@@ -15,7 +15,7 @@ bool enabled(Level level) noexcept;
 
 void write(Level level, const std::string& message) noexcept;
 
-// What every rank would say alike: warn on rank 0 and outside of a job, info elsewhere.
+// For what every rank would say alike: a warning on rank 0 and outside of a job, info elsewhere.
 void notice(const std::string& message) noexcept;
 
 inline void error(const std::string& message) noexcept { write(Level::kError, message); }

@@ -16,24 +16,23 @@ namespace hbm::bootstrap {
 // One rank's place among ranks that gather.
 struct Participant {
   std::shared_ptr<KeyValue> store;
-  std::string prefix;  // of keys that belong to these ranks, and this once, alone
+  std::string prefix;  // of the keys, which no other gathering in the store uses
   int rank;
   int size;
   std::string group;  // as errors name it
   KeyValue::Deadline deadline;
 };
 
-// 0 to size - 1.
+// The ranks 0 to size - 1.
 std::vector<int> everyone(int size);
 
-// Hands what `tell` returns to the ranks `among` the participant, this one included, and returns
-// what each of them told: at its rank; empty for ranks outside. All of them call it, once for each
-// `step`.
+// Hands what `tell` returns to the ranks of `among`, this one included, and returns what each of
+// them told, indexed by rank; empty for ranks outside. All of them call it, once for each `step`.
 //
-// An exception from `tell` is told as well, and thrown here once the others have come, or have not
-// for some seconds; on them it becomes Error(kUnavailable), "rank 2 of ... cannot take part: " and
-// its text. Throws Error(kTimeout) naming the ranks that did not come. Steps may be nested: what a
-// step within `tell` reports of another rank keeps its words.
+// An exception from `tell` is told as well. It is thrown here after the others have come, or some
+// seconds later; on the others it becomes Error(kUnavailable): "rank 2 of ... cannot take part: "
+// and its text. Throws Error(kTimeout) naming the ranks that did not come. Steps may be nested:
+// what a step within `tell` reports of another rank keeps its words.
 std::vector<std::string> gather(const Participant& participant, const std::string& step,
                                 const std::vector<int>& among,
                                 const std::function<std::string()>& tell);

@@ -26,7 +26,7 @@ std::string random_id();
 // A random_id() of this process, the same on every call; a forked child has one of its own.
 const std::string& process_id();
 
-// What a rank says of itself.
+// What a rank tells the others about itself.
 struct Member {
   std::string version;           // of torch_hbmcomm
   std::string chunk_bytes;       // of staging

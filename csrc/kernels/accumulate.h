@@ -1,5 +1,5 @@
-// The memory box's accumulate: one array, times a factor, is added to another one or put in its
-// place, and converted on the way.
+// The memory box's accumulate: adds one array, times a factor, to another one, or puts it in its
+// place, and converts it on the way.
 //
 // The result of an element does not depend on the count, the vector width or the processor:
 // - Real numbers are computed in float64 if the target or the source is float64, else in float32;

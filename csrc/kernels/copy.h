@@ -1,4 +1,4 @@
-// memcpy for the payloads of collectives.
+// Copies the payloads of collectives, past the caches when they are large.
 #pragma once
 
 #include <cstddef>

@@ -11,12 +11,12 @@
 namespace hbm {
 namespace {
 
-enum class Kind { kBool, kInteger, kReal, kComplex, kScale, kPacked, kQuantized };
+enum class NumberKind { kBool, kInteger, kReal, kComplex, kScale, kPacked, kQuantized };
 
-Kind kind_of(Dtype dtype) noexcept {
+NumberKind kind_of(Dtype dtype) noexcept {
   switch (dtype) {
     case Dtype::kBool:
-      return Kind::kBool;
+      return NumberKind::kBool;
     case Dtype::kUInt8:
     case Dtype::kInt8:
     case Dtype::kUInt16:
@@ -25,7 +25,7 @@ Kind kind_of(Dtype dtype) noexcept {
     case Dtype::kInt32:
     case Dtype::kUInt64:
     case Dtype::kInt64:
-      return Kind::kInteger;
+      return NumberKind::kInteger;
     case Dtype::kFloat16:
     case Dtype::kBFloat16:
     case Dtype::kFloat32:
@@ -34,20 +34,20 @@ Kind kind_of(Dtype dtype) noexcept {
     case Dtype::kFloat8E4M3FN:
     case Dtype::kFloat8E5M2FNUZ:
     case Dtype::kFloat8E4M3FNUZ:
-      return Kind::kReal;
+      return NumberKind::kReal;
     case Dtype::kComplex32:
     case Dtype::kComplex64:
     case Dtype::kComplex128:
-      return Kind::kComplex;
+      return NumberKind::kComplex;
     case Dtype::kFloat8E8M0FNU:
-      return Kind::kScale;
+      return NumberKind::kScale;
     case Dtype::kFloat4E2M1X2:
-      return Kind::kPacked;
+      return NumberKind::kPacked;
     case Dtype::kQuantized8:
     case Dtype::kQuantized32:
       break;
   }
-  return Kind::kQuantized;
+  return NumberKind::kQuantized;
 }
 
 constexpr int kMantissa = 53;  // bits of a float64
@@ -82,22 +82,23 @@ Plan plan_for(const Kernels& kernels, Dtype dtype, ReduceOp op) {
 }  // namespace
 
 const char* reduce_unsupported(Dtype dtype, ReduceOp op) noexcept {
-  const Kind kind = kind_of(dtype);
-  if (kind == Kind::kScale) return "its values are powers of two, which have neither zero nor sign";
-  if (kind == Kind::kPacked)
+  const NumberKind kind = kind_of(dtype);
+  if (kind == NumberKind::kScale)
+    return "its values are powers of two, which have neither zero nor sign";
+  if (kind == NumberKind::kPacked)
     return "its values are halves of a byte, with no arithmetic in PyTorch";
-  if (kind == Kind::kQuantized) return "quantized values mean nothing without their scale";
+  if (kind == NumberKind::kQuantized) return "quantized values mean nothing without their scale";
   switch (op) {
     case ReduceOp::kAvg:
     case ReduceOp::kPremulSum:
-      return kind == Kind::kBool ? "a truth value cannot be divided or multiplied" : nullptr;
+      return kind == NumberKind::kBool ? "a truth value cannot be divided or multiplied" : nullptr;
     case ReduceOp::kMin:
     case ReduceOp::kMax:
-      return kind == Kind::kComplex ? "complex numbers have no order" : nullptr;
+      return kind == NumberKind::kComplex ? "complex numbers have no order" : nullptr;
     case ReduceOp::kBand:
     case ReduceOp::kBor:
     case ReduceOp::kBxor:
-      return kind == Kind::kBool || kind == Kind::kInteger
+      return kind == NumberKind::kBool || kind == NumberKind::kInteger
                  ? nullptr
                  : "bitwise operators need integers or bool";
     case ReduceOp::kSum:

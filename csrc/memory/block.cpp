@@ -57,12 +57,12 @@ std::string cannot_allocate(size_t bytes, Policy policy) {
          policy_name(policy) + "\"";
 }
 
-void* Ledger::enter(OwnedBlock block, Entry entry, bool spilled) {
+void* Ledger::enter(OwnedBlock block, BlockBytes bytes, bool spilled) {
   const std::lock_guard lock(mutex_);
-  blocks_.emplace(block.get(), Held{block.get_deleter(), entry});
-  usage_.hbm_bytes += entry.hbm_bytes;
-  usage_.ddr_bytes += entry.ddr_bytes;
-  usage_.in_use_bytes += entry.bytes();
+  blocks_.emplace(block.get(), HandedOut{block.get_deleter(), bytes});
+  usage_.hbm_bytes += bytes.hbm_bytes;
+  usage_.ddr_bytes += bytes.ddr_bytes;
+  usage_.in_use_bytes += bytes.total();
   usage_.peak_bytes = std::max(usage_.peak_bytes, usage_.in_use_bytes);
   usage_.allocations += 1;
   if (spilled) usage_.spills += 1;
@@ -76,12 +76,12 @@ std::optional<Ledger::Struck> Ledger::strike(void* block) noexcept {
     log::error("free() was handed a pointer that is not a block of this heap; ignored");
     return std::nullopt;
   }
-  const auto [free, entry] = found->second;
-  usage_.hbm_bytes -= entry.hbm_bytes;
-  usage_.ddr_bytes -= entry.ddr_bytes;
-  usage_.in_use_bytes -= entry.bytes();
+  const auto [free, bytes] = found->second;
+  usage_.hbm_bytes -= bytes.hbm_bytes;
+  usage_.ddr_bytes -= bytes.ddr_bytes;
+  usage_.in_use_bytes -= bytes.total();
   blocks_.erase(found);
-  return Struck{OwnedBlock(block, free), entry};
+  return Struck{OwnedBlock(block, free), bytes};
 }
 
 Usage Ledger::usage() const {

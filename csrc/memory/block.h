@@ -51,19 +51,19 @@ struct Usage {
 // The blocks that a heap or a segment has handed out, and their sums.
 class Ledger {
  public:
-  struct Entry {
+  struct BlockBytes {
     uint64_t hbm_bytes;
     uint64_t ddr_bytes;
 
-    uint64_t bytes() const noexcept { return hbm_bytes + ddr_bytes; }
+    uint64_t total() const noexcept { return hbm_bytes + ddr_bytes; }
   };
   struct Struck {
     OwnedBlock block;
-    Entry entry;
+    BlockBytes bytes;
   };
 
   // Returns the block's address; the block is the ledger's until strike().
-  void* enter(OwnedBlock block, Entry entry, bool spilled);
+  void* enter(OwnedBlock block, BlockBytes bytes, bool spilled);
 
   // Strikes the block out and hands it to the caller; nothing when it is not in the ledger, which
   // is said in the log.
@@ -72,13 +72,13 @@ class Ledger {
   Usage usage() const;
 
  private:
-  struct Held {
+  struct HandedOut {
     FreeBlock free;
-    Entry entry;
+    BlockBytes bytes;
   };
 
   mutable std::mutex mutex_;  // guards all below
-  std::unordered_map<void*, Held> blocks_;
+  std::unordered_map<void*, HandedOut> blocks_;
   Usage usage_;
 };
 

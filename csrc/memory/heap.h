@@ -2,11 +2,10 @@
 //
 // Nothing here is ever killed for lack of memory: a request past what the policy's nodes have free
 // throws Error(kExhausted) (kBind, kInterleave) or spills to DDR (kPreferred) before a page is
-// touched. Under kBind and kInterleave the pages of a block are in
-// place when allocate() returns, so that what was granted cannot be missing later; under
-// kPreferred and kDdr they come when they are first touched, and the kernel sends to DDR what HBM
-// no longer holds by then. (A container's own memory limit is outside of all this: the kernel
-// enforces it by killing, whatever the node.)
+// touched. Under kBind and kInterleave the pages of a block are resident when allocate() returns,
+// so that what was granted cannot be missing later; under kPreferred and kDdr they come when they
+// are first touched, and the kernel sends to DDR what HBM no longer holds by then. (A container's
+// own memory limit is outside of all this: the kernel enforces it by killing, whatever the node.)
 //
 // A block of kMappedBytes or more is mapped at exactly its pages, on the nodes that memkind
 // chooses, and goes back to the kernel when it is freed. Smaller ones are memkind's, which keeps

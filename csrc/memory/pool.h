@@ -6,7 +6,7 @@
 // the kernel when the block goes.
 //
 // Memory is placed by a Policy as SharedSegment's is (segment.h): memfds on the nodes that memkind
-// chose for the thread that made the pool; under kBind and kInterleave their pages are in place
+// chose for the thread that made the pool; under kBind and kInterleave their pages are resident
 // when allocate() returns, and a shortage throws; under kPreferred it spills. A file that the
 // caller brings lies where its file system puts it: kBind and kInterleave refuse it, kPreferred
 // says so once in the log.
@@ -85,7 +85,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // `bytes` of zeros in a memfd. Whoever still maps it when the block goes sees zeros.
+  // `bytes` of zeros in a memfd. A process that still maps it when the block goes sees zeros.
   // Throws Error(kInvalid) for no bytes, Error(kExhausted) when the capacity, the policy's nodes or
   // the machine cannot hold them, or they are past the largest block, Error(kUnavailable) when the
   // kernel gives no memfd (each block has a descriptor open) or no mapping.

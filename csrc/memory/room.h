@@ -32,10 +32,10 @@ uint64_t shared_room();
 
 // Sees to it, ahead of use, that the nodes of a block can hold it: returns how many of its bytes
 // lie on `nodes` already or find room there (room_on()). When that is all of them their pages are
-// in place on return under kBind and kInterleave, so that they cannot be missing later; under
-// kPreferred pages come when they are first touched. When it is fewer no page stays that was put in
-// place: madvise(`give_back`) takes those away, MADV_DONTNEED for private memory and MADV_REMOVE
-// for shared.
+// resident on return under kBind and kInterleave, so that they cannot be missing later; under
+// kPreferred pages come when they are first touched. When it is fewer no page stays that was
+// touched here: madvise(`give_back`) takes those away, MADV_DONTNEED for private memory and
+// MADV_REMOVE for shared.
 //
 // REQUIRES: the pages of the block are bound to `nodes` by the policy, which is not kDdr.
 uint64_t commit(void* block, size_t bytes, Policy policy, const std::vector<int>& nodes,
@@ -51,9 +51,9 @@ std::string shortage(size_t bytes, Policy policy, const std::vector<int>& nodes,
 std::vector<int> hbm_nodes(Policy policy);
 
 // Sees to it that there is memory for a block of a memfd that lies on the nodes (placement.h): on
-// the nodes, whose pages are in place on return under kBind and kInterleave, or, under kPreferred
+// the nodes, whose pages are resident on return under kBind and kInterleave, or, under kPreferred
 // and kDdr, anywhere. Returns how many of its bytes the nodes take; fewer than all are said in the
-// log. Throws Error(kExhausted) otherwise; then no page of the block is in place.
+// log. Throws Error(kExhausted) otherwise; then no page of the block is resident.
 uint64_t take_room(void* block, size_t bytes, Policy policy, const std::vector<int>& nodes);
 
 }  // namespace hbm::memory

@@ -73,7 +73,7 @@ void SharedSegment::free(void* block) noexcept {
   const auto struck = ledger_.strike(block);
   if (!struck) return;
   // Before memkind can hand the block to someone else.
-  const uint64_t bytes = struck->entry.bytes();
+  const uint64_t bytes = struck->bytes.total();
   if (bytes >= kGivenBackBytes && madvise(block, bytes, MADV_REMOVE) != 0) {
     log::error(std::string("a segment cannot give memory back to the kernel: madvise: ") +
                std::strerror(errno));

@@ -2,7 +2,7 @@
 // on the NUMA nodes that memkind chooses for it, with a memkind heap inside.
 //
 // What a Heap promises holds here (heap.h): a request that the policy's nodes cannot hold throws
-// Error(kExhausted) under kBind and kInterleave, whose pages are in place when allocate() returns;
+// Error(kExhausted) under kBind and kInterleave, whose pages are resident when allocate() returns;
 // under kPreferred it spills to DDR, page by page as they are first touched, and nobody is killed
 // for lack of memory. The nodes are those closest to the thread that made the segment, and stay.
 //
@@ -16,7 +16,8 @@
 // no-op.
 //
 // Threads: every member may be called from any thread. A block costs some 20 us under any policy
-// (the kernel is asked how much is free), and the time to put its pages in place under the strict.
+// (the kernel is asked how much is free), and the time to touch its pages under kBind and
+// kInterleave.
 #pragma once
 
 #include <cstddef>
@@ -60,7 +61,7 @@ class SharedSegment {
   void* allocate(size_t bytes);
 
   // `block` is null or came from this segment's allocate(). Large blocks give their pages back to
-  // the kernel: whoever still reads them sees zeros.
+  // the kernel: a process that still reads them sees zeros.
   void free(void* block) noexcept;
 
   // Whether all of the range lies in the segment.

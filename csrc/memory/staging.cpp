@@ -31,11 +31,11 @@ size_t capacity_for(size_t bytes) noexcept {
 
 }  // namespace
 
-Buffer::~Buffer() {
+StagingBuffer::~StagingBuffer() {
   if (block_ != nullptr) pool_->release(block_, size_, overflow_);
 }
 
-void Buffer::swap(Buffer& other) noexcept {
+void StagingBuffer::swap(StagingBuffer& other) noexcept {
   std::swap(pool_, other.pool_);
   std::swap(block_, other.block_);
   std::swap(size_, other.size_);
@@ -51,13 +51,13 @@ StagingPool::StagingPool(std::shared_ptr<Heap> heap, uint64_t budget_bytes)
 
 StagingPool::~StagingPool() { trim(); }
 
-Buffer StagingPool::acquire(size_t bytes) {
+StagingBuffer StagingPool::acquire(size_t bytes) {
   fork_.require_owner("take staging memory from its parent's pool");
   const size_t capacity = capacity_for(bytes);
   void* block = take_kept(capacity);
   if (block == nullptr) block = take_new(capacity);
   if (block == nullptr) return overflow(bytes);
-  return Buffer(shared_from_this(), block, bytes, /*overflow=*/false);
+  return StagingBuffer(shared_from_this(), block, bytes, /*overflow=*/false);
 }
 
 void StagingPool::trim() noexcept {
@@ -138,7 +138,7 @@ void* StagingPool::take_new(size_t capacity) {
   }
 }
 
-Buffer StagingPool::overflow(size_t bytes) {
+StagingBuffer StagingPool::overflow(size_t bytes) {
   const Policy policy = heap_->policy();
   if (policy == Policy::kBind || policy == Policy::kInterleave) {
     throw Error(ErrorKind::kExhausted,
@@ -149,7 +149,8 @@ Buffer StagingPool::overflow(size_t bytes) {
                     "\" allows no other; raise staging_bytes (HBMCOMM_STAGING_BYTES), or use "
                     "\"preferred\"");
   }
-  return Buffer(shared_from_this(), overflow_heap_.allocate(bytes), bytes, /*overflow=*/true);
+  return StagingBuffer(shared_from_this(), overflow_heap_.allocate(bytes), bytes,
+                       /*overflow=*/true);
 }
 
 void StagingPool::release(void* block, size_t bytes, bool overflow) noexcept {

@@ -1,7 +1,7 @@
 // Staging memory for messages: blocks of a heap, kept for reuse, within a bounded total.
 //
-// The pool never waits for a block to come back. The one who holds it may be waiting for a peer
-// that waits for us in another group, and the wait would never end. A request past the budget gets
+// The pool never waits for a block to come back: its holder may be waiting for a peer that waits
+// for this process in another group, and the wait would never end. A request past the budget gets
 // ordinary memory instead (kPreferred, kDdr), returned to the system when it is released, or
 // Error(kExhausted) (kBind, kInterleave).
 //
@@ -10,8 +10,8 @@
 // memkind nor the kernel is asked. Larger ones go back to the heap. Kept blocks count against the
 // budget; when it is short they are returned to the heap before a request is refused.
 //
-// Ownership: the pool lives as long as any of its Buffers, so a Buffer may outlive the group that
-// took it. In a forked child acquire() throws Error(kUnavailable), and Buffers inherited from the
+// Ownership: the pool lives as long as any of its buffers, so a buffer may outlive the group that
+// took it. In a forked child acquire() throws Error(kUnavailable), and buffers inherited from the
 // parent are released without effect.
 //
 // Threads: every member may be called from any thread.
@@ -33,25 +33,25 @@ namespace hbm::memory {
 class StagingPool;
 
 // A block of staging memory, returned to its pool by the destructor. Move-only.
-class Buffer {
+class StagingBuffer {
  public:
-  Buffer() = default;
-  Buffer(Buffer&& other) noexcept { swap(other); }
-  Buffer& operator=(Buffer&& other) noexcept {
-    Buffer(std::move(other)).swap(*this);
+  StagingBuffer() = default;
+  StagingBuffer(StagingBuffer&& other) noexcept { swap(other); }
+  StagingBuffer& operator=(StagingBuffer&& other) noexcept {
+    StagingBuffer(std::move(other)).swap(*this);
     return *this;
   }
-  ~Buffer();
+  ~StagingBuffer();
 
   void* data() const noexcept { return block_; }
   size_t size() const noexcept { return size_; }  // as asked for
   explicit operator bool() const noexcept { return block_ != nullptr; }
 
-  void swap(Buffer& other) noexcept;
+  void swap(StagingBuffer& other) noexcept;
 
  private:
   friend class StagingPool;
-  Buffer(std::shared_ptr<StagingPool> pool, void* block, size_t size, bool overflow)
+  StagingBuffer(std::shared_ptr<StagingPool> pool, void* block, size_t size, bool overflow)
       : pool_(std::move(pool)), block_(block), size_(size), overflow_(overflow) {}
 
   std::shared_ptr<StagingPool> pool_;
@@ -81,7 +81,7 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
 
   // At least `bytes` bytes (0 counts as 1), aligned to 64 bytes, or to a page from a page up, with
   // whatever content. Throws Error(kExhausted) as said above, and when the heap does.
-  Buffer acquire(size_t bytes);
+  StagingBuffer acquire(size_t bytes);
 
   // Returns the kept blocks to the heap.
   void trim() noexcept;
@@ -90,7 +90,7 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
   StagingStats stats() const;
 
  private:
-  friend class Buffer;
+  friend class StagingBuffer;
 
   // A released block holds the link to the next one in its own first bytes.
   struct Link {
@@ -111,7 +111,7 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
   void unreserve(size_t capacity) noexcept;
   void* take_kept(size_t capacity) noexcept;
   void* take_new(size_t capacity);
-  Buffer overflow(size_t bytes);
+  StagingBuffer overflow(size_t bytes);
   void release(void* block, size_t bytes, bool overflow) noexcept;
 
   const std::shared_ptr<Heap> heap_;

@@ -20,7 +20,7 @@ class SegmentAllocator final : public c10::Allocator {
       : segment_(std::move(segment)) {}
 
   c10::DataPtr allocate(size_t bytes) override {
-    auto* block = new Block{segment_, translated([&] { return segment_->allocate(bytes); })};
+    auto* block = new SegmentBlock{segment_, translated([&] { return segment_->allocate(bytes); })};
     return {block->data, block, &release, c10::Device(c10::kCPU)};
   }
 
@@ -29,13 +29,13 @@ class SegmentAllocator final : public c10::Allocator {
   }
 
  private:
-  struct Block {
+  struct SegmentBlock {
     std::shared_ptr<memory::SharedSegment> segment;
     void* data;
   };
 
   static void release(void* context) {
-    const std::unique_ptr<Block> block(static_cast<Block*>(context));
+    const std::unique_ptr<SegmentBlock> block(static_cast<SegmentBlock*>(context));
     block->segment->free(block->data);
   }
 

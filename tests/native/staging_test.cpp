@@ -28,7 +28,7 @@ TEST(Staging, ReusesBlocksWithoutTheHeap) {
       const auto pool = StagingPool::make(heap, 64 * kMiB);
       for (int round = 0; round < 100; ++round) {
         for (size_t bytes = 1; bytes <= kMiB; bytes *= 2) {
-          Buffer buffer = pool->acquire(bytes);
+          StagingBuffer buffer = pool->acquire(bytes);
           EXPECT_EQ(buffer.size(), bytes);
           const size_t alignment = bytes < kPage ? 64 : kPage;
           EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % alignment, 0u);
@@ -49,7 +49,7 @@ TEST(Staging, TheBudgetBoundsTheHeap) {
     for (Policy policy : kAllPolicies) {
       const auto heap = std::make_shared<Heap>(policy);
       const auto pool = StagingPool::make(heap, kMiB);
-      Buffer whole = pool->acquire(kMiB);
+      StagingBuffer whole = pool->acquire(kMiB);
       if (is_strict(policy)) {
         expect_error(ErrorKind::kExhausted, {"1048576 of 1048576 bytes"},
                      [&] { pool->acquire(1); });
@@ -57,7 +57,7 @@ TEST(Staging, TheBudgetBoundsTheHeap) {
         EXPECT_TRUE(pool->acquire(1));
       }
       EXPECT_EQ(heap->stats().in_use_bytes, kMiB);
-      whole = Buffer();
+      whole = StagingBuffer();
       whole = pool->acquire(kMiB);
       EXPECT_EQ(heap->stats().allocations, 1u);
       EXPECT_EQ(heap->stats().spills, 0u);
@@ -69,14 +69,14 @@ TEST(Staging, PreferredTakesDdrPastTheBudget) {
   with_hbm([] {
     const auto heap = std::make_shared<Heap>(Policy::kPreferred);
     const auto pool = StagingPool::make(heap, kMiB);
-    Buffer inside = pool->acquire(kMiB);
-    Buffer past = pool->acquire(3 * kMiB);
+    StagingBuffer inside = pool->acquire(kMiB);
+    StagingBuffer past = pool->acquire(3 * kMiB);
     std::memset(past.data(), 1, 3 * kMiB);
     EXPECT_EQ(heap->stats().hbm_bytes, kMiB);
     EXPECT_EQ(heap->stats().ddr_bytes, 0u);
     EXPECT_EQ(pool->stats().overflow_bytes, 3 * kMiB);
-    inside = Buffer();
-    past = Buffer();
+    inside = StagingBuffer();
+    past = StagingBuffer();
     pool->trim();
     EXPECT_EQ(heap->stats().in_use_bytes, 0u);
     EXPECT_EQ(heap->stats().peak_bytes, kMiB);
@@ -87,9 +87,9 @@ TEST(Staging, PastTheBudgetByPolicy) {
   with_hbm([] {
     for (Policy policy : {Policy::kPreferred, Policy::kDdr}) {
       const auto pool = make_pool(policy, kMiB);
-      Buffer inside = pool->acquire(kMiB);
+      StagingBuffer inside = pool->acquire(kMiB);
       {
-        Buffer past = pool->acquire(100);
+        StagingBuffer past = pool->acquire(100);
         std::memset(past.data(), 1, 100);
         EXPECT_EQ(pool->stats().overflow_bytes, 100u);
       }
@@ -99,9 +99,9 @@ TEST(Staging, PastTheBudgetByPolicy) {
     }
     for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
       const auto pool = make_pool(policy, kMiB);
-      Buffer inside = pool->acquire(kMiB);
+      StagingBuffer inside = pool->acquire(kMiB);
       expect_error(ErrorKind::kExhausted, {"HBMCOMM_STAGING_BYTES"}, [&] { pool->acquire(100); });
-      inside = Buffer();
+      inside = StagingBuffer();
       EXPECT_TRUE(pool->acquire(100));
     }
   });
@@ -111,7 +111,7 @@ TEST(Staging, KeptBlocksMakeRoomForOtherSizes) {
   with_hbm([] {
     const auto pool = make_pool(Policy::kBind, kMiB);
     pool->acquire(kMiB);
-    Buffer small = pool->acquire(64);
+    StagingBuffer small = pool->acquire(64);
     EXPECT_EQ(pool->stats().reserved_bytes, 64u);
     pool->acquire(kMiB / 2);
     EXPECT_EQ(pool->stats().kept_bytes, kMiB / 2);
@@ -122,9 +122,9 @@ TEST(Staging, LargeBlocksGoBackToTheHeap) {
   without_hbm([] {
     const auto pool = make_pool(Policy::kPreferred, 64 * kMiB);
     const size_t bytes = StagingPool::kLargestClass + kMiB;
-    Buffer large = pool->acquire(bytes);
+    StagingBuffer large = pool->acquire(bytes);
     EXPECT_EQ(pool->stats().reserved_bytes, bytes);
-    large = Buffer();
+    large = StagingBuffer();
     EXPECT_EQ(pool->stats().reserved_bytes, 0u);
     EXPECT_EQ(pool->stats().overflows, 0u);
   });
@@ -134,13 +134,13 @@ TEST(Staging, BuffersOutliveTheirPoolsOwner) {
   with_hbm([] {
     auto pool = make_pool(Policy::kBind, kMiB);
     const std::weak_ptr<StagingPool> alive = pool;
-    Buffer first = pool->acquire(64);
-    Buffer second = std::move(first);
+    StagingBuffer first = pool->acquire(64);
+    StagingBuffer second = std::move(first);
     EXPECT_FALSE(first);
     pool.reset();
     std::memset(second.data(), 1, 64);
     EXPECT_FALSE(alive.expired());
-    second = Buffer();
+    second = StagingBuffer();
     EXPECT_TRUE(alive.expired());
   });
 }
@@ -148,11 +148,11 @@ TEST(Staging, BuffersOutliveTheirPoolsOwner) {
 TEST(Staging, AForkedChildNeitherTakesNorReturns) {
   with_hbm([] {
     const auto pool = make_pool(Policy::kPreferred, kMiB);
-    Buffer held = pool->acquire(kKiB);
+    StagingBuffer held = pool->acquire(kKiB);
     std::memset(held.data(), 7, kKiB);
     in_child([&] {
       expect_error(ErrorKind::kUnavailable, {"a forked child cannot"}, [&] { pool->acquire(1); });
-      held = Buffer();
+      held = StagingBuffer();
       pool->trim();
       EXPECT_EQ(pool->stats().reserved_bytes, 0u);
     });
@@ -168,10 +168,10 @@ TEST(Staging, ThreadsShareAPool) {
     std::vector<std::thread> threads;
     for (int id = 0; id < 4; ++id) {
       threads.emplace_back([&pool, id] {
-        std::vector<Buffer> held;
+        std::vector<StagingBuffer> held;
         for (size_t i = 1; i <= 2000; ++i) {
           const size_t bytes = i * 7919 % (64 * kKiB) + 1;
-          Buffer buffer = pool->acquire(bytes);
+          StagingBuffer buffer = pool->acquire(bytes);
           std::memset(buffer.data(), id, bytes);
           EXPECT_EQ(static_cast<char*>(buffer.data())[bytes / 2], id);
           held.push_back(std::move(buffer));

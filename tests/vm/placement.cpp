@@ -35,7 +35,7 @@ Allocate open_source(const std::string& name, Policy policy) {
     return [segment = process_segment(policy)](size_t bytes) { return segment->allocate(bytes); };
   }
   if (name == "staging") {
-    auto held = std::make_shared<std::vector<Buffer>>();
+    auto held = std::make_shared<std::vector<StagingBuffer>>();
     return [pool = process_staging(policy, kUnbounded), held](size_t bytes) {
       return held->emplace_back(pool->acquire(bytes)).data();
     };

@@ -11,7 +11,7 @@ namespace {
 struct AbandonedRequests {
   std::shared_ptr<Channel> channel;
   std::vector<MPI_Request> requests;
-  memory::Buffer memory;
+  memory::StagingBuffer memory;
 };
 
 std::mutex mutex;
@@ -38,7 +38,7 @@ bool at_rest(AbandonedRequests& grave) {
 }  // namespace
 
 void abandon_requests(const std::shared_ptr<Channel>& channel, std::vector<MPI_Request> requests,
-                      memory::Buffer memory) noexcept {
+                      memory::StagingBuffer memory) noexcept {
   AbandonedRequests grave{channel, std::move(requests), std::move(memory)};
   if (at_rest(grave)) return;
   channel->communicator->leak();

@@ -15,7 +15,7 @@ namespace hbm::mpi {
 // Keeps `memory` until every request (null ones are passed over) is complete. Thread-safe. The
 // channel's communicator is leaked unless all complete at once.
 void abandon_requests(const std::shared_ptr<Channel>& channel, std::vector<MPI_Request> requests,
-                      memory::Buffer memory) noexcept;
+                      memory::StagingBuffer memory) noexcept;
 
 // Returns the memory of what has completed since, and says how many bytes are still held.
 size_t sweep() noexcept;

@@ -64,7 +64,7 @@ class Message {
 
  private:
   std::shared_ptr<Channel> channel_;
-  memory::Buffer memory_;
+  memory::StagingBuffer memory_;
   MPI_Request request_ = MPI_REQUEST_NULL;
   bool receiving_ = false;
 };

@@ -63,7 +63,7 @@ class Round {
   std::shared_ptr<Channel> channel_;
   size_t sends_;
   size_t stride_;
-  memory::Buffer memory_;
+  memory::StagingBuffer memory_;
   Signature signature_{};
   uint32_t part_ = 0;
   int tag_ = 0;

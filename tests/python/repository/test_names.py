@@ -28,10 +28,7 @@ Box Contender Findings Learner Measurement Model Node Plan Rank
 Result Section Trainee Turn Verdict
 """
 CPP_DOUBLES = """
-Attachment Batch Block Buffer Call Client Connection Door Doorbell Entry Exchange Expected Failure Frame
-Head Held Incoming Kind Lane Lanes Library Link Mailbox Member Opened Operation Outcome Parts Place
-Range Receive ReduceScatter Reduction Refusal Region Request Result Segment SegmentStats Send Setup
-State Store Ticket Transfer Welcome Window Work
+Doorbell Entry Frame Head Incoming Kind Lanes Outcome Parts Range Request Result Setup State Store
 """
 
 CPP_SUFFIXES = {".h", ".cpp", ".inc"}
