@@ -38,6 +38,7 @@ CLANG_FORMAT := find csrc tests/fuzz tests/native tests/vm -name '*.cpp' -o -nam
 BUILD = build/$(shell $(VENV)/bin/python -c 'import sys; print(sys.implementation.cache_tag)')
 # Stamps.
 PACKAGES := $(VENV)/.packages
+SITE_PACKAGES := $(VENV)/.site-packages
 INSTALLED := build/.installed
 KERNEL := build/vm/.kernel
 
@@ -141,6 +142,10 @@ sanitize: build/address build/thread  ## native tests under ASan, UBSan and TSan
 bench: build  ## compare the collectives with Gloo and MPI
 	$(VENV)/bin/hbmcomm bench collectives
 
+.PHONY: docs
+docs: $(SITE_PACKAGES)  ## build the documentation, with the API reference, in build/site
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+
 .PHONY: lint
 lint: $(PACKAGES)  ## check style and types of Python and C++
 	ruff check
@@ -166,6 +171,12 @@ $(PACKAGES): pyproject.toml scripts/dependencies.py scripts/requirements.py | $(
 	@mkdir -p build
 	$(VENV)/bin/python scripts/requirements.py $(EXTRAS) > build/requirements.txt
 	$(PIP) install -r build/requirements.txt
+	@touch $@
+
+$(SITE_PACKAGES): pyproject.toml scripts/requirements.py | $(VENV)/bin/python
+	@mkdir -p build
+	$(VENV)/bin/python scripts/requirements.py --extras-only docs > build/site-requirements.txt
+	$(PIP) install -r build/site-requirements.txt
 	@touch $@
 
 $(INSTALLED): $(PACKAGES) setup.py scripts/native_build.py scripts/native_requirements.py $(NATIVE)

@@ -1,5 +1,6 @@
 // The process group "hbm": a c10d backend whose collectives go through shared high-bandwidth memory
-// within a node, and over MPI between nodes. docs/design.md tells how its parts fit together.
+// within a node, and over MPI between nodes. docs/design/README.md tells how its parts
+// fit together.
 //
 // A group has two queues: collectives run in the order of issue, point-to-point operations all at
 // once. Arguments are checked before anything is sent; an error after that breaks the group, is

@@ -1,5 +1,6 @@
 """Prints the requirements, one a line: the build's, the package's, and those of the extras named as
-arguments. pip can then install them before the package is built.
+arguments. pip can then install them before the package is built. With --extras-only first, those of
+the extras alone.
 """
 
 import sys
@@ -15,14 +16,15 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def requirements(extras: list[str]) -> list[str]:
+def requirements(extras: list[str], *, extras_only: bool = False) -> list[str]:
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project = pyproject["project"]
-    lines = [*pyproject["build-system"]["requires"], *dependencies()]
+    lines = [] if extras_only else [*pyproject["build-system"]["requires"], *dependencies()]
     for extra in extras:
         lines += project["optional-dependencies"][extra]
     return list(dict.fromkeys(lines))
 
 
 if __name__ == "__main__":
-    print("\n".join(requirements(sys.argv[1:])))
+    extras_only = sys.argv[1:2] == ["--extras-only"]
+    print("\n".join(requirements(sys.argv[1 + extras_only :], extras_only=extras_only)))

@@ -1,6 +1,6 @@
 // What stands in front of every message: enough for the receiver to see that both ranks are in the
-// same operation, and to say exactly how they differ when they are not. docs/messages.md is this
-// header's twin.
+// same operation, and to say exactly how they differ when they are not.
+// docs/design/messages.md is this header's twin.
 #pragma once
 
 #include <cstddef>

@@ -67,8 +67,8 @@ class LayerDropState:
 
     Args:
         group: the model's, on any CPU backend; None is the default one
-        ratio, every, warmup, representative, granularity, min_numel, max_age, cache_dtype,
-            fixed_threshold, target: see LayerDrop; the same on every rank
+        ratio: see LayerDrop, as for every, warmup, representative, granularity, min_numel, max_age,
+            cache_dtype, fixed_threshold and target; all of them the same on every rank
         model: needed for checkpoints and for layers that are modules, and checked to have this
             group
         wire_dtype: torch.bfloat16: survivors of float32 travel as that, and what rounding takes

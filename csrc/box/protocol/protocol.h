@@ -1,5 +1,5 @@
-// The frames between a memory box and its clients, on every transport. docs/wire-protocol.md is
-// this file's twin.
+// The frames between a memory box and its clients, on every transport.
+// docs/design/wire-protocol.md is this file's twin.
 //
 // A frame is a Header, `body_bytes` of a fixed struct, and `payload_bytes` of bulk data or text.
 // All integers are little-endian, and the structs are sent as they lie in memory. A request's reply

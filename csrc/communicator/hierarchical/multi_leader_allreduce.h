@@ -3,7 +3,7 @@
 // handed out within each node. While one block is with MPI, the node works on the next.
 //
 // The result lies in `data` at every stage. Source: MVAPICH2's multi-leader design
-// (docs/design.md).
+// (docs/design/hierarchical.md).
 #pragma once
 
 #include <cstddef>

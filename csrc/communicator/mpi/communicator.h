@@ -1,6 +1,6 @@
 // The collectives over MPI (communicator/communicator.h says what each does). MPI moves bytes; the
 // reductions are ours (kernels/reduce.h), so their order is fixed and every rank gets the same bits
-// (docs/design.md, "Communicator").
+// (docs/design/mpi.md).
 //
 // The construction of an operation takes all the memory that it needs (Error(kExhausted)); an
 // abandoned one no longer touches the caller's buffers.

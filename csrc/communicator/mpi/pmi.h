@@ -3,7 +3,7 @@
 // MPICH asks whoever started it for its rank, its size, who shares its node and the other ranks'
 // addresses, in a line protocol (PMI-1) over an inherited descriptor. The responder is a thread of
 // the same process that answers over a socket pair, with a key-value store shared by the ranks
-// behind it. docs/design.md, "Bootstrap", tells why.
+// behind it. docs/design/bootstrap.md tells why.
 //
 // Threads: the responder never takes the interpreter's lock, so MPI_Init may run with it held
 // elsewhere. PMI failures inside MPI_Init never return; the caller runs it abandonably.

@@ -1,5 +1,5 @@
 // What a rank shows its neighbours: the memory layout of one group's area in the rank's segment.
-// docs/node.md is this header's twin.
+// docs/design/shared-memory.md is this header's twin.
 //
 // The owner alone writes its area, but for the fields that say otherwise; everybody on the node
 // reads it. All ranks of a node run the same version on the same processor, so structs are the

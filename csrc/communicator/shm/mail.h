@@ -1,5 +1,6 @@
 // The mailbox of one ordered pair of ranks: a ring of envelopes in the sender's area, which hold
-// small messages whole and say where large ones are. docs/node.md is this header's twin.
+// small messages whole and say where large ones are. docs/design/shared-memory.md is this header's
+// twin.
 //
 // Envelope o lies in cell o % kCells. The sender fills a cell that is free and posts it (release);
 // the receiver takes posted cells in order (acquire), and frees them (release) as soon as it has

@@ -9,7 +9,8 @@
 // Memory order: publish() releases the slot by its store of `phase`, all_here() acquires it. The
 // same two, with the doorbell's `asleep`, are sequentially consistent: either the sleeper sees the
 // new phase before it sleeps, or the publisher sees that somebody sleeps and rings. (Of transfers
-// the bell's count takes the part of the phase.) docs/node.md has the whole argument.
+// the bell's count takes the part of the phase.) docs/design/shared-memory.md has the whole
+// argument.
 //
 // Threads: the members' segments are shared by processes; in this one, one thread at a time uses
 // the phases, and any thread may call the rest.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 from datetime import timedelta
 
 import torch
@@ -23,8 +22,6 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     arguments = parse()
     if arguments.mpi4py_first:
-        # Killed by the launcher, when the other rank fails first, MPICH would leave a file behind.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         from mpi4py import MPI
 
         assert MPI.COMM_WORLD.Get_size() >= 1

@@ -1,0 +1,43 @@
+"""Tells mkdocs which files the site consists of (a hook of mkdocs.yml).
+
+They are the repository's own Markdown files at their own paths, README.md being the first page, and
+whatever else of the repository they link to: pictures, examples, measured data.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "benchmarks/README.md",
+    "examples/README.md",
+    "docs/**/*.md",
+]
+LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)]*)?\)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Replace the files of docs_dir by the repository's pages and what these link to.
+
+    Files that the theme and plugins have added stay.
+    """
+    site = Files([file for file in files if file.src_dir != config.docs_dir])
+    pages = [path for pattern in PAGES for path in sorted(ROOT.glob(pattern))]
+    for path in dict.fromkeys([*pages, *(target for page in pages for target in linked(page))]):
+        uri = path.relative_to(ROOT).as_posix()
+        site.append(File.generated(config, uri, abs_src_path=str(path)))
+    return site
+
+
+def linked(page: Path) -> list[Path]:
+    """Return the files of the repository that a page links to, in order."""
+    targets = [(page.parent / target).resolve() for target in LINK.findall(page.read_text())]
+    return [path for path in targets if path.is_file() and path.is_relative_to(ROOT)]
