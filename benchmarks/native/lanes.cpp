@@ -1,4 +1,4 @@
-#include "bindings/smb_bench_sockets.h"
+#include "lanes.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -6,7 +6,6 @@
 #include <array>
 #include <barrier>
 #include <cerrno>
-#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <exception>
@@ -16,10 +15,9 @@
 #include "base/descriptor.h"
 #include "base/error.h"
 
-namespace hbm {
+namespace hbm::bench {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using Part = std::span<std::byte>;
 
 enum class Direction : uint64_t { kSend, kReceive };
@@ -207,41 +205,19 @@ std::unique_ptr<LaneEnd> made(std::vector<int> sockets, LaneMode mode) {
   return std::make_unique<ThreadedLanes>(std::move(sockets));
 }
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 }  // namespace
 
 Lanes::Lanes(std::vector<int> sockets, std::span<std::byte> buffer, LaneMode mode)
     : buffer_(buffer), end_(made(std::move(sockets), mode)) {}
 Lanes::~Lanes() = default;
 
-double Lanes::read(int calls) {
-  const auto start = Clock::now();
-  for (int call = 0; call < calls; ++call) end_->read(buffer_);
-  return seconds_since(start);
-}
+void Lanes::read() { end_->read(buffer_); }
 
-double Lanes::write(int calls) {
-  const auto start = Clock::now();
-  for (int call = 0; call < calls; ++call) end_->write(buffer_);
-  return seconds_since(start);
-}
-
-std::vector<double> Lanes::read_times(int calls) {
-  std::vector<double> times(static_cast<size_t>(calls));
-  for (double& time : times) {
-    const auto start = Clock::now();
-    end_->read(buffer_);
-    time = seconds_since(start) * 1e9;
-  }
-  return times;
-}
+void Lanes::write() { end_->write(buffer_); }
 
 void Lanes::serve() {
   while (end_->answer(buffer_)) {
   }
 }
 
-}  // namespace hbm
+}  // namespace hbm::bench

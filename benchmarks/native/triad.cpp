@@ -1,7 +1,5 @@
-#include "bindings/smb_bench_triad.h"
+#include "triad.h"
 
-#include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -11,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace hbm {
+namespace hbm::bench {
 namespace {
 
 constexpr size_t kLine = 64;
@@ -84,14 +82,10 @@ Triad::~Triad() {
   together_.arrive_and_wait();
 }
 
-double Triad::run(int calls) {
-  const auto start = std::chrono::steady_clock::now();
-  for (int call = 0; call < calls; ++call) {
-    together_.arrive_and_wait();
-    work(0);
-    together_.arrive_and_wait();
-  }
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+void Triad::run() {
+  together_.arrive_and_wait();
+  work(0);
+  together_.arrive_and_wait();
 }
 
 void Triad::work(size_t thread) {
@@ -105,4 +99,4 @@ void Triad::work(size_t thread) {
         reinterpret_cast<const float*>(c_.data() + begin), (end - begin) / sizeof(float));
 }
 
-}  // namespace hbm
+}  // namespace hbm::bench

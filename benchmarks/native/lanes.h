@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-namespace hbm {
+namespace hbm::bench {
 
 // How an end moves the parts of a buffer. Which is faster depends on the machine and on the size.
 enum class LaneMode {
@@ -28,13 +28,10 @@ class Lanes {
   Lanes(std::vector<int> sockets, std::span<std::byte> buffer, LaneMode mode);
   ~Lanes();
 
-  // The client: seconds that `calls` copies of the whole buffer took, one after the other.
-  // All throw Error(kNetwork) when the other end is gone.
-  double read(int calls);
-  double write(int calls);
-
-  // The nanoseconds of each of `calls` reads.
-  std::vector<double> read_times(int calls);
+  // The client: copies the whole buffer, from the other end or to it. Both throw Error(kNetwork)
+  // when the other end is gone.
+  void read();
+  void write();
 
   // The server: answers the client's requests until it closes.
   void serve();
@@ -44,4 +41,4 @@ class Lanes {
   const std::unique_ptr<LaneEnd> end_;
 };
 
-}  // namespace hbm
+}  // namespace hbm::bench

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-namespace hbm {
+namespace hbm::bench {
 
 class Triad {
  public:
@@ -20,8 +20,8 @@ class Triad {
         size_t threads);
   ~Triad();
 
-  // Seconds that `calls` passes took, one after the other.
-  double run(int calls);
+  // One pass.
+  void run();
 
  private:
   void work(size_t thread);
@@ -34,4 +34,4 @@ class Triad {
   std::vector<std::jthread> threads_;
 };
 
-}  // namespace hbm
+}  // namespace hbm::bench
