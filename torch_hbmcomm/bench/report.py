@@ -154,7 +154,7 @@ def size(found: Measurement) -> str:
 
 
 def notes(result: Result) -> Iterator[Text]:
-    if any(one.samples for one in result.measurements):
+    if any(one.samples and one.unit == "us" for one in result.measurements):
         yield Text(
             "A sample is a single call, or the mean of as many as fill 10 µs; min and mean are of "
             "the same samples as the median. x is a ratio of medians."
