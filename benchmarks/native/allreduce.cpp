@@ -31,7 +31,8 @@
 #include "communicator/shm/neighbours.h"
 #include "communicator/shm/reduction.h"
 #include "file_store.h"
-#include "memory/process.h"
+#include "memory/segment.h"
+#include "memory/staging.h"
 #include "program.h"
 #include "progress/operation_queue.h"
 
@@ -122,7 +123,7 @@ class WithinNode final : public Queued {
     shm::NeighbourListener listener;
     const auto rendezvous = meet(place, [&](bootstrap::Member& self) {
       self.segment = memory::policy_name(kPolicy);
-      self.door = listener.name();
+      self.listener = listener.name();
     });
     const auto neighbours = shm::explore(rendezvous, listener, [&] { return segment; });
     return shm::join(rendezvous, segment, neighbours, kChunk, crowded(place));
