@@ -31,8 +31,8 @@ VM_PACKAGES := busybox-static ibverbs-providers ibverbs-utils kmod perftest qemu
 # Directories too: their time changes when a file is added or removed.
 NATIVE := $(shell find csrc -type d -o -name '*.cpp' -o -name '*.h' -o -name '*.inc' \
   -o -name '*.map' -o -name CMakeLists.txt)
-CLANG_FORMAT := find csrc tests/fuzz tests/native tests/vm -name '*.cpp' -o -name '*.h' -o -name '*.inc' \
-  | xargs clang-format
+CLANG_FORMAT := find benchmarks/native csrc tests/fuzz tests/native tests/vm \
+  -name '*.cpp' -o -name '*.h' -o -name '*.inc' | xargs clang-format
 
 # Where setup.py compiles, and the native tests beside it.
 BUILD = build/$(shell $(VENV)/bin/python -c 'import sys; print(sys.implementation.cache_tag)')
@@ -42,8 +42,8 @@ SITE_PACKAGES := $(VENV)/.site-packages
 INSTALLED := build/.installed
 KERNEL := build/vm/.kernel
 
-# The native tests beside what setup.py builds.
-CONFIGURE_TESTS = cmake -S csrc -B $(BUILD) -G Ninja -DHBM_TESTS=ON \
+# The native tests and programs of benchmarks beside what setup.py builds.
+CONFIGURE_TESTS = cmake -S csrc -B $(BUILD) -G Ninja -DHBM_TESTS=ON -DHBM_BENCHMARKS=ON \
   -DMPI_INCLUDE="$$(python scripts/native_requirements.py)"
 
 # ThreadSanitizer of GCC 12 cannot start under the address randomisation of recent kernels.
@@ -72,14 +72,14 @@ demo: build  ## train a small classifier on 2 ranks
 	  examples/ddp_digits.py
 
 .PHONY: test
-test: native build  ## run the quick tests, native and Python
+test: native build bench  ## run the quick tests, native and Python
 	$(PYTEST)
 
 .PHONY: test-all
 test-all: test test-full  ## run every test but those that take hours
 
 .PHONY: test-full
-test-full: native-aarch64 fuzz native-kills build vm-programs  ## what test-all has besides test
+test-full: native-aarch64 fuzz native-kills build bench vm-programs  ## what test-all has besides test
 	@scripts/system_packages.sh $(FULL_PACKAGES)
 	$(PYTEST) -m 'full and not long' tests/python tests/vm
 
@@ -139,8 +139,10 @@ vm-programs: $(INSTALLED) $(KERNEL)
 sanitize: build/address build/thread  ## native tests under ASan, UBSan and TSan
 
 .PHONY: bench
-bench: build  ## compare the collectives with Gloo and MPI
-	$(VENV)/bin/hbmcomm bench collectives
+bench: build  ## compile the native programs of the benchmarks, which benchmarks/README.md lists
+	@scripts/system_packages.sh $(TEST_PACKAGES)
+	$(CONFIGURE_TESTS)
+	$(COMPILE) $(BUILD) --target bench_programs
 
 .PHONY: docs
 docs: $(SITE_PACKAGES)  ## build the documentation, with the API reference, in build/site

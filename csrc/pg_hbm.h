@@ -133,10 +133,6 @@ class ProcessGroupHbm final : public c10d::Backend {
   void attach(std::shared_ptr<GroupResource> resource);
   std::shared_ptr<GroupResource> resource() const;  // null: none; the group may have ended
 
-  // For measurements: `calls` synchronous SUM allreduces of `count` elements, without a Work.
-  // REQUIRES: nothing else is issued meanwhile.
-  void repeat_allreduce(void* data, size_t count, Dtype dtype, int calls);
-
  private:
   // What the operations of every family tell run().
   struct Call {

@@ -1,15 +1,39 @@
-"""What this machine has: memory for this process, and addresses for others."""
+"""What this machine has: processors and memory for this process, addresses for others, and the
+version of torch_hbmcomm that is installed."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import platform
 import socket
 import struct
+from importlib import metadata
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _SIOCGIFADDR = 0x8915  # <linux/sockios.h>: the IPv4 address of an interface
+
+
+def cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        field, _, value = line.partition(":")
+        if field.strip() == "model name":
+            return value.strip()
+    return platform.machine()  # AArch64 names no model
+
+
+def cores() -> int:
+    """Those that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def installed_version() -> str | None:
+    """None in a source tree that is not installed."""
+    try:
+        return metadata.version("torch_hbmcomm")
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def memory() -> int:

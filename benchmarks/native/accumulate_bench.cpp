@@ -9,25 +9,20 @@
 // The first argument is the store's directory, which is removed (the default lies under the
 // temporary directory), the second the size of the triad's arrays, and of the larger of target and
 // source, in MiB.
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include <algorithm>
-#include <atomic>
-#include <barrier>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "box/server/accumulator.h"
 #include "box/server/storage/store.h"
+#include "triad.h"
 
 namespace hbm::box {
 namespace {
@@ -77,66 +72,25 @@ Rates rates(const Load& bound, const Load& measured) {
   return {median_rate(bound.bytes, of_bound), median_rate(measured.bytes, of_measured)};
 }
 
-void triad(float* a, const float* b, const float* c, size_t count, float by) {
-#if defined(__AVX512F__)
-  for (size_t i = 0; i < count; i += 16) {
-    const __m512 sum = _mm512_add_ps(_mm512_load_ps(b + i),
-                                     _mm512_mul_ps(_mm512_load_ps(c + i), _mm512_set1_ps(by)));
-    _mm512_stream_ps(a + i, sum);
-  }
-  _mm_sfence();
-#elif defined(__x86_64__)
-  for (size_t i = 0; i < count; i += 4) {
-    const __m128 sum =
-        _mm_add_ps(_mm_load_ps(b + i), _mm_mul_ps(_mm_load_ps(c + i), _mm_set1_ps(by)));
-    _mm_stream_ps(a + i, sum);
-  }
-  _mm_sfence();
-#else
-  for (size_t i = 0; i < count; ++i) a[i] = b[i] + by * c[i];
-#endif
-}
-
 float* floats(const BoxSegment& segment) { return reinterpret_cast<float*>(segment.block->base()); }
 
-// A triad by threads that are there already.
-class Triad {
+// The bound, on three segments.
+class StoredTriad {
  public:
-  Triad(Store& store, uint64_t bytes, unsigned threads) : together_(threads + 1) {
+  StoredTriad(Store& store, uint64_t bytes, unsigned threads) {
     for (uint64_t key : {1, 2, 3}) {
       arrays_.push_back(store.create({.key = {1, key}, .size = bytes, .creator = {}}));
     }
-    const size_t count = bytes / sizeof(float) / threads;
     for (auto& array : arrays_) std::fill_n(floats(*array), bytes / sizeof(float), 1.0f);
-    for (unsigned i = 0; i < threads; ++i) {
-      workers_.emplace_back([this, count, first = i * count] { work(first, count); });
-    }
-  }
-  ~Triad() {
-    over_ = true;
-    together_.arrive_and_wait();
+    const auto at = [&](size_t k) { return std::span(arrays_[k]->block->base(), bytes); };
+    triad_ = std::make_unique<bench::Triad>(at(0), at(1), at(2), threads);
   }
 
-  void run() {
-    together_.arrive_and_wait();
-    together_.arrive_and_wait();
-  }
+  void run() { triad_->run(); }
 
  private:
-  void work(size_t first, size_t count) {
-    const auto at = [&](size_t k) { return floats(*arrays_[k]) + first; };
-    while (true) {
-      together_.arrive_and_wait();
-      if (over_) return;
-      triad(at(0), at(1), at(2), count, 0.5f);
-      together_.arrive_and_wait();
-    }
-  }
-
   std::vector<std::shared_ptr<BoxSegment>> arrays_;
-  std::barrier<> together_;
-  std::atomic<bool> over_{false};
-  std::vector<std::jthread> workers_;
+  std::unique_ptr<bench::Triad> triad_;
 };
 
 std::unique_ptr<Store> open(const std::string& directory, uint64_t bytes, uint32_t chunk) {
@@ -149,7 +103,7 @@ std::unique_ptr<Store> open(const std::string& directory, uint64_t bytes, uint32
 Rates measure(const std::string& directory, uint64_t bytes, uint32_t chunk, unsigned threads,
               const Formula& formula) {
   const std::unique_ptr<Store> memory = open("", bytes, chunk);
-  Triad bound(*memory, bytes, threads);
+  StoredTriad bound(*memory, bytes, threads);
   const std::unique_ptr<Store> store = open(directory, bytes, chunk);
   const auto target = store->create({.key = {1, 1}, .size = bytes, .creator = {}});
   const auto source = store->create({.key = {1, 2}, .size = bytes, .creator = {}});

@@ -1,7 +1,6 @@
 // The native module: every part registers its own names.
 #include <pybind11/pybind11.h>
 
-#include "bindings/bench_bindings.h"
 #include "bindings/errors.h"
 #include "bindings/module.h"
 
@@ -19,7 +18,6 @@ void translate(std::exception_ptr error) {
 
 PYBIND11_MODULE(_C, m) {
   pybind11::register_exception_translator(&translate);
-  hbm::register_bench(m);
   hbm::register_layerdrop(m);
   hbm::register_memory(m);
   hbm::register_process_group(m);

@@ -6,7 +6,6 @@
 #include <string>
 
 #include "bindings/errors.h"
-#include "bindings/smb_bench_bindings.h"
 #include "bindings/smb_client_bindings.h"
 #include "bindings/smb_server_bindings.h"
 #include "box/client/error.h"
@@ -69,5 +68,4 @@ PYBIND11_MODULE(_smb, m) {
   py::register_exception_translator(&translate);
   hbm::register_smb_client(m);
   hbm::register_smb_server(m);
-  hbm::register_smb_bench(m);
 }

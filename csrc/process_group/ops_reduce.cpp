@@ -75,24 +75,6 @@ std::optional<uint64_t> ProcessGroupHbm::reduce_inline(void* data, size_t count,
   return sequence;
 }
 
-void ProcessGroupHbm::repeat_allreduce(void* data, size_t count, Dtype dtype, int calls) {
-  const milliseconds timeout(timeout_ms_.load());
-  for (int call = 0; call < calls; ++call) {
-    if (one_node_) {
-      while (!reduce_inline(data, count, dtype, ReduceOp::kSum, timeout)) {
-      }
-    } else {
-      std::unique_lock issue(issue_mutex_);
-      const auto operation =
-          transport_->allreduce(++sequence_, data, data, count, dtype, ReduceOp::kSum);
-      while (!collectives_->try_claim("all_reduce")) {
-      }
-      issue.unlock();
-      collectives_->run_claimed(*operation, timeout);
-    }
-  }
-}
-
 // One message instead of one for each tensor: they are gathered into one buffer and copied back.
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_coalesced(
     std::vector<at::Tensor>& tensors, const c10d::AllreduceCoalescedOptions& opts) {

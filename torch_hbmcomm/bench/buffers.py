@@ -1,9 +1,10 @@
-"""The tensors that a rank communicates with."""
+"""The tensors that a rank communicates with, and what they hold after each collective."""
 
 from collections.abc import Callable
 from functools import cached_property
 
 import torch
+import torch.distributed as dist
 
 
 class Buffers:
@@ -17,25 +18,25 @@ class Buffers:
 
     def __init__(self, empty: Callable[..., torch.Tensor], size: int, dtype: str, ranks: int):
         self._empty = empty
-        self._dtype: torch.dtype = getattr(torch, dtype)
-        self._size = size
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.size = size
         self._ranks = ranks
         self._made: list[torch.Tensor] = []
 
     @cached_property
     def whole(self) -> torch.Tensor:
         """All `size` bytes."""
-        return self._zeros(self._size)
+        return self._zeros(self.size)
 
     @cached_property
     def other(self) -> torch.Tensor:
         """As large as `whole`, for a collective with two such sides."""
-        return self._zeros(self._size)
+        return self._zeros(self.size)
 
     @cached_property
     def share(self) -> torch.Tensor:
         """One rank's equal part of `whole`, elsewhere."""
-        return self._zeros(self._size // self._ranks)
+        return self._zeros(self.size // self._ranks)
 
     def shares(self) -> list[torch.Tensor]:
         """`whole`, as one view for each rank."""
@@ -46,6 +47,52 @@ class Buffers:
             tensor.fill_(value)
 
     def _zeros(self, size: int) -> torch.Tensor:
-        tensor = self._empty(size // self._dtype.itemsize, dtype=self._dtype).fill_(0)
+        tensor = self._empty(size // self.dtype.itemsize, dtype=self.dtype).fill_(0)
         self._made.append(tensor)
         return tensor
+
+
+def check(collective: str, call: Callable[[], object], buffers: Buffers) -> None:
+    """Calls it once where each rank's buffers hold its rank + 1: a contender that is fast because
+    it does nothing is found out before it is timed. All ranks call it.
+
+    Raises RuntimeError for a wrong outcome; otherwise leaves zeros.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    buffers.fill(rank + 1)
+    dist.barrier()
+    call()
+    for tensor, value in _EXPECTED[collective](buffers, rank, ranks):
+        if not torch.all(tensor == value):
+            raise RuntimeError(f"wrong outcome: {tensor.flatten()[:4].tolist()} for {value}")
+    dist.barrier()
+    buffers.fill(0)
+
+
+Expected = list[tuple[torch.Tensor, int]]
+
+
+def _sum(ranks: int) -> int:
+    return ranks * (ranks + 1) // 2
+
+
+def _from_each(buffers: Buffers) -> Expected:
+    return [(share, rank + 1) for rank, share in enumerate(buffers.shares())]
+
+
+def _on_root(rank: int, expected: Expected) -> Expected:
+    return expected if rank == 0 else []
+
+
+_EXPECTED: dict[str, Callable[[Buffers, int, int], Expected]] = {
+    "allreduce": lambda buffers, rank, ranks: [(buffers.whole, _sum(ranks))],
+    "broadcast": lambda buffers, rank, ranks: [(buffers.whole, 1)],
+    "reduce": lambda buffers, rank, ranks: _on_root(rank, [(buffers.whole, _sum(ranks))]),
+    "allgather": lambda buffers, rank, ranks: _from_each(buffers),
+    "gather": lambda buffers, rank, ranks: _on_root(rank, _from_each(buffers)),
+    "scatter": lambda buffers, rank, ranks: [(buffers.share, 1)],
+    "reduce_scatter": lambda buffers, rank, ranks: [(buffers.share, _sum(ranks))],
+    "alltoall": lambda buffers, rank, ranks: _from_each(buffers),
+    "barrier": lambda buffers, rank, ranks: [],
+    "sendrecv": lambda buffers, rank, ranks: [(buffers.whole, rank - rank % 2 + 1)],
+}

@@ -1,27 +1,62 @@
-"""What is measured: the names of the collectives, and the cells that a run consists of.
+"""The collectives beside Gloo, MPI and others, in one set of ranks; each start in fresh processes.
 
 A size is that of the larger buffer of a rank: the whole tensor of allreduce, broadcast, reduce and
 sendrecv; the gathered side of allgather and gather; the scattered side of scatter and
-reduce_scatter; either side of alltoall. Rank 0 is the root. Operators are sums.
+reduce_scatter; either side of alltoall. Rank 0 is the root. Operators are sums. sendrecv is a
+ping-pong of the pairs (0, 1), (2, 3), ...: one call is both ways; an odd last rank idles.
 
-sendrecv is a ping-pong of the pairs (0, 1), (2, 3), ...: one call is both ways; an odd last rank
-idles. allreduce_native is allreduce called in a loop of C++, under Python and the dispatcher: it
-compares what lies below them, which at small sizes they hide.
+"startup" is the time from nothing to the end of a first collective, in fresh processes that have
+imported torch. It and "barrier" have 0 bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import TypeVar
 
 import torch
+import torch.distributed as dist
+from rich.console import RenderableType
+from rich.text import Text
 
-from torch_hbmcomm.bench.sizes import KIB, MIB, format_bytes
+from torch_hbmcomm import memory
+from torch_hbmcomm.bench import report
+from torch_hbmcomm.bench.buffers import Buffers
+from torch_hbmcomm.bench.contenders import (
+    COLLECTIVE_CALLS,
+    DTYPES,
+    OVER_MPI,
+    Contender,
+    Hbm,
+    Nothing,
+    TorchBackend,
+)
+from torch_hbmcomm.bench.mpich import Mpich
+from torch_hbmcomm.bench.ranks import (
+    join,
+    launch,
+    leave,
+    seconds_after_meeting,
+    slowest,
+    take_turns,
+    with_progress,
+)
+from torch_hbmcomm.bench.result import (
+    Measurement,
+    Result,
+    check_counts,
+    check_names,
+    describe_machine,
+    measurements,
+)
+from torch_hbmcomm.bench.rounds import Samples
+from torch_hbmcomm.sizes import KIB, MIB, format_bytes
 
-DTYPES = ("float32", "float64", "float16", "bfloat16")
-NATIVE = "allreduce_native"
-STARTUP = "startup"  # from nothing to the end of a first collective; measured apart
+T = TypeVar("T")
 
 _LARGE = (MIB, 4 * MIB, 16 * MIB, 64 * MIB)
-_SMALL = (8, 512, 4 * KIB, 16 * KIB, 64 * KIB)
+SMALL = (8, 512, 4 * KIB, 16 * KIB, 64 * KIB)
+_STARTUP = {"collective": "startup", "dtype": "float32", "bytes": 0}
 
 
 @dataclass(frozen=True)
@@ -37,6 +72,36 @@ class Collective:
         return -(-asked // step) * step
 
 
+COLLECTIVES = {
+    collective.name: collective
+    for collective in (
+        Collective("allreduce", (*SMALL, 256 * KIB, *_LARGE, 256 * MIB)),
+        Collective("broadcast"),
+        Collective("reduce"),
+        Collective("allgather", divided=True),
+        Collective("gather", divided=True),
+        Collective("scatter", divided=True),
+        Collective("reduce_scatter", divided=True),
+        Collective("alltoall", divided=True),
+        Collective("barrier", default_sizes=()),
+        Collective("sendrecv"),
+    )
+}
+assert COLLECTIVES.keys() == COLLECTIVE_CALLS.keys()
+
+CONTENDERS: dict[str, Contender] = {
+    contender.name: contender
+    for contender in (
+        Hbm("hbm-zero-copy", "hbm, on tensors from hbmcomm.memory.empty", placed=True),
+        Hbm("hbm-staged", "hbm, on plain tensors"),
+        Hbm("hbm-mpi", "hbm with HBMCOMM_NODE=mpi, on plain tensors", node=OVER_MPI),
+        TorchBackend("gloo", "PyTorch's own backend", "gloo"),
+        Mpich(),
+        Nothing("nothing", "a backend that does nothing: what calling one costs", "fake"),
+    )
+}
+
+
 @dataclass(frozen=True)
 class Cell:
     """One row of the report: every contender that offers it does this."""
@@ -50,34 +115,187 @@ class Cell:
             return self.collective
         return f"{self.collective} of {format_bytes(self.bytes)} of {self.dtype}"
 
-
-def cells(
-    collective: Collective, sizes: Sequence[int] | None, dtypes: Sequence[str], ranks: int
-) -> list[Cell]:
-    """Sizes None: the collective's own. Those that round to the same possible one come once."""
-    if not collective.default_sizes:
-        return [Cell(collective.name, dtypes[0], 0)]
-    found = [
-        Cell(collective.name, dtype, collective.bytes_near(size, ranks, dtype))
-        for dtype in dtypes
-        for size in (collective.default_sizes if sizes is None else sizes)
-    ]
-    return list(dict.fromkeys(found))
+    def offered_by(self, contender: Contender) -> bool:
+        return contender.offers(self.collective, self.dtype, self.bytes)
 
 
-COLLECTIVES = {
-    collective.name: collective
-    for collective in (
-        Collective("allreduce", (*_SMALL, 256 * KIB, *_LARGE, 256 * MIB)),
-        Collective(NATIVE, _SMALL),
-        Collective("broadcast"),
-        Collective("reduce"),
-        Collective("allgather", divided=True),
-        Collective("gather", divided=True),
-        Collective("scatter", divided=True),
-        Collective("reduce_scatter", divided=True),
-        Collective("alltoall", divided=True),
-        Collective("barrier", default_sizes=()),
-        Collective("sendrecv"),
+@dataclass(frozen=True)
+class CollectivesPlan:
+    """What to measure. Raises ValueError for a type that does not exist or a count below its least.
+
+    contenders: the first is compared with the others.
+    sizes: None gives each collective its own.
+    startup_rounds: 0 leaves startup out.
+    """
+
+    contenders: Sequence[Contender] = tuple(CONTENDERS.values())
+    collectives: Sequence[Collective] = tuple(COLLECTIVES.values())
+    sizes: Sequence[int] | None = None
+    dtypes: Sequence[str] = ("float32",)
+    ranks: int = 2
+    rounds: int = 21
+    startup_rounds: int = 3
+
+    def __post_init__(self) -> None:
+        check_names("dtype", self.dtypes, DTYPES)
+        check_counts(self, {"ranks": 2, "rounds": 1, "startup_rounds": 0})
+
+    def cells(self) -> list[Cell]:
+        return [cell for collective in self.collectives for cell in self._cells(collective)]
+
+    def _cells(self, collective: Collective) -> list[Cell]:
+        """Sizes that round to the same possible one come once."""
+        if not collective.default_sizes:
+            return [Cell(collective.name, self.dtypes[0], 0)]
+        sizes = collective.default_sizes if self.sizes is None else self.sizes
+        found = [
+            Cell(collective.name, dtype, collective.bytes_near(size, self.ranks, dtype))
+            for dtype in self.dtypes
+            for size in sizes
+        ]
+        return list(dict.fromkeys(found))
+
+    def unavailable(self) -> dict[str, str]:
+        """Contenders that cannot run here, and why. Takes a while: some are compiled first."""
+        found = {}
+        for contender in self.contenders:
+            if set(contender.dtypes).isdisjoint(self.dtypes):
+                found[contender.name] = _takes(contender)
+            elif (cause := contender.why_unavailable()) is not None:
+                found[contender.name] = cause
+        return found
+
+
+def chosen(kind: str, asked: str, known: Mapping[str, T]) -> list[T]:
+    """Names separated by commas, or all. Raises ValueError for a name that does not exist."""
+    found = list(known) if asked == "all" else report.names(asked)
+    check_names(kind, found, known)
+    return [known[name] for name in found]
+
+
+def run(plan: CollectivesPlan, unavailable: dict[str, str]) -> Result:
+    """Leaves out who is unavailable. Raises RuntimeError when nobody is left or a rank fails."""
+    contenders = [one for one in plan.contenders if one.name not in unavailable]
+    if not contenders:
+        raise RuntimeError("no contender can run here")
+    refused = {
+        f"{one.name}, {dtype}": _takes(one)
+        for one in contenders
+        for dtype in plan.dtypes
+        if dtype not in one.dtypes
+    }
+    found = _measure_collectives(plan, contenders) + _measure_startup(plan, contenders)
+    return Result(
+        benchmark="collectives",
+        machine=describe_machine(),
+        plan={
+            "ranks": plan.ranks,
+            "rounds": plan.rounds,
+            "startup_rounds": plan.startup_rounds,
+        },
+        contenders={one.name: one.about for one in contenders},
+        references=[one.name for one in contenders if one.reference],
+        unavailable=unavailable | refused,
+        measurements=found,
     )
-}
+
+
+def _measure_collectives(
+    plan: CollectivesPlan, contenders: Sequence[Contender]
+) -> list[Measurement]:
+    cells = [cell for cell in plan.cells() if any(cell.offered_by(one) for one in contenders)]
+    of_ranks: list[list[dict[str, Samples]]] = launch(
+        plan.ranks, _measure, contenders, cells, plan.rounds
+    )
+    found = []
+    for cell, *samples in zip(cells, *of_ranks, strict=True):
+        of = {"collective": cell.collective, "dtype": cell.dtype, "bytes": cell.bytes}
+        found += measurements(
+            of, {name: slowest([own[name] for own in samples]) for name in samples[0]}
+        )
+    return found
+
+
+def _measure(
+    contenders: Sequence[Contender], cells: Sequence[Cell], rounds: int
+) -> list[dict[str, Samples]]:
+    """In each rank: the samples of each cell, in the order of the cells."""
+    join()
+    for contender in contenders:
+        try:
+            contender.open()
+        except Exception as error:
+            raise RuntimeError(f"{contender.name} does not get ready: {error}") from error
+    found = [_measure_cell(cell, contenders, rounds) for cell in with_progress(cells)]
+    leave()
+    return found
+
+
+def _measure_cell(cell: Cell, contenders: Sequence[Contender], rounds: int) -> dict[str, Samples]:
+    ranks = dist.get_world_size()
+    plain = Buffers(torch.empty, cell.bytes, cell.dtype, ranks)
+    placed = Buffers(memory.empty, cell.bytes, cell.dtype, ranks)
+    taking_part = [one for one in contenders if cell.offered_by(one)]
+    loops = {}
+    for contender in taking_part:
+        try:
+            loops[contender.name] = contender.prepare(
+                cell.collective, placed if contender.placed else plain
+            )
+        except Exception as error:
+            raise RuntimeError(f"{cell} on {contender.name}: {error}") from error
+    jobs = [one.name for one in taking_part if not one.reference]
+    return take_turns(loops, rounds, jobs if len(loops) > 1 else ())
+
+
+def _measure_startup(plan: CollectivesPlan, contenders: Sequence[Contender]) -> list[Measurement]:
+    starting = [one for one in contenders if one.starts]
+    samples: dict[str, list[float]] = {one.name: [] for one in starting}
+    for _ in range(plan.startup_rounds):
+        for contender in starting:
+            samples[contender.name].append(max(launch(plan.ranks, _startup, contender)))
+    return [Measurement(_STARTUP, name, times) for name, times in samples.items() if times]
+
+
+def _startup(contender: Contender) -> float:
+    """Microseconds from nothing to the end of a first collective, once all ranks have come up."""
+    elapsed = seconds_after_meeting(contender.start)
+    leave()
+    return elapsed * 1e6
+
+
+def _takes(contender: Contender) -> str:
+    return f"it takes {', '.join(contender.dtypes)}"
+
+
+def render(result: Result) -> RenderableType:
+    """A table for each collective and type: times, and how many times the first contender's they
+    are."""
+    tables: list[RenderableType] = []
+    for (collective, dtype), found in groupby(
+        result.measurements, key=lambda one: (one.of["collective"], one.of["dtype"])
+    ):
+        cells = list(found)
+        names = {one.contender for one in cells}
+        subject = next(name for name in result.contenders if name in names)
+        sized = any(one.of["bytes"] for one in cells)
+
+        def entry(row: report.Row, one: Measurement, subject: str = subject) -> Text:
+            reference = one.contender in result.references
+            return report.compared_with(one, row.get(subject), reference)
+
+        tables.append(
+            report.compared(
+                f"{collective}, {dtype}" if sized else collective,
+                cells,
+                {"size": report.size},
+                entry,
+                list(result.contenders),
+            )
+        )
+    if len(result.contenders) > 1:
+        first = next(iter(result.contenders))
+        tables.append(
+            Text(f"x: of {first}, or of the first in a table without it; red: faster than that")
+        )
+    return report.group(tables, result)

@@ -1,24 +1,246 @@
-"""Who is measured. To add a contender, implement `Contender` and enter it here.
+"""Who is measured: backends of torch.distributed, called through its public functions.
 
-The first that takes part is the one that the others are compared with.
+The first that takes part is the one that the others are compared with. To measure another one,
+implement `Contender` and give it to collectives.py, as benchmarks/collectives does.
 """
 
-from torch_hbmcomm.bench.bound import Bound
-from torch_hbmcomm.bench.contender import Contender
-from torch_hbmcomm.bench.deepspeed import DeepSpeed
-from torch_hbmcomm.bench.mpich import Mpich
-from torch_hbmcomm.bench.torch_backend import OVER_MPI, Hbm, Nothing, TorchBackend
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 
-CONTENDERS: dict[str, Contender] = {
-    contender.name: contender
-    for contender in (
-        Hbm("hbm-zero-copy", "hbm, on tensors from hbmcomm.memory.empty", placed=True),
-        Hbm("hbm-staged", "hbm, on plain tensors"),
-        Hbm("hbm-mpi", "hbm with HBMCOMM_NODE=mpi, on plain tensors", node=OVER_MPI),
-        TorchBackend("gloo", "PyTorch's own backend", "gloo"),
-        Mpich(),
-        DeepSpeed(),
-        Nothing("nothing", "a backend that does nothing: what calling one costs", "fake"),
-        Bound(),
-    )
+import torch
+import torch.distributed as dist
+
+from torch_hbmcomm import native
+from torch_hbmcomm.bench.buffers import Buffers, check
+from torch_hbmcomm.bench.rounds import Timed, timed
+from torch_hbmcomm.sizes import KIB
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+OVER_MPI = "mpi"  # of HBMCOMM_NODE
+
+Call = Callable[[], object]
+
+
+class Contender(ABC):
+    """One way of doing collectives. It is pickled to each rank; its calls come in this order.
+
+    name: as in the command line and in every report.
+    about: what it is, in a line.
+    placed: whether its buffers come from `torch_hbmcomm.memory`, or are plain tensors.
+    reference: True for one that does not do the whole job, and shows what that would cost.
+    starts: whether it has start(), and is measured from nothing to a first collective.
+    dtypes: those that it takes.
+    """
+
+    name: str
+    about: str
+    placed: bool = False
+    reference: bool = False
+    starts: bool = False
+    dtypes: tuple[str, ...] = DTYPES
+
+    def why_unavailable(self) -> str | None:
+        """None if it can run here, else the cause and what to do. Called before ranks start."""
+        return None
+
+    def offers(self, collective: str, dtype: str, size: int) -> bool:
+        """Whether it takes part in that row: in all of the public collectives, unless it says
+        otherwise."""
+        return collective in COLLECTIVE_CALLS and dtype in self.dtypes
+
+    def start(self) -> None:
+        """Everything from nothing to the end of a first collective, in a process that has imported
+        torch and has torchrun's environment. REQUIRES: starts."""
+        raise NotImplementedError(f"{self.name} has no start of its own")
+
+    @abstractmethod
+    def open(self) -> None:
+        """Gets ready beside other contenders, in a process whose default group is up. All ranks
+        call it."""
+
+    def prepare(self, collective: str, buffers: Buffers) -> Timed:
+        """Returns what is timed, once its outcome has been checked. All ranks call it.
+        REQUIRES: open(); it offers the cell."""
+        call = self.call(collective, buffers)
+        if not self.reference:
+            check(collective, call, buffers)
+        return timed(call)
+
+    def call(self, collective: str, buffers: Buffers) -> Call:
+        """Returns a function that does the collective once."""
+        raise NotImplementedError(f"{self.name} overrides prepare()")
+
+
+@contextmanager
+def node_level(chosen: str | None) -> Iterator[None]:
+    """Sets HBMCOMM_NODE, or clears it for None, for the groups that are created inside."""
+    before = os.environ.pop("HBMCOMM_NODE", None)
+    if chosen is not None:
+        os.environ["HBMCOMM_NODE"] = chosen
+    try:
+        yield
+    finally:
+        os.environ.pop("HBMCOMM_NODE", None)
+        if before is not None:
+            os.environ["HBMCOMM_NODE"] = before
+
+
+@cache
+def group_of_all(backend: str, node: str | None = None) -> dist.ProcessGroup:
+    """One for each kind. All ranks ask for the same ones in the same order."""
+    with node_level(node):
+        group: dist.ProcessGroup = dist.new_group(backend=backend)
+        return group
+
+
+class TorchBackend(Contender):
+    starts = True
+
+    def __init__(self, name: str, about: str, backend: str):
+        self.name = name
+        self.about = about
+        self._backend = backend
+
+    def why_unavailable(self) -> str | None:
+        if dist.is_backend_available(self._backend):
+            return None
+        return (
+            f"torch.distributed has no backend {self._backend!r} "
+            f"(it has {', '.join(dist.Backend.backend_list)}); `hbmcomm info` shows the cause"
+        )
+
+    def start(self) -> None:
+        dist.init_process_group(self._backend)
+        dist.all_reduce(torch.zeros(1))
+
+    def open(self) -> None:
+        self._group = group_of_all(self._backend)
+
+    def call(self, collective: str, buffers: Buffers) -> Call:
+        return COLLECTIVE_CALLS[collective](self._group, buffers)
+
+
+class Hbm(TorchBackend):
+    """node: what HBMCOMM_NODE says when its group is created."""
+
+    def __init__(self, name: str, about: str, placed: bool = False, node: str | None = None):
+        super().__init__(name, about, "hbm")
+        self.placed = placed
+        self.starts = placed or node is not None  # where tensors lie changes no start
+        self._node = node
+
+    def why_unavailable(self) -> str | None:
+        cause = super().why_unavailable()
+        if cause is not None:
+            return cause
+        try:
+            extension = native.load()
+            if self._node == OVER_MPI:
+                extension.mpi_info()
+        except (ImportError, RuntimeError) as error:
+            return str(error)
+        return None
+
+    def start(self) -> None:
+        with node_level(self._node):
+            super().start()
+
+    def open(self) -> None:
+        self._group = group_of_all(self._backend, self._node)
+
+
+class Nothing(TorchBackend):
+    """PyTorch's own fake backend: what a call costs before anybody communicates."""
+
+    reference = True
+    starts = False
+    _MOST_BYTES = 4 * KIB
+
+    def offers(self, collective: str, dtype: str, size: int) -> bool:
+        return size <= self._MOST_BYTES and super().offers(collective, dtype, size)
+
+    def open(self) -> None:
+        import torch.testing._internal.distributed.fake_pg  # noqa: F401  (registers the backend)
+
+        super().open()
+
+
+def _allreduce(group: dist.ProcessGroup, buffers: Buffers) -> Call:
+    tensor = buffers.whole
+    return lambda: dist.all_reduce(tensor, group=group)
+
+
+def _broadcast(group: dist.ProcessGroup, buffers: Buffers) -> Call:
+    tensor = buffers.whole
+    return lambda: dist.broadcast(tensor, src=0, group=group)
+
+
+def _reduce(group: dist.ProcessGroup, buffers: Buffers) -> Call:
+    tensor = buffers.whole
+    return lambda: dist.reduce(tensor, dst=0, group=group)
+
+
+def _allgather(group: dist.ProcessGroup, buffers: Buffers) -> Call:
+    gathered, own = buffers.whole, buffers.share
+    return lambda: dist.all_gather_single(gathered, own, group=group)
+
+
+def _gather(group: dist.ProcessGroup, buffers: Buffers) -> Call:
+    own = buffers.share
+    gathered = buffers.shares() if dist.get_rank() == 0 else None
+    return lambda: dist.gather(own, gathered, dst=0, group=group)
+
+
+def _scatter(group: dist.ProcessGroup, buffers: Buffers) -> Call:
+    own = buffers.share
+    scattered = buffers.shares() if dist.get_rank() == 0 else None
+    return lambda: dist.scatter(own, scattered, src=0, group=group)
+
+
+def _reduce_scatter(group: dist.ProcessGroup, buffers: Buffers) -> Call:
+    own, scattered = buffers.share, buffers.whole
+    return lambda: dist.reduce_scatter_single(own, scattered, group=group)
+
+
+def _alltoall(group: dist.ProcessGroup, buffers: Buffers) -> Call:
+    received, sent = buffers.whole, buffers.other
+    return lambda: dist.all_to_all_single(received, sent, group=group)
+
+
+def _barrier(group: dist.ProcessGroup, buffers: Buffers) -> Call:
+    return lambda: dist.barrier(group=group)
+
+
+def _sendrecv(group: dist.ProcessGroup, buffers: Buffers) -> Call:
+    rank = dist.get_rank()
+    peer = rank ^ 1
+    tensor = buffers.whole
+
+    def first() -> None:
+        dist.send(tensor, peer, group=group)
+        dist.recv(tensor, peer, group=group)
+
+    def second() -> None:
+        dist.recv(tensor, peer, group=group)
+        dist.send(tensor, peer, group=group)
+
+    if peer >= dist.get_world_size():
+        return lambda: None
+    return first if rank < peer else second
+
+
+COLLECTIVE_CALLS: dict[str, Callable[[dist.ProcessGroup, Buffers], Call]] = {
+    "allreduce": _allreduce,
+    "broadcast": _broadcast,
+    "reduce": _reduce,
+    "allgather": _allgather,
+    "gather": _gather,
+    "scatter": _scatter,
+    "reduce_scatter": _reduce_scatter,
+    "alltoall": _alltoall,
+    "barrier": _barrier,
+    "sendrecv": _sendrecv,
 }

@@ -11,19 +11,25 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from rich.console import RenderableType
+from rich.table import Table
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_hbmcomm import memory
-from torch_hbmcomm.bench import rank
-from torch_hbmcomm.bench.contender import Loop, repeated
-from torch_hbmcomm.bench.ddp_result import ALLREDUCE, PHASES, STEP, WITHOUT, Measurement, Result
-from torch_hbmcomm.bench.interleave import Samples, interleave
-from torch_hbmcomm.bench.launch import launch
-from torch_hbmcomm.bench.models import MODELS, Model
-from torch_hbmcomm.bench.names import check_names
-from torch_hbmcomm.bench.result import describe_machine, slowest
-from torch_hbmcomm.bench.sizes import MIB
-from torch_hbmcomm.bench.torch_backend import OVER_MPI, group_of_all
+from torch_hbmcomm.bench import report
+from torch_hbmcomm.bench.contenders import OVER_MPI, group_of_all
+from torch_hbmcomm.bench.ranks import join, launch, leave, slowest, take_turns
+from torch_hbmcomm.bench.report import format_time
+from torch_hbmcomm.bench.result import (
+    Result,
+    check_counts,
+    check_names,
+    describe_machine,
+    measurements,
+)
+from torch_hbmcomm.bench.rounds import Samples, Timed, timed
+from torch_hbmcomm.sizes import MIB
 
 # Backend, HBMCOMM_NODE, and where the buffers of the allreduce alone lie.
 CONTENDERS: dict[str, tuple[str, str | None, Callable[..., torch.Tensor]]] = {
@@ -32,11 +38,52 @@ CONTENDERS: dict[str, tuple[str, str | None, Callable[..., torch.Tensor]]] = {
     "gloo": ("gloo", None, torch.empty),
 }
 
+STEP = "step"
+WITHOUT = "step without communication"
+ALLREDUCE = "allreduce alone"
+PHASES = (STEP, WITHOUT, ALLREDUCE)
+
 _BUCKET_BYTES = 25 * MIB  # DistributedDataParallel's own default
+_COLUMNS = (
+    *("backend", STEP, "without communication", "communication adds", ALLREDUCE),
+    "of it hidden",
+)
 
 
 @dataclass(frozen=True)
-class Plan:
+class Model:
+    name: str
+    about: str
+    build: Callable[[], nn.Module]
+    batch: Callable[[], torch.Tensor]
+
+
+def _layers(count: int, width: int) -> nn.Module:
+    return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(count)))
+
+
+# The two ends between which real models lie.
+MODELS = {
+    model.name: model
+    for model in (
+        Model(
+            "communication-bound",
+            "6 linear layers of 2048 x 2048 (25 M parameters), a batch of 1",
+            lambda: _layers(6, 2048),
+            lambda: torch.randn(1, 2048),
+        ),
+        Model(
+            "compute-bound",
+            "8 linear layers of 512 x 512 (2 M parameters), a batch of 512",
+            lambda: _layers(8, 512),
+            lambda: torch.randn(512, 512),
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class DdpPlan:
     """What to measure. Raises ValueError for a name that does not exist or a count below its least.
     The others are compared with the first contender."""
 
@@ -48,53 +95,61 @@ class Plan:
     def __post_init__(self) -> None:
         check_names("contender", self.contenders, CONTENDERS)
         check_names("model", self.models, MODELS)
-        for name, least in (("ranks", 2), ("rounds", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it is at least {least}")
+        check_counts(self, {"ranks": 2, "rounds": 1})
 
 
-def run(plan: Plan) -> Result:
+def run(plan: DdpPlan) -> Result:
     """Raises RuntimeError when a rank fails."""
-    of_ranks: list[dict[str, Samples]] = launch(
-        plan.ranks, measure, plan.contenders, plan.models, plan.rounds
+    of_ranks: list[dict[str, dict[tuple[str, str], Samples]]] = launch(
+        plan.ranks, _measure, plan.contenders, plan.models, plan.rounds
     )
+    found = []
+    for model in plan.models:
+        for contender in plan.contenders:
+            for phase in PHASES:
+                samples = slowest([own[model][contender, phase] for own in of_ranks])
+                found += measurements({"model": model, "phase": phase}, {contender: samples})
     return Result(
+        benchmark="ddp",
         machine=describe_machine(),
-        contenders=list(plan.contenders),
-        models={name: MODELS[name].about for name in plan.models},
-        ranks=plan.ranks,
-        rounds=plan.rounds,
-        measurements=[
-            Measurement(
-                model,
-                contender,
-                phase,
-                slowest([own[model][contender + phase] for own in of_ranks]),
-            )
-            for model in plan.models
-            for contender in plan.contenders
-            for phase in PHASES
-        ],
+        plan={"ranks": plan.ranks, "rounds": plan.rounds},
+        sections={name: MODELS[name].about for name in plan.models},
+        contenders=dict.fromkeys(plan.contenders, ""),
+        measurements=found,
     )
 
 
-def measure(contenders: Sequence[str], models: Sequence[str], rounds: int) -> dict[str, Samples]:
+def _measure(
+    contenders: Sequence[str], models: Sequence[str], rounds: int
+) -> dict[str, dict[tuple[str, str], Samples]]:
     """In each rank: for each model, the samples of each contender's phases."""
-    rank.join()
-    samples = {model: _measure_model(MODELS[model], contenders, rounds) for model in models}
-    rank.leave()
-    return samples
+    join()
+    found = {model: _measure_model(MODELS[model], contenders, rounds) for model in models}
+    leave()
+    return found
 
 
-def _measure_model(model: Model, contenders: Sequence[str], rounds: int) -> Samples:
-    loops = {}
-    for contender in contenders:
-        for phase, loop in _phases(model, contender).items():
-            loops[contender + phase] = loop
-    return interleave(loops, rounds)
+def _measure_model(
+    model: Model, contenders: Sequence[str], rounds: int
+) -> dict[tuple[str, str], Samples]:
+    """A contender is alone in rounds of its own phases."""
+    everyone = {contender: _phases(model, contender) for contender in contenders}
+    found = take_turns(
+        {
+            f"{name}/{phase}": one
+            for name, phases in everyone.items()
+            for phase, one in phases.items()
+        },
+        rounds,
+        alone=(),
+    )
+    for name, phases in everyone.items() if len(contenders) > 1 else ():
+        for phase, own in take_turns(phases, rounds, alone=()).items():
+            found[f"{name}/{phase}"].alone = own.beside
+    return {(name, phase): found[f"{name}/{phase}"] for name in contenders for phase in PHASES}
 
 
-def _phases(model: Model, contender: str) -> dict[str, Loop]:
+def _phases(model: Model, contender: str) -> dict[str, Timed]:
     backend, node, empty = CONTENDERS[contender]
     group = group_of_all(backend, node)
     torch.manual_seed(dist.get_rank())
@@ -123,4 +178,32 @@ def _phases(model: Model, contender: str) -> dict[str, Loop]:
             work.wait()
 
     calls = {STEP: step, WITHOUT: step_without, ALLREDUCE: allreduce}
-    return {phase: repeated(call) for phase, call in calls.items()}
+    return {phase: timed(call) for phase, call in calls.items()}
+
+
+def render(result: Result) -> RenderableType:
+    """A table for each model."""
+    tables = [_table(result, model) for model in result.sections]
+    return report.group(tables, result)
+
+
+def _table(result: Result, model: str) -> Table:
+    found = {
+        (one.contender, one.of["phase"]): one
+        for one in result.measurements
+        if one.of["model"] == model
+    }
+    table = report.table_of(f"{model}: {result.sections[model]}", _COLUMNS, lines=True)
+    subject = found[next(iter(result.contenders)), STEP]
+    for contender in result.contenders:
+        step, without, alone = (found[contender, phase] for phase in PHASES)
+        adds = step.median - without.median
+        table.add_row(
+            contender,
+            report.compared_with(step, subject, reference=False),
+            report.times(without),
+            format_time(adds),
+            report.times(alone),
+            f"{max(0.0, 1 - adds / alone.median):.0%}",
+        )
+    return table

@@ -11,9 +11,7 @@ from typing import Any
 
 from torch_hbmcomm import native
 from torch_hbmcomm.bench.buffers import Buffers
-from torch_hbmcomm.bench.collectives import NATIVE, Cell
-from torch_hbmcomm.bench.contender import Contender, Loop, repeated
-from torch_hbmcomm.bench.torch_backend import OVER_MPI, group_of_all
+from torch_hbmcomm.bench.contenders import OVER_MPI, Call, Contender, group_of_all
 
 
 class Mpich(Contender):
@@ -30,23 +28,14 @@ class Mpich(Contender):
             return str(error)
         return None
 
-    def offers(self, cell: Cell) -> bool:
-        return super().offers(cell) or (cell.collective == NATIVE and cell.dtype in self.dtypes)
-
     def open(self) -> None:
         group_of_all("hbm", OVER_MPI)
         from mpi4py import MPI  # after the world is formed, or it would be one of this rank alone
 
         self._mpi = MPI
 
-    def prepare(self, cell: Cell, buffers: Buffers) -> Loop:
-        if cell.collective == NATIVE:
-            tensor, allreduce = buffers.whole, native.load().bench_mpi_allreduce
-            return lambda calls: allreduce(tensor, calls)
-        return repeated(_CALLS[cell.collective](self._mpi, self._mpi.COMM_WORLD, buffers))
-
-
-Call = Callable[[], object]
+    def call(self, collective: str, buffers: Buffers) -> Call:
+        return _CALLS[collective](self._mpi, self._mpi.COMM_WORLD, buffers)
 
 
 def _allreduce(mpi: Any, world: Any, buffers: Buffers) -> Call:

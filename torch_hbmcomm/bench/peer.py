@@ -72,11 +72,13 @@ def peers(
     count: int = 1,
     launcher: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
 ) -> Iterator[list[Peer]]:
     """The peers that one command starts, in the order of their ranks; they end with the context.
 
-    role: the module that they run, as named below `torch_hbmcomm.bench`.
+    role: the module that they run.
     launcher: what stands before the command: of another namespace, or of several ranks.
+    arguments: of the module, which sys.argv has from 2 on.
     """
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hbmcomm-bench-")))
@@ -85,7 +87,7 @@ def peers(
         listener.listen(count)
         log = place / "log"
         process = subprocess.Popen(
-            [*launcher, sys.executable, "-m", f"{__package__}.{role}", str(place / "s")],
+            [*launcher, sys.executable, "-m", role, str(place / "s"), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=stack.enter_context(log.open("wb")),
             stderr=subprocess.STDOUT,
@@ -102,8 +104,8 @@ def peers(
 
 
 @contextmanager
-def peer(role: str, launcher: Sequence[str] = ()) -> Iterator[Peer]:
-    with peers(role, launcher=launcher) as found:
+def peer(role: str, launcher: Sequence[str] = (), arguments: Sequence[str] = ()) -> Iterator[Peer]:
+    with peers(role, launcher=launcher, arguments=arguments) as found:
         yield found[0]
 
 

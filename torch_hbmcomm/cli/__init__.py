@@ -43,7 +43,7 @@ app = typer.Typer(
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from torch_hbmcomm.bench.machine import installed_version
+        from torch_hbmcomm.machine import installed_version
 
         typer.echo(f"hbmcomm {installed_version() or '(not installed: run from a source tree)'}")
         raise typer.Exit

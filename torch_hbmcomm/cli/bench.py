@@ -7,21 +7,22 @@ from typing import Annotated
 
 import typer
 
-from torch_hbmcomm.cli.bench_layer_drop import layerdrop
-from torch_hbmcomm.cli.bench_options import (
-    Json,
-    Png,
-    Ranks,
-    Rounds,
-    check_files,
-    check_matplotlib,
-    console,
-    fail,
-    names,
-    say,
-)
+from torch_hbmcomm.bench.report import Json, Ranks, Rounds, check_file, fail, finish, names, say
 
 app = typer.Typer(help="Measure against Gloo, MPI and others, in one run.", no_args_is_help=True)
+
+
+def _moved_plot(asked: bool) -> None:
+    if asked:
+        typer.echo(
+            "hbmcomm bench: plots are made of what --json writes, in a checkout of the repository: "
+            "python -m benchmarks.plot RESULT.json PLOT.png",
+            err=True,
+        )
+        raise typer.Exit(2)
+
+
+Png = Annotated[bool, typer.Option("--png", callback=_moved_plot, is_eager=True, hidden=True)]
 
 
 @app.command()
@@ -41,25 +42,22 @@ def collectives(
         int, typer.Option(min=0, help="Fresh starts of each contender; 0 leaves startup out.")
     ] = 3,
     json: Json = None,
-    png: Png = None,
+    png: Png = False,
 ) -> None:
-    """Median time of each collective, the contenders interleaved round-robin in one run.
+    """Median, minimum and mean time of single calls of each collective.
 
-    The table startup is init_process_group and a first collective in fresh processes. The exit
+    Contenders take turns in one run, and each is measured alone, too; ratios are of medians. The
+    table startup is init_process_group and a first collective in fresh processes. The exit
     status never depends on a time. Everything takes some minutes.
     """
-    check_files(json, png)
-    check_matplotlib(png)
-
-    from torch_hbmcomm.bench import run, table
-    from torch_hbmcomm.bench.collectives import COLLECTIVES
-    from torch_hbmcomm.bench.contenders import CONTENDERS
-    from torch_hbmcomm.bench.sizes import parse_bytes
+    check_file(json)
+    from torch_hbmcomm.bench import collectives as measured
+    from torch_hbmcomm.sizes import parse_bytes
 
     try:
-        plan = run.Plan(
-            contenders=list(CONTENDERS) if contenders == "all" else names(contenders),
-            collectives=list(COLLECTIVES) if collectives == "all" else names(collectives),
+        plan = measured.CollectivesPlan(
+            contenders=measured.chosen("contender", contenders, measured.CONTENDERS),
+            collectives=measured.chosen("collective", collectives, measured.COLLECTIVES),
             sizes=None if sizes is None else [parse_bytes(size) for size in names(sizes)],
             dtypes=names(dtype),
             ranks=ranks,
@@ -68,26 +66,16 @@ def collectives(
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    if png is not None and not any(cell.bytes for cell in plan.cells()):
-        raise typer.BadParameter("--png has nothing to plot: barrier alone has no sizes")
-
     unavailable = plan.unavailable()
     for name, cause in unavailable.items():
         if contenders != "all":
             fail(f"{name}: {cause}")
         typer.echo(f"not measured: {name}: {cause}", err=True)
     try:
-        result = run.run(plan, unavailable)
+        result = measured.run(plan, unavailable)
     except RuntimeError as error:
         fail(str(error))
-
-    console().print(table.render(result))
-    if json is not None:
-        json.write_text(result.to_json())
-    if png is not None:
-        from torch_hbmcomm.bench import plot
-
-        plot.save(result, png)
+    finish(measured.render(result), result, json)
 
 
 @app.command()
@@ -100,32 +88,28 @@ def ddp(
     rounds: Rounds = 21,
     json: Json = None,
 ) -> None:
-    """Median time of a training step under DistributedDataParallel, and what communication adds.
+    """Time of a training step under DistributedDataParallel, and what communication adds.
 
-    The same model trains over each contender in the same processes, interleaved round-robin: one
-    that is bound by communication, and one that is bound by compute.
+    The same model trains over each contender in the same processes, which take turns and are then
+    measured alone: one model is bound by communication, one by compute. Ratios are of medians.
     """
-    check_files(json)
-    from torch_hbmcomm.bench import ddp, ddp_table
-    from torch_hbmcomm.bench.models import MODELS
+    check_file(json)
+    from torch_hbmcomm.bench import ddp as measured
 
     try:
-        plan = ddp.Plan(
+        plan = measured.DdpPlan(
             contenders=names(contenders),
-            models=list(MODELS) if models == "all" else names(models),
+            models=list(measured.MODELS) if models == "all" else names(models),
             ranks=ranks,
             rounds=rounds,
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     try:
-        result = ddp.run(plan)
+        result = measured.run(plan)
     except RuntimeError as error:
         fail(str(error))
-
-    console().print(ddp_table.render(result))
-    if json is not None:
-        json.write_text(result.to_json())
+    finish(measured.render(result), result, json)
 
 
 @app.command()
@@ -140,7 +124,7 @@ def box(
         str | None, typer.Option(help="Read, write or accumulate.", show_default="256MiB")
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="The median is of these.", show_default="11")
+        int | None, typer.Option(min=1, help="Turns of each contender.", show_default="11")
     ] = None,
     lanes: Annotated[int, typer.Option(min=1, help="Connections of tcp.")] = 4,
     threads: Annotated[
@@ -151,7 +135,9 @@ def box(
         str | None,
         typer.Option(help="Counts of those that work at a time.", show_default="2,4,8,16,32"),
     ] = None,
-    megabits: Annotated[int, typer.Option(min=1, help="Mbit/s of the slow link.")] = 1000,
+    megabits: Annotated[
+        int, typer.Option(min=1, hidden=True, help="Of the link that benchmarks.box has.")
+    ] = 1000,
     store: Annotated[
         Path | None,
         typer.Option(
@@ -159,25 +145,22 @@ def box(
         ),
     ] = None,
     json: Json = None,
-    png: Png = None,
+    png: Png = False,
 ) -> None:
-    """The memory box beside the bounds of this machine, and its rivals, interleaved in one run.
+    """The memory box on this machine, through its Python client.
 
-    Sections: shm, tcp, link (root: it makes network namespaces), verbs (an RDMA device),
-    accumulate, latency, clients, rivals (MPI, PyTorch's RPC) and store. The exit status never
-    depends on a time. Everything takes some minutes.
+    Sections: shm, tcp, verbs (an RDMA device), accumulate, latency, clients and store. The exit
+    status never depends on a time. Everything takes some minutes. What the box is compared with
+    is measured in a checkout of the repository: python -m benchmarks.box.
     """
-    check_files(json, png)
-    check_matplotlib(png)
-    from torch_hbmcomm.bench.box import run, table
-    from torch_hbmcomm.bench.box.plan import QUICK, Plan
-    from torch_hbmcomm.bench.box.sections import SECTIONS
-    from torch_hbmcomm.bench.names import check_names
-    from torch_hbmcomm.bench.sizes import parse_bytes
+    check_file(json)
+    from torch_hbmcomm.bench import box as measured
+    from torch_hbmcomm.bench.result import check_names, run
+    from torch_hbmcomm.sizes import parse_bytes
 
-    chosen_sections = list(SECTIONS) if sections == "all" else names(sections)
     try:
-        check_names("section", chosen_sections, SECTIONS)
+        chosen_sections = list(measured.SECTIONS) if sections == "all" else names(sections)
+        check_names("section", chosen_sections, measured.SECTIONS)
         given = {
             "largest": None if largest is None else parse_bytes(largest),
             "rounds": rounds,
@@ -186,115 +169,41 @@ def box(
             "store": store,
         }
         chosen = {name: value for name, value in given.items() if value is not None}
-        defaults = QUICK if quick else {}
-        plan = Plan(sections=chosen_sections, lanes=lanes, megabits=megabits, **(defaults | chosen))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # removes boxes and namespaces
-    try:
-        result = run.run(plan, say)
-    except RuntimeError as error:
-        fail(str(error))
-
-    console().print(table.render(result))
-    if json is not None:
-        json.write_text(result.to_json())
-    if png is not None:
-        from torch_hbmcomm.bench.box import plot
-
-        plot.save(result, png)
-
-
-@app.command()
-def async_sgd(
-    sections: Annotated[
-        str, typer.Option(help="Names separated by commas; all: those that can run here.")
-    ] = "all",
-    scenarios: Annotated[str, typer.Option(help="sequential, parallel, or all.")] = "all",
-    models: Annotated[
-        str | None,
-        typer.Option(help="Names separated by commas.", show_default="some for each section"),
-    ] = None,
-    transports: Annotated[str, typer.Option(help="shm, tcp, or all.")] = "all",
-    contenders: Annotated[
-        str,
-        typer.Option(help="Names separated by commas, as in the tables, or all."),
-    ] = "all",
-    workers: Annotated[
-        str | None,
-        typer.Option(help="Counts of those that train at a time.", show_default="2,4,8"),
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A small model and one round: does it work at all?")
-    ] = False,
-    rounds: Annotated[
-        int | None,
-        typer.Option(min=1, help="Turns of each contender in node and link.", show_default="1"),
-    ] = None,
-    iterations: Annotated[
-        int | None, typer.Option(min=1, help="That count in a turn.", show_default="4")
-    ] = None,
-    lanes: Annotated[int, typer.Option(min=1, help="Connections of tcp.")] = 4,
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="That accumulate on the box.", show_default="one for each core"),
-    ] = None,
-    megabits: Annotated[int, typer.Option(min=1, help="Mbit/s of the slow link.")] = 1000,
-    json: Json = None,
-    png: Png = None,
-) -> None:
-    """Asynchronous SGD, emulated: the memory box beside MPI and PyTorch's RPC, in one run.
-
-    Six networks, after Ahn et al. (2018): computation is a sleep; gradients go to a server that
-    adds them, and weights come back. Sections: node (all on this machine), link (root: the
-    server behind a slow cable), straggler and accuracy (PyTorch trains, beside a slow worker and
-    on handwritten digits). The exit status never depends on a time. Everything takes some minutes.
-    """
-    check_files(json, png)
-    check_matplotlib(png)
-    from torch_hbmcomm.bench.async_sgd import run, table
-    from torch_hbmcomm.bench.async_sgd.plan import QUICK, TRANSPORTS, Plan
-    from torch_hbmcomm.bench.async_sgd.scenarios import SCENARIOS
-    from torch_hbmcomm.bench.async_sgd.sections import SECTIONS
-
-    try:
-        given = {
-            "models": None if models is None else names(models),
-            "contenders": None if contenders == "all" else names(contenders),
-            "workers": None if workers is None else [int(count) for count in names(workers)],
-            "rounds": rounds,
-            "iterations": iterations,
-            "threads": threads,
-        }
-        chosen = {name: value for name, value in given.items() if value is not None}
-        plan = Plan(
-            sections=list(SECTIONS) if sections == "all" else names(sections),
-            scenarios=list(SCENARIOS) if scenarios == "all" else names(scenarios),
-            transports=TRANSPORTS if transports == "all" else names(transports),
+        plan = measured.BoxPlan(
+            sections=chosen_sections,
             lanes=lanes,
             megabits=megabits,
-            **((QUICK if quick else {}) | chosen),
+            **((measured.QUICK if quick else {}) | chosen),
         )
-        run.check(plan)
-        if png is not None and not any(SECTIONS[name].goals for name in plan.sections):
-            raise ValueError("--png has nothing to plot: name the section node or link")
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # removes boxes and namespaces
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends boxes and clients
     try:
-        result = run.run(plan, say)
+        result = run("box", measured.SECTIONS, plan, say)
     except RuntimeError as error:
         fail(str(error))
-
-    console().print(table.render(result))
-    if json is not None:
-        json.write_text(result.to_json())
-    if png is not None:
-        if not result.measurements:
-            fail("--png has nothing to plot: no section that it shows was measured")
-        from torch_hbmcomm.bench.async_sgd import plot
-
-        plot.save(result, png)
+    finish(measured.render(result), result, json)
 
 
-app.command()(layerdrop)
+_ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@app.command(hidden=True, context_settings=_ANYTHING)
+def async_sgd() -> None:
+    """Moved to benchmarks/async_sgd of the repository."""
+    _moved("async-sgd", "async_sgd")
+
+
+@app.command(hidden=True, context_settings=_ANYTHING)
+def layerdrop() -> None:
+    """Moved to benchmarks/layer_drop of the repository."""
+    _moved("layerdrop", "layer_drop")
+
+
+def _moved(command: str, module: str) -> None:
+    typer.echo(
+        f"hbmcomm bench {command} has moved to the repository; in a checkout: "
+        f"python -m benchmarks.{module}",
+        err=True,
+    )
+    raise typer.Exit(2)

@@ -14,10 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
 
-from torch_hbmcomm import memory
-from torch_hbmcomm.bench import machine
-from torch_hbmcomm.bench.sizes import format_bytes
+from torch_hbmcomm import machine, memory
 from torch_hbmcomm.cli import environment
+from torch_hbmcomm.sizes import format_bytes
 
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 _TRANSPORT_VARIABLES = ("UCX_TLS", "FI_PROVIDER", "MPIR_CVAR_CH4_NETMOD")

@@ -7,7 +7,7 @@ import operator
 import re
 from typing import Any
 
-from torch_hbmcomm.bench.sizes import parse_bytes
+from torch_hbmcomm.sizes import parse_bytes
 
 Halves = tuple[int, int]  # of a key: high and low 64 bits
 

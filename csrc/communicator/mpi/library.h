@@ -22,8 +22,8 @@ namespace hbm::mpi {
   X(Get_library_version) X(Comm_rank) X(Comm_size) X(Comm_group)                \
   X(Comm_create_group) X(Comm_free) X(Comm_set_errhandler) X(Comm_get_attr)     \
   X(Group_incl) X(Group_free) X(Isend) X(Irecv) X(Improbe) X(Imrecv)            \
-  X(Testsome) X(Test) X(Cancel) X(Ibarrier) X(Bcast) X(Allreduce)               \
-  X(Error_string) X(Error_class)
+  X(Testsome) X(Test) X(Cancel) X(Ibarrier) X(Bcast) X(Error_string)            \
+  X(Error_class)
 // clang-format on
 
 // The functions in use, by their MPI names without the prefix.

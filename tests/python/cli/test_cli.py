@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -20,12 +19,13 @@ from typer.testing import CliRunner, Result
 
 import torch_hbmcomm
 from torch_hbmcomm import native
-from torch_hbmcomm.bench import ddp_result, ddp_table, table
-from torch_hbmcomm.bench import result as bench_result
+from torch_hbmcomm.bench import collectives, ddp
 from torch_hbmcomm.bench.collectives import COLLECTIVES
-from torch_hbmcomm.bench.sizes import format_bytes, parse_bytes
-from torch_hbmcomm.bench.times import format_time
+from torch_hbmcomm.bench.report import format_time
+from torch_hbmcomm.bench.result import Measurement
+from torch_hbmcomm.bench.result import Result as Found
 from torch_hbmcomm.cli import app, environment, probes
+from torch_hbmcomm.sizes import format_bytes, parse_bytes
 
 ROOT = Path(__file__).resolve().parents[3]
 ROWS = {probe.__name__ for probe in probes.PROBES} - {"package"} | {"torch_hbmcomm"}
@@ -337,70 +337,67 @@ def test_bench_measures_every_collective(tmp_path: Path) -> None:
     everyone = ["hbm-zero-copy", "hbm-staged", "hbm-mpi", "gloo", "mpich"]
     _, document = bench_collectives(
         tmp_path / "out.json",
-        *("--contenders", ",".join([*everyone, "nothing", "bound"]), "--sizes", "8,1MiB"),
+        *("--contenders", ",".join([*everyone, "nothing"]), "--sizes", "8,1MiB"),
         *("--rounds", "1", "--startup-rounds", "0"),
     )
     measured = rows(document)
-    for collective in set(COLLECTIVES) - {"allreduce_native", "barrier"}:
-        largest = [*everyone, "bound"] if collective == "allreduce" else everyone
+    for collective in set(COLLECTIVES) - {"barrier"}:
         assert measured[collective, "float32", 8] == [*everyone, "nothing"]
-        assert measured[collective, "float32", 1 << 20] == largest
-    assert measured["allreduce_native", "float32", 8] == [*everyone[:3], "mpich"]
+        assert measured[collective, "float32", 1 << 20] == everyone
     assert measured["barrier", "float32", 0] == [*everyone, "nothing"]
-    assert document["references"] == ["nothing", "bound"]
+    assert document["references"] == ["nothing"]
 
 
 def test_bench_writes_json(tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     shown, document = bench_collectives(
         tmp_path / "out.json",
-        *(
-            "--contenders",
-            "gloo,mpich",
-            "--collectives",
-            "allreduce,allreduce_native",
-            "--sizes",
-            "8",
-        ),
+        *("--contenders", "gloo,mpich", "--collectives", "allreduce", "--sizes", "8"),
         *("--dtype", "float32,bfloat16", "--rounds", "3", "--startup-rounds", "1"),
     )
-    assert "2 ranks, median of 3 rounds" in shown
+    assert "2 ranks, 3 rounds" in shown
+    assert "x is a ratio of medians" in shown
     assert "not measured: mpich, bfloat16" in shown
     assert set(document) == {
-        "machine", "contenders", "references", "unavailable", "ranks", "rounds", "measurements",
+        "benchmark", "machine", "plan", "sections", "contenders", "references", "unavailable",
+        "notes", "measurements",
     }  # fmt: skip
+    assert document["plan"] == {"ranks": 2, "rounds": 3, "startup_rounds": 1}
     assert set(document["machine"]) == {"cpu", "cores", "python", "torch", "torch_hbmcomm", "time"}
     assert list(document["contenders"]) == ["gloo", "mpich"]
     assert set(document["unavailable"]) == {"mpich, bfloat16"}
     assert rows(document) == {
         ("allreduce", "float32", 8): ["gloo", "mpich"],
         ("allreduce", "bfloat16", 8): ["gloo"],
-        ("allreduce_native", "float32", 8): ["mpich"],
         ("startup", "float32", 0): ["gloo"],
     }
+    statistics = {f"{name}_us" for name in ("samples", "median", "minimum", "mean")}
     for entry in document["measurements"]:
-        assert set(entry) == {
-            "collective", "dtype", "bytes", "contender", "samples_us", "median_us",
-        }  # fmt: skip
-        assert len(entry["samples_us"]) == (1 if entry["collective"] == "startup" else 3)
-        assert min(entry["samples_us"]) <= entry["median_us"] <= max(entry["samples_us"])
+        of = {"collective", "dtype", "bytes", "contender", "calls_per_sample"}
+        beside = (entry["collective"], entry["dtype"]) == ("allreduce", "float32")
+        alone = {f"alone_{name}" for name in statistics} if beside else set()
+        assert set(entry) - {"p99_us"} == of | statistics | alone
+        starts = entry["collective"] == "startup"
+        assert len(entry["samples_us"]) == 1 if starts else len(entry["samples_us"]) >= 3
+        assert entry["minimum_us"] == min(entry["samples_us"])
+        assert entry["minimum_us"] <= entry["median_us"] <= max(entry["samples_us"])
 
 
 @pytest.fixture
-def two_contenders() -> bench_result.Result:
-    def took(collective: str, contender: str, microseconds: float) -> bench_result.Measurement:
-        return bench_result.Measurement(collective, "float32", 8, contender, [microseconds])
+def two_contenders() -> Found:
+    def took(collective: str, contender: str, *microseconds: float) -> Measurement:
+        of = {"collective": collective, "dtype": "float32", "bytes": 8}
+        return Measurement(of, contender, microseconds, alone=[20.0] if "o" in contender else ())
 
-    return bench_result.Result(
+    return Found(
+        benchmark="collectives",
         machine={"cpu": "a processor", "cores": 2, "torch": "2"},
+        plan={"ranks": 2, "rounds": 1},
         contenders={"hbm-staged": "ours", "gloo": "theirs"},
-        references=[],
         unavailable={"mpich": "not here"},
-        ranks=2,
-        rounds=1,
         measurements=[
             took("allreduce", "hbm-staged", 10.0),
-            took("allreduce", "gloo", 30.0),
+            took("allreduce", "gloo", 15.0, 30.0, 90.0),
             took("broadcast", "hbm-staged", 10.0),
             took("broadcast", "gloo", 5.0),
         ],
@@ -414,10 +411,8 @@ def rendered(renderable: RenderableType) -> str:
     return captured.get()
 
 
-def test_table_compares_with_the_first_and_marks_where_it_is_slower(
-    two_contenders: bench_result.Result,
-) -> None:
-    lines = rendered(table.render(two_contenders)).splitlines()
+def test_table_compares_with_the_first_and_marks_where_it_is_slower(two_contenders: Found) -> None:
+    lines = rendered(collectives.render(two_contenders)).splitlines()
     faster = next(line for line in lines if "3.00x" in line)
     slower = next(line for line in lines if "0.50x" in line)
     red = "\x1b[31m"
@@ -426,38 +421,37 @@ def test_table_compares_with_the_first_and_marks_where_it_is_slower(
     assert any("not measured: mpich: not here" in line for line in lines)
 
 
+def test_table_shows_how_single_calls_spread(two_contenders: Found) -> None:
+    shown = rendered(collectives.render(two_contenders))
+    for word in ("30.0 µs", "min 15.0 µs", "mean 45.0 µs"):
+        assert word in shown
+
+
+def test_table_tells_who_does_worse_beside_the_others(two_contenders: Found) -> None:
+    shown = rendered(collectives.render(two_contenders))
+    assert "alone 20.0 µs, 2.00x" in shown
+    assert shown.count("2.00x") == 1, "not of broadcast, where it does no worse"
+
+
 def test_times_are_written_with_three_digits() -> None:
     written = [format_time(us) for us in (0.5, 9.876, 98.76, 999.7, 12_345, 2_500_000)]
     assert written == ["0.50 µs", "9.88 µs", "98.8 µs", "1.00 ms", "12.3 ms", "2.50 s"]
 
 
-def test_plot(two_contenders: bench_result.Result, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    plot = importlib.import_module("torch_hbmcomm.bench.plot")
-    plot.save(two_contenders, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is not None, reason="has matplotlib")
-def test_bench_without_matplotlib_says_what_to_install(tmp_path: Path) -> None:
-    result = invoke("bench", "collectives", "--png", str(tmp_path / "plot.png"))
-    assert result.exit_code == 1
-    assert "torch_hbmcomm[bench]" in result.stderr
-
-
 def test_ddp_table_tells_what_communication_adds() -> None:
     samples = {"step": 30_000.0, "step without communication": 24_000.0, "allreduce alone": 8_000.0}
-    result = ddp_result.Result(
+    result = Found(
+        benchmark="ddp",
         machine={"cpu": "a processor", "cores": 2, "torch": "2"},
-        contenders=["hbm"],
-        models={"small": "a small model"},
-        ranks=2,
-        rounds=1,
+        plan={"ranks": 2, "rounds": 1},
+        sections={"small": "a small model"},
+        contenders={"hbm": ""},
         measurements=[
-            ddp_result.Measurement("small", "hbm", phase, [time]) for phase, time in samples.items()
+            Measurement({"model": "small", "phase": phase}, "hbm", [time])
+            for phase, time in samples.items()
         ],
     )
-    shown = rendered(ddp_table.render(result))
+    shown = rendered(ddp.render(result))
     for word in ("30.0 ms", "24.0 ms", "6.00 ms", "8.00 ms", "25%", "a small model"):
         assert word in shown
 
@@ -468,9 +462,7 @@ def test_ddp_is_measured(tmp_path: Path) -> None:
     result = run("bench", "ddp", "--rounds", "1", "--models", "compute-bound", "--json", str(file))
     assert result.returncode == 0, result.stderr
     document = json.loads(file.read_text())
-    assert set(document) == {
-        "machine", "contenders", "models", "ranks", "rounds", "measurements",
-    }  # fmt: skip
+    assert list(document["sections"]) == ["compute-bound"]
     measured = [(entry["contender"], entry["phase"]) for entry in document["measurements"]]
     phases = ["step", "step without communication", "allreduce alone"]
     assert measured == [(name, phase) for name in ("hbm", "gloo") for phase in phases]

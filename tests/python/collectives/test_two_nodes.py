@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from harness import beyond_gloo
@@ -13,8 +12,6 @@ from harness.jobs import run
 from harness.network import skip_unless_namespaces_work
 
 pytestmark = [beyond_gloo, pytest.mark.full, pytest.mark.usefixtures("nothing_left")]
-
-TWO_NODES = Path(__file__).resolve().parents[3] / "benchmarks" / "two_nodes.py"
 
 
 def namespaces() -> list[str]:
@@ -25,9 +22,9 @@ def namespaces() -> list[str]:
 @pytest.mark.parametrize("per_node", [1, 2])
 def test_two_nodes(per_node: int) -> None:
     skip_unless_namespaces_work()
-    job: list[str | Path] = [
+    job = [
         sys.executable,
-        TWO_NODES,
+        *("-m", "benchmarks.collectives.two_nodes"),
         "--mib=1",
         "--rounds=2",
         f"--ranks={per_node}",

@@ -1,0 +1,155 @@
+"""Who takes part, in the order of the tables."""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+
+from benchmarks.async_sgd.crew import Crew
+from benchmarks.async_sgd.plan import Plan
+from benchmarks.namespaces import Node
+from benchmarks.processes import OVER_TCP, mpi_ranks, rpc_ranks
+from torch_hbmcomm.bench.peer import peer
+
+PLAIN = "hbm shm"
+IN_PLACE = "hbm shm in place"
+TCP = "hbm tcp"
+MPI = "MPI"
+MPI_TCP = "MPI tcp"
+RPC = "RPC"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a server and its workers run: on this machine, or at the two ends of a cable."""
+
+    server: Node | None = None
+    workers: Node | None = None
+
+    @property
+    def host(self) -> str:
+        """At which the server listens."""
+        return "127.0.0.1" if self.server is None else self.server.address
+
+    def node(self, rank: int) -> Node | None:
+        """Of the server, rank 0, or of a worker; none: this machine as it is."""
+        return self.workers if rank else self.server
+
+
+@dataclass(frozen=True)
+class Contender:
+    """
+    transport: "shm", where memory is shared, or "tcp".
+    parts: how many times the model's size it takes, by the number of workers.
+    crew: starts a server and so many workers. Raises Unavailable, or PeerFailed.
+    ours: when it fails, the run does.
+    """
+
+    name: str
+    about: str
+    transport: str
+    parts: Callable[[int], int]
+    crew: Callable[[Plan, int, Place], AbstractContextManager[Crew]]
+    ours: bool = False
+
+
+_AT_ITS_END = (
+    'if [ "$PMI_RANK" = 0 ]; then node=$1 link=$2; else node=$3 link=$4; fi; shift 4; '
+    'FI_TCP_IFACE=$link exec ip netns exec "$node" "$@"'
+)
+"""Runs a rank of MPI in the namespace of the server, or of the workers."""
+
+
+@contextmanager
+def _box(way: str, transport: str, plan: Plan, workers: int, place: Place) -> Iterator[Crew]:
+    with ExitStack() as stack:
+        members = []
+        for rank in range(1 + workers):
+            node = place.node(rank)
+            role = ["worker"] if rank else ["server"]
+            started = peer("benchmarks.async_sgd.box_peer", node.launcher if node else (), role)
+            members.append(stack.enter_context(started))
+        yield Crew(
+            members,
+            server={"host": place.host, "threads": plan.threads},
+            worker={"way": way, "transport": transport, "lanes": plan.lanes},
+        )
+
+
+@contextmanager
+def _mpi(over_tcp: bool, plan: Plan, workers: int, place: Place) -> Iterator[Crew]:
+    launcher: list[str] = []
+    if place.server is not None and place.workers is not None:
+        ends = [part for node in (place.server, place.workers) for part in (node.name, node.link)]
+        launcher = ["sh", "-c", _AT_ITS_END, "sh", *ends]
+    environment = OVER_TCP if over_tcp else {}
+    with mpi_ranks("benchmarks.async_sgd.mpi_rank", 1 + workers, environment, launcher) as ranks:
+        yield Crew(ranks)
+
+
+@contextmanager
+def _rpc(plan: Plan, workers: int, place: Place) -> Iterator[Crew]:
+    def launcher(rank: int) -> Sequence[str]:
+        node = place.node(rank)
+        if node is None:
+            return []
+        names = [f"{name}_SOCKET_IFNAME={node.link}" for name in ("GLOO", "TP")]
+        return [*node.launcher, "env", *names]
+
+    over_link = place.server is not None
+    with rpc_ranks(
+        "benchmarks.async_sgd.rpc_rank", 1 + workers, launcher, over_link=over_link
+    ) as ranks:
+        yield Crew(ranks)
+
+
+CONTENDERS = {
+    contender.name: contender
+    for contender in (
+        Contender(
+            PLAIN,
+            "a box: the gradients are copied to the worker's slot, added, the weights copied back",
+            "shm",
+            lambda workers: 1 + 3 * workers,
+            functools.partial(_box, "plain", "shm"),
+            ours=True,
+        ),
+        Contender(
+            IN_PLACE,
+            "a box: the gradients were computed in the slot; adding and copying back overlap",
+            "shm",
+            lambda workers: 1 + 2 * workers,
+            functools.partial(_box, "in place", "shm"),
+            ours=True,
+        ),
+        Contender(
+            MPI,
+            "MPI_Send and MPI_Recv with rank 0 as the server, over shared memory",
+            "shm",
+            lambda workers: 2 + 2 * workers,
+            functools.partial(_mpi, False),
+        ),
+        Contender(
+            RPC,
+            "PyTorch's RPC: a call brings the gradients and returns the weights",
+            "shm",
+            lambda workers: 1 + 4 * workers,
+            _rpc,
+        ),
+        Contender(
+            TCP,
+            "a box: pieces are sent, added and fetched at the same time",
+            "tcp",
+            lambda workers: 1 + 3 * workers,
+            functools.partial(_box, "pipelined", "tcp"),
+            ours=True,
+        ),
+        Contender(
+            MPI_TCP,
+            "MPI_Send and MPI_Recv with rank 0 as the server, over tcp",
+            "tcp",
+            lambda workers: 2 + 2 * workers,
+            functools.partial(_mpi, True),
+        ),
+    )
+}

@@ -1,0 +1,100 @@
+"""A server and its workers, each a process of its own, of one contender."""
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from benchmarks.async_sgd.gradients import multiple_of_all
+from benchmarks.async_sgd.workload import Model
+from torch_hbmcomm.bench.peer import Peer
+
+_LEAD = 0.05  # seconds from telling the workers to the first one's start
+
+
+class Crew:
+    """server, worker: what the prepare() of the one and of the others is told besides the size."""
+
+    def __init__(
+        self,
+        members: Sequence[Peer],
+        server: Mapping[str, Any] | None = None,
+        worker: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._server, *self._workers = members
+        self._server_options = dict(server or {})
+        self._worker_options = dict(worker or {})
+
+    @contextmanager
+    def at_work(self, model: Model, count: int) -> Iterator["Turn"]:
+        """The first `count` workers with their memory, which all of them give back at the end."""
+        size = model.bytes
+        meeting = self._server.ask("prepare", size=size, workers=count, **self._server_options)
+        workers = self._workers[:count]
+        options = self._worker_options | meeting
+        for number, worker in enumerate(workers):
+            worker.tell("prepare", size=size, weight=number + 1, **options)
+        for worker in workers:
+            worker.answer()
+        yield Turn(self._server, workers, model)
+        for worker in workers:
+            worker.ask("release")
+        self._server.ask("release")
+
+
+class Turn:
+    def __init__(self, server: Peer, workers: Sequence[Peer], model: Model) -> None:
+        self._server = server
+        self._workers = workers
+        self._model = model
+        self._pushes = 0
+
+    def first(self) -> float:
+        """One exchange of all workers at a time, which touches all memory, and whether what came
+        back is possible. Returns the seconds of the slowest."""
+        times = self._run("sequential", 0.0, 0.0, 1)
+        for number, worker in enumerate(self._workers):
+            worker.tell("check", least=number + 1, most=self._total())
+        for worker in self._workers:
+            worker.answer()
+        return max(one for (one,) in times)
+
+    def run(self, scenario: str, iterations: int) -> list[float]:
+        """The seconds of each iteration, the mean of all workers.
+
+        They begin spread over the time of one computation: workers that never wait for each other
+        do not stay in step.
+        """
+        compute = self._model.compute
+        times = self._run(scenario, compute, compute / len(self._workers), iterations)
+        return [statistics.fmean(iteration) for iteration in zip(*times, strict=True)]
+
+    def check(self) -> None:
+        """Nothing was lost, and nothing was added twice."""
+        self._server.ask("check", factor=self._total())
+
+    def _total(self) -> int:
+        return self._pushes * multiple_of_all(len(self._workers))
+
+    def _run(
+        self, scenario: str, compute: float, apart: float, iterations: int
+    ) -> list[list[float]]:
+        """Of each worker, the seconds of each iteration. apart: seconds from one's start to the
+        next one's."""
+        self._server.tell("serve", exchanges=len(self._workers) * iterations)
+        begin = time.monotonic() + _LEAD
+        for number, worker in enumerate(self._workers):
+            worker.tell(
+                "run",
+                scenario=scenario,
+                compute=compute,
+                begin=begin + number * apart,
+                iterations=iterations,
+            )
+        times = [worker.answer() for worker in self._workers]
+        self._server.answer()
+        for member in (self._server, *self._workers):
+            member.ask("rest")
+        self._pushes += iterations
+        return times

@@ -1,0 +1,62 @@
+"""Gradients whose sums are known: whole numbers, exact in float32 while their sums stay below
+2**24, that differ from element to element, so that a misplaced piece is found out."""
+
+from typing import Any
+
+import numpy as np
+
+_PERIOD = 1021  # a prime: no piece has a whole number of periods
+_BLOCK = 256 * _PERIOD  # elements that are looked at together: what a cache holds
+_MOST_BLOCKS = 32  # of those that a worker looks at
+
+Array = np.ndarray[Any, Any]
+"""Of float32."""
+
+MOST = 2**24 // _PERIOD
+"""Of this multiple every element is still exact."""
+
+
+def multiple(count: int, factor: int) -> Array:
+    """The gradients, times a factor."""
+    made = np.empty(count, np.float32)
+    block = _block(factor)
+    for start in range(0, count, _BLOCK):
+        piece = made[start : start + _BLOCK]
+        piece[:] = block[: len(piece)]
+    return made
+
+
+def multiple_of_all(workers: int) -> int:
+    """What a push of every worker makes, in gradients of worker 0."""
+    return workers * (workers + 1) // 2
+
+
+def check_multiple(weights: Array, factor: int) -> None:
+    """Raises RuntimeError unless the weights are what `factor` pushes of worker 0 make."""
+    expected = _block(factor)
+    for start in range(0, len(weights), _BLOCK):
+        found = weights[start : start + _BLOCK]
+        wrong = np.flatnonzero(found != expected[: len(found)])
+        if len(wrong) > 0:
+            at = int(wrong[0])
+            raise RuntimeError(
+                f"the sum is wrong: element {start + at} is {found[at]}, not {expected[at]}"
+            )
+
+
+def check_between(weights: Array, least: int, most: int) -> None:
+    """Raises RuntimeError for a weight outside of these two multiples. Of many weights it looks at
+    some, all over the array."""
+    low, high = _block(least), _block(most)
+    blocks = -(-len(weights) // _BLOCK)
+    for number in range(0, blocks, -(-blocks // _MOST_BLOCKS)):
+        found = weights[number * _BLOCK : (number + 1) * _BLOCK]
+        if not ((low[: len(found)] <= found) & (found <= high[: len(found)])).all():
+            raise RuntimeError(
+                f"weights that came back lie outside of {least} to {most} times the gradients"
+            )
+
+
+def _block(factor: int) -> Array:
+    period = np.arange(1, _PERIOD + 1, dtype=np.float32) * np.float32(factor)
+    return np.tile(period, _BLOCK // _PERIOD)

@@ -1,0 +1,79 @@
+"""MPI_Send and MPI_Recv, the paper's way: rank 0 is the server, all others are workers."""
+
+import threading
+
+import numpy as np
+from mpi4py import MPI
+
+from benchmarks.async_sgd.gradients import Array, check_multiple
+from benchmarks.async_sgd.worker import Worker
+from torch_hbmcomm.bench.peer import obey
+
+_SERVER = 0
+_PROBE_SECONDS = 1e-3
+_world = MPI.COMM_WORLD
+
+
+class _Afterwards:
+    """What a rank has sent may go on only while the rank is in a call. So one that is done makes
+    calls now and then, until all are done: from go_on() to rest()."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._thread = threading.Thread()
+
+    def go_on(self) -> None:
+        self._over.clear()
+        self._thread = threading.Thread(target=self._probe, daemon=True)
+        self._thread.start()
+
+    def rest(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _probe(self) -> None:
+        while not self._over.wait(_PROBE_SECONDS):
+            _world.Iprobe()
+
+
+class MpiServer(_Afterwards):
+    _weights: Array
+    _received: Array
+
+    def prepare(self, size: int, workers: int) -> dict[str, str]:
+        self._weights = np.full(size // 4, 0, np.float32)
+        self._received = np.full(size // 4, 0, np.float32)
+        return {}
+
+    def serve(self, exchanges: int) -> None:
+        status = MPI.Status()
+        for _ in range(exchanges):
+            _world.Recv(self._received, MPI.ANY_SOURCE, status=status)
+            np.add(self._weights, self._received, out=self._weights)
+            _world.Send(self._weights, status.Get_source())
+        self.go_on()
+
+    def check(self, factor: int) -> None:
+        check_multiple(self._weights, factor)
+
+    def release(self) -> None:
+        del self._weights, self._received
+
+
+class MpiWorker(_Afterwards, Worker):
+    def prepare(self, size: int, weight: int) -> None:
+        self._allocate(size // 4, weight)
+
+    def run(self, scenario: str, compute: float, begin: float, iterations: int) -> list[float]:
+        times = super().run(scenario, compute, begin, iterations)
+        self.go_on()
+        return times
+
+    def exchange(self) -> None:
+        _world.Send(self.gradients, _SERVER)
+        _world.Recv(self.weights, _SERVER)
+
+
+if __name__ == "__main__":
+    rank = _world.Get_rank()
+    obey(MpiServer() if rank == _SERVER else MpiWorker(), rank)

@@ -1,0 +1,80 @@
+"""What workers do: the networks of the paper's Table 2, whose computation is emulated by sleeping,
+and how an iteration exchanges its gradients for fresh weights."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from torch_hbmcomm.sizes import KIB, MIB
+
+_PAGE = 4 * KIB
+
+
+@dataclass(frozen=True)
+class Model:
+    """compute: seconds of a forward and backward pass."""
+
+    name: str
+    bytes: int
+    compute: float
+
+    def shrunk(self, factor: int) -> "Model":
+        """Both, in proportion."""
+        return Model(self.name, _pages(self.bytes / factor), self.compute / factor)
+
+
+def _pages(count: float) -> int:
+    return max(1, round(count / _PAGE)) * _PAGE
+
+
+MODELS = {
+    name: Model(name, _pages(megabytes * MIB), milliseconds / 1e3)
+    for name, megabytes, milliseconds in (
+        ("Inception_v1", 51.09, 189),
+        ("Inception_v3", 94.30, 445),
+        ("Resnet_50", 121.13, 233),
+        ("Inception_resnet_v2", 214.08, 294),
+        ("Resnet_152", 253.63, 218),
+        ("VGG16", 527.79, 190),
+    )
+}
+"""In the table's order, float32. Its "MB" are MiB: Inception_v1 has 13.4 million parameters."""
+
+Exchange = Callable[[], None]
+"""Sends the gradients and fetches the weights."""
+
+
+def sequential(exchange: Exchange, compute: float, iterations: int) -> list[float]:
+    """One after the other. Returns the seconds of communication in each iteration."""
+    times = []
+    for _ in range(iterations):
+        time.sleep(compute)
+        start = time.perf_counter()
+        exchange()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def parallel(exchange: Exchange, compute: float, iterations: int) -> list[float]:
+    """A thread communicates for one iteration while the next one computes; they hand over by a
+    mutex and a condition, those of a Future. Returns the seconds of each iteration: of the longer
+    one, computation or communication (Eq. 1). The first has nothing to wait for."""
+    times = []
+    with ThreadPoolExecutor(max_workers=1) as communication:
+        under_way: Future[None] | None = None
+        start = time.perf_counter()
+        for _ in range(iterations):
+            time.sleep(compute)
+            if under_way is not None:
+                under_way.result()
+            under_way = communication.submit(exchange)
+            end = time.perf_counter()
+            times.append(end - start)
+            start = end
+        if under_way is not None:
+            under_way.result()
+    return times
+
+
+SCENARIOS = {"sequential": sequential, "parallel": parallel}

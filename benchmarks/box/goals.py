@@ -1,0 +1,62 @@
+"""What the box shall reach, beside bounds that take turns with it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from benchmarks.verdict import Row, Verdict, line
+from torch_hbmcomm.bench.report import format_time
+from torch_hbmcomm.bench.result import Measurement
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What `subject` shall reach; exactly one of the last four is given.
+
+    bounds: the contenders that it is compared with; the fastest of those that took part counts.
+    operation: those whose name begins so.
+    share: of the bound's speed, at least. times: the bound's time, at most.
+    microseconds: at most, with no bound. fair: of an equal share, what each client has at least.
+    """
+
+    subject: str
+    bounds: Sequence[str] = ()
+    operation: str = ""
+    share: float | None = None
+    times: float | None = None
+    microseconds: float | None = None
+    fair: float | None = None
+
+
+def verdicts(goals: Sequence[Goal], row: Row) -> Iterator[Verdict]:
+    """Of medians."""
+    for goal in goals:
+        subject = row.get(goal.subject)
+        if subject is None or not subject.of["operation"].startswith(goal.operation):
+            continue
+        bounds = [row[name] for name in goal.bounds if name in row]
+        if goal.fair is not None and "smallest_share" in subject.values:
+            share = subject.values["smallest_share"]
+            yield _verdict(share, goal.fair, f"of {goal.subject}'s fair share")
+        elif goal.microseconds is not None:
+            text = f"{goal.subject} {format_time(subject.median)} (≤ {goal.microseconds:g} µs)"
+            yield Verdict(text, subject.median <= goal.microseconds)
+        elif bounds:
+            yield _compared(goal, subject, min(bounds, key=lambda bound: bound.median))
+
+
+def column(goals: Sequence[Goal], row: Row) -> Text:
+    return Text("\n").join(line(verdict) for verdict in verdicts(goals, row))
+
+
+def _compared(goal: Goal, subject: Measurement, bound: Measurement) -> Verdict:
+    if goal.share is not None:
+        return _verdict(bound.median / subject.median, goal.share, f"of {bound.contender}")
+    assert goal.times is not None, goal
+    times = subject.median / bound.median
+    return Verdict(f"{times:.2f}x {bound.contender} (≤ {goal.times:g})", times <= goal.times)
+
+
+def _verdict(share: float, least: float, of: str) -> Verdict:
+    return Verdict(f"{share:.1%} {of} (≥ {least:.0%})", share >= least)

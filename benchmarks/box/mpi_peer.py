@@ -1,0 +1,84 @@
+"""A worker (rank 0) and a server (rank 1) that keep a buffer of the worker's on the server, by MPI.
+
+"send": the paper's way. The worker sends and receives; the server receives into the buffer, sends
+it, or receives and adds. "put": one-sided, into a window of the server's.
+"""
+
+import numpy as np
+from mpi4py import MPI
+
+from torch_hbmcomm.bench.peer import obey
+from torch_hbmcomm.bench.rounds import timed
+
+_WORKER, _SERVER = 0, 1
+
+
+class Rank:
+    """Both ranks are told the same."""
+
+    def __init__(self) -> None:
+        self._world = MPI.COMM_WORLD
+        self.rank = self._world.Get_rank()
+        self._window: MPI.Win | None = None
+
+    def prepare(self, size: int) -> None:
+        if self._window is not None:
+            self._window.Unlock_all()
+            self._window.Free()
+        own = size if self.rank == _SERVER else 0
+        self._window = MPI.Win.Allocate(own, 4, comm=self._world)
+        self._local = np.ones(size // 4, dtype=np.float32)
+        self._kept = np.asarray(self._window.tomemory()).view(np.float32)
+        self._kept[:] = 1
+        self._window.Lock_all()
+
+    def run(self, way: str, operation: str, samples: int, calls: int) -> list[float]:
+        """As rounds.Timed."""
+        self._world.Barrier()
+        found = list(timed(getattr(self, f"_{way}_{operation}"))(samples, calls))
+        self._world.Barrier()
+        return found
+
+    def _send_write(self) -> None:
+        if self.rank == _WORKER:
+            self._world.Send(self._local, _SERVER)
+        else:
+            self._world.Recv(self._kept, _WORKER)
+
+    def _send_read(self) -> None:
+        if self.rank == _WORKER:
+            self._world.Recv(self._local, _SERVER)
+        else:
+            self._world.Send(self._kept, _WORKER)
+
+    def _send_add(self) -> None:
+        if self.rank == _WORKER:
+            self._world.Send(self._local, _SERVER)
+        else:
+            self._world.Recv(self._local, _WORKER)
+            np.add(self._kept, self._local, out=self._kept)
+
+    def _put_write(self) -> None:
+        if self.rank == _WORKER:
+            self._open.Put(self._local, _SERVER)
+            self._open.Flush(_SERVER)
+
+    def _put_read(self) -> None:
+        if self.rank == _WORKER:
+            self._open.Get(self._local, _SERVER)
+            self._open.Flush(_SERVER)
+
+    def _put_add(self) -> None:
+        if self.rank == _WORKER:
+            self._open.Accumulate(self._local, _SERVER, op=MPI.SUM)
+            self._open.Flush(_SERVER)
+
+    @property
+    def _open(self) -> MPI.Win:
+        assert self._window is not None, "prepare() comes first"
+        return self._window
+
+
+if __name__ == "__main__":
+    actor = Rank()
+    obey(actor, actor.rank)

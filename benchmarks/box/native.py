@@ -1,0 +1,74 @@
+"""Loops below Python: a client of the box, and plain sockets between two processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from benchmarks.programs import Program, program
+from torch_hbmcomm.bench.box import BoxProcess
+from torch_hbmcomm.bench.rounds import Timed
+
+SOCKETS = "sockets"
+POLLED = "sockets, polled"
+
+
+class NativeClient:
+    """As ClientPeer of `hbmcomm bench box`, without Python between two operations. It has a client
+    for each transport, and one local buffer."""
+
+    def __init__(self, running: Program) -> None:
+        self._program = running
+
+    def connect(self, box: BoxProcess, transport: str, size: int) -> None:
+        self._program.ask("connect", box.url, box.token, transport, box.lanes, size)
+
+    def disconnect(self) -> None:
+        self._program.ask("disconnect")
+
+    def check(self, transport: str) -> None:
+        """Raises PeerFailed for one that reads other bytes than it wrote."""
+        self._program.ask("check", transport)
+
+    def check_sum(self, transport: str, dtype: str) -> None:
+        """Raises PeerFailed for a wrong sum. Leaves ones in the source."""
+        self._program.ask("check_sum", transport, dtype)
+
+    def timed(self, transport: str, action: str) -> Timed:
+        """action: read, write, fetch_add, "accumulate TYPE", "add TYPE", and, on shm, "memcpy read"
+        and the like, or "copy_bytes read"."""
+        return self._program.timed("run", transport, action.replace(" ", ":"))
+
+
+@contextmanager
+def native_client(launcher: Sequence[str] = ()) -> Iterator[NativeClient]:
+    with program("box_client", launcher=launcher) as running:
+        yield NativeClient(running)
+
+
+class Sockets:
+    """Two ends. Each connect() replaces the connections before."""
+
+    def __init__(self, server: Program, client: Program, host: str) -> None:
+        self._server = server
+        self._client = client
+        self._host = host
+
+    def connect(self, lanes: int, size: int, threads: bool = True) -> None:
+        """threads: one for each lane, at both ends; otherwise one polls them all."""
+        options = (lanes, size, "threads" if threads else "poll")
+        (port,) = self._server.ask("listen", self._host, *options)
+        self._client.ask("connect", self._host, int(port), *options)
+
+    def timed(self, action: str) -> Timed:
+        return self._client.timed("run", action)
+
+
+@contextmanager
+def sockets(
+    host: str = "127.0.0.1", server: Sequence[str] = (), client: Sequence[str] = ()
+) -> Iterator[Sockets]:
+    """server, client: the launchers of the ends."""
+    with ExitStack() as stack:
+        ends = [stack.enter_context(program("sockets", launcher=one)) for one in (server, client)]
+        yield Sockets(ends[0], ends[1], host)

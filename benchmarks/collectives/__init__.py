@@ -1,0 +1,1 @@
+"""Collectives: more contenders, loops below Python, and two nodes."""

@@ -1,0 +1,94 @@
+"""DeepSpeed's allreduce through shared memory. benchmarks/README.md tells how to add it.
+
+It is an operator that DeepSpeed compiles on first use. It serves all ranks of the machine as one
+group, and leaves its segments in /dev/shm, from where they are removed here.
+"""
+
+import importlib
+import importlib.util
+import os
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+from torch.utils.cpp_extension import load_inline
+
+from benchmarks.collectives.native import NATIVE
+from torch_hbmcomm.bench.buffers import Buffers
+from torch_hbmcomm.bench.contenders import Call, Contender
+from torch_hbmcomm.bench.rounds import Timed
+
+
+class DeepSpeed(Contender):
+    name = "deepspeed"
+    about = "DeepSpeed's shared-memory operator"
+    dtypes = ("float32", "float16", "bfloat16")
+
+    def why_unavailable(self) -> str | None:
+        if importlib.util.find_spec("deepspeed") is None:
+            return "it is not installed; benchmarks/README.md tells how to add it"
+        try:
+            _load()
+            _loop()
+        except Exception as error:  # DeepSpeed and compilers have no common type
+            return f"its operator does not load: {error}"
+        return None
+
+    def offers(self, collective: str, dtype: str, size: int) -> bool:
+        return collective in ("allreduce", NATIVE) and dtype in self.dtypes
+
+    def open(self) -> None:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        os.environ["LOCAL_SIZE"] = str(ranks)  # it falls back to doing nothing where they differ
+        _load().initialize(ranks, rank)
+        dist.barrier()  # every rank has opened every segment
+        names = ("MASTER_ADDR", "MASTER_PORT")
+        job = "_".join([str(os.getuid()), *(os.environ.get(name, "") for name in names)])
+        Path("/dev/shm", f"deepspeed_allreduce_buffer_{job}_{rank}").unlink()
+
+    def prepare(self, collective: str, buffers: Buffers) -> Timed:
+        if collective != NATIVE:
+            return super().prepare(collective, buffers)
+        tensor, loop = buffers.whole, _loop()
+        return lambda samples, calls: loop.run(tensor, samples, calls)
+
+    def call(self, collective: str, buffers: Buffers) -> Call:
+        tensor, operator = buffers.whole, torch.ops.deepspeed.inference_all_reduce_.default
+        return lambda: operator(tensor)
+
+
+def _load() -> ModuleType:
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    os.environ["OMP_NUM_THREADS"] = "1"  # it may bring an OpenMP runtime of its own
+    builders = importlib.import_module("deepspeed.ops.op_builder.cpu")
+    module: ModuleType = builders.ShareMemCommBuilder().load(verbose=False)
+    return module
+
+
+_LOOP = """
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <chrono>
+std::vector<double> run(at::Tensor tensor, int64_t samples, int64_t calls) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
+      "deepspeed::inference_all_reduce_", "").typed<at::Tensor&(at::Tensor&)>();
+  std::vector<double> found;
+  op.call(tensor);
+  for (int64_t sample = 0; sample < samples; ++sample) {
+    const auto start = std::chrono::steady_clock::now();
+    for (int64_t call = 0; call < calls; ++call) op.call(tensor);
+    const auto end = std::chrono::steady_clock::now();
+    const std::chrono::duration<double, std::micro> taken = end - start;
+    found.push_back(taken.count() / calls);
+  }
+  return found;
+}
+"""
+
+
+@cache
+def _loop() -> ModuleType:
+    """The operator called below Python, compiled on first use as DeepSpeed's own is."""
+    module: ModuleType = load_inline("hbm_bench_operator", [_LOOP], functions=["run"])
+    return module

@@ -1,0 +1,74 @@
+"""Ranks on one host, or on two: network namespaces with a cable of a chosen rate between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from benchmarks.namespaces import Node, NoNamespaces, two_nodes
+from benchmarks.processes import OVER_TCP, rpc_ranks
+from torch_hbmcomm.bench.peer import Peer
+from torch_hbmcomm.bench.result import Unavailable
+
+
+class Cluster:
+    """ranks: joined, in the order of their numbers. nodes: none, or those at the cable's ends."""
+
+    def __init__(self, ranks: Sequence[Peer], nodes: Sequence[Node] = ()) -> None:
+        self.ranks = ranks
+        self.nodes = nodes
+
+    def all(self, method: str, **arguments: Any) -> list[Any]:
+        return together(self.ranks, method, **arguments)
+
+    def received(self) -> list[int]:
+        """Bytes that have come over the cable, to node 0 and to node 1."""
+        return [node.received() for node in self.nodes]
+
+
+def together(ranks: Sequence[Peer], method: str, **arguments: Any) -> list[Any]:
+    """What that method of each returns; they run at the same time."""
+    for rank in ranks:
+        rank.tell(method, **arguments)
+    return [rank.answer() for rank in ranks]
+
+
+@contextmanager
+def one_host(role: str, count: int, **options: Any) -> Iterator[Cluster]:
+    """
+    Args:
+        role: the module that the ranks run
+        options: what join() of the ranks is told besides
+    """
+    with rpc_ranks(role, count, **options) as ranks:
+        yield Cluster(ranks)
+
+
+@contextmanager
+def two_hosts(
+    role: str, where: Sequence[int], megabits: int | None, **options: Any
+) -> Iterator[Cluster]:
+    """
+    Args:
+        where: the node, 0 or 1, of each rank
+        megabits: rate of the cable each way, in Mbit/s; None: as fast as the machine
+
+    Raises Unavailable where there are no namespaces.
+    """
+    try:
+        with two_nodes(None if megabits is None else f"{megabits}mbit") as nodes:
+
+            def launcher(rank: int) -> list[str]:
+                node = nodes[where[rank]]
+                told = OVER_TCP | {
+                    "HBMCOMM_NODE_ID": str(where[rank]),
+                    "FI_TCP_IFACE": node.link,
+                    "GLOO_SOCKET_IFNAME": node.link,
+                }
+                return [*node.launcher, "env", *(f"{name}={value}" for name, value in told.items())]
+
+            with rpc_ranks(role, len(where), launcher, **options) as ranks:
+                yield Cluster(ranks, nodes)
+    except NoNamespaces as error:
+        raise Unavailable(str(error)) from error

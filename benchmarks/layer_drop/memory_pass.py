@@ -1,0 +1,99 @@
+"""What dropping costs a worker, on one host and without anybody else."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from benchmarks.layer_drop.cluster import one_host
+from benchmarks.layer_drop.contenders import PLAIN, RATIO, Contender, dropping
+from benchmarks.layer_drop.plan import Plan
+from benchmarks.layer_drop.rows import cases, row
+from benchmarks.layer_drop.table import tables
+from benchmarks.programs import Program, program
+from benchmarks.verdict import JudgedSection, Verdict
+from torch_hbmcomm import machine
+from torch_hbmcomm.bench.peer import Peer, peer
+from torch_hbmcomm.bench.result import Findings, Measurement
+from torch_hbmcomm.bench.rounds import Timed, interleave
+
+NAME = "pass"
+_ABOUT = "what dropping costs a worker with ResNet-50's layers"
+_ITERATION = "beside an iteration of it, batch 8"
+_ACCUMULATE, _ADD, _TRIAD = "accumulate", "torch.add", "triad"
+_STEP, _HOOK = "forward and backward", f"the hook, R = {RATIO:g}"
+
+_STREAMS = 3  # of a pass: two are read and one is written
+_LINE = 64  # bytes; the triad takes whole ones
+_WARM = 2
+_STEPS = 20  # of the hook in a round
+
+_OF_BANDWIDTH = 0.7
+_OF_ITERATION = 0.015
+
+
+def _measure(plan: Plan, findings: Findings) -> None:
+    cores = machine.cores()
+    with peer("benchmarks.layer_drop.pass_rank") as passes, program("bounds") as bounds:
+        findings.progress(f"{NAME}: {_STEP}")
+        iterations = passes.ask(
+            "iterations", width=plan.width, side=plan.side, threads=cores, count=plan.passes
+        )
+        for threads in sorted({1, cores}):
+            findings.progress(f"{NAME}: {threads} threads")
+            findings.add(_pass(passes, bounds, plan, threads))
+    findings.progress(f"{NAME}: {_HOOK}")
+    iteration = statistics.median(iterations) * 1e3
+    extra = _extra(plan, cores)
+    for who, values in (
+        (_STEP, {"iteration_ms": iteration}),
+        (_HOOK, {"extra_ms": extra, "extra_share": extra / iteration}),
+    ):
+        findings.add([row(NAME, f"{_ITERATION}, {cores} threads", who, values)])
+
+
+def _pass(passes: Peer, bounds: Program, plan: Plan, threads: int) -> Iterator[Measurement]:
+    size = passes.ask("prepare", width=plan.width, threads=threads)
+    bounds.ask("triad", size // _STREAMS // _LINE * _LINE, threads)
+    contenders: dict[str, Timed] = {who: partial(_run, passes, who) for who in (_ACCUMULATE, _ADD)}
+    contenders[_TRIAD] = bounds.timed("run")
+    for who, samples in interleave(contenders, plan.passes).items():
+        median = statistics.median(samples.beside)
+        values = {"pass_ms": median / 1e3, "gb_s": size / median / 1e3}
+        case = f"{threads} thread{'s' if threads > 1 else ''}"
+        yield row(NAME, case, who, values, [one / 1e3 for one in samples.beside])
+
+
+def _run(passes: Peer, who: str, samples: int, calls: int) -> list[float]:
+    found: list[float] = passes.ask("run", what=who, samples=samples, calls=calls)
+    return found
+
+
+def _extra(plan: Plan, cores: int) -> float:
+    """Milliseconds that a step of DDP in a group of one takes longer with the hook."""
+    seconds: dict[Contender, list[float]] = {PLAIN: [], dropping(RATIO): []}
+    with one_host("benchmarks.layer_drop.ddp_rank", 1, width=plan.width, threads=cores) as host:
+        for _ in range(plan.passes):
+            for contender, times in seconds.items():
+                host.all("prepare", **contender.told)
+                host.all("train", steps=_WARM)
+                times += host.all("train", steps=_STEPS)[0]
+                host.all("release")
+    plain, hook = (statistics.median(times) for times in seconds.values())
+    return (hook - plain) * 1e3
+
+
+def _verdicts(rows: Sequence[Measurement]) -> Iterator[Verdict]:
+    for case, found in cases(rows).items():
+        if _TRIAD in found:
+            ratio = found[_ACCUMULATE].values["gb_s"] / found[_TRIAD].values["gb_s"]
+            text = f"{case}: {ratio:.0%} of the triad's bandwidth (≥ {_OF_BANDWIDTH:.0%})"
+            yield Verdict(text, ratio >= _OF_BANDWIDTH)
+        else:
+            share = found[_HOOK].values["extra_share"]
+            text = f"{_HOOK}: {share:+.1%} (≤ {_OF_ITERATION:+.1%}; paper: +3.6 to +5.2%)"
+            yield Verdict(text, share <= _OF_ITERATION)
+
+
+PASS = JudgedSection(NAME, _ABOUT, _measure, render=partial(tables, _ABOUT), verdicts=_verdicts)

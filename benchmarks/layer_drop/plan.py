@@ -1,0 +1,86 @@
+"""What to measure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch_hbmcomm.bench.result import check_counts
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Raises ValueError for what cannot be measured.
+
+    ratios: R, the part of all gradients that is dropped; 0 is measured besides.
+    megabits: rates of the link, each way, in Mbit/s; None: as fast as the machine.
+    steps: of a ratio under DDP, where the link has no rate and a step takes least.
+    slow_steps: where it has.
+    whole_steps: of who drops nothing.
+    rounds: turns of plain DDP and of R = 0, whose difference is small.
+    server_steps: with a parameter server, at most.
+    passes: samples of each contender in the section pass.
+    training_megabits: rate of the link in the section training.
+    epochs, seeds: of the section training.
+    width: of ResNet-50, which has 64.
+    side: of its images, which have 224.
+    """
+
+    sections: Sequence[str]
+    ratios: Sequence[float] = (0.5, 0.8, 0.9, 0.95, 0.99)
+    megabits: Sequence[int | None] = (1000, None)
+    steps: int = 200
+    slow_steps: int = 30
+    whole_steps: int = 3
+    rounds: int = 3
+    server_steps: int = 60
+    passes: int = 7
+    training_megabits: int = 300
+    epochs: int = 12
+    seeds: int = 3
+    width: int = 64
+    side: int = 224
+
+    def __post_init__(self) -> None:
+        for ratio in self.ratios:
+            if not 0 < ratio < 1:
+                raise ValueError(f"a ratio is between 0 and 1, not {ratio:g}; 0 is always measured")
+        counts = (
+            *("steps", "slow_steps", "whole_steps", "rounds", "server_steps", "passes"),
+            *("training_megabits", "epochs", "seeds", "width", "side"),
+        )
+        check_counts(self, dict.fromkeys(counts, 1))
+        for rate in self.megabits:
+            if rate is not None and rate < 1:
+                raise ValueError(f"a link has at least 1 Mbit/s, not {rate}")
+
+    def server_steps_of(self, terms: Mapping[str, Any] | None) -> int:
+        """So many that a ratio moves what whole_steps of somebody do who drops nothing."""
+        kept = 1.0 if terms is None else 1 - float(terms["ratio"])
+        return min(self.server_steps, round(self.whole_steps / kept))
+
+
+QUICK: dict[str, Any] = {
+    "ratios": (0.9,),
+    "steps": 3,
+    "slow_steps": 3,
+    "whole_steps": 1,
+    "rounds": 1,
+    "server_steps": 2,
+    "passes": 2,
+    "training_megabits": 1000,
+    "megabits": (1000,),
+    "epochs": 1,
+    "seeds": 1,
+    "width": 8,
+    "side": 32,
+}
+"""Fields of a plan that shows no more than that everything can be measured."""
+
+
+def link(megabits: int | None) -> str:
+    """As the tables have it."""
+    if megabits is None:
+        return "unlimited"
+    return f"{megabits / 1000:g} Gbit/s" if megabits >= 1000 else f"{megabits} Mbit/s"

@@ -1,0 +1,50 @@
+"""Where an iteration's time goes, as in the paper's Figs. 9 and 14, and what was learned over steps
+and over time, as in its Figs. 5 to 8."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.plot import Panel
+from torch_hbmcomm.bench.result import Measurement, Result
+
+_PARTS = {
+    "compute_ms": "compute",
+    "worker_ms": "worker's compute",
+    "server_ms": "server's compute",
+    "communication_ms": "communication",
+}
+_CURVES = tuple((what, over) for over in ("steps", "seconds") for what in ("loss", "accuracy"))
+_LINES = 2
+
+
+def panels(result: Result) -> tuple[list[Panel], int]:
+    """And how many stand in a row."""
+    bars: dict[tuple[str, str], list[Measurement]] = {}
+    for one in result.measurements:
+        bars.setdefault((one.of["section"], one.of["case"]), []).append(one)
+    shown = [
+        _bars(f"{section}\n{case}", rows)
+        for (section, case), rows in bars.items()
+        if any("communication_ms" in one.values for one in rows)
+    ]
+    learned = [one for one in result.measurements if "accuracy" in one.curves]
+    shown += [_curves(learned, what, over) for what, over in _CURVES if learned]
+    return shown, -(-len(shown) // _LINES)
+
+
+def _bars(title: str, rows: Sequence[Measurement]) -> Panel:
+    panel = Panel(title, "ms in an iteration", stacked=True)
+    panel.labels = [one.contender for one in rows]
+    for part, label in _PARTS.items():
+        if any(part in one.values for one in rows):
+            panel.bars[label] = [max(one.values.get(part, 0.0), 0.0) for one in rows]
+    return panel
+
+
+def _curves(rows: Sequence[Measurement], what: str, over: str) -> Panel:
+    title = "{section}\n{case}".format(**rows[0].of)
+    panel = Panel(title, over, "accuracy, %" if what == "accuracy" else what)
+    for one in rows:
+        panel.lines[one.contender] = (list(one.curves[over]), list(one.curves[what]), "-")
+    return panel

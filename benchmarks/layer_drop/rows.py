@@ -1,0 +1,53 @@
+"""What sections find: a row for each contender, under a case that is the title of a table.
+
+Values go by their names in table.py; besides there are, of a hook that drops, "steps" that it
+counted and the "aim" of "counted_share". Samples are milliseconds of an iteration, or of a pass
+over memory. Curves are of the section training, by epoch, means over the seeds: "steps", "seconds",
+"loss" and "accuracy". A contender "paper: ..." is what Lee et al. (2020) found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from benchmarks.verdict import Verdict
+from torch_hbmcomm.bench.result import Measurement
+
+_MORE = 0.05
+
+
+def row(
+    section: str,
+    case: str,
+    contender: str,
+    values: Mapping[str, float],
+    milliseconds: Sequence[float] = (),
+    curves: Mapping[str, Sequence[float]] | None = None,
+) -> Measurement:
+    return Measurement(
+        {"section": section, "case": case},
+        contender,
+        milliseconds,
+        "ms",
+        values=values,
+        curves=curves or {},
+    )
+
+
+def cases(rows: Sequence[Measurement]) -> dict[str, dict[str, Measurement]]:
+    """By case and contender, in the order in which they were measured. REQUIRES: one section."""
+    found: dict[str, dict[str, Measurement]] = {}
+    for one in rows:
+        found.setdefault(one.of["case"], {})[one.contender] = one
+    return found
+
+
+def in_proportion(row: Measurement) -> Verdict:
+    """As much less time as fewer bytes, a goal of several sections."""
+    sent, took = row.values["bytes_share"], row.values["time_share"]
+    more = took / sent - 1
+    return Verdict(
+        f"{row.of['case']}, {row.contender}: {sent:.1%} of the bytes take {took:.1%} of the time, "
+        f"{more:+.1%} (≤ {_MORE:+.0%})",
+        more <= _MORE,
+    )

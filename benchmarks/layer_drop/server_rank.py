@@ -1,0 +1,107 @@
+"""A rank of a parameter server: rank 0 has the weights, the others are workers whose steps are
+communication."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import torch_hbmcomm as hbmcomm
+from benchmarks.layer_drop.resnet50 import resnet50
+from benchmarks.layer_drop.synthetic import Synthetic
+from torch_hbmcomm import smb
+from torch_hbmcomm.bench.peer import obey
+
+SERVER = 0
+_RATE = 1e-6  # of learning: the weights hardly move
+
+
+class Clock:
+    """The seconds from tick to tick, and those of them in which this thread had a core."""
+
+    def __init__(self) -> None:
+        self.times: list[tuple[float, float]] = []
+        self._last = time.perf_counter(), time.thread_time()
+
+    def tick(self) -> None:
+        now = time.perf_counter(), time.thread_time()
+        self.times.append((now[0] - self._last[0], now[1] - self._last[1]))
+        self._last = now
+
+
+class Member:
+    """One parameter server at a time, from prepare() or attach() to close()."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def join(self, meeting: str, world: int, width: int) -> None:
+        """meeting: a file that does not exist yet, the same for all. width: of ResNet-50."""
+        torch.set_num_threads(1)
+        dist.init_process_group(
+            "hbm", init_method=f"file://{meeting}", rank=self._rank, world_size=world
+        )
+        self._model = Synthetic(resnet50(width), self._rank)
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=_RATE, momentum=0.9)
+
+    def prepare(self, terms: dict[str, Any] | None) -> None:
+        """On all ranks: mode="sync". terms: of LayerDrop; None: all is sent."""
+        self._server = hbmcomm.ParameterServer(
+            self._model,
+            self._optimizer,
+            mode="sync",
+            server=SERVER,
+            dedicated=True,
+            buffers="local",
+            drop=_drop(terms),
+        )
+
+    def attach(
+        self, url: str, token: str, workers: int, transfer: str | None, terms: dict[str, Any] | None
+    ) -> None:
+        """On the workers: mode="async", over tcp."""
+        self._server = hbmcomm.ParameterServer(
+            self._model,
+            self._optimizer,
+            box=smb.connect(url, token, "tcp"),
+            buffers="local",
+            transfer=None if transfer is None else getattr(torch, transfer),
+            workers=workers,
+            drop=_drop(terms),
+        )
+
+    def serve(self) -> list[tuple[float, float]]:
+        """On rank 0, until all workers have closed. Returns the times of each update."""
+        clock = Clock()
+        self._server.serve(after_update=clock.tick)
+        return clock.times
+
+    def run(self, steps: int) -> list[tuple[float, float]]:
+        """On a worker. Returns the times of each step."""
+        clock = Clock()
+        for _ in range(steps):
+            self._model().backward()
+            self._server.step()
+            clock.tick()
+        return clock.times
+
+    def size(self) -> int:
+        """Bytes of all weights."""
+        return sum(parameter.nbytes for parameter in self._model.parameters())
+
+    def close(self) -> None:
+        """On the workers."""
+        self._server.close()
+
+
+def _drop(terms: dict[str, Any] | None) -> hbmcomm.LayerDrop | None:
+    return None if terms is None else hbmcomm.LayerDrop(**terms)
+
+
+if __name__ == "__main__":
+    rank = int(os.environ["RANK"])
+    obey(Member(rank), rank)

@@ -1,0 +1,82 @@
+// A client of a memory box without Python between two operations: the program "box_client". It has
+// a client for each transport, and one local buffer.
+//
+//   connect URL TOKEN TRANSPORT LANES BYTES  its segment and the buffer have so many bytes
+//   disconnect                               all
+//   check TRANSPORT                          that what is written is read
+//   check_sum TRANSPORT TYPE                 that sums are right; leaves ones in the source
+//   run TRANSPORT ACTION SAMPLES CALLS       actions are in client_loop.h
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "base/error.h"
+#include "client_loop.h"
+#include "program.h"
+
+namespace hbm::bench {
+namespace {
+
+class Clients {
+ public:
+  void connect(const Words& words) {
+    const std::string& transport = words.at(2);
+    loops_.erase(transport);
+    const size_t bytes = number(words, 4);
+    if (loops_.empty()) local_ = std::make_unique<Pages>(bytes);
+    if (local_->bytes().size() != bytes) {
+      throw Error(ErrorKind::kInvalid, "clients have one buffer: disconnect for another size");
+    }
+    client::ClientOptions options;
+    options.url = words.at(0);
+    options.token = words.at(1);
+    options.transport = client::parse_transport(transport);
+    options.lanes = static_cast<uint32_t>(number(words, 3));
+    loops_[transport] = std::make_unique<ClientLoop>(options, local_->bytes());
+  }
+
+  void disconnect() { loops_.clear(); }
+
+  ClientLoop& at(const std::string& transport) {
+    const auto found = loops_.find(transport);
+    if (found == loops_.end()) throw Error(ErrorKind::kInvalid, "not connected by " + transport);
+    return *found->second;
+  }
+
+ private:
+  std::unique_ptr<Pages> local_;
+  std::map<std::string, std::unique_ptr<ClientLoop>> loops_;
+};
+
+}  // namespace
+}  // namespace hbm::bench
+
+int main() {
+  using namespace hbm::bench;
+  Clients clients;
+  return serve({{"connect",
+                 [&](const Words& words) {
+                   clients.connect(words);
+                   return Numbers();
+                 }},
+                {"disconnect",
+                 [&](const Words&) {
+                   clients.disconnect();
+                   return Numbers();
+                 }},
+                {"check",
+                 [&](const Words& words) {
+                   clients.at(words.at(0)).check();
+                   return Numbers();
+                 }},
+                {"check_sum",
+                 [&](const Words& words) {
+                   clients.at(words.at(0)).check_sum(words.at(1));
+                   return Numbers();
+                 }},
+                {"run", [&](const Words& words) {
+                   const auto action = clients.at(words.at(0)).action(words.at(1));
+                   return timed(action, number(words, 2), number(words, 3));
+                 }}});
+}

@@ -1,0 +1,80 @@
+"""Native programs that repeat one thing and take its time: benchmarks/native, by `make bench`.
+
+They read a line of words and answer with one: "ok" and numbers, or "error" and why.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch_hbmcomm.bench.peer import PeerFailed
+from torch_hbmcomm.bench.result import Unavailable
+from torch_hbmcomm.bench.rounds import Timed
+
+_ROOT = Path(__file__).resolve().parents[1]
+_FOLDER = _ROOT / "build" / str(sys.implementation.cache_tag) / "bench"
+
+
+def why_unavailable() -> str | None:
+    if (_FOLDER / "bounds").exists():
+        return None
+    return f"the native programs are not in {_FOLDER}: make bench"
+
+
+class Program:
+    """One that runs, until close() or the end of this process. Raises Unavailable."""
+
+    def __init__(self, name: str, *arguments: object, launcher: Sequence[str] = ()) -> None:
+        cause = why_unavailable()
+        if cause is not None:
+            raise Unavailable(cause)
+        self._name = name
+        self._process = subprocess.Popen(
+            [*launcher, str(_FOLDER / name), *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._to, self._of = self._process.stdin, self._process.stdout
+
+    def ask(self, *words: object) -> list[float]:
+        """Raises PeerFailed."""
+        self.tell(*words)
+        return self.answer()
+
+    def tell(self, *words: object) -> None:
+        """As ask(), but the answer is fetched later."""
+        try:
+            self._to.write(" ".join(map(str, words)) + "\n")
+            self._to.flush()
+        except OSError as error:
+            raise PeerFailed(f"{self._name} has ended: {error}") from error
+
+    def answer(self) -> list[float]:
+        line = self._of.readline()
+        if not line.startswith("ok"):
+            raise PeerFailed(f"{self._name}: {line.removeprefix('error ').strip() or 'has ended'}")
+        return [float(word) for word in line.split()[1:]]
+
+    def timed(self, *words: object) -> Timed:
+        """words: come before the number of samples and the calls in each."""
+        return lambda samples, calls: self.ask(*words, samples, calls)
+
+    def close(self) -> None:
+        self._to.close()
+        self._of.close()
+        self._process.wait()
+
+
+@contextmanager
+def program(name: str, *arguments: object, launcher: Sequence[str] = ()) -> Iterator[Program]:
+    running = Program(name, *arguments, launcher=launcher)
+    try:
+        yield running
+    finally:
+        running.close()

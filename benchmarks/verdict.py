@@ -1,0 +1,51 @@
+"""Where a figure stands to what was to be reached."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from torch_hbmcomm.bench.result import Measurement, Section
+
+Row = Mapping[str, Measurement]
+"""By contender."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """text: as in "97.0% of memcpy (≥ 95%)". reached: None where nothing was to be reached."""
+
+    text: str
+    reached: bool | None
+
+
+def line(verdict: Verdict) -> Text:
+    """Red: a goal that is missed."""
+    if verdict.reached is None:
+        return Text(verdict.text)
+    return Text(verdict.text, style="green" if verdict.reached else "red")
+
+
+@dataclass(frozen=True)
+class JudgedSection(Section):
+    """A section of a paper's benchmark.
+
+    render: its tables. verdicts: where its measurements stand.
+    plotted: whether its benchmark's plot.py shows something of it.
+    """
+
+    render: Callable[[Sequence[Measurement]], Iterator[RenderableType]] = lambda found: iter(())
+    verdicts: Callable[[Sequence[Measurement]], Iterator[Verdict]] = lambda found: iter(())
+    plotted: bool = False
+
+
+def tables(
+    sections: Mapping[str, JudgedSection], found: Sequence[Measurement]
+) -> Iterator[RenderableType]:
+    """Of each section, with its verdicts below."""
+    for name, section in sections.items():
+        own = [one for one in found if one.of["section"] == name]
+        if own:
+            yield from section.render(own)
+            yield from map(line, section.verdicts(own))

@@ -1,0 +1,109 @@
+"""benchmarks.collectives, and plots of what it and earlier versions wrote."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import plot, programs
+from benchmarks.collectives import __main__ as main
+from benchmarks.collectives.native import NATIVE
+from torch_hbmcomm.bench.result import Measurement, Result
+
+ROOT = Path(__file__).resolve().parents[3]
+RECORDS = sorted((ROOT / "benchmarks").glob("*.json"))
+
+needs_programs = pytest.mark.skipif(
+    programs.why_unavailable() is not None, reason="the native programs have not been built"
+)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+
+
+@pytest.mark.full
+@needs_programs
+def test_allreduce_is_measured_below_the_dispatcher(tmp_path: Path) -> None:
+    """Each contender's sum is checked before it is timed."""
+    pytest.importorskip("mpi4py")
+    everyone = ["hbm-zero-copy", "hbm-staged", "hbm-mpi", "mpich"]
+    file = tmp_path / "out.json"
+    result = run(
+        "benchmarks.collectives",
+        *("--contenders", ",".join([*everyone, "bound"]), "--sizes", "8,1MiB"),
+        *("--collectives", f"allreduce,{NATIVE}", "--rounds", "1", "--startup-rounds", "0"),
+        *("--json", str(file)),
+    )
+    assert result.returncode == 0, result.stderr
+    measured: dict[tuple[str, int], list[str]] = {}
+    for entry in json.loads(file.read_text())["measurements"]:
+        measured.setdefault((entry["collective"], entry["bytes"]), []).append(entry["contender"])
+    assert measured == {
+        ("allreduce", 8): everyone,
+        ("allreduce", 1 << 20): [*everyone, "bound"],
+        (NATIVE, 8): everyone,
+        (NATIVE, 1 << 20): everyone,
+    }
+
+
+def test_contenders_are_those_of_the_installed_command_and_more() -> None:
+    assert list(main.contenders()) == [
+        "hbm-zero-copy", "hbm-staged", "hbm-mpi", "gloo", "mpich", "deepspeed", "nothing", "bound",
+    ]  # fmt: skip
+
+
+def test_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    of = {"collective": "allreduce", "dtype": "float32", "bytes": 8}
+    result = Result(
+        benchmark="collectives",
+        machine={"cpu": "a processor", "cores": 2, "torch": "2"},
+        plan={"ranks": 2, "rounds": 1},
+        contenders={"hbm-staged": "ours", "gloo": "theirs"},
+        measurements=[Measurement(of, "hbm-staged", [10.0]), Measurement(of, "gloo", [30.0])],
+    )
+    plot.plot(plot.read(result.to_json()), tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
+def test_records_of_earlier_versions_are_read(record: Path) -> None:
+    result = plot.read(record.read_text())
+    assert result.benchmark in record.stem.replace("-", "_").replace("layerdrop", "layer_drop") or (
+        result.benchmark == "collectives"
+    )
+    assert result.measurements
+    document = json.loads(record.read_text())
+    for entry, one in zip(document.get("measurements", ()), result.measurements, strict=False):
+        assert one.median == pytest.approx(entry[f"median_{one.unit}"])
+
+
+def test_what_is_written_is_read() -> None:
+    of = {"section": "shm", "operation": "read", "bytes": 8, "clients": 1}
+    found = Measurement(of, "hbm", [1.0, 3.0], alone=[2.0], values={"smallest_share": 0.5})
+    result = Result("box", {"cpu": "", "cores": 1}, {"rounds": 2}, measurements=[found])
+    assert plot.read(result.to_json()).to_json() == result.to_json()
+
+
+def test_plots_of_records(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for record in RECORDS:
+        if not record.stem.startswith("ddp"):
+            plot.plot(plot.read(record.read_text()), tmp_path / "plot.png")
+            assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is not None, reason="has matplotlib")
+def test_plotting_without_matplotlib_says_what_to_install(tmp_path: Path) -> None:
+    result = run("benchmarks.plot", str(RECORDS[0]), str(tmp_path / "plot.png"))
+    assert result.returncode == 1
+    assert "torch_hbmcomm[bench]" in result.stderr

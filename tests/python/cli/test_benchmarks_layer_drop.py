@@ -1,0 +1,243 @@
+"""benchmarks.layer_drop: what it measures, writes and refuses, and where figures stand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from benchmarks import plot, programs, verdict
+from benchmarks.layer_drop import break_even, ddp, server, training
+from benchmarks.layer_drop.__main__ import SECTIONS, app
+from benchmarks.layer_drop.contenders import NOTHING_DROPPED, PLAIN, dropping, of_ddp
+from benchmarks.layer_drop.plan import QUICK, Plan
+from benchmarks.layer_drop.resnet50 import resnet50
+from benchmarks.layer_drop.rows import row as row_of
+from benchmarks.layer_drop.synthetic import Synthetic
+from benchmarks.namespaces import NoNamespaces, two_nodes
+from benchmarks.verdict import Verdict
+from torch_hbmcomm.bench import report
+from torch_hbmcomm.bench.result import Findings, Measurement, Unavailable
+from torch_hbmcomm.bench.result import Result as Found
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, list(arguments))
+
+
+def measured(file: Path, sections: str) -> tuple[str, dict[str, Any]]:
+    """What it printed, and the JSON that it wrote."""
+    result = invoke("--quick", "--json", str(file), "--sections", sections)
+    assert result.exit_code == 0, result.output
+    document = json.loads(file.read_text())
+    assert not document["unavailable"]
+    return " ".join(result.stdout.split()), document
+
+
+@pytest.fixture(autouse=True)
+def sleeping_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spinning threads of a benchmark's ranks would hold each other up on a busy machine."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+
+
+@pytest.fixture
+def namespaces() -> None:
+    try:
+        with two_nodes(None):
+            pass
+    except NoNamespaces as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.skipif(
+    programs.why_unavailable() is not None, reason="the native programs have not been built"
+)
+def test_the_pass_is_measured(tmp_path: Path) -> None:
+    shown, document = measured(tmp_path / "out.json", "pass")
+    for row in document["measurements"]:
+        assert {"section", "case", "contender", "values"} <= set(row)
+    assert {row["contender"] for row in document["measurements"]} >= {"accumulate", "triad"}
+    assert "of the triad's bandwidth" in shown
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("namespaces")
+def test_everybody_averages_over_the_link(tmp_path: Path) -> None:
+    _, document = measured(tmp_path / "out.json", "ddp,break-even")
+    found = {
+        row["contender"]: row["values"]
+        for row in document["measurements"]
+        if row["section"] == "ddp"
+    }
+    everyone = [PLAIN, NOTHING_DROPPED, *of_ddp(Plan(["ddp"], **QUICK))]
+    assert list(found) == [contender.name for contender in everyone]
+    assert found[NOTHING_DROPPED.name]["counted_share"] == 1
+    assert found[dropping(0.9).name]["bytes_share"] < 0.5
+    assert found["bfloat16"]["bytes_share"] == pytest.approx(0.5, abs=0.05)
+    assert [row for row in document["measurements"] if row["section"] == "break-even"]
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("namespaces")
+def test_the_server_is_measured_beside_the_papers(tmp_path: Path) -> None:
+    shown, document = measured(tmp_path / "out.json", "server")
+    found = {(row["case"], row["contender"]): row["values"] for row in document["measurements"]}
+    dropped = found["1 Gbit/s", dropping(0.9).name]
+    assert dropped["up_mb"] < found["1 Gbit/s", "all is sent"]["up_mb"] / 2
+    assert found["1 Gbit/s", "paper, 1 Gbit/s: dropped"]["communication_ms"] == 182
+    assert ("1 Gbit/s, memory box", "bfloat16") in found
+    assert "server's compute" in shown
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("namespaces")
+def test_a_training_run_has_curves(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    _, document = measured(tmp_path / "out.json", "training")
+    assert {row["contender"] for row in document["measurements"]} >= {"DDP", "R = 0.9", "PowerSGD"}
+    for row in document["measurements"]:
+        samples = row["curves"]
+        assert len(samples["steps"]) == len(samples["accuracy"]) == QUICK["epochs"]
+        assert samples["seconds"] == sorted(samples["seconds"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--sections", "ddp,carrier-pigeon"], ["carrier-pigeon", "break-even"]),
+        (["--ratios", "0.9,1"], ["between 0 and 1"]),
+        (["--ratios", "most"], ["most"]),
+        (["--megabits", "0"], ["at least 1 Mbit/s"]),
+        (["--megabits", "fast"], ["fast"]),
+        (["--json", "/nowhere/at/all.json"], ["/nowhere/at/all.json", "directory"]),
+    ],
+)
+def test_it_refuses_what_cannot_be_measured(arguments: Sequence[str], told: list[str]) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    for word in told:
+        assert word in result.output
+
+
+def test_resnet50_is_the_real_one() -> None:
+    sizes = [parameter.numel() for parameter in resnet50().parameters()]
+    assert (len(sizes), sum(sizes), max(sizes)) == (161, 25_557_032, 2_359_296)
+    assert len(list(resnet50(width=8).parameters())) == 161
+
+
+def test_gradients_have_a_signal_and_noise() -> None:
+    models = [Synthetic(resnet50(width=8), rank) for rank in range(2)]
+    sums = [torch.zeros_like(next(model.parameters())) for model in models]
+    for _ in range(200):
+        for model, total in zip(models, sums, strict=True):
+            model().backward()
+            gradient = next(model.parameters()).grad
+            assert gradient is not None
+            total += gradient
+    (one, other), both = sums, torch.stack(sums).flatten(1)
+    assert not torch.equal(one, other)
+    assert float(torch.corrcoef(both)[0, 1]) > 0.7  # noise averages out
+
+
+def row(section: str, case: str, contender: str, **values: float) -> Measurement:
+    samples = [values["iteration_ms"]] if "iteration_ms" in values else []
+    return row_of(section, case, contender, values, samples)
+
+
+def of_ddp_rows(case: str = "1 Gbit/s") -> list[Measurement]:
+    return [
+        row("ddp", case, PLAIN.name, iteration_ms=1000, compute_ms=40, crossed_mb=100,
+            bytes_share=1, time_share=1, communication_ms=960),
+        row("ddp", case, NOTHING_DROPPED.name, iteration_ms=1015, compute_ms=40, crossed_mb=100,
+            bytes_share=1, time_share=1, counted_share=1, aim=1, steps=4, communication_ms=975),
+        row("ddp", case, "R = 0.9", iteration_ms=190, compute_ms=80, crossed_mb=11,
+            bytes_share=0.11, time_share=0.115, counted_share=0.125, aim=0.1, steps=200,
+            communication_ms=110),
+    ]  # fmt: skip
+
+
+def test_time_shall_be_in_proportion() -> None:
+    nothing, proportion, asked = ddp.DDP.verdicts(of_ddp_rows())
+    assert (nothing.text, nothing.reached) == (
+        "1 Gbit/s, R = 0: +1.5% (≤ +2%), medians",
+        True,
+    )
+    assert "12.5% of the bytes in 200 steps" in asked.text
+    assert not asked.reached
+    assert "+4.5%" in proportion.text
+    assert proportion.reached
+    assert len(list(ddp.DDP.verdicts(of_ddp_rows("unlimited")))) == 2, "no rate, no proportion"
+
+
+def test_dropping_pays_below_some_rate() -> None:
+    findings = Findings(measurements=of_ddp_rows())
+    break_even.BREAK_EVEN.measure(Plan([]), findings)
+    (found,) = findings.of(break_even.NAME)
+    assert found.values == {
+        "extra_ms": 40,
+        "saved_mb": 89,
+        "break_even_gbit_s": pytest.approx(8 * 89 / 40),
+    }
+    with pytest.raises(Unavailable, match="section ddp"):
+        break_even.BREAK_EVEN.measure(Plan([]), Findings())
+
+
+def test_the_server_is_judged_by_the_best_and_the_worst_ratio() -> None:
+    found = [
+        row("server", "unlimited", name, bytes_share=share, time_share=share, server_ms=compute)
+        for name, share, compute in (("all is sent", 1.0, 100.0), ("R = 0.9", 0.1, 107.0),
+                                     ("R = 0.99", 0.04, 50.0))
+    ]  # fmt: skip
+    saved, extra = server.SERVER.verdicts(found)
+    assert ("-96.0% at R = 0.99" in saved.text, saved.reached) == (True, True)
+    assert ("+7.0% at R = 0.9 " in extra.text, extra.reached) == (True, False)
+
+
+def test_a_training_is_judged_by_accuracy_and_time() -> None:
+    def judged(**values: float) -> list[Verdict]:
+        return list(training.TRAINING.verdicts([row("training", "slow", "R = 0.9", **values)]))
+
+    accuracy, time = judged(points=-0.4, sooner=3.5)
+    assert accuracy.reached and time.reached
+    accuracy, time = judged(points=-0.6)
+    assert not accuracy.reached and not time.reached
+    assert "never" in time.text
+
+
+def finished() -> Found:
+    curve = {"steps": [1.0, 2.0], "seconds": [0.5, 1.0], "loss": [2.0, 1.0], "accuracy": [50, 90.0]}
+    return Found(
+        benchmark="layer_drop",
+        machine={"cpu": "a processor", "cores": 2},
+        plan={},
+        sections={"ddp": "four ranks", "training": "digits"},
+        unavailable={"server": "no network namespaces"},
+        measurements=[
+            *of_ddp_rows(),
+            row_of("training", "slow", "R = 0.9", {"accuracy": 90.0, "points": -1.0}, curves=curve),
+        ],
+    )
+
+
+def test_a_missed_goal_is_red() -> None:
+    console = Console(force_terminal=True, color_system="standard", width=160)
+    with console.capture() as captured:
+        found = finished()
+        shown_tables = list(verdict.tables(SECTIONS, found.measurements))
+        console.print(report.group(shown_tables, found))
+    shown = captured.get()
+    assert "\x1b[31m1 Gbit/s, R = 0.9: 12.5% of the bytes" in shown
+    assert "not measured: server: no network namespaces" in shown
+    assert "960 ms" in shown
+
+
+def test_the_plot_has_bars_and_curves(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot.plot(finished(), tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,378 @@
+"""The memory box on this machine: each operation by each transport, through the public client.
+
+Boxes and clients are processes of their own that do what they are told (peer.py). Nothing here
+needs PyTorch. What the box is compared with lies in benchmarks/box of the repository: loops below
+Python, plain sockets, a triad, MPI and PyTorch's RPC.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from torch_hbmcomm import machine
+from torch_hbmcomm.bench import report
+from torch_hbmcomm.bench.peer import Peer, peer
+from torch_hbmcomm.bench.result import (
+    Findings,
+    Measurement,
+    Result,
+    Section,
+    Unavailable,
+    check_counts,
+    measurements,
+)
+from torch_hbmcomm.bench.rounds import MOST_SAMPLES, Timed, interleave
+from torch_hbmcomm.sizes import KIB, MIB
+
+ROLE = "torch_hbmcomm.bench.box_peer"
+_SIZES = [64 * KIB * 4**power for power in range(7)]  # to 256 MiB
+_SEGMENTS = 6  # of the largest size: two clients' with their sources, and what is not yet released
+_DEVICES = Path("/sys/class/infiniband")
+
+DTYPES = ("float32", "float64", "bfloat16", "float16", "int32")
+SMALL = 4 * KIB
+SMALL_SAMPLES = 500  # of a turn, in latency
+
+_CLIENT_SEGMENT = 16 * MIB  # together, more than caches hold
+_CLIENT_PIECE = MIB
+_CLIENT_ROUNDS = 3
+_CLIENTS_PER_WINDOW = 8  # more take longer: each needs its turns on few processors
+_LEAD = 0.1  # seconds from telling clients to their common start
+
+
+@dataclass(frozen=True)
+class BoxPlan:
+    """What to measure. Raises ValueError for what cannot be measured.
+
+    largest: bytes of the largest read, write or accumulate.
+    rounds: turns of each contender, and as many alone.
+    lanes: connections of tcp.
+    threads: with which the box accumulates.
+    clients: how many work at a time, each for `window` seconds a round.
+    megabits: rate of a slow link, each way, in Mbit/s, for a section that has one.
+    store: a directory on the disk that stores are measured on; None: they are not.
+    """
+
+    sections: Sequence[str]
+    largest: int = 256 * MIB
+    rounds: int = 11
+    lanes: int = 4
+    threads: int = machine.cores()
+    clients: Sequence[int] = (2, 4, 8, 16, 32)
+    window: float = 1.0
+    megabits: int = 1000
+    store: Path | None = None
+
+    def __post_init__(self) -> None:
+        check_counts(self, {"rounds": 1, "lanes": 1, "threads": 1, "megabits": 1})
+        if self.largest < _SIZES[0]:
+            raise ValueError(f"the largest size is {self.largest} bytes; at least {_SIZES[0]}")
+        if not self.clients or min(self.clients) < 1:
+            raise ValueError("at least one client works at a time")
+
+    def sizes(self, least: int, most: int = _SIZES[-1]) -> list[int]:
+        """From `least` on by fours; the largest alone if that is smaller."""
+        return [size for size in _SIZES if least <= size <= min(most, self.largest)] or [
+            self.largest
+        ]
+
+
+QUICK: dict[str, Any] = {"largest": MIB, "rounds": 2, "clients": (2, 4), "window": 0.1}
+"""Fields of a plan that shows no more than that everything can be measured."""
+
+
+@dataclass(frozen=True)
+class BoxProcess:
+    """A box in a process of its own."""
+
+    url: str
+    token: str
+    lanes: int
+
+    def connect(self, client: Peer, transport: str, size: int) -> None:
+        """The client's segment and local buffer have `size` bytes."""
+        client.ask(
+            "connect",
+            url=self.url,
+            token=self.token,
+            transport=transport,
+            lanes=self.lanes,
+            size=size,
+        )
+
+
+@contextmanager
+def box(
+    plan: BoxPlan,
+    host: str = "127.0.0.1",
+    launcher: Sequence[str] = (),
+    store: Path | None = None,
+    memory: int = 0,
+) -> Iterator[BoxProcess]:
+    """memory: bytes, if it is more than what the plan's largest size takes."""
+    token = secrets.token_hex(16)
+    with peer(ROLE, launcher, ["box"]) as process:
+        url = process.ask(
+            "open",
+            listen=f"{host}:0",
+            memory=max(memory, _SEGMENTS * plan.largest + 64 * MIB),
+            token=token,
+            threads=plan.threads,
+            store=None if store is None else str(store),
+        )
+        yield BoxProcess(url, token, plan.lanes)
+
+
+def timed_by(client: Peer, transport: str, action: str) -> Timed:
+    """action: as ClientPeer.run() takes it."""
+
+    def run(samples: int, calls: int) -> list[float]:
+        found: list[float] = client.ask(
+            "run", transport=transport, action=action, samples=samples, calls=calls
+        )
+        return found
+
+    return run
+
+
+def measure(
+    findings: Findings,
+    section: str,
+    operation: str,
+    size: int,
+    contenders: Mapping[str, Timed],
+    rounds: int,
+    most_samples: int = MOST_SAMPLES,
+) -> None:
+    """Measures one row."""
+    found = interleave(contenders, rounds, most_samples=most_samples)
+    findings.add(measurements(row_of(section, operation, size), found))
+
+
+def row_of(section: str, operation: str, size: int, clients: int = 1) -> dict[str, Any]:
+    return {"section": section, "operation": operation, "bytes": size, "clients": clients}
+
+
+def _shm(plan: BoxPlan, findings: Findings) -> None:
+    with box(plan) as ours, peer(ROLE) as client:
+        for size in plan.sizes(MIB):
+            client.ask("disconnect")
+            ours.connect(client, "shm", size)
+            client.ask("check", transport="shm")
+            for operation in ("read", "write"):
+                contenders = {
+                    "hbm shm": timed_by(client, "shm", operation),
+                    "memcpy": timed_by(client, "shm", f"memcpy {operation}"),
+                }
+                measure(findings, "shm", operation, size, contenders, plan.rounds)
+
+
+def _tcp(plan: BoxPlan, findings: Findings) -> None:
+    _one_transport(plan, findings, "tcp", "127.0.0.1", 64 * KIB)
+
+
+def _verbs(plan: BoxPlan, findings: Findings) -> None:
+    _one_transport(plan, findings, "verbs", _address_of_device(), 256 * KIB)
+
+
+def _one_transport(
+    plan: BoxPlan, findings: Findings, transport: str, host: str, least: int
+) -> None:
+    with box(plan, host) as ours, peer(ROLE) as client:
+        for size in plan.sizes(least):
+            client.ask("disconnect")
+            ours.connect(client, transport, size)
+            client.ask("check", transport=transport)
+            for operation in ("read", "write"):
+                contenders = {f"hbm {transport}": timed_by(client, transport, operation)}
+                measure(findings, transport, operation, size, contenders, plan.rounds)
+
+
+def _address_of_device() -> str:
+    """Of an interface that belongs to an RDMA device: routes to it resolve on the device."""
+    names = {file.read_text().strip() for file in _DEVICES.glob("*/ports/*/gid_attrs/ndevs/0")}
+    for name in sorted(names):
+        shown = subprocess.run(
+            ["ip", "-j", "-4", "address", "show", "dev", name], capture_output=True, text=True
+        )
+        if shown.returncode == 0:
+            for interface in json.loads(shown.stdout):
+                for address in interface["addr_info"]:
+                    return str(address["local"])
+    raise Unavailable(
+        "there is no RDMA device with an address here"
+        if not names
+        else f"{', '.join(sorted(names))} has no IPv4 address"
+    )
+
+
+def _accumulate(plan: BoxPlan, findings: Findings) -> None:
+    with box(plan) as ours, peer(ROLE) as client:
+        for dtype in DTYPES:
+            for size in sums(plan, dtype):
+                client.ask("disconnect")
+                ours.connect(client, "shm", size)
+                client.ask("check_sum", transport="shm", dtype=dtype)
+                contenders = {"hbm": timed_by(client, "shm", f"accumulate {dtype}")}
+                measure(findings, "accumulate", dtype, size, contenders, plan.rounds)
+
+
+def sums(plan: BoxPlan, dtype: str) -> list[int]:
+    """All sizes of float32; of other types, one beyond every cache will do."""
+    return plan.sizes(MIB if dtype == "float32" else 64 * MIB, 64 * MIB)
+
+
+def _latency(plan: BoxPlan, findings: Findings) -> None:
+    with box(plan) as ours, peer(ROLE) as client:
+        for transport in ("shm", "tcp"):
+            ours.connect(client, transport, SMALL)
+        for operation, size in (("read", SMALL), ("write", SMALL), ("fetch_add", 8)):
+            contenders = {
+                f"hbm {transport}": timed_by(client, transport, operation)
+                for transport in ("shm", "tcp")
+            }
+            measure(findings, "latency", operation, size, contenders, plan.rounds, SMALL_SAMPLES)
+
+
+def _clients(plan: BoxPlan, findings: Findings) -> None:
+    segment = max(_CLIENT_PIECE, min(_CLIENT_SEGMENT, plan.largest))
+    transports = ("shm", "tcp")
+    memory = 2 * len(transports) * max(plan.clients) * segment
+    with ExitStack() as stack:
+        ours = stack.enter_context(box(plan, memory=memory))
+        crowd: list[Peer] = []
+        for count in sorted(plan.clients):
+            while len(crowd) < count:
+                crowd.append(stack.enter_context(peer(ROLE)))
+                for transport in transports:
+                    ours.connect(crowd[-1], transport, segment)
+            window = plan.window * max(1, count / _CLIENTS_PER_WINDOW)
+            moved: dict[str, list[list[int]]] = {transport: [] for transport in transports}
+            for _ in range(min(_CLIENT_ROUNDS, plan.rounds)):
+                for transport in transports:
+                    moved[transport].append(_together(crowd, transport, window))
+            findings.add(_of_all(*found, window) for found in moved.items())
+
+
+def _together(crowd: Sequence[Peer], transport: str, window: float) -> list[int]:
+    """The bytes of each. Until all of them begin in time, there is another try with more of it."""
+    lead = _LEAD
+    while True:
+        begin = time.monotonic() + lead
+        for client in crowd:
+            client.tell(
+                "mixed", transport=transport, begin=begin, seconds=window, piece=_CLIENT_PIECE
+            )
+        moved: list[int | None] = [client.answer() for client in crowd]
+        in_time = [count for count in moved if count is not None]
+        if len(in_time) == len(moved):
+            return in_time
+        lead *= 2
+
+
+def _of_all(transport: str, rounds: Sequence[Sequence[int]], window: float) -> Measurement:
+    """In a round that moved nothing, the piece took the whole window at the least."""
+    each = [sum(moved) for moved in zip(*rounds, strict=True)]
+    samples = [window * 1e6 / max(1, sum(moved) / _CLIENT_PIECE) for moved in rounds]
+    return Measurement(
+        row_of("clients", "read and write", _CLIENT_PIECE, len(each)),
+        f"hbm {transport}",
+        samples,
+        values={"smallest_share": min(each) / max(1, sum(each) / len(each))},
+    )
+
+
+def _store(plan: BoxPlan, findings: Findings) -> None:
+    if plan.store is None:
+        raise Unavailable("name a directory for it: --store DIR")
+    with (
+        tempfile.TemporaryDirectory(prefix="hbmcomm-bench-", dir=plan.store) as place,
+        box(plan) as plain,
+        box(plan, store=Path(place)) as stored,
+        peer(ROLE) as plain_client,
+        peer(ROLE) as stored_client,
+    ):
+        pairs = {"hbm": (plain, plain_client), "hbm, stored": (stored, stored_client)}
+        for size in plan.sizes(MIB, 64 * MIB):
+            contenders = {}
+            for name, (ours, client) in pairs.items():
+                client.ask("disconnect")
+                ours.connect(client, "shm", size)
+                client.ask("check_sum", transport="shm", dtype="float32")
+                contenders[name] = timed_by(client, "shm", "accumulate float32")
+            measure(findings, "store", "accumulate float32", size, contenders, plan.rounds)
+
+
+SECTIONS: dict[str, Section] = {
+    section.name: section
+    for section in (
+        Section("shm", "reads and writes on shm; memcpy between the same memory", _shm, 1),
+        Section("tcp", "reads and writes on tcp over loopback", _tcp, 1),
+        Section(
+            "verbs",
+            "one-sided reads and writes on verbs, over this machine's RDMA device",
+            _verbs,
+            1,
+        ),
+        Section(
+            "accumulate",
+            "target += scale * source on the box (GB/s of traffic: two streams read, one written)",
+            _accumulate,
+            3,
+        ),
+        Section("latency", "one small operation after the other", _latency),
+        Section(
+            "clients",
+            "processes that read and write in turn, each a segment of its own; GB/s of all "
+            "together, and the smallest client's part of an equal share",
+            _clients,
+            1,
+        ),
+        Section(
+            "store",
+            "accumulates on a box without a store, and on one that undoes what a kill left half "
+            "done",
+            _store,
+            3,
+        ),
+    )
+}
+
+
+def render(result: Result) -> RenderableType:
+    """A table for each section."""
+    grouped = groupby(result.measurements, key=lambda one: one.of["section"])
+    return report.group([_table(SECTIONS[name], list(found)) for name, found in grouped], result)
+
+
+def _table(section: Section, found: Sequence[Measurement]) -> Table:
+    speed = report.speed(section)
+
+    def entry(row: report.Row, one: Measurement) -> Text | str:
+        share = one.values.get("smallest_share")
+        if share is None:
+            return speed(row, one)
+        return f"{report.rate(section, one):.3g} GB/s\n{share:.0%} of a share"
+
+    def operation(one: Measurement) -> str:
+        clients: int = one.of["clients"]
+        name: str = one.of["operation"]
+        return f"{name}, {clients} clients" if clients > 1 else name
+
+    title = f"{section.name}: {section.about}"
+    headings = {"operation": operation, "size": report.size}
+    return report.compared(title, found, headings, entry, more=section.columns)

@@ -1,0 +1,135 @@
+"""Processes of `hbmcomm bench box`: a box, and clients of it that use the public client."""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch_hbmcomm import smb
+from torch_hbmcomm.bench.peer import obey
+from torch_hbmcomm.bench.rounds import timed
+from torch_hbmcomm.smb.box import Transport
+
+_ONE_AND_ONE_AND_A_HALF = {
+    "float32": ("0000803f", "0000c03f"),
+    "float64": ("000000000000f03f", "000000000000f83f"),
+    "float16": ("003c", "003e"),
+    "bfloat16": ("803f", "c03f"),
+    "int32": ("01000000", "02000000"),  # added as a whole
+}
+"""As little-endian elements."""
+
+
+class BoxPeer:
+    def open(self, listen: str, memory: int, token: str, threads: int, store: str | None) -> str:
+        """Returns its address."""
+        self._server = smb.Server(
+            listen=listen, memory=memory, token=token, accumulate_threads=threads, store=store
+        )
+        return self._server.url
+
+
+class ClientPeer:
+    """One client for each transport, with a segment of its own."""
+
+    def __init__(self) -> None:
+        self._boxes: dict[str, smb.Box] = {}
+        self._segments: dict[str, smb.Segment] = {}
+        self._sources: dict[str, smb.Segment] = {}
+
+    def connect(self, url: str, token: str, transport: Transport, lanes: int, size: int) -> None:
+        self._boxes[transport] = smb.connect(url, token, transport, lanes)
+        segment = self._boxes[transport].alloc(size, mode="create", temporary=True)
+        segment.buffer[:] = b"\1" * size  # every page has been written
+        segment.write()
+        self._segments[transport] = segment
+
+    def disconnect(self) -> None:
+        for box in self._boxes.values():
+            box.close()
+        for kept in (self._boxes, self._segments, self._sources):
+            kept.clear()
+
+    def run(self, transport: str, action: str, samples: int, calls: int) -> list[float]:
+        """As rounds.Timed. Actions are read, write, memcpy read, memcpy write, fetch_add,
+        "accumulate TYPE", and "add TYPE", which brings the data to the box first."""
+        return list(timed(self._action(transport, action))(samples, calls))
+
+    def mixed(self, transport: str, begin: float, seconds: float, piece: int) -> int | None:
+        """Reads and writes pieces in turn, going round the segment, between two times. Returns the
+        bytes of those that were over before the end; None if it was told too late to begin with
+        the others.
+
+        begin: of `time.monotonic`, the same in all processes."""
+        segment = self._segments[transport]
+        wait = begin - time.monotonic()
+        if wait < 0:
+            return None
+        time.sleep(wait)
+        moved = offset = 0
+        while True:
+            for reading in (True, False):
+                (segment.read if reading else segment.write)(offset, piece)
+                if time.monotonic() > begin + seconds:
+                    return moved
+                moved += piece
+            offset = offset + piece if offset + 2 * piece <= segment.size else 0
+
+    def check(self, transport: str) -> None:
+        """A client that is fast because it does nothing is found out before it is timed."""
+        segment = self._segments[transport]
+        local = segment.buffer
+        local[:8], local[-8:] = b"the head", b"the tail"
+        segment.write()
+        local[:8] = local[-8:] = bytes(8)
+        segment.read()
+        if (bytes(local[:8]), bytes(local[-8:])) != (b"the head", b"the tail"):
+            raise RuntimeError(f"{transport} reads other bytes than it wrote")
+
+    def check_sum(self, transport: str, dtype: str) -> None:
+        """Leaves ones in the source."""
+        segment = self._segments[transport]
+        one, total = map(bytes.fromhex, _ONE_AND_ONE_AND_A_HALF[dtype])
+        width = len(one)
+        segment.buffer[:] = one * (segment.size // width)
+        segment.write()
+        self._action(transport, f"add {dtype}")()
+        segment.read()
+        local = segment.buffer
+        if bytes(local[:width]) != total or bytes(local[-width:]) != total:
+            raise RuntimeError(
+                f"the sum of {dtype} is wrong: {bytes(local[:width]).hex()} for {total.hex()}"
+            )
+
+    def _action(self, transport: str, action: str) -> Callable[[], Any]:
+        segment = self._segments[transport]
+        local = segment.buffer
+        verb, _, dtype = action.partition(" ")
+        if verb == "memcpy":
+            shared = segment.view()
+            to, source = (local, shared) if dtype == "read" else (shared, local)
+            return lambda: to.__setitem__(slice(None), source)
+        if verb == "fetch_add":
+            return lambda: segment.fetch_add(0, 1)
+        if verb in ("accumulate", "add"):
+            return self._sum(transport, dtype, verb == "add")
+        return segment.read if verb == "read" else segment.write
+
+    def _sum(self, transport: str, dtype: str, write_first: bool) -> Callable[[], Any]:
+        segment, box = self._segments[transport], self._boxes[transport]
+        if transport not in self._sources:
+            source = box.alloc(segment.size, mode="create", temporary=True)
+            self._sources[transport] = source
+        source = self._sources[transport]
+        scale = 1.0 if dtype.startswith("int") else 0.5
+
+        def add() -> None:
+            if write_first:
+                source.write(source=segment.buffer)
+            segment.accumulate(source, dtype, scale)
+
+        return add
+
+
+if __name__ == "__main__":
+    obey(BoxPeer() if sys.argv[2:] == ["box"] else ClientPeer())

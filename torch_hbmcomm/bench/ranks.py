@@ -1,0 +1,103 @@
+"""Ranks: fresh processes that look as if torchrun had started them, and what they measure."""
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.progress import track
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.rendezvous import rendezvous
+
+from torch_hbmcomm.bench.rounds import Samples, Timed, interleave
+
+T = TypeVar("T")
+
+
+class RankFailed(RuntimeError):
+    """A rank ended with an error; the message is that of the first rank to fail."""
+
+
+def launch(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What each rank's `function(*arguments)` returned, in the order of the ranks.
+
+    `function` and its arguments are pickled: it is a module's function, not a closure.
+    """
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        logs_specs=DefaultLogsSpecs(),
+    )
+    try:
+        returned = elastic_launch(config, function)(*arguments)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        cause = failure.message["message"] if isinstance(failure.message, dict) else failure.message
+        raise RankFailed(f"rank {rank} failed: {cause}") from error
+    return [returned[rank] for rank in range(ranks)]
+
+
+def join() -> None:
+    """Makes the control group: barriers and the lengths of turns, never timed."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+
+
+def leave() -> None:
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def take_turns(
+    contenders: Mapping[str, Timed], rounds: int, alone: Sequence[str]
+) -> dict[str, Samples]:
+    """Interleaves them on all ranks, which call it with the same names. REQUIRES: join()."""
+    return interleave(contenders, rounds, alone, barrier=dist.barrier, agree=_of_first_rank)
+
+
+def _of_first_rank(value: int) -> int:
+    shared = torch.tensor(value)
+    dist.broadcast(shared, src=0)
+    return int(shared)
+
+
+def slowest(of_ranks: Sequence[Samples]) -> Samples:
+    """A call is over when its last rank is."""
+    return Samples(
+        of_ranks[0].calls,
+        [max(times) for times in zip(*(one.beside for one in of_ranks), strict=True)],
+        [max(times) for times in zip(*(one.alone for one in of_ranks), strict=True)],
+    )
+
+
+def meet() -> None:
+    """Ranks leave together, so that what one rank's imports took is in nobody's time."""
+    store, rank, ranks = next(rendezvous("env://"))
+    store.set(f"bench/arrived/{rank}", "")
+    store.wait([f"bench/arrived/{peer}" for peer in range(ranks)])
+
+
+def seconds_after_meeting(action: Callable[[], object]) -> float:
+    torch.set_num_threads(1)
+    meet()
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def with_progress(cells: Sequence[T]) -> Iterable[T]:
+    """On rank 0's terminal. Drawn between cells alone: a thread that draws would be measured."""
+    terminal = Console(stderr=True)
+    hidden = dist.get_rank() != 0 or not terminal.is_terminal
+    return track(cells, auto_refresh=False, console=terminal, transient=True, disable=hidden)

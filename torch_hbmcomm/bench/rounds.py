@@ -1,0 +1,119 @@
+"""Contenders take turns, and every call is timed by itself.
+
+A sample is a single call. Only calls shorter than BATCH_SECONDS, of which reading the clock would
+be a part that matters, are timed in batches that take so long, and a sample is their mean. A mean
+of longer calls would hide that a backend takes sometimes 0.1 ms and sometimes 0.8 ms, as Gloo does
+where its threads have to be woken.
+
+Contenders that follow one another in a round also disturb one another: threads of one that spin or
+wake up late take time from the next. So each is measured alone as well, in rounds that have no
+other.
+"""
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import repeat
+
+BATCH_SECONDS = 10e-6
+MOST_SAMPLES = 20  # of a turn
+_TURN_SECONDS = 10e-3  # long against the skew with which ranks leave a barrier
+_FEW, _MANY = 3, 30  # calls that tell how long one takes, slow or fast
+_SLOW = 100_000  # nanoseconds
+
+Timed = Callable[[int, int], Sequence[float]]
+"""Takes a number of samples, and the calls in each. Returns, for each sample, the microseconds that
+a call took. A call that does not count comes first: it brings buffers and threads back to work."""
+
+
+@dataclass
+class Samples:
+    """Of one contender: microseconds a call.
+
+    beside: in rounds with the others. alone: in rounds without, if there were any.
+    calls: in each sample; 1 but for short calls.
+    """
+
+    calls: int = 1
+    beside: list[float] = field(default_factory=list)
+    alone: list[float] = field(default_factory=list)
+
+
+def timed(call: Callable[[], object]) -> Timed:
+    """Takes the time of a Python function."""
+
+    def run(samples: int, calls: int) -> list[float]:
+        found = []
+        call()
+        for _ in range(samples):
+            start = time.perf_counter()
+            for _ in repeat(None, calls):
+                call()
+            found.append((time.perf_counter() - start) / calls * 1e6)
+        return found
+
+    return run
+
+
+def _nothing() -> None:
+    """One process needs no barrier."""
+
+
+def interleave(
+    contenders: Mapping[str, Timed],
+    rounds: int,
+    alone: Collection[str] | None = None,
+    barrier: Callable[[], None] = _nothing,
+    agree: Callable[[int], int] = int,
+    most_samples: int = MOST_SAMPLES,
+) -> dict[str, Samples]:
+    """Measures all contenders beside one another, then some of them alone.
+
+    Args:
+        rounds: in each, every contender has a turn
+        alone: those that are measured alone, too, in as many turns; None: all, if there are several
+        barrier: comes before each turn; ranks that measure together meet there
+        agree: makes of the numbers of all ranks one, the same for all
+        most_samples: of a turn
+    """
+    turns = {name: _turn(found, barrier, agree, most_samples) for name, found in contenders.items()}
+    samples = {name: Samples(calls=calls) for name, (_, calls) in turns.items()}
+    if alone is None:
+        alone = contenders if len(contenders) > 1 else ()
+    with _without_collector():
+        for _ in range(rounds):
+            for name, found in contenders.items():
+                barrier()
+                samples[name].beside += found(*turns[name])
+        for name, found in contenders.items():
+            for _ in range(rounds if name in alone else 0):
+                barrier()
+                samples[name].alone += found(*turns[name])
+    return samples
+
+
+def _turn(
+    found: Timed, barrier: Callable[[], None], agree: Callable[[int], int], most: int
+) -> tuple[int, int]:
+    """Samples, and calls in each."""
+    for trials, enough in ((_FEW, _SLOW), (_MANY, 0)):
+        barrier()
+        nanoseconds = agree(max(1, round(statistics.median(found(trials, 1)) * 1e3)))
+        if nanoseconds >= enough:
+            break
+    calls = max(1, math.ceil(BATCH_SECONDS * 1e9 / nanoseconds))
+    return max(1, min(most, int(_TURN_SECONDS * 1e9 / (calls * nanoseconds)))), calls
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
