@@ -16,7 +16,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-_START_SECONDS = 60
+_START_SECONDS = 180
 _ANSWER_SECONDS = 180
 _END_SECONDS = 10
 
