@@ -139,7 +139,7 @@ struct Adopted {
 
 Adopted adopt(Client& client, const py::object& object) {
   PythonMemory memory = memory_of(object, /*writable=*/true);
-  std::shared_ptr<void> adoption = client.adopt(memory.data, memory.bytes);
+  std::shared_ptr<void> adoption = client.register_memory(memory.data, memory.bytes);
   return {std::move(memory), std::move(adoption)};
 }
 

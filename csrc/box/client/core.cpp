@@ -6,8 +6,8 @@
 
 #include "base/log.h"
 #include "base/threads.h"
-#include "box/client/leave.h"
-#include "box/client/order.h"
+#include "box/client/dialer.h"
+#include "box/client/operation.h"
 
 namespace hbm::client {
 namespace {
@@ -43,7 +43,7 @@ std::string time_text(std::chrono::system_clock::time_point time) {
 
 Core::Core(const ClientOptions& options) : options_(bounded(options)), dialer_(options_) {
   transport::OpenedTransport opened = dialer_.dial();
-  link_ = std::move(opened.link);
+  transport_ = std::move(opened.transport);
   session_ = opened.joined.session;
   contents_ = opened.joined.box;
   lease_ = std::chrono::milliseconds(opened.joined.lease_ms);
@@ -102,7 +102,8 @@ void Core::add(const OperationPointer& operation, Clock::time_point deadline) {
     if (attachment.state != Attachment::State::kLive) return operation->settle();
     attachment.state = Attachment::State::kFreed;
   }
-  if (std::optional<Failure> failure = doom(*operation)) return fail(*operation, *failure);
+  if (std::optional<Failure> failure = reason_to_fail(*operation))
+    return fail(*operation, *failure);
   if (operation->is_empty()) return operation->settle();
   operation->deadline = deadline;
   earliest_ = std::min(earliest_, deadline);
@@ -111,7 +112,7 @@ void Core::add(const OperationPointer& operation, Clock::time_point deadline) {
   if (operation->stage == ClientOperation::Stage::kReady) enqueue({operation.get()});
 }
 
-std::optional<Failure> Core::doom(const ClientOperation& operation) const {
+std::optional<Failure> Core::reason_to_fail(const ClientOperation& operation) const {
   if (state_ == State::kGivenUp) {
     return failure(BoxError::Cause::kUnreachable, operation.text() + ": " + outage());
   }
@@ -184,7 +185,7 @@ void Core::break_off(const std::string& why) {
   log::warn("lost the connection to the box at " + dialer_.box() + ": " + why +
             "; connecting again");
   nothing_left_.notify_all();
-  bell_.ring();
+  wake_event_.signal();
 }
 
 std::string Core::outage() const {
@@ -231,12 +232,12 @@ bool Core::has_work() const {
 
 void Core::wake_driver() {
   const Lock lock(mutex_);
-  if (link_) link_->wake();
+  if (transport_) transport_->wake();
 }
 
 void Core::leave_to_keeper() {
   const Lock lock(mutex_);
-  if (has_work()) bell_.ring();
+  if (has_work()) wake_event_.signal();
 }
 
 bool Core::copy_now(smb::Opcode opcode, const Touch& touch, std::byte* local) {
@@ -298,19 +299,19 @@ void Core::close(std::chrono::milliseconds patience) {
     closing_ = true;
     interrupt = wait_for_nothing_left(lock, until);
     stopping_ = true;
-    if (link_) link_->wake();  // the driver, who may be the keeper
+    if (transport_) transport_->wake();  // the driver, who may be the keeper
   }
-  bell_.ring();
+  wake_event_.signal();
   keeper_.join();
 
   bool up = false;
   {
     const Lock lock(mutex_);
     up = std::exchange(state_, State::kGivenUp) == State::kUp;
-    if (link_) link_->wake();
+    if (transport_) transport_->wake();
   }
   const Lock drive(drive_);
-  std::unique_ptr<transport::Transport> last = take_link();
+  std::unique_ptr<transport::Transport> last = take_transport();
   if (up) leave(std::move(last), dialer_.box());
   last.reset();
   {

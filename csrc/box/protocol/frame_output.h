@@ -1,4 +1,4 @@
-// Frames on their way into a stream socket: the sending half of a FrameStream.
+// Sends frames over a stream socket: one half of a FrameStream.
 //
 // A frame with a descriptor is handed to the kernel in a call of its own, so that the descriptor
 // arrives with bytes of that frame and of none behind it; FrameInput relies on that.

@@ -29,10 +29,11 @@ void raise_open_files() {
   }
 }
 
-ListenerIdentity welcome_of(const StreamListenerOptions& options) {
-  ListenerIdentity welcome{options.token, options.boot_id, options.socket_path, options.verbs_port};
-  require_sendable(welcome);
-  return welcome;
+ListenerIdentity identity_of(const StreamListenerOptions& options) {
+  ListenerIdentity identity{options.token, options.boot_id, options.socket_path,
+                            options.verbs_port};
+  require_sendable(identity);
+  return identity;
 }
 
 void require_valid(const StreamListenerOptions& options) {
@@ -55,7 +56,7 @@ int sooner(int left, int right) {
 struct StreamListener::Parts {
   explicit Parts(RequestHandler& handler, const StreamListenerOptions& options)
       : context{handler,
-                welcome_of(options),
+                identity_of(options),
                 options.quantum,
                 {options.most_joining, options.join_within},
                 {10, std::chrono::seconds(10)}} {
@@ -63,7 +64,7 @@ struct StreamListener::Parts {
       std::function<int()> tick;
       if (i == 0) tick = [this] { return housekeeping(); };
       loops.push_back(
-          std::make_unique<EventLoop>("hbm-door-" + std::to_string(i), std::move(tick)));
+          std::make_unique<EventLoop>("hbm-listen-" + std::to_string(i), std::move(tick)));
     }
     std::vector<uid_t> users = options.users;
     if (users.empty()) users.push_back(geteuid());
@@ -77,15 +78,15 @@ struct StreamListener::Parts {
   }
 
   void listen(const smb::Address& address, const std::vector<uid_t>& users) {
-    listeners.push_back(std::make_shared<StreamAcceptor>(context, loops, address, users));
-    const auto& listener = listeners.back();
-    loops.front()->add(listener->fd(), EPOLLIN, listener);
-    if (!address.is_unix()) addresses.push_back(listener->address());
+    acceptors.push_back(std::make_shared<StreamAcceptor>(context, loops, address, users));
+    const auto& acceptor = acceptors.back();
+    loops.front()->add(acceptor->fd(), EPOLLIN, acceptor);
+    if (!address.is_unix()) addresses.push_back(acceptor->address());
   }
 
   int housekeeping() {
     int most = context.pending.sweep();
-    for (const auto& listener : listeners) most = sooner(most, listener->resume());
+    for (const auto& acceptor : acceptors) most = sooner(most, acceptor->resume());
     return sooner(most, part_from_ended_sessions());
   }
 
@@ -112,7 +113,7 @@ struct StreamListener::Parts {
 
   StreamContext context;
   std::vector<smb::Address> addresses;
-  std::vector<std::shared_ptr<StreamAcceptor>> listeners;
+  std::vector<std::shared_ptr<StreamAcceptor>> acceptors;
   Clock::time_point next_look{};  // of the first loop
   StreamAcceptor::Loops loops;    // first to go
 };

@@ -9,10 +9,9 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "box/protocol/proof.h"
-#include "box/server/storage/descriptors.h"
 #include "box/server/storage/files.h"
 #include "box/server/storage/recovery.h"
-#include "box/server/storage/stored_segment.h"
+#include "box/server/storage/segment.h"
 
 namespace hbm::box {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "box/server/reply.h"
-#include "box/verbs/common/messages.h"
+#include "box/server/request_handler.h"
+#include "box/verbs/common/buffer_pool.h"
 
 namespace hbm::verbs {
 namespace {
@@ -84,7 +84,7 @@ bool Peer::settled() const {
 void Peer::doom(const std::string& cause) {
   if (doomed_.exchange(true)) return;
   if (!cause.empty()) log::warn("a client of the memory box over RDMA is sent away: " + cause);
-  context_->greeter.ring();
+  context_->doomed.signal();
 }
 
 void Peer::arrived(std::span<const std::byte> message) {

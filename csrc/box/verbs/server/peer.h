@@ -1,10 +1,11 @@
-// One client at a verbs door: its queue pairs, its requests and replies, and its memory windows.
+// One client of a verbs listener: its queue pairs, its requests and replies, and its memory
+// windows.
 //
 // A request comes as one message on any lane; the reply goes by lane 0. An attachment's windows are
 // bound, one on each lane, before its reply is sent, one attachment at a time.
 //
-// Threads: add(), ready(), close() and destroy() are the greeter's; completed() and arrived() the
-// receiver's; pump() and the answers to requests come by any thread.
+// Threads: add(), ready(), close() and destroy() are the accepting thread's; completed() and
+// arrived() the receiving thread's; pump() and the answers to requests come by any thread.
 #pragma once
 
 #include <atomic>
@@ -20,8 +21,8 @@
 #include <vector>
 
 #include "box/protocol/protocol.h"
+#include "box/protocol/wake_event.h"
 #include "box/server/request_handler.h"
-#include "box/transport/doorbell.h"
 #include "box/verbs/common/domain.h"
 #include "box/verbs/server/box_memory.h"
 #include "box/verbs/server/shared_queues.h"
@@ -39,13 +40,13 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // How many completions a client of so many lanes may have under way.
   static uint32_t completions(uint32_t lanes) noexcept { return kReplies + lanes; }
 
-  // What a peer needs of its door, and keeps alive. The handler may be gone once the peer is
+  // What a peer needs of its listener, and keeps alive. The handler may be gone once the peer is
   // closed.
   struct Context {
     SharedQueues queues;
     BoxMemory memory;
     box::RequestHandler& handler;
-    transport::Doorbell greeter;  // rung when a peer is doomed
+    smb::WakeEvent doomed;  // signalled when a peer is doomed
     std::atomic<bool> closing{false};
   };
 
@@ -107,7 +108,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   std::atomic<Clock::time_point> seen_{made_};
   std::atomic<bool> doomed_{false};
 
-  mutable std::mutex mutex_;  // guards all below; the queues's is locked under it
+  mutable std::mutex mutex_;  // guards all below; that of the queues is locked under it
   std::vector<CmId> lanes_;
   uint32_t connected_ = 0;
   uint32_t inline_bytes_ = 0;
