@@ -89,7 +89,7 @@ void Core::check(const ClientOperation& operation) const {
   }
   if (operation.opcode() == smb::Opcode::kFree) return;
   for (const Touch& touch : operation.touches) {
-    if (touch.attachment && touch.attachment->state == Attachment::State::kFreed) {
+    if (touch.attachment && touch.attachment->state == AttachmentState::kFreed) {
       throw Error(ErrorKind::kInvalid,
                   operation.text() + ": segment " + key_text(touch.attachment->key) + " was freed");
     }
@@ -99,8 +99,8 @@ void Core::check(const ClientOperation& operation) const {
 void Core::add(const OperationPointer& operation, Clock::time_point deadline) {
   if (operation->opcode() == smb::Opcode::kFree) {
     Attachment& attachment = *operation->touches[0].attachment;
-    if (attachment.state != Attachment::State::kLive) return operation->settle();
-    attachment.state = Attachment::State::kFreed;
+    if (attachment.state != AttachmentState::kLive) return operation->settle();
+    attachment.state = AttachmentState::kFreed;
   }
   if (std::optional<Failure> failure = reason_to_fail(*operation))
     return fail(*operation, *failure);
@@ -113,11 +113,11 @@ void Core::add(const OperationPointer& operation, Clock::time_point deadline) {
 }
 
 std::optional<Failure> Core::reason_to_fail(const ClientOperation& operation) const {
-  if (state_ == State::kGivenUp) {
+  if (state_ == ConnectionState::kGivenUp) {
     return failure(BoxError::Cause::kUnreachable, operation.text() + ": " + outage());
   }
   for (const Touch& touch : operation.touches) {
-    if (touch.attachment && touch.attachment->state == Attachment::State::kLost) {
+    if (touch.attachment && touch.attachment->state == AttachmentState::kLost) {
       return failure(BoxError::Cause::kLost, operation.text() + ": " + touch.attachment->why);
     }
   }
@@ -176,8 +176,8 @@ void Core::fail_unfinished(BoxError::Cause cause, const std::string& why) {
 }
 
 void Core::break_off(const std::string& why) {
-  if (state_ != State::kUp) return;
-  state_ = State::kBroken;
+  if (state_ != ConnectionState::kUp) return;
+  state_ = ConnectionState::kBroken;
   why_ = why;
   last_attempt_.clear();
   since_ = std::chrono::system_clock::now();
@@ -225,7 +225,7 @@ bool Core::wait(ClientOperation& operation, Clock::time_point until) {
 }
 
 bool Core::has_work() const {
-  return state_ == State::kUp && !stopping_ &&
+  return state_ == ConnectionState::kUp && !stopping_ &&
          (in_flight_ > 0 || !outstanding_.empty() || !ready_.empty() || !sequenced_.empty() ||
           !copies_.empty());
 }
@@ -244,8 +244,8 @@ bool Core::copy_now(smb::Opcode opcode, const Touch& touch, std::byte* local) {
   require_parent();
   Lock lock(mutex_);
   const Attachment& attachment = *touch.attachment;
-  const bool can = !closing_ && state_ == State::kUp &&
-                   attachment.state == Attachment::State::kLive &&
+  const bool can = !closing_ && state_ == ConnectionState::kUp &&
+                   attachment.state == AttachmentState::kLive &&
                    attachment.grant->memory != nullptr && !order::blocked(touch);
   return can && copy(lock, opcode, touch, local);
 }
@@ -255,10 +255,10 @@ std::shared_ptr<std::byte> Core::memory(const Attachment& attachment) {
   const Lock lock(mutex_);
   const std::string asked = "view of segment " + key_text(attachment.key);
   if (closing_) throw BoxError(BoxError::Cause::kClosed, asked + ": the client was closed");
-  if (attachment.state == Attachment::State::kFreed) {
+  if (attachment.state == AttachmentState::kFreed) {
     throw Error(ErrorKind::kInvalid, asked + ": it was freed");
   }
-  if (attachment.state == Attachment::State::kLost) {
+  if (attachment.state == AttachmentState::kLost) {
     throw BoxError(BoxError::Cause::kLost, asked + ": " + attachment.why);
   }
   if (attachment.grant->memory == nullptr) {
@@ -270,7 +270,7 @@ std::shared_ptr<std::byte> Core::memory(const Attachment& attachment) {
 }
 
 std::exception_ptr Core::wait_for_nothing_left(Lock& lock, Clock::time_point until) {
-  const auto nothing_left = [&] { return unfinished_.empty() || state_ != State::kUp; };
+  const auto nothing_left = [&] { return unfinished_.empty() || state_ != ConnectionState::kUp; };
   for (auto now = Clock::now(); now < until; now = Clock::now()) {
     if (nothing_left_.wait_until(lock, std::min(until, now + kInterruptPeriod), nothing_left))
       break;
@@ -307,7 +307,7 @@ void Core::close(std::chrono::milliseconds patience) {
   bool up = false;
   {
     const Lock lock(mutex_);
-    up = std::exchange(state_, State::kGivenUp) == State::kUp;
+    up = std::exchange(state_, ConnectionState::kGivenUp) == ConnectionState::kUp;
     if (transport_) transport_->wake();
   }
   const Lock drive(drive_);

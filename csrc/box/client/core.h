@@ -84,7 +84,7 @@ class Core {
   bool closed() const;
 
  private:
-  enum class State {
+  enum class ConnectionState {
     kUp,
     kBroken,   // the keeper reconnects
     kGivenUp,  // for good
@@ -154,7 +154,7 @@ class Core {
   mutable std::mutex mutex_;  // guards all below
   // Is changed with both locked, so either will do to use it.
   std::unique_ptr<transport::Transport> transport_;
-  State state_ = State::kUp;
+  ConnectionState state_ = ConnectionState::kUp;
   // While it is not up:
   std::string why_;
   std::string last_attempt_;  // to reconnect: how it failed

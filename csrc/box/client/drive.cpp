@@ -93,11 +93,11 @@ void Core::step(Clock::time_point until, bool with_copies) {
   bool copying = false;
   {
     const Lock lock(mutex_);
-    if (state_ != State::kUp || stopping_) return;
+    if (state_ != ConnectionState::kUp || stopping_) return;
     const auto now = Clock::now();
     ping_if_due(now);
     expire(now);
-    if (state_ != State::kUp) return;
+    if (state_ != ConnectionState::kUp) return;
     starting = take_ready(now);
     copying = with_copies && !copies_.empty();
     until = copying ? now : std::min({until, earliest_, next_ping_});
@@ -256,7 +256,7 @@ void Core::dismiss(const Attachment& attachment) {
 
 void Core::copy_one() {
   Lock lock(mutex_);
-  if (copies_.empty() || state_ != State::kUp) return;
+  if (copies_.empty() || state_ != ConnectionState::kUp) return;
   OperationPointer operation = std::move(copies_.front());
   copies_.pop_front();
   if (operation->settled() ||

@@ -40,7 +40,7 @@ void Core::keep() {
 }
 
 bool Core::keep_on() {
-  State state;
+  ConnectionState state;
   bool work = false;
   auto until = Clock::time_point::max();
   {
@@ -48,9 +48,9 @@ bool Core::keep_on() {
     if (stopping_) return false;
     state = state_;
     work = has_work();
-    if (state == State::kUp) until = std::min(next_ping_, earliest_);
+    if (state == ConnectionState::kUp) until = std::min(next_ping_, earliest_);
   }
-  if (state == State::kBroken) {
+  if (state == ConnectionState::kBroken) {
     reconnect();
     return true;
   }
@@ -95,7 +95,7 @@ void Core::reconnect() {
       expire(Clock::now());
       left = broken_at_ + options_.reconnect_timeout - Clock::now();
       if (left <= Clock::duration::zero()) {
-        state_ = State::kGivenUp;
+        state_ = ConnectionState::kGivenUp;
         log::error("gave up: " + outage());
         return fail_unfinished(BoxError::Cause::kUnreachable, outage());
       }

@@ -31,10 +31,10 @@ namespace hbm::client {
 
 class ClientOperation;
 
+enum class AttachmentState { kLive, kFreed, kLost };
+
 // A segment that a client has attached.
 struct Attachment {
-  enum class State { kLive, kFreed, kLost };
-
   const smb::Id key;
   const uint64_t size;
   const uint32_t handle;
@@ -44,7 +44,7 @@ struct Attachment {
 
   // Guarded by the core's mutex.
   std::shared_ptr<transport::Grant> grant;  // of the connection that stands, or of the last one
-  State state = State::kLive;
+  AttachmentState state = AttachmentState::kLive;
   std::string why{};  // it is lost
 
   // Those that touch the segment, in the order of issue; shared by all attachments to one key.

@@ -56,7 +56,7 @@ void Core::attach_again(transport::Transport& transport, uint64_t applied,
   {
     const Lock lock(mutex_);
     for (const auto& [handle, attachment] : attachments_) {
-      if (attachment->state != Attachment::State::kLost) renewals.push_back({attachment, nullptr});
+      if (attachment->state != AttachmentState::kLost) renewals.push_back({attachment, nullptr});
     }
   }
   // What the box has freed already, or with the last session, must not come back.
@@ -123,7 +123,7 @@ void Core::resume(transport::OpenedTransport& opened, std::vector<Renewal>& rene
       }
     }
     again = unanswered(same_session, same_contents);
-    state_ = State::kUp;
+    state_ = ConnectionState::kUp;
     log::warn("connected again to the box at " + dialer_.box() +
               (same_contents ? "" : ", which restarted without its data"));
   }
@@ -136,8 +136,8 @@ void Core::resume(transport::OpenedTransport& opened, std::vector<Renewal>& rene
 }
 
 void Core::lose(Attachment& attachment, const std::string& why) {
-  if (attachment.state == Attachment::State::kLost) return;
-  attachment.state = Attachment::State::kLost;
+  if (attachment.state == AttachmentState::kLost) return;
+  attachment.state = AttachmentState::kLost;
   attachment.why = why;
   for (ClientOperation* operation : *attachment.unfinished) {
     if (operation->touches[0].attachment.get() == &attachment &&

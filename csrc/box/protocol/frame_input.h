@@ -53,10 +53,10 @@ class FrameInput {
   FrameInput(bool passes_descriptors, Payloads payloads)
       : passes_descriptors_(passes_descriptors), shared_(payloads == Payloads::kShared) {}
 
-  enum class Result { kIdle, kMore, kClosed };
+  enum class Received { kIdle, kMore, kClosed };
 
   // See FrameStream::receive. Returns after a frame that sets `paused`.
-  Result receive(int socket, FrameReceiver& receiver, uint64_t most, const bool& paused);
+  Received receive(int socket, FrameReceiver& receiver, uint64_t most, const bool& paused);
 
  private:
   struct Arrived {
@@ -69,7 +69,7 @@ class FrameInput {
   Descriptor take_descriptor();
 
   struct Filled {
-    Result result;
+    Received received;
     uint64_t bytes;
     bool drained;  // less came than was asked for
   };

@@ -37,34 +37,35 @@ Handshake::Handshake(RequestHandler& handler, const ListenerIdentity& identity)
   hello_.token_required = identity.token.empty() ? 0 : 1;
 }
 
-Handshake::Outcome Handshake::join(const smb::Join& join, smb::TransportKind transport) {
-  Outcome outcome;
+Handshake::Admission Handshake::join(const smb::Join& join, smb::TransportKind transport) {
+  Admission admission;
   if (!identity_.token.empty() &&
       !smb::equal(join.proof, smb::client_proof(identity_.token, hello_, join))) {
-    outcome.status = smb::Status::kDenied;
-    outcome.cause = join.proof == smb::Proof{} ? "the box asks for a token, and the client has none"
-                                               : "the client's token is not the box's";
-    return outcome;
+    admission.status = smb::Status::kDenied;
+    admission.cause = join.proof == smb::Proof{}
+                          ? "the box asks for a token, and the client has none"
+                          : "the client's token is not the box's";
+    return admission;
   }
   Joining joining = handler_.join(join, transport);
-  outcome.status = joining.status;
-  outcome.cause = std::move(joining.cause);
-  if (!joining.session) return outcome;
-  outcome.joined.session = joining.id;
-  outcome.joined.box = handler_.contents();
-  outcome.joined.applied = joining.applied;
-  outcome.joined.lease_ms = handler_.lease_ms();
-  outcome.joined.verbs_port = identity_.verbs_port;
-  outcome.joined.resumed = joining.resumed ? 1 : 0;
-  copy_text(outcome.joined.boot_id, identity_.boot_id);
-  copy_text(outcome.joined.socket_path, identity_.socket_path);
-  outcome.joined.proof = smb::server_proof(identity_.token, hello_, join, outcome.joined);
-  outcome.session = std::move(joining.session);
-  return outcome;
+  admission.status = joining.status;
+  admission.cause = std::move(joining.cause);
+  if (!joining.session) return admission;
+  admission.joined.session = joining.id;
+  admission.joined.box = handler_.contents();
+  admission.joined.applied = joining.applied;
+  admission.joined.lease_ms = handler_.lease_ms();
+  admission.joined.verbs_port = identity_.verbs_port;
+  admission.joined.resumed = joining.resumed ? 1 : 0;
+  copy_text(admission.joined.boot_id, identity_.boot_id);
+  copy_text(admission.joined.socket_path, identity_.socket_path);
+  admission.joined.proof = smb::server_proof(identity_.token, hello_, join, admission.joined);
+  admission.session = std::move(joining.session);
+  return admission;
 }
 
-void PendingConnections::enter(const std::shared_ptr<Connection>& connection) {
-  std::shared_ptr<Connection> oldest;
+void PendingConnections::enter(const std::shared_ptr<JoiningConnection>& connection) {
+  std::shared_ptr<JoiningConnection> oldest;
   {
     const std::lock_guard lock(mutex_);
     if (waiting_.size() >= most_) oldest = take_oldest();
@@ -74,7 +75,7 @@ void PendingConnections::enter(const std::shared_ptr<Connection>& connection) {
   if (oldest) oldest->dismiss("too many others came before it had joined");
 }
 
-void PendingConnections::leave(const Connection& connection) {
+void PendingConnections::leave(const JoiningConnection& connection) {
   const std::lock_guard lock(mutex_);
   const auto place = places_.find(&connection);
   if (place == places_.end()) return;
@@ -83,7 +84,7 @@ void PendingConnections::leave(const Connection& connection) {
 }
 
 bool PendingConnections::dismiss_oldest(const char* cause) {
-  std::shared_ptr<Connection> oldest;
+  std::shared_ptr<JoiningConnection> oldest;
   {
     const std::lock_guard lock(mutex_);
     oldest = take_oldest();
@@ -94,7 +95,7 @@ bool PendingConnections::dismiss_oldest(const char* cause) {
 
 int PendingConnections::sweep() {
   for (;;) {
-    std::shared_ptr<Connection> late;
+    std::shared_ptr<JoiningConnection> late;
     {
       const std::lock_guard lock(mutex_);
       if (waiting_.empty()) return -1;
@@ -108,9 +109,9 @@ int PendingConnections::sweep() {
   }
 }
 
-std::shared_ptr<PendingConnections::Connection> PendingConnections::take_oldest() {
+std::shared_ptr<PendingConnections::JoiningConnection> PendingConnections::take_oldest() {
   while (!waiting_.empty()) {
-    std::shared_ptr<Connection> oldest = waiting_.front().connection.lock();
+    std::shared_ptr<JoiningConnection> oldest = waiting_.front().connection.lock();
     places_.erase(waiting_.front().key);
     waiting_.pop_front();
     if (oldest) return oldest;

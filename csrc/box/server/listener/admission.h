@@ -34,13 +34,13 @@ class Handshake {
 
   const smb::Hello& hello() const noexcept { return hello_; }
 
-  struct Outcome {
+  struct Admission {
     std::shared_ptr<Session> session;  // none: refused, see status and cause
     smb::Status status = smb::Status::kOk;
     std::string cause;
     smb::Joined joined{};
   };
-  Outcome join(const smb::Join& join, smb::TransportKind transport);
+  Admission join(const smb::Join& join, smb::TransportKind transport);
 
  private:
   RequestHandler& handler_;
@@ -53,12 +53,12 @@ void require_sendable(const ListenerIdentity& identity);
 
 // The clients that are connected and have not joined yet: so many, for so long.
 //
-// Threads: every member may be called from any thread. A Connection is dismissed with no lock held.
+// Threads: every member may be called from any thread. A connection is dismissed with no lock held.
 class PendingConnections {
  public:
-  class Connection {
+  class JoiningConnection {
    public:
-    virtual ~Connection() = default;
+    virtual ~JoiningConnection() = default;
 
     // Must go. Called at most once, by any thread.
     virtual void dismiss(const char* cause) noexcept = 0;
@@ -68,10 +68,10 @@ class PendingConnections {
       : most_(most), longest_(longest) {}
 
   // When there are too many, the one that has been here longest is dismissed.
-  void enter(const std::shared_ptr<Connection>& connection);
+  void enter(const std::shared_ptr<JoiningConnection>& connection);
 
   // It has joined or is gone. It may have been dismissed before.
-  void leave(const Connection& connection);
+  void leave(const JoiningConnection& connection);
 
   // Makes room, when there is none for descriptors. False: nobody is here.
   bool dismiss_oldest(const char* cause);
@@ -84,18 +84,18 @@ class PendingConnections {
   using Clock = std::chrono::steady_clock;
 
   struct Waiting {
-    const Connection* key;
-    std::weak_ptr<Connection> connection;
+    const JoiningConnection* key;
+    std::weak_ptr<JoiningConnection> connection;
     Clock::time_point until;
   };
 
-  std::shared_ptr<Connection> take_oldest();  // with the lock
+  std::shared_ptr<JoiningConnection> take_oldest();  // with the lock
 
   const size_t most_;
   const std::chrono::milliseconds longest_;
   std::mutex mutex_;            // guards all below
   std::list<Waiting> waiting_;  // the oldest first
-  std::unordered_map<const Connection*, std::list<Waiting>::iterator> places_;
+  std::unordered_map<const JoiningConnection*, std::list<Waiting>::iterator> places_;
 };
 
 // Warnings that clients can cause, so that no client can fill the log: a few in a while, and then

@@ -38,7 +38,7 @@ struct StreamContext {
 };
 
 class StreamConnection final : public EventLoop::Served,
-                               public PendingConnections::Connection,
+                               public PendingConnections::JoiningConnection,
                                private smb::FrameReceiver,
                                public std::enable_shared_from_this<StreamConnection> {
  public:

@@ -53,8 +53,8 @@ int sooner(int left, int right) {
 
 }  // namespace
 
-struct StreamListener::Parts {
-  explicit Parts(RequestHandler& handler, const StreamListenerOptions& options)
+struct StreamListener::Impl {
+  explicit Impl(RequestHandler& handler, const StreamListenerOptions& options)
       : context{handler,
                 identity_of(options),
                 options.quantum,
@@ -73,7 +73,7 @@ struct StreamListener::Parts {
     for (const auto& loop : loops) loop->start();
   }
 
-  ~Parts() {
+  ~Impl() {
     for (const auto& loop : loops) loop->stop();
   }
 
@@ -121,21 +121,21 @@ struct StreamListener::Parts {
 StreamListener::StreamListener(RequestHandler& handler, const StreamListenerOptions& options) {
   require_valid(options);
   raise_open_files();
-  parts_ = std::make_unique<Parts>(handler, options);
+  impl_ = std::make_unique<Impl>(handler, options);
 }
 
 StreamListener::~StreamListener() = default;
 
 const std::vector<smb::Address>& StreamListener::addresses() const noexcept {
-  return parts_->addresses;
+  return impl_->addresses;
 }
 
 void StreamListener::drain(uint32_t most_ms) {
   const Clock::time_point deadline = Clock::now() + std::chrono::milliseconds(most_ms);
-  parts_->context.draining = true;
+  impl_->context.draining = true;
   const auto idle = [this] {
     bool all = true;
-    for (const auto& connection : parts_->connections()) {
+    for (const auto& connection : impl_->connections()) {
       if (!connection->idle()) all = false;
     }
     return all;

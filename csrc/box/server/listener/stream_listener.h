@@ -56,8 +56,8 @@ class StreamListener final : public Listener {
   void drain(uint32_t most_ms) override;
 
  private:
-  struct Parts;
-  std::unique_ptr<Parts> parts_;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace hbm::box

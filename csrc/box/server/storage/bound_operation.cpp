@@ -14,7 +14,7 @@ void add_to_cell(std::byte* at, int64_t addend) {
   cell.fetch_add(static_cast<uint64_t>(addend), std::memory_order_acq_rel);
 }
 
-void apply(const BoundOperation& operation, const Steps::Range& range) {
+void apply(const BoundOperation& operation, const Steps::Bounds& range) {
   const BoxOperation& what = operation.what;
   std::byte* const target = operation.target + range.first;
   if (what.opcode == smb::Opcode::kFetchAdd) return add_to_cell(target, what.addend);
@@ -23,7 +23,7 @@ void apply(const BoundOperation& operation, const Steps::Range& range) {
   accumulate(target, operation.source + what.source.offset + before, count, what.formula);
 }
 
-void apply_undoably(const BoundOperation& operation, const Steps::Range& range,
+void apply_undoably(const BoundOperation& operation, const Steps::Bounds& range,
                     std::atomic<uint64_t>& progress, std::byte* undo) {
   const uint64_t bytes = range.last - range.first;
   const uint64_t before = progress.load(std::memory_order_relaxed);
@@ -42,7 +42,7 @@ void apply_undoably(const BoundOperation& operation, const Steps::Range& range,
 void run_lane(const BoundOperation& operation, uint32_t lane, const Recorded& recorded,
               Stripes& stripes) {
   const Steps steps = operation.steps();
-  const Steps::Range all = steps.steps_of(lane, operation.what.lanes);
+  const Steps::Bounds all = steps.steps_of(lane, operation.what.lanes);
   uint64_t step = all.first;
   if (recorded) step += recorded.lanes[lane].progress.load(std::memory_order_acquire) / 2;
   for (; step < all.last; ++step) {
@@ -63,7 +63,7 @@ void roll_back(const BoundOperation& operation, const Recorded& recorded) {
     const uint64_t before = progress.load(std::memory_order_acquire);
     if (before % 2 == 0) continue;
     const uint64_t step = steps.steps_of(lane, operation.what.lanes).first + before / 2;
-    const Steps::Range range = steps.bytes_of(step);
+    const Steps::Bounds range = steps.bytes_of(step);
     const uint64_t bytes = range.last - range.first;
     std::memcpy(operation.target + range.first, recorded.undo + uint64_t{lane} * operation.chunk,
                 bytes);

@@ -23,7 +23,7 @@ struct Steps {
   uint64_t bytes;
   uint64_t chunk;  // bytes
 
-  struct Range {
+  struct Bounds {
     uint64_t first;
     uint64_t last;  // one past
   };
@@ -34,13 +34,13 @@ struct Steps {
   uint64_t chunk_of(uint64_t step) const noexcept { return offset / chunk + step; }
 
   // The bytes of the segment that a step covers.
-  Range bytes_of(uint64_t step) const noexcept {
+  Bounds bytes_of(uint64_t step) const noexcept {
     const uint64_t start = chunk_of(step) * chunk;
     return {std::max(start, offset), std::min(start + chunk, offset + bytes)};
   }
 
   // The steps of a lane.
-  Range steps_of(uint64_t lane, uint64_t lanes) const noexcept {
+  Bounds steps_of(uint64_t lane, uint64_t lanes) const noexcept {
     return {count() * lane / lanes, count() * (lane + 1) / lanes};
   }
 };

@@ -18,7 +18,7 @@ bool lies_in(const Memory& memory, const SegmentOffset& place, uint64_t bytes) {
 
 bool lanes_sound(const BoundOperation& operation, const Recorded& recorded) {
   for (uint32_t lane = 0; lane < operation.what.lanes; ++lane) {
-    const Steps::Range all = operation.steps().steps_of(lane, operation.what.lanes);
+    const Steps::Bounds all = operation.steps().steps_of(lane, operation.what.lanes);
     const uint64_t progress = recorded.lanes[lane].progress.load(std::memory_order_acquire);
     if (progress > 2 * (all.last - all.first)) return false;
   }

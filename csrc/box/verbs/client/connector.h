@@ -42,7 +42,7 @@ class Connector {
   bool closed();  // one of them was
 
  private:
-  struct Outcome {
+  struct ConnectionEvent {
     rdma_cm_event_type type{};
     int status = 0;
     std::optional<ChallengeMessage> challenge;
@@ -50,9 +50,9 @@ class Connector {
     std::optional<WelcomeMessage> welcome;
   };
 
-  std::optional<Outcome> next();  // none: nothing happened until the deadline
+  std::optional<ConnectionEvent> next();  // none: nothing happened until the deadline
   CmId resolve();
-  Outcome request(rdma_cm_id* id, const CallMessage& call);
+  ConnectionEvent request(rdma_cm_id* id, const CallMessage& call);
   [[noreturn]] void failed(const std::string& what) const;
 
   const std::string box_;

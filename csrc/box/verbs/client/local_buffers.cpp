@@ -25,11 +25,11 @@ std::shared_ptr<MemoryRegion> LocalBuffers::registered(const std::byte* memory, 
   return covers ? region : nullptr;
 }
 
-std::optional<LocalBuffers::Buffer> LocalBuffers::place(const transport::Slice& slice,
-                                                        uint32_t inline_bytes) {
+std::optional<LocalBuffers::SliceBuffer> LocalBuffers::place(const transport::Slice& slice,
+                                                             uint32_t inline_bytes) {
   const uint32_t bytes = slice.transfer.bytes;
   const bool writes = slice.opcode == smb::Opcode::kWrite;
-  Buffer buffer;
+  SliceBuffer buffer;
   buffer.uses.slice = slice;
   buffer.entry = {address(slice.local), bytes, 0};
   if (writes && bytes <= inline_bytes) {

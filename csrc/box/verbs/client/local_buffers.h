@@ -30,7 +30,7 @@ class LocalBuffers {
   // Throws as MemoryRegion.
   std::shared_ptr<MemoryRegion> register_memory(std::byte* memory, uint64_t bytes);
 
-  struct Buffer {
+  struct SliceBuffer {
     ibv_sge entry{};
     bool is_inline = false;
     Posted uses;
@@ -38,7 +38,7 @@ class LocalBuffers {
 
   // For a slice that is about to be posted; a write's bytes are in place. None: no buffer is free.
   // Throws as MemoryRegion.
-  std::optional<Buffer> place(const transport::Slice& slice, uint32_t inline_bytes);
+  std::optional<SliceBuffer> place(const transport::Slice& slice, uint32_t inline_bytes);
 
   // The device is done with it. `arrived`: a read's bytes are there, and go to the caller's memory.
   void done(const Posted& posted, bool arrived);

@@ -76,7 +76,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void destroy();      // the queue pairs. REQUIRES: closed
 
  private:
-  struct Frame {
+  struct UnsentReply {
     std::vector<std::byte> bytes;
     size_t sent = 0;
   };
@@ -99,7 +99,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void bind_next();
   void bound();
   void send();
-  bool send_part(Frame& frame);
+  bool send_part(UnsentReply& reply);
 
   const std::shared_ptr<Context> context_;
   const std::shared_ptr<box::Session> session_;
@@ -116,7 +116,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   uint32_t unanswered_ = 0;
   uint32_t in_flight_ = 0;  // replies and windows whose completion has not come
   uint32_t replies_in_flight_ = 0;
-  std::deque<Frame> unsent_;
+  std::deque<UnsentReply> unsent_;
   std::deque<Binding> bindings_;                                     // the first one is under way
   std::unordered_map<uint32_t, std::vector<MemoryWindow>> windows_;  // by handle
   std::vector<uint32_t> slots_;                                      // of long replies in flight
