@@ -1,6 +1,8 @@
 #include "smb_client.h"
 
+#include <cstring>
 #include <exception>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -17,6 +19,31 @@ void never_issued(const std::vector<OperationPointer>& operations, const std::st
     operation->failure = {ErrorKind::kInvalid, {}, operation->text() + " was never issued: " + why};
     operation->settle();
   }
+}
+
+template <class Row>
+std::span<const std::byte> append(std::vector<Row>& table, std::span<const std::byte> rows,
+                                  size_t count) {
+  const size_t before = table.size();
+  table.resize(before + count);
+  if (count > 0) std::memcpy(table.data() + before, rows.data(), count * sizeof(Row));
+  return rows.subspan(count * sizeof(Row));
+}
+
+// Appends the tables of one reply to kStats, and takes its totals.
+// Throws Error(kNetwork) when the reply is not as long as it says.
+void add_page(Stats& stats, std::span<const std::byte> payload) {
+  smb::StatsTotals totals{};
+  if (payload.size() >= sizeof totals) std::memcpy(&totals, payload.data(), sizeof totals);
+  const size_t told = sizeof totals + totals.clients_here * sizeof(smb::ClientStats) +
+                      totals.segments_here * sizeof(smb::SegmentStats);
+  if (payload.size() != told) {
+    throw Error(ErrorKind::kNetwork, "the box's statistics have " + std::to_string(payload.size()) +
+                                         " bytes, and say that they have " + std::to_string(told));
+  }
+  stats.totals = totals;
+  const auto segments = append(stats.clients, payload.subspan(sizeof totals), totals.clients_here);
+  append(stats.segments, segments, totals.segments_here);
 }
 
 }  // namespace
@@ -111,7 +138,7 @@ std::string Client::why_transport() const { return core_->dialer().why(); }
 
 Batch Client::batch() { return Batch(core_); }
 
-std::shared_ptr<void> Client::adopt(std::byte* memory, uint64_t bytes) {
+std::shared_ptr<void> Client::register_memory(std::byte* memory, uint64_t bytes) {
   core_->require_parent();
   return core_->registered_memory().add(memory, bytes);
 }

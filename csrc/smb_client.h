@@ -26,7 +26,6 @@
 
 #include "box/client/error.h"
 #include "box/client/options.h"
-#include "box/client/stats.h"
 #include "box/protocol/protocol.h"
 
 namespace hbm::client {
@@ -112,6 +111,13 @@ class Batch {
   std::vector<std::shared_ptr<ClientOperation>> collected_;
 };
 
+// What a box has done since its start, and its clients and segments.
+struct Stats {
+  smb::StatsTotals totals{};
+  std::vector<smb::ClientStats> clients;
+  std::vector<smb::SegmentStats> segments;
+};
+
 class Client {
  public:
   // Connects. Throws BoxError, with the reason for each transport that was tried.
@@ -146,7 +152,7 @@ class Client {
 
   // Transfers from and to this memory go without a copy where the transport would need one (verbs),
   // until the pointer goes; the memory has to stay mapped as it is that long.
-  std::shared_ptr<void> adopt(std::byte* memory, uint64_t bytes);
+  std::shared_ptr<void> register_memory(std::byte* memory, uint64_t bytes);
 
   Batch batch();
   void ping();

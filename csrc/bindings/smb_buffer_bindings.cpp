@@ -13,7 +13,7 @@ namespace hbm {
 namespace {
 
 // What Python has to release: an object, or a view of one.
-struct Held {
+struct HeldBuffer {
   PyObject* object = nullptr;
   Py_buffer view{};
 
@@ -26,7 +26,7 @@ struct Held {
 // Those that were let go without the interpreter's lock.
 class LetGo {
  public:
-  void add(Held* held) {
+  void add(HeldBuffer* held) {
     bool first = false;
     {
       const std::scoped_lock lock(mutex_);
@@ -39,12 +39,12 @@ class LetGo {
 
   // REQUIRES: the interpreter's lock.
   void release() {
-    std::vector<Held*> gone;
+    std::vector<HeldBuffer*> gone;
     {
       const std::scoped_lock lock(mutex_);
       gone.swap(held_);
     }
-    for (Held* held : gone) {
+    for (HeldBuffer* held : gone) {
       held->release();
       delete held;
     }
@@ -62,11 +62,12 @@ class LetGo {
   }
 
   std::mutex mutex_;
-  std::vector<Held*> held_;
+  std::vector<HeldBuffer*> held_;
 };
 
-std::shared_ptr<const void> hold(const Held& held) {
-  return {new Held(held), [](const Held* last) { LetGo::instance().add(const_cast<Held*>(last)); }};
+std::shared_ptr<const void> hold(const HeldBuffer& held) {
+  return {new HeldBuffer(held),
+          [](const HeldBuffer* last) { LetGo::instance().add(const_cast<HeldBuffer*>(last)); }};
 }
 
 std::string type_name(const py::object& object) {
@@ -110,7 +111,7 @@ bool has_objects(const char* format) {
 }
 
 PythonMemory buffer_memory(const py::object& object, bool writable) {
-  Held held;
+  HeldBuffer held;
   if (!get_view(object, writable, held.view)) {
     const py::error_already_set error;
     // NumPy has no buffer of types that extend its own, bfloat16 among them, but of their bytes.

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "box/client/environment.h"
+#include "box/client/options.h"
 #include "smb_client.h"
 
 namespace {

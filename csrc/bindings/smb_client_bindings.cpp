@@ -132,15 +132,15 @@ PythonMemory part(const py::object& object, std::optional<uint64_t> size, bool w
 }
 
 // Memory that the client may keep registered, and which stays until it is not.
-struct Adopted {
+struct RegisteredBuffer {
   PythonMemory memory;
-  std::shared_ptr<void> adoption;  // goes first
+  std::shared_ptr<void> registration;  // goes first
 };
 
-Adopted adopt(Client& client, const py::object& object) {
+RegisteredBuffer register_memory(Client& client, const py::object& object) {
   PythonMemory memory = memory_of(object, /*writable=*/true);
-  std::shared_ptr<void> adoption = client.adopt(memory.data, memory.bytes);
-  return {std::move(memory), std::move(adoption)};
+  std::shared_ptr<void> registration = client.register_memory(memory.data, memory.bytes);
+  return {std::move(memory), std::move(registration)};
 }
 
 void wait_for(client::Batch& batch, const client::Future& future) {
@@ -243,7 +243,7 @@ void register_batch(py::module_& m) {
 }
 
 void register_client(py::module_& m) {
-  py::class_<Adopted>(m, "Adopted");
+  py::class_<RegisteredBuffer>(m, "RegisteredBuffer");
   py::class_<Client, std::shared_ptr<Client>>(m, "Client")
       .def(py::init(&connect), py::arg("url"), py::arg("token"), py::arg("transport"),
            py::arg("lanes"), py::arg("read_only"), py::arg("connect_timeout"),
@@ -260,7 +260,7 @@ void register_client(py::module_& m) {
            py::arg("source"))
       .def("free", &Client::free, py::arg("segment"), Unlocked())
       .def("remove", &Client::remove, py::arg("segment"), Unlocked())
-      .def("adopt", &adopt)
+      .def("register_memory", &register_memory)
       .def("batch", &Client::batch)
       .def("ping", &Client::ping, Unlocked())
       .def("stats",

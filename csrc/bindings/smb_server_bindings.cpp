@@ -9,7 +9,6 @@
 
 #include "bindings/smb_stats_bindings.h"
 #include "box/server.h"
-#include "box/verbs/common/load_library.h"
 
 namespace py = pybind11;
 
@@ -91,7 +90,7 @@ void register_smb_server(py::module_& m) {
           "drain", [](Server& server, double most) { server.drain(milliseconds(most)); },
           py::arg("most"), Unlocked())
       .def("close", &Server::close, Unlocked());
-  m.def("why_no_verbs", [] { return verbs::why_not("", 0); }, Unlocked());
+  m.def("why_no_verbs", &box::why_no_verbs, Unlocked());
 }
 
 }  // namespace hbm

@@ -14,8 +14,9 @@
 #include "box/server/listener/stream_listener.h"
 #include "box/server/service.h"
 #include "box/server/storage/store.h"
-#include "box/socket_path.h"
+#include "box/server_options.h"
 #include "box/verbs/common/load_library.h"
+#include "box/verbs/server/library.h"
 
 namespace hbm::box {
 namespace {
@@ -58,21 +59,21 @@ smb::Address reachable(smb::Address address) {
 }
 
 // None: kAuto found no RDMA device, or could not use it; the log says which.
-verbs::OpenListener open_verbs(RequestHandler& handler, const ServerOptions& options) {
+verbs::OpenedListener open_verbs(RequestHandler& handler, const ServerOptions& options) {
   if (options.verbs == VerbsChoice::kOff) return {};
   const bool automatic = options.verbs == VerbsChoice::kAuto;
-  const std::string cause = automatic ? verbs::why_not("", 0) : "";
+  const std::string cause = automatic ? why_no_verbs() : "";
   if (!cause.empty()) {
     log::info("memory box: no verbs: " + cause);
     return {};
   }
-  verbs::VerbsListenerOptions door;
-  door.host = options.verbs_host;
-  door.port = options.verbs_port;
-  door.token = options.token;
-  door.max_clients = options.most_clients;
+  verbs::VerbsListenerOptions listening;
+  listening.host = options.verbs_host;
+  listening.port = options.verbs_port;
+  listening.token = options.token;
+  listening.max_clients = options.most_clients;
   try {
-    verbs::OpenListener opened = verbs::library().listen(handler, door);
+    verbs::OpenedListener opened = verbs::load<verbs::ServerLibrary>().listen(handler, listening);
     log::info("memory box: verbs at port " + std::to_string(opened.port));
     return opened;
   } catch (const Error& error) {
@@ -84,6 +85,14 @@ verbs::OpenListener open_verbs(RequestHandler& handler, const ServerOptions& opt
 }
 
 }  // namespace
+
+std::string why_no_verbs() {
+  try {
+    return verbs::load<verbs::ServerLibrary>().why_not();
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
 
 // Destroyed from the last to the first.
 struct Server::Parts {
@@ -123,26 +132,26 @@ Server::Parts::Parts(const ServerOptions& options, const std::vector<smb::Addres
   service = std::make_unique<Service>(serving, *store, *pool);
 
   auto opened = part("verbs door", [&] { return open_verbs(*service, options); });
-  verbs = std::move(opened.door);
+  verbs = std::move(opened.listener);
   streams = part("door", [&] {
-    StreamListenerOptions door;
-    door.listen = listen;
-    door.socket_path = socket_path;
-    door.token = options.token;
-    door.boot_id = boot_id();
-    door.verbs_port = opened.port;
-    door.threads = threads(options.receivers, 4);
-    return std::make_unique<StreamListener>(*service, door);
+    StreamListenerOptions listening;
+    listening.listen = listen;
+    listening.socket_path = socket_path;
+    listening.token = options.token;
+    listening.boot_id = boot_id();
+    listening.verbs_port = opened.port;
+    listening.threads = threads(options.receivers, 4);
+    return std::make_unique<StreamListener>(*service, listening);
   });
 }
 
 void Server::Parts::drain(std::chrono::milliseconds most) {
   const auto until = Clock::now() + most;
-  for (Listener* door : {static_cast<Listener*>(streams.get()), verbs.get()}) {
-    if (door == nullptr) continue;
+  for (Listener* listener : {static_cast<Listener*>(streams.get()), verbs.get()}) {
+    if (listener == nullptr) continue;
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count();
-    door->drain(static_cast<uint32_t>(std::clamp<int64_t>(left, 0, UINT32_MAX)));
+    listener->drain(static_cast<uint32_t>(std::clamp<int64_t>(left, 0, UINT32_MAX)));
   }
 }
 

@@ -20,6 +20,9 @@
 
 namespace hbm::box {
 
+// Why this host cannot let clients in over RDMA, in words; empty: it can.
+std::string why_no_verbs();
+
 struct ServerStats {
   Statistics box;
   memory::PoolStats pool;

@@ -1,4 +1,6 @@
-// How a box is set up.
+// The options of a box.
+//
+// Threads: any.
 #pragma once
 
 #include <chrono>
@@ -47,5 +49,10 @@ struct ServerOptions {
 // Throws Error(kInvalid) or Error(kUnsupported), which says what to change, for options that make
 // no box. The pool checks its own (memory/pool.h).
 std::vector<smb::Address> check(const ServerOptions& options);
+
+// Where a box puts its Unix socket when it is not told: a name for this process's next box, in
+// HBMCOMM_SOCKET_DIR or /dev/shm, which containers with shared memory between them share. Sockets
+// there that killed boxes have left are removed.
+std::string new_socket_path();
 
 }  // namespace hbm::box

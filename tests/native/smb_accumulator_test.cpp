@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "box/server/storage/steps.h"
+#include "box/server/storage/bound_operation.h"
 #include "box/server/storage/store.h"
 #include "kernels/accumulate.h"
 #include "smb_store_fixture.h"

@@ -22,14 +22,14 @@ using smb::Status;
 
 class Asker final : public Connection::Requester {
  public:
-  void answered(TransportRequest&, Descriptor) override { ++works; }
+  void answered(TransportRequest&, Descriptor) override { ++requests; }
   void answered(const Slice&, Status status, const std::string& cause) override {
     ++slices;
     last = status;
     words = cause;
   }
 
-  int works = 0;
+  int requests = 0;
   int slices = 0;
   Status last{};
   std::string words;
@@ -48,14 +48,14 @@ class RogueBox : public testing::Test {
   void ask(Opcode opcode, uint32_t bytes = 0) {
     Slice slice;
     slice.opcode = opcode;
-    slice.request.bytes = bytes;
+    slice.transfer.bytes = bytes;
     slice.local = memory_.data();
     connection_->send(slice);
     connection_->flush();
   }
 
-  void ask(TransportRequest& work) {
-    connection_->send(work);
+  void ask(TransportRequest& request) {
+    connection_->send(request);
     connection_->flush();
   }
 
@@ -80,7 +80,7 @@ class RogueBox : public testing::Test {
 
   void expect_malformed(const std::string& why) {
     expect_error(ErrorKind::kNetwork, {why}, [&] { connection_->receive(); });
-    EXPECT_EQ(asker_.works + asker_.slices, 0);
+    EXPECT_EQ(asker_.requests + asker_.slices, 0);
   }
 
   std::vector<std::byte> memory_ = std::vector<std::byte>(smb::kMaxPayload);
@@ -155,10 +155,10 @@ TEST_F(RogueBox, CannotFloodWithWords) {
 }
 
 TEST_F(RogueBox, CannotSendAnotherBody) {
-  TransportRequest work;
-  work.opcode = Opcode::kFetchAdd;
-  work.body.resize(sizeof(smb::FetchAdd));
-  ask(work);
+  TransportRequest request;
+  request.opcode = Opcode::kFetchAdd;
+  request.body.resize(sizeof(smb::FetchAdd));
+  ask(request);
   answer(take(sizeof(smb::FetchAdd)), "", 4);
   expect_malformed("its body");
 }

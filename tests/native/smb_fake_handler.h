@@ -1,5 +1,5 @@
-// A handler for doors to be tested at: one segment in plain memory, under the handle 1. Requests
-// are answered on the spot, or by a thread of the handler's own.
+// A handler for listeners to be tested at: one segment in plain memory, under the handle 1.
+// Requests are answered on the spot, or by a thread of the handler's own.
 #pragma once
 
 #include <atomic>

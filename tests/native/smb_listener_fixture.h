@@ -1,4 +1,4 @@
-// A stream door with a fake handler behind it, and clients that have joined.
+// A stream listener with a fake handler behind it, and clients that have joined.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -27,10 +27,10 @@ inline const std::string kToken = "the token";
 
 inline StreamListenerOptions options_with(const std::string& token = kToken) {
   static const Scratch folder("/tmp");
-  static std::atomic<int> doors{0};
+  static std::atomic<int> listeners{0};
   StreamListenerOptions options;
   options.listen = {{"127.0.0.1", 0, ""}};
-  options.socket_path = folder / std::to_string(doors++);
+  options.socket_path = folder / std::to_string(listeners++);
   options.token = token;
   options.boot_id = "a-boot-id";
   options.verbs_port = 77;
@@ -38,18 +38,18 @@ inline StreamListenerOptions options_with(const std::string& token = kToken) {
   return options;
 }
 
-// A door with a fake handler behind it.
+// A listener with a fake handler behind it.
 struct Box {
   explicit Box(const StreamListenerOptions& given = options_with(),
                FakeDesk::Answers answers = FakeDesk::Answers::kAtOnce)
-      : options(given), handler(4 << 20, answers), door(std::in_place, handler, options) {}
+      : options(given), handler(4 << 20, answers), listener(std::in_place, handler, options) {}
 
-  smb::Address tcp() const { return door->addresses().at(0); }
+  smb::Address tcp() const { return listener->addresses().at(0); }
   smb::Address local() const { return {"", 0, options.socket_path}; }
 
   const StreamListenerOptions options;
   FakeDesk handler;
-  std::optional<StreamListener> door;
+  std::optional<StreamListener> listener;
 };
 
 inline std::unique_ptr<RawClient> joined(const smb::Address& address,

@@ -1,4 +1,5 @@
-// A client of a stream door that may also break the rules: it sends frames, or bytes, one by one.
+// A client of a stream listener that may also break the rules: it sends frames, or bytes, one by
+// one.
 #pragma once
 
 #include <gtest/gtest.h>

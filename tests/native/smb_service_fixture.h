@@ -1,4 +1,4 @@
-// A box in memory, or in a directory, without doors, and clients that call it as a door would.
+// A box in memory, or in a directory, without listeners, and clients that call it as one would.
 #pragma once
 
 #include <gtest/gtest.h>

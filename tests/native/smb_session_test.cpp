@@ -8,7 +8,7 @@
 #include <new>
 #include <thread>
 
-#include "box/server/refusal.h"
+#include "box/server/request_handler.h"
 #include "box/server/sessions.h"
 #include "smb_service_fixture.h"
 #include "stress.h"

@@ -1,9 +1,9 @@
-// What a link over shm maps, and what it does not let happen.
+// What a transport over shm maps, and what it does not let happen.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
-#include "box/transport/shm_transport.h"
+#include "box/transport/transport.h"
 #include "smb_transport_fixture.h"
 
 namespace hbm::transport {
@@ -12,7 +12,7 @@ namespace {
 TEST(ShmLink, MapsWhatItIsGranted) {
   Box box;
   OpenedTransport opened = open_shm(box.opening());
-  const auto grant = alloc(*opened.link, 1, 100000);
+  const auto grant = alloc(*opened.transport, 1, 100000);
   ASSERT_NE(grant->memory, nullptr);
   EXPECT_EQ(grant->size, 100000u);
   std::byte* const there = box.handler.segment(1)->block->base();
@@ -22,14 +22,14 @@ TEST(ShmLink, MapsWhatItIsGranted) {
   EXPECT_EQ(grant->memory[0], std::byte{8});
 
   std::shared_ptr<void> holds = grant->holds;
-  opened.link.reset();
+  opened.transport.reset();
   EXPECT_EQ(grant->memory[0], std::byte{8});  // as long as someone holds it
 }
 
 TEST(ShmLink, MapsForReadingWhatItMayOnlyRead) {
   Box box;
   const OpenedTransport opened = open_shm(box.opening());
-  const auto grant = alloc(*opened.link, 1, 4096, smb::Alloc::kReadOnly);
+  const auto grant = alloc(*opened.transport, 1, 4096, smb::Alloc::kReadOnly);
   ASSERT_NE(grant->memory, nullptr);
   box.handler.segment(1)->block->base()[5] = std::byte{9};
   EXPECT_EQ(grant->memory[5], std::byte{9});
@@ -42,7 +42,7 @@ TEST(ShmLink, MapsForReadingWhatItMayOnlyRead) {
 TEST(ShmLink, KeepsSegmentsFromForkedChildren) {
   Box box;
   const OpenedTransport opened = open_shm(box.opening());
-  const auto grant = alloc(*opened.link, 1, 4096);
+  const auto grant = alloc(*opened.transport, 1, 4096);
   EXPECT_DEATH(grant->memory[0] = std::byte{1}, "");
 }
 

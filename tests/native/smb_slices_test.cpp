@@ -17,26 +17,26 @@ TEST(Slices, CutNoElementInTwo) {
   for (const uint64_t begin : {0, 1, 4, 5, 7, 8, 4093}) {
     for (const uint64_t bytes :
          {uint64_t{0}, uint64_t{3}, uint64_t{kSliceBytes}, kMost, kMost + 3}) {
-      TransportRequest work;
-      work.opcode = smb::Opcode::kRead;
-      work.grant = &grant;
-      work.offset = begin;
-      work.local = memory.data();
-      work.bytes = bytes;
+      TransportRequest request;
+      request.opcode = smb::Opcode::kRead;
+      request.grant = &grant;
+      request.offset = begin;
+      request.local = memory.data();
+      request.bytes = bytes;
       Slices slices;
-      slices.put(work);
+      slices.put(request);
       uint64_t moved = 0;
       int count = 0;
       while (const auto slice = slices.take()) {
-        ASSERT_EQ(slice->request.offset, begin + moved);
+        ASSERT_EQ(slice->transfer.offset, begin + moved);
         ASSERT_EQ(slice->local, memory.data() + moved);
-        ASSERT_LE(slice->request.bytes, kSliceBytes);
-        EXPECT_TRUE(count == 0 || slice->request.offset % 8 == 0) << bytes << " at " << begin;
+        ASSERT_LE(slice->transfer.bytes, kSliceBytes);
+        EXPECT_TRUE(count == 0 || slice->transfer.offset % 8 == 0) << bytes << " at " << begin;
         ++count;
-        moved += slice->request.bytes;
+        moved += slice->transfer.bytes;
         slices.finish(*slice, smb::Status::kOk, "");
       }
-      EXPECT_TRUE(work.finished());
+      EXPECT_TRUE(request.finished());
       EXPECT_EQ(moved, bytes);
       EXPECT_LE(count, static_cast<int>((bytes + 7) / kSliceBytes) + 1);
     }

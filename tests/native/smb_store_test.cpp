@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "box/server/accumulator.h"
-#include "box/server/storage/stored_segment.h"
+#include "box/server/storage/segment.h"
 #include "expect_error.h"
 #include "reduce_reference.h"
 #include "smb_store_fixture.h"

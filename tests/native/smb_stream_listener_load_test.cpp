@@ -1,4 +1,4 @@
-// A stream door with many clients, greedy ones, and slow ones.
+// A stream listener with many clients, greedy ones, and slow ones.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -55,7 +55,7 @@ TEST(StreamListener, GoesOnWhenDescriptorsRunOut) {
     if (!filler) break;
     fillers.push_back(std::move(filler));
   }
-  fillers.pop_back();  // for the end here; there is none for the door's
+  fillers.pop_back();  // for the end here; there is none for the listener's
   Descriptor waiting = smb::connect_to(box.tcp(), smb::soon());
   const clock_t begin = clock();
   std::this_thread::sleep_for(std::chrono::milliseconds(300));

@@ -1,4 +1,4 @@
-// Whom a stream door does not let in, and what costs a client its connection.
+// Whom a stream listener does not let in, and what costs a client its connection.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/wait.h>

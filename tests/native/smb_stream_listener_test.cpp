@@ -1,4 +1,4 @@
-// What a stream door does for those who are let in.
+// What a stream listener does for those who are let in.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -117,7 +117,7 @@ TEST_P(StreamDoors, TellTheDeskWhoLeaves) {
   }
   EXPECT_TRUE(eventually([&box] { return box.handler.left_again == 2; }));
   const auto last = joined(address(box));
-  box.door.reset();
+  box.listener.reset();
   EXPECT_EQ(box.handler.left_again, 3);
   EXPECT_TRUE(last->closed());
 }
@@ -148,7 +148,7 @@ TEST_P(StreamDoors, EndWhileAnswersAreOnTheirWay) {
     }
     std::this_thread::sleep_for(std::chrono::microseconds(round * 100));
     if (round % 2 == 0) clients.clear();
-    box.door.reset();
+    box.listener.reset();
   }
 }
 
@@ -160,10 +160,10 @@ TEST(StreamListener, DrainsWhatWasRead) {
   for (int i = 0; i < kCount; ++i) client->queue(Opcode::kPing);
   client->flush();
   ASSERT_TRUE(eventually([&box] { return box.handler.submitted == kCount; }));
-  box.door->drain(10'000);
+  box.listener->drain(10'000);
   const auto transfer = transfer_of(0, 4096);
   client->send(Opcode::kRead, bytes_of(transfer));  // too late
-  box.door.reset();
+  box.listener.reset();
   for (int i = 0; i < kCount; ++i) EXPECT_EQ(client->next().header.opcode, Opcode::kPing);
   EXPECT_TRUE(client->closed());
 }
@@ -174,7 +174,7 @@ TEST(StreamListener, DrainsForSoLongAlone) {
   client->send(Opcode::kPing);
   ASSERT_TRUE(eventually([&box] { return box.handler.submitted == 1; }));
   const auto begin = std::chrono::steady_clock::now();
-  box.door->drain(100);
+  box.listener->drain(100);
   const auto took = std::chrono::steady_clock::now() - begin;
   EXPECT_GE(took, std::chrono::milliseconds(100));
   EXPECT_LT(took, std::chrono::seconds(2));
@@ -229,7 +229,7 @@ TEST(StreamListener, RemovesItsSocket) {
   const auto options = options_with();
   {
     FakeDesk handler;
-    const StreamListener door(handler, options);
+    const StreamListener listener(handler, options);
     EXPECT_EQ(access(options.socket_path.c_str(), F_OK), 0);
   }
   EXPECT_NE(access(options.socket_path.c_str(), F_OK), 0);

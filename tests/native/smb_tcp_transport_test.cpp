@@ -25,7 +25,7 @@ class TcpTransfers : public testing::TestWithParam<uint32_t> {
  protected:
   Box box_;
   OpenedTransport opened_ = open_tcp(box_.opening(GetParam()));
-  Transport& link_ = *opened_.link;
+  Transport& transport_ = *opened_.transport;
 };
 
 INSTANTIATE_TEST_SUITE_P(Lanes, TcpTransfers, testing::Values(1, 2, 4, 16));
@@ -33,17 +33,17 @@ INSTANTIATE_TEST_SUITE_P(Lanes, TcpTransfers, testing::Values(1, 2, 4, 16));
 TEST_P(TcpTransfers, MovesAnySize) {
   constexpr uint64_t kOffset = 13;
   constexpr uint64_t kMost = uint64_t{64} << 20;
-  const auto grant = alloc(link_, 1, kMost + kOffset);
+  const auto grant = alloc(transport_, 1, kMost + kOffset);
   std::byte* const target = box_.handler.segment(1)->block->base() + kOffset;
   for (const uint64_t bytes :
        {uint64_t{0}, uint64_t{1}, uint64_t{4093}, uint64_t{65537}, uint64_t{kSliceBytes},
         uint64_t{kSliceBytes + 1}, uint64_t{7368787}, kMost}) {
     SCOPED_TRACE(bytes);
     std::vector<std::byte> data = random_bytes(bytes);
-    move(link_, Opcode::kWrite, *grant, kOffset, data);
+    move(transport_, Opcode::kWrite, *grant, kOffset, data);
     EXPECT_TRUE(same(data, target));
     std::vector<std::byte> back(bytes + 2, std::byte{0x5a});
-    move(link_, Opcode::kRead, *grant, kOffset, std::span(back).subspan(1, bytes));
+    move(transport_, Opcode::kRead, *grant, kOffset, std::span(back).subspan(1, bytes));
     EXPECT_TRUE(same(data, back.data() + 1));
     EXPECT_EQ(back.front(), std::byte{0x5a});
     EXPECT_EQ(back.back(), std::byte{0x5a});
@@ -53,40 +53,40 @@ TEST_P(TcpTransfers, MovesAnySize) {
 TEST_P(TcpTransfers, MovesManyAtOnce) {
   constexpr uint64_t kCount = 300;
   constexpr uint64_t kSpan = 300000;
-  const auto grant = alloc(link_, 1, kCount * kSpan);
+  const auto grant = alloc(transport_, 1, kCount * kSpan);
   std::vector<std::byte> data = random_bytes(kCount * kSpan);
   std::vector<std::byte> back(data.size());
   for (const Opcode opcode : {Opcode::kWrite, Opcode::kRead}) {
     std::vector<std::byte>& local = opcode == Opcode::kWrite ? data : back;
-    std::vector<std::unique_ptr<TransportRequest>> works;
+    std::vector<std::unique_ptr<TransportRequest>> requests;
     for (uint64_t i = 0; i < kCount; ++i) {
       const uint64_t head = i % 3 == 0 ? kSpan : 1000;  // large and small ones
       const std::span part(local.data() + i * kSpan, kSpan);
-      works.push_back(transfer(opcode, *grant, i * kSpan, part.first(head)));
-      link_.post(*works.back());
+      requests.push_back(transfer(opcode, *grant, i * kSpan, part.first(head)));
+      transport_.post(*requests.back());
       if (head == kSpan) continue;
-      works.push_back(transfer(opcode, *grant, i * kSpan + head, part.subspan(head)));
-      link_.post(*works.back());
+      requests.push_back(transfer(opcode, *grant, i * kSpan + head, part.subspan(head)));
+      transport_.post(*requests.back());
     }
-    for (const auto& work : works) {
-      finish(link_, *work);
-      EXPECT_EQ(work->status, Status::kOk) << work->cause;
+    for (const auto& request : requests) {
+      finish(transport_, *request);
+      EXPECT_EQ(request->status, Status::kOk) << request->cause;
     }
   }
   EXPECT_EQ(data, back);
 }
 
 TEST_P(TcpTransfers, FailsAsAWholeForASliceThatFails) {
-  const auto grant = alloc(link_, 1, 10 << 20);
+  const auto grant = alloc(transport_, 1, 10 << 20);
   std::vector<std::byte> data(20 << 20);
   for (const Opcode opcode : {Opcode::kRead, Opcode::kWrite}) {
-    const auto work = transfer(opcode, *grant, 0, data);
-    link_.post(*work);
-    finish(link_, *work);
-    EXPECT_EQ(work->status, Status::kRange);
-    EXPECT_EQ(work->cause, "past the end of the segment");
+    const auto request = transfer(opcode, *grant, 0, data);
+    transport_.post(*request);
+    finish(transport_, *request);
+    EXPECT_EQ(request->status, Status::kRange);
+    EXPECT_EQ(request->cause, "past the end of the segment");
   }
-  move(link_, Opcode::kRead, *grant, 0, std::span(data).first(10 << 20));
+  move(transport_, Opcode::kRead, *grant, 0, std::span(data).first(10 << 20));
 }
 
 TEST_P(TcpTransfers, BreaksWhenTheBoxDiesInTheMiddle) {
@@ -94,21 +94,21 @@ TEST_P(TcpTransfers, BreaksWhenTheBoxDiesInTheMiddle) {
   for (const Opcode opcode : {Opcode::kRead, Opcode::kWrite}) {
     Box box;
     OpenedTransport opened = open_tcp(box.opening(GetParam()));
-    const auto grant = alloc(*opened.link, 1, kBytes);
+    const auto grant = alloc(*opened.transport, 1, kBytes);
     std::vector<std::byte> data(kBytes);
-    std::vector<std::unique_ptr<TransportRequest>> works;
+    std::vector<std::unique_ptr<TransportRequest>> requests;
     for (int i = 0; i < 20; ++i) {
-      works.push_back(transfer(opcode, *grant, 0, data));
-      opened.link->post(*works.back());
+      requests.push_back(transfer(opcode, *grant, 0, data));
+      opened.transport->post(*requests.back());
     }
-    finish(*opened.link, *works.front());
+    finish(*opened.transport, *requests.front());
     std::thread killer([&] { box.die(); });
-    EXPECT_THROW(finish(*opened.link, *works.back()), Broken);
+    EXPECT_THROW(finish(*opened.transport, *requests.back()), Broken);
     killer.join();
-    EXPECT_FALSE(works.back()->finished());
-    EXPECT_FALSE(opened.link->alive());
-    EXPECT_THROW(opened.link->progress(0ns), Broken);
-    opened.link.reset();
+    EXPECT_FALSE(requests.back()->finished());
+    EXPECT_FALSE(opened.transport->alive());
+    EXPECT_THROW(opened.transport->progress(0ns), Broken);
+    opened.transport.reset();
     std::memset(data.data(), 0x5a, data.size());
     std::this_thread::sleep_for(20ms);
     EXPECT_EQ(data, std::vector<std::byte>(kBytes, std::byte{0x5a}));
@@ -126,24 +126,24 @@ uint64_t segments_sent(int socket) {
 TEST(TcpLink, GathersSmallRequests) {
   Box box;
   const OpenedTransport opened = open_tcp(box.opening(1));
-  const auto grant = alloc(*opened.link, 1, 1 << 20);
-  const uint64_t before = segments_sent(opened.link->liveness_fd());
+  const auto grant = alloc(*opened.transport, 1, 1 << 20);
+  const uint64_t before = segments_sent(opened.transport->liveness_fd());
   std::vector<std::byte> data(64);
-  std::vector<std::unique_ptr<TransportRequest>> works;
+  std::vector<std::unique_ptr<TransportRequest>> requests;
   for (int i = 0; i < 500; ++i) {
-    works.push_back(transfer(Opcode::kRead, *grant, 0, data));
-    opened.link->post(*works.back());
+    requests.push_back(transfer(Opcode::kRead, *grant, 0, data));
+    opened.transport->post(*requests.back());
   }
-  for (const auto& work : works) finish(*opened.link, *work);
-  EXPECT_LT(segments_sent(opened.link->liveness_fd()) - before, 60u);
+  for (const auto& request : requests) finish(*opened.transport, *request);
+  EXPECT_LT(segments_sent(opened.transport->liveness_fd()) - before, 60u);
 }
 
 TEST(TcpLink, SharesALargeTransferAmongTheLanes) {
   Box box;
   const OpenedTransport opened = open_tcp(box.opening(4));
-  const auto grant = alloc(*opened.link, 1, 64 << 20);
+  const auto grant = alloc(*opened.transport, 1, 64 << 20);
   std::vector<std::byte> data(64 << 20);
-  move(*opened.link, Opcode::kWrite, *grant, 0, data);
+  move(*opened.transport, Opcode::kWrite, *grant, 0, data);
   EXPECT_EQ(box.handler.writes, data.size() / kSliceBytes);
 }
 

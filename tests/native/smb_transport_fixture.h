@@ -1,4 +1,4 @@
-// A box of one door in the test's process, and requests to it over a link.
+// A box of one listener in the test's process, and requests to it over a transport.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -55,7 +55,7 @@ inline bool same(const std::vector<std::byte>& data, const std::byte* other) {
   return data.empty() || std::memcmp(data.data(), other, data.size()) == 0;
 }
 
-// A box of one door in this process.
+// A box of one listener in this process.
 class Box {
  public:
   explicit Box(const std::string& token = kToken) {
@@ -91,65 +91,66 @@ class Box {
   std::unique_ptr<box::StreamListener> door_;
 };
 
-inline void finish(Transport& link, const TransportRequest& work) {
+inline void finish(Transport& transport, const TransportRequest& request) {
   const auto deadline = std::chrono::steady_clock::now() + 20s;
-  while (!work.finished()) {
+  while (!request.finished()) {
     ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "not finished";
-    link.progress(1s);
+    transport.progress(1s);
   }
 }
 
-inline std::unique_ptr<TransportRequest> request(Opcode opcode, std::vector<std::byte> body = {}) {
-  auto work = std::make_unique<TransportRequest>();
-  work->opcode = opcode;
-  work->body = std::move(body);
-  return work;
+inline std::unique_ptr<TransportRequest> make_request(Opcode opcode,
+                                                      std::vector<std::byte> body = {}) {
+  auto request = std::make_unique<TransportRequest>();
+  request->opcode = opcode;
+  request->body = std::move(body);
+  return request;
 }
 
 inline std::unique_ptr<TransportRequest> fetch_add(int64_t addend) {
   smb::FetchAdd asked{};
   asked.addend = addend;
-  return request(Opcode::kFetchAdd, bytes_of(asked));
+  return make_request(Opcode::kFetchAdd, bytes_of(asked));
 }
 
-inline int64_t fetched(const TransportRequest& work) {
+inline int64_t fetched(const TransportRequest& request) {
   smb::Fetched fetched{};
-  EXPECT_EQ(work.reply.size(), sizeof(fetched));
-  std::memcpy(&fetched, work.reply.data(), std::min(work.reply.size(), sizeof(fetched)));
+  EXPECT_EQ(request.reply.size(), sizeof(fetched));
+  std::memcpy(&fetched, request.reply.data(), std::min(request.reply.size(), sizeof(fetched)));
   return fetched.before;
 }
 
 inline std::unique_ptr<TransportRequest> transfer(Opcode opcode, const Grant& grant,
                                                   uint64_t offset, std::span<std::byte> local) {
-  auto work = std::make_unique<TransportRequest>();
-  work->opcode = opcode;
-  work->grant = &grant;
-  work->offset = offset;
-  work->local = local.data();
-  work->bytes = local.size();
-  return work;
+  auto request = std::make_unique<TransportRequest>();
+  request->opcode = opcode;
+  request->grant = &grant;
+  request->offset = offset;
+  request->local = local.data();
+  request->bytes = local.size();
+  return request;
 }
 
-inline std::shared_ptr<Grant> alloc(Transport& link, uint32_t handle, uint64_t size,
+inline std::shared_ptr<Grant> alloc(Transport& transport, uint32_t handle, uint64_t size,
                                     uint32_t flags = 0) {
   smb::Alloc asked{};
   asked.sequence.number = handle;
   asked.size = size;
   asked.handle = handle;
   asked.flags = flags;
-  const auto work = request(Opcode::kAlloc, bytes_of(asked));
-  link.post(*work);
-  finish(link, *work);
-  EXPECT_EQ(work->status, Status::kOk) << work->cause;
-  return work->granted;
+  const auto request = make_request(Opcode::kAlloc, bytes_of(asked));
+  transport.post(*request);
+  finish(transport, *request);
+  EXPECT_EQ(request->status, Status::kOk) << request->cause;
+  return request->granted;
 }
 
-inline void move(Transport& link, Opcode opcode, const Grant& grant, uint64_t offset,
+inline void move(Transport& transport, Opcode opcode, const Grant& grant, uint64_t offset,
                  std::span<std::byte> local) {
-  const auto work = transfer(opcode, grant, offset, local);
-  link.post(*work);
-  finish(link, *work);
-  EXPECT_EQ(work->status, Status::kOk) << work->cause;
+  const auto request = transfer(opcode, grant, offset, local);
+  transport.post(*request);
+  finish(transport, *request);
+  EXPECT_EQ(request->status, Status::kOk) << request->cause;
 }
 
 }  // namespace hbm::transport

@@ -1,15 +1,13 @@
-// What the stream links have in common, against the real door over a handler of the tests' own.
+// What the stream transports have in common, against the real listener over a handler of the tests'
+// own.
 #include "box/transport/transport.h"
 
 #include <gtest/gtest.h>
 #include <poll.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <thread>
 
 #include "box/protocol/socket.h"
-#include "box/transport/shm_transport.h"
 #include "box/transport/slices.h"
 #include "expect_error.h"
 #include "smb_transport_fixture.h"
@@ -25,17 +23,17 @@ class EveryStreamTransport : public testing::TestWithParam<smb::TransportKind> {
  protected:
   Box box_;
   OpenedTransport opened_ = open_one(GetParam(), box_.opening());
-  Transport& link_ = *opened_.link;
+  Transport& transport_ = *opened_.transport;
 };
 
-INSTANTIATE_TEST_SUITE_P(Links, EveryStreamTransport,
+INSTANTIATE_TEST_SUITE_P(Transports, EveryStreamTransport,
                          testing::Values(smb::TransportKind::kTcp, smb::TransportKind::kShm),
                          [](const auto& info) {
                            return info.param == smb::TransportKind::kTcp ? "tcp" : "shm";
                          });
 
 TEST_P(EveryStreamTransport, TellsWhatTheBoxSaid) {
-  EXPECT_EQ(link_.transport(), GetParam());
+  EXPECT_EQ(transport_.kind(), GetParam());
   EXPECT_EQ(opened_.joined.box, box_.handler.contents());
   EXPECT_EQ(opened_.joined.session, (smb::Id{1, 1}));
   EXPECT_EQ(opened_.joined.lease_ms, box_.handler.lease_ms());
@@ -45,10 +43,10 @@ TEST_P(EveryStreamTransport, TellsWhatTheBoxSaid) {
 
 TEST_P(EveryStreamTransport, CarriesRequestsAndReplies) {
   const auto add = fetch_add(-5);
-  const auto stats = request(Opcode::kStats, bytes_of(smb::StatsQuery{}));
-  const auto refused = request(Opcode::kDelete, bytes_of(smb::Release{}));
-  for (const auto* work : {&add, &stats, &refused}) link_.post(**work);
-  for (const auto* work : {&add, &stats, &refused}) finish(link_, **work);
+  const auto stats = make_request(Opcode::kStats, bytes_of(smb::StatsQuery{}));
+  const auto refused = make_request(Opcode::kDelete, bytes_of(smb::Release{}));
+  for (const auto* request : {&add, &stats, &refused}) transport_.post(**request);
+  for (const auto* request : {&add, &stats, &refused}) finish(transport_, **request);
 
   EXPECT_EQ(fetched(*add), -5);
 
@@ -64,93 +62,67 @@ TEST_P(EveryStreamTransport, CarriesRequestsAndReplies) {
 
 TEST_P(EveryStreamTransport, KeepsTheOrderOfRequestsAndMatchesRepliesInAnyOrder) {
   box_.handler.hold_answers = true;
-  std::vector<std::unique_ptr<TransportRequest>> works;
+  std::vector<std::unique_ptr<TransportRequest>> requests;
   for (int i = 0; i < 50; ++i) {
-    works.push_back(i % 2 == 0 ? fetch_add(i) : request(Opcode::kPing));
-    link_.post(*works.back());
+    requests.push_back(i % 2 == 0 ? fetch_add(i) : make_request(Opcode::kPing));
+    transport_.post(*requests.back());
   }
-  link_.progress(50ms);
-  EXPECT_TRUE(std::none_of(works.begin(), works.end(), [](auto& w) { return w->finished(); }));
-  while (box_.handler.held() < works.size()) link_.progress(1ms);
+  transport_.progress(50ms);
+  EXPECT_TRUE(
+      std::none_of(requests.begin(), requests.end(), [](auto& w) { return w->finished(); }));
+  while (box_.handler.held() < requests.size()) transport_.progress(1ms);
   box_.handler.answer_held();
-  for (const auto& work : works) finish(link_, *work);
-  for (size_t i = 0; i < works.size(); ++i) {
-    EXPECT_EQ(box_.handler.submitted[i], works[i]->opcode);
+  for (const auto& request : requests) finish(transport_, *request);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    EXPECT_EQ(box_.handler.submitted[i], requests[i]->opcode);
     if (i % 2 != 0) continue;
-    EXPECT_EQ(fetched(*works[i]), static_cast<int64_t>(i));
+    EXPECT_EQ(fetched(*requests[i]), static_cast<int64_t>(i));
   }
 }
 
 TEST_P(EveryStreamTransport, ProgressReturnsInTime) {
   const auto start = std::chrono::steady_clock::now();
-  link_.progress(10s);  // nothing is in flight
+  transport_.progress(10s);  // nothing is in flight
   EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
 
   box_.handler.hold_answers = true;
-  const auto ping = request(Opcode::kPing);
-  link_.post(*ping);
-  link_.progress(0ns);
-  link_.progress(20ms);
+  const auto ping = make_request(Opcode::kPing);
+  transport_.post(*ping);
+  transport_.progress(0ns);
+  transport_.progress(20ms);
   EXPECT_FALSE(ping->finished());
   EXPECT_GE(std::chrono::steady_clock::now() - start, 20ms);
 
   std::thread waker([&] {
     std::this_thread::sleep_for(20ms);
-    link_.wake();
+    transport_.wake();
   });
-  link_.progress(10s);
+  transport_.progress(10s);
   EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
   waker.join();
-  while (box_.handler.held() == 0) link_.progress(1ms);
+  while (box_.handler.held() == 0) transport_.progress(1ms);
   box_.handler.answer_held();
-  finish(link_, *ping);
+  finish(transport_, *ping);
 }
 
 TEST_P(EveryStreamTransport, SeesTheBoxGo) {
-  EXPECT_TRUE(link_.alive());
-  const auto grant = alloc(link_, 1, 4096);
+  EXPECT_TRUE(transport_.alive());
+  const auto grant = alloc(transport_, 1, 4096);
   box_.die();
-  pollfd idle{link_.liveness_fd(), POLLRDHUP, 0};
+  pollfd idle{transport_.liveness_fd(), POLLRDHUP, 0};
   EXPECT_EQ(poll(&idle, 1, 10000), 1);
   const auto deadline = std::chrono::steady_clock::now() + 10s;
-  while (link_.alive() && std::chrono::steady_clock::now() < deadline) {
+  while (transport_.alive() && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(1ms);
   }
-  EXPECT_FALSE(link_.alive());
-  const auto ping = request(Opcode::kPing);
+  EXPECT_FALSE(transport_.alive());
+  const auto ping = make_request(Opcode::kPing);
   expect_error(ErrorKind::kNetwork, {"closed the connection"}, [&] {
-    link_.post(*ping);
-    for (;;) link_.progress(1s);
+    transport_.post(*ping);
+    for (;;) transport_.progress(1s);
   });
-  EXPECT_THROW(link_.post(*ping), Broken);
+  EXPECT_THROW(transport_.post(*ping), Broken);
   EXPECT_FALSE(ping->finished());
-}
-
-TEST_P(EveryStreamTransport, BelongsToTheProcessThatMadeIt) {
-  const auto grant = alloc(link_, 1, 4096);
-  std::vector<std::byte> data(kSliceBytes * 40);
-  const auto large = alloc(link_, 2, data.size());
-  move(link_, Opcode::kWrite, *large, 0, data);  // its threads run
-  const pid_t child = fork();
-  if (child == 0) {
-    bool refused = false;
-    try {
-      const auto ping = request(Opcode::kPing);
-      link_.post(*ping);
-    } catch (const Error& error) {
-      refused = error.kind() == ErrorKind::kUnavailable;
-    }
-    const bool dead = !link_.alive();
-    opened_.link.reset();
-    _exit(refused && dead ? 0 : 1);
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
-  EXPECT_TRUE(link_.alive());
-  const auto ping = request(Opcode::kPing);
-  link_.post(*ping);
-  finish(link_, *ping);
 }
 
 TEST_P(EveryStreamTransport, IsRefusedInWords) {
@@ -187,7 +159,7 @@ TEST(StreamTransport, LeavesABoxThatDoesNotProveItsToken) {
   expect_error(ErrorKind::kNetwork, {"without a token"}, [&] { open_tcp(box.opening()); });
   TransportOptions opening = box.opening();
   opening.token.clear();
-  EXPECT_TRUE(open_tcp(opening).link->alive());
+  EXPECT_TRUE(open_tcp(opening).transport->alive());
 }
 
 TEST(StreamTransport, SaysWhyItCannotConnect) {

@@ -30,7 +30,13 @@ def run(folder: Path, *command: str | Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "program", ["smb_conformance_test", "vm_verbs_keys_test", "vm_verbs_deaths_test"]
+    "program",
+    [
+        "smb_conformance_test",
+        "smb_conformance_sums_test",
+        "vm_verbs_keys_test",
+        "vm_verbs_deaths_test",
+    ],
 )
 def test_native(program: str, tmp_path: Path) -> None:
     passed = PASSED.search(run(tmp_path, guest.PROGRAMS / program))

@@ -13,7 +13,7 @@
 #include "box/protocol/proof.h"
 #include "box/server.h"
 #include "box/transport/join.h"
-#include "box/verbs/common/messages.h"
+#include "box/verbs/common/buffer_pool.h"
 
 namespace hbm::verbs {
 namespace {
@@ -93,7 +93,7 @@ RawClient::RawClient(uint16_t port, uint32_t flags) : flags_(flags) {
   connector_ = std::make_unique<Connector>(kHost, joined_.verbs_port, soon());
   completions_.reset(ibv_create_cq(connector_->domain()->device(), 64, nullptr, nullptr, 0));
   check(completions_ != nullptr, "ibv_create_cq");
-  slots_ = std::make_unique<Slots>(connector_->domain(), 3, kReplyBytes);
+  buffers_ = std::make_unique<BufferPool>(connector_->domain(), 3, kReplyBytes);
 }
 
 RawClient::~RawClient() = default;
@@ -142,8 +142,8 @@ ibv_wc RawClient::wait() {
 }
 
 void RawClient::send(const void* message, uint32_t bytes) {
-  std::memcpy(slots_->at(0), message, bytes);
-  ibv_sge entry = slots_->entry(0, bytes);
+  std::memcpy(buffers_->at(0), message, bytes);
+  ibv_sge entry = buffers_->entry(0, bytes);
   ibv_send_wr wr{};
   wr.opcode = IBV_WR_SEND;
   wr.send_flags = IBV_SEND_SIGNALED;
@@ -154,7 +154,7 @@ void RawClient::send(const void* message, uint32_t bytes) {
 }
 
 RawClient::Reply RawClient::request(Opcode opcode, const void* body, uint32_t body_bytes) {
-  ibv_sge entry = slots_->entry(1, kReplyBytes);
+  ibv_sge entry = buffers_->entry(1, kReplyBytes);
   ibv_recv_wr receive{};
   receive.sg_list = &entry;
   receive.num_sge = 1;
@@ -172,7 +172,7 @@ RawClient::Reply RawClient::request(Opcode opcode, const void* body, uint32_t bo
   for (int left = 2; left > 0; --left) check(wait().status == IBV_WC_SUCCESS, "it was closed");
 
   Reply reply;
-  const std::byte* at = slots_->at(1);
+  const std::byte* at = buffers_->at(1);
   std::memcpy(&reply.header, at, sizeof(header));
   at += sizeof(header);
   reply.body.assign(at, at + reply.header.body_bytes);
@@ -209,7 +209,7 @@ void RawClient::free(uint32_t handle) {
 
 ibv_wc_status RawClient::access(ibv_wr_opcode opcode, size_t lane, uint64_t address,
                                 uint32_t rkey) {
-  ibv_sge entry = slots_->entry(2, sizeof(uint64_t));
+  ibv_sge entry = buffers_->entry(2, sizeof(uint64_t));
   ibv_send_wr wr{};
   wr.opcode = opcode;
   wr.send_flags = IBV_SEND_SIGNALED;
@@ -227,13 +227,13 @@ ibv_wc_status RawClient::read(size_t lane, uint64_t address, uint32_t rkey) {
 }
 
 ibv_wc_status RawClient::write(size_t lane, uint64_t address, uint32_t rkey, uint64_t value) {
-  std::memcpy(slots_->at(2), &value, sizeof(value));
+  std::memcpy(buffers_->at(2), &value, sizeof(value));
   return access(IBV_WR_RDMA_WRITE, lane, address, rkey);
 }
 
 uint64_t RawClient::value() const {
   uint64_t value = 0;
-  std::memcpy(&value, slots_->at(2), sizeof(value));
+  std::memcpy(&value, buffers_->at(2), sizeof(value));
   return value;
 }
 

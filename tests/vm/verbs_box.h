@@ -14,7 +14,7 @@
 #include "box/protocol/protocol.h"
 #include "box/transport/transport.h"
 #include "box/verbs/client/connector.h"
-#include "box/verbs/common/slots.h"
+#include "box/verbs/common/buffer_pool.h"
 
 namespace hbm::verbs {
 
@@ -99,7 +99,7 @@ class RawClient {
   uint32_t flags_;
   std::unique_ptr<Connector> connector_;
   CompletionQueue completions_;
-  std::unique_ptr<Slots> slots_;  // 0: to send, 1: to receive, 2: to read and write
+  std::unique_ptr<BufferPool> buffers_;  // 0: to send, 1: to receive, 2: to read and write
   std::vector<CmId> lanes_;
   uint64_t last_number_ = 0;
 };

@@ -13,6 +13,7 @@
 #include <fstream>
 #include <stdexcept>
 
+#include "box/verbs/client/library.h"
 #include "box/verbs/common/load_library.h"
 #include "box/verbs/server/box_memory.h"
 #include "verbs_box.h"
@@ -30,42 +31,42 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-void finish(transport::Transport& link, const transport::TransportRequest& work) {
-  while (!work.finished()) link.progress(std::chrono::seconds(1));
-  if (work.status != smb::Status::kOk) throw std::runtime_error(work.cause);
+void finish(transport::Transport& transport, const transport::TransportRequest& request) {
+  while (!request.finished()) transport.progress(std::chrono::seconds(1));
+  if (request.status != smb::Status::kOk) throw std::runtime_error(request.cause);
 }
 
-std::shared_ptr<transport::Grant> alloc(transport::Transport& link, uint64_t size) {
+std::shared_ptr<transport::Grant> alloc(transport::Transport& transport, uint64_t size) {
   smb::Alloc alloc{};
   alloc.sequence.number = 1;
   alloc.size = size;
   alloc.handle = 1;
-  transport::TransportRequest work;
-  work.opcode = Opcode::kAlloc;
+  transport::TransportRequest request;
+  request.opcode = Opcode::kAlloc;
   const auto* bytes = reinterpret_cast<const std::byte*>(&alloc);
-  work.body.assign(bytes, bytes + sizeof(alloc));
-  link.post(work);
-  finish(link, work);
-  return work.granted;
+  request.body.assign(bytes, bytes + sizeof(alloc));
+  transport.post(request);
+  finish(transport, request);
+  return request.granted;
 }
 
-double move(transport::Transport& link, const transport::Grant& grant, Opcode opcode,
+double move(transport::Transport& transport, const transport::Grant& grant, Opcode opcode,
             std::byte* local, uint64_t bytes, uint64_t total) {
-  std::deque<transport::TransportRequest> works;
+  std::deque<transport::TransportRequest> requests;
   const auto start = Clock::now();
   for (uint64_t moved = 0; moved < total; moved += bytes) {
-    if (works.size() == kInFlight) {
-      finish(link, works.front());
-      works.pop_front();
+    if (requests.size() == kInFlight) {
+      finish(transport, requests.front());
+      requests.pop_front();
     }
-    transport::TransportRequest& work = works.emplace_back();
-    work.opcode = opcode;
-    work.grant = &grant;
-    work.local = local;
-    work.bytes = bytes;
-    link.post(work);
+    transport::TransportRequest& request = requests.emplace_back();
+    request.opcode = opcode;
+    request.grant = &grant;
+    request.local = local;
+    request.bytes = bytes;
+    transport.post(request);
   }
-  for (const transport::TransportRequest& work : works) finish(link, work);
+  for (const transport::TransportRequest& request : requests) finish(transport, request);
   return static_cast<double>(total) / seconds_since(start) / (1 << 20);
 }
 
@@ -75,15 +76,15 @@ void transfers(uint64_t bytes, uint64_t total) {
   opening.host = kHost;
   opening.port = box.port();
   opening.token = kToken;
-  const transport::OpenedTransport opened = library().open(opening);
-  const auto grant = alloc(*opened.link, bytes);
+  const transport::OpenedTransport opened = load<ClientLibrary>().open(opening);
+  const auto grant = alloc(*opened.transport, bytes);
   std::vector<std::byte> local(bytes);
-  for (const bool adopted : {true, false}) {
-    const auto held = adopted ? opened.link->adopt(local.data(), bytes) : nullptr;
+  for (const bool registered : {true, false}) {
+    const auto held = registered ? opened.transport->register_memory(local.data(), bytes) : nullptr;
     for (const Opcode opcode : {Opcode::kWrite, Opcode::kRead}) {
-      const double speed = move(*opened.link, *grant, opcode, local.data(), bytes, total);
+      const double speed = move(*opened.transport, *grant, opcode, local.data(), bytes, total);
       std::printf("{\"operation\": \"%s\", \"bytes\": %lu, \"registered\": %s, \"MiB/s\": %.1f}\n",
-                  smb::opcode_name(opcode), bytes, adopted ? "true" : "false", speed);
+                  smb::opcode_name(opcode), bytes, registered ? "true" : "false", speed);
     }
   }
 }

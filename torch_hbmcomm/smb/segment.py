@@ -61,7 +61,7 @@ class Segment:
         self._size = native.size
         self._making = threading.Lock()
         self._buffer: memoryview | None = None
-        self._adopted: _smb.Adopted | None = None
+        self._registered: _smb.RegisteredBuffer | None = None
 
     def __repr__(self) -> str:
         return f"<Segment {self._key:032x}, {self._size} bytes>"
@@ -93,7 +93,7 @@ class Segment:
             if self._buffer is None:
                 flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
                 self._buffer = memoryview(mmap.mmap(-1, self._size, flags=flags))
-                self._adopted = self._client.adopt(self._buffer)
+                self._registered = self._client.register_memory(self._buffer)
             return self._buffer
 
     def numpy(self, dtype: Any = "uint8") -> np.ndarray[Any, Any]:

@@ -6,8 +6,8 @@
 
 #include "base/log.h"
 #include "base/threads.h"
-#include "box/client/leave.h"
-#include "box/client/order.h"
+#include "box/client/dialer.h"
+#include "box/client/operation.h"
 
 namespace hbm::client {
 namespace {
@@ -43,7 +43,7 @@ std::string time_text(std::chrono::system_clock::time_point time) {
 
 Core::Core(const ClientOptions& options) : options_(bounded(options)), dialer_(options_) {
   transport::OpenedTransport opened = dialer_.dial();
-  link_ = std::move(opened.link);
+  transport_ = std::move(opened.transport);
   session_ = opened.joined.session;
   contents_ = opened.joined.box;
   lease_ = std::chrono::milliseconds(opened.joined.lease_ms);
@@ -89,7 +89,7 @@ void Core::check(const ClientOperation& operation) const {
   }
   if (operation.opcode() == smb::Opcode::kFree) return;
   for (const Touch& touch : operation.touches) {
-    if (touch.attachment && touch.attachment->state == Attachment::State::kFreed) {
+    if (touch.attachment && touch.attachment->state == AttachmentState::kFreed) {
       throw Error(ErrorKind::kInvalid,
                   operation.text() + ": segment " + key_text(touch.attachment->key) + " was freed");
     }
@@ -99,10 +99,11 @@ void Core::check(const ClientOperation& operation) const {
 void Core::add(const OperationPointer& operation, Clock::time_point deadline) {
   if (operation->opcode() == smb::Opcode::kFree) {
     Attachment& attachment = *operation->touches[0].attachment;
-    if (attachment.state != Attachment::State::kLive) return operation->settle();
-    attachment.state = Attachment::State::kFreed;
+    if (attachment.state != AttachmentState::kLive) return operation->settle();
+    attachment.state = AttachmentState::kFreed;
   }
-  if (std::optional<Failure> failure = doom(*operation)) return fail(*operation, *failure);
+  if (std::optional<Failure> failure = reason_to_fail(*operation))
+    return fail(*operation, *failure);
   if (operation->is_empty()) return operation->settle();
   operation->deadline = deadline;
   earliest_ = std::min(earliest_, deadline);
@@ -111,12 +112,12 @@ void Core::add(const OperationPointer& operation, Clock::time_point deadline) {
   if (operation->stage == ClientOperation::Stage::kReady) enqueue({operation.get()});
 }
 
-std::optional<Failure> Core::doom(const ClientOperation& operation) const {
-  if (state_ == State::kGivenUp) {
+std::optional<Failure> Core::reason_to_fail(const ClientOperation& operation) const {
+  if (state_ == ConnectionState::kGivenUp) {
     return failure(BoxError::Cause::kUnreachable, operation.text() + ": " + outage());
   }
   for (const Touch& touch : operation.touches) {
-    if (touch.attachment && touch.attachment->state == Attachment::State::kLost) {
+    if (touch.attachment && touch.attachment->state == AttachmentState::kLost) {
       return failure(BoxError::Cause::kLost, operation.text() + ": " + touch.attachment->why);
     }
   }
@@ -175,8 +176,8 @@ void Core::fail_unfinished(BoxError::Cause cause, const std::string& why) {
 }
 
 void Core::break_off(const std::string& why) {
-  if (state_ != State::kUp) return;
-  state_ = State::kBroken;
+  if (state_ != ConnectionState::kUp) return;
+  state_ = ConnectionState::kBroken;
   why_ = why;
   last_attempt_.clear();
   since_ = std::chrono::system_clock::now();
@@ -184,7 +185,7 @@ void Core::break_off(const std::string& why) {
   log::warn("lost the connection to the box at " + dialer_.box() + ": " + why +
             "; connecting again");
   nothing_left_.notify_all();
-  bell_.ring();
+  wake_event_.signal();
 }
 
 std::string Core::outage() const {
@@ -224,27 +225,27 @@ bool Core::wait(ClientOperation& operation, Clock::time_point until) {
 }
 
 bool Core::has_work() const {
-  return state_ == State::kUp && !stopping_ &&
+  return state_ == ConnectionState::kUp && !stopping_ &&
          (in_flight_ > 0 || !outstanding_.empty() || !ready_.empty() || !sequenced_.empty() ||
           !copies_.empty());
 }
 
 void Core::wake_driver() {
   const Lock lock(mutex_);
-  if (link_) link_->wake();
+  if (transport_) transport_->wake();
 }
 
 void Core::leave_to_keeper() {
   const Lock lock(mutex_);
-  if (has_work()) bell_.ring();
+  if (has_work()) wake_event_.signal();
 }
 
 bool Core::copy_now(smb::Opcode opcode, const Touch& touch, std::byte* local) {
   require_parent();
   Lock lock(mutex_);
   const Attachment& attachment = *touch.attachment;
-  const bool can = !closing_ && state_ == State::kUp &&
-                   attachment.state == Attachment::State::kLive &&
+  const bool can = !closing_ && state_ == ConnectionState::kUp &&
+                   attachment.state == AttachmentState::kLive &&
                    attachment.grant->memory != nullptr && !order::blocked(touch);
   return can && copy(lock, opcode, touch, local);
 }
@@ -254,10 +255,10 @@ std::shared_ptr<std::byte> Core::memory(const Attachment& attachment) {
   const Lock lock(mutex_);
   const std::string asked = "view of segment " + key_text(attachment.key);
   if (closing_) throw BoxError(BoxError::Cause::kClosed, asked + ": the client was closed");
-  if (attachment.state == Attachment::State::kFreed) {
+  if (attachment.state == AttachmentState::kFreed) {
     throw Error(ErrorKind::kInvalid, asked + ": it was freed");
   }
-  if (attachment.state == Attachment::State::kLost) {
+  if (attachment.state == AttachmentState::kLost) {
     throw BoxError(BoxError::Cause::kLost, asked + ": " + attachment.why);
   }
   if (attachment.grant->memory == nullptr) {
@@ -269,7 +270,7 @@ std::shared_ptr<std::byte> Core::memory(const Attachment& attachment) {
 }
 
 std::exception_ptr Core::wait_for_nothing_left(Lock& lock, Clock::time_point until) {
-  const auto nothing_left = [&] { return unfinished_.empty() || state_ != State::kUp; };
+  const auto nothing_left = [&] { return unfinished_.empty() || state_ != ConnectionState::kUp; };
   for (auto now = Clock::now(); now < until; now = Clock::now()) {
     if (nothing_left_.wait_until(lock, std::min(until, now + kInterruptPeriod), nothing_left))
       break;
@@ -298,19 +299,19 @@ void Core::close(std::chrono::milliseconds patience) {
     closing_ = true;
     interrupt = wait_for_nothing_left(lock, until);
     stopping_ = true;
-    if (link_) link_->wake();  // the driver, who may be the keeper
+    if (transport_) transport_->wake();  // the driver, who may be the keeper
   }
-  bell_.ring();
+  wake_event_.signal();
   keeper_.join();
 
   bool up = false;
   {
     const Lock lock(mutex_);
-    up = std::exchange(state_, State::kGivenUp) == State::kUp;
-    if (link_) link_->wake();
+    up = std::exchange(state_, ConnectionState::kGivenUp) == ConnectionState::kUp;
+    if (transport_) transport_->wake();
   }
   const Lock drive(drive_);
-  std::unique_ptr<transport::Transport> last = take_link();
+  std::unique_ptr<transport::Transport> last = take_transport();
   if (up) leave(std::move(last), dialer_.box());
   last.reset();
   {

@@ -1,6 +1,10 @@
-// The engine of a client: its unfinished operations, and whoever drives them over the link.
+// The engine of a client: its unfinished operations, and the thread that drives them over the
+// transport.
 //
-// The driver is the thread that holds `drive_`: it posts what is ready, lets the link send and
+// The core is the only user of a transport, and the one place that keeps a forked child from it:
+// whatever would use it throws there, and ~Client leaves the core to the parent.
+//
+// The driver is the thread that holds `drive_`: it posts what is ready, lets the transport send and
 // receive, and completes what was answered. A thread that waits for its own operation drives if
 // nobody else does; the keeper, a thread of the core's own, drives whatever is left, keeps the
 // lease and reconnects. An operation is referred to by `unfinished_` until it is finished.
@@ -35,7 +39,7 @@
 #include "box/client/operation.h"
 #include "box/client/options.h"
 #include "box/client/registered_memory.h"
-#include "box/transport/doorbell.h"
+#include "box/protocol/wake_event.h"
 #include "box/transport/transport.h"
 
 namespace hbm::client {
@@ -80,7 +84,7 @@ class Core {
   bool closed() const;
 
  private:
-  enum class State {
+  enum class ConnectionState {
     kUp,
     kBroken,   // the keeper reconnects
     kGivenUp,  // for good
@@ -93,7 +97,7 @@ class Core {
   // core.cpp; mutex_ is locked, but for the last two
   void check(const ClientOperation& operation) const;
   void add(const OperationPointer& operation, Clock::time_point deadline);
-  std::optional<Failure> doom(const ClientOperation& operation) const;
+  std::optional<Failure> reason_to_fail(const ClientOperation& operation) const;
   void enqueue(const std::vector<ClientOperation*>& ready);
   Failure late(const ClientOperation& operation) const;  // it is not done in time
   void fail(ClientOperation& operation, Failure failure);
@@ -109,7 +113,7 @@ class Core {
   // drive.cpp; drive_ is locked, and mutex_ is not unless they say so
   void step(Clock::time_point until, bool with_copies);
   void send(const Operations& operations);
-  void harvest();
+  void take_answers();
   void copy_one();
   void expire(Clock::time_point now);                                               // mutex_ too
   void ping_if_due(Clock::time_point now);                                          // mutex_ too
@@ -125,11 +129,12 @@ class Core {
   bool keep_on();  // one turn; false: it is time to stop
   void sleep(Clock::time_point until);
   void reconnect();
-  std::unique_ptr<transport::Transport> take_link();
-  void drop_link();
+  std::unique_ptr<transport::Transport> take_transport();
+  void drop_transport();
   bool try_again(std::chrono::milliseconds timeout);
   bool remembers(uint64_t applied) const;
-  void attach_again(transport::Transport& link, uint64_t applied, std::vector<Renewal>& renewals);
+  void attach_again(transport::Transport& transport, uint64_t applied,
+                    std::vector<Renewal>& renewals);
   void resume(transport::OpenedTransport& opened, std::vector<Renewal>& renewals,
               bool same_session);
   void lose(Attachment& attachment, const std::string& why);     // mutex_ too
@@ -140,16 +145,16 @@ class Core {
   Dialer dialer_;  // used by the keeper alone, once connected
   const ForkGuard fork_;
   std::atomic<uint32_t> next_handle_{1};
-  transport::Doorbell bell_;  // wakes the keeper
+  smb::WakeEvent wake_event_;  // the keeper's
   RegisteredMemory registered_memory_;
 
   std::mutex drive_;
   Operations posted_;  // guarded by drive_; in the order of posting
 
   mutable std::mutex mutex_;  // guards all below
-  std::unique_ptr<transport::Transport>
-      link_;  // is changed with both locked, so either will do to use it
-  State state_ = State::kUp;
+  // Is changed with both locked, so either will do to use it.
+  std::unique_ptr<transport::Transport> transport_;
+  ConnectionState state_ = ConnectionState::kUp;
   // While it is not up:
   std::string why_;
   std::string last_attempt_;  // to reconnect: how it failed

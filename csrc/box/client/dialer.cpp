@@ -1,20 +1,18 @@
 #include "box/client/dialer.h"
 
-#include <array>
+#include <chrono>
 #include <utility>
 
 #include "base/log.h"
 #include "box/client/error.h"
-#include "box/client/leave.h"
-#include "box/transport/shm_transport.h"
+#include "box/transport/transport.h"
+#include "box/verbs/client/library.h"
 #include "box/verbs/common/load_library.h"
 
 namespace hbm::client {
 namespace {
 
 using smb::TransportKind;
-
-constexpr std::array kChoices = {"auto", "shm", "tcp", "verbs"};
 
 smb::Address parse_one(const std::string& url) {
   const std::vector<smb::Address> boxes = smb::parse_url(url);
@@ -51,30 +49,14 @@ transport::OpenedTransport open_shm_by_tcp(transport::TransportOptions opening) 
 
 std::string why_no_verbs(const transport::OpenedTransport& probe, const std::string& host) {
   if (probe.joined.verbs_port == 0) return "the box offers no RDMA";
-  return verbs::why_not(host, probe.joined.verbs_port);
+  try {
+    return verbs::load<verbs::ClientLibrary>().why_not(host, probe.joined.verbs_port);
+  } catch (const Error& error) {
+    return error.what();
+  }
 }
 
 }  // namespace
-
-TransportChoice parse_transport(const std::string& name) {
-  for (size_t i = 0; i < kChoices.size(); ++i) {
-    if (name == kChoices[i]) return static_cast<TransportChoice>(i);
-  }
-  throw Error(ErrorKind::kInvalid,
-              "transport must be auto, shm, tcp or verbs, not \"" + name + '"');
-}
-
-const char* transport_name(TransportKind transport) noexcept {
-  switch (transport) {
-    case TransportKind::kShm:
-      return "shm";
-    case TransportKind::kTcp:
-      return "tcp";
-    case TransportKind::kVerbs:
-      return "verbs";
-  }
-  return "unknown";
-}
 
 Dialer::Dialer(const ClientOptions& options)
     : choice_(options.transport),
@@ -107,10 +89,9 @@ transport::TransportOptions Dialer::opening(smb::Id session,
 }
 
 transport::OpenedTransport Dialer::dial() {
-  const std::string target =
-      choice_ == TransportChoice::kAuto
-          ? box()
-          : box() + " by the transport " + kChoices[static_cast<size_t>(choice_)];
+  const std::string target = choice_ == TransportChoice::kAuto
+                                 ? box()
+                                 : box() + " by the transport " + transport_name(choice_);
   try {
     transport::OpenedTransport opened = choose();
     log::info(box() + ": transport " + transport_name(transport_) + ": " + why_);
@@ -146,7 +127,7 @@ transport::OpenedTransport Dialer::choose() {
   std::string obstacles;
   try {
     require_shm(probe.joined);
-    leave(std::move(probe.link), box());  // one client is one session to the box
+    leave(std::move(probe.transport), box());  // one client is one session to the box
     transport::OpenedTransport opened = open_socket_of(probe.joined, first);
     transport_ = TransportKind::kShm;
     why_ = any ? "the box's Unix socket answers on the same kernel" : "as asked for";
@@ -155,13 +136,13 @@ transport::OpenedTransport Dialer::choose() {
     if (!any) throw;
     obstacles = std::string("not shm: ") + error.what();
   }
-  if (!probe.link) probe = transport::open_tcp(first);
+  if (!probe.transport) probe = transport::open_tcp(first);
 
   std::string obstacle = why_no_verbs(probe, address_.host);
   if (obstacle.empty()) {
     try {
       transport::OpenedTransport opened = open_by(TransportKind::kVerbs, first);
-      leave(std::move(probe.link), box());
+      leave(std::move(probe.transport), box());
       transport_ = TransportKind::kVerbs;
       why_ = "a route resolves on an RDMA device; " + obstacles;
       return opened;
@@ -181,13 +162,30 @@ transport::OpenedTransport Dialer::open_by(TransportKind transport,
     case TransportKind::kTcp:
       return transport::open_tcp(opening);
     case TransportKind::kVerbs:
-      return verbs::library().open(opening);
+      return verbs::load<verbs::ClientLibrary>().open(opening);
   }
   throw Error(ErrorKind::kUnsupported, "no such transport");
 }
 
 transport::OpenedTransport Dialer::dial_again(smb::Id session, std::chrono::milliseconds timeout) {
   return open_by(transport_, opening(session, timeout));
+}
+
+void leave(std::unique_ptr<transport::Transport> transport, const std::string& box) {
+  constexpr auto kPatience = std::chrono::seconds(1);
+  transport::TransportRequest request;
+  request.opcode = smb::Opcode::kLeave;
+  const std::unique_ptr<transport::Transport> last =
+      std::move(transport);  // ends before the request does
+  try {
+    last->post(request);
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    while (!request.finished() && std::chrono::steady_clock::now() < deadline) {
+      last->progress(deadline - std::chrono::steady_clock::now());
+    }
+  } catch (const Error& error) {
+    log::debug("cannot take leave of the box at " + box + ": " + error.what());
+  }
 }
 
 }  // namespace hbm::client

@@ -1,9 +1,11 @@
-// Connects to a box: chooses the transport once, by proof, and uses it again after a break.
+// Connects to a box, and takes leave of it: chooses the transport once, by proof, and uses it again
+// after a break.
 //
 // Threads: dial() and dial_again() by one at a time; the rest from any thread once dial() returned.
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <string>
 
 #include "box/client/options.h"
@@ -41,5 +43,9 @@ class Dialer {
   smb::TransportKind transport_ = smb::TransportKind::kTcp;
   std::string why_;
 };
+
+// Ends the session, with its attachments, and the transport. A box that does not answer within a
+// second, or cannot be reached, ends the session when its lease is over.
+void leave(std::unique_ptr<transport::Transport> transport, const std::string& box);
 
 }  // namespace hbm::client

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "box/client/core.h"
-#include "box/client/order.h"
+#include "box/client/operation.h"
 #include "box/protocol/elements.h"
 #include "kernels/copy.h"
 
@@ -44,22 +44,22 @@ void write_elements(std::byte* shared, const std::byte* local, size_t bytes) {
 }
 
 template <class T>
-T reply_of(const transport::TransportRequest& work) {
+T reply_of(const transport::TransportRequest& request) {
   T reply;
-  if (work.reply.size() != sizeof reply) {
+  if (request.reply.size() != sizeof reply) {
     throw Error(ErrorKind::kNetwork, std::string("the box's reply to ") +
-                                         smb::opcode_name(work.opcode) + " has " +
-                                         std::to_string(work.reply.size()) + " bytes, not " +
+                                         smb::opcode_name(request.opcode) + " has " +
+                                         std::to_string(request.reply.size()) + " bytes, not " +
                                          std::to_string(sizeof reply));
   }
-  std::memcpy(&reply, work.reply.data(), sizeof reply);
+  std::memcpy(&reply, request.reply.data(), sizeof reply);
   return reply;
 }
 
-std::shared_ptr<Attachment> attachment_of(const transport::TransportRequest& work) {
+std::shared_ptr<Attachment> attachment_of(const transport::TransportRequest& request) {
   smb::Alloc asked;
-  std::memcpy(&asked, work.body.data(), sizeof asked);
-  const auto given = reply_of<smb::Allocated>(work);
+  std::memcpy(&asked, request.body.data(), sizeof asked);
+  const auto given = reply_of<smb::Allocated>(request);
   return std::shared_ptr<Attachment>(new Attachment{
       .key = given.key,
       .size = given.size,
@@ -67,7 +67,7 @@ std::shared_ptr<Attachment> attachment_of(const transport::TransportRequest& wor
       .created = given.created != 0,
       .read_only = (asked.flags & smb::Alloc::kReadOnly) != 0,
       .temporary = (asked.flags & smb::Alloc::kTemporary) != 0,
-      .grant = work.granted,
+      .grant = request.granted,
   });
 }
 
@@ -79,10 +79,11 @@ bool is_quick(const OperationPointer& operation) {
 }
 
 // When the session is gone, or will be soon, reconnecting decides what becomes of the request.
-void stay_or_throw(const transport::TransportRequest& work) {
-  if (work.status != smb::Status::kExpired && work.status != smb::Status::kClosing) return;
-  throw transport::Broken("the box says: " +
-                          (work.cause.empty() ? smb::status_name(work.status) : work.cause));
+void stay_or_throw(const transport::TransportRequest& request) {
+  if (request.status != smb::Status::kExpired && request.status != smb::Status::kClosing) return;
+  throw transport::Broken("the box says: " + (request.cause.empty()
+                                                  ? smb::status_name(request.status)
+                                                  : request.cause));
 }
 
 }  // namespace
@@ -92,11 +93,11 @@ void Core::step(Clock::time_point until, bool with_copies) {
   bool copying = false;
   {
     const Lock lock(mutex_);
-    if (state_ != State::kUp || stopping_) return;
+    if (state_ != ConnectionState::kUp || stopping_) return;
     const auto now = Clock::now();
     ping_if_due(now);
     expire(now);
-    if (state_ != State::kUp) return;
+    if (state_ != ConnectionState::kUp) return;
     starting = take_ready(now);
     copying = with_copies && !copies_.empty();
     until = copying ? now : std::min({until, earliest_, next_ping_});
@@ -104,8 +105,8 @@ void Core::step(Clock::time_point until, bool with_copies) {
   try {
     send(starting);
     if (!posted_.empty()) {
-      link_->progress(std::max(until - Clock::now(), Clock::duration::zero()));
-      harvest();
+      transport_->progress(std::max(until - Clock::now(), Clock::duration::zero()));
+      take_answers();
     }
   } catch (const std::exception& error) {
     const Lock lock(mutex_);
@@ -124,8 +125,8 @@ void Core::expire(Clock::time_point now) {
       continue;
     }
     const bool posted = operation->stage == ClientOperation::Stage::kPosted;
-    if (posted && operation->is_transfer() && link_) {
-      operation->expired = true;  // fails once the link no longer uses its memory
+    if (posted && operation->is_transfer() && transport_) {
+      operation->expired = true;  // fails once the transport no longer uses its memory
       break_off(late(*operation).message);
     } else {
       fail(*operation, late(*operation));
@@ -178,26 +179,26 @@ Core::Operations Core::take_ready(Clock::time_point now) {
 void Core::number(ClientOperation& operation) {
   outstanding_.insert(operation.number);
   const smb::Sequence sequence{.number = operation.number, .answered = *outstanding_.begin() - 1};
-  std::memcpy(operation.work.body.data(), &sequence, sizeof sequence);
+  std::memcpy(operation.request.body.data(), &sequence, sizeof sequence);
 }
 
 void Core::send(const Operations& operations) {
   posted_.insert(posted_.end(), operations.begin(), operations.end());
-  if (!operations.empty()) registered_memory_.bring_to(*link_);
+  if (!operations.empty()) registered_memory_.register_with(*transport_);
   for (const OperationPointer& operation : operations) {
     if (operation->is_transfer()) {
-      operation->work.grant = operation->touches[0].attachment->grant.get();
+      operation->request.grant = operation->touches[0].attachment->grant.get();
     }
-    link_->post(operation->work);
+    transport_->post(operation->request);
   }
 }
 
-void Core::harvest() {
+void Core::take_answers() {
   const auto unfinished = [](const OperationPointer& operation) {
-    return !operation->work.finished();
+    return !operation->request.finished();
   };
   for (const OperationPointer& operation : posted_) {
-    if (!unfinished(operation)) stay_or_throw(operation->work);
+    if (!unfinished(operation)) stay_or_throw(operation->request);
   }
   const auto rest = std::stable_partition(posted_.begin(), posted_.end(), unfinished);
   const Operations answered(std::make_move_iterator(rest), std::make_move_iterator(posted_.end()));
@@ -208,27 +209,28 @@ void Core::harvest() {
 }
 
 void Core::complete(OperationPointer operation) {
-  const transport::TransportRequest& work = operation->work;
+  const transport::TransportRequest& request = operation->request;
   if (operation->number > 0) {
     outstanding_.erase(operation->number);
   } else {
     --in_flight_;
   }
-  const bool freed = work.opcode == smb::Opcode::kFree &&
-                     (work.status == smb::Status::kOk || work.status == smb::Status::kNotAttached);
+  const bool freed =
+      request.opcode == smb::Opcode::kFree &&
+      (request.status == smb::Status::kOk || request.status == smb::Status::kNotAttached);
   if (freed) {
     dismiss(*operation->touches[0].attachment);
-  } else if (work.status != smb::Status::kOk) {
-    fail(*operation, failure(work.status, operation->text(), work.cause));
+  } else if (request.status != smb::Status::kOk) {
+    fail(*operation, failure(request.status, operation->text(), request.cause));
   } else if (!operation->settled()) {
     try {
-      if (work.opcode == smb::Opcode::kAlloc) {
-        operation->attachment = attachment_of(work);
+      if (request.opcode == smb::Opcode::kAlloc) {
+        operation->attachment = attachment_of(request);
         admit(operation->attachment);
-      } else if (work.opcode == smb::Opcode::kFetchAdd) {
-        operation->value = reply_of<smb::Fetched>(work).before;
-      } else if (work.opcode == smb::Opcode::kStats) {
-        operation->payload = std::move(operation->work.payload);
+      } else if (request.opcode == smb::Opcode::kFetchAdd) {
+        operation->value = reply_of<smb::Fetched>(request).before;
+      } else if (request.opcode == smb::Opcode::kStats) {
+        operation->payload = std::move(operation->request.payload);
       }
     } catch (const Error& error) {
       fail(*operation, failure(BoxError::Cause::kRefused, error.what()));
@@ -254,11 +256,11 @@ void Core::dismiss(const Attachment& attachment) {
 
 void Core::copy_one() {
   Lock lock(mutex_);
-  if (copies_.empty() || state_ != State::kUp) return;
+  if (copies_.empty() || state_ != ConnectionState::kUp) return;
   OperationPointer operation = std::move(copies_.front());
   copies_.pop_front();
   if (operation->settled() ||
-      copy(lock, operation->opcode(), operation->touches[0], operation->work.local)) {
+      copy(lock, operation->opcode(), operation->touches[0], operation->request.local)) {
     finish(std::move(operation));
   } else {
     copies_.push_front(std::move(operation));
@@ -267,20 +269,20 @@ void Core::copy_one() {
 
 bool Core::copy(Lock& lock, smb::Opcode opcode, const Touch& touch, std::byte* local) {
   const std::shared_ptr<transport::Grant> grant = touch.attachment->grant;
-  const transport::Transport& link = *link_;
+  const transport::Transport& transport = *transport_;
   ++copiers_;
   lock.unlock();
 
   const size_t bytes = touch.end - touch.begin;
   std::byte* remote = grant->memory + touch.begin;
-  bool alive = link.alive();
+  bool alive = transport.alive();
   if (alive) {
     if (opcode == smb::Opcode::kRead) {
       read_elements(local, remote, bytes);
     } else {
       write_elements(remote, local, bytes);
     }
-    alive = link.alive();
+    alive = transport.alive();
   }
 
   lock.lock();

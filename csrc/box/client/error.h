@@ -1,5 +1,5 @@
-// What went wrong with a box, for those who handle it by its kind. Bad arguments are plain Errors
-// of kInvalid, and a pool that is full one of kExhausted.
+// The errors of a client, by their cause. Bad arguments are plain Errors of kInvalid, and a full
+// pool is one of kExhausted.
 #pragma once
 
 #include <optional>

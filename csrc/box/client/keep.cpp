@@ -40,7 +40,7 @@ void Core::keep() {
 }
 
 bool Core::keep_on() {
-  State state;
+  ConnectionState state;
   bool work = false;
   auto until = Clock::time_point::max();
   {
@@ -48,9 +48,9 @@ bool Core::keep_on() {
     if (stopping_) return false;
     state = state_;
     work = has_work();
-    if (state == State::kUp) until = std::min(next_ping_, earliest_);
+    if (state == ConnectionState::kUp) until = std::min(next_ping_, earliest_);
   }
-  if (state == State::kBroken) {
+  if (state == ConnectionState::kBroken) {
     reconnect();
     return true;
   }
@@ -67,17 +67,17 @@ bool Core::keep_on() {
 }
 
 void Core::sleep(Clock::time_point until) {
-  // The keeper alone changes link_.
-  const int liveness = link_ ? link_->liveness_fd() : -1;
-  auto longest = std::chrono::milliseconds(link_ && liveness < 0 ? 100 : 3'600'000);
+  // The keeper alone changes transport_.
+  const int liveness = transport_ ? transport_->liveness_fd() : -1;
+  auto longest = std::chrono::milliseconds(transport_ && liveness < 0 ? 100 : 3'600'000);
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(
       std::max(until - Clock::now(), Clock::duration::zero()));
-  pollfd watched[] = {{.fd = bell_.fd(), .events = POLLIN, .revents = 0},
+  pollfd watched[] = {{.fd = wake_event_.fd(), .events = POLLIN, .revents = 0},
                       {.fd = liveness, .events = POLLRDHUP, .revents = 0}};
   poll(watched, 2, static_cast<int>(std::min(left, longest).count()));
-  bell_.clear();
+  wake_event_.clear();
   const bool closed = watched[1].revents != 0;
-  if (closed || (link_ && !link_->alive())) {
+  if (closed || (transport_ && !transport_->alive())) {
     const Lock lock(mutex_);
     break_off(closed ? "the box closed the connection" : "the box is gone");
   }
@@ -85,7 +85,7 @@ void Core::sleep(Clock::time_point until) {
 
 void Core::reconnect() {
   const Lock drive(drive_);
-  drop_link();
+  drop_transport();
   Clock::duration delay = kFirstDelay;
   for (;;) {
     Clock::duration left;
@@ -95,7 +95,7 @@ void Core::reconnect() {
       expire(Clock::now());
       left = broken_at_ + options_.reconnect_timeout - Clock::now();
       if (left <= Clock::duration::zero()) {
-        state_ = State::kGivenUp;
+        state_ = ConnectionState::kGivenUp;
         log::error("gave up: " + outage());
         return fail_unfinished(BoxError::Cause::kUnreachable, outage());
       }
@@ -109,14 +109,14 @@ void Core::reconnect() {
   }
 }
 
-std::unique_ptr<transport::Transport> Core::take_link() {
+std::unique_ptr<transport::Transport> Core::take_transport() {
   Lock lock(mutex_);
   no_copiers_.wait(lock, [&] { return copiers_ == 0; });
-  return std::move(link_);
+  return std::move(transport_);
 }
 
-void Core::drop_link() {
-  take_link().reset();
+void Core::drop_transport() {
+  take_transport().reset();
   const Lock lock(mutex_);
   for (const OperationPointer& operation : posted_) {
     if (operation->expired) fail(*operation, late(*operation));

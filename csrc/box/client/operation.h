@@ -1,8 +1,14 @@
-// One operation of a client, from its issue until it is answered.
+// One operation of a client, from its issue until it is answered, the segments that it touches, and
+// the order of operations: which ones wait for which.
+//
+// Two operations conflict when they touch the same bytes of a segment and one of them changes
+// these. The later one waits until the earlier one is finished; if both are sequenced, until it is
+// posted, because the box carries sequenced requests out in the order in which they are posted.
 //
 // Threads: what is set before the issue does not change. `issued` may be read at any time. `stage`
-// and all below it are guarded by the core's mutex. `work` is the driver's while the stage is
-// kPosted. The outcome is written once, before settle(), and may be read once settled() is true.
+// and all below it are guarded by the core's mutex, as are the functions of the order. `request` is
+// the driver's while the stage is kPosted. The outcome is written once, before settle(), and may be
+// read once settled() is true.
 #pragma once
 
 #include <array>
@@ -17,13 +23,35 @@
 #include <string>
 #include <vector>
 
-#include "box/client/attachment.h"
 #include "box/client/error.h"
-#include "box/client/stats.h"
 #include "box/protocol/protocol.h"
 #include "box/transport/transport.h"
 
 namespace hbm::client {
+
+class ClientOperation;
+
+enum class AttachmentState { kLive, kFreed, kLost };
+
+// A segment that a client has attached.
+struct Attachment {
+  const smb::Id key;
+  const uint64_t size;
+  const uint32_t handle;
+  const bool created;
+  const bool read_only;
+  const bool temporary;
+
+  // Guarded by the core's mutex.
+  std::shared_ptr<transport::Grant> grant;  // of the connection that stands, or of the last one
+  AttachmentState state = AttachmentState::kLive;
+  std::string why{};  // it is lost
+
+  // Those that touch the segment, in the order of issue; shared by all attachments to one key.
+  std::shared_ptr<std::vector<ClientOperation*>> unfinished{};
+};
+
+std::string key_text(smb::Id key);  // 32 hexadecimal digits
 
 using Clock = std::chrono::steady_clock;
 
@@ -40,12 +68,12 @@ class ClientOperation {
   enum class Stage {
     kBlocked,   // behind an earlier operation
     kReady,     // to be posted, or copied
-    kPosted,    // the link has it
+    kPosted,    // the transport has it
     kFinished,  // nothing uses its memory any more
   };
 
   explicit ClientOperation(smb::Opcode opcode) : verb(smb::opcode_name(opcode)) {
-    work.opcode = opcode;
+    request.opcode = opcode;
   }
   ClientOperation(const ClientOperation&) = delete;
   ClientOperation& operator=(const ClientOperation&) = delete;
@@ -53,10 +81,10 @@ class ClientOperation {
   template <smb::Body T>
   void set_body(const T& body) {
     const auto bytes = std::as_bytes(std::span(&body, 1));
-    work.body.assign(bytes.begin(), bytes.end());
+    request.body.assign(bytes.begin(), bytes.end());
   }
 
-  smb::Opcode opcode() const noexcept { return work.opcode; }
+  smb::Opcode opcode() const noexcept { return request.opcode; }
   bool is_transfer() const noexcept {
     return opcode() == smb::Opcode::kRead || opcode() == smb::Opcode::kWrite;
   }
@@ -77,7 +105,7 @@ class ClientOperation {
 
   std::atomic<bool> issued{false};  // the core has it, and will settle it
 
-  transport::TransportRequest work;
+  transport::TransportRequest request;
   const char* verb;              // for text()
   std::string subject;           // likewise, where `touches` do not tell
   std::array<Touch, 2> touches;  // those with an attachment
@@ -92,7 +120,7 @@ class ClientOperation {
 
   Stage stage = Stage::kBlocked;
   uint64_t number = 0;   // of a sequenced request that was posted; 0: none yet
-  bool expired = false;  // its deadline has passed while the link had its memory
+  bool expired = false;  // its deadline has passed while the transport had its memory
   unsigned blockers = 0;
   std::vector<ClientOperation*> behind_post;                    // wait until this one is posted
   std::vector<ClientOperation*> behind_finish;                  // wait until this one is finished
@@ -101,5 +129,19 @@ class ClientOperation {
  private:
   std::atomic<uint32_t> settled_{0};
 };
+
+namespace order {
+
+// Whether an unfinished operation stands in the way of one that touches this.
+bool blocked(const Touch& touch);
+
+// Puts an operation behind all that were added before; its stage says whether it is ready.
+void add(ClientOperation& operation);
+
+// The operation's stage is kPosted, kFinished from now on. Returns those that became ready.
+std::vector<ClientOperation*> posted(ClientOperation& operation);
+std::vector<ClientOperation*> finished(ClientOperation& operation);
+
+}  // namespace order
 
 }  // namespace hbm::client

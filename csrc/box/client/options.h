@@ -1,4 +1,6 @@
-// What a client can be told, and asked for.
+// The options of a client, which its user or the environment sets, and of its requests.
+//
+// Threads: any, as long as none changes the environment.
 #pragma once
 
 #include <chrono>
@@ -17,6 +19,7 @@ enum class TransportChoice { kAuto, kShm, kTcp, kVerbs };
 // Throws Error(kInvalid), naming the four choices, for any name but auto, shm, tcp and verbs.
 TransportChoice parse_transport(const std::string& name);
 const char* transport_name(smb::TransportKind transport) noexcept;
+const char* transport_name(TransportChoice choice) noexcept;
 
 struct ClientOptions {
   std::string url;    // smb://host:port or smb+unix:///path
@@ -53,5 +56,14 @@ struct Accumulation {
   uint64_t target_offset = 0;  // bytes, each a multiple of the element's size there
   uint64_t source_offset = 0;
 };
+
+// HBMCOMM_TOKEN, else what is in the file HBMCOMM_TOKEN_FILE names, else in
+// ~/.config/hbmcomm/token if there is one, without the line's end; else empty.
+// Throws Error(kInvalid) when HBMCOMM_TOKEN_FILE cannot be read or is empty.
+std::string token_from_environment();
+
+// The box at HBMCOMM_BOX by HBMCOMM_BOX_TRANSPORT (auto), with the token above.
+// Throws Error(kInvalid) when HBMCOMM_BOX is not set.
+ClientOptions options_from_environment();
 
 }  // namespace hbm::client

@@ -16,11 +16,11 @@ constexpr uint64_t kAll = UINT64_MAX;                   // numbers
 
 struct Core::Renewal {
   std::shared_ptr<Attachment> attachment;
-  std::unique_ptr<transport::TransportRequest> work;
+  std::unique_ptr<transport::TransportRequest> request;
 };
 
 bool Core::try_again(std::chrono::milliseconds timeout) {
-  std::vector<Renewal> renewals;  // outlives the link, which may hold their works
+  std::vector<Renewal> renewals;  // outlives the transport, which may hold their requests
   try {
     bool same_session = true;
     transport::OpenedTransport opened;
@@ -33,7 +33,7 @@ bool Core::try_again(std::chrono::milliseconds timeout) {
     }
     if (!same_session) opened = dialer_.dial_again({}, timeout);
     if (opened.joined.box == contents_) {
-      attach_again(*opened.link, same_session ? opened.joined.applied : kAll, renewals);
+      attach_again(*opened.transport, same_session ? opened.joined.applied : kAll, renewals);
     }
     resume(opened, renewals, same_session);
     return true;
@@ -51,12 +51,12 @@ bool Core::remembers(uint64_t applied) const {
   return oldest <= applied + 1 && applied < next_number_;
 }
 
-void Core::attach_again(transport::Transport& link, uint64_t applied,
+void Core::attach_again(transport::Transport& transport, uint64_t applied,
                         std::vector<Renewal>& renewals) {
   {
     const Lock lock(mutex_);
     for (const auto& [handle, attachment] : attachments_) {
-      if (attachment->state != Attachment::State::kLost) renewals.push_back({attachment, nullptr});
+      if (attachment->state != AttachmentState::kLost) renewals.push_back({attachment, nullptr});
     }
   }
   // What the box has freed already, or with the last session, must not come back.
@@ -74,23 +74,23 @@ void Core::attach_again(transport::Transport& link, uint64_t applied,
                            .flags = (attachment.read_only ? smb::Alloc::kReadOnly : 0) |
                                     (attachment.temporary ? smb::Alloc::kTemporary : 0)};
     const auto bytes = std::as_bytes(std::span(&body, 1));
-    renewal.work = std::make_unique<transport::TransportRequest>();
-    renewal.work->opcode = smb::Opcode::kAttach;
-    renewal.work->body.assign(bytes.begin(), bytes.end());
-    link.post(*renewal.work);
+    renewal.request = std::make_unique<transport::TransportRequest>();
+    renewal.request->opcode = smb::Opcode::kAttach;
+    renewal.request->body.assign(bytes.begin(), bytes.end());
+    transport.post(*renewal.request);
   }
   const auto deadline = Clock::now() + kAttachPatience;
   for (const Renewal& renewal : renewals) {
-    while (!renewal.work->finished()) {
+    while (!renewal.request->finished()) {
       if (Clock::now() > deadline)
         throw transport::Broken("the box does not attach the segments again");
-      link.progress(kLook);
+      transport.progress(kLook);
       const Lock lock(mutex_);
       if (stopping_) throw transport::Broken("the client is being closed");
     }
-    const smb::Status status = renewal.work->status;
+    const smb::Status status = renewal.request->status;
     if (status == smb::Status::kExpired || status == smb::Status::kClosing) {
-      throw transport::Broken(renewal.work->cause);
+      throw transport::Broken(renewal.request->cause);
     }
   }
 }
@@ -101,19 +101,19 @@ void Core::resume(transport::OpenedTransport& opened, std::vector<Renewal>& rene
   {
     const Lock lock(mutex_);
     const bool same_contents = opened.joined.box == contents_;
-    link_ = std::move(opened.link);
+    transport_ = std::move(opened.transport);
     registered_memory_.renew();
     session_ = opened.joined.session;
     contents_ = opened.joined.box;
     lease_ = std::chrono::milliseconds(opened.joined.lease_ms);
     next_ping_ = Clock::now() + lease_ / 3;
     for (const Renewal& renewal : renewals) {
-      if (renewal.work->status == smb::Status::kOk) {
-        renewal.attachment->grant = renewal.work->granted;
+      if (renewal.request->status == smb::Status::kOk) {
+        renewal.attachment->grant = renewal.request->granted;
       } else {
-        if (renewal.work->status == smb::Status::kNoSuchKey) settle_deletes(*renewal.attachment);
+        if (renewal.request->status == smb::Status::kNoSuchKey) settle_deletes(*renewal.attachment);
         lose(*renewal.attachment,
-             "the box at " + dialer_.box() + " came back without it: " + renewal.work->cause);
+             "the box at " + dialer_.box() + " came back without it: " + renewal.request->cause);
       }
     }
     if (!same_contents) {
@@ -123,7 +123,7 @@ void Core::resume(transport::OpenedTransport& opened, std::vector<Renewal>& rene
       }
     }
     again = unanswered(same_session, same_contents);
-    state_ = State::kUp;
+    state_ = ConnectionState::kUp;
     log::warn("connected again to the box at " + dialer_.box() +
               (same_contents ? "" : ", which restarted without its data"));
   }
@@ -136,14 +136,14 @@ void Core::resume(transport::OpenedTransport& opened, std::vector<Renewal>& rene
 }
 
 void Core::lose(Attachment& attachment, const std::string& why) {
-  if (attachment.state == Attachment::State::kLost) return;
-  attachment.state = Attachment::State::kLost;
+  if (attachment.state == AttachmentState::kLost) return;
+  attachment.state = AttachmentState::kLost;
   attachment.why = why;
   for (ClientOperation* operation : *attachment.unfinished) {
     if (operation->touches[0].attachment.get() == &attachment &&
         operation->opcode() == smb::Opcode::kFree) {
       operation->settle();
-    } else if (std::optional<Failure> failure = doom(*operation)) {
+    } else if (std::optional<Failure> failure = reason_to_fail(*operation)) {
       fail(*operation, *failure);
     }
   }
@@ -157,8 +157,8 @@ void Core::settle_deletes(const Attachment& attachment) {
   }
 }
 
-// Of what the last link had: the requests to send again, in their order. The others are finished,
-// or ready to start afresh.
+// Of what the last transport had: the requests to send again, in their order. The others are
+// finished, or ready to start afresh.
 Core::Operations Core::unanswered(bool same_session, bool same_contents) {
   Operations again;
   Operations afresh;
@@ -167,7 +167,7 @@ Core::Operations Core::unanswered(bool same_session, bool same_contents) {
   if (!same_session) next_number_ = 1;
   for (OperationPointer& operation : std::exchange(posted_, {})) {
     const bool refused =
-        operation->work.finished() && operation->work.status == smb::Status::kExpired;
+        operation->request.finished() && operation->request.status == smb::Status::kExpired;
     if (operation->number > 0 && !same_session) {
       operation->number = 0;
       if (operation->opcode() == smb::Opcode::kFree) {  // the last session's end has freed it
@@ -190,12 +190,12 @@ Core::Operations Core::unanswered(bool same_session, bool same_contents) {
       finish(std::move(operation));
       continue;
     }
-    operation->work.status = smb::Status::kOk;
-    operation->work.cause.clear();
-    operation->work.reply.clear();
-    operation->work.payload.clear();
-    operation->work.granted.reset();
-    operation->work.done.store(false, std::memory_order_relaxed);
+    operation->request.status = smb::Status::kOk;
+    operation->request.cause.clear();
+    operation->request.reply.clear();
+    operation->request.payload.clear();
+    operation->request.granted.reset();
+    operation->request.done.store(false, std::memory_order_relaxed);
     if (operation->number > 0) {
       number(*operation);
     } else {

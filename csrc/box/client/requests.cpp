@@ -89,9 +89,9 @@ std::shared_ptr<ClientOperation> alloc_request(const AllocOptions& options, uint
 std::shared_ptr<ClientOperation> transfer_request(smb::Opcode opcode, Touch touch, std::byte* local,
                                                   std::shared_ptr<const void> hold) {
   auto operation = std::make_shared<ClientOperation>(opcode);
-  operation->work.offset = touch.begin;
-  operation->work.bytes = touch.end - touch.begin;
-  operation->work.local = local;
+  operation->request.offset = touch.begin;
+  operation->request.bytes = touch.end - touch.begin;
+  operation->request.local = local;
   operation->touches[0] = std::move(touch);
   operation->hold = std::move(hold);
   return operation;

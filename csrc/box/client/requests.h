@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <memory>
 
-#include "box/client/attachment.h"
 #include "box/client/operation.h"
 #include "box/client/options.h"
 

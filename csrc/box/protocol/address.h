@@ -1,4 +1,4 @@
-// Where a box is, as users write it.
+// The address of a box, as users write it.
 //
 //   smb://host:port           TCP; a number of IPv6 stands in brackets, smb://[::1]:7000
 //   smb://a:7000,b:7000       several boxes, in this order

@@ -15,7 +15,7 @@ static_assert(std::atomic_ref<uint8_t>::is_always_lock_free &&
               std::atomic_ref<uint32_t>::is_always_lock_free &&
               std::atomic_ref<uint64_t>::is_always_lock_free);
 
-struct Load {
+struct LoadElement {
   template <typename T>
   static void one(std::byte* own, const std::byte* shared) noexcept {
     T& element = *reinterpret_cast<T*>(const_cast<std::byte*>(shared));
@@ -24,7 +24,7 @@ struct Load {
   }
 };
 
-struct Store {
+struct StoreElement {
   template <typename T>
   static void one(const std::byte* own, std::byte* shared) noexcept {
     T value;
@@ -72,11 +72,11 @@ class Walk {
 }  // namespace
 
 void load_elements(std::byte* own, const std::byte* shared, uint64_t bytes) noexcept {
-  Walk<Load, std::byte, const std::byte>(own, shared, bytes).run();
+  Walk<LoadElement, std::byte, const std::byte>(own, shared, bytes).run();
 }
 
 void store_elements(std::byte* shared, const std::byte* own, uint64_t bytes) noexcept {
-  Walk<Store, const std::byte, std::byte>(own, shared, bytes).run();
+  Walk<StoreElement, const std::byte, std::byte>(own, shared, bytes).run();
 }
 
 uint64_t uncut_bytes(const std::byte* shared, uint64_t bytes, uint64_t all) noexcept {

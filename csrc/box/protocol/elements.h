@@ -1,4 +1,5 @@
-// Copies between memory that others read and write at the same time and memory of one's own.
+// Copies between shared memory, which others read and write at the same time, and memory of one's
+// own.
 //
 // An element is an aligned one of 1, 2, 4 or 8 bytes in the shared memory. Each one that lies
 // wholly in the copied range is loaded or stored by a single atomic access (relaxed), so that

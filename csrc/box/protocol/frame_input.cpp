@@ -22,18 +22,18 @@ constexpr uint64_t kBulk = uint64_t{16} << 10;  // payloads from here on stay ou
 
 }  // namespace
 
-FrameInput::Result FrameInput::receive(int socket, FrameReceiver& receiver, uint64_t most,
-                                       const bool& paused) {
+FrameInput::Received FrameInput::receive(int socket, FrameReceiver& receiver, uint64_t most,
+                                         const bool& paused) {
   uint64_t received = 0;
   bool drained = false;
   for (;;) {
     while (take_frame(receiver)) {
-      if (paused) return Result::kMore;
+      if (paused) return Received::kMore;
     }
-    if (drained) return Result::kIdle;
-    if (received >= most) return Result::kMore;
+    if (drained) return Received::kIdle;
+    if (received >= most) return Received::kMore;
     const Filled filled = fill(socket);
-    if (filled.result != Result::kMore) return filled.result;
+    if (filled.received != Received::kMore) return filled.received;
     received += filled.bytes;
     drained = filled.drained;
   }
@@ -127,8 +127,8 @@ FrameInput::Filled FrameInput::fill(int socket) {
   do {
     got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   } while (got < 0 && errno == EINTR);
-  if (got == 0 || (got < 0 && errno == ECONNRESET)) return {Result::kClosed, 0, true};
-  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return {Result::kIdle, 0, true};
+  if (got == 0 || (got < 0 && errno == ECONNRESET)) return {Received::kClosed, 0, true};
+  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return {Received::kIdle, 0, true};
   if (got < 0) failed(std::string("the connection failed: ") + std::strerror(errno));
 
   const auto bytes = static_cast<uint64_t>(got);
@@ -144,7 +144,7 @@ FrameInput::Filled FrameInput::fill(int socket) {
   end_ += bytes - placed;
   // In the midst of bulk that comes in large pieces, the next one is here before poll could tell.
   const bool more_soon = payload_left_ > buffered() && bytes >= kBulk;
-  return {Result::kMore, bytes, bytes < asked && !more_soon};
+  return {Received::kMore, bytes, bytes < asked && !more_soon};
 }
 
 void FrameInput::keep_descriptor(msghdr& message, uint64_t place) {

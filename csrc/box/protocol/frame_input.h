@@ -1,4 +1,4 @@
-// Frames out of a stream socket: the receiving half of a FrameStream.
+// Receives frames from a stream socket: one half of a FrameStream.
 //
 // One buffer takes what arrives. Where payloads go into memory of their owner's, only the head of a
 // frame with much payload goes through it: the rest is received where it belongs, in the same call
@@ -22,10 +22,30 @@
 
 #include "base/descriptor.h"
 #include "box/protocol/elements.h"
-#include "box/protocol/frame_receiver.h"
 #include "box/protocol/protocol.h"
 
 namespace hbm::smb {
+
+// What is done with frames that arrive. What these members throw goes through receive(), after
+// which the stream is of no further use.
+class FrameReceiver {
+ public:
+  // A header, before any of its sizes is used: null, or what is wrong with it. receive() then
+  // throws Error(kNetwork).
+  virtual const char* check(const Header& header) = 0;
+
+  // Where the payload of this frame goes, all `header.payload_bytes` of it; called once, if there
+  // is one. Null: the stream reads it past.
+  virtual std::byte* place(const Header& header, std::span<const std::byte> body) = 0;
+
+  // A whole frame. `descriptor` came with it on a Unix socket, or is none. `body` is gone
+  // afterwards.
+  virtual void frame(const Header& header, std::span<const std::byte> body,
+                     Descriptor descriptor) = 0;
+
+ protected:
+  ~FrameReceiver() = default;
+};
 
 class FrameInput {
  public:
@@ -33,10 +53,10 @@ class FrameInput {
   FrameInput(bool passes_descriptors, Payloads payloads)
       : passes_descriptors_(passes_descriptors), shared_(payloads == Payloads::kShared) {}
 
-  enum class Result { kIdle, kMore, kClosed };
+  enum class Received { kIdle, kMore, kClosed };
 
   // See FrameStream::receive. Returns after a frame that sets `paused`.
-  Result receive(int socket, FrameReceiver& receiver, uint64_t most, const bool& paused);
+  Received receive(int socket, FrameReceiver& receiver, uint64_t most, const bool& paused);
 
  private:
   struct Arrived {
@@ -49,7 +69,7 @@ class FrameInput {
   Descriptor take_descriptor();
 
   struct Filled {
-    Result result;
+    Received received;
     uint64_t bytes;
     bool drained;  // less came than was asked for
   };

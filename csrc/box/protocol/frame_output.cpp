@@ -65,7 +65,7 @@ void FrameOutput::queue(Header header, std::span<const std::byte> body,
                         Descriptor descriptor) {
   header.body_bytes = static_cast<uint32_t>(body.size());
   header.payload_bytes = static_cast<uint32_t>(payload.size());
-  Frame& frame = frames_.emplace_back();
+  QueuedFrame& frame = frames_.emplace_back();
   std::memcpy(frame.head.data(), &header, sizeof(header));
   if (!body.empty()) std::memcpy(frame.head.data() + sizeof(header), body.data(), body.size());
   frame.head_bytes = sizeof(header) + body.size();
@@ -75,21 +75,21 @@ void FrameOutput::queue(Header header, std::span<const std::byte> body,
   bytes_ += frame.bytes();
 }
 
-FrameOutput::Result FrameOutput::flush(int socket) {
+FrameOutput::Flushed FrameOutput::flush(int socket) {
   while (bytes_ > 0) {
     Gathering gathering;
     const int passed = gather(gathering);
     const ssize_t sent = gathering.send(socket, passed);
     if (sent < 0) {
-      if (errno == EAGAIN || errno == EWOULDBLOCK) return Result::kBlocked;
-      if (errno == EPIPE || errno == ECONNRESET) return Result::kClosed;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return Flushed::kBlocked;
+      if (errno == EPIPE || errno == ECONNRESET) return Flushed::kClosed;
       throw Error(ErrorKind::kNetwork,
                   std::string("the connection failed while sending: ") + std::strerror(errno));
     }
     drop(static_cast<uint64_t>(sent));
-    if (static_cast<uint64_t>(sent) < gathering.bytes()) return Result::kBlocked;
+    if (static_cast<uint64_t>(sent) < gathering.bytes()) return Flushed::kBlocked;
   }
-  return Result::kSent;
+  return Flushed::kSent;
 }
 
 int FrameOutput::gather(Gathering& gathering) {
@@ -101,7 +101,7 @@ int FrameOutput::gather(Gathering& gathering) {
   }
   skipped = first_sent_;
   const int passed = skipped == 0 ? frames_.front().descriptor.get() : -1;
-  for (const Frame& frame : frames_) {
+  for (const QueuedFrame& frame : frames_) {
     const bool first = &frame == &frames_.front();
     if (gathering.full() || (!first && (passed >= 0 || frame.descriptor))) break;
     gathering.add({frame.head.data(), frame.head_bytes}, skipped);
@@ -114,7 +114,7 @@ void FrameOutput::copy() {
   if (!buffer_) buffer_ = std::make_unique_for_overwrite<std::byte[]>(kBuffer);
   uint64_t end = 0;
   while (!frames_.empty()) {
-    Frame& frame = frames_.front();
+    QueuedFrame& frame = frames_.front();
     if (first_sent_ == 0) {
       if (end > 0 && (passed_ || frame.descriptor)) break;
       if (kBuffer - end < frame.head_bytes) break;

@@ -1,4 +1,4 @@
-// Frames on their way into a stream socket: the sending half of a FrameStream.
+// Sends frames over a stream socket: one half of a FrameStream.
 //
 // A frame with a descriptor is handed to the kernel in a call of its own, so that the descriptor
 // arrives with bytes of that frame and of none behind it; FrameInput relies on that.
@@ -33,11 +33,11 @@ class FrameOutput {
 
   uint64_t bytes() const noexcept { return bytes_; }  // queued, and not sent
 
-  enum class Result { kSent, kBlocked, kClosed };
-  Result flush(int socket);
+  enum class Flushed { kSent, kBlocked, kClosed };
+  Flushed flush(int socket);
 
  private:
-  struct Frame {
+  struct QueuedFrame {
     std::array<std::byte, sizeof(Header) + kMaxBody> head;
     uint64_t head_bytes;  // header and body
     std::span<const std::byte> payload;
@@ -53,7 +53,7 @@ class FrameOutput {
   void drop(uint64_t sent);
 
   const bool shared_;
-  std::deque<Frame> frames_;
+  std::deque<QueuedFrame> frames_;
   uint64_t first_sent_ = 0;  // bytes of the first frame that are sent, or copied
   uint64_t bytes_ = 0;
 

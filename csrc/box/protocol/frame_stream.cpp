@@ -42,11 +42,11 @@ void FrameStream::queue(Header header, std::span<const std::byte> body,
 
 FrameStream::Flow FrameStream::flush() {
   switch (output_.flush(fd())) {
-    case FrameOutput::Result::kSent:
+    case FrameOutput::Flushed::kSent:
       return Flow::kIdle;
-    case FrameOutput::Result::kBlocked:
+    case FrameOutput::Flushed::kBlocked:
       return Flow::kBlocked;
-    case FrameOutput::Result::kClosed:
+    case FrameOutput::Flushed::kClosed:
       break;
   }
   return Flow::kClosed;
@@ -55,11 +55,11 @@ FrameStream::Flow FrameStream::flush() {
 FrameStream::Flow FrameStream::receive(Receiver& receiver, uint64_t most) {
   paused_ = false;
   switch (input_.receive(fd(), receiver, most, paused_)) {
-    case FrameInput::Result::kIdle:
+    case FrameInput::Received::kIdle:
       return Flow::kIdle;
-    case FrameInput::Result::kMore:
+    case FrameInput::Received::kMore:
       return Flow::kMore;
-    case FrameInput::Result::kClosed:
+    case FrameInput::Received::kClosed:
       break;
   }
   return Flow::kClosed;

@@ -22,7 +22,6 @@
 #include "box/protocol/elements.h"
 #include "box/protocol/frame_input.h"
 #include "box/protocol/frame_output.h"
-#include "box/protocol/frame_receiver.h"
 #include "box/protocol/protocol.h"
 
 namespace hbm::smb {

@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include "base/error.h"
-#include "box/server/storage/stored_segment.h"
+#include "box/server/storage/segment.h"
 
 namespace hbm::box {
 namespace {
@@ -31,9 +31,10 @@ uint32_t Accumulator::lanes_for(uint64_t offset, uint64_t bytes) const {
   return static_cast<uint32_t>(std::min<uint64_t>(steps.count(), most));
 }
 
-void Accumulator::run(const BoundOperation& work, const Recorded& recorded) {
+void Accumulator::run(const BoundOperation& operation, const Recorded& recorded) {
   try {
-    pool_.run(work.what.lanes, [&](uint32_t lane) { run_lane(work, lane, recorded, stripes_); });
+    pool_.run(operation.what.lanes,
+              [&](uint32_t lane) { run_lane(operation, lane, recorded, stripes_); });
   } catch (const Error&) {
     records_.give_up();
     throw;
@@ -50,11 +51,11 @@ void Accumulator::accumulate(SessionRecord& session, uint64_t number, At target,
                           .source = place_of(source),
                           .bytes = bytes,
                           .formula = formula};
-  const BoundOperation work{what, target.segment.block->base(), source.segment.block->base(),
-                            records_.sizes().chunk, records_.sync()};
-  if (work.sync) persist(work.source + source.offset, formula.source_bytes(bytes));
+  const BoundOperation operation{what, target.segment.block->base(), source.segment.block->base(),
+                                 records_.sizes().chunk, records_.sync()};
+  if (operation.sync) persist(operation.source + source.offset, formula.source_bytes(bytes));
   const Recorded recorded = records_.begin(session, what);
-  run(work, recorded);
+  run(operation, recorded);
   records_.finish(session, {.number = number});
   records_.release(recorded);
 }
@@ -66,13 +67,13 @@ int64_t Accumulator::fetch_add(SessionRecord& session, uint64_t number, At cell,
                           .source = {},
                           .bytes = sizeof(int64_t),
                           .addend = addend};
-  const BoundOperation work{what, cell.segment.block->base(), nullptr, records_.sizes().chunk,
-                            records_.sync()};
+  const BoundOperation operation{what, cell.segment.block->base(), nullptr, records_.sizes().chunk,
+                                 records_.sync()};
   const Recorded recorded = records_.begin(session, what);
   LaneProgress own_lane;
   std::array<std::byte, sizeof(int64_t)> own_undo;
   const Recorded used = recorded ? recorded : Recorded{nullptr, &own_lane, own_undo.data()};
-  run(work, used);
+  run(operation, used);
   const int64_t before = cell_before(used);
   records_.finish(session, {.number = number, .value = before});
   records_.release(recorded);

@@ -1,12 +1,12 @@
 // Carries out kAccumulate and kFetchAdd on the memory of segments.
 //
 // Operations on overlapping ranges lose nothing: each step, the part of one that lies in one chunk
-// of its target (steps.h), runs under a lock of that chunk. Between steps other operations may come
-// in, so a large one is not atomic as a whole. Clients that write to the same bytes directly, past
-// the server, meanwhile may see their write overwritten.
+// of its target (bound_operation.h), runs under a lock of that chunk. Between steps other
+// operations may come in, so a large one is not atomic as a whole. Clients that write to the same
+// bytes directly, past the server, meanwhile may see their write overwritten.
 //
 // Where the records lie in files, each operation is carried out exactly once although the process
-// may be killed at any time (operation.h, recovery.h).
+// may be killed at any time (operation_record.h, recovery.h).
 //
 // Threads: every member may be called from any thread; for one session by one at a time. The caller
 // does its share of the work.
@@ -20,7 +20,6 @@
 #include "box/server/storage/bound_operation.h"
 #include "box/server/storage/records.h"
 #include "box/server/storage/segment.h"
-#include "box/server/storage/stripes.h"
 #include "box/server/thread_pool.h"
 #include "kernels/accumulate.h"
 
@@ -53,7 +52,7 @@ class Accumulator {
 
  private:
   uint32_t lanes_for(uint64_t offset, uint64_t bytes) const;
-  void run(const BoundOperation& work, const Recorded& recorded);
+  void run(const BoundOperation& operation, const Recorded& recorded);
 
   Records& records_;
   const unsigned threads_;

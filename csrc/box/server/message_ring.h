@@ -1,4 +1,4 @@
-// The box's message ring: sessions that have requests, in the order in which they got them.
+// The message ring of a box: the sessions that have requests, in the order in which they got them.
 //
 // Receivers put a session in; a pool of handler threads takes sessions out, and each carries out
 // one request before it puts the session back behind the others. So no client starves another.

@@ -6,7 +6,7 @@
 
 #include "base/log.h"
 #include "box/protocol/proof.h"
-#include "box/server/refusal.h"
+#include "box/server/request_handler.h"
 #include "box/server/storage/directory.h"
 
 namespace hbm::box {

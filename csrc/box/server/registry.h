@@ -1,4 +1,4 @@
-// The box's keys: which segment each stands for, and who may still reach it.
+// The segments of a box by their keys, and who may still reach each.
 //
 // A segment has its key from its creation until it is deleted, or, when it is temporary, until its
 // last attachment ends. The memory stays as long as anyone holds the segment.

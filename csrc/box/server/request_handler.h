@@ -1,5 +1,5 @@
-// What a box does with requests, whatever transport carried them: the seam between the service and
-// the doors through which clients come in.
+// The interface between the service of a box and the listeners through which its clients come in:
+// what is done with a request, whatever transport carried it.
 //
 // Threads: every member may be called from any thread; none blocks for longer than a lock is held.
 // An Answer is called exactly once, by any thread, perhaps before submit() returns, and must not
@@ -7,10 +7,13 @@
 #pragma once
 
 #include <cstddef>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <span>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "box/protocol/protocol.h"
@@ -18,20 +21,46 @@
 namespace hbm::box {
 
 class BoxSegment;  // box/server/storage/segment.h
-class Session;     // the service's own; doors only hold it
+class Session;     // the service's own; listeners only hold it
 
 struct Reply {
   smb::Status status = smb::Status::kOk;
   std::vector<std::byte> body;     // of the protocol's struct
   std::vector<std::byte> payload;  // kStats
   std::string cause;               // when status is not kOk
-  // kAlloc and kAttach: what was attached, for the door to add its transport's part.
+  // kAlloc and kAttach: what was attached, for the listener to add its transport's part.
   std::shared_ptr<BoxSegment> granted;
   bool may_write = false;
 };
 using Answer = std::function<void(Reply)>;
 
-// Part of a segment that a door may copy from or to, as long as it holds `segment`.
+template <smb::Body T>
+Reply with_body(const T& value) {
+  Reply reply;
+  reply.body.resize(sizeof value);
+  std::memcpy(reply.body.data(), &value, sizeof value);
+  return reply;
+}
+
+inline Reply refused(smb::Status status, std::string cause) {
+  Reply reply;
+  reply.status = status;
+  reply.cause = std::move(cause);
+  return reply;
+}
+
+// A request that the box does not carry out: what the client is told.
+class Refusal : public std::runtime_error {
+ public:
+  Refusal(smb::Status status, const std::string& cause)
+      : std::runtime_error(cause), status_(status) {}
+  smb::Status status() const noexcept { return status_; }
+
+ private:
+  smb::Status status_;
+};
+
+// Part of a segment that a listener may copy from or to, as long as it holds `segment`.
 struct Access {
   smb::Status status = smb::Status::kOk;
   std::string cause;
@@ -71,8 +100,8 @@ class RequestHandler {
                         bool writing) = 0;
 
   // Sets what is done with every new segment before anyone can attach to it, and, now, with those
-  // that are there: the verbs door registers their memory. It may throw Error: the request fails.
-  // REQUIRES: no client has come in yet.
+  // that are there: the verbs listener registers their memory. It may throw Error: the request
+  // fails. REQUIRES: no client has come in yet.
   virtual void on_new_segment(std::function<void(BoxSegment&)> action) = 0;
 
   // The client has left, or its lease is over: nothing but refusals will come of its connections.

@@ -1,4 +1,4 @@
-// What each request of a client does: one function an opcode, which checks what was asked against
+// Carries out the requests of clients: one function an opcode, which checks what was asked against
 // what the client may do, and does it.
 //
 // Threads: carry_out() may be called from any thread, for one session by its strand alone.
@@ -14,8 +14,8 @@
 #include "box/server/request_handler.h"
 #include "box/server/session.h"
 #include "box/server/sessions.h"
-#include "box/server/storage/counters.h"
 #include "box/server/storage/records.h"
+#include "box/server/storage/segment.h"
 
 namespace hbm::box {
 
@@ -40,7 +40,7 @@ class Requests {
                             std::span<const std::byte> body);
   Reply answer_from_record(Session& session, smb::Opcode opcode, std::span<const std::byte> body);
 
-  // requests_segments.cpp
+  // In requests_segments.cpp.
   Reply alloc(Session& session, const smb::Alloc& request);
   Reply alloc_again(Session& session, const smb::Alloc& request);
   Reply attach(Session& session, const smb::Attach& request);
@@ -51,7 +51,6 @@ class Requests {
   OpenedSegment created_before(const Session& session, const smb::Alloc& request);
   Reply grant(Session& session, uint32_t handle, uint32_t flags, OpenedSegment opened);
 
-  // requests_arithmetic.cpp
   Reply accumulate(Session& session, const smb::Accumulate& request);
   Reply fetch_add(Session& session, const smb::FetchAdd& request);
 

@@ -1,8 +1,7 @@
 #include <string>
 #include <utility>
 
-#include "box/server/refusal.h"
-#include "box/server/reply.h"
+#include "box/server/request_handler.h"
 #include "box/server/requests.h"
 
 namespace hbm::box {

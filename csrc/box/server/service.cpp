@@ -7,8 +7,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "box/server/refusal.h"
-#include "box/server/reply.h"
+#include "box/server/request_handler.h"
 
 namespace hbm::box {
 namespace {

@@ -1,8 +1,8 @@
-// The box behind its doors: keys, clients and what they ask for.
+// The service of a box, behind its listeners: keys, clients and what they ask for.
 //
-// Requests go into the message ring (ring.h) and are carried out by handler threads (requests.h);
-// slices of reads and writes are let through by access(), on the door's thread. A timer ends the
-// sessions of clients that are gone (sessions.h).
+// Requests go into the message ring (message_ring.h) and are carried out by handler threads
+// (requests.h); slices of reads and writes are let through by access(), on the listener's thread. A
+// timer ends the sessions of clients that are gone (sessions.h).
 //
 // Threads: as RequestHandler's; close() by one thread. Locks: Sessions, then Session, then
 // MessageRing; the registry's and the store's are never held together with these.
@@ -24,7 +24,7 @@
 #include "box/server/session.h"
 #include "box/server/sessions.h"
 #include "box/server/statistics.h"
-#include "box/server/storage/counters.h"
+#include "box/server/storage/segment.h"
 #include "box/server/storage/store.h"
 #include "memory/pool.h"
 

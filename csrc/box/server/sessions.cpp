@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "box/protocol/proof.h"
-#include "box/server/refusal.h"
+#include "box/server/request_handler.h"
 
 namespace hbm::box {
 

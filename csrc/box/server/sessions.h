@@ -1,4 +1,4 @@
-// All sessions of the box: who may come in, and whose lease is over.
+// The sessions of a box: who may join, and whose lease is over.
 //
 // A session without a frame from its client for as long as the lease ends. It ends on its strand,
 // behind the requests that were there first, whether the client asked for it or its lease is over;

@@ -1,4 +1,4 @@
-// What a box has done so far, and for whom.
+// The statistics of a box, and the pages in which clients read them.
 //
 // Threads: pure functions of what they are given.
 #pragma once

@@ -29,14 +29,14 @@ uint32_t reply_body_bytes(Opcode opcode) {
 
 }  // namespace
 
-Connection::Connection(std::unique_ptr<FrameStream> stream, std::string box, Requester& client)
-    : stream_(std::move(stream)), box_(std::move(box)), client_(client) {}
+Connection::Connection(std::unique_ptr<FrameStream> stream, std::string box, Requester& requester)
+    : stream_(std::move(stream)), box_(std::move(box)), requester_(requester) {}
 
 void Connection::queue(Opcode opcode, std::variant<TransportRequest*, Slice> of,
                        std::span<const std::byte> body, std::span<const std::byte> payload) {
   if (free_.empty()) {
-    free_.push_back(static_cast<uint32_t>(requests_.size()));
-    requests_.emplace_back();
+    free_.push_back(static_cast<uint32_t>(sent_.size()));
+    sent_.emplace_back();
   }
   const uint32_t place = free_.back();
   free_.pop_back();
@@ -45,22 +45,24 @@ void Connection::queue(Opcode opcode, std::variant<TransportRequest*, Slice> of,
   header.id = ++turn_ << 32 | place;
   stream_->queue(header, body, payload);
   asked_ += sizeof(header) + body.size() + payload.size();
-  requests_[place] = {header.id, opcode, asked_, std::move(of)};
+  sent_[place] = {header.id, opcode, asked_, std::move(of)};
   ++unanswered_;
 }
 
-Connection::Request* Connection::find(uint64_t id) noexcept {
+Connection::Sent* Connection::find(uint64_t id) noexcept {
   const uint64_t place = id & UINT32_MAX;
-  if (id == 0 || place >= requests_.size() || requests_[place].id != id) return nullptr;
-  return &requests_[place];
+  if (id == 0 || place >= sent_.size() || sent_[place].id != id) return nullptr;
+  return &sent_[place];
 }
 
-void Connection::send(TransportRequest& work) { queue(work.opcode, &work, work.body, {}); }
+void Connection::send(TransportRequest& request) {
+  queue(request.opcode, &request, request.body, {});
+}
 
 void Connection::send(const Slice& slice) {
-  const std::span<const std::byte> data(slice.local, slice.request.bytes);
+  const std::span<const std::byte> data(slice.local, slice.transfer.bytes);
   moving_bytes_ += data.size();
-  queue(slice.opcode, slice, std::as_bytes(std::span(&slice.request, 1)),
+  queue(slice.opcode, slice, std::as_bytes(std::span(&slice.transfer, 1)),
         slice.opcode == Opcode::kWrite ? data : data.first(0));
 }
 
@@ -80,10 +82,10 @@ short Connection::events() const noexcept {
 
 const char* Connection::check(const Header& header) {
   if (const char* cause = malformed_reply(header)) return cause;
-  const Request* const request = find(header.id);
-  if (request == nullptr) return "it answers nothing that was asked";
-  if (header.opcode != request->opcode) return "it answers another kind of request";
-  if (request->end > asked_ - stream_->queued_bytes()) return "it answers what was not sent yet";
+  const Sent* const sent = find(header.id);
+  if (sent == nullptr) return "it answers nothing that was asked";
+  if (header.opcode != sent->opcode) return "it answers another kind of request";
+  if (sent->end > asked_ - stream_->queued_bytes()) return "it answers what was not sent yet";
   if (header.status != Status::kOk) {
     if (header.body_bytes != 0) return "an error has no body";
     return header.payload_bytes > kLongestCause ? "its cause is too long" : nullptr;
@@ -91,38 +93,38 @@ const char* Connection::check(const Header& header) {
   if (header.body_bytes != reply_body_bytes(header.opcode)) return "its body has another size";
   uint32_t payload = 0;
   if (header.opcode == Opcode::kStats) payload = header.payload_bytes;  // any
-  if (header.opcode == Opcode::kRead) payload = std::get<Slice>(request->of).request.bytes;
+  if (header.opcode == Opcode::kRead) payload = std::get<Slice>(sent->of).transfer.bytes;
   return header.payload_bytes == payload ? nullptr : "its payload has another size";
 }
 
 std::byte* Connection::place(const Header& header, std::span<const std::byte>) {
-  Request& request = *find(header.id);
+  Sent& sent = *find(header.id);
   if (header.status != Status::kOk) {
     cause_.resize(header.payload_bytes);
     return reinterpret_cast<std::byte*>(cause_.data());
   }
-  if (Slice* const slice = std::get_if<Slice>(&request.of)) return slice->local;
-  std::vector<std::byte>& payload = std::get<TransportRequest*>(request.of)->payload;
+  if (Slice* const slice = std::get_if<Slice>(&sent.of)) return slice->local;
+  std::vector<std::byte>& payload = std::get<TransportRequest*>(sent.of)->payload;
   payload.resize(header.payload_bytes);
   return payload.data();
 }
 
 void Connection::frame(const Header& header, std::span<const std::byte> body,
                        Descriptor descriptor) {
-  Request request = std::exchange(*find(header.id), {});
+  Sent sent = std::exchange(*find(header.id), {});
   free_.push_back(static_cast<uint32_t>(header.id & UINT32_MAX));
   --unanswered_;
   std::string cause = std::exchange(cause_, {});
-  if (Slice* const slice = std::get_if<Slice>(&request.of)) {
-    moving_bytes_ -= slice->request.bytes;
-    client_.answered(*slice, header.status, cause);
+  if (Slice* const slice = std::get_if<Slice>(&sent.of)) {
+    moving_bytes_ -= slice->transfer.bytes;
+    requester_.answered(*slice, header.status, cause);
     return;
   }
-  TransportRequest& work = *std::get<TransportRequest*>(request.of);
-  work.status = header.status;
-  work.cause = std::move(cause);
-  work.reply.assign(body.begin(), body.end());
-  client_.answered(work, std::move(descriptor));
+  TransportRequest& request = *std::get<TransportRequest*>(sent.of);
+  request.status = header.status;
+  request.cause = std::move(cause);
+  request.reply.assign(body.begin(), body.end());
+  requester_.answered(request, std::move(descriptor));
 }
 
 void Connection::closed() const {

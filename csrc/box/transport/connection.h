@@ -24,22 +24,22 @@ class Connection final : private smb::FrameStream::Receiver {
   // Who asked.
   class Requester {
    public:
-    // `work` has its status, cause, reply and payload; it is not done yet. `descriptor` came with
-    // the reply, or is none.
-    virtual void answered(TransportRequest& work, Descriptor descriptor) = 0;
+    // `request` has its status, cause, reply and payload; it is not done yet. `descriptor` came
+    // with the reply, or is none.
+    virtual void answered(TransportRequest& request, Descriptor descriptor) = 0;
     virtual void answered(const Slice& slice, smb::Status status, const std::string& cause) = 0;
 
    protected:
     ~Requester() = default;
   };
 
-  // `box` is its name in messages. REQUIRES: the client outlives the connection.
-  Connection(std::unique_ptr<smb::FrameStream> stream, std::string box, Requester& client);
+  // `box` is its name in messages. REQUIRES: the requester outlives the connection.
+  Connection(std::unique_ptr<smb::FrameStream> stream, std::string box, Requester& requester);
 
   int fd() const noexcept { return stream_->fd(); }
 
   // Queue a request; flush() sends it.
-  void send(TransportRequest& work);  // control
+  void send(TransportRequest& request);  // control
   void send(const Slice& slice);
 
   uint64_t unanswered() const noexcept { return unanswered_; }      // requests
@@ -54,7 +54,7 @@ class Connection final : private smb::FrameStream::Receiver {
   short events() const noexcept;
 
  private:
-  struct Request {
+  struct Sent {
     uint64_t id = 0;  // 0: free
     smb::Opcode opcode{};
     uint64_t end = 0;  // of it among all bytes sent
@@ -68,13 +68,13 @@ class Connection final : private smb::FrameStream::Receiver {
 
   void queue(smb::Opcode opcode, std::variant<TransportRequest*, Slice> of,
              std::span<const std::byte> body, std::span<const std::byte> payload);
-  Request* find(uint64_t id) noexcept;
+  Sent* find(uint64_t id) noexcept;
   [[noreturn]] void closed() const;
 
   const std::unique_ptr<smb::FrameStream> stream_;
   const std::string box_;
-  Requester& client_;
-  std::vector<Request> requests_;  // an id's lower half is a place here
+  Requester& requester_;
+  std::vector<Sent> sent_;  // an id's lower half is a place here
   std::vector<uint32_t> free_;
   uint64_t turn_ = 0;   // upper half of the last id
   uint64_t asked_ = 0;  // bytes queued since the beginning

@@ -1,4 +1,4 @@
-// How a client comes in at a box's stream door: Hello, Join, Joined.
+// Joins a box over a stream socket: Hello, Join, Joined.
 //
 // Threads: every function may be called from any thread, each stream used by one at a time.
 #pragma once

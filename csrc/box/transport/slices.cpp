@@ -4,10 +4,10 @@
 
 namespace hbm::transport {
 
-class Moving {
+class SlicedRequest {
  public:
-  explicit Moving(TransportRequest& of)
-      : work(of),
+  explicit SlicedRequest(TransportRequest& of)
+      : request(of),
         opcode(of.opcode),
         handle(of.grant->handle),
         offset(of.offset),
@@ -17,21 +17,21 @@ class Moving {
   Slice cut() {
     Slice slice;
     slice.opcode = opcode;
-    slice.request.offset = offset;
+    slice.transfer.offset = offset;
     // The next one begins at a multiple of 8, so that no element lies in two.
     const uint64_t most = kSliceBytes - offset % sizeof(uint64_t);
-    slice.request.bytes = static_cast<uint32_t>(std::min(left, most));
-    slice.request.handle = handle;
+    slice.transfer.bytes = static_cast<uint32_t>(std::min(left, most));
+    slice.transfer.handle = handle;
     slice.local = local;
-    offset += slice.request.bytes;
-    local += slice.request.bytes;
-    left -= slice.request.bytes;
+    offset += slice.transfer.bytes;
+    local += slice.transfer.bytes;
+    left -= slice.transfer.bytes;
     all_cut = left == 0;
     ++out;
     return slice;
   }
 
-  TransportRequest& work;  // until the last slice is answered
+  TransportRequest& request;  // until the last slice is answered
   const smb::Opcode opcode;
   const uint32_t handle;
   uint64_t offset;  // of what is not cut yet, as the next two
@@ -44,21 +44,21 @@ class Moving {
 Slices::Slices() = default;
 Slices::~Slices() = default;
 
-void Slices::put(TransportRequest& work) {
-  work.status = smb::Status::kOk;
-  work.cause.clear();
-  const auto moving = std::make_shared<Moving>(work);
+void Slices::put(TransportRequest& request) {
+  request.status = smb::Status::kOk;
+  request.cause.clear();
+  const auto sliced = std::make_shared<SlicedRequest>(request);
   const std::lock_guard lock(mutex_);
-  (work.bytes <= kSmallBytes ? small_ : large_).push_back(moving);
+  (request.bytes <= kSmallBytes ? small_ : large_).push_back(sliced);
 }
 
 std::optional<Slice> Slices::next() {
   for (auto* const queue : {&small_, &large_}) {
     if (queue->empty()) continue;
-    const std::shared_ptr<Moving> moving = queue->front();
-    Slice slice = moving->cut();
-    slice.of = moving;
-    if (moving->all_cut) queue->pop_front();
+    const std::shared_ptr<SlicedRequest> sliced = queue->front();
+    Slice slice = sliced->cut();
+    slice.of = sliced;
+    if (sliced->all_cut) queue->pop_front();
     return slice;
   }
   return std::nullopt;
@@ -100,16 +100,16 @@ bool Slices::awaited() const {
 
 bool Slices::finish(const Slice& slice, smb::Status status, const std::string& cause) {
   const std::lock_guard lock(mutex_);
-  Moving& moving = *slice.of;
-  --moving.out;
-  if (status != smb::Status::kOk && moving.work.status == smb::Status::kOk) {
-    moving.work.status = status;
-    moving.work.cause = cause;
-    if (!moving.all_cut) std::erase(large_, slice.of);  // the rest would fail too
-    moving.all_cut = true;
+  SlicedRequest& sliced = *slice.of;
+  --sliced.out;
+  if (status != smb::Status::kOk && sliced.request.status == smb::Status::kOk) {
+    sliced.request.status = status;
+    sliced.request.cause = cause;
+    if (!sliced.all_cut) std::erase(large_, slice.of);  // the rest would fail too
+    sliced.all_cut = true;
   }
-  if (!moving.all_cut || moving.out != 0) return false;
-  moving.work.done.store(true, std::memory_order_release);
+  if (!sliced.all_cut || sliced.out != 0) return false;
+  sliced.request.done.store(true, std::memory_order_release);
   return true;
 }
 

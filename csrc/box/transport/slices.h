@@ -1,6 +1,6 @@
-// Reads and writes under way, cut into slices that the lanes of a link take as they have room: a
-// slow lane takes fewer. An aligned element of up to 8 bytes in a segment, all of which is moved,
-// lies in one slice.
+// Cuts reads and writes into slices, which the lanes of a transport take as they have room: a slow
+// lane takes fewer. An aligned element of up to 8 bytes in a segment, all of which is moved, lies
+// in one slice.
 //
 // Threads: every member may be called from any thread. A TransportRequest is touched by put() and
 // by the finish() that returns true for it or that fails, and the memory that it names by whoever
@@ -24,12 +24,12 @@ namespace hbm::transport {
 inline constexpr uint32_t kSliceBytes = 256u << 10;
 inline constexpr uint64_t kSmallBytes = 64u << 10;  // a transfer up to here goes before larger ones
 
-class Moving;  // a TransportRequest of which slices are out or still to be cut
+class SlicedRequest;  // of which slices are out or still to be cut
 
 struct Slice {
-  std::shared_ptr<Moving> of;
+  std::shared_ptr<SlicedRequest> of;
   smb::Opcode opcode{};
-  smb::Transfer request{};
+  smb::Transfer transfer{};
   std::byte* local = nullptr;
 };
 
@@ -39,7 +39,7 @@ class Slices {
   ~Slices();
 
   // A kRead or kWrite. Nobody who waits is woken: see call().
-  void put(TransportRequest& work);
+  void put(TransportRequest& request);
 
   // None: all are taken.
   std::optional<Slice> take();
@@ -53,7 +53,7 @@ class Slices {
   bool left() const;     // there is one to take
   bool awaited() const;  // someone sleeps in wait()
 
-  // The box's answer. True: the work is finished, and not to be touched any more.
+  // The box's answer. True: its request is finished, and not to be touched any more.
   bool finish(const Slice& slice, smb::Status status, const std::string& cause);
 
   // Ends every wait(), now and later.
@@ -62,10 +62,10 @@ class Slices {
  private:
   std::optional<Slice> next();
 
-  mutable std::mutex mutex_;  // guards all below, and what the Movings say
+  mutable std::mutex mutex_;  // guards all below, and the SlicedRequests
   std::condition_variable put_;
-  std::deque<std::shared_ptr<Moving>> small_;
-  std::deque<std::shared_ptr<Moving>> large_;
+  std::deque<std::shared_ptr<SlicedRequest>> small_;
+  std::deque<std::shared_ptr<SlicedRequest>> large_;
   uint32_t waiting_ = 0;
   bool stopped_ = false;
 };

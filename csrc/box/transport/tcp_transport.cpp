@@ -41,8 +41,8 @@ OpenedTransport open_tcp(const TransportOptions& opening) {
     join.session = joined.session;
     join.flags |= smb::Join::kLane;
   }
-  opened.link = std::make_unique<StreamTransport>(
-      smb::TransportKind::kTcp, std::make_unique<Lanes>(std::move(streams), box, nullptr));
+  opened.transport =
+      std::make_unique<StreamTransport>(smb::TransportKind::kTcp, std::move(streams), box, nullptr);
   return opened;
 }
 

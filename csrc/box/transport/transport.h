@@ -1,12 +1,14 @@
 // The contract of a client's transports: one live connection to a box, by shm, tcp or verbs.
 //
-// A link moves requests; it knows nothing of reconnects, sequence numbers or what operations mean.
-// When it breaks it throws Broken, and is of no further use: the client makes another and posts
-// again whatever had not finished.
+// A transport moves requests; it knows nothing of reconnects, sequence numbers or what operations
+// mean. When it breaks it throws Broken, and is of no further use: the client makes another and
+// posts again whatever had not finished.
 //
-// Threads: one at a time (the client's driver), but for wake() and alive(), which any may call.
-// A link may have threads of its own; none of them touches a TransportRequest's memory after
-// ~Transport.
+// It belongs to the process that opened it. In a forked child nothing may be done with it, not even
+// destroyed: the client's core, which is its user, sees to that (box/client/core.h).
+//
+// Threads: one at a time (the client's driver), but for wake() and alive(), which any may call. It
+// may have threads of its own; none of them touches a TransportRequest's memory after ~Transport.
 #pragma once
 
 #include <atomic>
@@ -43,20 +45,20 @@ struct TransportRequest {
   smb::Opcode opcode{};
   std::vector<std::byte> body;  // of control requests (all but kRead and kWrite)
 
-  // kRead and kWrite, of any size; the link cuts it in slices.
+  // kRead and kWrite, of any size; the transport cuts it in slices.
   const Grant* grant = nullptr;
   uint64_t offset = 0;
   std::byte* local = nullptr;  // to here, or from here
   uint64_t bytes = 0;
 
-  // Set by the link before finished. Of a transfer in slices: the first failure.
+  // Set by the transport before finished. Of a transfer in slices: the first failure.
   smb::Status status = smb::Status::kOk;
   std::string cause;
   std::vector<std::byte> reply;    // body
   std::vector<std::byte> payload;  // kStats
   std::shared_ptr<Grant> granted;  // kAlloc, kAttach
 
-  // Released by whoever finishes the work, acquired by finished().
+  // Released by whoever finishes the request, acquired by finished().
   std::atomic<bool> done{false};
   bool finished() const noexcept { return done.load(std::memory_order_acquire); }
 };
@@ -65,12 +67,12 @@ class Transport {
  public:
   virtual ~Transport() = default;
 
-  virtual smb::TransportKind transport() const noexcept = 0;
+  virtual smb::TransportKind kind() const noexcept = 0;
 
   // Starts it. Control requests reach the box in the order in which they were posted; transfers are
-  // in no order with anything. Small requests that are posted while the link is busy go out
+  // in no order with anything. Small requests that are posted while the transport is busy go out
   // together.
-  virtual void post(TransportRequest& work) = 0;
+  virtual void post(TransportRequest& request) = 0;
 
   // Sends and receives until a TransportRequest finishes or `most` has passed; returns at once if
   // nothing is in flight. 0: does what can be done now.
@@ -84,12 +86,12 @@ class Transport {
   virtual bool alive() const noexcept = 0;
 
   // Becomes readable, or hangs up, when the box closes the connection: an idle client polls it for
-  // POLLRDHUP. Negative: the link looks by itself.
+  // POLLRDHUP. Negative: the transport looks by itself.
   virtual int liveness_fd() const noexcept = 0;
 
   // Transfers from and to this memory need no copy on their way until the handle goes; till then it
   // has to stay mapped as it is. Null: they are no faster for it on this transport.
-  virtual std::shared_ptr<void> adopt(std::byte* memory, uint64_t bytes) {
+  virtual std::shared_ptr<void> register_memory(std::byte* memory, uint64_t bytes) {
     static_cast<void>(memory);
     static_cast<void>(bytes);
     return nullptr;
@@ -107,7 +109,7 @@ struct TransportOptions {
 };
 
 struct OpenedTransport {
-  std::unique_ptr<Transport> link;
+  std::unique_ptr<Transport> transport;
   smb::Joined joined{};
 };
 
@@ -115,6 +117,14 @@ struct OpenedTransport {
 // and Refused when it answers with a status.
 OpenedTransport open_tcp(const TransportOptions& opening);
 OpenedTransport open_shm(const TransportOptions& opening);
+
+// Why shm is not the transport between this process and a box that it has reached by another, in
+// words that complete "no shm: ...". Empty: both run under one kernel, and the box's Unix socket
+// answers here, which open_shm() takes to Joined::socket_path. The first kAlloc or kAttach proves
+// the rest: its descriptor is mapped, or it fails.
+//
+// Threads: any. It does not block.
+std::string why_no_shm(const smb::Joined& joined);
 
 // The box said no to a Join.
 class Refused : public Error {

@@ -20,6 +20,9 @@ BASE = {"base"}
 COMMUNICATOR = {"communicator", "progress", "bootstrap", "memory", "kernels"} | BASE
 CLIENT = {"box/transport", "box/protocol", "kernels"} | BASE
 SERVER = {"box/server/storage", "box/protocol", "memory", "kernels"} | BASE
+# What of box/verbs the two ends know: how libhbm_verbs.so is opened, and its table for each.
+CLIENT_VERBS = {"box/verbs/common/load_library", "box/verbs/client/library"}
+SERVER_VERBS = {"box/verbs/common/load_library", "box/verbs/server/library"}
 COMMUNICATORS = {f"communicator/{kind}" for kind in ("shm", "mpi", "hierarchical", "failure")}
 ROOMS: dict[str, set[str]] = {
     "base": set(),
@@ -36,24 +39,33 @@ ROOMS: dict[str, set[str]] = {
     "process_group": COMMUNICATOR | COMMUNICATORS,
     "bindings/errors": BASE,
     "bindings": {"bindings/errors", "process_group"} | COMMUNICATOR | COMMUNICATORS,
-    # The memory box: its clients and its servers meet in the bindings alone.
+    # The memory box: its clients and its servers meet in libhbm_verbs.so and in the bindings alone.
     "box/protocol": BASE,
-    "box/transport": {"box/protocol", "kernels"} | BASE,
-    "box/client": {"box/verbs/common", "box/server"} | CLIENT | SERVER,
+    "box/transport": {"box/protocol"} | BASE,
+    "box/client": CLIENT_VERBS | CLIENT,
+    "smb_client": {"box/client"} | CLIENT_VERBS | CLIENT,
     "box/server/storage": SERVER,
     "box/server": SERVER,
     "box/server/listener": {"box/server"} | SERVER,
-    "box/verbs/common": {"box/server"} | CLIENT | SERVER,
-    "box/verbs/client": {"box/verbs/common", "box/server"} | CLIENT | SERVER,
-    "box/verbs/server": {"box/verbs/common", "box/server", "box/server/listener"} | CLIENT | SERVER,
+    "box": {"box/server", "box/server/listener"} | SERVER_VERBS | SERVER,
+    "box/verbs/common/load_library": BASE,
+    "box/verbs/common": {"box/protocol"} | BASE,
+    "box/verbs/client/library": {"box/transport", "box/protocol"} | BASE,
+    "box/verbs/client": {"box/verbs/common", "box/transport", "box/protocol"} | BASE,
+    "box/verbs/server/library": {"box/server", "box/protocol"} | BASE,
+    "box/verbs/server": {"box/verbs/server/library", "box/verbs/common"}
+    | {"box/server", "box/server/listener"}
+    | SERVER,
     "box/verbs": {"box/verbs/common", "box/verbs/client", "box/verbs/server"}
     | {"box/server", "box/server/listener"}
+    | CLIENT_VERBS
+    | SERVER_VERBS
     | CLIENT
     | SERVER,
-    "box": {"box/verbs/common", "box/server", "box/server/listener"} | CLIENT | SERVER,
-    "smb_client": {"box/client", "box/verbs/common", "box/server"} | CLIENT | SERVER,
-    "bindings/smb": {"smb_client", "box", "box/client", "box/verbs/common", "box/server"}
-    | {"bindings/errors", "box/server/listener"}
+    "bindings/smb": {"smb_client", "box", "box/client", "box/server", "box/server/listener"}
+    | CLIENT_VERBS
+    | SERVER_VERBS
+    | {"bindings/errors"}
     | CLIENT
     | SERVER,
 }
@@ -62,6 +74,9 @@ ROOMS_OF_FILES = {  # the first that fits
     r"(pg_hbm|layerdrop)\.\w+": "process_group",
     r"bindings/errors\.h": "bindings/errors",
     r"bindings/smb_.+": "bindings/smb",
+    r"box/verbs/common/load_library\.\w+": "box/verbs/common/load_library",
+    r"box/verbs/client/library\.h": "box/verbs/client/library",
+    r"box/verbs/server/library\.h": "box/verbs/server/library",
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 # What only some rooms may include: a name for it, its headers, and those rooms.
@@ -219,8 +234,13 @@ SOUND_INCLUDES = {
     "base/error.cpp": '#include "base/error.h"\n',
     "bindings/smb_module.cpp": '#include <pybind11/pybind11.h>\n#include "smb_client.h"\n',
     "smb_client.h": '#include "box/client/core.h"\n',
-    "box/server.h": "",
+    "box/server.h": '#include "box/verbs/server/library.h"\n',
+    "box/server/handler.h": "",
     "box/client/core.h": '#include "box/transport/transport.h"\n',
+    "box/client/dialer.cpp": '#include "box/verbs/client/library.h"\n',
+    "box/verbs/client/library.h": '#include "box/transport/transport.h"\n',
+    "box/verbs/server/library.h": '#include "box/server/handler.h"\n',
+    "box/verbs/server/listener.cpp": '#include "box/verbs/server/library.h"\n',
     "box/transport/transport.h": '#include "base/error.h"\n',
 }
 
@@ -252,6 +272,21 @@ def test_sound_includes_pass(tmp_path: Path) -> None:
         ("kernels/sum.cpp", "#include <Python.h>", "kernels is free of Python"),
         ("memory/heap.cpp", '#include "../base/error.h"', "no path from csrc/"),
         ("smb_client.cpp", '#include "box/server.h"', "smb_client may not reach box:"),
+        (
+            "box/transport/transport.h",  # which a client's file includes
+            '#include "box/verbs/server/library.h"',
+            "box/client may not reach box/server: box/client/core.h -> box/transport/transport.h",
+        ),
+        (
+            "box/client/core.h",
+            '#include "box/verbs/client/wire.h"',
+            "may not reach box/verbs/client:",
+        ),
+        (
+            "box/verbs/server/listener.cpp",
+            '#include "box/transport/transport.h"',
+            "box/verbs/server may not reach box/transport:",
+        ),
         ("bindings/smb_module.cpp", "#include <torch/torch.h>", "smb is free of PyTorch"),
         ("box/transport/tcp.cpp", "#include <infiniband/verbs.h>", "transport is free of RDMA"),
         ("net/tcp.h", "", "net is no room"),
@@ -260,6 +295,7 @@ def test_sound_includes_pass(tmp_path: Path) -> None:
 )
 def test_a_bad_include_is_found(tmp_path: Path, file: str, line: str, complaint: str) -> None:
     files = SOUND_INCLUDES | {"base/dtype.h": '#include "kernels/sum.h"\n', "kernels/sum.h": ""}
+    files |= {"box/verbs/client/wire.h": "#include <infiniband/verbs.h>\n"}
     write_tree(tmp_path, files | {file: line + "\n"})
     assert complaint in "\n".join(include_violations(tmp_path))
 

@@ -24,7 +24,7 @@ CPP_EXCEPTIONS: dict[str, str] = {}
 
 # To be emptied: doubles that await another name.
 CPP_DOUBLES = """
-Doorbell Entry Frame Head Incoming Kind Lanes Outcome Parts Range Request Result Setup State Store
+Incoming Kind Range Setup State
 """
 
 CPP_SUFFIXES = {".h", ".cpp", ".inc"}

@@ -63,10 +63,10 @@ void EventLoop::add(int descriptor, uint32_t events, std::shared_ptr<Served> ser
   event.events = events;
   event.data.ptr = key;
   const std::lock_guard lock(mutex_);
-  entries_[key] = {descriptor, std::move(served)};
+  watched_[key] = {descriptor, std::move(served)};
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, descriptor, &event) == 0) return;
   const int failure = errno;
-  entries_.erase(key);
+  watched_.erase(key);
   errno = failure;
   failed("cannot wait for a client");
 }
@@ -82,8 +82,8 @@ void EventLoop::change(int descriptor, uint32_t events, Served& served) noexcept
 void EventLoop::again(const Served& served) {
   {
     const std::lock_guard lock(mutex_);
-    const auto found = entries_.find(&served);
-    if (found == entries_.end()) return;
+    const auto found = watched_.find(&served);
+    if (found == watched_.end()) return;
     asked_.push_back(found->second.served);
   }
   wake();
@@ -92,8 +92,8 @@ void EventLoop::again(const Served& served) {
 std::vector<std::shared_ptr<EventLoop::Served>> EventLoop::all() const {
   const std::lock_guard lock(mutex_);
   std::vector<std::shared_ptr<Served>> all;
-  all.reserve(entries_.size());
-  for (const auto& [key, entry] : entries_) all.push_back(entry.served);
+  all.reserve(watched_.size());
+  for (const auto& [key, watched] : watched_) all.push_back(watched.served);
   return all;
 }
 
@@ -106,7 +106,7 @@ void EventLoop::run() {
       const std::lock_guard lock(mutex_);
       if (stopping_) return;
       for (const auto& served : asked_) {
-        if (entries_.contains(served.get())) give_turn(served);
+        if (watched_.contains(served.get())) give_turn(served);
       }
       asked_.clear();
     }
@@ -148,7 +148,7 @@ void EventLoop::serve(Served& served, uint32_t events) {
       break;
   }
   const std::lock_guard lock(mutex_);
-  give_turn(entries_.at(&served).served);
+  give_turn(watched_.at(&served).served);
 }
 
 void EventLoop::give_turn(const std::shared_ptr<Served>& served) {
@@ -159,13 +159,13 @@ void EventLoop::remove(Served& served) {
   std::shared_ptr<Served> last;
   {
     const std::lock_guard lock(mutex_);
-    const auto found = entries_.find(&served);
-    if (found == entries_.end()) return;
+    const auto found = watched_.find(&served);
+    if (found == watched_.end()) return;
     // Before it is closed: a child of this process may hold it open, and its number may be another
     // client's at once.
     epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, found->second.descriptor, nullptr);
     last = std::move(found->second.served);
-    entries_.erase(found);
+    watched_.erase(found);
   }
   last->gone();
 }

@@ -75,7 +75,7 @@ class EventLoop {
   void remove(Served& served);
   void wake() noexcept;
 
-  struct Entry {
+  struct Watched {
     int descriptor;
     std::shared_ptr<Served> served;
   };
@@ -88,7 +88,7 @@ class EventLoop {
   Turn turn_;  // of those that have more to do; the thread's own
 
   mutable std::mutex mutex_;  // guards all below
-  std::unordered_map<const Served*, Entry> entries_;
+  std::unordered_map<const Served*, Watched> watched_;
   Turn asked_;  // for a turn, by again()
   bool stopping_ = false;
 };

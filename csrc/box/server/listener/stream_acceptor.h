@@ -1,4 +1,4 @@
-// Takes clients in at one address, and spreads them over the loops.
+// Accepts connections at one address, and spreads them over the event loops.
 //
 // When the process has no descriptor left, it waits a moment before it tries again, and sends away
 // the client that has been longest without joining.
@@ -15,8 +15,8 @@
 
 #include "base/descriptor.h"
 #include "box/protocol/address.h"
+#include "box/server/listener/admission.h"
 #include "box/server/listener/event_loop.h"
-#include "box/server/listener/log_limiter.h"
 #include "box/server/listener/stream_connection.h"
 
 namespace hbm::box {

@@ -25,7 +25,7 @@ StreamConnection::StreamConnection(StreamContext& context, EventLoop& loop, Desc
       loop_(loop),
       transport_(transport),
       fd_(socket.get()),
-      handshake_(context.handler, context.welcome),
+      handshake_(context.handler, context.identity),
       stream_(std::in_place, std::move(socket), smb::Payloads::kShared) {
   smb::Header header;
   header.opcode = smb::Opcode::kHello;

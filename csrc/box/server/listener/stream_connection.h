@@ -1,4 +1,4 @@
-// A client's connection at a stream door.
+// A client's connection at a stream listener.
 //
 // Its loop reads it and serves its reads and writes. A reply that another thread has is sent by
 // that thread if nobody is at work on the connection, and else by whoever is: the stream has one
@@ -21,18 +21,16 @@
 
 #include "box/protocol/frame_stream.h"
 #include "box/protocol/protocol.h"
+#include "box/server/listener/admission.h"
 #include "box/server/listener/event_loop.h"
-#include "box/server/listener/handshake.h"
-#include "box/server/listener/log_limiter.h"
-#include "box/server/listener/pending_connections.h"
 #include "box/server/request_handler.h"
 
 namespace hbm::box {
 
-// What the connections of a door share.
+// What the connections of a listener share.
 struct StreamContext {
   RequestHandler& handler;
-  const ListenerIdentity welcome;
+  const ListenerIdentity identity;
   const uint64_t quantum;
   PendingConnections pending;
   LogLimiter refusals;
@@ -40,7 +38,7 @@ struct StreamContext {
 };
 
 class StreamConnection final : public EventLoop::Served,
-                               public PendingConnections::Guest,
+                               public PendingConnections::JoiningConnection,
                                private smb::FrameReceiver,
                                public std::enable_shared_from_this<StreamConnection> {
  public:

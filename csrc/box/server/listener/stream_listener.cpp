@@ -29,10 +29,11 @@ void raise_open_files() {
   }
 }
 
-ListenerIdentity welcome_of(const StreamListenerOptions& options) {
-  ListenerIdentity welcome{options.token, options.boot_id, options.socket_path, options.verbs_port};
-  require_sendable(welcome);
-  return welcome;
+ListenerIdentity identity_of(const StreamListenerOptions& options) {
+  ListenerIdentity identity{options.token, options.boot_id, options.socket_path,
+                            options.verbs_port};
+  require_sendable(identity);
+  return identity;
 }
 
 void require_valid(const StreamListenerOptions& options) {
@@ -52,10 +53,10 @@ int sooner(int left, int right) {
 
 }  // namespace
 
-struct StreamListener::Parts {
-  explicit Parts(RequestHandler& handler, const StreamListenerOptions& options)
+struct StreamListener::Impl {
+  explicit Impl(RequestHandler& handler, const StreamListenerOptions& options)
       : context{handler,
-                welcome_of(options),
+                identity_of(options),
                 options.quantum,
                 {options.most_joining, options.join_within},
                 {10, std::chrono::seconds(10)}} {
@@ -63,7 +64,7 @@ struct StreamListener::Parts {
       std::function<int()> tick;
       if (i == 0) tick = [this] { return housekeeping(); };
       loops.push_back(
-          std::make_unique<EventLoop>("hbm-door-" + std::to_string(i), std::move(tick)));
+          std::make_unique<EventLoop>("hbm-listen-" + std::to_string(i), std::move(tick)));
     }
     std::vector<uid_t> users = options.users;
     if (users.empty()) users.push_back(geteuid());
@@ -72,20 +73,20 @@ struct StreamListener::Parts {
     for (const auto& loop : loops) loop->start();
   }
 
-  ~Parts() {
+  ~Impl() {
     for (const auto& loop : loops) loop->stop();
   }
 
   void listen(const smb::Address& address, const std::vector<uid_t>& users) {
-    listeners.push_back(std::make_shared<StreamAcceptor>(context, loops, address, users));
-    const auto& listener = listeners.back();
-    loops.front()->add(listener->fd(), EPOLLIN, listener);
-    if (!address.is_unix()) addresses.push_back(listener->address());
+    acceptors.push_back(std::make_shared<StreamAcceptor>(context, loops, address, users));
+    const auto& acceptor = acceptors.back();
+    loops.front()->add(acceptor->fd(), EPOLLIN, acceptor);
+    if (!address.is_unix()) addresses.push_back(acceptor->address());
   }
 
   int housekeeping() {
     int most = context.pending.sweep();
-    for (const auto& listener : listeners) most = sooner(most, listener->resume());
+    for (const auto& acceptor : acceptors) most = sooner(most, acceptor->resume());
     return sooner(most, part_from_ended_sessions());
   }
 
@@ -112,7 +113,7 @@ struct StreamListener::Parts {
 
   StreamContext context;
   std::vector<smb::Address> addresses;
-  std::vector<std::shared_ptr<StreamAcceptor>> listeners;
+  std::vector<std::shared_ptr<StreamAcceptor>> acceptors;
   Clock::time_point next_look{};  // of the first loop
   StreamAcceptor::Loops loops;    // first to go
 };
@@ -120,21 +121,21 @@ struct StreamListener::Parts {
 StreamListener::StreamListener(RequestHandler& handler, const StreamListenerOptions& options) {
   require_valid(options);
   raise_open_files();
-  parts_ = std::make_unique<Parts>(handler, options);
+  impl_ = std::make_unique<Impl>(handler, options);
 }
 
 StreamListener::~StreamListener() = default;
 
 const std::vector<smb::Address>& StreamListener::addresses() const noexcept {
-  return parts_->addresses;
+  return impl_->addresses;
 }
 
 void StreamListener::drain(uint32_t most_ms) {
   const Clock::time_point deadline = Clock::now() + std::chrono::milliseconds(most_ms);
-  parts_->context.draining = true;
+  impl_->context.draining = true;
   const auto idle = [this] {
     bool all = true;
-    for (const auto& connection : parts_->connections()) {
+    for (const auto& connection : impl_->connections()) {
       if (!connection->idle()) all = false;
     }
     return all;

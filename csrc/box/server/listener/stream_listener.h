@@ -1,4 +1,4 @@
-// The way in over TCP and a Unix socket.
+// Lets clients in over TCP and a Unix socket.
 //
 // A few receivers, each a thread over epoll, share the connections: one stays with its receiver, so
 // the lanes of a client are served side by side. Reads and writes are served by the receiver,
@@ -46,7 +46,7 @@ class StreamListener final : public Listener {
  public:
   // Raises the limit on open files (RLIMIT_NOFILE) as far as it goes.
   // Throws Error(kUnavailable) when an address cannot be listened on, Error(kInvalid) for options
-  // that make no door. REQUIRES: `handler` outlives the door.
+  // that make no listener. REQUIRES: `handler` outlives it.
   StreamListener(RequestHandler& handler, const StreamListenerOptions& options);
   ~StreamListener() override;
 
@@ -56,8 +56,8 @@ class StreamListener final : public Listener {
   void drain(uint32_t most_ms) override;
 
  private:
-  struct Parts;
-  std::unique_ptr<Parts> parts_;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace hbm::box

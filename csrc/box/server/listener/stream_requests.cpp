@@ -75,11 +75,11 @@ void StreamConnection::frame(const smb::Header& header, std::span<const std::byt
 }
 
 void StreamConnection::join(const smb::Join& join) {
-  Handshake::Outcome outcome = handshake_.join(join, transport_);
+  Handshake::Admission admission = handshake_.join(join, transport_);
   context_.pending.leave(*this);
-  if (!outcome.session) return reject(outcome.status, outcome.cause);
-  session_ = std::move(outcome.session);
-  stream_->queue(reply_to(request_, smb::Status::kOk), bytes_of(outcome.joined));
+  if (!admission.session) return reject(admission.status, admission.cause);
+  session_ = std::move(admission.session);
+  stream_->queue(reply_to(request_, smb::Status::kOk), bytes_of(admission.joined));
 }
 
 void StreamConnection::read(const smb::Transfer& transfer) {

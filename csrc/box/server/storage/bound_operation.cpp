@@ -14,61 +14,62 @@ void add_to_cell(std::byte* at, int64_t addend) {
   cell.fetch_add(static_cast<uint64_t>(addend), std::memory_order_acq_rel);
 }
 
-void apply(const BoundOperation& work, const Steps::Range& range) {
-  const BoxOperation& what = work.what;
-  std::byte* const target = work.target + range.first;
+void apply(const BoundOperation& operation, const Steps::Bounds& range) {
+  const BoxOperation& what = operation.what;
+  std::byte* const target = operation.target + range.first;
   if (what.opcode == smb::Opcode::kFetchAdd) return add_to_cell(target, what.addend);
   const size_t count = (range.last - range.first) / element_size(what.formula.target);
   const uint64_t before = what.formula.source_bytes(range.first - what.target.offset);
-  accumulate(target, work.source + what.source.offset + before, count, what.formula);
+  accumulate(target, operation.source + what.source.offset + before, count, what.formula);
 }
 
-void apply_undoably(const BoundOperation& work, const Steps::Range& range,
+void apply_undoably(const BoundOperation& operation, const Steps::Bounds& range,
                     std::atomic<uint64_t>& progress, std::byte* undo) {
   const uint64_t bytes = range.last - range.first;
   const uint64_t before = progress.load(std::memory_order_relaxed);
-  std::memcpy(undo, work.target + range.first, bytes);
-  if (work.sync) persist(undo, bytes);
+  std::memcpy(undo, operation.target + range.first, bytes);
+  if (operation.sync) persist(undo, bytes);
   progress.exchange(before + 1, std::memory_order_acq_rel);
-  if (work.sync) persist(&progress, sizeof progress);
-  apply(work, range);
-  if (work.sync) persist(work.target + range.first, bytes);
+  if (operation.sync) persist(&progress, sizeof progress);
+  apply(operation, range);
+  if (operation.sync) persist(operation.target + range.first, bytes);
   progress.store(before + 2, std::memory_order_release);
-  if (work.sync) persist(&progress, sizeof progress);
+  if (operation.sync) persist(&progress, sizeof progress);
 }
 
 }  // namespace
 
-void run_lane(const BoundOperation& work, uint32_t lane, const Recorded& recorded,
+void run_lane(const BoundOperation& operation, uint32_t lane, const Recorded& recorded,
               Stripes& stripes) {
-  const Steps steps = work.steps();
-  const Steps::Range all = steps.steps_of(lane, work.what.lanes);
+  const Steps steps = operation.steps();
+  const Steps::Bounds all = steps.steps_of(lane, operation.what.lanes);
   uint64_t step = all.first;
   if (recorded) step += recorded.lanes[lane].progress.load(std::memory_order_acquire) / 2;
   for (; step < all.last; ++step) {
-    const std::lock_guard lock(stripes.of(work.target, steps.chunk_of(step)));
+    const std::lock_guard lock(stripes.of(operation.target, steps.chunk_of(step)));
     if (recorded) {
-      apply_undoably(work, steps.bytes_of(step), recorded.lanes[lane].progress,
-                     recorded.undo + uint64_t{lane} * work.chunk);
+      apply_undoably(operation, steps.bytes_of(step), recorded.lanes[lane].progress,
+                     recorded.undo + uint64_t{lane} * operation.chunk);
     } else {
-      apply(work, steps.bytes_of(step));
+      apply(operation, steps.bytes_of(step));
     }
   }
 }
 
-void roll_back(const BoundOperation& work, const Recorded& recorded) {
-  const Steps steps = work.steps();
-  for (uint32_t lane = 0; lane < work.what.lanes; ++lane) {
+void roll_back(const BoundOperation& operation, const Recorded& recorded) {
+  const Steps steps = operation.steps();
+  for (uint32_t lane = 0; lane < operation.what.lanes; ++lane) {
     std::atomic<uint64_t>& progress = recorded.lanes[lane].progress;
     const uint64_t before = progress.load(std::memory_order_acquire);
     if (before % 2 == 0) continue;
-    const uint64_t step = steps.steps_of(lane, work.what.lanes).first + before / 2;
-    const Steps::Range range = steps.bytes_of(step);
+    const uint64_t step = steps.steps_of(lane, operation.what.lanes).first + before / 2;
+    const Steps::Bounds range = steps.bytes_of(step);
     const uint64_t bytes = range.last - range.first;
-    std::memcpy(work.target + range.first, recorded.undo + uint64_t{lane} * work.chunk, bytes);
-    if (work.sync) persist(work.target + range.first, bytes);
+    std::memcpy(operation.target + range.first, recorded.undo + uint64_t{lane} * operation.chunk,
+                bytes);
+    if (operation.sync) persist(operation.target + range.first, bytes);
     progress.store(before - 1, std::memory_order_release);
-    if (work.sync) persist(&progress, sizeof progress);
+    if (operation.sync) persist(&progress, sizeof progress);
   }
 }
 

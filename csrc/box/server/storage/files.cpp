@@ -1,14 +1,20 @@
 #include "box/server/storage/files.h"
 
 #include <fcntl.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <string>
 
+#include "base/descriptor.h"
 #include "base/error.h"
 #include "base/log.h"
 
@@ -20,6 +26,17 @@ namespace {
   throw Error(full ? ErrorKind::kExhausted : ErrorKind::kUnavailable,
               "cannot " + asked + ": " + std::strerror(number));
 }
+
+std::byte* map(int fd, uint64_t bytes, const std::string& what) {
+  const int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
+  void* const base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+  if (base != MAP_FAILED) return static_cast<std::byte*>(base);
+  const char* cause = std::strerror(errno);
+  throw Error(ErrorKind::kExhausted,
+              "cannot map " + std::to_string(bytes) + " bytes of " + what + ": " + cause);
+}
+
+constexpr rlim_t kFewest = 64;
 
 }  // namespace
 
@@ -92,6 +109,49 @@ void replace_file(const std::string& from, const std::string& path, bool sync) {
 void sync_directory(const std::string& path) {
   const Descriptor directory = open_file(path, O_RDONLY | O_DIRECTORY);
   if (fsync(directory.get()) != 0) fail("write " + path + " to the disk", errno);
+}
+
+MappedRegion MappedRegion::in_memory(uint64_t bytes) { return {map(-1, bytes, "memory"), bytes}; }
+
+MappedRegion MappedRegion::create(const std::string& path, uint64_t bytes) {
+  const Descriptor file = open_file(path, O_RDWR | O_CREAT | O_TRUNC);
+  reserve_file(file.get(), bytes, path);
+  return {map(file.get(), bytes, path), bytes};
+}
+
+MappedRegion MappedRegion::open(const std::string& path) {
+  const Descriptor file = open_file(path, O_RDWR);
+  const uint64_t bytes = file_bytes(file.get(), path);
+  if (bytes == 0) throw Error(ErrorKind::kUnavailable, path + " is damaged: it is empty");
+  return {map(file.get(), bytes, path), bytes};
+}
+
+MappedRegion::~MappedRegion() {
+  if (base_ != nullptr) munmap(base_, size_);
+}
+
+void persist(const void* at, uint64_t bytes) {
+  static const uintptr_t page = sysconf(_SC_PAGESIZE);
+  const uintptr_t first = reinterpret_cast<uintptr_t>(at) / page * page;
+  const uintptr_t last = reinterpret_cast<uintptr_t>(at) + bytes;
+  if (msync(reinterpret_cast<void*>(first), last - first, MS_SYNC) == 0) return;
+  const char* cause = std::strerror(errno);
+  throw Error(ErrorKind::kUnavailable, std::string("the disk of the store failed: ") + cause);
+}
+
+// The kernel gives the lowest number that is free: what segments leave alone are the last numbers.
+void require_descriptor() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const rlim_t most = limit.rlim_cur;
+  const rlim_t kept = std::min(std::max(kFewest, most / 8), most / 2);
+  const Descriptor next(eventfd(0, EFD_CLOEXEC));
+  if (next && static_cast<rlim_t>(next.get()) < most - kept) return;
+  throw Error(ErrorKind::kExhausted,
+              "the box may open " + std::to_string(most) + " files, a segment each, and keeps " +
+                  std::to_string(kept) +
+                  " of them for clients that come in: free segments, or raise the limit on open "
+                  "files (ulimit -n)");
 }
 
 }  // namespace hbm::box

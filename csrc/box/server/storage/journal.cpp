@@ -18,13 +18,13 @@
 namespace hbm::box {
 namespace {
 
-// The file: a Head, then for each record a Frame and what it frames.
-struct Head {
+// The file: a JournalHead, then for each record a RecordFrame and what it frames.
+struct JournalHead {
   std::array<char, 8> magic{'H', 'B', 'M', 'J', 'O', 'U', 'R', 'N'};
   uint64_t version = 1;
 };
 
-struct Frame {
+struct RecordFrame {
   uint32_t bytes;     // that follow
   uint32_t checksum;  // of `bytes` and of what follows
 };
@@ -62,15 +62,16 @@ uint32_t checksum(uint32_t bytes, const std::byte* record) {
 }
 
 template <class Record>
-std::array<std::byte, sizeof(Frame) + sizeof(Record)> framed(const Record& record) {
-  std::array<std::byte, sizeof(Frame) + sizeof(Record)> bytes;
-  std::memcpy(bytes.data() + sizeof(Frame), &record, sizeof record);
-  const Frame frame{sizeof record, checksum(sizeof record, bytes.data() + sizeof(Frame))};
+std::array<std::byte, sizeof(RecordFrame) + sizeof(Record)> framed(const Record& record) {
+  std::array<std::byte, sizeof(RecordFrame) + sizeof(Record)> bytes;
+  std::memcpy(bytes.data() + sizeof(RecordFrame), &record, sizeof record);
+  const RecordFrame frame{sizeof record,
+                          checksum(sizeof record, bytes.data() + sizeof(RecordFrame))};
   std::memcpy(bytes.data(), &frame, sizeof frame);
   return bytes;
 }
 
-Created created_of(const Journal::Entry& entry) {
+Created created_of(const JournalEntry& entry) {
   const Creation& creation = entry.creation;
   return {entry.serial,
           creation.temporary ? Created::kTemporary : 0,
@@ -80,7 +81,7 @@ Created created_of(const Journal::Entry& entry) {
           creation.creator.number};
 }
 
-Journal::Entry entry_of(const Created& created) {
+JournalEntry entry_of(const Created& created) {
   return {created.serial,
           {created.key,
            created.size,
@@ -113,36 +114,36 @@ Journal::Contents Journal::read(const std::string& path) {
     log::warn(path + ": dropped " + what + " at byte " + std::to_string(at));
   };
   std::span<const std::byte> rest = file;
-  if (rest.size() < sizeof(Head) || get<Head>(rest).magic != Head().magic) {
+  if (rest.size() < sizeof(JournalHead) || get<JournalHead>(rest).magic != JournalHead().magic) {
     drop(0, "all, for it does not start as a journal does");
     return contents;
   }
-  if (const uint64_t version = get<Head>(rest).version; version != Head().version) {
+  if (const uint64_t version = get<JournalHead>(rest).version; version != JournalHead().version) {
     throw Error(ErrorKind::kUnavailable, path + " has version " + std::to_string(version) +
                                              ", this program's is " +
-                                             std::to_string(Head().version));
+                                             std::to_string(JournalHead().version));
   }
-  rest = rest.subspan(sizeof(Head));
+  rest = rest.subspan(sizeof(JournalHead));
 
   std::map<uint64_t, Creation> live;
   std::map<smb::Id, uint64_t> keys;
   while (!rest.empty()) {
     const size_t at = file.size() - rest.size();
-    const bool whole = rest.size() >= sizeof(Frame);
-    const Frame frame = whole ? get<Frame>(rest) : Frame{};
+    const bool whole = rest.size() >= sizeof(RecordFrame);
+    const RecordFrame frame = whole ? get<RecordFrame>(rest) : RecordFrame{};
     const bool known = frame.bytes == sizeof(Created) || frame.bytes == sizeof(Deleted);
-    if (!known || rest.size() < sizeof(Frame) + frame.bytes) {
+    if (!known || rest.size() < sizeof(RecordFrame) + frame.bytes) {
       drop(at, "the last " + std::to_string(rest.size()) + " bytes, a record that was torn");
       break;
     }
-    const auto record = rest.subspan(sizeof(Frame), frame.bytes);
-    rest = rest.subspan(sizeof(Frame) + frame.bytes);
+    const auto record = rest.subspan(sizeof(RecordFrame), frame.bytes);
+    rest = rest.subspan(sizeof(RecordFrame) + frame.bytes);
     if (checksum(frame.bytes, record.data()) != frame.checksum) {
       drop(at, "a record whose checksum is wrong");
     } else if (frame.bytes == sizeof(Deleted)) {
       live.erase(get<Deleted>(record).serial);
     } else {
-      const Entry entry = entry_of(get<Created>(record));
+      const JournalEntry entry = entry_of(get<Created>(record));
       // A key is created again only after its end, whose record must have been dropped.
       if (const auto older = keys.find(entry.creation.key); older != keys.end()) {
         live.erase(older->second);
@@ -155,14 +156,14 @@ Journal::Contents Journal::read(const std::string& path) {
   return contents;
 }
 
-Journal::Journal(const std::string& path, bool sync, const std::vector<Entry>& live)
+Journal::Journal(const std::string& path, bool sync, const std::vector<JournalEntry>& live)
     : path_(path), sync_(sync), named_(!sync) {
   const std::string fresh = path + ".new";
   file_ = open_file(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND);
-  std::vector<std::byte> bytes(sizeof(Head));
-  const Head head;
+  std::vector<std::byte> bytes(sizeof(JournalHead));
+  const JournalHead head;
   std::memcpy(bytes.data(), &head, sizeof head);
-  for (const Entry& entry : live) {
+  for (const JournalEntry& entry : live) {
     const auto record = framed(created_of(entry));
     bytes.insert(bytes.end(), record.begin(), record.end());
   }
@@ -173,7 +174,7 @@ Journal::Journal(const std::string& path, bool sync, const std::vector<Entry>& l
   records_ = live.size();
 }
 
-void Journal::created(const Entry& entry) { append(framed(created_of(entry))); }
+void Journal::created(const JournalEntry& entry) { append(framed(created_of(entry))); }
 
 void Journal::deleted(uint64_t serial) { append(framed(Deleted{serial})); }
 

@@ -26,16 +26,16 @@ struct Creation {
   Creator creator;
 };
 
+struct JournalEntry {
+  uint64_t serial = 0;
+  Creation creation;
+};
+
 class Journal {
  public:
-  struct Entry {
-    uint64_t serial = 0;
-    Creation creation;
-  };
-
   struct Contents {
-    std::vector<Entry> live;  // created and not deleted, in the order of creation
-    bool damaged = false;     // something was dropped
+    std::vector<JournalEntry> live;  // created and not deleted, in the order of creation
+    bool damaged = false;            // something was dropped
   };
 
   // What the file says; nothing if it is not there. Throws Error(kUnavailable) when it cannot be
@@ -45,10 +45,10 @@ class Journal {
   // A new journal of those segments, put in the place of the old one at once or not at all. With
   // `sync`, the disk has each record before the call that wrote it returns.
   // Throws Error(kUnavailable) when the kernel or the disk refuses.
-  Journal(const std::string& path, bool sync, const std::vector<Entry>& live);
+  Journal(const std::string& path, bool sync, const std::vector<JournalEntry>& live);
 
   // Throw Error(kUnavailable) when the disk refuses; nothing has been recorded then.
-  void created(const Entry& entry);
+  void created(const JournalEntry& entry);
   void deleted(uint64_t serial);
 
   uint64_t records() const noexcept { return records_; }  // in the file

@@ -1,5 +1,5 @@
-// What a box knows of its sessions and of the operations that it is carrying out, laid out alike in
-// plain memory and in the files that survive the process (records.h).
+// The records that a box has of its sessions and of the operations that it is carrying out, laid
+// out alike in plain memory and in the files that survive the process (records.h).
 //
 // Exactly once. An operation is begun when its record's `active` is 1 and done when its session's
 // `applied` has reached its number. In between each lane, a range of the target's chunks that one
@@ -63,7 +63,7 @@ struct alignas(64) LaneProgress {
   std::atomic<uint64_t> progress{0};
 };
 
-// Where a range lies: in which segment of the store (stored_segment.h), and at which byte.
+// Where a range lies: in which segment of the store (segment.h), and at which byte.
 struct SegmentOffset {
   uint64_t serial = 0;
   uint64_t offset = 0;

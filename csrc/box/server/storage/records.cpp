@@ -15,7 +15,7 @@ constexpr uint64_t kPage = 4096;
 constexpr uint64_t kHead = kPage;  // bytes of a file before its first record
 
 // Heads each of the two files.
-struct Head {
+struct RecordsHead {
   std::array<char, 8> magic;
   uint32_t version;
   uint32_t record_bytes;
@@ -41,7 +41,7 @@ uint64_t sessions_bytes(const RecordSizes& sizes) {
   return to_pages(kHead + sizes.sessions * sizeof(SessionRecord));
 }
 
-Head head_of(const std::array<char, 8>& magic, const RecordSizes& sizes) {
+RecordsHead head_of(const std::array<char, 8>& magic, const RecordSizes& sizes) {
   const bool sessions = magic == kSessions;
   const size_t bytes = sessions ? sizeof(SessionRecord) : sizeof(OperationRecord);
   return {magic, kVersion, static_cast<uint32_t>(bytes), sizes};
@@ -55,8 +55,8 @@ MappedRegion open_checked(const std::string& path, const std::array<char, 8>& ma
                      "; without it, restart with an empty directory, or restore a copy");
   };
   if (region.size() < kHead) throw damaged("it has " + std::to_string(region.size()) + " bytes");
-  const Head& head = *reinterpret_cast<const Head*>(region.base());
-  const Head wanted = head_of(magic, head.sizes);
+  const RecordsHead& head = *reinterpret_cast<const RecordsHead*>(region.base());
+  const RecordsHead wanted = head_of(magic, head.sizes);
   if (head.magic != wanted.magic) throw damaged("it is damaged, or another file");
   if (head.version != wanted.version || head.record_bytes != wanted.record_bytes) {
     throw damaged("its version is " + std::to_string(head.version) + ", this program's is " +
@@ -103,8 +103,8 @@ std::unique_ptr<Records> Records::create(const std::string& directory, bool sync
   const std::string operations = directory + "/operations";
   MappedRegion new_sessions = MappedRegion::create(sessions + ".new", sessions_bytes(enough));
   MappedRegion new_operations = MappedRegion::create(operations + ".new", operations_bytes(enough));
-  new (new_sessions.base()) Head(head_of(kSessions, enough));
-  new (new_operations.base()) Head(head_of(kOperations, enough));
+  new (new_sessions.base()) RecordsHead(head_of(kSessions, enough));
+  new (new_operations.base()) RecordsHead(head_of(kOperations, enough));
   auto* const records = reinterpret_cast<SessionRecord*>(new_sessions.base() + kHead);
   for (size_t i = 0; i < back.size(); ++i) {
     records[i].id = back[i]->id;
@@ -126,8 +126,8 @@ std::unique_ptr<Records> Records::left_in(const std::string& directory, bool syn
   if (!std::filesystem::exists(sessions) || !std::filesystem::exists(operations)) return nullptr;
   MappedRegion old_sessions = open_checked(sessions, kSessions);
   MappedRegion old_operations = open_checked(operations, kOperations);
-  RecordSizes sizes = reinterpret_cast<const Head*>(old_operations.base())->sizes;
-  sizes.sessions = reinterpret_cast<const Head*>(old_sessions.base())->sizes.sessions;
+  RecordSizes sizes = reinterpret_cast<const RecordsHead*>(old_operations.base())->sizes;
+  sizes.sessions = reinterpret_cast<const RecordsHead*>(old_sessions.base())->sizes.sessions;
   return std::unique_ptr<Records>(
       new Records(sizes, sync, std::move(old_sessions), std::move(old_operations)));
 }

@@ -1,5 +1,5 @@
-// The records of sessions and of operations in progress (operation.h): in plain memory, or in two
-// mapped files of a store, `sessions` and `operations`.
+// The records of sessions and of operations in progress (operation_record.h): in plain memory, or
+// in two mapped files of a store, `sessions` and `operations`.
 //
 // Without files there is nothing to recover from, so operations leave no record at all.
 //
@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "box/server/storage/mapped_region.h"
+#include "box/server/storage/files.h"
 #include "box/server/storage/operation_record.h"
 
 namespace hbm::box {
@@ -66,7 +66,7 @@ class Records {
   // Those in use; after a restart, those that may come back.
   std::vector<SessionRecord*> sessions() const;
 
-  // QueuedRequest outcome.number has been carried out, or has failed for good.
+  // Request outcome.number has been carried out, or has failed for good.
   // REQUIRES: outcome.number == session.applied + 1.
   void finish(SessionRecord& session, const RequestOutcome& outcome);
 

@@ -16,9 +16,9 @@ bool lies_in(const Memory& memory, const SegmentOffset& place, uint64_t bytes) {
   return place.offset <= memory.size && bytes <= memory.size - place.offset;
 }
 
-bool lanes_sound(const BoundOperation& work, const Recorded& recorded) {
-  for (uint32_t lane = 0; lane < work.what.lanes; ++lane) {
-    const Steps::Range all = work.steps().steps_of(lane, work.what.lanes);
+bool lanes_sound(const BoundOperation& operation, const Recorded& recorded) {
+  for (uint32_t lane = 0; lane < operation.what.lanes; ++lane) {
+    const Steps::Bounds all = operation.steps().steps_of(lane, operation.what.lanes);
     const uint64_t progress = recorded.lanes[lane].progress.load(std::memory_order_acquire);
     if (progress > 2 * (all.last - all.first)) return false;
   }
@@ -30,11 +30,11 @@ bool sound(const Formula& formula) {
          accumulate_unsupported(formula.target, formula.source) == nullptr;
 }
 
-bool sound(const BoundOperation& work, const Recorded& recorded, uint32_t most_lanes,
+bool sound(const BoundOperation& operation, const Recorded& recorded, uint32_t most_lanes,
            const Memory& target, const Memory& source) {
-  const BoxOperation& what = work.what;
+  const BoxOperation& what = operation.what;
   if (what.lanes < 1 || what.lanes > most_lanes || what.bytes == 0) return false;
-  if (!lies_in(target, what.target, what.bytes) || !lanes_sound(work, recorded)) return false;
+  if (!lies_in(target, what.target, what.bytes) || !lanes_sound(operation, recorded)) return false;
   if (is_cell(what)) return what.bytes == sizeof(int64_t) && what.target.offset % 8 == 0;
   const Formula& formula = what.formula;
   return what.opcode == smb::Opcode::kAccumulate && sound(formula) &&
@@ -46,7 +46,7 @@ bool sound(const BoundOperation& work, const Recorded& recorded, uint32_t most_l
 struct Begun {
   Recorded recorded;
   SessionRecord* session;
-  BoundOperation work;
+  BoundOperation operation;
 };
 
 }  // namespace
@@ -63,18 +63,18 @@ void recover(Records& records, const FindMemory& find) {
     }
     const Memory target = find(what.target.serial);
     const Memory source = is_cell(what) ? target : find(what.source.serial);
-    const BoundOperation work{what, target.base, source.base, records.sizes().chunk,
-                              records.sync()};
+    const BoundOperation operation{what, target.base, source.base, records.sizes().chunk,
+                                   records.sync()};
     const char* cause = nullptr;
     if (session == nullptr || applied + 1 != what.number) {
       cause = "its session has ended";
     } else if (target.base == nullptr || source.base == nullptr) {
       cause = "its segments are not there any more";
-    } else if (!sound(work, recorded, records.sizes().lanes, target, source)) {
+    } else if (!sound(operation, recorded, records.sizes().lanes, target, source)) {
       cause = "its record is damaged";
     }
     if (cause == nullptr) {
-      begun.push_back({recorded, session, work});
+      begun.push_back({recorded, session, operation});
       continue;
     }
     log::error(std::string("an operation that the last server had begun is dropped: ") + cause);
@@ -86,12 +86,12 @@ void recover(Records& records, const FindMemory& find) {
 
   // All are rolled back before any goes on: what goes on may change a chunk that another one has to
   // put back.
-  for (const Begun& one : begun) roll_back(one.work, one.recorded);
+  for (const Begun& one : begun) roll_back(one.operation, one.recorded);
   Stripes stripes;
   for (const Begun& one : begun) {
-    const BoxOperation& what = one.work.what;
+    const BoxOperation& what = one.operation.what;
     for (uint32_t lane = 0; lane < what.lanes; ++lane) {
-      run_lane(one.work, lane, one.recorded, stripes);
+      run_lane(one.operation, lane, one.recorded, stripes);
     }
     const int64_t value = is_cell(what) ? cell_before(one.recorded) : 0;
     records.finish(*one.session, {.number = what.number, .value = value});

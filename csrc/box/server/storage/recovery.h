@@ -17,7 +17,7 @@ struct Memory {
   uint64_t size = 0;
 };
 
-// The memory of the segment with a serial number (stored_segment.h).
+// The memory of the segment with a serial number (segment.h).
 using FindMemory = std::function<Memory(uint64_t serial)>;
 
 // Afterwards nothing is in progress, and each session's `applied` says what is done. An operation

@@ -9,10 +9,9 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "box/protocol/proof.h"
-#include "box/server/storage/descriptors.h"
 #include "box/server/storage/files.h"
 #include "box/server/storage/recovery.h"
-#include "box/server/storage/stored_segment.h"
+#include "box/server/storage/segment.h"
 
 namespace hbm::box {
 namespace {
@@ -47,8 +46,8 @@ void Store::load() {
   std::map<uint64_t, std::string> files = directory_->segment_files();
 
   next_serial_ = directory_->last_serial() + 1;
-  std::vector<Journal::Entry> live;
-  for (const Journal::Entry& entry : journal.live) {
+  std::vector<JournalEntry> live;
+  for (const JournalEntry& entry : journal.live) {
     const auto [serial, creation] = entry;
     const auto file = files.find(serial);
     if (file == files.end() || bytes_of(file->second) < creation.size) {
@@ -149,7 +148,7 @@ void Store::remove(const BoxSegment& segment) {
 // A failure costs nothing but room on the disk: the old journal goes on.
 void Store::compact() noexcept {
   try {
-    std::vector<Journal::Entry> live;
+    std::vector<JournalEntry> live;
     for (const auto& [serial, creation] : live_) live.push_back({serial, creation});
     journal_ = std::make_unique<Journal>(directory_->journal(), options_.sync, live);
     compact_at_ = 0;

@@ -1,5 +1,5 @@
-// Where a box's segments live: in the memory of a pool alone, or in a directory besides, from which
-// a box that is started again has them back.
+// The store of a box: its segments live in the memory of a pool alone, or in a directory besides,
+// from which a box that is started again has them back.
 //
 // The directory holds
 //   lock         held (flock) by the server that uses the store

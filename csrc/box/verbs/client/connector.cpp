@@ -60,12 +60,12 @@ void Connector::failed(const std::string& what) const {
               "RDMA: cannot connect to the memory box at " + box_ + ": " + what);
 }
 
-std::optional<Connector::Outcome> Connector::next() {
+std::optional<Connector::ConnectionEvent> Connector::next() {
   for (;;) {
     rdma_cm_event* event = nullptr;
     if (rdma_get_cm_event(channel_.get(), &event) == 0) {
       const rdma_conn_param& with = event->param.conn;
-      Outcome outcome{event->event, event->status, {}, {}, {}};
+      ConnectionEvent outcome{event->event, event->status, {}, {}, {}};
       outcome.challenge = decode<ChallengeMessage>(with.private_data, with.private_data_len);
       outcome.refusal = decode<RefusalMessage>(with.private_data, with.private_data_len);
       outcome.welcome = decode<WelcomeMessage>(with.private_data, with.private_data_len);
@@ -108,7 +108,7 @@ CmId Connector::resolve() {
               "RDMA: no device of this host has a route to " + box_ + ": " + cause);
 }
 
-Connector::Outcome Connector::request(rdma_cm_id* id, const CallMessage& call) {
+Connector::ConnectionEvent Connector::request(rdma_cm_id* id, const CallMessage& call) {
   const auto device_most =
       static_cast<uint8_t>(std::clamp(domain_->limits().max_qp_init_rd_atom, 1, 255));
   rdma_conn_param with{};
@@ -133,7 +133,7 @@ ChallengeMessage Connector::ask(ibv_qp_init_attr attributes) {
   make_queue_pair(id.get(), *domain_, attributes);
   CallMessage call{};
   call.magic = CallMessage::kMagic;
-  const Outcome outcome = request(id.get(), call);
+  const ConnectionEvent outcome = request(id.get(), call);
   if (!outcome.challenge) {
     failed("it does not answer as a memory box: " + words(outcome.type, outcome.status));
   }
@@ -144,7 +144,7 @@ CmId Connector::connect(const CallMessage& call, ibv_qp_init_attr& attributes,
                         const smb::Proof& expected) {
   CmId id = resolve();
   make_queue_pair(id.get(), *domain_, attributes);
-  const Outcome outcome = request(id.get(), call);
+  const ConnectionEvent outcome = request(id.get(), call);
   if (outcome.type != RDMA_CM_EVENT_ESTABLISHED) {
     failed(words(outcome.type, outcome.status));
   }

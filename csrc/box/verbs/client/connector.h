@@ -17,7 +17,7 @@ namespace hbm::verbs {
 
 class Connector {
  public:
-  // The box's address, and the port of its verbs door. Every wait ends at `deadline`.
+  // The box's address, and the port of its verbs listener. Every wait ends at `deadline`.
   // Throws Error(kUnavailable) when no RDMA device of this host has a route to it.
   Connector(const std::string& host, uint16_t port, smb::Deadline deadline);
   ~Connector();
@@ -32,8 +32,8 @@ class Connector {
   ChallengeMessage ask(ibv_qp_init_attr attributes);
 
   // A queue pair, in the state in which requests can be posted. `attributes` become what the device
-  // gave, which may be less for inline data. `call` has its proof; the box's
-  // has to be `expected`.
+  // gave, which may be less for inline data. `call` has its proof; the box's has to be
+  // `expected`.
   // Throws as ask().
   CmId connect(const CallMessage& call, ibv_qp_init_attr& attributes, const smb::Proof& expected);
 
@@ -42,7 +42,7 @@ class Connector {
   bool closed();  // one of them was
 
  private:
-  struct Outcome {
+  struct ConnectionEvent {
     rdma_cm_event_type type{};
     int status = 0;
     std::optional<ChallengeMessage> challenge;
@@ -50,9 +50,9 @@ class Connector {
     std::optional<WelcomeMessage> welcome;
   };
 
-  std::optional<Outcome> next();  // none: nothing happened until the deadline
+  std::optional<ConnectionEvent> next();  // none: nothing happened until the deadline
   CmId resolve();
-  Outcome request(rdma_cm_id* id, const CallMessage& call);
+  ConnectionEvent request(rdma_cm_id* id, const CallMessage& call);
   [[noreturn]] void failed(const std::string& what) const;
 
   const std::string box_;

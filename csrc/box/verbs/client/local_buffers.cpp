@@ -9,14 +9,14 @@ uintptr_t address(const std::byte* memory) { return reinterpret_cast<uintptr_t>(
 
 }  // namespace
 
-std::shared_ptr<MemoryRegion> LocalBuffers::adopt(std::byte* memory, uint64_t bytes) {
+std::shared_ptr<MemoryRegion> LocalBuffers::register_memory(std::byte* memory, uint64_t bytes) {
   auto region = std::make_shared<MemoryRegion>(domain_, memory, bytes, IBV_ACCESS_LOCAL_WRITE);
   std::erase_if(regions_, [](const auto& entry) { return entry.second.expired(); });
   regions_[address(memory)] = region;
   return region;
 }
 
-std::shared_ptr<MemoryRegion> LocalBuffers::adopted(const std::byte* memory, uint64_t bytes) {
+std::shared_ptr<MemoryRegion> LocalBuffers::registered(const std::byte* memory, uint64_t bytes) {
   auto after = regions_.upper_bound(address(memory));
   if (after == regions_.begin()) return nullptr;
   const auto& [start, held] = *--after;
@@ -25,35 +25,35 @@ std::shared_ptr<MemoryRegion> LocalBuffers::adopted(const std::byte* memory, uin
   return covers ? region : nullptr;
 }
 
-std::optional<LocalBuffers::Buffer> LocalBuffers::place(const transport::Slice& slice,
-                                                        uint32_t inline_bytes) {
-  const uint32_t bytes = slice.request.bytes;
+std::optional<LocalBuffers::SliceBuffer> LocalBuffers::place(const transport::Slice& slice,
+                                                             uint32_t inline_bytes) {
+  const uint32_t bytes = slice.transfer.bytes;
   const bool writes = slice.opcode == smb::Opcode::kWrite;
-  Buffer place;
-  place.uses.slice = slice;
-  place.entry = {address(slice.local), bytes, 0};
+  SliceBuffer buffer;
+  buffer.uses.slice = slice;
+  buffer.entry = {address(slice.local), bytes, 0};
   if (writes && bytes <= inline_bytes) {
-    place.is_inline = true;
-    return place;
+    buffer.is_inline = true;
+    return buffer;
   }
-  if (auto region = adopted(slice.local, bytes)) {
-    place.entry.lkey = region->lkey();
-    place.uses.region = std::move(region);
-    return place;
+  if (auto region = registered(slice.local, bytes)) {
+    buffer.entry.lkey = region->lkey();
+    buffer.uses.region = std::move(region);
+    return buffer;
   }
   if (!buffers_) buffers_.emplace(domain_, kBuffers, transport::kSliceBytes);
-  place.uses.slot = buffers_->take();
-  if (!place.uses.slot) return std::nullopt;
-  place.entry = buffers_->entry(*place.uses.slot, bytes);
-  if (writes) std::memcpy(buffers_->at(*place.uses.slot), slice.local, bytes);
-  return place;
+  buffer.uses.slot = buffers_->take();
+  if (!buffer.uses.slot) return std::nullopt;
+  buffer.entry = buffers_->entry(*buffer.uses.slot, bytes);
+  if (writes) std::memcpy(buffers_->at(*buffer.uses.slot), slice.local, bytes);
+  return buffer;
 }
 
 void LocalBuffers::done(const Posted& posted, bool arrived) {
   if (!posted.slot) return;
   const transport::Slice& slice = *posted.slice;
   if (arrived && slice.opcode == smb::Opcode::kRead) {
-    std::memcpy(slice.local, buffers_->at(*posted.slot), slice.request.bytes);
+    std::memcpy(slice.local, buffers_->at(*posted.slot), slice.transfer.bytes);
   }
   buffers_->give(*posted.slot);
 }

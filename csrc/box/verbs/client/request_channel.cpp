@@ -40,22 +40,22 @@ void RequestChannel::send(VerbsLane& lane) {
   while (!unsent_.empty() && lane.has_room()) {
     const auto slot = requests_.take();
     if (!slot) return;
-    transport::TransportRequest& work = *unsent_.front();
+    transport::TransportRequest& request = *unsent_.front();
     unsent_.pop_front();
 
     smb::Header header;
-    header.opcode = work.opcode;
-    header.body_bytes = static_cast<uint32_t>(work.body.size());
+    header.opcode = request.opcode;
+    header.body_bytes = static_cast<uint32_t>(request.body.size());
     header.id = ++last_id_;
     std::memcpy(requests_.at(*slot), &header, sizeof(header));
-    std::ranges::copy(work.body, requests_.at(*slot) + sizeof(header));
+    std::ranges::copy(request.body, requests_.at(*slot) + sizeof(header));
     const ibv_sge frame = requests_.entry(*slot, static_cast<uint32_t>(frame_bytes(header)));
 
     ibv_send_wr wr{};
     wr.opcode = IBV_WR_SEND;
     wr.send_flags = frame.length <= inline_bytes_ ? IBV_SEND_INLINE : 0;
     lane.chain(wr, frame, {.slice = {}, .slot = slot, .region = {}});
-    asked_.emplace(header.id, &work);
+    asked_.emplace(header.id, &request);
   }
 }
 
@@ -68,9 +68,9 @@ transport::TransportRequest* RequestChannel::arrived(uint32_t slot, uint32_t byt
       throw transport::Broken(std::string("the memory box sent what is no reply: ") + cause);
     }
     if (frame_bytes(header) == bytes) {
-      transport::TransportRequest* work = answer(message);
+      transport::TransportRequest* request = answer(message);
       receive(slot);
-      return work;
+      return request;
     }
   }
   partial_.insert(partial_.end(), message.begin(), message.end());
@@ -92,18 +92,18 @@ transport::TransportRequest* RequestChannel::answer(std::span<const std::byte> f
       asked->second->opcode != header.opcode) {
     throw transport::Broken("the memory box sent a reply to nothing that was asked");
   }
-  transport::TransportRequest& work = *asked->second;
+  transport::TransportRequest& request = *asked->second;
   asked_.erase(asked);
   const auto body = frame.subspan(sizeof(header), header.body_bytes);
   const auto payload = frame.subspan(sizeof(header) + header.body_bytes);
-  work.status = header.status;
-  work.reply.assign(body.begin(), body.end());
+  request.status = header.status;
+  request.reply.assign(body.begin(), body.end());
   if (header.status == smb::Status::kOk) {
-    work.payload.assign(payload.begin(), payload.end());
+    request.payload.assign(payload.begin(), payload.end());
   } else {
-    work.cause.assign(reinterpret_cast<const char*>(payload.data()), payload.size());
+    request.cause.assign(reinterpret_cast<const char*>(payload.data()), payload.size());
   }
-  return &work;
+  return &request;
 }
 
 }  // namespace hbm::verbs

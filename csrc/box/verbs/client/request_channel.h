@@ -17,9 +17,8 @@
 
 #include "box/transport/transport.h"
 #include "box/verbs/client/verbs_lane.h"
+#include "box/verbs/common/buffer_pool.h"
 #include "box/verbs/common/domain.h"
-#include "box/verbs/common/messages.h"
-#include "box/verbs/common/slots.h"
 
 namespace hbm::verbs {
 
@@ -28,20 +27,20 @@ class RequestChannel {
   static constexpr uint32_t kRequests = 64;  // in flight
   static constexpr uint32_t kReceives = 32;
 
-  // Throws as Slots.
+  // Throws as BufferPool.
   explicit RequestChannel(const std::shared_ptr<Domain>& domain);
 
   // Lets the device put replies here. Throws transport::Broken.
   void open(ibv_qp* queue_pair, uint32_t inline_bytes);
 
-  void put(transport::TransportRequest& work) { unsent_.push_back(&work); }
+  void put(transport::TransportRequest& request) { unsent_.push_back(&request); }
   bool idle() const noexcept { return unsent_.empty() && asked_.empty(); }
 
   // Chains the requests for which there is room.
   void send(VerbsLane& lane);
   void sent(uint32_t slot) { requests_.give(slot); }
 
-  // A message of `bytes` bytes came in the buffer `slot`, which the device gets again. The work
+  // A message of `bytes` bytes came in the buffer `slot`, which the device gets again. The request
   // that it answers, with its outcome, but not yet done; null: there is more to come.
   // Throws transport::Broken when it is no reply to anything.
   transport::TransportRequest* arrived(uint32_t slot, uint32_t bytes);
@@ -52,8 +51,8 @@ class RequestChannel {
 
   ibv_qp* queue_pair_ = nullptr;
   uint32_t inline_bytes_ = 0;
-  Slots requests_;
-  Slots replies_;
+  BufferPool requests_;
+  BufferPool replies_;
   std::deque<transport::TransportRequest*> unsent_;
   std::unordered_map<uint64_t, transport::TransportRequest*> asked_;
   uint64_t last_id_ = 0;

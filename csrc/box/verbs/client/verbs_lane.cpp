@@ -2,14 +2,14 @@
 
 #include <utility>
 
-#include "box/verbs/common/messages.h"
+#include "box/verbs/common/buffer_pool.h"
 
 namespace hbm::verbs {
 namespace {
 
 constexpr uint64_t kNumberMask = (uint64_t{1} << kTagShift) - 1;
 
-uint64_t bytes_of(const Posted& posted) { return posted.slice ? posted.slice->request.bytes : 0; }
+uint64_t bytes_of(const Posted& posted) { return posted.slice ? posted.slice->transfer.bytes : 0; }
 
 }  // namespace
 

@@ -21,8 +21,8 @@ namespace hbm::verbs {
 // A request that the device has not completed, and what it uses until then.
 struct Posted {
   std::optional<transport::Slice> slice;  // none: a message
-  std::optional<uint32_t> slot;           // of the message's, or of a bounce buffer
-  std::shared_ptr<MemoryRegion> region;   // an adopted one
+  std::optional<uint32_t> slot;           // a buffer: of the message, or of the transfer
+  std::shared_ptr<MemoryRegion> region;   // of registered memory
 };
 
 class VerbsLane {

@@ -1,82 +1,327 @@
 #include "box/verbs/client/verbs_transport.h"
 
-#include <chrono>
-#include <utility>
+#include <fcntl.h>
+#include <poll.h>
+#include <time.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
 
 #include "base/error.h"
-#include "box/protocol/address.h"
-#include "box/protocol/socket.h"
-#include "box/transport/join.h"
+#include "base/log.h"
+#include "box/protocol/proof.h"
+#include "box/verbs/common/buffer_pool.h"
 
 namespace hbm::verbs {
 namespace {
 
-constexpr std::chrono::seconds kResolve{2};
-constexpr uint32_t kMostLanes = 16;
+using smb::Opcode;
+using smb::Status;
+
+constexpr int kCompletionsAtOnce = 32;
+constexpr std::chrono::microseconds kSpin{20};  // before sleeping: a small transfer's round trip
+
+template <class T>
+T read_as(const std::vector<std::byte>& bytes) {
+  T value;
+  std::memcpy(&value, bytes.data(), sizeof(value));
+  return value;
+}
+
+uint32_t handle_of(const transport::TransportRequest& request) {
+  switch (request.opcode) {
+    case Opcode::kAlloc:
+      return read_as<smb::Alloc>(request.body).handle;
+    case Opcode::kAttach:
+      return read_as<smb::Attach>(request.body).handle;
+    default:
+      return read_as<smb::Release>(request.body).handle;
+  }
+}
 
 }  // namespace
 
-VerbsTransport::VerbsTransport(std::unique_ptr<Wire> wire) : wire_(std::move(wire)) {}
-
-VerbsTransport::~VerbsTransport() {
-  if (fork_.in_child()) static_cast<void>(wire_.release());
+VerbsTransport::VerbsTransport(const transport::TransportOptions& opening,
+                               const smb::Joined& joined, std::unique_ptr<smb::FrameStream> stream,
+                               smb::Deadline deadline)
+    : box_(opening.host + ":" + std::to_string(opening.port)),
+      stream_(std::move(stream)),
+      connector_(opening.host, joined.verbs_port, deadline),
+      completion_channel_(ibv_create_comp_channel(connector_.domain()->device())),
+      request_channel_(connector_.domain()),
+      local_buffers_(connector_.domain()) {
+  const int entries =
+      static_cast<int>(opening.lanes * VerbsLane::kDepth + RequestChannel::kReceives);
+  if (completion_channel_ != nullptr) {
+    fcntl(completion_channel_->fd, F_SETFL, fcntl(completion_channel_->fd, F_GETFL) | O_NONBLOCK);
+    completions_.reset(ibv_create_cq(connector_.domain()->device(), entries, nullptr,
+                                     completion_channel_.get(), 0));
+  }
+  if (completions_ == nullptr) {
+    throw Error(ErrorKind::kUnavailable, refused("create a completion queue", errno));
+  }
+  connect(opening, joined.session);
 }
 
-void VerbsTransport::require_owner() const {
-  fork_.require_owner("use its parent's queue pairs to a memory box; connect again in the child");
+void VerbsTransport::connect(const transport::TransportOptions& opening, const smb::Id& session) {
+  const ChallengeMessage challenge = connector_.ask(attributes(/*receives=*/1));
+  CallMessage call{};
+  call.magic = CallMessage::kMagic;
+  call.ticket = challenge.ticket;
+  call.session = session;
+  call.flags = static_cast<uint16_t>(opening.join.flags & smb::Join::kReadOnlyClient);
+  call.lanes = static_cast<uint8_t>(opening.lanes);
+  lanes_.reserve(opening.lanes);
+  for (uint32_t lane = 0; lane < opening.lanes; ++lane) {
+    const smb::Nonce nonce = smb::random_nonce();
+    std::copy_n(nonce.begin(), call.nonce.size(), call.nonce.begin());
+    call.lane = static_cast<uint8_t>(lane);
+    prove(call, opening.token, challenge.hello);
+    ibv_qp_init_attr given = attributes(lane == 0 ? RequestChannel::kReceives : 1);
+    CmId id = connector_.connect(call, given, welcome_proof(call, opening.token, challenge.hello));
+    inline_bytes_ = std::min(given.cap.max_inline_data, kInlineBytes);
+    lanes_.emplace_back(std::move(id), static_cast<uint8_t>(lane));
+  }
+  request_channel_.open(lanes_[0].queue_pair(), inline_bytes_);
 }
 
-void VerbsTransport::post(transport::TransportRequest& work) {
-  require_owner();
-  wire_->post(work);
+ibv_qp_init_attr VerbsTransport::attributes(uint32_t receives) const {
+  ibv_qp_init_attr attributes{};
+  attributes.send_cq = attributes.recv_cq = completions_.get();
+  attributes.qp_type = IBV_QPT_RC;
+  attributes.cap.max_send_wr = VerbsLane::kDepth;
+  attributes.cap.max_recv_wr = receives;
+  attributes.cap.max_send_sge = attributes.cap.max_recv_sge = 1;
+  attributes.cap.max_inline_data = kInlineBytes;
+  return attributes;
+}
+
+bool VerbsTransport::idle() const noexcept {
+  return request_channel_.idle() && std::ranges::all_of(lanes_, &VerbsLane::idle);
+}
+
+void VerbsTransport::post(transport::TransportRequest& request) {
+  if (!alive()) throw transport::Broken(cause_);
+  const bool at_once = idle();
+  if (request.opcode == Opcode::kRead || request.opcode == Opcode::kWrite) {
+    slices_.put(request);
+  } else {
+    request_channel_.put(request);
+  }
+  if (at_once) send();
+}
+
+void VerbsTransport::send() {
+  request_channel_.send(lanes_[0]);
+  send_slices();
+  try {
+    for (VerbsLane& lane : lanes_) lane.flush();
+  } catch (const transport::Broken& broken) {
+    fail(broken.what());
+  }
+}
+
+std::optional<size_t> VerbsTransport::least_busy() const noexcept {
+  const auto lane = std::ranges::min_element(lanes_, {}, [](const VerbsLane& lane) {
+    return lane.has_room() ? lane.moving_bytes() : UINT64_MAX;
+  });
+  if (!lane->has_room() || lane->moving_bytes() >= kLaneBytes) return std::nullopt;
+  return static_cast<size_t>(lane - lanes_.begin());
+}
+
+void VerbsTransport::send_slices() {
+  while (const auto lane = least_busy()) {
+    if (!waiting_) waiting_ = slices_.take();
+    if (!waiting_ || !(refused_here(*waiting_) || chain(*lane, *waiting_))) return;
+    waiting_.reset();
+  }
+}
+
+// A device that refuses an access closes the queue pair, so what can be seen here is not tried.
+bool VerbsTransport::refused_here(const transport::Slice& slice) {
+  const smb::Transfer& transfer = slice.transfer;
+  const auto remote = remote_segments_.find(transfer.handle);
+  if (remote == remote_segments_.end()) {
+    slices_.finish(slice, Status::kNotAttached,
+                   "no segment is attached as " + std::to_string(transfer.handle));
+    return true;
+  }
+  const uint64_t size = remote->second.size;
+  if (transfer.offset <= size && transfer.bytes <= size - transfer.offset) return false;
+  slices_.finish(slice, Status::kRange,
+                 std::to_string(transfer.bytes) + " B at " + std::to_string(transfer.offset) +
+                     " are past the end of a segment of " + std::to_string(size) + " B");
+  return true;
+}
+
+bool VerbsTransport::chain(size_t lane, const transport::Slice& slice) {
+  auto place = local_buffers_.place(slice, inline_bytes_);
+  if (!place) return false;
+  const RemoteSegment& remote = remote_segments_.at(slice.transfer.handle);
+  ibv_send_wr wr{};
+  wr.opcode = slice.opcode == Opcode::kRead ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
+  wr.send_flags = place->is_inline ? IBV_SEND_INLINE : 0;
+  wr.wr.rdma.remote_addr = remote.address + slice.transfer.offset;
+  wr.wr.rdma.rkey = remote.rkeys[lane];
+  lanes_[lane].chain(wr, place->entry, std::move(place->uses));
+  return true;
 }
 
 void VerbsTransport::progress(std::chrono::nanoseconds most) {
-  require_owner();
-  wire_->progress(most);
-}
-
-void VerbsTransport::wake() noexcept {
-  if (!fork_.in_child()) wire_->wake();
-}
-
-bool VerbsTransport::alive() const noexcept { return !fork_.in_child() && wire_->alive(); }
-
-std::shared_ptr<void> VerbsTransport::adopt(std::byte* memory, uint64_t bytes) {
-  require_owner();
-  return wire_->adopt(memory, bytes);
-}
-
-transport::OpenedTransport open_link(const transport::TransportOptions& opening) {
-  if (opening.lanes == 0 || opening.lanes > kMostLanes) {
-    throw Error(ErrorKind::kInvalid, "lanes is " + std::to_string(opening.lanes) +
-                                         "; the verbs transport takes 1 to " +
-                                         std::to_string(kMostLanes) + " queue pairs");
+  if (!alive()) throw transport::Broken(cause_);
+  const auto start = std::chrono::steady_clock::now();
+  for (;;) {
+    send();
+    if (poll() || idle()) return;
+    const auto spent = std::chrono::steady_clock::now() - start;
+    if (spent >= most) return;
+    if (spent >= kSpin && sleep(most - spent)) return;
   }
-  require_own_devices();
-  const smb::Deadline deadline = std::chrono::steady_clock::now() + opening.timeout;
-  const smb::Address address{opening.host, opening.port, {}};
-  auto stream = std::make_unique<smb::FrameStream>(smb::connect_to(address, deadline));
-  const smb::Joined joined =
-      transport::join_box(*stream, address.host_and_port(), opening.join, opening.token, deadline);
-  if (joined.verbs_port == 0) {
-    throw Error(ErrorKind::kUnavailable, "the memory box at " + address.host_and_port() +
-                                             " lets no client in over RDMA; its log says why");
-  }
-  auto wire = std::make_unique<Wire>(opening, joined, std::move(stream), deadline);
-  return {std::make_unique<VerbsTransport>(std::move(wire)), joined};
 }
 
-std::string why_not_here(const std::string& host, uint16_t port) {
+bool VerbsTransport::poll() {
+  bool finished = false;
+  std::array<ibv_wc, kCompletionsAtOnce> completions;
+  for (;;) {
+    const int count = ibv_poll_cq(completions_.get(), kCompletionsAtOnce, completions.data());
+    if (count < 0) fail("RDMA: the completion queue failed");
+    for (int i = 0; i < count; ++i) finished |= take_in(completions[i]);
+    if (count < kCompletionsAtOnce) return finished;
+  }
+}
+
+bool VerbsTransport::take_in(const ibv_wc& completion) {
+  const uint64_t tag = completion.wr_id >> kTagShift;
+  const bool good = completion.status == IBV_WC_SUCCESS;
+  const std::string cause =
+      good ? "" : std::string("RDMA: ") + ibv_wc_status_str(completion.status);
+  if (tag == kReceiveTag) {
+    if (!good) fail(cause);
+    try {
+      transport::TransportRequest* request =
+          request_channel_.arrived(static_cast<uint32_t>(completion.wr_id), completion.byte_len);
+      return request != nullptr && answered(*request);
+    } catch (const transport::Broken& broken) {
+      fail(broken.what());
+    }
+  }
+  std::vector<Posted> done = lanes_[tag].completed(completion.wr_id);
+  std::vector<Posted> failed;
+  if (!good && !done.empty()) {
+    failed.push_back(std::move(done.back()));
+    done.pop_back();
+  }
+  bool finished = false;
+  for (const Posted& posted : done) finished |= finish(posted, true);
+  if (good) return finished;
+  if (completion.status == IBV_WC_REM_ACCESS_ERR) quit(failed);
+  fail(cause);
+}
+
+bool VerbsTransport::finish(const Posted& posted, bool arrived) {
+  if (!posted.slice) {
+    request_channel_.sent(*posted.slot);
+    return false;
+  }
+  local_buffers_.done(posted, arrived);
+  return slices_.finish(*posted.slice, Status::kOk, {});
+}
+
+bool VerbsTransport::answered(transport::TransportRequest& request) {
+  if (request.status == Status::kOk) {
+    if (request.opcode == Opcode::kAlloc || request.opcode == Opcode::kAttach) {
+      const std::string cause = grant(request);
+      if (!cause.empty()) throw transport::Broken(cause);
+    } else if (request.opcode == Opcode::kFree) {
+      remote_segments_.erase(handle_of(request));
+    }
+  }
+  request.done.store(true, std::memory_order_release);
+  return true;
+}
+
+std::string VerbsTransport::grant(transport::TransportRequest& request) {
+  if (request.reply.size() != sizeof(smb::Allocated) ||
+      request.payload.size() != lanes_.size() * sizeof(uint32_t)) {
+    return "the memory box granted a segment without its keys";
+  }
+  const auto allocated = read_as<smb::Allocated>(request.reply);
+  auto grant = std::make_shared<transport::Grant>();
+  grant->handle = handle_of(request);
+  grant->size = allocated.size;
+  RemoteSegment& remote = remote_segments_[grant->handle];
+  remote = {allocated.address, allocated.size, std::vector<uint32_t>(lanes_.size())};
+  std::memcpy(remote.rkeys.data(), request.payload.data(), request.payload.size());
+  request.payload.clear();
+  request.granted = std::move(grant);
+  return {};
+}
+
+bool VerbsTransport::sleep(std::chrono::nanoseconds most) {
+  ibv_req_notify_cq(completions_.get(), 0);
+  std::array<ibv_wc, 1> completion;
+  if (const int count = ibv_poll_cq(completions_.get(), 1, completion.data()); count != 0) {
+    if (count < 0) fail("RDMA: the completion queue failed");
+    return take_in(completion[0]);
+  }
+  std::array<pollfd, 4> ends{{{completion_channel_->fd, POLLIN, 0},
+                              {wake_event_.fd(), POLLIN, 0},
+                              {connector_.fd(), POLLIN, 0},
+                              {stream_->fd(), POLLIN | POLLRDHUP, 0}}};
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(most);
+  const timespec timeout{seconds.count(), (most - seconds).count()};
+  if (ppoll(ends.data(), ends.size(), &timeout, nullptr) <= 0) return false;
+  ibv_cq* queue = nullptr;
+  void* context = nullptr;
+  if (ends[0].revents != 0 && ibv_get_cq_event(completion_channel_.get(), &queue, &context) == 0) {
+    ibv_ack_cq_events(queue, 1);
+  }
+  if (ends[2].revents != 0 && connector_.closed()) fail("it closed the queue pairs");
+  if (ends[3].revents != 0) fail("it closed the connection");
+  if (ends[1].revents == 0) return false;
+  wake_event_.clear();
+  return true;
+}
+
+std::shared_ptr<void> VerbsTransport::register_memory(std::byte* memory, uint64_t bytes) {
   try {
-    require_own_devices();
-    if (first_device() == nullptr) return "this host has no RDMA device";
-    if (host.empty()) return {};
-    const Connector connector(host, port, std::chrono::steady_clock::now() + kResolve);
-    return {};
+    return local_buffers_.register_memory(memory, bytes);
   } catch (const Error& error) {
-    return error.what();
+    log::notice(std::string(error.what()) + "; transfers of this memory are copied on their way");
+    return nullptr;
   }
+}
+
+// A slice was refused at the box. Its request ends with that, so that it is not posted again; all
+// others are left as they are.
+void VerbsTransport::quit(const std::vector<Posted>& failed) {
+  const std::string cause =
+      "the memory box let this client not access that memory: the attachment has ended, or is for "
+      "reading";
+  std::vector<transport::Slice> slices;
+  for (VerbsLane& lane : lanes_) {
+    for (const Posted& posted : lane.destroy()) {
+      if (posted.slice) slices.push_back(*posted.slice);
+    }
+  }
+  for (const Posted& posted : failed) {
+    if (!posted.slice) continue;
+    for (const transport::Slice& slice : slices) {
+      if (slice.of == posted.slice->of) slices_.finish(slice, Status::kOk, {});
+    }
+    if (waiting_ && waiting_->of == posted.slice->of) slices_.finish(*waiting_, Status::kOk, {});
+    slices_.finish(*posted.slice, Status::kNotAttached, cause);
+  }
+  fail(cause);
+}
+
+void VerbsTransport::fail(const std::string& cause) {
+  cause_ = "the connection to the memory box at " + box_ + " is lost: " + cause;
+  alive_.store(false, std::memory_order_release);
+  for (VerbsLane& lane : lanes_) lane.destroy();
+  throw transport::Broken(cause_);
 }
 
 }  // namespace hbm::verbs

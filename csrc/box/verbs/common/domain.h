@@ -1,4 +1,4 @@
-// One RDMA device as we use it: its protection domain, its limits, and memory registered in it.
+// An RDMA device: its protection domain, its limits, and memory registered in it.
 //
 // Threads: every function may be called from any thread.
 #pragma once
@@ -22,7 +22,7 @@ struct DestroyBy {
   }
 };
 using CompletionQueue = std::unique_ptr<ibv_cq, DestroyBy<ibv_destroy_cq>>;
-using Bell = std::unique_ptr<ibv_comp_channel, DestroyBy<ibv_destroy_comp_channel>>;
+using CompletionChannel = std::unique_ptr<ibv_comp_channel, DestroyBy<ibv_destroy_comp_channel>>;
 using SharedReceives = std::unique_ptr<ibv_srq, DestroyBy<ibv_destroy_srq>>;
 using EventChannel = std::unique_ptr<rdma_event_channel, DestroyBy<rdma_destroy_event_channel>>;
 

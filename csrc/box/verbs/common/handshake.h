@@ -1,4 +1,4 @@
-// How a queue pair is let in: what the connection manager carries as its private data.
+// The handshake by which a queue pair is let in, carried as private data of the connection manager.
 //
 //   client  request  CallMessage for no lane
 //   box     reject   ChallengeMessage: a nonce, and the ticket that it is kept under

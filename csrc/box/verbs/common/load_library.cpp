@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <mutex>
+#include <string>
 
 #include "base/error.h"
 
@@ -31,40 +32,31 @@ std::string path() {
   return named != nullptr && *named != '\0' ? named : beside_this_module();
 }
 
-const Library* open_library() {
-  const std::string file = path();
+void* open_library(const std::string& file) {
   void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr) {
-    throw Error(ErrorKind::kUnavailable,
-                std::string("the verbs transport cannot be loaded: ") + dlerror() +
-                    "; it needs libibverbs and librdmacm (Debian: librdmacm1, ibverbs-providers)");
-  }
-  const auto entry = reinterpret_cast<Entry>(dlsym(handle, kEntry));
-  const Library* library = entry != nullptr ? entry() : nullptr;
-  if (library == nullptr || library->abi != kAbi) {
-    dlclose(handle);
-    throw Error(ErrorKind::kUnavailable,
-                file + " is of another build than the module that wants it; install both again");
-  }
-  return library;
+  if (handle != nullptr) return handle;
+  throw Error(ErrorKind::kUnavailable,
+              std::string("the verbs transport cannot be loaded: ") + dlerror() +
+                  "; it needs libibverbs and librdmacm (Debian: librdmacm1, ibverbs-providers)");
 }
 
 }  // namespace
 
-const Library& library() {
+const void* load_table(const char* entry) {
   static std::mutex mutex;
-  static const Library* opened = nullptr;  // guarded by mutex
+  static void* library = nullptr;  // guarded by mutex
   const std::scoped_lock lock(mutex);
-  if (opened == nullptr) opened = open_library();
-  return *opened;
-}
-
-std::string why_not(const std::string& host, uint16_t port) {
-  try {
-    return library().why_not(host, port);
-  } catch (const Error& error) {
-    return error.what();
+  const std::string file = path();
+  void* const handle = library != nullptr ? library : open_library(file);
+  const auto table_of = reinterpret_cast<const void* (*)()>(dlsym(handle, entry));
+  const void* const table = table_of != nullptr ? table_of() : nullptr;
+  if (table == nullptr || *static_cast<const uint32_t*>(table) != kAbi) {
+    if (library == nullptr) dlclose(handle);
+    throw Error(ErrorKind::kUnavailable,
+                file + " is of another build than the module that wants it; install both again");
   }
+  library = handle;
+  return table;
 }
 
 }  // namespace hbm::verbs

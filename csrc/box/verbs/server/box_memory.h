@@ -1,4 +1,4 @@
-// The memory of a box's segments as an RDMA device sees it, and who may reach it.
+// The memory of a box's segments, registered with an RDMA device, and who may reach it.
 //
 // A segment's memory is registered once, when it is allocated. What a client gets is a set of keys
 // of its own, one for each of its queue pairs: memory windows of type 2, which the device honours

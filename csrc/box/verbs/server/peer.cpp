@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "box/server/reply.h"
-#include "box/verbs/common/messages.h"
+#include "box/server/request_handler.h"
+#include "box/verbs/common/buffer_pool.h"
 
 namespace hbm::verbs {
 namespace {
@@ -84,7 +84,7 @@ bool Peer::settled() const {
 void Peer::doom(const std::string& cause) {
   if (doomed_.exchange(true)) return;
   if (!cause.empty()) log::warn("a client of the memory box over RDMA is sent away: " + cause);
-  context_->greeter.ring();
+  context_->doomed.signal();
 }
 
 void Peer::arrived(std::span<const std::byte> message) {
@@ -251,8 +251,8 @@ void Peer::send() {
   }
 }
 
-bool Peer::send_part(Frame& frame) {
-  const auto left = std::span(frame.bytes).subspan(frame.sent);
+bool Peer::send_part(UnsentReply& reply) {
+  const auto left = std::span(reply.bytes).subspan(reply.sent);
   const auto bytes = static_cast<uint32_t>(std::min<size_t>(left.size(), kReplyBytes));
   ibv_sge entry{reinterpret_cast<uintptr_t>(left.data()), bytes, 0};
   ibv_send_wr wr{};
@@ -274,7 +274,7 @@ bool Peer::send_part(Frame& frame) {
   if (const int error = ibv_post_send(lanes_[0]->qp, &wr, &bad); error != 0) {
     throw Error(ErrorKind::kNetwork, refused("post a reply", error));
   }
-  frame.sent += bytes;
+  reply.sent += bytes;
   ++replies_in_flight_;
   ++in_flight_;
   return true;

@@ -1,10 +1,11 @@
-// One client at a verbs door: its queue pairs, its requests and replies, and its memory windows.
+// One client of a verbs listener: its queue pairs, its requests and replies, and its memory
+// windows.
 //
 // A request comes as one message on any lane; the reply goes by lane 0. An attachment's windows are
 // bound, one on each lane, before its reply is sent, one attachment at a time.
 //
-// Threads: add(), ready(), close() and destroy() are the greeter's; completed() and arrived() the
-// receiver's; pump() and the answers to requests come by any thread.
+// Threads: add(), ready(), close() and destroy() are the accepting thread's; completed() and
+// arrived() the receiving thread's; pump() and the answers to requests come by any thread.
 #pragma once
 
 #include <atomic>
@@ -20,8 +21,8 @@
 #include <vector>
 
 #include "box/protocol/protocol.h"
+#include "box/protocol/wake_event.h"
 #include "box/server/request_handler.h"
-#include "box/transport/doorbell.h"
 #include "box/verbs/common/domain.h"
 #include "box/verbs/server/box_memory.h"
 #include "box/verbs/server/shared_queues.h"
@@ -39,13 +40,13 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // How many completions a client of so many lanes may have under way.
   static uint32_t completions(uint32_t lanes) noexcept { return kReplies + lanes; }
 
-  // What a peer needs of its door, and keeps alive. The handler may be gone once the peer is
+  // What a peer needs of its listener, and keeps alive. The handler may be gone once the peer is
   // closed.
   struct Context {
     SharedQueues queues;
     BoxMemory memory;
     box::RequestHandler& handler;
-    transport::Doorbell greeter;  // rung when a peer is doomed
+    smb::WakeEvent doomed;  // signalled when a peer is doomed
     std::atomic<bool> closing{false};
   };
 
@@ -75,7 +76,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void destroy();      // the queue pairs. REQUIRES: closed
 
  private:
-  struct Frame {
+  struct UnsentReply {
     std::vector<std::byte> bytes;
     size_t sent = 0;
   };
@@ -98,7 +99,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void bind_next();
   void bound();
   void send();
-  bool send_part(Frame& frame);
+  bool send_part(UnsentReply& reply);
 
   const std::shared_ptr<Context> context_;
   const std::shared_ptr<box::Session> session_;
@@ -107,7 +108,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   std::atomic<Clock::time_point> seen_{made_};
   std::atomic<bool> doomed_{false};
 
-  mutable std::mutex mutex_;  // guards all below; the queues's is locked under it
+  mutable std::mutex mutex_;  // guards all below; that of the queues is locked under it
   std::vector<CmId> lanes_;
   uint32_t connected_ = 0;
   uint32_t inline_bytes_ = 0;
@@ -115,7 +116,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   uint32_t unanswered_ = 0;
   uint32_t in_flight_ = 0;  // replies and windows whose completion has not come
   uint32_t replies_in_flight_ = 0;
-  std::deque<Frame> unsent_;
+  std::deque<UnsentReply> unsent_;
   std::deque<Binding> bindings_;                                     // the first one is under way
   std::unordered_map<uint32_t, std::vector<MemoryWindow>> windows_;  // by handle
   std::vector<uint32_t> slots_;                                      // of long replies in flight

@@ -8,7 +8,7 @@
 #include <cerrno>
 
 #include "base/error.h"
-#include "box/verbs/common/messages.h"
+#include "box/verbs/common/buffer_pool.h"
 #include "box/verbs/server/peer.h"
 
 namespace hbm::verbs {
@@ -23,16 +23,16 @@ SharedQueues::SharedQueues(std::shared_ptr<Domain> domain, uint32_t messages, ui
       requests_(domain_, std::min(messages, static_cast<uint32_t>(domain_->limits().max_srq_wr)),
                 kRequestBytes),
       replies_(domain_, kLongReplies, kReplyBytes) {
-  bell_.reset(ibv_create_comp_channel(domain_->device()));
-  if (bell_ == nullptr) {
+  completion_channel_.reset(ibv_create_comp_channel(domain_->device()));
+  if (completion_channel_ == nullptr) {
     throw Error(ErrorKind::kUnavailable, refused("create a completion channel", errno));
   }
-  fcntl(bell_->fd, F_SETFL, fcntl(bell_->fd, F_GETFL) | O_NONBLOCK);
+  fcntl(completion_channel_->fd, F_SETFL, fcntl(completion_channel_->fd, F_GETFL) | O_NONBLOCK);
   const auto entries =
       std::min<uint64_t>(uint64_t{requests_.count()} + completions, domain_->limits().max_cqe);
   room_ = static_cast<uint32_t>(entries) - requests_.count();
-  completions_.reset(
-      ibv_create_cq(domain_->device(), static_cast<int>(entries), nullptr, bell_.get(), 0));
+  completions_.reset(ibv_create_cq(domain_->device(), static_cast<int>(entries), nullptr,
+                                   completion_channel_.get(), 0));
   ibv_srq_init_attr attributes{};
   attributes.attr.max_wr = requests_.count();
   attributes.attr.max_sge = 1;
@@ -120,18 +120,18 @@ bool SharedQueues::poll() {
   return count > 0;
 }
 
-void SharedQueues::wait(transport::Doorbell& bell) {
+void SharedQueues::wait(smb::WakeEvent& wake_event) {
   if (poll()) return;
   ibv_req_notify_cq(completions_.get(), 0);
   if (poll()) return;
-  std::array<pollfd, 2> ends{{{bell_->fd, POLLIN, 0}, {bell.fd(), POLLIN, 0}}};
+  std::array<pollfd, 2> ends{{{completion_channel_->fd, POLLIN, 0}, {wake_event.fd(), POLLIN, 0}}};
   ::poll(ends.data(), ends.size(), -1);
   ibv_cq* queue = nullptr;
   void* context = nullptr;
-  if (ends[0].revents != 0 && ibv_get_cq_event(bell_.get(), &queue, &context) == 0) {
+  if (ends[0].revents != 0 && ibv_get_cq_event(completion_channel_.get(), &queue, &context) == 0) {
     ibv_ack_cq_events(queue, 1);
   }
-  if (ends[1].revents != 0) bell.clear();
+  if (ends[1].revents != 0) wake_event.clear();
 }
 
 }  // namespace hbm::verbs

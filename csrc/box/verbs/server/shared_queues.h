@@ -1,7 +1,9 @@
-// What all clients of a verbs door share: one ring of receive buffers, one completion queue, and a
-// few buffers for long replies. So the memory for messages does not grow with the clients.
+// The queues that all clients of a verbs listener share: one ring of receive buffers, one
+// completion queue, and a few buffers for long replies. So the memory for messages does not grow
+// with the clients.
 //
-// Threads: every member may be called from any thread, but for wait(), which is the receiver's.
+// Threads: every member may be called from any thread, but for wait(), which is the receiving
+// thread's.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +15,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "box/transport/doorbell.h"
+#include "box/protocol/wake_event.h"
+#include "box/verbs/common/buffer_pool.h"
 #include "box/verbs/common/domain.h"
-#include "box/verbs/common/slots.h"
 
 namespace hbm::verbs {
 
@@ -26,7 +28,7 @@ class SharedQueues {
   static constexpr uint32_t kLongReplies = 64;
 
   // `messages`: receive buffers; `completions`: for all else that is in flight.
-  // Throws as Slots, and Error(kUnavailable).
+  // Throws as BufferPool, and Error(kUnavailable).
   SharedQueues(std::shared_ptr<Domain> domain, uint32_t messages, uint32_t completions);
 
   const std::shared_ptr<Domain>& domain() const noexcept { return domain_; }
@@ -40,11 +42,11 @@ class SharedQueues {
   // Buffers for long replies. None: `peer` is told by Peer::pump() when one is free.
   std::optional<uint32_t> take_slot(const std::shared_ptr<Peer>& peer);
   void give_slot(uint32_t slot);
-  const Slots& slots() const noexcept { return replies_; }
+  const BufferPool& slots() const noexcept { return replies_; }
 
-  // Sleeps until completions come or `bell` rings, and hands them to their peers.
+  // Sleeps until completions come or `wake_event` is signalled, and hands them to their peers.
   // Throws Error(kUnavailable) when the device fails.
-  void wait(transport::Doorbell& bell);
+  void wait(smb::WakeEvent& wake_event);
 
  private:
   bool poll();
@@ -53,11 +55,11 @@ class SharedQueues {
 
   const std::shared_ptr<Domain> domain_;
   uint32_t room_;
-  Bell bell_;
+  CompletionChannel completion_channel_;
   CompletionQueue completions_;
   SharedReceives receives_;
-  Slots requests_;
-  Slots replies_;  // take() and give() under mutex_
+  BufferPool requests_;
+  BufferPool replies_;  // take() and give() under mutex_
 
   std::mutex mutex_;                                           // guards all below
   std::unordered_map<uint32_t, std::shared_ptr<Peer>> peers_;  // by the queue pair's number

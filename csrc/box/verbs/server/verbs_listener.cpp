@@ -14,8 +14,9 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "box/server/refusal.h"
-#include "box/verbs/common/messages.h"
+#include "box/protocol/proof.h"
+#include "box/server/request_handler.h"
+#include "box/verbs/common/buffer_pool.h"
 
 namespace hbm::verbs {
 namespace {
@@ -65,6 +66,23 @@ ibv_context* device_of(const rdma_cm_id& listener) {
 
 }  // namespace
 
+uint32_t Challenges::give(bool token_required) {
+  if (challenges_.size() == kMost) challenges_.erase(challenges_.begin());
+  IssuedChallenge& challenge = challenges_[++last_];
+  challenge.hello.nonce = smb::random_nonce();
+  challenge.hello.token_required = token_required ? 1 : 0;
+  challenge.until = std::chrono::steady_clock::now() + kLongest;
+  return last_;
+}
+
+IssuedChallenge* Challenges::find(uint32_t number) {
+  const auto challenge = challenges_.find(number);
+  if (challenge == challenges_.end()) return nullptr;
+  if (std::chrono::steady_clock::now() <= challenge->second.until) return &challenge->second;
+  challenges_.erase(challenge);
+  return nullptr;
+}
+
 VerbsListener::VerbsListener(box::RequestHandler& handler, const VerbsListenerOptions& options)
     : options_(options),
       channel_(rdma_create_event_channel()),
@@ -82,46 +100,46 @@ VerbsListener::VerbsListener(box::RequestHandler& handler, const VerbsListenerOp
                                    handler,
                                    {}});
   room_ = context_->queues.room();
-  // The memory, not the door: segments may be made while the door goes.
+  // The memory, not the listener: segments may be made while the listener goes.
   handler.on_new_segment(
       [context = context_](box::BoxSegment& segment) { context->memory.add(segment); });
   log::info("clients may come over RDMA: " + domain->name() + ", port " + std::to_string(port_) +
             (context_->memory.windows() ? "" : ", without memory windows"));
-  greeter_ = std::thread(&VerbsListener::greet, this);
+  acceptor_ = std::thread(&VerbsListener::accept_clients, this);
   receiver_ = std::thread(&VerbsListener::receive, this);
 }
 
 VerbsListener::~VerbsListener() {
   context_->handler.on_new_segment([](box::BoxSegment&) {});
   stopping_ = true;
-  context_->greeter.ring();
-  greeter_.join();
-  receiver_bell_.ring();
+  context_->doomed.signal();
+  acceptor_.join();
+  receiver_wake_event_.signal();
   receiver_.join();
 }
 
 void VerbsListener::drain(uint32_t most_ms) {
   context_->closing = true;
   const auto until = Peer::Clock::now() + milliseconds(most_ms);
-  context_->greeter.ring();
+  context_->doomed.signal();
   while (!settled_ && Peer::Clock::now() < until) std::this_thread::sleep_for(milliseconds(1));
 }
 
 void VerbsListener::receive() {
   try {
-    while (!stopping_) context_->queues.wait(receiver_bell_);
+    while (!stopping_) context_->queues.wait(receiver_wake_event_);
   } catch (const Error& error) {
     log::error(std::string(error.what()) + "; no client is served over RDMA any more");
   }
 }
 
-void VerbsListener::greet() {
+void VerbsListener::accept_clients() {
   while (!stopping_) {
-    std::array<pollfd, 2> ends{{{channel_->fd, POLLIN, 0}, {context_->greeter.fd(), POLLIN, 0}}};
+    std::array<pollfd, 2> ends{{{channel_->fd, POLLIN, 0}, {context_->doomed.fd(), POLLIN, 0}}};
     const bool soon = !leaving_.empty() || context_->closing;
     const milliseconds most = soon ? kSweepWhileLeaving : kSweep;
     poll(ends.data(), ends.size(), static_cast<int>(most.count()));
-    if (ends[1].revents != 0) context_->greeter.clear();
+    if (ends[1].revents != 0) context_->doomed.clear();
     take_events();
     sweep();
   }

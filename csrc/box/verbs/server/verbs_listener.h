@@ -1,8 +1,8 @@
-// The way in over RDMA: a box::Listener.
+// Lets clients in over RDMA: a box::Listener.
 //
-// Two threads: the greeter answers the connection manager (handshake.h), lets queue pairs in and
-// sends clients away; the receiver hands requests to the handler. The thread that answers sends the
-// reply. Reads and writes do not pass here at all.
+// Two threads: the accepting one answers the connection manager (handshake.h), lets queue pairs in
+// and sends clients away; the receiving one hands requests to the handler. The thread that answers
+// sends the reply. Reads and writes do not pass here at all.
 //
 // A client goes when it disconnects, when its queue pairs fail, when it breaks the protocol, when
 // not all its lanes come within 5 s, and when it was silent for two leases.
@@ -11,6 +11,9 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,20 +21,51 @@
 #include <unordered_map>
 #include <vector>
 
-#include "box/server/listener/log_limiter.h"
+#include "box/protocol/protocol.h"
+#include "box/protocol/wake_event.h"
+#include "box/server/listener/admission.h"
 #include "box/server/request_handler.h"
-#include "box/transport/doorbell.h"
 #include "box/verbs/common/domain.h"
 #include "box/verbs/common/handshake.h"
-#include "box/verbs/common/library.h"
-#include "box/verbs/server/challenges.h"
+#include "box/verbs/server/library.h"
 #include "box/verbs/server/peer.h"
 
 namespace hbm::verbs {
 
+struct IssuedChallenge {
+  smb::Hello hello{};
+  std::chrono::steady_clock::time_point until{};
+  std::weak_ptr<Peer> peer;  // from its lane 0 on
+  uint32_t lanes_let_in = 0;
+};
+
+// Challenges that were issued and not met yet: so many, for so long; the oldest goes first.
+//
+// A ticket is good for every lane of one client, each lane once.
+//
+// Threads: one at a time.
+class Challenges {
+ public:
+  static constexpr size_t kMost = 512;
+  static constexpr std::chrono::seconds kLongest{5};
+
+  // A new one, with a fresh nonce; its number.
+  uint32_t give(bool token_required);
+
+  const smb::Hello& hello(uint32_t number) const { return challenges_.at(number).hello; }
+
+  // Null: it does not exist, or not any more.
+  IssuedChallenge* find(uint32_t number);
+  void end(uint32_t number) { challenges_.erase(number); }
+
+ private:
+  uint32_t last_ = 0;
+  std::map<uint32_t, IssuedChallenge> challenges_;  // the oldest first, until the numbers wrap
+};
+
 class VerbsListener final : public box::Listener {
  public:
-  // As Library::listen. REQUIRES: `handler` outlives the door.
+  // As ServerLibrary::listen. REQUIRES: `handler` outlives the listener.
   VerbsListener(box::RequestHandler& handler, const VerbsListenerOptions& options);
   ~VerbsListener() override;
 
@@ -45,10 +79,10 @@ class VerbsListener final : public box::Listener {
     Peer::Clock::time_point until;
   };
 
-  void greet();
+  void accept_clients();
   void receive();
 
-  // All below are the greeter's.
+  // All below are the accepting thread's.
   void take_events();
   void answer(CmId id, const std::optional<CallMessage>& call, uint8_t reads);
   void challenge(rdma_cm_id& id);
@@ -64,19 +98,19 @@ class VerbsListener final : public box::Listener {
   CmId listener_;
   uint16_t port_ = 0;
   std::shared_ptr<Peer::Context> context_;
-  transport::Doorbell receiver_bell_;
+  smb::WakeEvent receiver_wake_event_;
   std::atomic<bool> stopping_{false};
   std::atomic<bool> settled_{false};  // while closing
   box::LogLimiter log_;
 
-  // The greeter's.
+  // The accepting thread's.
   Challenges challenges_;
   std::unordered_map<rdma_cm_id*, std::shared_ptr<Peer>> lanes_;
   std::vector<std::shared_ptr<Peer>> peers_;
   std::vector<Leaving> leaving_;
   uint32_t room_ = 0;  // in the completion queue
 
-  std::thread greeter_;
+  std::thread acceptor_;
   std::thread receiver_;
 };
 

@@ -1,4 +1,10 @@
-#include "box/server/storage/counters.h"
+#include "box/server/storage/segment.h"
+
+#include <unistd.h>
+
+#include <cstring>
+
+#include "base/log.h"
 
 namespace hbm::box {
 namespace {
@@ -39,6 +45,12 @@ smb::Counts Counters::counts() const noexcept {
           .accumulates = get(accumulates_),
           .accumulated_bytes = get(accumulated_bytes_),
           .fetch_adds = get(fetch_adds_)};
+}
+
+StoredSegment::~StoredSegment() {
+  if (!remove_.load(std::memory_order_relaxed) || unlink(path.c_str()) == 0) return;
+  const char* cause = std::strerror(errno);
+  log::warn("cannot remove " + path + ", which is not in use any more: " + cause);
 }
 
 }  // namespace hbm::box

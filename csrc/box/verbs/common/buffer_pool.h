@@ -1,4 +1,5 @@
-// Registered memory in slots of one size, for messages and bounce buffers.
+// A pool of registered buffers of one size, for messages and for transfers of memory that is not
+// registered; the sizes of the messages that both ends agree on; and what tells completions apart.
 //
 // Threads: take() and give() one at a time; all else any.
 #pragma once
@@ -9,14 +10,27 @@
 #include <optional>
 #include <vector>
 
+#include "box/protocol/protocol.h"
 #include "box/verbs/common/domain.h"
 
 namespace hbm::verbs {
 
-class Slots {
+inline constexpr uint32_t kRequestBytes = 512;  // of a buffer for one request
+inline constexpr uint32_t kReplyBytes = 4096;   // of a buffer for a reply, or for a part of it
+inline constexpr uint32_t kInlineBytes = 220;
+static_assert(sizeof(smb::Header) + smb::kMaxBody <= kRequestBytes);
+
+// The upper byte of a work request's wr_id; below, it is a lane's number (client) or a kind (box).
+inline constexpr int kTagShift = 56;
+inline constexpr uint64_t kReceiveTag = 0xff;
+inline constexpr uint64_t kReplyTag = 1;  // below: the slot of a long one, or kNoSlot
+inline constexpr uint64_t kBindTag = 2;
+inline constexpr uint32_t kNoSlot = UINT32_MAX;
+
+class BufferPool {
  public:
   // Throws as MemoryRegion, and Error(kExhausted).
-  Slots(std::shared_ptr<Domain> domain, uint32_t count, uint32_t slot_bytes);
+  BufferPool(std::shared_ptr<Domain> domain, uint32_t count, uint32_t slot_bytes);
 
   uint32_t count() const noexcept { return count_; }
   uint32_t slot_bytes() const noexcept { return slot_bytes_; }

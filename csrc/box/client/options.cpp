@@ -1,5 +1,6 @@
-#include "box/client/environment.h"
+#include "box/client/options.h"
 
+#include <array>
 #include <cstdlib>
 #include <fstream>
 #include <optional>
@@ -8,6 +9,8 @@
 
 namespace hbm::client {
 namespace {
+
+constexpr std::array kChoices = {"auto", "shm", "tcp", "verbs"};  // as TransportChoice
 
 std::string variable(const char* name) {
   const char* const value = std::getenv(name);
@@ -22,6 +25,30 @@ std::optional<std::string> first_line(const std::string& path) {
 }
 
 }  // namespace
+
+TransportChoice parse_transport(const std::string& name) {
+  for (size_t i = 0; i < kChoices.size(); ++i) {
+    if (name == kChoices[i]) return static_cast<TransportChoice>(i);
+  }
+  throw Error(ErrorKind::kInvalid,
+              "transport must be auto, shm, tcp or verbs, not \"" + name + '"');
+}
+
+const char* transport_name(TransportChoice choice) noexcept {
+  return kChoices[static_cast<size_t>(choice)];
+}
+
+const char* transport_name(smb::TransportKind transport) noexcept {
+  switch (transport) {
+    case smb::TransportKind::kShm:
+      return "shm";
+    case smb::TransportKind::kTcp:
+      return "tcp";
+    case smb::TransportKind::kVerbs:
+      return "verbs";
+  }
+  return "unknown";
+}
 
 std::string token_from_environment() {
   if (const std::string token = variable("HBMCOMM_TOKEN"); !token.empty()) return token;

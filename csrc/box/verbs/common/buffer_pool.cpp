@@ -1,4 +1,4 @@
-#include "box/verbs/common/slots.h"
+#include "box/verbs/common/buffer_pool.h"
 
 #include <sys/mman.h>
 
@@ -9,7 +9,7 @@
 
 namespace hbm::verbs {
 
-Slots::Slots(std::shared_ptr<Domain> domain, uint32_t count, uint32_t slot_bytes)
+BufferPool::BufferPool(std::shared_ptr<Domain> domain, uint32_t count, uint32_t slot_bytes)
     : count_(count), slot_bytes_(slot_bytes), free_(count) {
   const size_t bytes = size_t{count} * slot_bytes;
   // Shared, so that a fork leaves the device and this process with the same pages.
@@ -23,9 +23,9 @@ Slots::Slots(std::shared_ptr<Domain> domain, uint32_t count, uint32_t slot_bytes
   std::iota(free_.rbegin(), free_.rend(), 0u);
 }
 
-void Slots::Unmap::operator()(std::byte* memory) const noexcept { munmap(memory, bytes); }
+void BufferPool::Unmap::operator()(std::byte* memory) const noexcept { munmap(memory, bytes); }
 
-std::optional<uint32_t> Slots::take() {
+std::optional<uint32_t> BufferPool::take() {
   if (free_.empty()) return std::nullopt;
   const uint32_t slot = free_.back();
   free_.pop_back();

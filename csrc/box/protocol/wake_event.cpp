@@ -1,4 +1,4 @@
-#include "box/transport/doorbell.h"
+#include "box/protocol/wake_event.h"
 
 #include <sys/eventfd.h>
 
@@ -9,25 +9,25 @@
 
 #include "base/error.h"
 
-namespace hbm::transport {
+namespace hbm::smb {
 
-Doorbell::Doorbell() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+WakeEvent::WakeEvent() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (fd_) return;
   throw Error(ErrorKind::kUnavailable,
               std::string("cannot make an eventfd for a connection to a memory box: ") +
                   std::strerror(errno) + "; raise the limit of open files (ulimit -n)");
 }
 
-void Doorbell::ring() noexcept {
+void WakeEvent::signal() noexcept {
   const uint64_t once = 1;
-  // Fails only when it was rung 2^64 times already.
+  // Fails only when it was signalled 2^64 times already.
   [[maybe_unused]] const ssize_t written = write(fd_.get(), &once, sizeof(once));
 }
 
-void Doorbell::clear() noexcept {
-  uint64_t rings = 0;
-  // Fails only when nobody rang.
-  [[maybe_unused]] const ssize_t got = read(fd_.get(), &rings, sizeof(rings));
+void WakeEvent::clear() noexcept {
+  uint64_t signals = 0;
+  // Fails only when nobody signalled.
+  [[maybe_unused]] const ssize_t got = read(fd_.get(), &signals, sizeof(signals));
 }
 
-}  // namespace hbm::transport
+}  // namespace hbm::smb
