@@ -41,7 +41,7 @@ class MultiLeaderAllreduce final : public Operation {
   };
 
   bool poll_column();
-  bool poll_team();
+  bool poll_node();
   OperationPtr reduce_to_leaders(size_t block) const;
   OperationPtr hand_out(size_t block) const;
 
@@ -65,7 +65,7 @@ class MultiLeaderAllreduce final : public Operation {
   size_t step_ = 0;     // of the shm_group
   size_t reduced_ = 0;  // blocks that the shm_group has reduced
   size_t crossed_ = 0;  // blocks that came back from the column
-  OperationPtr in_team_;
+  OperationPtr in_node_;
   OperationPtr in_column_;
   shm::Clock::time_point looked_at_{};  // for deaths in the shm_group
 };

@@ -4,6 +4,17 @@
 #include <utility>
 
 namespace hbm::mpi {
+namespace {
+
+// The ranks that several rounds wait for, each once, in ascending order.
+std::vector<int> merge(std::vector<int> a, const std::vector<int>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  std::sort(a.begin(), a.end());
+  a.erase(std::unique(a.begin(), a.end()), a.end());
+  return a;
+}
+
+}  // namespace
 
 void Pipeline::prepare(size_t parts, size_t sends, size_t receives, size_t slot_bytes) {
   parts_ = parts;
