@@ -35,6 +35,12 @@ struct Sink {
   size_t count = 0;
 };
 
+// Part of a buffer.
+struct ElementRange {
+  size_t offset = 0;  // elements
+  size_t count = 0;
+};
+
 using OperationPtr = std::unique_ptr<Operation>;
 
 // `from` of a receive from any rank.

@@ -49,8 +49,8 @@ void FailureDetector::follow_other_nodes(const bootstrap::Rendezvous& rendezvous
     return ranks;
   };
   monitor_ = std::make_unique<FailureMonitor>(
-      FailureMonitor::Setup{participant.group, rank_, std::move(names), participant.store,
-                            participant.prefix + "news/", dead});
+      FailureMonitor::MonitorSetup{participant.group, rank_, std::move(names), participant.store,
+                                   participant.prefix + "news/", dead});
 }
 
 void FailureDetector::check(const Operation& operation) {

@@ -4,8 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "communicator/shm/reduce_scatter.h"
-#include "communicator/shm/stream_exchange.h"
+#include "communicator/shm/streams.h"
 
 namespace hbm::hierarchical {
 namespace {
@@ -56,7 +55,7 @@ Progress MultiLeaderAllreduce::poll() {
 bool MultiLeaderAllreduce::poll_column() {
   if (!in_column_) {
     if (!leads() || crossed_ == reduced_) return false;
-    const Range mine = shard(crossed_, layout_->shm_group->self());
+    const ElementRange mine = shard(crossed_, layout_->shm_group->self());
     in_column_ = layout_->column->allreduce(signature_.sequence, at(mine.offset), at(mine.offset),
                                             mine.count, signature_.dtype, signature_.reduce_op);
     in_column_->begin();
@@ -99,7 +98,7 @@ OperationPtr MultiLeaderAllreduce::reduce_to_leaders(size_t block) const {
   if (signature.reduce_op == ReduceOp::kAvg) signature.reduce_op = ReduceOp::kSum;
   std::vector<Source> inputs(layout_->shm_group->size());
   for (size_t leader = 0; leader < leaders_; ++leader) {
-    const Range part = shard(block, leader);
+    const ElementRange part = shard(block, leader);
     inputs[leader] = {at(part.offset), part.count};
   }
   void* const out = leads() ? at(shard(block, layout_->shm_group->self()).offset) : nullptr;
@@ -112,7 +111,7 @@ OperationPtr MultiLeaderAllreduce::hand_out(size_t block) const {
   std::vector<Source> sources(layout_->shm_group->size());
   std::vector<Sink> sinks(layout_->shm_group->size());
   for (size_t leader = 0; leader < leaders_; ++leader) {
-    const Range part = shard(block, leader);
+    const ElementRange part = shard(block, leader);
     sinks[leader] = {at(part.offset), part.count};
     if (leader == self) sources.assign(sources.size(), {at(part.offset), part.count});
   }
@@ -121,13 +120,13 @@ OperationPtr MultiLeaderAllreduce::hand_out(size_t block) const {
                                                shm::StreamExchange::Cast::kMulti);
 }
 
-MultiLeaderAllreduce::Range MultiLeaderAllreduce::block(size_t index) const {
+ElementRange MultiLeaderAllreduce::block(size_t index) const {
   const size_t offset = std::min(index * block_, count_);
   return {offset, std::min(block_, count_ - offset)};
 }
 
-MultiLeaderAllreduce::Range MultiLeaderAllreduce::shard(size_t index, size_t leader) const {
-  const Range whole = block(index);
+ElementRange MultiLeaderAllreduce::shard(size_t index, size_t leader) const {
+  const ElementRange whole = block(index);
   const size_t line = std::max<size_t>(shm::kCacheLine / element_size(signature_.dtype), 1);
   const size_t each = ((whole.count + leaders_ - 1) / leaders_ + line - 1) / line * line;
   const size_t first = std::min(leader * each, whole.count);

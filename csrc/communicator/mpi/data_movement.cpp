@@ -17,23 +17,24 @@ constexpr size_t kFlatBytes = 64 * 1024;  // of a message; above, the root's lin
 class PairwiseExchange final : public Pipeline {
  public:
   // An outgoing stream and the peers that get it.
-  struct Outgoing {
+  struct OutgoingStream {
     Source source;
     std::vector<int> peers;
   };
-  struct Incoming {
+  struct IncomingStream {
     Sink sink;
     int peer;
   };
 
   // `local` is what this rank gives itself, copied in begin().
-  struct Local {
+  struct OwnPart {
     Source source;
     Sink sink;
   };
 
   PairwiseExchange(std::shared_ptr<Channel> channel, const Signature& signature, size_t count,
-                   std::vector<Outgoing> outgoing, std::vector<Incoming> incoming, Local local);
+                   std::vector<OutgoingStream> outgoing, std::vector<IncomingStream> incoming,
+                   OwnPart local);
 
   void begin() override;
   bool self_sufficient() const override;
@@ -44,23 +45,23 @@ class PairwiseExchange final : public Pipeline {
   size_t parts_of(size_t count) const;
   size_t part_count(size_t part, size_t count) const;
 
-  const std::vector<Outgoing> outgoing_;
-  const std::vector<Incoming> incoming_;
-  const Local local_;
+  const std::vector<OutgoingStream> outgoing_;
+  const std::vector<IncomingStream> incoming_;
+  const OwnPart local_;
   const size_t chunk_;  // elements a message
   size_t longest_ = 0;  // elements of the longest stream
 };
 
 PairwiseExchange::PairwiseExchange(std::shared_ptr<Channel> channel, const Signature& signature,
-                                   size_t count, std::vector<Outgoing> outgoing,
-                                   std::vector<Incoming> incoming, Local local)
+                                   size_t count, std::vector<OutgoingStream> outgoing,
+                                   std::vector<IncomingStream> incoming, OwnPart local)
     : Pipeline(std::move(channel), signature, count),
       outgoing_(std::move(outgoing)),
       incoming_(std::move(incoming)),
       local_(local),
       chunk_(channel_->chunk_bytes / element()) {
-  for (const Outgoing& stream : outgoing_) longest_ = std::max(longest_, stream.source.count);
-  for (const Incoming& stream : incoming_) longest_ = std::max(longest_, stream.sink.count);
+  for (const OutgoingStream& stream : outgoing_) longest_ = std::max(longest_, stream.source.count);
+  for (const IncomingStream& stream : incoming_) longest_ = std::max(longest_, stream.sink.count);
   prepare(parts_of(longest_), outgoing_.size(), incoming_.size(),
           std::min(longest_, chunk_) * element());
 }
@@ -82,11 +83,11 @@ void PairwiseExchange::begin() {
 }
 
 void PairwiseExchange::post(Round& round, size_t part) {
-  for (const Incoming& stream : incoming_) {
+  for (const IncomingStream& stream : incoming_) {
     if (part >= parts_of(stream.sink.count)) continue;
     round.receive(stream.peer, part_count(part, stream.sink.count) * element(), stream.sink.count);
   }
-  for (const Outgoing& stream : outgoing_) {
+  for (const OutgoingStream& stream : outgoing_) {
     if (part >= parts_of(stream.source.count)) continue;
     const auto* from =
         static_cast<const std::byte*>(stream.source.data) + part * chunk_ * element();
@@ -96,7 +97,7 @@ void PairwiseExchange::post(Round& round, size_t part) {
 }
 
 void PairwiseExchange::deliver(const Round& round, size_t part) {
-  for (const Incoming& stream : incoming_) {
+  for (const IncomingStream& stream : incoming_) {
     if (part >= parts_of(stream.sink.count)) continue;
     const size_t bytes = part_count(part, stream.sink.count) * element();
     if (bytes == 0) continue;
@@ -115,16 +116,18 @@ size_t total(const std::vector<Source>& parts) {
   return count;
 }
 
-std::vector<PairwiseExchange::Incoming> from_all_but(int rank, const std::vector<Sink>& outputs) {
-  std::vector<PairwiseExchange::Incoming> incoming;
+std::vector<PairwiseExchange::IncomingStream> from_all_but(int rank,
+                                                           const std::vector<Sink>& outputs) {
+  std::vector<PairwiseExchange::IncomingStream> incoming;
   for (int peer = 0; peer < static_cast<int>(outputs.size()); ++peer) {
     if (peer != rank) incoming.push_back({outputs[static_cast<size_t>(peer)], peer});
   }
   return incoming;
 }
 
-std::vector<PairwiseExchange::Outgoing> to_all_but(int rank, const std::vector<Source>& inputs) {
-  std::vector<PairwiseExchange::Outgoing> outgoing;
+std::vector<PairwiseExchange::OutgoingStream> to_all_but(int rank,
+                                                         const std::vector<Source>& inputs) {
+  std::vector<PairwiseExchange::OutgoingStream> outgoing;
   const int size = static_cast<int>(inputs.size());
   for (int step = 1; step < size; ++step) {
     const int peer = (rank + step) % size;
@@ -169,13 +172,13 @@ class BlockBroadcast final : public TwoPhase {
       return;
     }
     for (const int peer : peers()) {
-      const Range theirs = shard(block, static_cast<size_t>(peer));
+      const ElementRange theirs = shard(block, static_cast<size_t>(peer));
       round.send(std::span(&peer, 1), at(theirs.offset), theirs.count * element(), count_);
     }
   }
 
   void post_second(Round& round, const Round& first, size_t block) override {
-    const Range mine = shard(block, rank());
+    const ElementRange mine = shard(block, rank());
     const size_t bytes = mine.count * element();
     if (!is_root() && bytes > 0) {
       std::memcpy(at(mine.offset), first.payload(signature_.root), bytes);
@@ -193,7 +196,7 @@ class BlockBroadcast final : public TwoPhase {
   void deliver(const Round& second, size_t block) override {
     if (is_root()) return;
     for (const int peer : peers()) {
-      const Range theirs = shard(block, static_cast<size_t>(peer));
+      const ElementRange theirs = shard(block, static_cast<size_t>(peer));
       if (theirs.count == 0) continue;
       std::memcpy(at(theirs.offset), second.payload(peer), theirs.count * element());
     }
@@ -210,8 +213,8 @@ OperationPtr MpiCommunicator::broadcast(uint64_t sequence, void* data, size_t co
   if (channel_->size > 2 && count * element_size(dtype) > kFlatBytes) {
     return std::make_unique<BlockBroadcast>(channel_, signature, data, count);
   }
-  std::vector<PairwiseExchange::Outgoing> outgoing;
-  std::vector<PairwiseExchange::Incoming> incoming;
+  std::vector<PairwiseExchange::OutgoingStream> outgoing;
+  std::vector<PairwiseExchange::IncomingStream> incoming;
   if (channel_->rank == root) {
     std::vector<int> others;
     for (int r = 0; r < channel_->size; ++r) {
@@ -222,17 +225,17 @@ OperationPtr MpiCommunicator::broadcast(uint64_t sequence, void* data, size_t co
     incoming.push_back({{data, count}, root});
   }
   return std::make_unique<PairwiseExchange>(channel_, signature, count, std::move(outgoing),
-                                            std::move(incoming), PairwiseExchange::Local{});
+                                            std::move(incoming), PairwiseExchange::OwnPart{});
 }
 
 OperationPtr MpiCommunicator::allgather(uint64_t sequence, Source in,
                                         const std::vector<Sink>& outputs, Dtype dtype) {
   const int rank = channel_->rank;
   const Signature signature{OpCode::kAllgather, dtype, ReduceOp::kSum, -1, sequence};
-  std::vector<PairwiseExchange::Outgoing> outgoing{{in, all_but(rank, channel_->size)}};
+  std::vector<PairwiseExchange::OutgoingStream> outgoing{{in, all_but(rank, channel_->size)}};
   return std::make_unique<PairwiseExchange>(
       channel_, signature, in.count, std::move(outgoing), from_all_but(rank, outputs),
-      PairwiseExchange::Local{in, outputs[static_cast<size_t>(rank)]});
+      PairwiseExchange::OwnPart{in, outputs[static_cast<size_t>(rank)]});
 }
 
 OperationPtr MpiCommunicator::gather(uint64_t sequence, Source in, const std::vector<Sink>& outputs,
@@ -240,14 +243,15 @@ OperationPtr MpiCommunicator::gather(uint64_t sequence, Source in, const std::ve
   const int rank = channel_->rank;
   const Signature signature{OpCode::kGather, dtype, ReduceOp::kSum, root, sequence};
   if (rank != root) {
-    std::vector<PairwiseExchange::Outgoing> outgoing{{in, {root}}};
+    std::vector<PairwiseExchange::OutgoingStream> outgoing{{in, {root}}};
     return std::make_unique<PairwiseExchange>(channel_, signature, in.count, std::move(outgoing),
-                                              std::vector<PairwiseExchange::Incoming>{},
-                                              PairwiseExchange::Local{});
+                                              std::vector<PairwiseExchange::IncomingStream>{},
+                                              PairwiseExchange::OwnPart{});
   }
   return std::make_unique<PairwiseExchange>(
-      channel_, signature, in.count, std::vector<PairwiseExchange::Outgoing>{},
-      from_all_but(rank, outputs), PairwiseExchange::Local{in, outputs[static_cast<size_t>(rank)]});
+      channel_, signature, in.count, std::vector<PairwiseExchange::OutgoingStream>{},
+      from_all_but(rank, outputs),
+      PairwiseExchange::OwnPart{in, outputs[static_cast<size_t>(rank)]});
 }
 
 OperationPtr MpiCommunicator::scatter(uint64_t sequence, const std::vector<Source>& inputs,
@@ -255,15 +259,15 @@ OperationPtr MpiCommunicator::scatter(uint64_t sequence, const std::vector<Sourc
   const int rank = channel_->rank;
   const Signature signature{OpCode::kScatter, dtype, ReduceOp::kSum, root, sequence};
   if (rank != root) {
-    std::vector<PairwiseExchange::Incoming> incoming{{out, root}};
+    std::vector<PairwiseExchange::IncomingStream> incoming{{out, root}};
     return std::make_unique<PairwiseExchange>(channel_, signature, out.count,
-                                              std::vector<PairwiseExchange::Outgoing>{},
-                                              std::move(incoming), PairwiseExchange::Local{});
+                                              std::vector<PairwiseExchange::OutgoingStream>{},
+                                              std::move(incoming), PairwiseExchange::OwnPart{});
   }
   return std::make_unique<PairwiseExchange>(
       channel_, signature, out.count, to_all_but(rank, inputs),
-      std::vector<PairwiseExchange::Incoming>{},
-      PairwiseExchange::Local{inputs[static_cast<size_t>(rank)], out});
+      std::vector<PairwiseExchange::IncomingStream>{},
+      PairwiseExchange::OwnPart{inputs[static_cast<size_t>(rank)], out});
 }
 
 OperationPtr MpiCommunicator::alltoall(uint64_t sequence, const std::vector<Source>& inputs,
@@ -273,16 +277,17 @@ OperationPtr MpiCommunicator::alltoall(uint64_t sequence, const std::vector<Sour
   const Signature signature{OpCode::kAlltoall, dtype, ReduceOp::kSum, -1, sequence};
   return std::make_unique<PairwiseExchange>(channel_, signature, total(inputs),
                                             to_all_but(rank, inputs), from_all_but(rank, outputs),
-                                            PairwiseExchange::Local{inputs[self], outputs[self]});
+                                            PairwiseExchange::OwnPart{inputs[self], outputs[self]});
 }
 
 OperationPtr MpiCommunicator::barrier(uint64_t sequence) {
   const int rank = channel_->rank;
   const Signature signature{OpCode::kBarrier, Dtype::kUInt8, ReduceOp::kSum, -1, sequence};
   const std::vector<Sink> nothing(static_cast<size_t>(channel_->size));
-  std::vector<PairwiseExchange::Outgoing> outgoing{{Source{}, all_but(rank, channel_->size)}};
+  std::vector<PairwiseExchange::OutgoingStream> outgoing{{Source{}, all_but(rank, channel_->size)}};
   return std::make_unique<PairwiseExchange>(channel_, signature, 0, std::move(outgoing),
-                                            from_all_but(rank, nothing), PairwiseExchange::Local{});
+                                            from_all_but(rank, nothing),
+                                            PairwiseExchange::OwnPart{});
 }
 
 }  // namespace hbm::mpi

@@ -61,7 +61,7 @@ TwoPhase::TwoPhase(std::shared_ptr<Channel> channel, const Signature& signature,
   }
 }
 
-TwoPhase::Range TwoPhase::shard(size_t block, size_t owner) const {
+ElementRange TwoPhase::shard(size_t block, size_t owner) const {
   const size_t start = block * block_;
   const size_t count = std::min(block_, count_ - start);
   const size_t each = count / size();

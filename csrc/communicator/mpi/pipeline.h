@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "communicator/communicator.h"
 #include "communicator/message.h"
 #include "communicator/mpi/channel.h"
 #include "communicator/mpi/round.h"
@@ -97,17 +98,13 @@ class TwoPhase : public GroupOperation {
     size_t sends;
     size_t receives;
   };
-  struct Range {
-    size_t offset;  // elements
-    size_t count;
-  };
 
   // A block has a chunk for each rank.
   TwoPhase(std::shared_ptr<Channel> channel, const Signature& signature, size_t count, Room first,
            Room second);
 
   // The part of `block` that `owner` passes on; the first shards may have one element more.
-  Range shard(size_t block, size_t owner) const;
+  ElementRange shard(size_t block, size_t owner) const;
 
   virtual void post_first(Round& round, size_t block) = 0;
   // `first` holds the payloads of the block's first phase.

@@ -128,14 +128,14 @@ void BlockReduction::post_first(Round& round, size_t block) {
   const size_t mine = shard(block, rank()).count;
   for (const int peer : peers()) round.receive(peer, mine * element(), count_);
   for (const int peer : peers()) {
-    const Range theirs = shard(block, static_cast<size_t>(peer));
+    const ElementRange theirs = shard(block, static_cast<size_t>(peer));
     round.send(std::span(&peer, 1), at(reduction_.in, theirs.offset, element()),
                theirs.count * element(), count_);
   }
 }
 
 void BlockReduction::post_second(Round& round, const Round& first, size_t block) {
-  const Range mine = shard(block, rank());
+  const ElementRange mine = shard(block, rank());
   const size_t bytes = mine.count * element();
   std::byte* result = round.slot();
   reduce_round(result, at(reduction_.in, mine.offset, element()), first, *channel_, mine.count,
@@ -156,7 +156,7 @@ void BlockReduction::post_second(Round& round, const Round& first, size_t block)
 void BlockReduction::deliver(const Round& second, size_t block) {
   if (!takes_result()) return;
   for (const int peer : peers()) {
-    const Range theirs = shard(block, static_cast<size_t>(peer));
+    const ElementRange theirs = shard(block, static_cast<size_t>(peer));
     if (theirs.count == 0) continue;
     std::memcpy(at(reduction_.out, theirs.offset, element()), second.payload(peer),
                 theirs.count * element());

@@ -4,9 +4,8 @@
 #include <utility>
 
 #include "communicator/shm/point_to_point.h"
-#include "communicator/shm/reduce_scatter.h"
 #include "communicator/shm/reduction.h"
-#include "communicator/shm/stream_exchange.h"
+#include "communicator/shm/streams.h"
 
 namespace hbm::shm {
 namespace {
