@@ -2,9 +2,10 @@
 // within a node, and over MPI between nodes. docs/design/README.md tells how its parts
 // fit together.
 //
-// A group has two queues: collectives run in the order of issue, point-to-point operations all at
-// once. Arguments are checked before anything is sent; an error after that breaks the group, is
-// published in the store, and reaches every rank that waits.
+// A group has a communicator, which makes the operations, and two queues that run them: collectives
+// in the order of issue, point-to-point operations all at once. Arguments are checked before
+// anything is sent; an error after that breaks the group, and is reported to the other ranks, where
+// it reaches all that wait.
 //
 // Threads: every member may be called from any thread. issue_mutex_ makes an operation's sequence
 // number and its place in the queue one step; it is never held while anything waits.
@@ -22,21 +23,31 @@
 #include <vector>
 
 #include "base/error.h"
+#include "bootstrap/key_value.h"
 #include "bootstrap/rendezvous.h"
 #include "communicator/communicator.h"
-#include "communicator/failure/failure_monitor.h"
-#include "communicator/mpi/channel.h"
-#include "communicator/shm/neighbours.h"
-#include "communicator/shm/shm_group.h"
+#include "communicator/peers.h"
 #include "memory/segment.h"
+#include "memory/staging.h"
 #include "process_group/checks.h"
-#include "process_group/group_resource.h"
 #include "process_group/options.h"
 #include "process_group/staged_tensors.h"
 #include "process_group/work.h"
 #include "progress/operation_queue.h"
 
 namespace hbm {
+
+// What is set up beside a group and ends with it.
+class GroupResource {
+ public:
+  virtual ~GroupResource() = default;
+
+  // The group has ended: this rank takes part in nothing more. Called once, with no lock held, from
+  // any thread. `patient`: by destroy_process_group, so that what other ranks still need may stay
+  // until they are done; else the group was aborted, or is being destroyed without a word.
+  // May throw, which destroy_process_group passes on.
+  virtual void close(bool patient) = 0;
+};
 
 class ProcessGroupHbm final : public c10d::Backend {
  public:
@@ -49,7 +60,7 @@ class ProcessGroupHbm final : public c10d::Backend {
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
 
-  // pg_ops_move.cpp
+  // process_group/data_movement.cpp
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
                                            const c10d::BroadcastOptions& opts) override;
   c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
@@ -77,7 +88,7 @@ class ProcessGroupHbm final : public c10d::Backend {
                                           std::vector<at::Tensor>& inputs,
                                           const c10d::AllToAllOptions& opts) override;
 
-  // pg_ops_reduce.cpp
+  // process_group/reductions.cpp
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
                                            const c10d::AllreduceOptions& opts) override;
   c10::intrusive_ptr<c10d::Work> allreduce_coalesced(
@@ -95,7 +106,7 @@ class ProcessGroupHbm final : public c10d::Backend {
       std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
       const c10d::ReduceScatterOptions& opts) override;
 
-  // pg_ops_sync.cpp: point to point, barriers, coalescing
+  // process_group/point_to_point.cpp: and barriers, coalescing
   c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override;
   c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int from, int tag) override;
   c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
@@ -112,6 +123,9 @@ class ProcessGroupHbm final : public c10d::Backend {
   c10d::ErrorType getError() override;
   void abort() override;
   void shutdown() override;
+  // Called by c10d::ProcessGroup::splitGroup(), which is ProcessGroup.split_group() in Python.
+  // (torch.distributed.split_group() comes here for a group of several devices, and refuses one of
+  // CPUs alone; torch_hbmcomm.split_group() makes a group anew.) Null for a rank not in `ranks`.
   bool supportsSplitting() const override { return true; }
   c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
@@ -121,7 +135,7 @@ class ProcessGroupHbm final : public c10d::Backend {
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
   std::unordered_map<std::string, uint64_t> getMemoryStats() override;
 
-  // pg_companion.cpp: what is set up beside the group
+  // What is set up beside the group.
   // bootstrap::gather over the group's ranks, within its timeout. A step's name is used once.
   std::vector<std::string> gather(const std::string& step,
                                   const std::function<std::string()>& tell);
@@ -146,19 +160,19 @@ class ProcessGroupHbm final : public c10d::Backend {
   using MakeOperation = std::function<std::unique_ptr<Operation>(uint64_t sequence)>;
 
   // Gives a collective its sequence number and its place in the queue.
-  c10::intrusive_ptr<c10d::Work> run(const Call& call, StagedTensors views,
+  c10::intrusive_ptr<c10d::Work> run(const Call& call, StagedTensors staged,
                                      const MakeOperation& make);
-  // The same without the queue, for a small synchronous allreduce within the node on an idle group;
-  // null where that does not apply.
+  // The same without the queue, for a small synchronous allreduce on an idle group; null where that
+  // does not apply.
   c10::intrusive_ptr<c10d::Work> allreduce_at_once(std::vector<at::Tensor>& tensors, Dtype dtype,
                                                    ReduceOp op, const c10d::AllreduceOptions& opts);
   // Begins a point-to-point operation.
-  c10::intrusive_ptr<c10d::Work> transfer(
-      const Call& call, StagedTensors views,
+  c10::intrusive_ptr<c10d::Work> run_p2p(
+      const Call& call, StagedTensors staged,
       const std::function<std::unique_ptr<Operation>(std::shared_ptr<int> source)>& make);
   c10::intrusive_ptr<c10d::Work> submit(const std::shared_ptr<OperationQueue>& queue,
                                         const Call& call, c10::intrusive_ptr<WorkHbm> work,
-                                        StagedTensors views, std::unique_ptr<Operation> operation,
+                                        StagedTensors staged, std::unique_ptr<Operation> operation,
                                         uint64_t sequence, std::unique_lock<std::mutex> issue);
   // Runs an allreduce in the caller if the group is idle; returns its sequence number, or nothing.
   std::optional<uint64_t> reduce_inline(void* data, size_t count, Dtype dtype, ReduceOp op,
@@ -178,23 +192,16 @@ class ProcessGroupHbm final : public c10d::Backend {
                                     const at::Tensor& own) const;
   c10::intrusive_ptr<c10d::Work> receive(std::vector<at::Tensor>& tensors, int from, int tag,
                                          c10d::OpType type, const char* name);
-  Source reduction_input(StagedTensors& views, const at::Tensor& tensor, const c10d::ReduceOp& op);
+  Source reduction_input(StagedTensors& staged, const at::Tensor& tensor, const c10d::ReduceOp& op);
 
   void connect(std::chrono::steady_clock::time_point deadline);
-  void prepare();
+  OperationQueue::Hooks hooks(std::function<void(const std::exception_ptr& error)> failed);
+  void collective_failed(const std::exception_ptr& error);
+  void p2p_failed(const std::exception_ptr& error);
   void part();
   void stop();
   void close_resource(bool patient);
-  OperationQueue::Hooks hooks(bool (*concerns_all)(ErrorKind));
-  void watch(const Operation& operation);
-  std::exception_ptr explain(const Operation& operation, const std::exception_ptr& error);
-  bool waits_for_neighbour(const Operation& operation) const;
-  void choose_transport(const bootstrap::Rendezvous& rendezvous);
-  void follow_news(const bootstrap::Rendezvous& rendezvous);
-  void publish(const std::exception_ptr& error, bool (*concerns_all)(ErrorKind));
-  void announce(const std::string& failure);
-  std::string name_ranks(const std::vector<int>& ranks) const;
-  std::string list_ranks(const std::vector<int>& ranks) const;
+  std::string missing_ranks(const std::vector<int>& ranks) const;
 
   const c10::intrusive_ptr<GroupOptions> options_;
   const std::string name_;
@@ -202,16 +209,12 @@ class ProcessGroupHbm final : public c10d::Backend {
   std::shared_ptr<KeyValue> store_;
   std::string prefix_;  // of this group's keys in the store
   std::vector<bootstrap::Member> members_;
-  shm::Neighbourhood neighbours_;
-  std::shared_ptr<mpi::Channel> channel_;
-  std::shared_ptr<shm::ShmGroup> shm_group_;  // the ranks on this node; null with HBMCOMM_NODE=mpi
-  bool one_node_ = false;                     // the shm_group is the whole group
-  std::unique_ptr<failure::FailureMonitor>
-      failure_monitor_;  // of other nodes; null if there is none
-  std::shared_ptr<Communicator> transport_;
   std::shared_ptr<memory::SharedSegment> segment_;  // of tensors, and of what the node shares
-  std::shared_ptr<OperationQueue> collectives_;
-  std::shared_ptr<OperationQueue> transfers_;
+  std::shared_ptr<memory::StagingPool> staging_;
+  std::shared_ptr<Communicator> communicator_;
+  std::shared_ptr<Peers> peers_;
+  std::shared_ptr<OperationQueue> queue_;  // of collectives
+  std::shared_ptr<OperationQueue> p2p_queue_;
   bool crowded_ = false;
   std::atomic<bool> shut_down_{false};
 

@@ -147,14 +147,14 @@ std::shared_ptr<mpi::Channel> connect(const Place& place) {
 
 class OverMpi final : public Queued {
  public:
-  explicit OverMpi(const Place& place) : Queued(place), channel_(connect(place)) {}
+  explicit OverMpi(const Place& place) : Queued(place), communicator_(connect(place)) {}
 
   void allreduce(void* data, size_t count, Dtype dtype) override {
-    run(*mpi::make_allreduce(channel_, next(), data, data, count, dtype, ReduceOp::kSum));
+    run(*communicator_.allreduce(next(), data, data, count, dtype, ReduceOp::kSum));
   }
 
  private:
-  const std::shared_ptr<mpi::Channel> channel_;
+  mpi::MpiCommunicator communicator_;
 };
 
 class MpiItself final : public Way {

@@ -1,16 +1,17 @@
-// What a group can do, whatever moves the bytes: MPI (mpi/), shared memory within a node (node/),
-// or both (cluster/).
+// What a process group can do, whatever moves the bytes: shared memory within a node (shm/), MPI
+// (mpi/), or both (hierarchical/). connect/connect.h chooses and makes one; peers.h is what the
+// group knows of its other ranks.
 //
-// Each function makes one Operation for the queue. Nothing is sent before begin(). Buffers are
-// contiguous, belong to the caller and must live until the operation is done or abandoned
-// (Operation::peers_may_write() tells of one that must live on). An operation keeps what it stands
-// on alive.
+// Ownership: each function makes one Operation for the queue, which keeps alive what it stands on.
+// Nothing is sent before begin(). Buffers are contiguous, belong to the caller and must live until
+// the operation is done or abandoned (Operation::peers_may_write() tells of one that must live on).
 //
 // Every rank of the group makes the same collective with the same `sequence`, in the same order.
-// Counts are elements. Ranks are group ranks. Functions throw Error(kExhausted) when there is no
-// memory to stage in.
+// Counts are elements. Ranks are group ranks.
 //
-// Threads: any.
+// Errors: functions throw Error(kExhausted) when there is no memory to stage in.
+//
+// Threads: any, but for small_allreduce().
 #pragma once
 
 #include <cstddef>
@@ -34,10 +35,22 @@ struct Sink {
   size_t count = 0;
 };
 
+// Part of a buffer.
+struct ElementRange {
+  size_t offset = 0;  // elements
+  size_t count = 0;
+};
+
 using OperationPtr = std::unique_ptr<Operation>;
 
 // `from` of a receive from any rank.
 inline constexpr int kAnyRank = -1;
+
+// What a communicator holds of the memory that its group was given.
+struct CommunicatorMemory {
+  uint64_t slots_bytes = 0;      // of the segment: shared with the node's ranks
+  uint64_t abandoned_bytes = 0;  // of staging: of failed transfers that MPI has not let go of
+};
 
 class Communicator {
  public:
@@ -85,6 +98,22 @@ class Communicator {
                                std::shared_ptr<int> source) = 0;
 
   virtual int tags() const = 0;
+
+  // An allreduce of fewer bytes than this may be run by small_allreduce(); 0: none.
+  virtual size_t small_bytes() const noexcept { return 0; }
+
+  // An allreduce of `data`, reduced in place, in storage of the communicator's: allocates nothing
+  // and takes no lock. Valid until the next call; null if small_bytes() is 0. REQUIRES: one thread
+  // at a time, whose operation before this one is over (as by OperationQueue::try_claim()).
+  virtual Operation* small_allreduce(uint64_t /*sequence*/, void* /*data*/, size_t /*count*/,
+                                     Dtype /*dtype*/, ReduceOp /*op*/) {
+    return nullptr;
+  }
+
+  // Wakes the threads of this process that sleep in Operation::wait().
+  virtual void wake() noexcept {}
+
+  virtual CommunicatorMemory memory() const = 0;
 };
 
 }  // namespace hbm

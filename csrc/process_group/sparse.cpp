@@ -16,9 +16,9 @@ namespace {
 // one sequence number, and the ranks do them in the same order.
 class SparseAllreduce final : public Operation {
  public:
-  SparseAllreduce(std::shared_ptr<Communicator> transport, int ranks, uint64_t sequence,
+  SparseAllreduce(std::shared_ptr<Communicator> communicator, int ranks, uint64_t sequence,
                   at::Tensor tensor)
-      : transport_(std::move(transport)),
+      : communicator_(std::move(communicator)),
         sequence_(sequence),
         tensor_(std::move(tensor)),
         counts_(static_cast<size_t>(ranks), 0) {}
@@ -31,7 +31,7 @@ class SparseAllreduce final : public Operation {
     own_count_ = indices_.size(1);
     std::vector<Sink> sinks;
     for (int64_t& count : counts_) sinks.push_back({&count, 1});
-    start(transport_->allgather(sequence_, {&own_count_, 1}, sinks, Dtype::kInt64));
+    start(communicator_->allgather(sequence_, {&own_count_, 1}, sinks, Dtype::kInt64));
   }
 
   Progress poll() override {
@@ -81,9 +81,9 @@ class SparseAllreduce final : public Operation {
       sinks.push_back(
           {received.back().mutable_data_ptr(), static_cast<size_t>(received.back().numel())});
     }
-    start(transport_->allgather(sequence_,
-                                {sent_.const_data_ptr(), static_cast<size_t>(sent_.numel())}, sinks,
-                                to_dtype(own.scalar_type())));
+    start(communicator_->allgather(sequence_,
+                                   {sent_.const_data_ptr(), static_cast<size_t>(sent_.numel())},
+                                   sinks, to_dtype(own.scalar_type())));
     return received;
   }
 
@@ -98,7 +98,7 @@ class SparseAllreduce final : public Operation {
     tensor_.copy_(sum.coalesce());
   }
 
-  const std::shared_ptr<Communicator> transport_;
+  const std::shared_ptr<Communicator> communicator_;
   const uint64_t sequence_;
   const at::Tensor tensor_;
   at::Tensor indices_;
@@ -131,9 +131,9 @@ void check_sparse(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& 
   }
 }
 
-OperationPtr make_sparse_allreduce(std::shared_ptr<Communicator> transport, int ranks,
+OperationPtr make_sparse_allreduce(std::shared_ptr<Communicator> communicator, int ranks,
                                    uint64_t sequence, const at::Tensor& tensor) {
-  return std::make_unique<SparseAllreduce>(std::move(transport), ranks, sequence, tensor);
+  return std::make_unique<SparseAllreduce>(std::move(communicator), ranks, sequence, tensor);
 }
 
 }  // namespace hbm

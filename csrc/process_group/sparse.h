@@ -17,7 +17,7 @@ namespace hbm {
 void check_sparse(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op);
 
 // `tensor` becomes the coalesced sum. Ranks may have different numbers of indices.
-OperationPtr make_sparse_allreduce(std::shared_ptr<Communicator> transport, int ranks,
+OperationPtr make_sparse_allreduce(std::shared_ptr<Communicator> communicator, int ranks,
                                    uint64_t sequence, const at::Tensor& tensor);
 
 }  // namespace hbm

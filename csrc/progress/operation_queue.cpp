@@ -123,7 +123,7 @@ void OperationQueue::run_claimed(Operation& operation, std::chrono::milliseconds
   ticket.hooks_ = std::move(hooks);
   ticket.timeout_ = timeout;
   Ticket* const tickets[] = {&ticket};
-  Outcome outcome = poll_until(tickets, Clock::time_point::max());
+  TicketOutcome outcome = poll_until(tickets, Clock::time_point::max());
   Lock lock(mutex_);
   while (outcome.ticket == nullptr) {  // interrupted
     interrupted_.store(false, std::memory_order_relaxed);
@@ -142,7 +142,7 @@ void OperationQueue::run_claimed(Operation& operation, std::chrono::milliseconds
 
 void OperationQueue::unclaim() {
   Lock lock(mutex_);
-  Outcome nothing;
+  TicketOutcome nothing;
   settle(lock, nothing);
 }
 
@@ -251,14 +251,14 @@ void OperationQueue::drive(Lock& lock, const Ticket* target, Clock::time_point d
     driving_ = true;
     interrupted_.store(false, std::memory_order_relaxed);
     lock.unlock();
-    Outcome outcome = poll_until(tickets, deadline);
+    TicketOutcome outcome = poll_until(tickets, deadline);
     lock.lock();
     settle(lock, outcome);
   } while (deadline == Clock::time_point::max() || Clock::now() < deadline);
 }
 
-OperationQueue::Outcome OperationQueue::poll_until(std::span<Ticket* const> tickets,
-                                                   Clock::time_point deadline) {
+OperationQueue::TicketOutcome OperationQueue::poll_until(std::span<Ticket* const> tickets,
+                                                         Clock::time_point deadline) {
   Backoff backoff(crowded_);
   for (;;) {
     bool moved = false;
@@ -280,7 +280,7 @@ OperationQueue::Outcome OperationQueue::poll_until(std::span<Ticket* const> tick
     }
     if (watch_due_ == Clock::time_point::max()) watch_due_ = now + kWatchEvery;
     if (now >= watch_due_) {
-      const Outcome news = watch(tickets);
+      const TicketOutcome news = watch(tickets);
       if (news.ticket) return news;  // the watch stays due, for the other tickets
       watch_due_ = Clock::time_point::max();
     }
@@ -293,7 +293,7 @@ OperationQueue::Outcome OperationQueue::poll_until(std::span<Ticket* const> tick
   }
 }
 
-OperationQueue::Outcome OperationQueue::watch(std::span<Ticket* const> tickets) const {
+OperationQueue::TicketOutcome OperationQueue::watch(std::span<Ticket* const> tickets) const {
   if (!hooks_.watch) return {};
   for (Ticket* const ticket : tickets) {
     try {
@@ -328,7 +328,7 @@ Progress OperationQueue::step(Ticket& ticket) {
 }
 
 // Ends the driver's turn: takes back driving_ and publishes what came of it.
-void OperationQueue::settle(Lock& lock, Outcome& outcome) {
+void OperationQueue::settle(Lock& lock, TicketOutcome& outcome) {
   if (outcome.ticket) {
     lock.unlock();
     if (outcome.error) {

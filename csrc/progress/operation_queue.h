@@ -158,17 +158,17 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
-  struct Outcome {
+  struct TicketOutcome {
     Ticket* ticket = nullptr;  // null: no ticket ended
     std::exception_ptr error;
   };
 
   OperationQueue(Order order, bool crowded, Hooks hooks);
   void drive(Lock& lock, const Ticket* target, Clock::time_point deadline, bool leading = false);
-  Outcome poll_until(std::span<Ticket* const> tickets, Clock::time_point deadline);
-  Outcome watch(std::span<Ticket* const> tickets) const;
+  TicketOutcome poll_until(std::span<Ticket* const> tickets, Clock::time_point deadline);
+  TicketOutcome watch(std::span<Ticket* const> tickets) const;
   Progress step(Ticket& ticket);
-  void settle(Lock& lock, Outcome& outcome);
+  void settle(Lock& lock, TicketOutcome& outcome);
   void finish(Lock& lock, const Ticket* ticket, std::exception_ptr error);
   void interrupt();
   [[noreturn]] void refuse(const std::string& operation) const;

@@ -27,7 +27,7 @@ class Talk {
       : group_(rank.group(name, chunk_bytes)),
         conversation_({.rank = rank.rank,
                        .size = rank.size,
-                       .collectives = make_communicator(group_.channel),
+                       .collectives = group_.communicator,
                        .ordered = group_.collectives,
                        .transfers = group_.transfers,
                        .sequence = &group_.sequence,

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "communicator/mpi/standing.h"
 #include "expect_error.h"
 
 namespace hbm::mpi {

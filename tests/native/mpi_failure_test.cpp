@@ -8,9 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "communicator/mpi/abandoned_requests.h"
 #include "communicator/mpi/communicator.h"
-#include "communicator/mpi/point_to_point.h"
 #include "expect_error.h"
 #include "mpi_ranks.h"
 
@@ -33,8 +31,8 @@ struct Call {
 std::unique_ptr<Operation> allreduce(const Group& group, const Call& call,
                                      std::vector<double>& data) {
   data.resize(call.count);
-  return make_allreduce(group.channel, call.sequence, data.data(), data.data(), call.count,
-                        call.dtype, call.op);
+  return group.communicator->allreduce(call.sequence, data.data(), data.data(), call.count,
+                                       call.dtype, call.op);
 }
 
 TEST(MpiMismatch, EveryRankIsToldHowTheyDiffer) {
@@ -72,7 +70,7 @@ TEST(MpiMismatch, OfTheOperationAndOfLargeTensors) {
       Group group = rank.group("operation", kChunk);
       std::vector<double> data;
       const auto error =
-          group.run(rank.rank == 1 ? make_barrier(group.channel, 1) : allreduce(group, {}, data));
+          group.run(rank.rank == 1 ? group.communicator->barrier(1) : allreduce(group, {}, data));
       expect_error(ErrorKind::kMismatch, {"ranks disagree in group operation"}, error);
     }
     Group group = rank.group("large", kChunk);
@@ -95,14 +93,14 @@ TEST(MpiMismatch, OfATransferFailsItAlone) {
     std::vector<float> data(10, 1.0f);
     const auto source = std::make_shared<int>(kAnyRank);
     if (rank.rank == 0) {
-      EXPECT_FALSE(run(make_send(group.channel, {data.data(), 10}, Dtype::kFloat32, 1, 3)));
-      EXPECT_FALSE(run(make_send(group.channel, {data.data(), 10}, Dtype::kFloat32, 1, 3)));
+      EXPECT_FALSE(run(group.communicator->send({data.data(), 10}, Dtype::kFloat32, 1, 3)));
+      EXPECT_FALSE(run(group.communicator->send({data.data(), 10}, Dtype::kFloat32, 1, 3)));
     } else {
       expect_error(
           ErrorKind::kMismatch, {"tag 3 of 9 float32", "tag 3 of 10 float32"},
-          run(make_receive(group.channel, {data.data(), 9}, Dtype::kFloat32, 0, 3, source)));
+          run(group.communicator->receive({data.data(), 9}, Dtype::kFloat32, 0, 3, source)));
       EXPECT_FALSE(
-          run(make_receive(group.channel, {data.data(), 10}, Dtype::kFloat32, 0, 3, source)));
+          run(group.communicator->receive({data.data(), 10}, Dtype::kFloat32, 0, 3, source)));
     }
   });
 }
@@ -113,7 +111,7 @@ TEST(MpiFailure, AKilledRankIsNamed) {
     Group small = rank.group("small", kChunk);
     Group large = rank.group("large", kChunk);
     Group moves = rank.group("moves", kChunk);
-    EXPECT_FALSE(small.run(make_barrier(small.channel, ++small.sequence)));
+    EXPECT_FALSE(small.run(small.communicator->barrier(++small.sequence)));
     if (rank.rank == kVictim) raise(SIGKILL);
 
     std::vector<double> data;
@@ -124,9 +122,9 @@ TEST(MpiFailure, AKilledRankIsNamed) {
     names_it(
         large.run(allreduce(large, {.count = 100'000, .dtype = Dtype::kFloat64}, data), kShort));
     const std::vector<Sink> nothing(3);
-    names_it(moves.run(make_allgather(moves.channel, 1, {}, nothing, Dtype::kInt8), kShort));
+    names_it(moves.run(moves.communicator->allgather(1, {}, nothing, Dtype::kInt8), kShort));
     expect_error(ErrorKind::kAborted, {"refused because the group failed earlier"},
-                 [&] { small.run(make_barrier(small.channel, ++small.sequence)); });
+                 [&] { small.run(small.communicator->barrier(++small.sequence)); });
   };
   run_ranks(3, body, {kVictim});
 }
@@ -143,10 +141,11 @@ TEST(MpiFailure, ALateRankHarmsNobody) {
       expect_error(ErrorKind::kTimeout, {"missing ranks: 1"},
                    early.run(allreduce(early, {}, data), kShort));
     }
-    EXPECT_FALSE(after.run(make_barrier(after.channel, ++after.sequence)));
+    EXPECT_FALSE(after.run(after.communicator->barrier(++after.sequence)));
     const Clock::time_point limit = Clock::now() + kPatience;
-    while (sweep() > 0 && Clock::now() < limit) std::this_thread::sleep_for(milliseconds(1));
-    EXPECT_EQ(sweep(), 0u);
+    while (sweep_abandoned() > 0 && Clock::now() < limit)
+      std::this_thread::sleep_for(milliseconds(1));
+    EXPECT_EQ(sweep_abandoned(), 0u);
   });
 }
 

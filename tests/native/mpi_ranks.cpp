@@ -11,7 +11,6 @@
 
 #include "base/error.h"
 #include "bootstrap/rendezvous.h"
-#include "communicator/mpi/communicator.h"
 #include "communicator/mpi/connect.h"
 #include "communicator/mpi/library.h"
 #include "file_store.h"
@@ -61,7 +60,8 @@ std::string name_ranks(const std::vector<int>& ranks) {
 
 Group::Group(const std::filesystem::path& directory, const std::string& name, int rank, int size,
              size_t chunk_bytes)
-    : channel(std::make_shared<Channel>()) {
+    : channel(std::make_shared<Channel>()),
+      communicator(std::make_shared<MpiCommunicator>(channel)) {
   const auto deadline = Clock::now() + kPatience;
   std::filesystem::create_directories(directory / name);
   const auto store = std::make_shared<FileStore>(directory / name);

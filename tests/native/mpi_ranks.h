@@ -9,7 +9,7 @@
 #include <set>
 #include <string>
 
-#include "communicator/mpi/channel.h"
+#include "communicator/mpi/communicator.h"
 #include "forked_ranks.h"
 #include "progress/operation_queue.h"
 
@@ -17,7 +17,8 @@ namespace hbm::mpi {
 
 inline constexpr std::chrono::milliseconds kPatience{60'000};
 
-// What a process group has: the channel and the two queues. Stops them when it goes.
+// What a process group has: the communicator over its channel, and the two queues. Stops them when
+// it goes.
 class Group {
  public:
   // All ranks call it, with the same name and chunk. The first group forms the MPI world, later
@@ -29,6 +30,7 @@ class Group {
   Group& operator=(const Group&) = delete;
 
   std::shared_ptr<Channel> channel;
+  std::shared_ptr<MpiCommunicator> communicator;
   std::shared_ptr<OperationQueue> collectives;
   std::shared_ptr<OperationQueue> transfers;
   uint64_t sequence = 0;

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "communicator/shm/neighbours.h"
-#include "communicator/shm/peer_socket_file.h"
+#include "communicator/shm/peer_socket.h"
 #include "expect_error.h"
 #include "file_store.h"
 #include "forked_ranks.h"

@@ -18,8 +18,6 @@
 #include <utility>
 #include <vector>
 
-#include "communicator/shm/neighbour_cache.h"
-#include "communicator/shm/neighbour_partition.h"
 #include "expect_error.h"
 #include "fake_store.h"
 #include "file_store.h"
@@ -82,8 +80,8 @@ struct Explorer {
     segment->free(cells);
   }
 
-  std::vector<std::string> told(const std::string& next_phase, const std::string& text) {
-    return gather(participant, next_phase, bootstrap::everyone(size), [&] { return text; });
+  std::vector<std::string> told(const std::string& step, const std::string& text) {
+    return gather(participant, step, bootstrap::everyone(size), [&] { return text; });
   }
 
   std::shared_ptr<KeyValue> store;
@@ -163,11 +161,11 @@ TEST(Explore, NamesARankThatNeverComes) {
   });
 }
 
-// Its process is killed when it has told the others of one next_phase.
+// Its process is killed when it has told the others of one step.
 class DeadlyStore final : public KeyValue {
  public:
-  DeadlyStore(std::shared_ptr<KeyValue> store, std::string next_phase)
-      : store_(std::move(store)), step_("/" + std::move(next_phase) + "/") {}
+  DeadlyStore(std::shared_ptr<KeyValue> store, std::string step)
+      : store_(std::move(store)), step_("/" + std::move(step) + "/") {}
 
   void set(const std::string& key, const std::string& value) override {
     store_->set(key, value);
@@ -185,11 +183,11 @@ class DeadlyStore final : public KeyValue {
 };
 
 TEST(Explore, NamesARankThatIsKilledMeanwhile) {
-  for (const char* next_phase : {"rendezvous", "calls1"}) {
-    const auto explore = [next_phase](const ForkedRank& forked) {
+  for (const char* step : {"rendezvous", "calls1"}) {
+    const auto explore = [step](const ForkedRank& forked) {
       Explorer rank(forked);
       rank.patience = milliseconds(1500);
-      if (rank.rank == 1) rank.store = std::make_shared<DeadlyStore>(rank.store, next_phase);
+      if (rank.rank == 1) rank.store = std::make_shared<DeadlyStore>(rank.store, step);
       try {
         rank.explore();
         ADD_FAILURE() << "rank " << rank.rank << " noticed nothing";

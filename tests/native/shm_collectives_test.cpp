@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "collectives_conversation.h"
-#include "communicator/shm/mail.h"
+#include "communicator/shm/area.h"
 #include "communicator/shm/phased_operation.h"
 #include "shm_ranks.h"
 #include "stress.h"

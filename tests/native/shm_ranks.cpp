@@ -22,9 +22,7 @@ constexpr unsigned kLongestRun = 200;  // seconds
 constexpr size_t kAlignment = 4096;
 constexpr int kFreed = 0xDD;
 
-size_t round_up(size_t value, size_t next_phase) {
-  return (value + next_phase - 1) / next_phase * next_phase;
-}
+size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
 std::vector<std::shared_ptr<TestSegment>> make_segments(const NodeOptions& options) {
   std::vector<std::shared_ptr<TestSegment>> made;
@@ -53,7 +51,7 @@ std::vector<Descriptor> make_deaths(int size) {
   return made;
 }
 
-std::shared_ptr<ShmGroup> make_team(TestNode& node, int rank) {
+std::shared_ptr<ShmGroup> make_shm_group(TestNode& node, int rank) {
   std::vector<ShmMember> members;
   for (size_t i = 0; i < node.segments.size(); ++i) {
     const auto& segment = node.segments[i];
@@ -160,7 +158,7 @@ NodeRank::NodeRank(TestNode& of, int own)
       rank(own),
       size(of.options.size),
       segment(of.segments[static_cast<size_t>(own)]),
-      shm_group(make_team(of, own)),
+      shm_group(make_shm_group(of, own)),
       collectives(make_communicator(shm_group)),
       ordered(make_queue(OperationQueue::Order::kOrdered, of.options.crowded, shm_group)),
       transfers(make_queue(OperationQueue::Order::kUnordered, of.options.crowded, shm_group)) {}

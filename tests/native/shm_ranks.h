@@ -1,5 +1,6 @@
 // Ranks of one node as threads: each has a segment, an area in it, a ShmGroup and two queues, as a
-// process would. They run the code of csrc/node unchanged, so the thread sanitizer sees all sides.
+// process would. They run the code of communicator/shm unchanged, so the thread sanitizer sees all
+// sides.
 #pragma once
 
 #include <cstddef>

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "communicator/shm/mail.h"
+#include "communicator/shm/area.h"
 #include "expect_error.h"
 #include "shm_ranks.h"
 
@@ -164,26 +164,26 @@ constexpr size_t kLarge = 500'000;  // floats: many chunks
 // Rank 0 sends and gives up, `times` times; then it sends what rank 1 is to receive.
 void expect_withdrawn(bool in_segment, bool collected) {
   constexpr int kTimes = 3;
-  std::barrier<> next_phase(2);
+  std::barrier<> step(2);
   TestNode node({.size = 2});
   const size_t blocks = node.segments[0]->blocks();
   node.run([&](NodeRank& rank) {
     if (rank.rank == 1) {
       std::vector<float> found(kLarge), none(1);
-      if (collected) next_phase.arrive_and_wait();
+      if (collected) step.arrive_and_wait();
       const auto early = rank.collectives->receive({none.data(), 1}, Dtype::kFloat32, 0, kTag + 1,
                                                    std::make_shared<int>(kAnyRank));
       if (collected) {  // keeps what has come, all of it unexpected
         early->begin();
         early->poll();
         early->abandon();
-        next_phase.arrive_and_wait();
+        step.arrive_and_wait();
       }
-      next_phase.arrive_and_wait();
+      step.arrive_and_wait();
       EXPECT_FALSE(receive(rank, found, 0));
       EXPECT_EQ(found, std::vector<float>(kLarge, 7.0f));
       EXPECT_FALSE(receive(rank, none, 0));
-      next_phase.arrive_and_wait();
+      step.arrive_and_wait();
       return;
     }
     std::vector<OperationPtr> sends;
@@ -195,8 +195,8 @@ void expect_withdrawn(bool in_segment, bool collected) {
         sends.back()->begin();
       }
       if (collected) {
-        next_phase.arrive_and_wait();
-        next_phase.arrive_and_wait();
+        step.arrive_and_wait();
+        step.arrive_and_wait();
       }
       for (const OperationPtr& each : sends) {
         each->abandon();
@@ -204,10 +204,10 @@ void expect_withdrawn(bool in_segment, bool collected) {
       }
     }
     const Message kept(rank, kLarge, in_segment, 7.0f);
-    next_phase.arrive_and_wait();
+    step.arrive_and_wait();
     EXPECT_FALSE(rank.transfer(kept.send(rank, 1)));
     EXPECT_FALSE(end_of(rank, send(rank, {1.0f}, 1)));
-    next_phase.arrive_and_wait();
+    step.arrive_and_wait();
   });
   EXPECT_EQ(node.segments[0]->blocks(), blocks);
 }

@@ -81,18 +81,18 @@ void run_collectives(const Rank& rank, memory::Policy policy) {
   group.channel->staging = memory::process_staging(policy, kStagingBytes);
 
   std::vector<float> values(kCount, static_cast<float>(rank.rank + 1));
-  ASSERT_EQ(group.run(make_allreduce(group.channel, group.sequence++, values.data(), values.data(),
-                                     kCount, Dtype::kFloat32, ReduceOp::kSum)),
+  ASSERT_EQ(group.run(group.communicator->allreduce(group.sequence++, values.data(), values.data(),
+                                                    kCount, Dtype::kFloat32, ReduceOp::kSum)),
             nullptr);
   const int sum = rank.size * (rank.size + 1) / 2;
   EXPECT_EQ(std::count(values.begin(), values.end(), static_cast<float>(sum)), kCount);
 
   if (rank.rank == 0) std::iota(values.begin(), values.end(), 0.0f);
-  ASSERT_EQ(group.run(make_broadcast(group.channel, group.sequence++, values.data(), kCount,
-                                     Dtype::kFloat32, /*root=*/0)),
+  ASSERT_EQ(group.run(group.communicator->broadcast(group.sequence++, values.data(), kCount,
+                                                    Dtype::kFloat32, /*root=*/0)),
             nullptr);
   EXPECT_EQ(values.back(), static_cast<float>(kCount - 1));
-  ASSERT_EQ(group.run(make_barrier(group.channel, group.sequence++)), nullptr);
+  ASSERT_EQ(group.run(group.communicator->barrier(group.sequence++)), nullptr);
 
   std::vector<Block> blocks;
   for (const auto& [data, bytes] : handed) blocks.push_back({data, bytes});

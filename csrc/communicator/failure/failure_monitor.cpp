@@ -46,7 +46,7 @@ std::string format(const std::set<int>& ranks) {
 }  // namespace
 
 struct FailureMonitor::Notes {
-  const Setup setup;
+  const MonitorSetup setup;
 
   std::mutex mutex;  // guards the members below; never held while the store is asked
   std::condition_variable changed;
@@ -61,7 +61,7 @@ struct FailureMonitor::Notes {
   std::string trouble;  // with the store; empty: none
   Clock::time_point answered = Clock::now();
 
-  explicit Notes(Setup given) : setup(std::move(given)) {}
+  explicit Notes(MonitorSetup given) : setup(std::move(given)) {}
 
   void round();
   void stop() {
@@ -159,7 +159,8 @@ class FailureMonitor::Threads {
   std::set<Notes*> running_;  // guarded by mutex_
 };
 
-FailureMonitor::FailureMonitor(Setup setup) : notes_(std::make_shared<Notes>(std::move(setup))) {
+FailureMonitor::FailureMonitor(MonitorSetup setup)
+    : notes_(std::make_shared<Notes>(std::move(setup))) {
   Threads::all().start(notes_);
 }
 

@@ -25,7 +25,7 @@ namespace hbm::failure {
 
 class FailureMonitor {
  public:
-  struct Setup {
+  struct MonitorSetup {
     std::string group;  // as errors name it
     int rank;
     std::vector<std::string> names;  // of the ranks, for errors: "rank 3 (pid 4711 on host)"
@@ -35,7 +35,7 @@ class FailureMonitor {
     std::function<std::vector<int>()> dead;
   };
 
-  explicit FailureMonitor(Setup setup);
+  explicit FailureMonitor(MonitorSetup setup);
   ~FailureMonitor() { stop(); }
   FailureMonitor(const FailureMonitor&) = delete;
   FailureMonitor& operator=(const FailureMonitor&) = delete;

@@ -179,7 +179,7 @@ NodeDeathWatch::NodeDeathWatch(const bootstrap::Rendezvous& rendezvous,
 
   uint16_t port = 0;
   const Descriptor listener = member ? listen_somewhere(&port) : Descriptor();
-  const auto doors = bootstrap::gather(participant, "death_watch", everyone, [&] {
+  const auto listeners = bootstrap::gather(participant, "death_watch", everyone, [&] {
     return listener ? std::to_string(port) + addresses() : std::string();
   });
   // Named by who is called, so that a stranger on the same address is not taken for it.
@@ -195,7 +195,7 @@ NodeDeathWatch::NodeDeathWatch(const bootstrap::Rendezvous& rendezvous,
     const bootstrap::Member& other = rendezvous.members[static_cast<size_t>(next)];
     const bool near =
         self.boot_id == other.boot_id && self.network_namespace == other.network_namespace;
-    line = call(doors[static_cast<size_t>(next)], near, hello(next));
+    line = call(listeners[static_cast<size_t>(next)], near, hello(next));
   }
   const auto reached = bootstrap::gather(participant, "death_watch reached", everyone,
                                          [&] { return std::string(line ? "1" : "0"); });

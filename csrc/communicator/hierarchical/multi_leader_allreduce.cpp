@@ -4,9 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "communicator/mpi/communicator.h"
-#include "communicator/shm/reduce_scatter.h"
-#include "communicator/shm/stream_exchange.h"
+#include "communicator/shm/streams.h"
 
 namespace hbm::hierarchical {
 namespace {
@@ -49,7 +47,7 @@ bool MultiLeaderAllreduce::supports(Dtype dtype, ReduceOp op) noexcept {
 
 Progress MultiLeaderAllreduce::poll() {
   const bool crossed = poll_column();
-  const bool stepped = poll_team();
+  const bool stepped = poll_node();
   if (step_ == 2 * blocks_) return Progress::kDone;
   return crossed || stepped ? Progress::kActive : Progress::kIdle;
 }
@@ -57,10 +55,9 @@ Progress MultiLeaderAllreduce::poll() {
 bool MultiLeaderAllreduce::poll_column() {
   if (!in_column_) {
     if (!leads() || crossed_ == reduced_) return false;
-    const Range mine = shard(crossed_, layout_->shm_group->self());
-    in_column_ =
-        mpi::make_allreduce(layout_->column, signature_.sequence, at(mine.offset), at(mine.offset),
-                            mine.count, signature_.dtype, signature_.reduce_op);
+    const ElementRange mine = shard(crossed_, layout_->shm_group->self());
+    in_column_ = layout_->column->allreduce(signature_.sequence, at(mine.offset), at(mine.offset),
+                                            mine.count, signature_.dtype, signature_.reduce_op);
     in_column_->begin();
     return true;
   }
@@ -72,18 +69,18 @@ bool MultiLeaderAllreduce::poll_column() {
   return progress != Progress::kIdle;
 }
 
-bool MultiLeaderAllreduce::poll_team() {
-  if (!in_team_) {
+bool MultiLeaderAllreduce::poll_node() {
+  if (!in_node_) {
     if (step_ == 2 * blocks_) return false;
     const bool ready = reduces(step_) || !leads() || block_of(step_) < crossed_;
     if (!ready) return false;
-    in_team_ = reduces(step_) ? reduce_to_leaders(block_of(step_)) : hand_out(block_of(step_));
-    in_team_->begin();
+    in_node_ = reduces(step_) ? reduce_to_leaders(block_of(step_)) : hand_out(block_of(step_));
+    in_node_->begin();
     return true;
   }
-  const Progress progress = in_team_->poll();
+  const Progress progress = in_node_->poll();
   if (progress == Progress::kDone) {
-    in_team_.reset();
+    in_node_.reset();
     if (reduces(step_)) ++reduced_;
     ++step_;
   }
@@ -101,7 +98,7 @@ OperationPtr MultiLeaderAllreduce::reduce_to_leaders(size_t block) const {
   if (signature.reduce_op == ReduceOp::kAvg) signature.reduce_op = ReduceOp::kSum;
   std::vector<Source> inputs(layout_->shm_group->size());
   for (size_t leader = 0; leader < leaders_; ++leader) {
-    const Range part = shard(block, leader);
+    const ElementRange part = shard(block, leader);
     inputs[leader] = {at(part.offset), part.count};
   }
   void* const out = leads() ? at(shard(block, layout_->shm_group->self()).offset) : nullptr;
@@ -114,23 +111,22 @@ OperationPtr MultiLeaderAllreduce::hand_out(size_t block) const {
   std::vector<Source> sources(layout_->shm_group->size());
   std::vector<Sink> sinks(layout_->shm_group->size());
   for (size_t leader = 0; leader < leaders_; ++leader) {
-    const Range part = shard(block, leader);
+    const ElementRange part = shard(block, leader);
     sinks[leader] = {at(part.offset), part.count};
-    if (leader == self)
-      std::fill(sources.begin(), sources.end(), Source{at(part.offset), part.count});
+    if (leader == self) sources.assign(sources.size(), {at(part.offset), part.count});
   }
   return std::make_unique<shm::StreamExchange>(layout_->shm_group, signature_, count_,
                                                std::move(sources), std::move(sinks),
                                                shm::StreamExchange::Cast::kMulti);
 }
 
-MultiLeaderAllreduce::Range MultiLeaderAllreduce::block(size_t index) const {
+ElementRange MultiLeaderAllreduce::block(size_t index) const {
   const size_t offset = std::min(index * block_, count_);
   return {offset, std::min(block_, count_ - offset)};
 }
 
-MultiLeaderAllreduce::Range MultiLeaderAllreduce::shard(size_t index, size_t leader) const {
-  const Range whole = block(index);
+ElementRange MultiLeaderAllreduce::shard(size_t index, size_t leader) const {
+  const ElementRange whole = block(index);
   const size_t line = std::max<size_t>(shm::kCacheLine / element_size(signature_.dtype), 1);
   const size_t each = ((whole.count + leaders_ - 1) / leaders_ + line - 1) / line * line;
   const size_t first = std::min(leader * each, whole.count);
@@ -139,14 +135,15 @@ MultiLeaderAllreduce::Range MultiLeaderAllreduce::shard(size_t index, size_t lea
 
 // MPI gives no notice, so a rank that waits for it polls, and looks after its shm_group meanwhile.
 bool MultiLeaderAllreduce::wait(std::chrono::steady_clock::time_point until) {
-  if (!in_column_ && in_team_) return in_team_->wait(until);
+  if (!in_column_ && in_node_) return in_node_->wait(until);
   const auto now = shm::Clock::now();
   if (now - looked_at_ < kLookEvery) return false;
   looked_at_ = now;
-  std::vector<int> shm_group;
-  for (size_t i = 0; i < layout_->shm_group->size(); ++i)
-    shm_group.push_back(layout_->shm_group->member(i).rank);
-  layout_->shm_group->require_alive(shm_group, *this, [] { return false; });
+  std::vector<int> ranks;
+  for (size_t i = 0; i < layout_->shm_group->size(); ++i) {
+    ranks.push_back(layout_->shm_group->member(i).rank);
+  }
+  layout_->shm_group->require_alive(ranks, *this, [] { return false; });
   return false;
 }
 
@@ -157,7 +154,7 @@ std::string MultiLeaderAllreduce::describe() const {
 }
 
 std::vector<int> MultiLeaderAllreduce::missing() const {
-  if (!in_column_) return in_team_ ? in_team_->missing() : std::vector<int>();
+  if (!in_column_) return in_node_ ? in_node_->missing() : std::vector<int>();
   std::vector<int> ranks;
   for (const int place : in_column_->missing()) {
     ranks.push_back(layout_->column_ranks[static_cast<size_t>(place)]);
@@ -166,7 +163,7 @@ std::vector<int> MultiLeaderAllreduce::missing() const {
 }
 
 void MultiLeaderAllreduce::abandon() noexcept {
-  if (in_team_) in_team_->abandon();
+  if (in_node_) in_node_->abandon();
   if (in_column_) in_column_->abandon();
 }
 

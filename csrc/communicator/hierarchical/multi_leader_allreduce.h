@@ -35,24 +35,19 @@ class MultiLeaderAllreduce final : public Operation {
   bool self_sufficient() const override { return false; }
 
  private:
-  struct Range {
-    size_t offset;  // elements
-    size_t count;
-  };
-
   bool poll_column();
-  bool poll_team();
+  bool poll_node();
   OperationPtr reduce_to_leaders(size_t block) const;
   OperationPtr hand_out(size_t block) const;
 
-  // The order of the shm_group's steps, 2 for each block: reduce 0, reduce 1, hand out 0, reduce 2,
+  // The order of the ShmGroup's steps, 2 for each block: reduce 0, reduce 1, hand out 0, reduce 2,
   // hand out 1, ...
   bool reduces(size_t step) const { return step == 0 || (step % 2 == 1 && step < 2 * blocks_ - 1); }
   size_t block_of(size_t step) const;
 
   bool leads() const { return layout_->shm_group->self() < leaders_; }
-  Range block(size_t index) const;
-  Range shard(size_t block, size_t leader) const;
+  ElementRange block(size_t index) const;
+  ElementRange shard(size_t block, size_t leader) const;
   std::byte* at(size_t index) const { return data_ + index * element_size(signature_.dtype); }
 
   const std::shared_ptr<const NodeLayout> layout_;
@@ -62,12 +57,12 @@ class MultiLeaderAllreduce final : public Operation {
   const size_t leaders_;  // that this operation uses
   const size_t block_;    // elements
   const size_t blocks_;
-  size_t step_ = 0;     // of the shm_group
-  size_t reduced_ = 0;  // blocks that the shm_group has reduced
+  size_t step_ = 0;     // of the node
+  size_t reduced_ = 0;  // blocks that the node has reduced
   size_t crossed_ = 0;  // blocks that came back from the column
-  OperationPtr in_team_;
+  OperationPtr in_node_;
   OperationPtr in_column_;
-  shm::Clock::time_point looked_at_{};  // for deaths in the shm_group
+  shm::Clock::time_point looked_at_{};  // for deaths on this node
 };
 
 }  // namespace hbm::hierarchical

@@ -36,7 +36,7 @@ std::shared_ptr<const NodeLayout> make_node_layout(const bootstrap::Rendezvous& 
   column->averaged = channel.size;
   column->group =
       "the leaders of place " + std::to_string(place) + " on the nodes of " + channel.group;
-  layout->column = std::move(column);
+  layout->column = std::make_shared<mpi::MpiCommunicator>(std::move(column));
   return layout;
 }
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "bootstrap/rendezvous.h"
-#include "communicator/mpi/channel.h"
+#include "communicator/mpi/communicator.h"
 #include "communicator/mpi/connect.h"
 #include "communicator/shm/shm_group.h"
 
@@ -17,8 +17,9 @@ namespace hbm::hierarchical {
 struct NodeLayout {
   std::shared_ptr<shm::ShmGroup> shm_group;  // of this node
   size_t leaders;                            // of each node
-  std::shared_ptr<mpi::Channel> column;      // the leaders of this rank's place; null: not a leader
-  std::vector<int> column_ranks;             // their ranks in the group
+  // Of the leaders of this rank's place; null: not a leader.
+  std::shared_ptr<mpi::MpiCommunicator> column;
+  std::vector<int> column_ranks;  // their ranks in the group
 };
 
 // The layout of a group that is connected. All its ranks call it; `channel` is the group's.

@@ -1,16 +1,72 @@
-// What an operation over MPI needs: who takes part, the communicator, and where to stage.
+// What operations over MPI stand on: a group's MPI communicator, where to stage, and the messages
+// that were given up.
+//
+// Threads: MPI runs at MPI_THREAD_MULTIPLE, so all may be called from any thread.
 #pragma once
+
+#include <mpi.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
-#include "communicator/mpi/comm.h"
+#include "base/fork.h"
+#include "communicator/mpi/library.h"
 #include "memory/staging.h"
 
 namespace hbm::mpi {
 
+// An MPI communicator of one group.
+class Comm {
+ public:
+  // Takes over `comm`, whose ranks are the group's.
+  Comm(const MpiLibrary& library, MPI_Comm comm);
+
+  // Frees the communicator, unless leak() was called.
+  ~Comm();
+  Comm(const Comm&) = delete;
+  Comm& operator=(const Comm&) = delete;
+
+  MPI_Request isend(const void* data, size_t bytes, int peer, int tag);
+
+  // `bytes` is the most that may arrive.
+  MPI_Request irecv(void* data, size_t bytes, int peer, int tag);
+
+  // Receives a message that is there already, from whichever peer sent it, and sets `peer`;
+  // MPI_REQUEST_NULL if there is none. A posted MPI_ANY_SOURCE receive would do the same, but MPICH
+  // 5.0.2 loses some when peers are on this node and on others.
+  MPI_Request irecv_any(void* data, size_t bytes, int tag, int& peer);
+
+  // Asks MPI to give up a receive; the request still has to be completed.
+  void cancel_receive(MPI_Request& request) noexcept;
+
+  // After an operation was given up MPI still refers to the communicator: it must not be freed.
+  void leak() noexcept { leaked_ = true; }
+
+  const MpiLibrary& mpi() const noexcept { return mpi_; }
+
+  // In a forked child MPI's state is the parent's, and nothing may be asked of it.
+  bool in_child() const noexcept { return fork_.in_child(); }
+
+  // Tags: [0, user_tags()) are for send and recv, [user_tags(), 2 * user_tags()) for the data of
+  // large sends, and the collectives have two more.
+  int user_tags() const noexcept { return user_tags_; }
+  int data_tag(uint64_t transfer) const noexcept {
+    return user_tags_ + static_cast<int>(transfer % static_cast<uint64_t>(user_tags_));
+  }
+  int collective_tag(int phase) const noexcept { return 2 * user_tags_ + phase; }
+
+ private:
+  const MpiLibrary& mpi_;
+  const ForkGuard fork_;
+  MPI_Comm comm_;
+  int user_tags_;
+  bool leaked_ = false;
+};
+
+// Who takes part in operations, over which communicator, and where they stage.
 struct Channel {
   int rank = 0;
   int size = 1;
@@ -25,5 +81,17 @@ struct Channel {
 // `staging_bytes` and within what one operation may take. Throws Error(kInvalid), saying how much
 // is needed, if not even the smallest fits.
 size_t chunk_bytes(uint64_t staging_bytes, int size);
+
+// Messages that were given up on, with the staging memory that MPI may still touch: keeps `memory`
+// until every request (null ones are passed over) is complete. Receives are cancelled before; a
+// send cannot be. The memory is returned when MPI has let go of it, and never if it does not: a
+// late message may then land where nobody else looks. `communicator` is leaked unless all complete
+// at once.
+void abandon_requests(const std::shared_ptr<Comm>& communicator, std::vector<MPI_Request> requests,
+                      memory::StagingBuffer memory) noexcept;
+
+// Returns the memory of what has completed since, and says how many bytes are still held by this
+// process' abandoned requests.
+size_t sweep_abandoned() noexcept;
 
 }  // namespace hbm::mpi

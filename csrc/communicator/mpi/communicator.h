@@ -2,53 +2,52 @@
 // reductions are ours (kernels/reduce.h), so their order is fixed and every rank gets the same bits
 // (docs/design/mpi.md).
 //
-// The construction of an operation takes all the memory that it needs (Error(kExhausted)); an
-// abandoned one no longer touches the caller's buffers.
+// Each family of operations has a file: data_movement.cpp, reductions.cpp, point_to_point.cpp. The
+// construction of an operation takes all the memory that it needs (Error(kExhausted)); an abandoned
+// one no longer touches the caller's buffers.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "communicator/communicator.h"
-#include "communicator/message.h"
 #include "communicator/mpi/channel.h"
 
 namespace hbm::mpi {
 
-using ChannelPtr = std::shared_ptr<Channel>;
+class MpiCommunicator : public Communicator {
+ public:
+  // The channel's communicator may be null in a group of one.
+  explicit MpiCommunicator(std::shared_ptr<Channel> channel) : channel_(std::move(channel)) {}
 
-std::unique_ptr<Operation> make_allreduce(ChannelPtr channel, uint64_t sequence, const void* in,
-                                          void* out, size_t count, Dtype dtype, ReduceOp op);
+  OperationPtr allreduce(uint64_t sequence, const void* in, void* out, size_t count, Dtype dtype,
+                         ReduceOp op) override;
+  OperationPtr reduce(uint64_t sequence, const void* in, void* out, size_t count, Dtype dtype,
+                      ReduceOp op, int root) override;
+  OperationPtr reduce_scatter(uint64_t sequence, const std::vector<Source>& inputs, void* out,
+                              Dtype dtype, ReduceOp op) override;
+  OperationPtr broadcast(uint64_t sequence, void* data, size_t count, Dtype dtype,
+                         int root) override;
+  OperationPtr allgather(uint64_t sequence, Source in, const std::vector<Sink>& outputs,
+                         Dtype dtype) override;
+  OperationPtr gather(uint64_t sequence, Source in, const std::vector<Sink>& outputs, Dtype dtype,
+                      int root) override;
+  OperationPtr scatter(uint64_t sequence, const std::vector<Source>& inputs, Sink out, Dtype dtype,
+                       int root) override;
+  OperationPtr alltoall(uint64_t sequence, const std::vector<Source>& inputs,
+                        const std::vector<Sink>& outputs, Dtype dtype) override;
+  OperationPtr barrier(uint64_t sequence) override;
+  OperationPtr send(Source in, Dtype dtype, int to, int tag) override;
+  OperationPtr receive(Sink out, Dtype dtype, int from, int tag,
+                       std::shared_ptr<int> source) override;
+  int tags() const override { return channel_->communicator->user_tags(); }
+  CommunicatorMemory memory() const override { return {0, sweep_abandoned()}; }
 
-std::unique_ptr<Operation> make_reduce(ChannelPtr channel, uint64_t sequence, const void* in,
-                                       void* out, size_t count, Dtype dtype, ReduceOp op, int root);
-
-std::unique_ptr<Operation> make_reduce_scatter(ChannelPtr channel, uint64_t sequence,
-                                               const std::vector<Source>& inputs, void* out,
-                                               Dtype dtype, ReduceOp op);
-
-std::unique_ptr<Operation> make_broadcast(ChannelPtr channel, uint64_t sequence, void* data,
-                                          size_t count, Dtype dtype, int root);
-
-std::unique_ptr<Operation> make_allgather(ChannelPtr channel, uint64_t sequence, Source in,
-                                          const std::vector<Sink>& outputs, Dtype dtype);
-
-std::unique_ptr<Operation> make_gather(ChannelPtr channel, uint64_t sequence, Source in,
-                                       const std::vector<Sink>& outputs, Dtype dtype, int root);
-
-std::unique_ptr<Operation> make_scatter(ChannelPtr channel, uint64_t sequence,
-                                        const std::vector<Source>& inputs, Sink out, Dtype dtype,
-                                        int root);
-
-std::unique_ptr<Operation> make_alltoall(ChannelPtr channel, uint64_t sequence,
-                                         const std::vector<Source>& inputs,
-                                         const std::vector<Sink>& outputs, Dtype dtype);
-
-std::unique_ptr<Operation> make_barrier(ChannelPtr channel, uint64_t sequence);
-
-// All of them. The channel's communicator may be null in a group of one.
-std::shared_ptr<Communicator> make_communicator(ChannelPtr channel);
+ private:
+  const std::shared_ptr<Channel> channel_;
+};
 
 }  // namespace hbm::mpi

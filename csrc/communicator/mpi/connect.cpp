@@ -5,16 +5,38 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <iomanip>
+#include <map>
+#include <set>
+#include <sstream>
 
+#include "base/error.h"
 #include "bootstrap/rendezvous.h"
 #include "communicator/mpi/library.h"
-#include "communicator/mpi/standing.h"
 #include "communicator/mpi/world.h"
 
 namespace hbm::mpi {
 namespace {
 
-MpiState own_standing(const bootstrap::Participant& participant, const std::vector<int>& node_of) {
+[[noreturn]] void no_common_world(const std::vector<MpiState>& ranks, const std::string& group) {
+  std::string found;
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    found += "\n  rank " + std::to_string(r) + ": ";
+    found += ranks[r].world_rank < 0 ? "no MPI yet"
+                                     : "rank " + std::to_string(ranks[r].world_rank) +
+                                           " of a world of " + std::to_string(ranks[r].world_size);
+  }
+  throw Error(ErrorKind::kUnavailable,
+              "the ranks of " + group +
+                  " do not share an MPI world, and MPI can be initialised only once in a "
+                  "process:" +
+                  found +
+                  "\nMake an hbm group of all ranks first (smaller groups are then cut from it); "
+                  "import mpi4py after it; or start with mpiexec or srun and "
+                  "init_method=\"mpi://\".");
+}
+
+MpiState own_state(const bootstrap::Participant& participant, const std::vector<int>& node_of) {
   library();
   MpiState own;
   own.node = node_key();
@@ -37,6 +59,46 @@ int creation_tag(const bootstrap::Participant& participant) {
 
 }  // namespace
 
+std::string encode(const MpiState& state) {
+  std::ostringstream text;
+  text << std::quoted(state.node) << ' ' << std::quoted(state.new_world) << ' '
+       << std::quoted(state.world_id) << ' ' << state.world_rank << ' ' << state.world_size;
+  return text.str();
+}
+
+MpiState decode(const std::string& record) {
+  std::istringstream text(record);
+  MpiState state;
+  text >> std::quoted(state.node) >> std::quoted(state.new_world) >> std::quoted(state.world_id) >>
+      state.world_rank >> state.world_size;
+  return state;
+}
+
+bool share_a_world(const std::vector<MpiState>& ranks, const std::string& group) {
+  const MpiState& first = ranks.front();
+  std::set<int> world_ranks;
+  for (const MpiState& rank : ranks) {
+    if (rank.world_id != first.world_id || rank.world_size != first.world_size ||
+        (rank.world_rank < 0) != (first.world_rank < 0)) {
+      no_common_world(ranks, group);
+    }
+    world_ranks.insert(rank.world_rank);
+  }
+  if (first.world_rank < 0) return false;
+  if (world_ranks.size() != ranks.size()) no_common_world(ranks, group);
+  return true;
+}
+
+std::vector<int> nodes_of(const std::vector<MpiState>& ranks) {
+  std::map<std::string, int> numbers;
+  std::vector<int> node_of;
+  for (const MpiState& rank : ranks) {
+    node_of.push_back(
+        numbers.try_emplace(rank.node, static_cast<int>(numbers.size())).first->second);
+  }
+  return node_of;
+}
+
 std::string node_key() {
   std::string key;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> key;
@@ -54,7 +116,7 @@ MpiConnection connect(const bootstrap::Rendezvous& rendezvous, const std::vector
   std::vector<MpiState> ranks;
   for (const std::string& record :
        gather(participant, "mpi", bootstrap::everyone(participant.size),
-              [&] { return encode(own_standing(participant, node_of)); })) {
+              [&] { return encode(own_state(participant, node_of)); })) {
     ranks.push_back(decode(record));
   }
   std::vector<int> world_ranks;

@@ -8,9 +8,29 @@
 #include <vector>
 
 #include "bootstrap/rendezvous.h"
-#include "communicator/mpi/comm.h"
+#include "communicator/mpi/channel.h"
 
 namespace hbm::mpi {
+
+// Where a rank stands with MPI before its group has a communicator.
+struct MpiState {
+  std::string node;       // equal on ranks that MPI may take as sharing a node
+  std::string new_world;  // what this rank would call a world that it had to make
+  std::string world_id;   // of its MPI world; empty: none, or one that has no name yet
+  int world_rank = -1;    // -1: MPI is not initialised
+  int world_size = 0;
+};
+
+// As one line, and back.
+std::string encode(const MpiState& state);
+MpiState decode(const std::string& record);
+
+// True if all ranks are in one world that exists; false if none has a world. Throws
+// Error(kUnavailable), saying what to do, if they fit neither.
+bool share_a_world(const std::vector<MpiState>& ranks, const std::string& group);
+
+// Numbers the nodes by their first rank: node_of[r].
+std::vector<int> nodes_of(const std::vector<MpiState>& ranks);
 
 // Names the memory that this process can share through MPICH: the kernel's boot, its /dev/shm, its
 // PID and user namespaces (within a node MPICH reads a peer's memory, by PID), and HBMCOMM_NODE_ID

@@ -4,6 +4,17 @@
 #include <utility>
 
 namespace hbm::mpi {
+namespace {
+
+// The ranks that several rounds wait for, each once, in ascending order.
+std::vector<int> merge(std::vector<int> a, const std::vector<int>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  std::sort(a.begin(), a.end());
+  a.erase(std::unique(a.begin(), a.end()), a.end());
+  return a;
+}
+
+}  // namespace
 
 void Pipeline::prepare(size_t parts, size_t sends, size_t receives, size_t slot_bytes) {
   parts_ = parts;
@@ -50,7 +61,7 @@ TwoPhase::TwoPhase(std::shared_ptr<Channel> channel, const Signature& signature,
   }
 }
 
-TwoPhase::Range TwoPhase::shard(size_t block, size_t owner) const {
+ElementRange TwoPhase::shard(size_t block, size_t owner) const {
   const size_t start = block * block_;
   const size_t count = std::min(block_, count_ - start);
   const size_t each = count / size();

@@ -1,18 +1,58 @@
-// The two shapes that the collectives have, as base classes: what remains of a collective is what
-// it sends and what it does with what came.
+// The base classes of the operations over MPI. GroupOperation is what all share: their channel,
+// their signature and their name in errors. Pipeline and TwoPhase are the two shapes that the
+// collectives have: what remains of a collective is what it sends and what it does with what came.
 //
-// Both keep two rounds (or blocks) in flight, so that copying one overlaps with the flight of the
-// other. Rank r posts the same rounds in the same order as every other rank, and a round depends on
-// earlier rounds only: by induction none waits for ever for a rank that takes part.
+// Both shapes keep two rounds (or blocks) in flight, so that copying one overlaps with the flight
+// of the other. Rank r posts the same rounds in the same order as every other rank, and a round
+// depends on earlier rounds only: by induction none waits for ever for a rank that takes part.
 #pragma once
 
 #include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
-#include "communicator/mpi/group_operation.h"
+#include "communicator/communicator.h"
+#include "communicator/message.h"
+#include "communicator/mpi/channel.h"
 #include "communicator/mpi/round.h"
+#include "progress/operation.h"
 
 namespace hbm::mpi {
+
+// A message of up to this many bytes of payload leaves at once (MPI's eager protocol), whether or
+// not the receiver is there. MPICH's own limit lies near 8,000 bytes and depends on the network.
+inline constexpr size_t kEagerBytes = 4096;
+
+class GroupOperation : public Operation {
+ public:
+  GroupOperation(std::shared_ptr<Channel> channel, const Signature& signature, size_t count)
+      : channel_(std::move(channel)), signature_(signature), count_(count) {}
+
+  std::string describe() const override {
+    return hbm::describe(make_header(signature_, count_, 0, 0)) + " on rank " +
+           std::to_string(channel_->rank) + " of " + channel_->group;
+  }
+
+ protected:
+  size_t size() const { return static_cast<size_t>(channel_->size); }
+  size_t rank() const { return static_cast<size_t>(channel_->rank); }
+  size_t element() const { return element_size(signature_.dtype); }
+
+  // The other ranks, the next one first, so that not all ranks write to rank 0 at once.
+  std::vector<int> peers() const {
+    std::vector<int> others;
+    for (int step = 1; step < channel_->size; ++step) {
+      others.push_back((channel_->rank + step) % channel_->size);
+    }
+    return others;
+  }
+
+  const std::shared_ptr<Channel> channel_;
+  const Signature signature_;
+  const size_t count_;  // elements, as errors report it
+};
 
 // Rounds of one kind: part 0, 1, ... parts - 1.
 class Pipeline : public GroupOperation {
@@ -58,17 +98,13 @@ class TwoPhase : public GroupOperation {
     size_t sends;
     size_t receives;
   };
-  struct Range {
-    size_t offset;  // elements
-    size_t count;
-  };
 
   // A block has a chunk for each rank.
   TwoPhase(std::shared_ptr<Channel> channel, const Signature& signature, size_t count, Room first,
            Room second);
 
   // The part of `block` that `owner` passes on; the first shards may have one element more.
-  Range shard(size_t block, size_t owner) const;
+  ElementRange shard(size_t block, size_t owner) const;
 
   virtual void post_first(Round& round, size_t block) = 0;
   // `first` holds the payloads of the block's first phase.

@@ -1,12 +1,16 @@
-#include "communicator/mpi/point_to_point.h"
-
+// send and recv over MPI.
+//
+// The first message carries a header and up to kFirstBytes of the tensor under the user's tag, so
+// that MPI matches senders and receivers (any source included) as users expect. What is left of a
+// large tensor follows in chunks, two in flight, under a tag that belongs to this transfer alone:
+// transfers with the same tag cannot mix.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <utility>
 
-#include "communicator/mpi/abandoned_requests.h"
-#include "communicator/mpi/group_operation.h"
+#include "communicator/mpi/communicator.h"
+#include "communicator/mpi/pipeline.h"
 
 namespace hbm::mpi {
 namespace {
@@ -59,7 +63,8 @@ class Message {
   void abandon() noexcept {
     if (request_ == MPI_REQUEST_NULL) return;
     if (receiving_) channel_->communicator->cancel_receive(request_);
-    abandon_requests(channel_, {std::exchange(request_, MPI_REQUEST_NULL)}, std::move(memory_));
+    abandon_requests(channel_->communicator, {std::exchange(request_, MPI_REQUEST_NULL)},
+                     std::move(memory_));
   }
 
  private:
@@ -72,7 +77,7 @@ class Message {
 // What a send and a receive have in common: the first message, then a window of chunks.
 class MpiTransfer : public GroupOperation {
  public:
-  MpiTransfer(ChannelPtr channel, const Signature& signature, size_t count, int peer)
+  MpiTransfer(std::shared_ptr<Channel> channel, const Signature& signature, size_t count, int peer)
       : GroupOperation(std::move(channel), signature, count),
         peer_(peer),
         first_(channel_, kHeaderBytes + kFirstBytes) {
@@ -113,7 +118,7 @@ class MpiTransfer : public GroupOperation {
 
 class MpiSend final : public MpiTransfer {
  public:
-  MpiSend(ChannelPtr channel, const Signature& signature, Source in, int to)
+  MpiSend(std::shared_ptr<Channel> channel, const Signature& signature, Source in, int to)
       : MpiTransfer(std::move(channel), signature, in.count, to),
         in_(static_cast<const std::byte*>(in.data)),
         transfer_(next_transfer.fetch_add(1, std::memory_order_relaxed)) {}
@@ -156,7 +161,7 @@ class MpiSend final : public MpiTransfer {
 
 class MpiReceive final : public MpiTransfer {
  public:
-  MpiReceive(ChannelPtr channel, const Signature& signature, Sink out, int from,
+  MpiReceive(std::shared_ptr<Channel> channel, const Signature& signature, Sink out, int from,
              std::shared_ptr<int> source)
       : MpiTransfer(std::move(channel), signature, out.count, from),
         out_(static_cast<std::byte*>(out.data)),
@@ -208,15 +213,15 @@ class MpiReceive final : public MpiTransfer {
 
 }  // namespace
 
-std::unique_ptr<Operation> make_send(ChannelPtr channel, Source in, Dtype dtype, int to, int tag) {
+OperationPtr MpiCommunicator::send(Source in, Dtype dtype, int to, int tag) {
   const Signature signature{OpCode::kSendRecv, dtype, ReduceOp::kSum, tag, 0};
-  return std::make_unique<MpiSend>(std::move(channel), signature, in, to);
+  return std::make_unique<MpiSend>(channel_, signature, in, to);
 }
 
-std::unique_ptr<Operation> make_receive(ChannelPtr channel, Sink out, Dtype dtype, int from,
-                                        int tag, std::shared_ptr<int> source) {
+OperationPtr MpiCommunicator::receive(Sink out, Dtype dtype, int from, int tag,
+                                      std::shared_ptr<int> source) {
   const Signature signature{OpCode::kSendRecv, dtype, ReduceOp::kSum, tag, 0};
-  return std::make_unique<MpiReceive>(std::move(channel), signature, out, from, std::move(source));
+  return std::make_unique<MpiReceive>(channel_, signature, out, from, std::move(source));
 }
 
 }  // namespace hbm::mpi

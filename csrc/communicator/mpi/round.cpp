@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "communicator/mpi/abandoned_requests.h"
 
 namespace hbm::mpi {
 
@@ -134,7 +133,7 @@ void Round::abandon() noexcept {
   for (size_t i = 0; i < requests_.size(); ++i) {
     if (pending_[i].slot >= 0) channel_->communicator->cancel_receive(requests_[i]);
   }
-  abandon_requests(channel_, std::move(requests_), std::move(memory_));
+  abandon_requests(channel_->communicator, std::move(requests_), std::move(memory_));
 }
 
 }  // namespace hbm::mpi

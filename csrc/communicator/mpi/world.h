@@ -15,7 +15,7 @@
 
 #include "base/fork.h"
 #include "bootstrap/key_value.h"
-#include "communicator/mpi/comm.h"
+#include "communicator/mpi/channel.h"
 
 namespace hbm::mpi {
 

@@ -3,16 +3,12 @@
 #include <algorithm>
 #include <new>
 
-#include "communicator/shm/mail.h"
-
 namespace hbm::shm {
 namespace {
 
 constexpr size_t kPage = 4096;
 
-constexpr size_t round_up(size_t value, size_t next_phase) {
-  return (value + next_phase - 1) / next_phase * next_phase;
-}
+constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// What a rank shows its neighbours: the memory layout of one group's area in the rank's segment.
-// docs/design/shared-memory.md is this header's twin.
+// What a rank shows its neighbours: the memory layout of one group's area in the rank's segment,
+// and of the mailboxes in it. docs/design/shared-memory.md is this header's twin.
 //
 // The owner alone writes its area, but for the fields that say otherwise; everybody on the node
 // reads it. All ranks of a node run the same version on the same processor, so structs are the
@@ -26,7 +26,7 @@ struct alignas(kCacheLine) Doorbell {
 
 // The first failure that anyone on the node has noticed. That of the first member counts for all.
 struct FailureReport {
-  enum State : uint32_t { kNone, kWriting, kWritten };
+  enum ReportState : uint32_t { kNone, kWriting, kWritten };
   std::atomic<uint32_t> state;  // who takes it from kNone to kWriting writes the rest
   uint32_t death;               // 1: another rank's process has ended
   std::array<char, 1000> text;
@@ -34,7 +34,7 @@ struct FailureReport {
 
 // Where the data of one stream, from the area's owner to one member, is to be found.
 struct StreamLocation {
-  enum Kind : uint32_t {
+  enum StreamKind : uint32_t {
     kSlots,     // in the slots, chunk by chunk
     kZeroCopy,  // in the owner's segment, all of it
   };
@@ -66,7 +66,78 @@ struct alignas(kCacheLine) Control {
   FailureReport failure;
 };
 
-// Offsets in an area of a shm_group of `members`.
+// An ordered pair of ranks has a mailbox: a ring of envelopes in the sender's area, which hold
+// small messages whole and say where large ones are.
+//
+// Envelope o lies in cell o % kCells. The sender fills a cell that is free and posts it (release);
+// the receiver takes posted cells in order (acquire), and frees them (release) as soon as it has
+// copied the envelope, whether or not a receive is waiting for it.
+inline constexpr size_t kCells = 8;
+inline constexpr size_t kCellBytes = 4096;
+
+struct Envelope {
+  enum EnvelopeKind : uint32_t {
+    kInline,    // the message follows
+    kZeroCopy,  // the message lies in the sender's segment
+    kStaged,    // the message comes through the transfer's two chunks
+  };
+  MessageHeader header;  // root: the tag
+  uint32_t kind;
+  uint32_t unused;
+  uint64_t message;   // kZeroCopy: offset in the sender's segment
+  uint64_t transfer;  // kZeroCopy, kStaged: offset of the MessageTransfer in the sender's segment
+};
+
+struct alignas(kCacheLine) Cell {
+  enum CellState : uint32_t { kFree, kPosted };
+  std::atomic<uint32_t> state;
+  Envelope envelope;
+  static constexpr size_t kInlineBytes = kCellBytes - 2 * kCacheLine;
+  alignas(kCacheLine) std::array<std::byte, kInlineBytes> message;
+};
+static_assert(sizeof(Cell) == kCellBytes);
+
+struct Mailbox {
+  std::array<Cell, kCells> cells;
+};
+
+// A large message under way. In a block of the sender's segment, in front of the chunks if the
+// message is staged: chunk k of the message lies in place k % kStagedChunks.
+//
+// `state` decides who may touch what. The receiver takes an open transfer before it reads anything,
+// the sender withdraws one that it gives up; both by compare and exchange, so one of them wins. A
+// message that was withdrawn was never sent. Whichever it was, the receiver ends the transfer, and
+// does not look at it again: then, not before, the sender gives the block back.
+struct alignas(kCacheLine) MessageTransfer {
+  enum TransferState : uint32_t {
+    kOpen,
+    kTaken,      // by the receiver
+    kWithdrawn,  // by the sender
+    kDone,       // ended by the receiver, like all that follow: it has the whole message
+    kRefused,    // it expects another type or size
+    kGivenUp,    // it wants no more of the message, or has seen that it was withdrawn
+  };
+  alignas(kCacheLine) std::atomic<uint64_t> filled;   // chunks that the sender has put in
+  alignas(kCacheLine) std::atomic<uint64_t> drained;  // chunks that the receiver has taken out
+  std::atomic<uint32_t> state;
+
+  bool ended() const noexcept { return state.load(std::memory_order_acquire) >= kDone; }
+  void end(TransferState how) noexcept { state.store(how, std::memory_order_release); }
+
+  // True if the transfer was open and is `to` now.
+  bool leave_open(TransferState to) noexcept {
+    uint32_t open = kOpen;
+    return state.compare_exchange_strong(open, to, std::memory_order_acq_rel);
+  }
+};
+
+inline constexpr size_t kStagedChunkBytes = size_t{128} * 1024;
+inline constexpr size_t kStagedChunks = 2;  // in flight
+
+// `filled` of a message that the sender gave up after the receiver had taken it.
+inline constexpr uint64_t kNoMore = ~uint64_t{0};
+
+// Offsets in an area of a ShmGroup of `members`.
 struct AreaLayout {
   AreaLayout(size_t members, size_t chunk_bytes);
 

@@ -4,9 +4,8 @@
 #include <utility>
 
 #include "communicator/shm/point_to_point.h"
-#include "communicator/shm/reduce_scatter.h"
 #include "communicator/shm/reduction.h"
-#include "communicator/shm/stream_exchange.h"
+#include "communicator/shm/streams.h"
 
 namespace hbm::shm {
 namespace {
@@ -101,6 +100,18 @@ class ShmCommunicator final : public Communicator {
 
   int tags() const override { return kTags; }
 
+  size_t small_bytes() const noexcept override { return kZeroCopyBytes; }
+
+  Operation* small_allreduce(uint64_t sequence, void* data, size_t count, Dtype dtype,
+                             ReduceOp op) override {
+    return &small_.emplace(shm_group_, Signature{OpCode::kAllreduce, dtype, op, -1, sequence},
+                           ReductionBuffers{data, data, count, -1, size()});
+  }
+
+  void wake() noexcept override { shm_group_->wake(); }
+
+  CommunicatorMemory memory() const override { return {shm_group_->layout().total, 0}; }
+
  private:
   size_t size() const { return shm_group_->size(); }
   size_t self() const { return shm_group_->self(); }
@@ -116,6 +127,7 @@ class ShmCommunicator final : public Communicator {
 
   const std::shared_ptr<ShmGroup> shm_group_;
   const std::shared_ptr<MessageMatcher> matcher_;
+  std::optional<ShmReduction> small_;  // the latest of small_allreduce()
 };
 
 }  // namespace

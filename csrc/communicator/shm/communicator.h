@@ -1,7 +1,7 @@
 // The collectives within a node (communicator/communicator.h says what each does), over the memory
 // that its ranks share.
 //
-// The ranks that callers name are indices of the shm_group's members; when the whole group is on
+// The ranks that callers name are indices of the ShmGroup's members; when the whole group is on
 // this node they are the group's ranks.
 #pragma once
 

@@ -47,7 +47,7 @@ class OldAreas {
   std::vector<OldArea> areas_;  // guarded by mutex_
 };
 
-// What a shm_group stands on: its own area, and the neighbours' memory.
+// What a ShmGroup stands on: its own area, and the neighbours' memory.
 struct Ground {
   OldArea own;
   std::vector<std::shared_ptr<const Neighbour>> neighbours;

@@ -1,4 +1,4 @@
-// Makes a shm_group of the ranks that share this node, out of neighbours and segments.
+// Makes a ShmGroup of the ranks that share this node, out of neighbours and segments.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace hbm::shm {
 // Lays out an area in `segment`, tells the neighbours where, and joins them. All ranks of the
 // rendezvous call it, having explored. `chunk_bytes` is what an operation stages at a time.
 //
-// The area goes back to the segment once every neighbour has left the shm_group, or stays with the
+// The area goes back to the segment once every neighbour has left the group, or stays with the
 // process if one never does.
 //
 // What fails on one rank of the node reaches the others as in bootstrap::gather(); throws

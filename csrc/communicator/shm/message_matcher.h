@@ -1,4 +1,4 @@
-// This process' end of the mailboxes of a shm_group: posts envelopes in the order of issue, and
+// This process' end of the mailboxes of a ShmGroup: posts envelopes in the order of issue, and
 // matches those that come with receives, as MPI does: of the messages from one rank with one tag,
 // the first sent goes to the first receive that asked for it.
 //
@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/fork.h"
-#include "communicator/shm/mail.h"
+#include "communicator/shm/area.h"
 #include "communicator/shm/shm_group.h"
 
 namespace hbm::shm {

@@ -43,7 +43,7 @@ class DescriptorExchange {
  public:
   DescriptorExchange(const bootstrap::Participant& participant, const Introduction& own,
                      const std::map<std::string, int>& peers)
-      : party_(participant), own_(own), peers_(peers) {}
+      : participant_(participant), own_(own), peers_(peers) {}
 
   void add(Descriptor socket, int rank) { links_.push_back({std::move(socket), rank}); }
 
@@ -111,7 +111,7 @@ class DescriptorExchange {
 
   void await(bool stalled) const {
     const auto left =
-        std::chrono::ceil<milliseconds>(party_.deadline - std::chrono::steady_clock::now());
+        std::chrono::ceil<milliseconds>(participant_.deadline - std::chrono::steady_clock::now());
     if (left.count() <= 0) late();
     std::vector<pollfd> waits;
     for (const PeerConnection& link : links_) {
@@ -134,20 +134,20 @@ class DescriptorExchange {
   }
 
   [[noreturn]] void gone(const std::set<int>& ranks) const {
-    throw Error(ErrorKind::kPeer, list(ranks) + " of " + party_.group +
+    throw Error(ErrorKind::kPeer, list(ranks) + " of " + participant_.group +
                                       " ended while becoming a neighbour of rank " +
-                                      std::to_string(party_.rank));
+                                      std::to_string(participant_.rank));
   }
 
   [[noreturn]] void late() const {
     throw Error(ErrorKind::kTimeout,
-                "rank " + std::to_string(party_.rank) + " of " + party_.group +
+                "rank " + std::to_string(participant_.rank) + " of " + participant_.group +
                     " did not exchange descriptors of memory with all its neighbours before the "
                     "timeout; missing: " +
                     list(missing()));
   }
 
-  const bootstrap::Participant& party_;
+  const bootstrap::Participant& participant_;
   const Introduction& own_;
   const std::map<std::string, int>& peers_;
   std::vector<PeerConnection> links_;
@@ -159,11 +159,11 @@ class DescriptorExchange {
 
 std::map<int, Introduction> exchange(const bootstrap::Participant& participant,
                                      const Introduction& own, std::map<int, Descriptor> called,
-                                     NeighbourListener& door,
+                                     NeighbourListener& listener,
                                      const std::map<std::string, int>& peers) {
   DescriptorExchange exchange(participant, own, peers);
   for (auto& [rank, socket] : called) exchange.add(std::move(socket), rank);
-  for (Descriptor& caller : door.callers()) exchange.add(std::move(caller), kUnknown);
+  for (Descriptor& caller : listener.callers()) exchange.add(std::move(caller), kUnknown);
   return exchange.run();
 }
 

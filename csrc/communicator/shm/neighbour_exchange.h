@@ -31,12 +31,12 @@ struct Introduction {
 };
 
 // Hands `own` to `peers` (key to rank), and returns what each of them handed over. This rank has
-// called those in `called`, over these sockets; the others have called here, and wait at the door.
-// Throws Error(kPeer) naming a rank that ended meanwhile, Error(kTimeout) naming those that did not
-// come before the participant's deadline.
+// called those in `called`, over these sockets; the others have called here, and wait at
+// `listener`. Throws Error(kPeer) naming a rank that ended meanwhile, Error(kTimeout) naming those
+// that did not come before the participant's deadline.
 std::map<int, Introduction> exchange(const bootstrap::Participant& participant,
                                      const Introduction& own, std::map<int, Descriptor> called,
-                                     NeighbourListener& door,
+                                     NeighbourListener& listener,
                                      const std::map<std::string, int>& peers);
 
 }  // namespace hbm::shm

@@ -9,7 +9,7 @@
 
 #include "base/descriptor.h"
 #include "bootstrap/rendezvous.h"
-#include "communicator/shm/peer_socket_file.h"
+#include "communicator/shm/peer_socket.h"
 
 namespace hbm::shm {
 
@@ -30,7 +30,7 @@ class NeighbourListener {
   // The callers since the last time, but for strangers (other users).
   std::vector<Descriptor> callers();
 
-  // Calls at the door of another rank; none if it cannot be reached from here, or is a stranger's.
+  // Calls another rank; none if it cannot be reached from here, or is a stranger's.
   // Throws Error(kUnavailable) when too many call at once.
   static Descriptor call(const bootstrap::Member& self, const bootstrap::Member& other);
 

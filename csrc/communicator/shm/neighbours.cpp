@@ -9,22 +9,22 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <utility>
 
 #include "base/error.h"
+#include "base/fork.h"
 #include "base/log.h"
 #include "bootstrap/rendezvous.h"
-#include "communicator/shm/neighbour_cache.h"
 #include "communicator/shm/neighbour_exchange.h"
-#include "communicator/shm/neighbour_partition.h"
 
 namespace hbm::shm {
 namespace {
 
 // What a rank says of another while they call each other.
 constexpr char kKnown = 'k';    // a neighbour already
-constexpr char kCalled = 'c';   // called at its door
+constexpr char kCalled = 'c';   // called
 constexpr char kNothing = '-';  // could not be reached, or has to call itself
 
 Descriptor own_pidfd() {
@@ -73,20 +73,21 @@ bool holds(const memory::Mapping& memory, const Greeting& greeting) {
 
 class Exploration {
  public:
-  Exploration(const bootstrap::Rendezvous& rendezvous, NeighbourListener& door,
+  Exploration(const bootstrap::Rendezvous& rendezvous, NeighbourListener& listener,
               const std::function<std::shared_ptr<memory::SharedSegment>()>& own)
-      : party_(rendezvous.participant),
+      : participant_(rendezvous.participant),
         members_(rendezvous.members),
-        door_(door),
+        listener_(listener),
         make_segment_(own),
-        machine_(on_machine_of(party_.rank, members_)),
+        machine_(on_machine_of(participant_.rank, members_)),
         found_(members_.size()) {}
 
   Neighbourhood run() {
-    const auto mapped = gather(party_, "neighbours", bootstrap::everyone(party_.size), [this] {
-      if (machine_.size() > 1) meet_machine();
-      return mapped_by_this();
-    });
+    const auto mapped =
+        gather(participant_, "neighbours", bootstrap::everyone(participant_.size), [this] {
+          if (machine_.size() > 1) meet_machine();
+          return mapped_by_this();
+        });
     own_.reset();  // everybody has read the proof
     Neighbourhood all{partition(mapped), std::move(found_)};
     for (size_t r = 0; r < all.at.size(); ++r) {
@@ -97,27 +98,27 @@ class Exploration {
   }
 
  private:
-  size_t self() const { return static_cast<size_t>(party_.rank); }
+  size_t self() const { return static_cast<size_t>(participant_.rank); }
   const bootstrap::Member& member(int rank) const { return members_[static_cast<size_t>(rank)]; }
 
   void meet_machine() {
     if (differ_in_network()) {
-      gather(party_, "doors", machine_, [this] {
-        door_.open_to_other_networks();
+      gather(participant_, "doors", machine_, [this] {
+        listener_.open_to_other_networks();
         return std::string();
       });
     }
     call_the_unknown();
-    door_.close_to_other_networks();  // everybody has called
+    listener_.close_to_other_networks();  // everybody has called
     std::map<std::string, int> peers;
     for (const int rank : machine_) {
-      const auto lower = static_cast<size_t>(std::min(rank, party_.rank));
-      const auto higher = static_cast<size_t>(std::max(rank, party_.rank));
+      const auto lower = static_cast<size_t>(std::min(rank, participant_.rank));
+      const auto higher = static_cast<size_t>(std::max(rank, participant_.rank));
       if (calls_[lower][higher] == kCalled) peers.emplace(neighbour_key(member(rank)), rank);
     }
     if (peers.empty()) return;
     for (auto& [rank, other] :
-         exchange(party_, own_->introduction, std::move(called_), door_, peers)) {
+         exchange(participant_, own_->introduction, std::move(called_), listener_, peers)) {
       found_[static_cast<size_t>(rank)] = map(rank, std::move(other));
     }
   }
@@ -133,18 +134,18 @@ class Exploration {
   void call_the_unknown() {
     std::string mine(members_.size(), kNothing);
     for (const int rank : machine_) {
-      if (rank == party_.rank) continue;
+      if (rank == participant_.rank) continue;
       const auto r = static_cast<size_t>(rank);
       found_[r] = known_neighbour(neighbour_key(members_[r]));
       if (found_[r]) mine[r] = kKnown;
     }
     for (int round = 1; round == 1 || one_sided(); ++round) {
-      calls_ = gather(party_, "calls" + std::to_string(round), machine_, [&] {
+      calls_ = gather(participant_, "calls" + std::to_string(round), machine_, [&] {
         for (const int rank : machine_) {
           const auto r = static_cast<size_t>(rank);
           if (round > 1 && calls_[r][self()] != kKnown) found_[r].reset();
-          if (rank == party_.rank || found_[r]) continue;
-          if (!own_) own_ = prepare(make_segment_(), member(party_.rank));
+          if (rank == participant_.rank || found_[r]) continue;
+          if (!own_) own_ = prepare(make_segment_(), member(participant_.rank));
           if (mine[r] != kCalled) mine[r] = call(rank);
         }
         return mine;
@@ -153,8 +154,8 @@ class Exploration {
   }
 
   char call(int rank) {
-    if (rank < party_.rank) return kNothing;
-    Descriptor called = NeighbourListener::call(member(party_.rank), member(rank));
+    if (rank < participant_.rank) return kNothing;
+    Descriptor called = NeighbourListener::call(member(participant_.rank), member(rank));
     if (!called) return kNothing;
     called_[rank] = std::move(called);
     return kCalled;
@@ -182,7 +183,7 @@ class Exploration {
     } catch (const Error& error) {
       reason = error.what();
     }
-    log::warn("the segment of rank " + std::to_string(rank) + " of " + party_.group +
+    log::warn("the segment of rank " + std::to_string(rank) + " of " + participant_.group +
               " cannot be shared, so it counts as on another node: " + reason);
     return nullptr;
   }
@@ -193,15 +194,21 @@ class Exploration {
     return mapped;
   }
 
-  const bootstrap::Participant& party_;
+  const bootstrap::Participant& participant_;
   const std::vector<bootstrap::Member>& members_;
-  NeighbourListener& door_;
+  NeighbourListener& listener_;
   const std::function<std::shared_ptr<memory::SharedSegment>()>& make_segment_;
   const std::vector<int> machine_;                       // ranks on this machine, with this one
   std::vector<std::shared_ptr<const Neighbour>> found_;  // by rank
   std::vector<std::string> calls_;                       // by rank: what it says of each rank
   std::map<int, Descriptor> called_;
   std::optional<Own> own_;  // once some rank does not know this one
+};
+
+// The neighbours that this process has already, for all its groups.
+struct Cache {
+  std::mutex mutex;  // guards what follows
+  std::map<std::string, std::weak_ptr<const Neighbour>> neighbours;
 };
 
 }  // namespace
@@ -220,9 +227,47 @@ Neighbourhood apart(int size) {
           std::vector<std::shared_ptr<const Neighbour>>(static_cast<size_t>(size))};
 }
 
-Neighbourhood explore(const bootstrap::Rendezvous& rendezvous, NeighbourListener& door,
+Neighbourhood explore(const bootstrap::Rendezvous& rendezvous, NeighbourListener& listener,
                       const std::function<std::shared_ptr<memory::SharedSegment>()>& own) {
-  return Exploration(rendezvous, door, own).run();
+  return Exploration(rendezvous, listener, own).run();
+}
+
+std::vector<int> partition(const std::vector<std::string>& mapped) {
+  std::vector<std::vector<size_t>> nodes;
+  std::vector<int> node_of;
+  for (size_t rank = 0; rank < mapped.size(); ++rank) {
+    const auto fits = [&](const std::vector<size_t>& node) {
+      return std::all_of(node.begin(), node.end(), [&](size_t other) {
+        return mapped[rank][other] == '1' && mapped[other][rank] == '1';
+      });
+    };
+    const auto place = std::find_if(nodes.begin(), nodes.end(), fits);
+    node_of.push_back(static_cast<int>(place - nodes.begin()));
+    if (place == nodes.end()) {
+      nodes.push_back({rank});
+    } else {
+      place->push_back(rank);
+    }
+  }
+  return node_of;
+}
+
+std::string neighbour_key(const bootstrap::Member& member) {
+  return member.process + "." + member.segment;
+}
+
+std::shared_ptr<const Neighbour> known_neighbour(const std::string& key) {
+  auto& cache = per_process<Cache>();
+  const std::lock_guard lock(cache.mutex);
+  const auto found = cache.neighbours.find(key);
+  return found == cache.neighbours.end() ? nullptr : found->second.lock();
+}
+
+void remember_neighbour(const std::string& key, const std::shared_ptr<const Neighbour>& neighbour) {
+  auto& cache = per_process<Cache>();
+  const std::lock_guard lock(cache.mutex);
+  std::erase_if(cache.neighbours, [](const auto& entry) { return entry.second.expired(); });
+  cache.neighbours[key] = neighbour;
 }
 
 }  // namespace hbm::shm

@@ -10,6 +10,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/descriptor.h"
@@ -42,12 +43,27 @@ struct Neighbourhood {
 Neighbourhood apart(int size);
 
 // Finds out which ranks of a group that has met share memory with this one. All ranks call it, each
-// with the segment and the door that its Member names; all get the same nodes. `own` is called at
-// most once, and not if no other rank is on this machine.
+// with the segment and the listener that its Member names; all get the same nodes. `own` is called
+// at most once, and not if no other rank is on this machine.
 //
 // What fails on one rank is thrown there and reaches all as in bootstrap::gather(). Throws
 // Error(kTimeout) or Error(kPeer) naming ranks that did not come, or ended.
-Neighbourhood explore(const bootstrap::Rendezvous& rendezvous, NeighbourListener& door,
+Neighbourhood explore(const bootstrap::Rendezvous& rendezvous, NeighbourListener& listener,
                       const std::function<std::shared_ptr<memory::SharedSegment>()>& own);
+
+// The parts of explore().
+
+// mapped[a][b] is '1' if rank a has mapped b's segment. The ranks of a node have all mapped one
+// another; each rank, in order, joins the first node where this holds. Returns node numbers by
+// rank, numbered by first rank.
+std::vector<int> partition(const std::vector<std::string>& mapped);
+
+// Names a member's segment among those of all processes.
+std::string neighbour_key(const bootstrap::Member& member);
+
+// Null if there is none: nobody has remembered it, or no group uses it any more.
+std::shared_ptr<const Neighbour> known_neighbour(const std::string& key);
+
+void remember_neighbour(const std::string& key, const std::shared_ptr<const Neighbour>& neighbour);
 
 }  // namespace hbm::shm

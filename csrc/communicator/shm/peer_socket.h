@@ -50,4 +50,27 @@ Delivery send(int socket, const void* data, size_t bytes, const std::vector<int>
 // Error(kExhausted) if this process cannot hold the descriptors.
 Delivery receive(int socket, void* data, size_t bytes, std::vector<Descriptor>& descriptors);
 
+// HBMCOMM_SOCKET_DIR, or /dev/shm, which containers with shared memory between them share.
+std::string socket_directory();
+
+class SocketFile {
+ public:
+  // Also removes the files of listeners in `directory` that were killed.
+  // Throws Error(kUnavailable) when the file cannot be made there.
+  SocketFile(const std::string& directory, const std::string& name);
+  ~SocketFile();  // removes the file
+  SocketFile(const SocketFile&) = delete;
+  SocketFile& operator=(const SocketFile&) = delete;
+
+  int listener() const noexcept { return listener_.get(); }
+
+ private:
+  const std::string path_;
+  Descriptor listener_;
+};
+
+// Calls the SocketFile of another process; see connect_to().
+Descriptor connect_to_file(const std::string& directory, const std::string& name,
+                           std::error_code& failure);
+
 }  // namespace hbm::shm

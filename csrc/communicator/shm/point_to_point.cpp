@@ -15,8 +15,8 @@ constexpr std::chrono::milliseconds kLookEvery{10};  // whether the peer is aliv
 // What sends and receives have in common.
 class TransferOperation : public Operation {
  public:
-  TransferOperation(std::shared_ptr<MessageMatcher> post, Dtype dtype, size_t count, int tag)
-      : matcher_(std::move(post)),
+  TransferOperation(std::shared_ptr<MessageMatcher> matcher, Dtype dtype, size_t count, int tag)
+      : matcher_(std::move(matcher)),
         header_(make_header({OpCode::kSendRecv, dtype, ReduceOp::kSum, tag, 0}, count, 0,
                             count * element_size(dtype))) {}
 
@@ -67,8 +67,8 @@ class TransferOperation : public Operation {
 
 class ShmSend final : public TransferOperation {
  public:
-  ShmSend(std::shared_ptr<MessageMatcher> post, Source in, Dtype dtype, size_t to, int tag)
-      : TransferOperation(std::move(post), dtype, in.count, tag),
+  ShmSend(std::shared_ptr<MessageMatcher> matcher, Source in, Dtype dtype, size_t to, int tag)
+      : TransferOperation(std::move(matcher), dtype, in.count, tag),
         data_(static_cast<const std::byte*>(in.data)),
         to_(to) {}
 
@@ -175,9 +175,9 @@ class ShmSend final : public TransferOperation {
 
 class ShmReceive final : public TransferOperation {
  public:
-  ShmReceive(std::shared_ptr<MessageMatcher> post, Sink out, Dtype dtype,
+  ShmReceive(std::shared_ptr<MessageMatcher> matcher, Sink out, Dtype dtype,
              std::optional<size_t> from, int tag, std::shared_ptr<int> source)
-      : TransferOperation(std::move(post), dtype, out.count, tag),
+      : TransferOperation(std::move(matcher), dtype, out.count, tag),
         out_(static_cast<std::byte*>(out.data)),
         source_(std::move(source)),
         expected_{from, tag, std::nullopt} {}
@@ -290,7 +290,7 @@ class ShmReceive final : public TransferOperation {
   }
 
   // Ends the transfer of a large message: its block may be gone from here on.
-  void end(MessageTransfer::State how) {
+  void end(MessageTransfer::TransferState how) {
     ended_ = true;
     if (expected_.received->transfer == nullptr) return;
     expected_.received->transfer->end(how);
@@ -315,14 +315,14 @@ class ShmReceive final : public TransferOperation {
 
 }  // namespace
 
-OperationPtr make_send(std::shared_ptr<MessageMatcher> post, Source in, Dtype dtype, size_t to,
+OperationPtr make_send(std::shared_ptr<MessageMatcher> matcher, Source in, Dtype dtype, size_t to,
                        int tag) {
-  return std::make_unique<ShmSend>(std::move(post), in, dtype, to, tag);
+  return std::make_unique<ShmSend>(std::move(matcher), in, dtype, to, tag);
 }
 
-OperationPtr make_receive(std::shared_ptr<MessageMatcher> post, Sink out, Dtype dtype,
+OperationPtr make_receive(std::shared_ptr<MessageMatcher> matcher, Sink out, Dtype dtype,
                           std::optional<size_t> from, int tag, std::shared_ptr<int> source) {
-  return std::make_unique<ShmReceive>(std::move(post), out, dtype, from, tag, std::move(source));
+  return std::make_unique<ShmReceive>(std::move(matcher), out, dtype, from, tag, std::move(source));
 }
 
 }  // namespace hbm::shm

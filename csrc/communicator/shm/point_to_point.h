@@ -20,12 +20,12 @@ namespace hbm::shm {
 inline constexpr int kTags = 1 << 30;
 
 // Ranks are indices of members. REQUIRES (both): 0 <= tag < kTags; the peer is another member.
-OperationPtr make_send(std::shared_ptr<MessageMatcher> post, Source in, Dtype dtype, size_t to,
+OperationPtr make_send(std::shared_ptr<MessageMatcher> matcher, Source in, Dtype dtype, size_t to,
                        int tag);
 
 // `from`: nothing for any member. `*source` is set to the sender's rank in the group once the
 // operation is done.
-OperationPtr make_receive(std::shared_ptr<MessageMatcher> post, Sink out, Dtype dtype,
+OperationPtr make_receive(std::shared_ptr<MessageMatcher> matcher, Sink out, Dtype dtype,
                           std::optional<size_t> from, int tag, std::shared_ptr<int> source);
 
 }  // namespace hbm::shm

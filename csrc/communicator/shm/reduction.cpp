@@ -131,7 +131,7 @@ Progress ShmReduction::direct() {
 }
 
 Progress ShmReduction::whole_chunk() {
-  const Range range = chunk(next_);
+  const ElementRange range = chunk(next_);
   if (takes_result()) {
     auto& sources = shm_group_->sources();
     for (size_t i = 0; i < shm_group_->size(); ++i)
@@ -157,7 +157,7 @@ Progress ShmReduction::shares_of_chunk() {
 void ShmReduction::post(size_t index) {
   Slot& slot = open();
   if (index < chunks_) {
-    const Range range = chunk(index);
+    const ElementRange range = chunk(index);
     copy_bytes(shm_group_->data(slot), at(buffers_.in, range.offset * element()),
                range.count * element());
   }
@@ -165,7 +165,7 @@ void ShmReduction::post(size_t index) {
 }
 
 void ShmReduction::reduce_shares(size_t index) {
-  const Range mine = share(chunk(index).count, shm_group_->self());
+  const ElementRange mine = share(chunk(index).count, shm_group_->self());
   auto& sources = shm_group_->sources();
   for (size_t i = 0; i < shm_group_->size(); ++i) {
     sources[i] = shm_group_->data(shm_group_->slot(i)) + mine.offset * element();
@@ -177,22 +177,22 @@ void ShmReduction::reduce_shares(size_t index) {
 
 void ShmReduction::collect(size_t index) {
   if (!takes_result()) return;
-  const Range range = chunk(index);
+  const ElementRange range = chunk(index);
   for (size_t i = 0; i < shm_group_->size(); ++i) {
-    const Range theirs = share(range.count, i);
+    const ElementRange theirs = share(range.count, i);
     copy_bytes(at(buffers_.out, (range.offset + theirs.offset) * element()),
                shm_group_->data(shm_group_->slot(i)) + shm_group_->layout().chunk_bytes,
                theirs.count * element());
   }
 }
 
-ShmReduction::Range ShmReduction::chunk(size_t index) const {
+ElementRange ShmReduction::chunk(size_t index) const {
   const size_t offset = index * chunk_;
   return {offset, std::min(chunk_, count_ - offset)};
 }
 
 // Shares end at cache lines, so that no two members write to the same one.
-ShmReduction::Range ShmReduction::share(size_t count, size_t member) const {
+ElementRange ShmReduction::share(size_t count, size_t member) const {
   const size_t line = kCacheLine / element();
   const size_t each =
       ((count + shm_group_->size() - 1) / shm_group_->size() + line - 1) / line * line;

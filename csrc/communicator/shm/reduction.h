@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <memory>
 
+#include "communicator/communicator.h"
 #include "communicator/shm/phased_operation.h"
 
 namespace hbm::shm {
@@ -46,12 +47,8 @@ class ShmReduction final : public PhasedOperation {
   void reduce_shares(size_t chunk);
   void collect(size_t chunk);
 
-  struct Range {
-    size_t offset;  // elements
-    size_t count;
-  };
-  Range chunk(size_t index) const;
-  Range share(size_t count, size_t member) const;
+  ElementRange chunk(size_t index) const;
+  ElementRange share(size_t count, size_t member) const;
   bool takes_result() const;
 
   const ReductionBuffers buffers_;

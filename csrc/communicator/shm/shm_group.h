@@ -1,6 +1,6 @@
-// The ranks of a group that share this node's memory, and how they keep next_phase.
+// The ranks of a group that share this node's memory, and how they keep in step.
 //
-// The clock of a shm_group is the phase. In each phase every member publishes one slot of its area,
+// The clock of a ShmGroup is the phase. In each phase every member publishes one slot of its area,
 // then waits until all have. Slots alternate between two, so the one of phase t is free again at t
 // + 2: a member publishes t + 1 only after it has read the slots of t, and t + 2 needs everybody's
 // t + 1. All collectives are sequences of phases (communicator/shm/phased_operation.h), one after
@@ -27,7 +27,6 @@
 
 #include "base/fork.h"
 #include "communicator/shm/area.h"
-#include "communicator/shm/mail.h"
 #include "progress/operation.h"
 
 namespace hbm::shm {
@@ -90,7 +89,7 @@ class ShmGroup {
     return *reinterpret_cast<Mailbox*>(area(from) + layout_.mail + to * layout_.mail_stride);
   }
 
-  // The Places and the data of a slot.
+  // The StreamLocations and the data of a slot.
   StreamLocation* locations(Slot& slot) const noexcept;
   const StreamLocation* locations(const Slot& slot) const noexcept;
   std::byte* data(Slot& slot) const noexcept;

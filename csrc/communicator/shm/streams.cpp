@@ -5,8 +5,18 @@
 
 #include "base/error.h"
 #include "kernels/copy.h"
+#include "kernels/reduce.h"
 
 namespace hbm::shm {
+namespace {
+
+std::vector<size_t> counts(const std::vector<Sink>& sinks) {
+  std::vector<size_t> found;
+  for (const Sink& sink : sinks) found.push_back(sink.count);
+  return found;
+}
+
+}  // namespace
 
 Streams::Streams(std::shared_ptr<ShmGroup> shm_group, const Signature& signature, size_t count,
                  std::vector<Source> outgoing, const std::vector<size_t>& incoming, Cast cast)
@@ -47,19 +57,20 @@ void Streams::announce(Slot& slot) {
       slot.direct = 1;
       continue;
     }
-    if (lanes_.empty() || !multicast_) lanes_.push_back({source, lanes_.size() * chunk_});
-    locations[i].offset = lanes_.back().offset;
+    if (slot_streams_.empty() || !multicast_)
+      slot_streams_.push_back({source, slot_streams_.size() * chunk_});
+    locations[i].offset = slot_streams_.back().offset;
     slot.rounds = std::max<uint64_t>(slot.rounds, (bytes + chunk_ - 1) / chunk_);
   }
 }
 
 void Streams::fill(Slot& slot, size_t round) const {
-  for (const SlotStream& lane : lanes_) {
-    const size_t bytes = lane.source.count * element();
+  for (const SlotStream& stream : slot_streams_) {
+    const size_t bytes = stream.source.count * element();
     const size_t done = round * chunk_;
     if (done >= bytes) continue;
-    copy_bytes(shm_group_->data(slot) + lane.offset,
-               static_cast<const std::byte*>(lane.source.data) + done,
+    copy_bytes(shm_group_->data(slot) + stream.offset,
+               static_cast<const std::byte*>(stream.source.data) + done,
                std::min(chunk_, bytes - done));
   }
 }
@@ -113,13 +124,14 @@ void Streams::check_place(size_t index) const {
                                         "; a stray store may have spoiled its shared memory");
 }
 
-// Rounds that the streams of member `index` can need, by its Places, or 1. REQUIRES: its chunk is
-// not 0.
+// Rounds that the streams of member `index` can need, by its StreamLocations, or 1. REQUIRES: its
+// chunk is not 0.
 uint64_t Streams::most_rounds(size_t index) const {
   const Slot& slot = shm_group_->slot(index);
   const StreamLocation* const locations = shm_group_->locations(slot);
   uint64_t most = 1;
-  if (slot.rounds <= most) return most;  // mostly: the Places of the others need not be fetched
+  if (slot.rounds <= most)
+    return most;  // mostly: the StreamLocations of the others need not be fetched
   for (size_t i = 0; i < shm_group_->size(); ++i) {
     if (i == index || locations[i].kind != StreamLocation::kSlots) continue;
     most = std::max(most, (locations[i].count * element() + slot.chunk - 1) / slot.chunk);
@@ -166,6 +178,76 @@ bool Streams::self_sufficient() const {
                      [&](const Source& source) { return source.count <= most; }) &&
          std::all_of(incoming_.begin(), incoming_.end(),
                      [&](const Incoming& stream) { return stream.count <= most; });
+}
+
+StreamExchange::StreamExchange(std::shared_ptr<ShmGroup> shm_group, const Signature& signature,
+                               size_t count, std::vector<Source> outgoing,
+                               std::vector<Sink> incoming, Cast cast)
+    : Streams(shm_group, signature, count, outgoing, counts(incoming), cast),
+      own_source_(outgoing[shm_group->self()]),
+      sinks_(std::move(incoming)) {}
+
+void StreamExchange::begin() {
+  Streams::begin();
+  const Sink& own = sinks_[shm_group_->self()];
+  if (own.count > 0 && own.data != own_source_.data) {
+    copy_bytes(own.data, own_source_.data, own.count * element());
+  }
+}
+
+bool StreamExchange::deliver(size_t round) {
+  size_t room = kBytesAPoll;
+  for (; distance_ < shm_group_->size(); ++distance_) {
+    const size_t peer = (shm_group_->self() + distance_) % shm_group_->size();
+    const Part came = part(peer, round);
+    const size_t slice = std::min(came.bytes - copied_, room);
+    if (slice > 0) {
+      copy_bytes(static_cast<std::byte*>(sinks_[peer].data) + came.offset + copied_,
+                 came.data + copied_, slice);
+    }
+    room -= slice;
+    copied_ += slice;
+    if (copied_ < came.bytes) return false;
+    copied_ = 0;
+  }
+  distance_ = 1;
+  return true;
+}
+
+ShmReduceScatter::ShmReduceScatter(std::shared_ptr<ShmGroup> shm_group, const Signature& signature,
+                                   size_t count, const std::vector<Source>& inputs, void* out,
+                                   size_t divisor)
+    : Streams(shm_group, signature, count, inputs,
+              std::vector<size_t>(shm_group->size(), inputs[shm_group->self()].count), Cast::kUni),
+      own_(inputs[shm_group->self()]),
+      out_(static_cast<std::byte*>(out)),
+      divisor_(divisor) {}
+
+bool ShmReduceScatter::deliver(size_t round) {
+  const size_t bytes = own_.count * element();
+  bool in_slots = false;
+  for (size_t i = 0; i < shm_group_->size(); ++i) {
+    in_slots = in_slots || (i != shm_group_->self() && incoming(i).direct == nullptr);
+  }
+  // The members' chunks are alike: they send the same numbers of elements to the same members.
+  const size_t end = in_slots ? std::min((round + 1) * chunk(), bytes) : bytes;
+  if (reduced_ >= end) return true;
+  const size_t slice = std::min(end - reduced_, kBytesAPoll);
+  auto& sources = shm_group_->sources();
+  for (size_t i = 0; i < shm_group_->size(); ++i) {
+    if (i == shm_group_->self()) {
+      sources[i] = static_cast<const std::byte*>(own_.data) + reduced_;
+    } else if (incoming(i).direct != nullptr) {
+      sources[i] = incoming(i).direct + reduced_;
+    } else {
+      const size_t in_round = reduced_ - round * chunk();
+      sources[i] = shm_group_->data(shm_group_->slot(i)) + incoming(i).offset + in_round;
+    }
+  }
+  reduce(out_ + reduced_, sources.data(), sources.size(), slice / element(), signature_.dtype,
+         signature_.reduce_op, divisor_);
+  reduced_ += slice;
+  return reduced_ == end;
 }
 
 }  // namespace hbm::shm

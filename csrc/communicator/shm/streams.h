@@ -1,6 +1,6 @@
-// Communicator in which each member has one stream for each other: what it sends may lie in its
-// segment, where the others read it, or go through the slots, chunk by chunk. The sender chooses
-// for each stream, and says so in the Places of its first slot.
+// The collectives within a node in which each member has one stream for each other. What it sends
+// may lie in its segment, where the others read it, or go through the slots, chunk by chunk. The
+// sender chooses for each stream, and says so in the StreamLocations of its first slot.
 #pragma once
 
 #include <cstddef>
@@ -68,12 +68,50 @@ class Streams : public PhasedOperation {
   const std::vector<Source> outgoing_;
   const bool multicast_;
   std::vector<Incoming> incoming_;  // by member
-  std::vector<SlotStream> lanes_;
-  size_t chunk_ = 0;   // bytes of a lane in a slot
+  std::vector<SlotStream> slot_streams_;
+  size_t chunk_ = 0;   // bytes of a stream in a slot
   size_t rounds_ = 1;  // of the whole shm_group
   size_t round_ = 0;
   bool learned_ = false;
   bool closing_ = false;  // some member's stream is read in its segment
+};
+
+// Moves a stream from each member to each other. broadcast, allgather, gather, scatter, alltoall
+// and barrier are this operation.
+class StreamExchange final : public Streams {
+ public:
+  // `outgoing` and `incoming` by member; what a member has for itself is copied in begin().
+  StreamExchange(std::shared_ptr<ShmGroup> shm_group, const Signature& signature, size_t count,
+                 std::vector<Source> outgoing, std::vector<Sink> incoming, Cast cast);
+
+  using Streams::Cast;
+
+  void begin() override;
+
+ private:
+  bool deliver(size_t round) override;
+
+  const Source own_source_;
+  const std::vector<Sink> sinks_;
+  size_t distance_ = 1;  // to the member whose part is copied next
+  size_t copied_ = 0;    // bytes of that part
+};
+
+// reduce_scatter within a node: every member reduces what the others have for it, in the order of
+// the members, straight from their segments or from their slots.
+class ShmReduceScatter final : public Streams {
+ public:
+  // `count`: elements, as errors report them. `divisor` (of AVG): ranks in the whole group.
+  ShmReduceScatter(std::shared_ptr<ShmGroup> shm_group, const Signature& signature, size_t count,
+                   const std::vector<Source>& inputs, void* out, size_t divisor);
+
+ private:
+  bool deliver(size_t round) override;
+
+  const Source own_;
+  std::byte* const out_;
+  const size_t divisor_;
+  size_t reduced_ = 0;  // bytes of the result
 };
 
 }  // namespace hbm::shm

@@ -155,6 +155,26 @@ def test_split_group(pool: Pool) -> None:
     pool.run(check_split_group)
 
 
+def check_split_by_pytorch(context: Context) -> None:
+    """ProcessGroup.split_group() splits each of a group's backends."""
+    world = dist.group.WORLD
+    assert world is not None
+    group = world.split_group(list(range(context.size)))
+    assert group is not None
+    backend = group._get_backend(torch.device("cpu"))
+    assert backend.name() == "hbm" and backend.rank() == context.rank
+    data = torch.tensor([context.rank + 1.0])
+    group.allreduce([data]).wait()
+    assert data.item() == sum(range(context.size + 1))
+    backend.shutdown()
+
+
+@beyond_gloo
+@pytest.mark.ranks(2)
+def test_split_by_pytorch(pool: Pool) -> None:
+    pool.run(check_split_by_pytorch)
+
+
 def check_uneven_split(context: Context) -> None:
     """Ranks that are in different numbers of groups already."""
     import torch_hbmcomm as hbmcomm

@@ -23,22 +23,30 @@ SERVER = {"box/server/storage", "box/protocol", "memory", "kernels"} | BASE
 # What of box/verbs the two ends know: how libhbm_verbs.so is opened, and its table for each.
 CLIENT_VERBS = {"box/verbs/common/load_library", "box/verbs/client/library"}
 SERVER_VERBS = {"box/verbs/common/load_library", "box/verbs/server/library"}
-COMMUNICATORS = {f"communicator/{kind}" for kind in ("shm", "mpi", "hierarchical", "failure")}
 ROOMS: dict[str, set[str]] = {
     "base": set(),
     "kernels": BASE,
     "memory": BASE,
     "bootstrap": BASE,
     "progress": BASE,
-    # The interface, then those who implement it.
+    # The interface, those who implement it, the one who chooses among them, and the process group,
+    # which knows the first and the last. (The bindings start MPI for init_method="mpi://".)
     "communicator": {"progress"} | BASE,
     "communicator/shm": COMMUNICATOR,
     "communicator/mpi": COMMUNICATOR,
-    "communicator/failure": COMMUNICATOR,
-    "communicator/hierarchical": COMMUNICATOR | COMMUNICATORS,
-    "process_group": COMMUNICATOR | COMMUNICATORS,
+    "communicator/failure": {"communicator/shm"} | COMMUNICATOR,
+    "communicator/hierarchical": {"communicator/shm", "communicator/mpi"} | COMMUNICATOR,
+    "communicator/connect": {
+        "communicator/shm",
+        "communicator/mpi",
+        "communicator/hierarchical",
+        "communicator/failure",
+    }
+    | COMMUNICATOR,
+    "process_group": {"communicator/connect"} | COMMUNICATOR,
     "bindings/errors": BASE,
-    "bindings": {"bindings/errors", "process_group"} | COMMUNICATOR | COMMUNICATORS,
+    "bindings": {"bindings/errors", "process_group", "communicator/connect", "communicator/mpi"}
+    | COMMUNICATOR,
     # The memory box: its clients and its servers meet in libhbm_verbs.so and in the bindings alone.
     "box/protocol": BASE,
     "box/transport": {"box/protocol"} | BASE,
@@ -226,7 +234,10 @@ def test_the_box_is_loaded_without_torch() -> None:
 SOUND_INCLUDES = {
     "bindings/module.cpp": '#include <pybind11/pybind11.h>\n#include "pg_hbm.h"\n',
     "bindings/module.h": "",
-    "pg_hbm.h": '#include <torch/torch.h>\n#include "communicator/mpi/world.h"\n',
+    "pg_hbm.h": '#include <torch/torch.h>\n#include "communicator/connect/connect.h"\n',
+    "communicator/connect/connect.h": '#include "communicator/communicator.h"\n',
+    "communicator/connect/connect.cpp": '#include "communicator/mpi/world.h"\n',
+    "communicator/communicator.h": "",
     "process_group/work.cpp": '#include "pg_hbm.h"\n',
     "communicator/mpi/world.h": '#include <mpi.h>\n#include "memory/heap.h"\n',
     "memory/heap.h": '#pragma once\n#include <mutex>\n#include "base/error.h"\n',
@@ -267,6 +278,12 @@ def test_sound_includes_pass(tmp_path: Path) -> None:
             "kernels/sum.h",  # the whole way is followed
             '#include "memory/heap.h"',
             "base may not reach memory: base/dtype.h -> kernels/sum.h -> memory/heap.h",
+        ),
+        (
+            "communicator/connect/connect.h",  # chosen behind the header, not in it
+            '#include "communicator/mpi/world.h"',
+            "process_group may not reach communicator/mpi: pg_hbm.h -> "
+            "communicator/connect/connect.h -> communicator/mpi/world.h",
         ),
         ("communicator/mpi/world.cpp", "#include <c10/util/Half.h>", "mpi is free of PyTorch"),
         ("kernels/sum.cpp", "#include <Python.h>", "kernels is free of Python"),

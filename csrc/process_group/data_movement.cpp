@@ -18,11 +18,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::broadcast(std::vector<at::Tensor
     const at::Tensor& tensor = single(tensors, "broadcast");
     const int root = check_root(opts.rootRank, "broadcast");
     const Dtype dtype = to_dtype(tensor.scalar_type());
-    StagedTensors views;
-    const Sink data = views.in_place(tensor);
+    StagedTensors staged;
+    const Sink data = staged.in_place(tensor);
     return run({OpType::BROADCAST, "hbm:broadcast", tensors, tensors, opts.timeout, opts.asyncOp},
-               std::move(views), [&](uint64_t sequence) {
-                 return transport_->broadcast(sequence, data.data, data.count, dtype, root);
+               std::move(staged), [&](uint64_t sequence) {
+                 return communicator_->broadcast(sequence, data.data, data.count, dtype, root);
                });
   });
 }
@@ -44,13 +44,13 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather(
     check_disjoint(outputs.front(), "all_gather: outputs");
     check_apart(inputs, outputs.front(), rank_, "all_gather");
     const Dtype dtype = to_dtype(input.scalar_type());
-    StagedTensors views;
-    const Source in = views.input(input);
-    const std::vector<Sink> outs = views.outputs(outputs.front());
+    StagedTensors staged;
+    const Source in = staged.input(input);
+    const std::vector<Sink> outs = staged.outputs(outputs.front());
     return run(
         {OpType::ALLGATHER, "hbm:all_gather", inputs, outputs.front(), opts.timeout, opts.asyncOp},
-        std::move(views),
-        [&](uint64_t sequence) { return transport_->allgather(sequence, in, outs, dtype); });
+        std::move(staged),
+        [&](uint64_t sequence) { return communicator_->allgather(sequence, in, outs, dtype); });
   });
 }
 
@@ -62,9 +62,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::_allgather_base(
     check_same_type(input, output, "all_gather_into_tensor");
     check_parts(output, input, size_, "all_gather_into_tensor: the output", "the input");
     const Dtype dtype = to_dtype(input.scalar_type());
-    StagedTensors views;
-    const Source in = views.input(input);
-    const std::vector<Sink> outs = split_evenly(views.output(output), size_, element_size(dtype));
+    StagedTensors staged;
+    const Source in = staged.input(input);
+    const std::vector<Sink> outs = split_evenly(staged.output(output), size_, element_size(dtype));
     check_own_part(outs[static_cast<size_t>(rank_)].data, output, input, "all_gather_into_tensor");
     return run({OpType::_ALLGATHER_BASE,
                 "hbm:all_gather_into_tensor",
@@ -72,8 +72,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::_allgather_base(
                 {output},
                 opts.timeout,
                 opts.asyncOp},
-               std::move(views),
-               [&](uint64_t sequence) { return transport_->allgather(sequence, in, outs, dtype); });
+               std::move(staged), [&](uint64_t sequence) {
+                 return communicator_->allgather(sequence, in, outs, dtype);
+               });
   });
 }
 
@@ -120,12 +121,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather(
     check_disjoint(gathered, "gather: outputs");
     check_apart(inputs, gathered, rank_, "gather");
     const Dtype dtype = to_dtype(input.scalar_type());
-    StagedTensors views;
-    const Source in = views.input(input);
-    const std::vector<Sink> outs = views.outputs(gathered);
+    StagedTensors staged;
+    const Source in = staged.input(input);
+    const std::vector<Sink> outs = staged.outputs(gathered);
     return run({OpType::GATHER, "hbm:gather", inputs, gathered, opts.timeout, opts.asyncOp},
-               std::move(views), [&](uint64_t sequence) {
-                 return transport_->gather(sequence, in, outs, dtype, root);
+               std::move(staged), [&](uint64_t sequence) {
+                 return communicator_->gather(sequence, in, outs, dtype, root);
                });
   });
 }
@@ -140,12 +141,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::scatter(
         root_list(inputs, root, "scatter", "scatter_list", output);
     check_apart(scattered, outputs, rank_, "scatter");
     const Dtype dtype = to_dtype(output.scalar_type());
-    StagedTensors views;
-    const std::vector<Source> ins = views.inputs(scattered);
-    const Sink out = views.output(output);
+    StagedTensors staged;
+    const std::vector<Source> ins = staged.inputs(scattered);
+    const Sink out = staged.output(output);
     return run({OpType::SCATTER, "hbm:scatter", scattered, outputs, opts.timeout, opts.asyncOp},
-               std::move(views), [&](uint64_t sequence) {
-                 return transport_->scatter(sequence, ins, out, dtype, root);
+               std::move(staged), [&](uint64_t sequence) {
+                 return communicator_->scatter(sequence, ins, out, dtype, root);
                });
   });
 }
@@ -227,14 +228,15 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall_base(at::Tensor& output
     check_same_type(input, output, "all_to_all_single");
     check_disjoint({input, output}, "all_to_all_single: input and output");
     const Dtype dtype = to_dtype(input.scalar_type());
-    StagedTensors views;
-    const auto sources = slices(views.input(input), input, input_splits, size_, "input");
-    const auto sinks = slices(views.output(output), output, output_splits, size_, "output");
+    StagedTensors staged;
+    const auto sources = slices(staged.input(input), input, input_splits, size_, "input");
+    const auto sinks = slices(staged.output(output), output, output_splits, size_, "output");
     check_same_count_self(sources, sinks, rank_, "all_to_all_single");
     return run(
         {OpType::ALLTOALL_BASE, "hbm:all_to_all", {input}, {output}, opts.timeout, opts.asyncOp},
-        std::move(views),
-        [&](uint64_t sequence) { return transport_->alltoall(sequence, sources, sinks, dtype); });
+        std::move(staged), [&](uint64_t sequence) {
+          return communicator_->alltoall(sequence, sources, sinks, dtype);
+        });
   });
 }
 
@@ -250,13 +252,13 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall(std::vector<at::Tensor>
     check_disjoint(outputs, "all_to_all: outputs");
     check_apart(inputs, outputs, -1, "all_to_all");
     const Dtype dtype = to_dtype(inputs.front().scalar_type());
-    StagedTensors views;
-    const auto sources = views.inputs(inputs);
-    const auto sinks = views.outputs(outputs);
+    StagedTensors staged;
+    const auto sources = staged.inputs(inputs);
+    const auto sinks = staged.outputs(outputs);
     check_same_count_self(sources, sinks, rank_, "all_to_all");
     return run({OpType::ALLTOALL, "hbm:all_to_all", inputs, outputs, opts.timeout, opts.asyncOp},
-               std::move(views), [&](uint64_t sequence) {
-                 return transport_->alltoall(sequence, sources, sinks, dtype);
+               std::move(staged), [&](uint64_t sequence) {
+                 return communicator_->alltoall(sequence, sources, sinks, dtype);
                });
   });
 }

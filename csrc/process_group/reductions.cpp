@@ -2,7 +2,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "communicator/shm/reduction.h"
 #include "pg_hbm.h"
 #include "process_group/sparse.h"
 #include "process_group/types.h"
@@ -13,10 +12,10 @@ using c10d::OpType;
 using std::chrono::milliseconds;
 using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
 
-Source ProcessGroupHbm::reduction_input(StagedTensors& views, const at::Tensor& tensor,
+Source ProcessGroupHbm::reduction_input(StagedTensors& staged, const at::Tensor& tensor,
                                         const c10d::ReduceOp& op) {
-  if (op.op_ == c10d::ReduceOp::PREMUL_SUM) return views.input_times(tensor, premul_factor(op));
-  return views.input(tensor);
+  if (op.op_ == c10d::ReduceOp::PREMUL_SUM) return staged.input_times(tensor, premul_factor(op));
+  return staged.input(tensor);
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce(std::vector<at::Tensor>& tensors,
@@ -29,14 +28,14 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce(std::vector<at::Tensor
     const Dtype dtype = to_dtype(tensor.scalar_type());
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
     if (auto work = allreduce_at_once(tensors, dtype, op, opts)) return work;
-    StagedTensors views;
+    StagedTensors staged;
     const Sink data = op == ReduceOp::kPremulSum
-                          ? views.in_place_times(tensor, premul_factor(opts.reduceOp))
-                          : views.in_place(tensor);
+                          ? staged.in_place_times(tensor, premul_factor(opts.reduceOp))
+                          : staged.in_place(tensor);
     return run({OpType::ALLREDUCE, "hbm:all_reduce", tensors, tensors, opts.timeout, opts.asyncOp},
-               std::move(views), [&](uint64_t sequence) {
-                 return transport_->allreduce(sequence, data.data, data.data, data.count, dtype,
-                                              op);
+               std::move(staged), [&](uint64_t sequence) {
+                 return communicator_->allreduce(sequence, data.data, data.data, data.count, dtype,
+                                                 op);
                });
   });
 }
@@ -45,19 +44,19 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_at_once(
     std::vector<at::Tensor>& tensors, Dtype dtype, ReduceOp op,
     const c10d::AllreduceOptions& opts) {
   const at::Tensor& tensor = tensors.front();
-  if (opts.asyncOp || !one_node_ || op == ReduceOp::kPremulSum) return nullptr;
-  if (tensor.nbytes() >= shm::kZeroCopyBytes || !StagedTensors::usable(tensor) ||
+  if (opts.asyncOp || op == ReduceOp::kPremulSum) return nullptr;
+  if (tensor.nbytes() >= communicator_->small_bytes() || !StagedTensors::usable(tensor) ||
       at::hasCallbacks()) {
     return nullptr;
   }
-  collectives_->require_owner("all_reduce");
+  queue_->require_owner("all_reduce");
   if (coalescing()) return nullptr;
   const auto sequence =
       reduce_inline(tensor.mutable_data_ptr(), static_cast<size_t>(tensor.numel()), dtype, op,
                     timeout_or_default(opts.timeout));
   if (!sequence) return nullptr;
-  auto work = c10::make_intrusive<WorkHbm>(rank_, OpType::ALLREDUCE, nullptr, tensors, tensors,
-                                           collectives_);
+  auto work =
+      c10::make_intrusive<WorkHbm>(rank_, OpType::ALLREDUCE, nullptr, tensors, tensors, queue_);
   work->bind(nullptr, *sequence);
   return work;
 }
@@ -66,12 +65,10 @@ std::optional<uint64_t> ProcessGroupHbm::reduce_inline(void* data, size_t count,
                                                        ReduceOp op,
                                                        std::chrono::milliseconds timeout) {
   std::unique_lock issue(issue_mutex_);
-  if (!collectives_->try_claim("all_reduce")) return std::nullopt;
+  if (!queue_->try_claim("all_reduce")) return std::nullopt;
   const uint64_t sequence = ++sequence_;
   issue.unlock();
-  shm::ShmReduction operation(shm_group_, Signature{OpCode::kAllreduce, dtype, op, -1, sequence},
-                              {data, data, count, -1, shm_group_->size()});
-  collectives_->run_claimed(operation, timeout);
+  queue_->run_claimed(*communicator_->small_allreduce(sequence, data, count, dtype, op), timeout);
   return sequence;
 }
 
@@ -87,13 +84,13 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_coalesced(
     const Dtype dtype = to_dtype(tensors.front().scalar_type());
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
     const double factor = op == ReduceOp::kPremulSum ? premul_factor(opts.reduceOp) : 1.0;
-    StagedTensors views;
-    const Sink data = views.packed(tensors, factor);
+    StagedTensors staged;
+    const Sink data = staged.packed(tensors, factor);
     return run({OpType::ALLREDUCE_COALESCED, "hbm:all_reduce_coalesced", tensors, tensors,
                 opts.timeout, opts.asyncOp},
-               std::move(views), [&](uint64_t sequence) {
-                 return transport_->allreduce(sequence, data.data, data.data, data.count, dtype,
-                                              op);
+               std::move(staged), [&](uint64_t sequence) {
+                 return communicator_->allreduce(sequence, data.data, data.data, data.count, dtype,
+                                                 op);
                });
   });
 }
@@ -105,7 +102,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_sparse(
     return run({OpType::_ALLREDUCE_SPARSE, "hbm:all_reduce_sparse", tensors, tensors, opts.timeout,
                 opts.asyncOp},
                StagedTensors(), [&](uint64_t sequence) {
-                 return make_sparse_allreduce(transport_, size_, sequence, tensors.front());
+                 return make_sparse_allreduce(communicator_, size_, sequence, tensors.front());
                });
   });
 }
@@ -117,12 +114,13 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce(std::vector<at::Tensor>& 
     const int root = check_root(opts.rootRank, "reduce");
     const Dtype dtype = to_dtype(tensor.scalar_type());
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
-    StagedTensors views;
-    const Source in = reduction_input(views, tensor, opts.reduceOp);
-    const Sink out = root == rank_ ? views.output(tensor) : Sink{};
+    StagedTensors staged;
+    const Source in = reduction_input(staged, tensor, opts.reduceOp);
+    const Sink out = root == rank_ ? staged.output(tensor) : Sink{};
     return run({OpType::REDUCE, "hbm:reduce", tensors, tensors, opts.timeout, opts.asyncOp},
-               std::move(views), [&](uint64_t sequence) {
-                 return transport_->reduce(sequence, in.data, out.data, in.count, dtype, op, root);
+               std::move(staged), [&](uint64_t sequence) {
+                 return communicator_->reduce(sequence, in.data, out.data, in.count, dtype, op,
+                                              root);
                });
   });
 }
@@ -144,16 +142,16 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce_scatter(
     check_apart(inputs.front(), outputs, rank_, "reduce_scatter");
     const Dtype dtype = to_dtype(output.scalar_type());
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
-    StagedTensors views;
+    StagedTensors staged;
     std::vector<Source> sources;
     for (const at::Tensor& input : inputs.front()) {
-      sources.push_back(reduction_input(views, input, opts.reduceOp));
+      sources.push_back(reduction_input(staged, input, opts.reduceOp));
     }
-    const Sink out = views.output(output);
+    const Sink out = staged.output(output);
     return run({OpType::REDUCE_SCATTER, "hbm:reduce_scatter", inputs.front(), outputs, opts.timeout,
                 opts.asyncOp},
-               std::move(views), [&](uint64_t sequence) {
-                 return transport_->reduce_scatter(sequence, sources, out.data, dtype, op);
+               std::move(staged), [&](uint64_t sequence) {
+                 return communicator_->reduce_scatter(sequence, sources, out.data, dtype, op);
                });
   });
 }
@@ -167,20 +165,20 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::_reduce_scatter_base(
     check_parts(input, output, size_, "reduce_scatter_tensor: the input", "the output");
     const Dtype dtype = to_dtype(output.scalar_type());
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
-    StagedTensors views;
+    StagedTensors staged;
     const std::vector<Source> sources =
-        split_evenly(reduction_input(views, input, opts.reduceOp), size_, element_size(dtype));
+        split_evenly(reduction_input(staged, input, opts.reduceOp), size_, element_size(dtype));
     check_own_part(sources[static_cast<size_t>(rank_)].data, input, output,
                    "reduce_scatter_tensor");
-    const Sink out = views.output(output);
+    const Sink out = staged.output(output);
     return run({OpType::_REDUCE_SCATTER_BASE,
                 "hbm:reduce_scatter_tensor",
                 {input},
                 {output},
                 opts.timeout,
                 opts.asyncOp},
-               std::move(views), [&](uint64_t sequence) {
-                 return transport_->reduce_scatter(sequence, sources, out.data, dtype, op);
+               std::move(staged), [&](uint64_t sequence) {
+                 return communicator_->reduce_scatter(sequence, sources, out.data, dtype, op);
                });
   });
 }

@@ -3,7 +3,6 @@
 
 #include "base/error.h"
 #include "pg_hbm.h"
-#include "process_group/store.h"
 #include "process_group/types.h"
 
 namespace hbm {
@@ -25,7 +24,7 @@ void ProcessGroupHbm::check_tag(int tag, const char* operation) const {
     throw Error(ErrorKind::kInvalid,
                 std::string(operation) + ": " + name_ + " has one rank, which has no peer");
   }
-  const int tags = transport_->tags();
+  const int tags = communicator_->tags();
   if (tag < 0 || tag >= tags) {
     throw Error(ErrorKind::kInvalid, std::string(operation) + ": tag " + std::to_string(tag) +
                                          " is not between 0 and " + std::to_string(tags - 1) +
@@ -38,25 +37,25 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::send(std::vector<at::Tensor>& te
   return translated([&] {
     const at::Tensor& tensor = single(tensors, "send");
     check_peer(to, tag, "send");
-    StagedTensors views;
-    const Source in = views.input(tensor);
+    StagedTensors staged;
+    const Source in = staged.input(tensor);
     const Dtype dtype = to_dtype(tensor.scalar_type());
-    return transfer(
-        {OpType::SEND, "hbm:send", tensors, {}, c10d::kUnsetTimeout, true}, std::move(views),
-        [&](const std::shared_ptr<int>&) { return transport_->send(in, dtype, to, tag); });
+    return run_p2p(
+        {OpType::SEND, "hbm:send", tensors, {}, c10d::kUnsetTimeout, true}, std::move(staged),
+        [&](const std::shared_ptr<int>&) { return communicator_->send(in, dtype, to, tag); });
   });
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::receive(std::vector<at::Tensor>& tensors, int from,
                                                         int tag, OpType type, const char* name) {
   const at::Tensor& tensor = single(tensors, "recv");
-  StagedTensors views;
-  const Sink out = views.output(tensor);
+  StagedTensors staged;
+  const Sink out = staged.output(tensor);
   const Dtype dtype = to_dtype(tensor.scalar_type());
-  return transfer({type, name, {}, tensors, c10d::kUnsetTimeout, true}, std::move(views),
-                  [&](std::shared_ptr<int> source) {
-                    return transport_->receive(out, dtype, from, tag, std::move(source));
-                  });
+  return run_p2p({type, name, {}, tensors, c10d::kUnsetTimeout, true}, std::move(staged),
+                 [&](std::shared_ptr<int> source) {
+                   return communicator_->receive(out, dtype, from, tag, std::move(source));
+                 });
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::recv(std::vector<at::Tensor>& tensors, int from,
@@ -78,7 +77,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::recvAnysource(std::vector<at::Te
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::barrier(const c10d::BarrierOptions& opts) {
   return translated([&] {
     return run({OpType::BARRIER, "hbm:barrier", {}, {}, opts.timeout, opts.asyncOp},
-               StagedTensors(), [&](uint64_t sequence) { return transport_->barrier(sequence); });
+               StagedTensors(),
+               [&](uint64_t sequence) { return communicator_->barrier(sequence); });
   });
 }
 
@@ -116,7 +116,7 @@ void ProcessGroupHbm::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
     const std::string verdict =
         missing.empty() ? ""
                         : "monitored_barrier of " + name_ + " timed out after " +
-                              std::to_string(timeout.count()) + " ms; " + name_ranks(missing);
+                              std::to_string(timeout.count()) + " ms; " + missing_ranks(missing);
     store->set(verdict_key, verdict);
     if (!verdict.empty()) throw Error(ErrorKind::kTimeout, verdict);
   });

@@ -1,0 +1,149 @@
+#include "communicator/connect/connect.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/log.h"
+#include "communicator/failure/failure_detector.h"
+#include "communicator/hierarchical/communicator.h"
+#include "communicator/mpi/communicator.h"
+#include "communicator/mpi/connect.h"
+#include "communicator/shm/communicator.h"
+#include "communicator/shm/join.h"
+#include "kernels/reduce.h"
+#include "memory/cpu_binding.h"
+#include "memory/topology.h"
+
+namespace hbm {
+namespace {
+
+constexpr size_t kMostNodeChunk = 128 << 10;  // larger ones leave the processor's cache
+
+memory::BindMode bind_mode() {
+  const char* wanted = std::getenv("HBMCOMM_BIND");
+  return memory::parse_bind_mode(wanted != nullptr && *wanted != '\0' ? wanted : "none");
+}
+
+// Once in a process: binds it if HBMCOMM_BIND says so, and tells where it runs.
+void bind_once(int local_rank, int local_size) {
+  static std::once_flag once;
+  std::call_once(once, [&] {
+    const memory::BindMode mode = bind_mode();
+    if (mode != memory::BindMode::kNone) {
+      log::info("bound to " + memory::bind(mode, local_rank, local_size));
+    } else if (log::enabled(log::Level::kInfo)) {
+      log::info("not bound (HBMCOMM_BIND=none); running on NUMA node " +
+                std::to_string(memory::discover().cpu_node));
+    }
+  });
+}
+
+// By the largest group that this process has seen, and the cores that it may use: the ranks of
+// other groups want theirs too.
+bool more_ranks_than_cores(int local_size) {
+  static std::atomic<int> most{0};
+  int seen = most.load();
+  while (seen < local_size && !most.compare_exchange_weak(seen, local_size)) {
+  }
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  const int cores = sched_getaffinity(0, sizeof(allowed), &allowed) == 0
+                        ? CPU_COUNT(&allowed)
+                        : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  return std::max(seen, local_size) > cores;
+}
+
+// Takes what this rank needs of its machine, before the others come to rely on it.
+void prepare(const GroupSetup& setup, GroupConnection& made) {
+  reduce_isa();
+  bind_mode();
+  made.staging = memory::process_staging(setup.policy, setup.staging_bytes);
+  made.segment = memory::process_segment(setup.policy);
+}
+
+std::shared_ptr<mpi::Channel> make_channel(const GroupSetup& setup, const GroupConnection& made,
+                                           size_t chunk_bytes) {
+  auto channel = std::make_shared<mpi::Channel>();
+  channel->rank = setup.rank;
+  channel->size = setup.size;
+  channel->group = setup.group;
+  channel->staging = made.staging;
+  channel->chunk_bytes = chunk_bytes;
+  return channel;
+}
+
+// Chooses the communicator, and makes it and the peers.
+void join_ranks(const GroupSetup& setup, const shm::Neighbourhood& neighbours, size_t chunk_bytes,
+                GroupConnection& made) {
+  const std::vector<int>& node_of = neighbours.node_of;
+  const auto make_peers = [&](std::shared_ptr<shm::ShmGroup> shm_group) {
+    return std::make_shared<failure::FailureDetector>(made.rendezvous, node_of,
+                                                      std::move(shm_group));
+  };
+  std::shared_ptr<shm::ShmGroup> shm_group;
+  if (made.rendezvous.members.front().node_layer == bootstrap::kSharedMemory) {
+    shm_group = shm::join(made.rendezvous, made.segment, neighbours,
+                          std::min(kMostNodeChunk, chunk_bytes), made.crowded);
+    if (shm_group->size() == static_cast<size_t>(setup.size)) {
+      made.peers = make_peers(shm_group);
+      made.communicator = shm::make_communicator(shm_group);
+      return;
+    }
+  }
+  const std::shared_ptr<mpi::Channel> channel = make_channel(setup, made, chunk_bytes);
+  mpi::MpiConnection connection;
+  if (setup.size > 1) {
+    connection = mpi::connect(made.rendezvous, shm_group ? node_of : std::vector<int>());
+    channel->communicator = connection.communicator;
+  }
+  made.peers = make_peers(shm_group);
+  if (!shm_group) {
+    made.communicator = std::make_shared<mpi::MpiCommunicator>(channel);
+    return;
+  }
+  made.communicator = std::make_shared<hierarchical::HierarchicalCommunicator>(
+      channel,
+      hierarchical::make_node_layout(made.rendezvous, connection, node_of, shm_group, *channel));
+}
+
+}  // namespace
+
+GroupConnection connect(const GroupSetup& setup) {
+  const size_t chunk_bytes = mpi::chunk_bytes(setup.staging_bytes, setup.size);
+  mpi::sweep_abandoned();
+  GroupConnection made;
+  std::optional<shm::NeighbourListener> listener;
+  made.rendezvous = bootstrap::rendezvous_of(
+      setup.store, setup.rank, setup.size, setup.group, setup.deadline, [&] {
+        prepare(setup, made);
+        // The version stands for the layout of messages and the cutting into chunks.
+        bootstrap::Member self = bootstrap::introduce(setup.version, chunk_bytes);
+        self.parameter_server = setup.parameter_server;
+        if (setup.size > 1 && self.node_layer == bootstrap::kSharedMemory) {
+          self.segment = memory::policy_name(setup.policy);
+          self.listener = listener.emplace().name();
+        }
+        return self;
+      });
+
+  const std::vector<int> local = bootstrap::on_machine_of(setup.rank, made.rendezvous.members);
+  const int local_size = static_cast<int>(local.size());
+  const auto local_rank = std::find(local.begin(), local.end(), setup.rank) - local.begin();
+  bind_once(static_cast<int>(local_rank), local_size);
+  const shm::Neighbourhood neighbours =
+      listener ? shm::explore(made.rendezvous, *listener, [&] { return made.segment; })
+               : shm::apart(setup.size);
+  made.crowded = more_ranks_than_cores(local_size);
+  join_ranks(setup, neighbours, chunk_bytes, made);
+  return made;
+}
+
+}  // namespace hbm

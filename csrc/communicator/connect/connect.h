@@ -1,0 +1,54 @@
+// From ranks with a store to a group that can communicate: the ranks meet, find out which of them
+// share memory, and get the communicator that fits: shared memory if all are on one node, else MPI
+// with shared memory within each node, or MPI alone (HBMCOMM_NODE=mpi).
+//
+// Threads: called once per group, by the thread that creates it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "bootstrap/key_value.h"
+#include "bootstrap/rendezvous.h"
+#include "communicator/communicator.h"
+#include "communicator/peers.h"
+#include "memory/policy.h"
+#include "memory/segment.h"
+#include "memory/staging.h"
+
+namespace hbm {
+
+// What a rank says when it makes a group. Version, kind of parameter server, staging_bytes and
+// HBMCOMM_NODE must be equal on all ranks.
+struct GroupSetup {
+  std::shared_ptr<KeyValue> store;  // the group's own
+  int rank = 0;
+  int size = 1;
+  std::string group;  // as errors name it
+  KeyValue::Deadline deadline;
+  std::string version;           // of torch_hbmcomm: stands for the layout of messages
+  std::string parameter_server;  // its kind
+  memory::Policy policy{};
+  uint64_t staging_bytes = 0;
+};
+
+struct GroupConnection {
+  bootstrap::Rendezvous rendezvous;
+  std::shared_ptr<memory::SharedSegment> segment;  // of tensors, and of what the node shares
+  std::shared_ptr<memory::StagingPool> staging;    // of messages over MPI
+  std::shared_ptr<Communicator> communicator;
+  std::shared_ptr<Peers> peers;
+  bool crowded = false;  // more ranks than cores here
+};
+
+// All ranks of the group call it. Also binds this process to its cores, once, if HBMCOMM_BIND says
+// so.
+//
+// Throws Error(kInvalid) if staging_bytes or an environment variable makes no sense;
+// Error(kTimeout) naming the ranks that do not come; Error(kMismatch) if ranks do not fit together;
+// Error(kUnavailable) if a rank lacks what it needs, such as an MPI library. What fails on one rank
+// reaches the others as in bootstrap::gather().
+GroupConnection connect(const GroupSetup& setup);
+
+}  // namespace hbm

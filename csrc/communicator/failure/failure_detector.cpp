@@ -1,0 +1,146 @@
+#include "communicator/failure/failure_detector.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+#include "communicator/failure/node_death_watch.h"
+
+namespace hbm::failure {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kNewsPatience{1500};      // for the cause of an error of MPI's
+constexpr milliseconds kSightPatience{700};      // for the sight of a death, with no store to ask
+constexpr milliseconds kNeighbourPatience{200};  // for a late neighbour's word of whom it waits for
+constexpr milliseconds kLookEvery{20};
+constexpr milliseconds kPartingPatience{1000};
+
+}  // namespace
+
+FailureDetector::FailureDetector(const bootstrap::Rendezvous& rendezvous,
+                                 const std::vector<int>& node_of,
+                                 std::shared_ptr<shm::ShmGroup> shm_group)
+    : rank_(rendezvous.participant.rank), shm_group_(std::move(shm_group)) {
+  for (size_t rank = 0; rank < rendezvous.members.size(); ++rank) {
+    const bootstrap::Member& member = rendezvous.members[rank];
+    names_.push_back(std::to_string(rank) + " (pid " + std::to_string(member.pid) + " on " +
+                     member.host + ")");
+  }
+  const size_t here = shm_group_ ? shm_group_->size() : 1;
+  if (here < names_.size()) follow_other_nodes(rendezvous, node_of);
+}
+
+void FailureDetector::follow_other_nodes(const bootstrap::Rendezvous& rendezvous,
+                                         const std::vector<int>& node_of) {
+  const bootstrap::Participant& participant = rendezvous.participant;
+  const auto death_watch = std::make_shared<NodeDeathWatch>(rendezvous, node_of);
+  std::vector<std::string> names;
+  for (const std::string& name : names_) names.push_back("rank " + name);
+  const auto dead = [death_watch, shm_group = shm_group_] {
+    std::vector<int> ranks = death_watch->dead();
+    if (!shm_group) return ranks;
+    const std::vector<int> here = shm_group->dead();
+    ranks.insert(ranks.end(), here.begin(), here.end());
+    return ranks;
+  };
+  monitor_ = std::make_unique<FailureMonitor>(
+      FailureMonitor::MonitorSetup{participant.group, rank_, std::move(names), participant.store,
+                                   participant.prefix + "news/", dead});
+}
+
+void FailureDetector::check(const Operation& operation) {
+  if (shm_group_) shm_group_->require_alive(operation.missing(), operation, [] { return false; });
+  if (monitor_) monitor_->check(operation);
+}
+
+// Whether a rank that is late may itself be waiting, for one on another node.
+bool FailureDetector::waits_for_neighbour(const Operation& operation) const {
+  if (!shm_group_ || !monitor_) return false;
+  const std::vector<int> missing = operation.missing();
+  for (size_t i = 0; i < shm_group_->size(); ++i) {
+    if (std::ranges::count(missing, shm_group_->member(i).rank) > 0) return true;
+  }
+  return false;
+}
+
+std::vector<int> FailureDetector::dead() const {
+  std::vector<int> ranks = shm_group_ ? shm_group_->dead() : std::vector<int>();
+  if (ranks.empty() && monitor_) ranks = monitor_->dead();
+  return ranks;
+}
+
+// MPI's errors are mostly the consequence of a death, which it does not name; and when a neighbour
+// is late because it waits for a third rank, its timeout comes at about the same time as ours, and
+// knows more.
+std::exception_ptr FailureDetector::explain(const Operation& operation,
+                                            const std::exception_ptr& error) {
+  milliseconds patience = kNewsPatience;
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& ours) {
+    if (ours.kind() == ErrorKind::kTimeout && waits_for_neighbour(operation)) {
+      patience = kNeighbourPatience;
+    } else if (ours.kind() != ErrorKind::kNetwork) {
+      return error;
+    }
+  } catch (...) {
+    return error;
+  }
+  std::exception_ptr found = error;
+  Clock::time_point end = Clock::now() + patience;
+  do {
+    try {
+      check(operation);
+    } catch (const Error& cause) {
+      if (cause.kind() != ErrorKind::kNetwork) return std::current_exception();
+      if (found == error) end = std::min(end, Clock::now() + kSightPatience);
+      found = std::current_exception();  // the store is gone
+    }
+    if (const std::vector<int> ranks = dead(); !ranks.empty()) {
+      return std::make_exception_ptr(
+          Error(ErrorKind::kDeath, operation.describe() + ": rank " + list(ranks) + " has died"));
+    }
+    std::this_thread::sleep_for(kLookEvery);
+  } while (Clock::now() < end);
+  return found;
+}
+
+void FailureDetector::report_failure(const std::exception& error) {
+  const auto* const ours = dynamic_cast<const Error*>(&error);
+  if (ours != nullptr && ours->kind() == ErrorKind::kPeer) {
+    if (shm_group_) shm_group_->report(error.what(), /*death=*/false);
+    return;
+  }
+  const std::string report = "rank " + std::to_string(rank_) + ": " + error.what();
+  if (shm_group_) shm_group_->report(report, /*death=*/false);
+  if (monitor_) monitor_->report(report);
+}
+
+bool FailureDetector::group_failed() const {
+  return monitor_ || !shm_group_ || shm_group_->failed();
+}
+
+void FailureDetector::leave() {
+  if (shm_group_) shm_group_->leave();
+  if (monitor_) monitor_->leave(kPartingPatience);
+}
+
+void FailureDetector::stop() {
+  if (monitor_) monitor_->stop();
+}
+
+std::string FailureDetector::list(const std::vector<int>& ranks) const {
+  std::string text;
+  for (const int rank : ranks) {
+    if (!text.empty()) text += ", ";
+    text += names_[static_cast<size_t>(rank)];
+  }
+  return text;
+}
+
+}  // namespace hbm::failure

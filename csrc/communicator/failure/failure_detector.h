@@ -1,0 +1,43 @@
+// The failure detector of a group: of the ranks on this node by their shared memory and pidfds
+// (communicator/shm/shm_group.h), of those on other nodes through the store (FailureMonitor) and by
+// connections between the nodes (NodeDeathWatch).
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bootstrap/rendezvous.h"
+#include "communicator/failure/failure_monitor.h"
+#include "communicator/peers.h"
+#include "communicator/shm/shm_group.h"
+
+namespace hbm::failure {
+
+class FailureDetector final : public Peers {
+ public:
+  // All ranks of the rendezvous call it. `node_of` numbers the ranks' nodes; `shm_group` is that of
+  // the ranks on this node, null where ranks do not share memory.
+  FailureDetector(const bootstrap::Rendezvous& rendezvous, const std::vector<int>& node_of,
+                  std::shared_ptr<shm::ShmGroup> shm_group);
+
+  void check(const Operation& operation) override;
+  std::exception_ptr explain(const Operation& operation, const std::exception_ptr& error) override;
+  void report_failure(const std::exception& error) override;
+  bool group_failed() const override;
+  void leave() override;
+  void stop() override;
+  std::string list(const std::vector<int>& ranks) const override;
+
+ private:
+  void follow_other_nodes(const bootstrap::Rendezvous& rendezvous, const std::vector<int>& node_of);
+  bool waits_for_neighbour(const Operation& operation) const;
+  std::vector<int> dead() const;
+
+  const int rank_;
+  std::vector<std::string> names_;                  // by rank: "3 (pid 4711 on host)"
+  const std::shared_ptr<shm::ShmGroup> shm_group_;  // null: ranks share no memory
+  std::unique_ptr<FailureMonitor> monitor_;         // null: no rank is on another node
+};
+
+}  // namespace hbm::failure

@@ -1,0 +1,255 @@
+// The reducing collectives over MPI. An element is reduced in rank order in each of them, so all
+// give the same bits.
+//
+// allreduce and reduce: small ones take one round, in which everybody gets everybody's data and
+// reduces it alike. Large ones go block by block: in each, every rank reduces one shard (first
+// phase) and hands it on (second phase), with two blocks in flight.
+//
+// reduce_scatter: in each round every rank gets one chunk of its own shard from everybody, and
+// reduces it. Two rounds in flight.
+#include <algorithm>
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include "communicator/mpi/communicator.h"
+#include "communicator/mpi/pipeline.h"
+#include "kernels/reduce.h"
+
+namespace hbm::mpi {
+namespace {
+
+// Up to here one round of whole tensors beats two phases of shards.
+constexpr size_t kOneShotBytes = 4096;       // to each peer
+constexpr size_t kOneShotTotal = 64 * 1024;  // to all peers
+
+size_t result_receives(const Channel& channel, int root) {
+  return root < 0 || root == channel.rank ? static_cast<size_t>(channel.size - 1) : 0;
+}
+
+const std::byte* at(const void* data, size_t elements, size_t element) {
+  return static_cast<const std::byte*>(data) + elements * element;
+}
+
+std::byte* at(void* data, size_t elements, size_t element) {
+  return static_cast<std::byte*>(data) + elements * element;
+}
+
+// Reduces `own` and what the peers sent in `round`, in rank order.
+void reduce_round(void* out, const void* own, const Round& round, const Channel& channel,
+                  size_t count, const Signature& signature) {
+  std::vector<const void*> sources;
+  for (int r = 0; r < channel.size; ++r) {
+    sources.push_back(r == channel.rank ? own : round.payload(r));
+  }
+  if (count > 0) {
+    const auto divisor =
+        channel.averaged > 0 ? static_cast<size_t>(channel.averaged) : sources.size();
+    reduce(out, sources.data(), sources.size(), count, signature.dtype, signature.reduce_op,
+           divisor);
+  }
+}
+
+struct MpiReduction {
+  const void* in;
+  void* out;
+  size_t count;
+  int root;  // -1: all ranks get the result
+};
+
+class OneShotReduction final : public GroupOperation {
+ public:
+  OneShotReduction(std::shared_ptr<Channel> channel, const Signature& signature,
+                   const MpiReduction& reduction);
+
+  void begin() override;
+  Progress poll() override;
+  std::vector<int> missing() const override { return round_.missing(); }
+  void abandon() noexcept override { round_.abandon(); }
+  bool self_sufficient() const override { return bytes() <= kEagerBytes; }
+
+ private:
+  size_t bytes() const { return reduction_.count * element(); }
+  bool takes_result() const { return reduction_.root < 0 || reduction_.root == channel_->rank; }
+
+  const MpiReduction reduction_;
+  Round round_;
+};
+
+class BlockReduction final : public TwoPhase {
+ public:
+  BlockReduction(std::shared_ptr<Channel> channel, const Signature& signature,
+                 const MpiReduction& reduction);
+
+ private:
+  bool takes_result() const { return reduction_.root < 0 || reduction_.root == channel_->rank; }
+  void post_first(Round& round, size_t block) override;
+  void post_second(Round& round, const Round& first, size_t block) override;
+  void deliver(const Round& second, size_t block) override;
+
+  const MpiReduction reduction_;
+};
+
+OneShotReduction::OneShotReduction(std::shared_ptr<Channel> channel, const Signature& signature,
+                                   const MpiReduction& reduction)
+    : GroupOperation(std::move(channel), signature, reduction.count),
+      reduction_(reduction),
+      round_(channel_, 1, result_receives(*channel_, reduction.root), reduction.count * element()) {
+}
+
+void OneShotReduction::begin() {
+  round_.open(signature_, 0, 0);
+  if (takes_result()) {
+    for (const int peer : peers()) round_.receive(peer, bytes(), reduction_.count);
+  }
+  const std::vector<int> to = reduction_.root < 0 ? peers()
+                              : reduction_.root == channel_->rank
+                                  ? std::vector<int>{}
+                                  : std::vector<int>{reduction_.root};
+  round_.send(to, reduction_.in, bytes(), reduction_.count);
+}
+
+Progress OneShotReduction::poll() {
+  const Progress progress = round_.poll();
+  if (progress == Progress::kDone && takes_result()) {
+    reduce_round(reduction_.out, reduction_.in, round_, *channel_, reduction_.count, signature_);
+  }
+  return progress;
+}
+
+BlockReduction::BlockReduction(std::shared_ptr<Channel> channel, const Signature& signature,
+                               const MpiReduction& reduction)
+    : TwoPhase(channel, signature, reduction.count,
+               {static_cast<size_t>(channel->size - 1), static_cast<size_t>(channel->size - 1)},
+               {1, result_receives(*channel, reduction.root)}),
+      reduction_(reduction) {}
+
+void BlockReduction::post_first(Round& round, size_t block) {
+  const size_t mine = shard(block, rank()).count;
+  for (const int peer : peers()) round.receive(peer, mine * element(), count_);
+  for (const int peer : peers()) {
+    const ElementRange theirs = shard(block, static_cast<size_t>(peer));
+    round.send(std::span(&peer, 1), at(reduction_.in, theirs.offset, element()),
+               theirs.count * element(), count_);
+  }
+}
+
+void BlockReduction::post_second(Round& round, const Round& first, size_t block) {
+  const ElementRange mine = shard(block, rank());
+  const size_t bytes = mine.count * element();
+  std::byte* result = round.slot();
+  reduce_round(result, at(reduction_.in, mine.offset, element()), first, *channel_, mine.count,
+               signature_);
+  if (takes_result()) {
+    if (bytes > 0) std::memcpy(at(reduction_.out, mine.offset, element()), result, bytes);
+    for (const int peer : peers()) {
+      round.receive(peer, shard(block, static_cast<size_t>(peer)).count * element(), count_);
+    }
+  }
+  if (reduction_.root < 0) {
+    round.post(peers(), bytes, count_);
+  } else if (!takes_result()) {
+    round.post(std::span(&reduction_.root, 1), bytes, count_);
+  }
+}
+
+void BlockReduction::deliver(const Round& second, size_t block) {
+  if (!takes_result()) return;
+  for (const int peer : peers()) {
+    const ElementRange theirs = shard(block, static_cast<size_t>(peer));
+    if (theirs.count == 0) continue;
+    std::memcpy(at(reduction_.out, theirs.offset, element()), second.payload(peer),
+                theirs.count * element());
+  }
+}
+
+std::unique_ptr<Operation> make_reduction(std::shared_ptr<Channel> channel,
+                                          const Signature& signature,
+                                          const MpiReduction& reduction) {
+  const size_t bytes = reduction.count * element_size(signature.dtype);
+  const auto peers = static_cast<size_t>(channel->size - 1);
+  if (bytes <= kOneShotBytes || bytes * peers <= kOneShotTotal || peers == 0) {
+    return std::make_unique<OneShotReduction>(std::move(channel), signature, reduction);
+  }
+  return std::make_unique<BlockReduction>(std::move(channel), signature, reduction);
+}
+
+class MpiReduceScatter final : public Pipeline {
+ public:
+  MpiReduceScatter(std::shared_ptr<Channel> channel, const Signature& signature,
+                   std::vector<Source> inputs, void* out)
+      : Pipeline(std::move(channel), signature, inputs[0].count),
+        inputs_(std::move(inputs)),
+        out_(static_cast<std::byte*>(out)),
+        chunk_(channel_->chunk_bytes / element()) {
+    for (const Source& input : inputs_) longest_ = std::max(longest_, input.count);
+    prepare(parts_of(longest_), size() - 1, size() - 1, std::min(longest_, chunk_) * element());
+  }
+
+  bool self_sufficient() const override {
+    return parts() == 1 && longest_ * element() <= kEagerBytes;
+  }
+
+ private:
+  size_t parts_of(size_t count) const { return std::max<size_t>(1, (count + chunk_ - 1) / chunk_); }
+
+  size_t part_count(size_t part, size_t count) const {
+    return std::min(chunk_, count - part * chunk_);
+  }
+
+  const std::byte* from(size_t part, size_t shard) const {
+    return static_cast<const std::byte*>(inputs_[shard].data) + part * chunk_ * element();
+  }
+
+  void post(Round& round, size_t part) override {
+    const size_t mine = inputs_[rank()].count;
+    for (const int peer : peers()) {
+      if (part < parts_of(mine)) round.receive(peer, part_count(part, mine) * element(), mine);
+    }
+    for (const int peer : peers()) {
+      const auto shard = static_cast<size_t>(peer);
+      const size_t theirs = inputs_[shard].count;
+      if (part >= parts_of(theirs)) continue;
+      round.send(std::span(&peer, 1), from(part, shard), part_count(part, theirs) * element(),
+                 theirs);
+    }
+  }
+
+  void deliver(const Round& round, size_t part) override {
+    const size_t mine = inputs_[rank()].count;
+    if (part >= parts_of(mine) || mine == 0) return;
+    std::vector<const void*> sources;
+    for (size_t r = 0; r < size(); ++r) {
+      sources.push_back(r == rank() ? from(part, r) : round.payload(static_cast<int>(r)));
+    }
+    reduce(out_ + part * chunk_ * element(), sources.data(), size(), part_count(part, mine),
+           signature_.dtype, signature_.reduce_op, size());
+  }
+
+  const std::vector<Source> inputs_;
+  std::byte* const out_;
+  const size_t chunk_;  // elements a message
+  size_t longest_ = 0;  // elements of the longest shard
+};
+
+}  // namespace
+
+OperationPtr MpiCommunicator::allreduce(uint64_t sequence, const void* in, void* out, size_t count,
+                                        Dtype dtype, ReduceOp op) {
+  return make_reduction(channel_, {OpCode::kAllreduce, dtype, op, -1, sequence},
+                        {in, out, count, -1});
+}
+
+OperationPtr MpiCommunicator::reduce(uint64_t sequence, const void* in, void* out, size_t count,
+                                     Dtype dtype, ReduceOp op, int root) {
+  return make_reduction(channel_, {OpCode::kReduce, dtype, op, root, sequence},
+                        {in, out, count, root});
+}
+
+OperationPtr MpiCommunicator::reduce_scatter(uint64_t sequence, const std::vector<Source>& inputs,
+                                             void* out, Dtype dtype, ReduceOp op) {
+  const Signature signature{OpCode::kReduceScatter, dtype, op, -1, sequence};
+  return std::make_unique<MpiReduceScatter>(channel_, signature, inputs, out);
+}
+
+}  // namespace hbm::mpi

@@ -1,0 +1,49 @@
+// What a rank knows of the other ranks of its group, and tells them: who has died, who has left,
+// and what has failed. failure/failure_detector.h implements it for every communicator.
+//
+// Threads: every member may be called from any thread. After stop() nothing is learnt or told.
+#pragma once
+
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "progress/operation.h"
+
+namespace hbm {
+
+class Peers {
+ public:
+  virtual ~Peers() = default;
+
+  // Throws if `operation` waits in vain: Error(kDeath) for a rank that has died, Error(kPeer) for
+  // one that has left or has reported a failure, Error(kNetwork) if such news comes no more. Does
+  // not wait.
+  virtual void check(const Operation& operation) = 0;
+
+  // The error that `error`, in which `operation` ended, is the consequence of; `error` itself if
+  // there is none. Waits up to 1.5 s for the cause where another rank is likely to know it.
+  virtual std::exception_ptr explain(const Operation& operation,
+                                     const std::exception_ptr& error) = 0;
+
+  // Tells the other ranks of an error that has broken the group here: those that wait end with
+  // Error(kPeer). An Error(kPeer) came from another rank, so it goes to those alone that cannot
+  // have heard of it, on this node. Waits up to 200 ms for the store.
+  virtual void report_failure(const std::exception& error) = 0;
+
+  // Whether an Error(kPeer) of a point-to-point operation is the whole group's. Within a node a
+  // rank may give up a single transfer, whose peer then gets that error.
+  virtual bool group_failed() const = 0;
+
+  // Tells the other ranks that this one destroys the group in good order. Waits up to 1 s for the
+  // store.
+  virtual void leave() = 0;
+
+  // Ends what watches the other ranks in the background. Idempotent.
+  virtual void stop() = 0;
+
+  // "3 (pid 4711 on host), 5 (pid 4712 on host)", for errors.
+  virtual std::string list(const std::vector<int>& ranks) const = 0;
+};
+
+}  // namespace hbm
