@@ -54,12 +54,12 @@ bool crowded(const Place& place) { return place.size > sysconf(_SC_NPROCESSORS_O
 
 bootstrap::Rendezvous meet(const Place& place,
                            const std::function<void(bootstrap::Member&)>& tell) {
-  return bootstrap::rendezvous_of(std::make_shared<FileStore>(place.directory), place.rank,
-                                  place.size, "the benchmark", Clock::now() + kPatience, [&] {
-                                    auto self = bootstrap::introduce("benchmark", kChunk);
-                                    tell(self);
-                                    return self;
-                                  });
+  return bootstrap::meet(std::make_shared<FileStore>(place.directory), place.rank, place.size,
+                         "the benchmark", Clock::now() + kPatience, [&] {
+                           auto self = bootstrap::introduce("benchmark", kChunk);
+                           tell(self);
+                           return self;
+                         });
 }
 
 // A way of adding up what all ranks have.

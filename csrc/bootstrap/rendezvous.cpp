@@ -102,9 +102,8 @@ Member introduce(const std::string& version, size_t chunk_bytes) {
   return self;
 }
 
-Rendezvous rendezvous_of(std::shared_ptr<KeyValue> store, int rank, int size,
-                         const std::string& group, KeyValue::Deadline deadline,
-                         const std::function<Member()>& self) {
+Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::string& group,
+                KeyValue::Deadline deadline, const std::function<Member()>& self) {
   // A store may outlive a group (torchrun's agent keeps one for the whole job), so each rank counts
   // its own rendezvous here: the n-th of one rank is the n-th of the others.
   const std::string counter = "hbm/meetings/" + std::to_string(rank);

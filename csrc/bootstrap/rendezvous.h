@@ -1,7 +1,7 @@
 // The rendezvous of a new group's ranks in the store, before anything that could hang: each says
 // who it is and waits for the others, so that an error can name the ranks that did not come.
 //
-// Threads: rendezvous_of() is called once per group, by the thread that creates it; all other
+// Threads: meet() is called once per group, by the thread that creates it; all other
 // functions may be called from any thread.
 #pragma once
 
@@ -57,9 +57,8 @@ struct Rendezvous {
 // see gather(). Throws Error(kTimeout) naming the ranks that did not come, Error(kMismatch) when
 // what must be equal differs. `store` is the group's own; a second rendezvous of the same ranks in
 // the same store is told from the first.
-Rendezvous rendezvous_of(std::shared_ptr<KeyValue> store, int rank, int size,
-                         const std::string& group, KeyValue::Deadline deadline,
-                         const std::function<Member()>& self);
+Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::string& group,
+                KeyValue::Deadline deadline, const std::function<Member()>& self);
 
 // The ranks on the same machine as `rank`, itself included, ascending: of one kernel, and not
 // forced apart. Whether they share memory is not said.

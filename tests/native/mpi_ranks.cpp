@@ -65,9 +65,9 @@ Group::Group(const std::filesystem::path& directory, const std::string& name, in
   const auto deadline = Clock::now() + kPatience;
   std::filesystem::create_directories(directory / name);
   const auto store = std::make_shared<FileStore>(directory / name);
-  const auto rendezvous =
-      bootstrap::rendezvous_of(store, rank, size, "group " + name, deadline,
-                               [&] { return bootstrap::introduce("test", chunk_bytes); });
+  const auto rendezvous = bootstrap::meet(store, rank, size, "group " + name, deadline, [&] {
+    return bootstrap::introduce("test", chunk_bytes);
+  });
   channel->rank = rank;
   channel->size = size;
   channel->group = "group " + name;

@@ -1,4 +1,4 @@
-// Ranks in namespaces of their own, as in containers, and the socket files that they rendezvous_of
+// Ranks in namespaces of their own, as in containers, and the socket files that they meet
 // by.
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -51,16 +51,16 @@ bool permitted(const std::function<bool()>& isolate) {
 }
 
 Neighbourhood explore_as(const ForkedRank& rank) {
-  NeighbourListener door;
+  NeighbourListener listener;
   const auto store = std::make_shared<FileStore>(rank.directory);
-  const auto rendezvous = bootstrap::rendezvous_of(
-      store, rank.rank, rank.size, "group g", in(milliseconds(60'000)), [&] {
+  const auto rendezvous =
+      bootstrap::meet(store, rank.rank, rank.size, "group g", in(milliseconds(60'000)), [&] {
         bootstrap::Member self = bootstrap::introduce("1.0", 4096);
         self.segment = "ddr";
-        self.listener = door.name();
+        self.listener = listener.name();
         return self;
       });
-  return explore(rendezvous, door,
+  return explore(rendezvous, listener,
                  [] { return memory::SharedSegment::create(memory::Policy::kDdr, 64 << 20); });
 }
 

@@ -44,17 +44,16 @@ struct Explorer {
 
   // Meets the others, and explores. `hold` is called before.
   Neighbourhood explore(const std::function<void()>& hold = [] {}) {
-    NeighbourListener door;
-    const auto rendezvous =
-        bootstrap::rendezvous_of(store, rank, size, "group g", in(patience), [&] {
-          bootstrap::Member self = bootstrap::introduce("1.0", 4096);
-          self.segment = segment_name;
-          self.listener = door.name();
-          return self;
-        });
+    NeighbourListener listener;
+    const auto rendezvous = bootstrap::meet(store, rank, size, "group g", in(patience), [&] {
+      bootstrap::Member self = bootstrap::introduce("1.0", 4096);
+      self.segment = segment_name;
+      self.listener = listener.name();
+      return self;
+    });
     participant = rendezvous.participant;
     hold();
-    return shm::explore(rendezvous, door, own);
+    return shm::explore(rendezvous, listener, own);
   }
 
   // Each rank writes to its segment and to those of its neighbours, and all see it.
@@ -289,17 +288,17 @@ TEST(Explore, FewDescriptorsInFlightAreEnough) {
 
 TEST(NeighbourListener, TakesInNoStrangers) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to become somebody else";
-  NeighbourListener door;
+  NeighbourListener listener;
   bootstrap::Member self = bootstrap::introduce("1.0", 4096);
-  self.listener = door.name();
+  self.listener = listener.name();
   ASSERT_TRUE(NeighbourListener::call(self, self));
-  EXPECT_EQ(door.callers().size(), 1u);
+  EXPECT_EQ(listener.callers().size(), 1u);
   EXPECT_EQ(run_forked([&] {
               ASSERT_EQ(setuid(65534), 0);
               EXPECT_TRUE(NeighbourListener::call(self, self)) << "root is trusted";
             }),
             0);
-  EXPECT_TRUE(door.callers().empty());
+  EXPECT_TRUE(listener.callers().empty());
 }
 
 TEST(Partition, NodesAreThoseThatHaveAllMappedOneAnother) {

@@ -48,7 +48,7 @@ void on_ranks(int size, const std::function<void(int)>& act) {
 TEST(Rendezvous, EveryRankGetsEveryRecord) {
   const auto store = std::make_shared<FakeStore>();
   on_ranks(4, [&](int rank) {
-    const Rendezvous rendezvous = rendezvous_of(store, rank, 4, "group g", in(kPatience), [&] {
+    const Rendezvous rendezvous = meet(store, rank, 4, "group g", in(kPatience), [&] {
       Member self = member();
       self.pid = 100 + rank;
       self.forced_node = "with \"quotes\"\nand lines";
@@ -80,7 +80,7 @@ TEST(Rendezvous, ASecondOneIsToldFromTheFirst) {
   on_ranks(3, [&](int rank) {
     std::set<std::string> prefixes;
     for (int round = 0; round < 5; ++round) {
-      const Rendezvous rendezvous = rendezvous_of(store, rank, 3, "group g", in(kPatience), [&] {
+      const Rendezvous rendezvous = meet(store, rank, 3, "group g", in(kPatience), [&] {
         Member self = member();
         self.pid = round;
         return self;
@@ -97,7 +97,7 @@ TEST(Rendezvous, NamesTheRanksThatDidNotCome) {
     if (rank % 2 == 1) return;
     expect_error(ErrorKind::kTimeout,
                  {"rank " + std::to_string(rank) + " of group g met 2 of 4", "missing ranks: 1, 3"},
-                 [&] { rendezvous_of(store, rank, 4, "group g", in(milliseconds(200)), member); });
+                 [&] { meet(store, rank, 4, "group g", in(milliseconds(200)), member); });
   });
 }
 
@@ -106,12 +106,12 @@ TEST(Rendezvous, AProblemOfOneRankReachesAll) {
   on_ranks(3, [&](int rank) {
     if (rank == 1) {
       expect_error(ErrorKind::kExhausted, {"no memory"}, [&] {
-        rendezvous_of(store, rank, 3, "group g", in(kPatience),
-                      []() -> Member { throw Error(ErrorKind::kExhausted, "no memory"); });
+        meet(store, rank, 3, "group g", in(kPatience),
+             []() -> Member { throw Error(ErrorKind::kExhausted, "no memory"); });
       });
     } else {
       expect_error(ErrorKind::kUnavailable, {"rank 1 of group g cannot take part: no memory"},
-                   [&] { rendezvous_of(store, rank, 3, "group g", in(kPatience), member); });
+                   [&] { meet(store, rank, 3, "group g", in(kPatience), member); });
     }
   });
 }
@@ -122,9 +122,8 @@ TEST(Rendezvous, WhatMustBeEqualIs) {
     on_ranks(3, [&](int rank) {
       Member self = member();
       if (rank == 1) change(self);
-      expect_error(ErrorKind::kMismatch, {part, "group g", "rank 0 has", "rank 1 has"}, [&] {
-        rendezvous_of(store, rank, 3, "group g", in(kPatience), [&] { return self; });
-      });
+      expect_error(ErrorKind::kMismatch, {part, "group g", "rank 0 has", "rank 1 has"},
+                   [&] { meet(store, rank, 3, "group g", in(kPatience), [&] { return self; }); });
     });
   };
   differ("the version of torch_hbmcomm", [](Member& self) { self.version = "1.1"; });
@@ -135,7 +134,7 @@ TEST(Rendezvous, WhatMustBeEqualIs) {
 TEST(Rendezvous, FurtherStepsAreAmongSome) {
   const auto store = std::make_shared<FakeStore>();
   on_ranks(4, [&](int rank) {
-    const Rendezvous rendezvous = rendezvous_of(store, rank, 4, "group g", in(kPatience), member);
+    const Rendezvous rendezvous = meet(store, rank, 4, "group g", in(kPatience), member);
     if (rank == 1) return;
     const auto heard = gather(rendezvous.participant, "step", {0, 2, 3},
                               [&] { return std::to_string(rank * rank); });

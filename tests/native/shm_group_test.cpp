@@ -1,4 +1,4 @@
-// The areas of a shm_group: what it checks of them, and when nobody looks at one any more.
+// The areas of a group of the node: what it checks of them, and when nobody looks at one any more.
 #include "communicator/shm/shm_group.h"
 
 #include <gtest/gtest.h>

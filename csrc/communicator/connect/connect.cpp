@@ -121,8 +121,8 @@ GroupConnection connect(const GroupSetup& setup) {
   mpi::sweep_abandoned();
   GroupConnection made;
   std::optional<shm::NeighbourListener> listener;
-  made.rendezvous = bootstrap::rendezvous_of(
-      setup.store, setup.rank, setup.size, setup.group, setup.deadline, [&] {
+  made.rendezvous =
+      bootstrap::meet(setup.store, setup.rank, setup.size, setup.group, setup.deadline, [&] {
         prepare(setup, made);
         // The version stands for the layout of messages and the cutting into chunks.
         bootstrap::Member self = bootstrap::introduce(setup.version, chunk_bytes);

@@ -133,7 +133,7 @@ ElementRange MultiLeaderAllreduce::shard(size_t index, size_t leader) const {
   return {whole.offset + first, std::min(each, whole.count - first)};
 }
 
-// MPI gives no notice, so a rank that waits for it polls, and looks after its shm_group meanwhile.
+// MPI gives no notice, so a rank that waits for it polls, and looks after its group meanwhile.
 bool MultiLeaderAllreduce::wait(std::chrono::steady_clock::time_point until) {
   if (!in_column_ && in_node_) return in_node_->wait(until);
   const auto now = shm::Clock::now();

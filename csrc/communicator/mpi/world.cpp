@@ -158,7 +158,7 @@ World& World::launched(Deadline deadline) {
   }
   world = new World(mpi, "", ours ? "hbm, through the launcher" : "code that ran before hbm");
   if (!ours) return *world;
-  if (!world->rendezvous_of(deadline)) {
+  if (!world->meet(deadline)) {
     throw Error(ErrorKind::kTimeout, "not every rank of the launcher's job came in time");
   }
   unlink_segments();
@@ -203,7 +203,7 @@ std::string World::broadcast(std::string value, Deadline deadline) {
   return *sent;
 }
 
-bool World::rendezvous_of(Deadline deadline) {
+bool World::meet(Deadline deadline) {
   MPI_Request all = MPI_REQUEST_NULL;
   mpi_.check(mpi_.Ibarrier(MPI_COMM_WORLD, &all), "MPI_Ibarrier");
   Backoff backoff(true);
@@ -219,7 +219,7 @@ void World::finalize_together(std::chrono::milliseconds patience) noexcept {
   try {
     if (!is_initialised(mpi_)) return;
     const Deadline deadline = std::chrono::steady_clock::now() + patience;
-    if (rendezvous_of(deadline)) run_abandonable([this] { mpi_.Finalize(); }, deadline + patience);
+    if (meet(deadline)) run_abandonable([this] { mpi_.Finalize(); }, deadline + patience);
   } catch (const std::exception& error) {
     log::info(std::string("MPI was left without MPI_Finalize: ") + error.what());
   }

@@ -61,7 +61,7 @@ class World {
 
  private:
   // Waits for every rank of the world to call this; false when the deadline came first.
-  bool rendezvous_of(Deadline deadline);
+  bool meet(Deadline deadline);
 
   World(const MpiLibrary& library, std::string id, std::string origin);
 

@@ -10,7 +10,7 @@
 namespace hbm::shm {
 namespace {
 
-// A block of the segment that neighbours may still look at when its shm_group is gone.
+// A block of the segment that neighbours may still look at when its group is gone.
 struct OldArea {
   std::shared_ptr<memory::SharedSegment> segment;
   std::byte* block;

@@ -103,7 +103,7 @@ class Exploration {
 
   void meet_machine() {
     if (differ_in_network()) {
-      gather(participant_, "doors", machine_, [this] {
+      gather(participant_, "listeners", machine_, [this] {
         listener_.open_to_other_networks();
         return std::string();
       });

@@ -70,7 +70,7 @@ class Streams : public PhasedOperation {
   std::vector<Incoming> incoming_;  // by member
   std::vector<SlotStream> slot_streams_;
   size_t chunk_ = 0;   // bytes of a stream in a slot
-  size_t rounds_ = 1;  // of the whole shm_group
+  size_t rounds_ = 1;  // of the whole group
   size_t round_ = 0;
   bool learned_ = false;
   bool closing_ = false;  // some member's stream is read in its segment
