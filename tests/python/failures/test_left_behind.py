@@ -116,7 +116,8 @@ def test_groups_that_are_destroyed_leave_nothing(
     before = pool.run(make_and_destroy, 20)
     after = pool.run(make_and_destroy, cycles, limit=120 + cycles)
     for early, late in zip(before, after, strict=True):
+        # Fewer is no leak: what an earlier test of this pool left may end meanwhile.
         for exact in ("in use", "descriptors", "mappings"):
-            assert late[exact] == early[exact], (exact, early, late)
+            assert late[exact] <= early[exact], (exact, early, late)
         assert late["held"] <= early["held"] + (1 << 20), (early, late)
         assert late["resident"] <= early["resident"] + (8 << 20), (early, late)
