@@ -99,6 +99,7 @@ def read(text: str) -> Result:
     contenders = found.get("contenders", {})
     if isinstance(contenders, list):
         contenders = dict.fromkeys(contenders, "")
+    contenders = {_RENAMED.get(name, name): about for name, about in contenders.items()}
     plan = {name: found[name] for name in ("ranks", "rounds") if name in found}
     entries = [
         entry for name in ("measurements", "trainings", "rows") for entry in found.get(name, ())
@@ -127,6 +128,7 @@ def _benchmark(entry: Mapping[str, Any]) -> str:
     return next((found for name, found in names.items() if name in entry), "box")
 
 
+_RENAMED = {"hbm shm in place": "hbm shm zero-copy"}  # contenders of earlier versions
 _STATISTICS = re.compile(
     r"contender|calls_per_sample|values|curves|samples|p99_us|smallest_share|"
     r"(alone_)?(samples|median|minimum|mean)_\w+"
@@ -142,7 +144,7 @@ def _measurement(entry: Mapping[str, Any]) -> Measurement:
         values["smallest_share"] = entry["smallest_share"]
     return Measurement(
         of={name: value for name, value in entry.items() if not _STATISTICS.fullmatch(name)},
-        contender=entry["contender"],
+        contender=_RENAMED.get(entry["contender"], entry["contender"]),
         samples=samples,
         unit=unit or "us",
         alone=entry.get(f"alone_samples_{unit}", ()),

@@ -52,7 +52,7 @@ def rpc_ranks(
             starts = (peers(role, 1, launcher(rank), {"RANK": str(rank)}) for rank in range(count))
             ranks = [rank for (rank,) in threads.map(stack.enter_context, starts)]
         for rank in ranks:
-            rank.tell("join", meeting=f"{place}/meeting", world=count, **options)
+            rank.tell("join", store_file=f"{place}/store", world=count, **options)
         for rank in ranks:
             rank.answer()
         yield ranks

@@ -23,12 +23,12 @@ class Learner:
         self._rank = rank
         torch.optim.Adam(_network().parameters())  # the first one loads much: not while asked
 
-    def join(self, meeting: str, world: int) -> None:
-        """meeting: a file that does not exist yet, the same for all."""
+    def join(self, store_file: str, world: int) -> None:
+        """store_file: a file that does not exist yet, the same for all."""
         torch.set_num_threads(1)
         dist.init_process_group(
             "hbm",
-            init_method=f"file://{meeting}",
+            init_method=f"file://{store_file}",
             rank=self._rank,
             world_size=world,
             pg_options=hbmcomm.Options(parameter_server="auto"),

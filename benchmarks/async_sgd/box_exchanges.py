@@ -10,7 +10,7 @@ from benchmarks.async_sgd.workload import Exchange
 from torch_hbmcomm.sizes import MIB
 from torch_hbmcomm.smb import Future, Segment
 
-_PIECE_IN_PLACE = 16 * MIB  # the least that a read on shm stores past the caches
+_PIECE_ZERO_COPY = 16 * MIB  # the least that a read on shm stores past the caches
 _PIECE_TCP = MIB
 _AHEAD = 1  # pieces that are being added while one is copied
 _WRITES = 2  # at a time: more share the lanes, and all end late
@@ -28,14 +28,14 @@ def plain(shared: Segment, slot: Segment, gradients: Array, weights: Array) -> E
     return exchange
 
 
-def in_place(shared: Segment, slot: Segment, gradients: Array, weights: Array) -> Exchange:
+def zero_copy(shared: Segment, slot: Segment, gradients: Array, weights: Array) -> Exchange:
     """The gradients lie in the slot. The box adds a piece while the worker copies the sum of the
     one before. REQUIRES: the transport shm."""
     local = weights.view(np.uint8)
 
     def exchange() -> None:
         added: deque[tuple[int, int, Future]] = deque()
-        for start, size in _pieces(shared.size, _PIECE_IN_PLACE):
+        for start, size in _pieces(shared.size, _PIECE_ZERO_COPY):
             added.append((start, size, shared.accumulate_async(slot, "float32", 1.0, start, size)))
             if len(added) > _AHEAD:
                 fetch(*added.popleft())
@@ -77,4 +77,4 @@ def _pieces(size: int, piece: int) -> Iterator[tuple[int, int]]:
         yield start, min(piece, size - start)
 
 
-EXCHANGES = {"plain": plain, "in place": in_place, "pipelined": pipelined}
+EXCHANGES = {"plain": plain, "zero-copy": zero_copy, "pipelined": pipelined}

@@ -67,7 +67,7 @@ class BoxWorker(Worker):
         shared = self._box.alloc(size, key=key, mode="attach")
         slot = self._box.alloc(size, mode="create", temporary=True)
         self._allocate(size // 4, weight)
-        if way == "in place":
+        if way == "zero-copy":
             view = np.frombuffer(slot.view(), np.float32)
             view[:] = self.gradients
             self.gradients = view

@@ -25,11 +25,11 @@ def _add(gradients: torch.Tensor) -> torch.Tensor:
 class _Member:
     rank: int
 
-    def join(self, meeting: str, world: int, over_link: bool) -> None:
-        """meeting: a file that does not exist yet, the same for all."""
+    def join(self, store_file: str, world: int, over_link: bool) -> None:
+        """store_file: a file that does not exist yet, the same for all."""
         torch.set_num_threads(1)
         options = rpc.TensorPipeRpcBackendOptions(
-            init_method=f"file://{meeting}",
+            init_method=f"file://{store_file}",
             rpc_timeout=_FOR_EVER,
             # Between two namespaces it would otherwise copy from process to process.
             _transports=["uv"] if over_link else None,

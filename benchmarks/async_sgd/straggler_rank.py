@@ -25,11 +25,11 @@ class Trainee:
         self._rank = rank
         _model()  # the first optimizer loads much: not while asked
 
-    def join(self, meeting: str, world: int) -> None:
-        """meeting: a file that does not exist yet, the same for all."""
+    def join(self, store_file: str, world: int) -> None:
+        """store_file: a file that does not exist yet, the same for all."""
         torch.set_num_threads(1)
         dist.init_process_group(
-            "hbm", init_method=f"file://{meeting}", rank=self._rank, world_size=world
+            "hbm", init_method=f"file://{store_file}", rank=self._rank, world_size=world
         )
         self._groups = {world: dist.group.WORLD, world - 1: dist.new_group(range(world - 1))}
 

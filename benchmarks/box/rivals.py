@@ -5,7 +5,7 @@ accumulate.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from benchmarks.box.native import native_client
@@ -34,7 +34,7 @@ def _measure(plan: BoxPlan, findings: Findings) -> None:
     with ExitStack() as stack:
         ready: dict[str, Prepare] = {}
         for who, start in everyone.items():
-            with _may_fail(who, findings):
+            with left_out_if_it_fails(who, findings, ours=who == _OURS):
                 ready[who] = stack.enter_context(start())
         for size in plan.sizes(MIB, 64 * MIB):
             for operation in _OPERATIONS:
@@ -42,20 +42,13 @@ def _measure(plan: BoxPlan, findings: Findings) -> None:
                 for who, prepare in ready.items():
                     if who in findings.unavailable:
                         continue
-                    with _may_fail(who, findings):
+                    with left_out_if_it_fails(who, findings, ours=who == _OURS):
                         prepared = prepare(size, operation)
                         for timed in prepared.values():
                             timed(1, 1)
                         contenders |= prepared
                 rounds = min(plan.rounds, _MOST_ROUNDS)
                 measure(findings, "rivals", operation, size, contenders, rounds)
-
-
-def _may_fail(who: str, findings: Findings) -> AbstractContextManager[None]:
-    """Whoever fails is left out from now on; but not a box."""
-    if who == _OURS:
-        return nullcontext()
-    return left_out_if_it_fails(who, findings)
 
 
 @contextmanager

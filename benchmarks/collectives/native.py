@@ -24,7 +24,10 @@ NATIVE = "allreduce_native"
 
 
 class NativeRank:
-    """kind: "placed" or "staged", of hbm on one node; "mpi", hbm over MPI; "mpich", MPI itself."""
+    """One rank's native program, from its start to the end of this process.
+
+    kind: "zero-copy" or "staged", hbm on one node; "mpi", hbm over MPI; "mpich", MPI itself.
+    """
 
     def __init__(self, kind: str) -> None:
         place = [tempfile.mkdtemp(prefix="hbmcomm-bench-") if dist.get_rank() == 0 else None]
@@ -60,7 +63,7 @@ class HbmBelow(Hbm):
         if collective != NATIVE:
             return super().prepare(collective, buffers)
         over_mpi = self._node == OVER_MPI
-        kind = "mpi" if over_mpi else "placed" if self.placed else "staged"
+        kind = "mpi" if over_mpi else "zero-copy" if self.zero_copy else "staged"
         return _rank(kind).prepare(buffers)
 
 

@@ -24,11 +24,11 @@ class Trainee:
         self._rank = rank
         warnings.simplefilter("ignore", FutureWarning)  # DDP's, about its own arguments
 
-    def join(self, meeting: str, world: int, width: int, threads: int = 1) -> None:
-        """meeting: a file that does not exist yet, the same for all. width: of ResNet-50."""
+    def join(self, store_file: str, world: int, width: int, threads: int = 1) -> None:
+        """store_file: a file that does not exist yet, the same for all. width: of ResNet-50."""
         torch.set_num_threads(threads)
         dist.init_process_group(
-            "hbm", init_method=f"file://{meeting}", rank=self._rank, world_size=world
+            "hbm", init_method=f"file://{store_file}", rank=self._rank, world_size=world
         )
         self._world = dist.group.WORLD
         self._gloo = dist.new_group(backend="gloo")

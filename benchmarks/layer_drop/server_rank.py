@@ -27,7 +27,7 @@ class Clock:
         self.times: list[tuple[float, float]] = []
         self._last = time.perf_counter(), time.thread_time()
 
-    def tick(self) -> None:
+    def lap(self) -> None:
         now = time.perf_counter(), time.thread_time()
         self.times.append((now[0] - self._last[0], now[1] - self._last[1]))
         self._last = now
@@ -39,11 +39,11 @@ class Member:
     def __init__(self, rank: int) -> None:
         self._rank = rank
 
-    def join(self, meeting: str, world: int, width: int) -> None:
-        """meeting: a file that does not exist yet, the same for all. width: of ResNet-50."""
+    def join(self, store_file: str, world: int, width: int) -> None:
+        """store_file: a file that does not exist yet, the same for all. width: of ResNet-50."""
         torch.set_num_threads(1)
         dist.init_process_group(
-            "hbm", init_method=f"file://{meeting}", rank=self._rank, world_size=world
+            "hbm", init_method=f"file://{store_file}", rank=self._rank, world_size=world
         )
         self._model = Synthetic(resnet50(width), self._rank)
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=_RATE, momentum=0.9)
@@ -77,7 +77,7 @@ class Member:
     def serve(self) -> list[tuple[float, float]]:
         """On rank 0, until all workers have closed. Returns the times of each update."""
         clock = Clock()
-        self._server.serve(after_update=clock.tick)
+        self._server.serve(after_update=clock.lap)
         return clock.times
 
     def run(self, steps: int) -> list[tuple[float, float]]:
@@ -86,7 +86,7 @@ class Member:
         for _ in range(steps):
             self._model().backward()
             self._server.step()
-            clock.tick()
+            clock.lap()
         return clock.times
 
     def size(self) -> int:

@@ -36,7 +36,7 @@ from torch_hbmcomm.bench.ranks import (
     join,
     launch,
     leave,
-    seconds_after_meeting,
+    seconds_after_barrier,
     slowest,
     take_turns,
     with_progress,
@@ -92,7 +92,7 @@ assert COLLECTIVES.keys() == COLLECTIVE_CALLS.keys()
 CONTENDERS: dict[str, Contender] = {
     contender.name: contender
     for contender in (
-        Hbm("hbm-zero-copy", "hbm, on tensors from hbmcomm.memory.empty", placed=True),
+        Hbm("hbm-zero-copy", "hbm, on tensors from hbmcomm.memory.empty", zero_copy=True),
         Hbm("hbm-staged", "hbm, on plain tensors"),
         Hbm("hbm-mpi", "hbm with HBMCOMM_NODE=mpi, on plain tensors", node=OVER_MPI),
         TorchBackend("gloo", "PyTorch's own backend", "gloo"),
@@ -234,13 +234,13 @@ def _measure(
 def _measure_cell(cell: Cell, contenders: Sequence[Contender], rounds: int) -> dict[str, Samples]:
     ranks = dist.get_world_size()
     plain = Buffers(torch.empty, cell.bytes, cell.dtype, ranks)
-    placed = Buffers(memory.empty, cell.bytes, cell.dtype, ranks)
+    zero_copy = Buffers(memory.empty, cell.bytes, cell.dtype, ranks)
     taking_part = [one for one in contenders if cell.offered_by(one)]
     loops = {}
     for contender in taking_part:
         try:
             loops[contender.name] = contender.prepare(
-                cell.collective, placed if contender.placed else plain
+                cell.collective, zero_copy if contender.zero_copy else plain
             )
         except Exception as error:
             raise RuntimeError(f"{cell} on {contender.name}: {error}") from error
@@ -259,7 +259,7 @@ def _measure_startup(plan: CollectivesPlan, contenders: Sequence[Contender]) -> 
 
 def _startup(contender: Contender) -> float:
     """Microseconds from nothing to the end of a first collective, once all ranks have come up."""
-    elapsed = seconds_after_meeting(contender.start)
+    elapsed = seconds_after_barrier(contender.start)
     leave()
     return elapsed * 1e6
 

@@ -29,7 +29,7 @@ class Contender(ABC):
 
     name: as in the command line and in every report.
     about: what it is, in a line.
-    placed: whether its buffers come from `torch_hbmcomm.memory`, or are plain tensors.
+    zero_copy: whether its buffers come from `torch_hbmcomm.memory`, or are plain tensors.
     reference: True for one that does not do the whole job, and shows what that would cost.
     starts: whether it has start(), and is measured from nothing to a first collective.
     dtypes: those that it takes.
@@ -37,7 +37,7 @@ class Contender(ABC):
 
     name: str
     about: str
-    placed: bool = False
+    zero_copy: bool = False
     reference: bool = False
     starts: bool = False
     dtypes: tuple[str, ...] = DTYPES
@@ -126,10 +126,10 @@ class TorchBackend(Contender):
 class Hbm(TorchBackend):
     """node: what HBMCOMM_NODE says when its group is created."""
 
-    def __init__(self, name: str, about: str, placed: bool = False, node: str | None = None):
+    def __init__(self, name: str, about: str, zero_copy: bool = False, node: str | None = None):
         super().__init__(name, about, "hbm")
-        self.placed = placed
-        self.starts = placed or node is not None  # where tensors lie changes no start
+        self.zero_copy = zero_copy
+        self.starts = zero_copy or node is not None  # where tensors lie changes no start
         self._node = node
 
     def why_unavailable(self) -> str | None:

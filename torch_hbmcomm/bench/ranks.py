@@ -81,16 +81,16 @@ def slowest(of_ranks: Sequence[Samples]) -> Samples:
     )
 
 
-def meet() -> None:
+def barrier() -> None:
     """Ranks leave together, so that what one rank's imports took is in nobody's time."""
     store, rank, ranks = next(rendezvous("env://"))
     store.set(f"bench/arrived/{rank}", "")
     store.wait([f"bench/arrived/{peer}" for peer in range(ranks)])
 
 
-def seconds_after_meeting(action: Callable[[], object]) -> float:
+def seconds_after_barrier(action: Callable[[], object]) -> float:
     torch.set_num_threads(1)
-    meet()
+    barrier()
     start = time.perf_counter()
     action()
     return time.perf_counter() - start

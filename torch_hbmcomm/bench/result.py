@@ -238,11 +238,13 @@ def run(
 
 
 @contextmanager
-def left_out_if_it_fails(who: str, findings: Findings) -> Iterator[None]:
-    """Notes the reason in place of raising Unavailable or PeerFailed."""
+def left_out_if_it_fails(who: str, findings: Findings, ours: bool = False) -> Iterator[None]:
+    """Note why somebody fails, instead of raising Unavailable or PeerFailed; but raise for ours."""
     try:
         yield
     except (Unavailable, PeerFailed) as error:
+        if ours:
+            raise
         findings.unavailable[who] = str(error)
 
 

@@ -13,7 +13,7 @@ from torch_hbmcomm.bench.peer import Peer
 _LEAD = 0.05  # seconds from telling the workers to the first one's start
 
 
-class Crew:
+class Participants:
     """server, worker: what the prepare() of the one and of the others is told besides the size."""
 
     def __init__(
@@ -30,9 +30,9 @@ class Crew:
     def at_work(self, model: Model, count: int) -> Iterator["Turn"]:
         """The first `count` workers with their memory, which all of them give back at the end."""
         size = model.bytes
-        meeting = self._server.ask("prepare", size=size, workers=count, **self._server_options)
+        answer = self._server.ask("prepare", size=size, workers=count, **self._server_options)
         workers = self._workers[:count]
-        options = self._worker_options | meeting
+        options = self._worker_options | answer
         for number, worker in enumerate(workers):
             worker.tell("prepare", size=size, weight=number + 1, **options)
         for worker in workers:
