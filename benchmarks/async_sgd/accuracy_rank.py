@@ -24,7 +24,8 @@ class Learner:
         torch.optim.Adam(_network().parameters())  # the first one loads much: not while asked
 
     def join(self, store_file: str, world: int) -> None:
-        """store_file: a file that does not exist yet, the same for all."""
+        """Join the process group. store_file: names a file that does not exist yet, the same for
+        all."""
         torch.set_num_threads(1)
         dist.init_process_group(
             "hbm",
@@ -36,7 +37,7 @@ class Learner:
         self._digits = Digits(self._rank, world, _BATCH)
 
     def start(self, options: dict[str, Any] | None, epochs: int, seed: int) -> None:
-        """options: of a ParameterServer; None: DistributedDataParallel."""
+        """Train for some epochs. options: of a ParameterServer; None: DistributedDataParallel."""
         torch.manual_seed(seed)
         self._shuffling = torch.Generator().manual_seed(seed)
         self._model = _network()
@@ -57,7 +58,7 @@ class Learner:
             self._schedule.step()
 
     def finish(self) -> float:
-        """Returns the accuracy, in percent, on images that were not trained on."""
+        """Return the percentage of the images not trained on that the model recognises."""
         if self._server is not None:
             self._server.pull()
             dist.barrier()  # all have sent what they had
@@ -67,7 +68,7 @@ class Learner:
 
 
 def _network() -> nn.Module:
-    """That of examples/ddp_digits.py."""
+    """Make the network of examples/ddp_digits.py, which stands alone."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(),
         nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),

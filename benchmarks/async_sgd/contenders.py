@@ -1,4 +1,4 @@
-"""Who takes part, in the order of the tables."""
+"""The contenders, in the order of the tables."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -28,17 +28,18 @@ class Place:
 
     @property
     def host(self) -> str:
-        """At which the server listens."""
+        """The address at which the server listens."""
         return "127.0.0.1" if self.server is None else self.server.address
 
     def node(self, rank: int) -> Node | None:
-        """Of the server, rank 0, or of a worker; none: this machine as it is."""
+        """Return the node of a rank; 0 is the server. None: this machine as it is."""
         return self.workers if rank else self.server
 
 
 @dataclass(frozen=True)
 class Contender:
-    """
+    """A way to exchange gradients for weights.
+
     transport: "shm", where memory is shared, or "tcp".
     parts: how many times the model's size it takes, by the number of workers.
     participants: starts a server and so many workers. Raises Unavailable, or PeerFailed.
@@ -57,7 +58,7 @@ _AT_ITS_END = (
     'if [ "$PMI_RANK" = 0 ]; then node=$1 link=$2; else node=$3 link=$4; fi; shift 4; '
     'FI_TCP_IFACE=$link exec ip netns exec "$node" "$@"'
 )
-"""Runs a rank of MPI in the namespace of the server, or of the workers."""
+"""A shell script that runs a rank of MPI in the namespace of the server, or of the workers."""
 
 
 @contextmanager

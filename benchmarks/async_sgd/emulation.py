@@ -16,7 +16,7 @@ from torch_hbmcomm.sizes import MIB, format_bytes
 _SPARE = 512 * MIB  # of the machine's memory
 
 Samples = dict[str, list[float]]
-"""By scenario, milliseconds."""
+"""Milliseconds, by scenario."""
 
 
 class Emulation:
@@ -47,7 +47,7 @@ class Emulation:
                 self._participants[contender] = self._stack.enter_context(participants)
 
     def measure(self, model: Model, workers: int) -> None:
-        """Adds to the findings, scenario by scenario."""
+        """Measure a model with so many workers, and add to the findings, scenario by scenario."""
         self._findings.progress(f"{self._section}: {model.name}, {workers} workers")
         samples: dict[str, Samples] = {}
         slow: set[str] = set()
@@ -82,7 +82,7 @@ class Emulation:
         return Measurement(of, who, milliseconds, "ms")
 
     def check_way(self, model: Model, receiver: Node) -> None:
-        """Whoever does not take the cable to `receiver` fails."""
+        """Fail contenders whose gradients do not take the cable to `receiver`."""
         for contender, participants in self._participants.items():
             with self._may_fail(contender):
                 before = receiver.received()
@@ -97,7 +97,7 @@ class Emulation:
                     )
 
     def _turn(self, participants: Participants, model: Model, workers: int) -> tuple[Samples, bool]:
-        """And whether there is time for another turn."""
+        """Return what was measured, and whether there is time for another turn."""
         with participants.at_work(model, workers) as turn:
             together = turn.first()
             turn.check()
@@ -130,7 +130,7 @@ class Emulation:
 
 
 def free_memory() -> int:
-    """Bytes that programs can still have without swapping."""
+    """Return the bytes that programs can still have without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         field, _, value = line.partition(":")
         if field == "MemAvailable":
@@ -139,7 +139,7 @@ def free_memory() -> int:
 
 
 def chosen(plan: Plan, known: Sequence[Contender]) -> list[Contender]:
-    """Raises Unavailable if nobody is left."""
+    """Return the contenders that the plan names. Raises Unavailable if there is none."""
     found = [
         contender
         for contender in known

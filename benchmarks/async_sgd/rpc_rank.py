@@ -26,7 +26,7 @@ class _Member:
     rank: int
 
     def join(self, store_file: str, world: int, over_link: bool) -> None:
-        """store_file: a file that does not exist yet, the same for all."""
+        """Join the job. store_file: names a file that does not exist yet, the same for all."""
         torch.set_num_threads(1)
         options = rpc.TensorPipeRpcBackendOptions(
             init_method=f"file://{store_file}",
@@ -47,10 +47,10 @@ class RpcServer(_Member):
         return {}
 
     def serve(self, exchanges: int) -> None:
-        """RPC's threads do so."""
+        """Do nothing: RPC's threads serve."""
 
     def rest(self) -> None:
-        """Nor do they need to be told."""
+        """Do nothing: RPC's threads go on until the end."""
 
     def check(self, factor: int) -> None:
         check_multiple(_kept.numpy(), factor)

@@ -21,7 +21,7 @@ _OURS = "hbm"
 _MOST_ROUNDS = 7
 
 Prepare = Callable[[int, str], dict[str, Timed]]
-"""Who takes part with so many bytes in that operation."""
+"""Makes the loops of the contenders that take part with so many bytes in that operation."""
 
 
 def _measure(plan: BoxPlan, findings: Findings) -> None:
@@ -77,8 +77,8 @@ def _mpi(name: str, environment: Mapping[str, str]) -> Iterator[Prepare]:
 
 
 def _asked(ranks: list[Peer], contenders: Mapping[str, Mapping[str, str]]) -> Prepare:
-    """contenders: what run() of all ranks is told besides the operation; the first one's time
-    counts."""
+    """Make a Prepare of ranks. contenders: the arguments of run() of all ranks besides the
+    operation; the first rank's time counts."""
     prepared = 0
 
     def all_do(action: str, **arguments: object) -> Any:

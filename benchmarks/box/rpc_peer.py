@@ -35,7 +35,7 @@ class Rank:
         self._rank = rank
 
     def join(self, store_file: str, world: int) -> None:
-        """store_file: a file that does not exist yet, the same for both."""
+        """Join the job. store_file: names a file that does not exist yet, the same for both."""
         torch.set_num_threads(1)
         options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{store_file}")
         rpc.init_rpc(
@@ -47,7 +47,7 @@ class Rank:
         rpc.rpc_sync("server", _resize, (size,))
 
     def run(self, operation: str, samples: int, calls: int) -> list[float]:
-        """As rounds.Timed."""
+        """Return the microseconds of a call, for each sample, as rounds.Timed does."""
 
         def call() -> None:
             if operation == "read":

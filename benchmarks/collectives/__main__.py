@@ -15,7 +15,7 @@ app.command()(bench.collectives)
 
 
 def contenders() -> dict[str, Contender]:
-    """In the order of the tables."""
+    """Return the contenders in the order of the tables."""
     known = installed.CONTENDERS
     everyone = (
         HbmBelow("hbm-zero-copy", known["hbm-zero-copy"].about, zero_copy=True),

@@ -1,5 +1,5 @@
-"""allreduce_native: allreduce called in a loop of C++, under Python and the dispatcher, which at
-small sizes hide what lies below them.
+"""allreduce_native: allreduce called in a loop of C++, below Python and the dispatcher, whose costs
+hide the rest at small sizes.
 
 Each rank starts a native program of its own, which is one rank of the same job.
 """
@@ -42,19 +42,19 @@ class NativeRank:
             shutil.rmtree(str(place[0]))
 
     def prepare(self, buffers: Buffers) -> Timed:
-        """Raises PeerFailed where the program finds a wrong sum."""
+        """Return the loop. Raises PeerFailed where the program finds a wrong sum."""
         self._program.ask("prepare", buffers.size, str(buffers.dtype).removeprefix("torch."))
         return self._program.timed("run")
 
 
 @cache
 def _rank(kind: str) -> NativeRank:
-    """All ranks ask for the same ones in the same order."""
+    """Return the native program of a kind. All ranks ask for the same ones in the same order."""
     return NativeRank(kind)
 
 
 class HbmBelow(Hbm):
-    """hbm, with its native loop."""
+    """The contender hbm, with its native loop."""
 
     def offers(self, collective: str, dtype: str, size: int) -> bool:
         return _offers(self, collective, dtype) or super().offers(collective, dtype, size)
@@ -68,7 +68,7 @@ class HbmBelow(Hbm):
 
 
 class MpichBelow(Mpich):
-    """MPI, with its native loop."""
+    """The contender MPI, with its native loop."""
 
     def offers(self, collective: str, dtype: str, size: int) -> bool:
         return _offers(self, collective, dtype) or super().offers(collective, dtype, size)

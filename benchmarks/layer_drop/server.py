@@ -1,4 +1,5 @@
-"""A dedicated parameter server behind a link, and four workers: the paper's Table 1."""
+"""Section server: a dedicated parameter server behind a link, and four workers, as in the paper's
+Table 1."""
 
 from __future__ import annotations
 

@@ -21,7 +21,10 @@ _RATE = 1e-6  # of learning: the weights hardly move
 
 
 class Clock:
-    """The seconds from tick to tick, and those of them in which this thread had a core."""
+    """Times of consecutive laps.
+
+    times: of each lap, its seconds, and those of them in which this thread had a core.
+    """
 
     def __init__(self) -> None:
         self.times: list[tuple[float, float]] = []
@@ -34,13 +37,14 @@ class Clock:
 
 
 class Member:
-    """One parameter server at a time, from prepare() or attach() to close()."""
+    """A rank that has one parameter server at a time, from prepare() or attach() to close()."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
 
     def join(self, store_file: str, world: int, width: int) -> None:
-        """store_file: a file that does not exist yet, the same for all. width: of ResNet-50."""
+        """Join the process group. store_file: names a file that does not exist yet, the same for
+        all. width: of ResNet-50."""
         torch.set_num_threads(1)
         dist.init_process_group(
             "hbm", init_method=f"file://{store_file}", rank=self._rank, world_size=world
@@ -49,7 +53,8 @@ class Member:
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=_RATE, momentum=0.9)
 
     def prepare(self, terms: dict[str, Any] | None) -> None:
-        """On all ranks: mode="sync". terms: of LayerDrop; None: all is sent."""
+        """Form the parameter server with mode="sync", on all ranks. terms: of LayerDrop; None: all
+        is sent."""
         self._server = hbmcomm.ParameterServer(
             self._model,
             self._optimizer,
@@ -63,7 +68,7 @@ class Member:
     def attach(
         self, url: str, token: str, workers: int, transfer: str | None, terms: dict[str, Any] | None
     ) -> None:
-        """On the workers: mode="async", over tcp."""
+        """Form it with mode="async" over tcp, on the workers."""
         self._server = hbmcomm.ParameterServer(
             self._model,
             self._optimizer,
@@ -75,13 +80,13 @@ class Member:
         )
 
     def serve(self) -> list[tuple[float, float]]:
-        """On rank 0, until all workers have closed. Returns the times of each update."""
+        """Serve, on rank 0, until all workers have closed. Returns the times of each update."""
         clock = Clock()
         self._server.serve(after_update=clock.lap)
         return clock.times
 
     def run(self, steps: int) -> list[tuple[float, float]]:
-        """On a worker. Returns the times of each step."""
+        """Take steps, on a worker. Returns the times of each."""
         clock = Clock()
         for _ in range(steps):
             self._model().backward()
@@ -90,11 +95,11 @@ class Member:
         return clock.times
 
     def size(self) -> int:
-        """Bytes of all weights."""
+        """Return the bytes of all weights."""
         return sum(parameter.nbytes for parameter in self._model.parameters())
 
     def close(self) -> None:
-        """On the workers."""
+        """Close, on the workers."""
         self._server.close()
 
 

@@ -21,7 +21,7 @@ _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class AsyncHookConfig:
-    """What every rank is told alike: AsyncState's arguments of these names, and how many boxes."""
+    """The arguments of AsyncState that every rank has alike, and the number of boxes."""
 
     resync_every: int | None
     source: int

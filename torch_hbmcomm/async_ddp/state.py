@@ -205,7 +205,7 @@ class AsyncState(Closeable):
 
     @property
     def refused(self) -> int:
-        """Gradients that were not finite."""
+        """The number of gradients that were not finite."""
         return self._exchange.refused
 
     def stats(self) -> dict[str, int]:
@@ -295,5 +295,6 @@ class AsyncState(Closeable):
 
 
 def async_hook(state: AsyncState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """``ddp.register_comm_hook(state, async_hook)``; AsyncState says what it does."""
+    """Exchange a bucket as AsyncState says. Register it with ``ddp.register_comm_hook(state,
+    async_hook)``."""
     return state.exchange(bucket)

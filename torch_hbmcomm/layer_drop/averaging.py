@@ -66,8 +66,8 @@ class Averager:
         return gradients if factor == 1 else gradients.mul_(factor)
 
     def _divides(self, dtype: torch.dtype) -> bool:
-        """Whether the group averages: not every backend can, and between nodes hbm does it on one
-        rank alone for types of two bytes."""
+        """Return whether the group averages: not every backend can, and between nodes hbm does it
+        on one rank alone for types of two bytes."""
         return self._is_hbm and dtype.itemsize >= 4
 
 

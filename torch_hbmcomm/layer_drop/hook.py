@@ -245,7 +245,7 @@ class LayerDropState:
         return sent
 
     def _scale(self) -> float:
-        """The factor that the scaler has put on gradients."""
+        """Return the factor that the scaler has put on gradients."""
         return 1.0 if self._scaler is None else float(self._scaler.get_scale())
 
     def _settle(self) -> None:
@@ -347,7 +347,7 @@ class LayerDropState:
 
 
 def _enabled(scaler: torch.amp.GradScaler | None) -> torch.amp.GradScaler | None:
-    """None for a scaler that does nothing. Raises TypeError."""
+    """Return the scaler; None for one that does nothing. Raises TypeError."""
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
         raise TypeError(f"scaler is a torch.amp.GradScaler, not {type(scaler).__name__}")
     return scaler if scaler is not None and scaler.is_enabled() else None

@@ -77,12 +77,12 @@ class Box(Closeable):
 
     @property
     def transport(self) -> str:
-        """ "shm", "tcp" or "verbs"."""
+        """The transport: "shm", "tcp" or "verbs"."""
         return self._native.transport
 
     @property
     def why_transport(self) -> str:
-        """Why this transport was chosen, and why not those before it."""
+        """The reasons for this transport, and against those before it."""
         return self._native.why_transport
 
     @property
