@@ -1,4 +1,5 @@
-"""What torch_hbmcomm is compared with, and what reproduces papers; README.md lists the commands.
+"""Comparisons of torch_hbmcomm with others, and reproductions of papers; README.md lists the
+commands.
 
-On the framework of `torch_hbmcomm.bench`, and run from a checkout: python -m benchmarks.NAME.
+They use the framework of `torch_hbmcomm.bench`, and run from a checkout: python -m benchmarks.NAME.
 """

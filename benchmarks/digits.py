@@ -9,7 +9,10 @@ from torch import Tensor, nn
 
 
 class Digits:
-    """steps: of this worker in an epoch, with a batch each."""
+    """The share of one worker in the handwritten digits.
+
+    steps: of this worker in an epoch, with a batch each.
+    """
 
     def __init__(self, rank: int, world: int, batch: int) -> None:
         self._rank, self._world, self._batch = rank, world, batch
@@ -21,7 +24,8 @@ class Digits:
         self.steps = len(self._labels) // (batch * world)
 
     def batches(self, shuffling: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """This worker's images and labels of an epoch, the same whoever trains."""
+        """Yield this worker's images and labels of an epoch, in an order that `shuffling` alone
+        decides."""
         shuffled = torch.randperm(len(self._labels), generator=shuffling)
         mine = shuffled[self._rank :: self._world]
         for step in range(self.steps):
@@ -29,7 +33,7 @@ class Digits:
             yield self._images[chosen], self._labels[chosen]
 
     def accuracy(self, model: nn.Module) -> float:
-        """In percent, on images that are not trained on."""
+        """Return the percentage of the test images that the model recognises."""
         with torch.no_grad():
             right = model(self._test_images).argmax(dim=1) == self._test_labels
         return 100 * float(right.double().mean())

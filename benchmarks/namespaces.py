@@ -12,23 +12,27 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 PAYLOAD = 1448 / 1514
-"""Of a full Ethernet frame, as TCP with timestamps fills it."""
+"""The share of a full Ethernet frame that TCP with timestamps leaves to its payload."""
 
 _UP_SECONDS = 5
 _SHAPE = ["burst", "128kb", "latency", "20ms"]  # of tbf(8)
 
 
 class NoNamespaces(RuntimeError):
-    """The message says why."""
+    """Namespaces cannot be made here; the message says why."""
 
 
 def address(node: int) -> str:
-    """Of node 0's or node 1's end of the cable."""
+    """Return the IPv4 address of node 0's or node 1's end of the cable."""
     return f"10.77.0.{node + 1}"
 
 
 class Node:
-    """link: its end of the cable. launcher: what runs a command in it."""
+    """A network namespace at one end of the cable.
+
+    link: the name of its network interface.
+    launcher: the words that stand before a command to run it there.
+    """
 
     def __init__(self, number: int):
         self.name = f"hbm{os.getpid()}-{number}"
@@ -37,15 +41,19 @@ class Node:
         self.launcher = ("ip", "netns", "exec", self.name)
 
     def received(self) -> int:
-        """Bytes that have come over the cable."""
+        """Return the bytes that have come over the cable."""
         shown = _ip("-n", self.name, "-s", "-j", "link", "show", "dev", self.link)
         return int(json.loads(shown)[0]["stats64"]["rx"]["bytes"])
 
 
 @contextmanager
 def two_nodes(rate: str | None) -> Iterator[tuple[Node, Node]]:
-    """rate: of the cable in each direction, as tc(8) writes it; None: as fast as the machine.
-    Raises NoNamespaces."""
+    """Make two nodes with a cable between them, and remove them at the end.
+
+    rate: of the cable in each direction, as tc(8) writes it; None: as fast as the machine.
+
+    Raises NoNamespaces.
+    """
     if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None:
         raise NoNamespaces("network namespaces need root, and iproute2")
     nodes = (Node(0), Node(1))
@@ -71,7 +79,7 @@ def two_nodes(rate: str | None) -> Iterator[tuple[Node, Node]]:
 
 
 def _await_up(node: Node) -> None:
-    """The kernel tells programs a little later that a new cable is plugged in."""
+    """Wait until the kernel tells programs that a new cable is plugged in."""
     deadline = time.monotonic() + _UP_SECONDS
     while (
         json.loads(_ip("-n", node.name, "-j", "link", "show", "dev", node.link))[0]["operstate"]

@@ -25,9 +25,9 @@ class Panel:
     """One pair of axes.
 
     lines: by name, the points x and y, and how it is drawn ("-", "--"). An x that is text is a
-        category.
-    bars: by name, the lengths; labels: what each is of. Stacked bars lie across.
-    shaded: up to this height.
+    category.
+    bars: by name, the lengths; labels: the categories of the bars. Stacked bars lie across.
+    shaded: the height up to which the background is grey.
     """
 
     title: str
@@ -42,7 +42,7 @@ class Panel:
 
 
 def save(panels: Sequence[Panel], columns: int, title: str, path: Path) -> None:
-    """Writes a figure with the panels row by row."""
+    """Write a figure with the panels, row by row."""
     from matplotlib.figure import Figure
 
     lines = -(-len(panels) // columns)
@@ -90,15 +90,16 @@ def _draw(axes: Any, panel: Panel) -> None:
 
 
 def read(text: str) -> Result:
-    """A result from its JSON, also of an earlier version.
+    """Return the result that a JSON document has, also one of an earlier version.
 
-    There the plan's fields lie at the top, contenders may be a list, and layer dropping's
-    measurements are "rows" whose "samples" are several lists.
+    There the plan's fields lie at the top, contenders may be a list or have other names, and layer
+    dropping's measurements are "rows" whose "samples" are several lists.
     """
     found = json.loads(text)
     contenders = found.get("contenders", {})
     if isinstance(contenders, list):
         contenders = dict.fromkeys(contenders, "")
+    contenders = {_RENAMED.get(name, name): about for name, about in contenders.items()}
     plan = {name: found[name] for name in ("ranks", "rounds") if name in found}
     entries = [
         entry for name in ("measurements", "trainings", "rows") for entry in found.get(name, ())
@@ -117,7 +118,7 @@ def read(text: str) -> Result:
 
 
 def _benchmark(entry: Mapping[str, Any]) -> str:
-    """By what only its measurements have."""
+    """Name the benchmark by a field that only its measurements have."""
     names = {
         "collective": "collectives",
         "phase": "ddp",
@@ -127,6 +128,7 @@ def _benchmark(entry: Mapping[str, Any]) -> str:
     return next((found for name, found in names.items() if name in entry), "box")
 
 
+_RENAMED = {"hbm shm in place": "hbm shm zero-copy"}  # contenders of earlier versions
 _STATISTICS = re.compile(
     r"contender|calls_per_sample|values|curves|samples|p99_us|smallest_share|"
     r"(alone_)?(samples|median|minimum|mean)_\w+"
@@ -142,7 +144,7 @@ def _measurement(entry: Mapping[str, Any]) -> Measurement:
         values["smallest_share"] = entry["smallest_share"]
     return Measurement(
         of={name: value for name, value in entry.items() if not _STATISTICS.fullmatch(name)},
-        contender=entry["contender"],
+        contender=_RENAMED.get(entry["contender"], entry["contender"]),
         samples=samples,
         unit=unit or "us",
         alone=entry.get(f"alone_samples_{unit}", ()),
@@ -153,7 +155,7 @@ def _measurement(entry: Mapping[str, Any]) -> Measurement:
 
 
 def plot(result: Result, path: Path) -> None:
-    """Raises ValueError where there is nothing to show."""
+    """Write the figure of a result. Raises ValueError where there is nothing to show."""
     from benchmarks.async_sgd.plot import panels as of_async_sgd
     from benchmarks.box.plot import panels as of_box
     from benchmarks.collectives.plot import panels as of_collectives

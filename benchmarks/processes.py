@@ -1,4 +1,4 @@
-"""The processes of MPI and of PyTorch's RPC."""
+"""Starts the processes of MPI and of PyTorch's RPC."""
 
 import importlib.util
 import sys
@@ -16,15 +16,16 @@ OVER_TCP = {
     "MPIR_CVAR_CH4_NETMOD": "ofi",
     "FI_PROVIDER": "tcp",
 }
-"""Environment of MPI's ranks that share no memory. Of MPICH's two ways over tcp this is the faster
-one here; with the other, UCX, ranks in two network namespaces lost messages."""
+"""The environment of MPI's ranks that share no memory. Of MPICH's two ways over tcp this is the
+faster one here; with the other, UCX, ranks in two network namespaces lost messages."""
 
 
 @contextmanager
 def mpi_ranks(
     role: str, count: int, environment: Mapping[str, str], launcher: Sequence[str] = ()
 ) -> Iterator[list[Peer]]:
-    """launcher: what stands before the command of each rank. Raises Unavailable."""
+    """Start the ranks of an MPI job. launcher: the words that stand before the command of each
+    rank. Raises Unavailable."""
     mpiexec = Path(sys.executable).parent / "mpiexec"
     if importlib.util.find_spec("mpi4py") is None:
         raise Unavailable("mpi4py is not installed: pip install mpi4py")
@@ -41,9 +42,13 @@ def rpc_ranks(
     launcher: Callable[[int], Sequence[str]] = lambda rank: (),
     **options: object,
 ) -> Iterator[list[Peer]]:
-    """Who have joined: `join` of all has been told a file to meet by, which does not exist yet, the
-    count, and `options`. Each finds its number in RANK. launcher: what stands before the command of
-    a rank. Raises Unavailable."""
+    """Start ranks that join a job of PyTorch's RPC or of torch.distributed.
+
+    Each finds its number in RANK. Their `join` gets a store_file, which does not exist yet, the
+    count as `world`, and `options`. launcher: the words that stand before the command of a rank.
+
+    Raises Unavailable.
+    """
     if importlib.util.find_spec("torch") is None:
         raise Unavailable("PyTorch is not installed")
     with ExitStack() as stack:
@@ -52,7 +57,7 @@ def rpc_ranks(
             starts = (peers(role, 1, launcher(rank), {"RANK": str(rank)}) for rank in range(count))
             ranks = [rank for (rank,) in threads.map(stack.enter_context, starts)]
         for rank in ranks:
-            rank.tell("join", meeting=f"{place}/meeting", world=count, **options)
+            rank.tell("join", store_file=f"{place}/store", world=count, **options)
         for rank in ranks:
             rank.answer()
         yield ranks

@@ -26,7 +26,7 @@ def why_unavailable() -> str | None:
 
 
 class Program:
-    """One that runs, until close() or the end of this process. Raises Unavailable."""
+    """A native program that runs until close() or the end of this process. Raises Unavailable."""
 
     def __init__(self, name: str, *arguments: object, launcher: Sequence[str] = ()) -> None:
         cause = why_unavailable()
@@ -43,12 +43,12 @@ class Program:
         self._to, self._of = self._process.stdin, self._process.stdout
 
     def ask(self, *words: object) -> list[float]:
-        """Raises PeerFailed."""
+        """Send a request, and return the numbers of the answer. Raises PeerFailed."""
         self.tell(*words)
         return self.answer()
 
     def tell(self, *words: object) -> None:
-        """As ask(), but the answer is fetched later."""
+        """Send a request whose answer is fetched later."""
         try:
             self._to.write(" ".join(map(str, words)) + "\n")
             self._to.flush()
@@ -62,7 +62,8 @@ class Program:
         return [float(word) for word in line.split()[1:]]
 
     def timed(self, *words: object) -> Timed:
-        """words: come before the number of samples and the calls in each."""
+        """Return the program's loop for rounds. words: come before the number of samples and the
+        calls in each."""
         return lambda samples, calls: self.ask(*words, samples, calls)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Where a figure stands to what was to be reached."""
+"""Verdicts: whether a figure reaches its goal."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,19 +9,23 @@ from rich.text import Text
 from torch_hbmcomm.bench.result import Measurement, Section
 
 Row = Mapping[str, Measurement]
-"""By contender."""
+"""Measurements by contender."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """text: as in "97.0% of memcpy (≥ 95%)". reached: None where nothing was to be reached."""
+    """The outcome of a comparison with a goal.
+
+    text: as in "97.0% of memcpy (≥ 95%)".
+    reached: None where there is no goal.
+    """
 
     text: str
     reached: bool | None
 
 
 def line(verdict: Verdict) -> Text:
-    """Red: a goal that is missed."""
+    """Format a verdict for the terminal: red where the goal is missed."""
     if verdict.reached is None:
         return Text(verdict.text)
     return Text(verdict.text, style="green" if verdict.reached else "red")
@@ -31,7 +35,8 @@ def line(verdict: Verdict) -> Text:
 class JudgedSection(Section):
     """A section of a paper's benchmark.
 
-    render: its tables. verdicts: where its measurements stand.
+    render: makes its tables.
+    verdicts: compares its measurements with the goals.
     plotted: whether its benchmark's plot.py shows something of it.
     """
 
@@ -43,7 +48,7 @@ class JudgedSection(Section):
 def tables(
     sections: Mapping[str, JudgedSection], found: Sequence[Measurement]
 ) -> Iterator[RenderableType]:
-    """Of each section, with its verdicts below."""
+    """Yield the tables of each section, with its verdicts below."""
     for name, section in sections.items():
         own = [one for one in found if one.of["section"] == name]
         if own:

@@ -1,4 +1,5 @@
-"""monitored_barrier and split_group, which torch.distributed offers for its own backends only."""
+"""Process groups: monitored_barrier and split_group, which torch.distributed offers for its own
+backends only, and which group and backend a caller means."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import GroupName
+from torch.nn.parallel import DistributedDataParallel
 
 _splits: Counter[str] = Counter()  # of the group of that name, in which all ranks split it
 
@@ -33,7 +35,7 @@ def monitored_barrier(
         DistBackendError: on every rank that came, naming the missing ones
         ValueError: the group's CPU backend is not hbm
     """
-    _, backend = _backend(group, "monitored_barrier")
+    backend = hbm_backend(chosen_group(group), "monitored_barrier")
     backend.monitored_barrier(
         timeout=backend.options._timeout if timeout is None else timeout,
         wait_all_ranks=wait_all_ranks,
@@ -65,7 +67,8 @@ def split_group(
     Raises:
         ValueError: a rank that is not in the group or is named twice
     """
-    parent, backend = _backend(parent_pg, "split_group")
+    parent = chosen_group(parent_pg)
+    backend = hbm_backend(parent, "split_group")
     named = [rank for part in split_ranks for rank in part]
     if len(set(named)) != len(named) or any(not 0 <= rank < backend.size() for rank in named):
         raise ValueError(
@@ -116,12 +119,63 @@ def form_group(
     return made
 
 
-def _backend(group: dist.ProcessGroup | None, function: str) -> tuple[dist.ProcessGroup, Any]:
-    """Return the group (None means the default one) and its backend, which must be hbm."""
+def chosen_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """Return the group; None means the default one.
+
+    Raises ValueError when there is no default group, TypeError for what is no group.
+    """
     chosen = dist.group.WORLD if group is None else group
     if chosen is None:
-        raise ValueError(f"{function}: there is no default group; call init_process_group first")
-    backend = chosen._get_backend(torch.device("cpu"))
+        raise ValueError("there is no default group; call init_process_group first")
+    if not isinstance(chosen, dist.ProcessGroup):
+        raise TypeError(
+            f"group is a process group that this rank is in, or None, not {type(chosen).__name__}"
+        )
+    return chosen
+
+
+def hbm_backend(group: dist.ProcessGroup, needed_for: str) -> Any:
+    """Return the group's backend for CPU tensors. Raises ValueError when it is not hbm, saying what
+    it was needed for."""
+    backend = group._get_backend(torch.device("cpu"))
+    backend = getattr(backend, "wrapped_pg", backend)  # by TORCH_DISTRIBUTED_DEBUG=DETAIL
     if backend.name() != "hbm":
-        raise ValueError(f"{function}: the group's CPU backend is {backend.name()}, not hbm")
-    return chosen, backend
+        raise ValueError(
+            f'the group\'s CPU backend is {backend.name()}: only groups of "hbm" have {needed_for}'
+        )
+    return backend
+
+
+def group_of_model(
+    ddp: DistributedDataParallel, group: dist.ProcessGroup | None, state: str
+) -> dist.ProcessGroup:
+    """Return the group of a model and of the state that its communication hook gets.
+
+    Args:
+        group: the state's; None means the default one
+        state: the name of its class, for errors
+
+    Raises:
+        TypeError: the model is not wrapped
+        ValueError: the model has another group
+    """
+    if not isinstance(ddp, DistributedDataParallel):
+        raise TypeError(
+            f"{state} is for DistributedDataParallel, and this is a {type(ddp).__name__}: wrap the "
+            "model first"
+        )
+    if ddp.process_group is not chosen_group(group):
+        raise ValueError(
+            "the group is not the model's: give DistributedDataParallel(process_group=...) and "
+            f"{state} the same one"
+        )
+    return ddp.process_group
+
+
+def check_no_hook(ddp: DistributedDataParallel) -> None:
+    """Raise ValueError when the model has a communication hook already."""
+    if ddp._comm_hooks:
+        hook, _ = ddp._comm_hooks[0]
+        raise ValueError(
+            f"the model has a communication hook ({hook.__qualname__}), and DDP takes only one"
+        )

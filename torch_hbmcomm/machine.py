@@ -1,4 +1,4 @@
-"""What this machine has: processors and memory for this process, addresses for others, and the
+"""Facts about this machine: processors and memory for this process, addresses for others, and the
 version of torch_hbmcomm that is installed."""
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def cpu_model() -> str:
 
 
 def cores() -> int:
-    """Those that this process may run on."""
+    """Return the number of processors that this process may run on."""
     return len(os.sched_getaffinity(0))
 
 
 def installed_version() -> str | None:
-    """None in a source tree that is not installed."""
+    """Return the installed version; None in a source tree that is not installed."""
     try:
         return metadata.version("torch_hbmcomm")
     except metadata.PackageNotFoundError:

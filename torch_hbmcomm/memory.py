@@ -116,7 +116,7 @@ class Info:
 
 
 def available() -> bool:
-    """Whether memkind can allocate from high-bandwidth memory here."""
+    """Return whether memkind can allocate from high-bandwidth memory here."""
     return bool(_native().memory_available())
 
 

@@ -8,7 +8,7 @@ _UNITS = {"": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 def parse_bytes(text: str) -> int:
-    """`"4096"`, `"64KiB"`, `"64 MiB"`. Raises ValueError for anything else."""
+    """Read `"4096"`, `"64KiB"` or `"64 MiB"`. Raises ValueError for anything else."""
     match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2] not in _UNITS or int(match[1]) == 0:
         raise ValueError(
@@ -18,7 +18,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(count: int) -> str:
-    """The shortest form that is exact or has one decimal."""
+    """Write bytes in the shortest form that is exact or has one decimal."""
     for unit in ("GiB", "MiB", "KiB"):
         if count >= _UNITS[unit]:
             return f"{count / _UNITS[unit]:.1f}".removesuffix(".0") + f" {unit}"

@@ -1,4 +1,4 @@
-"""What the trainers ask of a model's tensors, and flat views of them."""
+"""Checks of a model's tensors for the trainers, and flat views of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""python -m benchmarks.async_sgd --help"""
+"""The command: python -m benchmarks.async_sgd --help"""
 
 import signal
 import sys

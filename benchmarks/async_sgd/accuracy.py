@@ -1,4 +1,4 @@
-"""What asynchrony costs in accuracy, at the same number of samples."""
+"""Section accuracy: the price of asynchrony in accuracy, at the same number of samples."""
 
 import importlib.util
 from collections.abc import Iterator, Sequence
@@ -33,11 +33,12 @@ _OPTIONS: dict[str, dict[str, Any] | None] = {
     "staleness=0": {"staleness": 0},
     'rule="easgd"': {"rule": "easgd"},
 }
-"""Of the ParameterServer."""
+"""Arguments of the ParameterServer, by contender; None: DistributedDataParallel."""
 
 
 def _measure(plan: Plan, findings: Findings) -> None:
-    """A sample is one seed: percent of the test images that were recognised."""
+    """Train with each contender. A sample is one seed: the percentage of the test images
+    recognised."""
     if importlib.util.find_spec("sklearn") is None:
         raise Unavailable("scikit-learn is not installed: pip install scikit-learn")
     epochs = max(_EPOCHS // plan.shrink, 1)

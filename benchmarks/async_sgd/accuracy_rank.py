@@ -23,12 +23,13 @@ class Learner:
         self._rank = rank
         torch.optim.Adam(_network().parameters())  # the first one loads much: not while asked
 
-    def join(self, meeting: str, world: int) -> None:
-        """meeting: a file that does not exist yet, the same for all."""
+    def join(self, store_file: str, world: int) -> None:
+        """Join the process group. store_file: names a file that does not exist yet, the same for
+        all."""
         torch.set_num_threads(1)
         dist.init_process_group(
             "hbm",
-            init_method=f"file://{meeting}",
+            init_method=f"file://{store_file}",
             rank=self._rank,
             world_size=world,
             pg_options=hbmcomm.Options(parameter_server="auto"),
@@ -36,7 +37,7 @@ class Learner:
         self._digits = Digits(self._rank, world, _BATCH)
 
     def start(self, options: dict[str, Any] | None, epochs: int, seed: int) -> None:
-        """options: of a ParameterServer; None: DistributedDataParallel."""
+        """Train for some epochs. options: of a ParameterServer; None: DistributedDataParallel."""
         torch.manual_seed(seed)
         self._shuffling = torch.Generator().manual_seed(seed)
         self._model = _network()
@@ -57,7 +58,7 @@ class Learner:
             self._schedule.step()
 
     def finish(self) -> float:
-        """Returns the accuracy, in percent, on images that were not trained on."""
+        """Return the percentage of the images not trained on that the model recognises."""
         if self._server is not None:
             self._server.pull()
             dist.barrier()  # all have sent what they had
@@ -67,7 +68,7 @@ class Learner:
 
 
 def _network() -> nn.Module:
-    """That of examples/ddp_digits.py."""
+    """Make the network of examples/ddp_digits.py, which stands alone."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(),
         nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),

@@ -1,4 +1,4 @@
-"""The ways to exchange gradients for weights on a box."""
+"""Ways to exchange gradients for weights on a box."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -10,15 +10,15 @@ from benchmarks.async_sgd.workload import Exchange
 from torch_hbmcomm.sizes import MIB
 from torch_hbmcomm.smb import Future, Segment
 
-_PIECE_IN_PLACE = 16 * MIB  # the least that a read on shm stores past the caches
+_PIECE_ZERO_COPY = 16 * MIB  # the least that a read on shm stores past the caches
 _PIECE_TCP = MIB
 _AHEAD = 1  # pieces that are being added while one is copied
 _WRITES = 2  # at a time: more share the lanes, and all end late
-"""Measured: see benchmarks/README.md."""
+"""The sizes and counts above were measured: see benchmarks/README.md."""
 
 
 def plain(shared: Segment, slot: Segment, gradients: Array, weights: Array) -> Exchange:
-    """The paper's: each step begins when the one before has ended."""
+    """Make the paper's exchange, each step of which begins when the one before has ended."""
 
     def exchange() -> None:
         slot.write(source=gradients)
@@ -28,14 +28,14 @@ def plain(shared: Segment, slot: Segment, gradients: Array, weights: Array) -> E
     return exchange
 
 
-def in_place(shared: Segment, slot: Segment, gradients: Array, weights: Array) -> Exchange:
-    """The gradients lie in the slot. The box adds a piece while the worker copies the sum of the
-    one before. REQUIRES: the transport shm."""
+def zero_copy(shared: Segment, slot: Segment, gradients: Array, weights: Array) -> Exchange:
+    """Make an exchange of gradients that lie in the slot: the box adds a piece while the worker
+    copies the sum of the one before. REQUIRES: the transport shm."""
     local = weights.view(np.uint8)
 
     def exchange() -> None:
         added: deque[tuple[int, int, Future]] = deque()
-        for start, size in _pieces(shared.size, _PIECE_IN_PLACE):
+        for start, size in _pieces(shared.size, _PIECE_ZERO_COPY):
             added.append((start, size, shared.accumulate_async(slot, "float32", 1.0, start, size)))
             if len(added) > _AHEAD:
                 fetch(*added.popleft())
@@ -50,8 +50,8 @@ def in_place(shared: Segment, slot: Segment, gradients: Array, weights: Array) -
 
 
 def pipelined(shared: Segment, slot: Segment, gradients: Array, weights: Array) -> Exchange:
-    """Pieces are on their way to the box, being added, and on their way back at the same time. The
-    box keeps the order: what touches the same bytes waits."""
+    """Make an exchange that has pieces on their way to the box, being added, and on their way back
+    at the same time. The box keeps the order: what touches the same bytes waits."""
     sent = gradients.view(np.uint8)
     fetched = weights.view(np.uint8)
 
@@ -72,9 +72,9 @@ def pipelined(shared: Segment, slot: Segment, gradients: Array, weights: Array) 
 
 
 def _pieces(size: int, piece: int) -> Iterator[tuple[int, int]]:
-    """Where each starts, and its bytes."""
+    """Yield the start of each piece, and its bytes."""
     for start in range(0, size, piece):
         yield start, min(piece, size - start)
 
 
-EXCHANGES = {"plain": plain, "in place": in_place, "pipelined": pipelined}
+EXCHANGES = {"plain": plain, "zero-copy": zero_copy, "pipelined": pipelined}

@@ -1,8 +1,9 @@
 """A server that is a box, and workers that have a slot there, of the size of the weights.
 
-All servers: prepare() makes room for the weights, zeros, and returns what the workers' prepare() is
-told besides; serve() answers so many exchanges; rest() comes when all workers have ended theirs;
-check() compares the weights; release() gives all memory back.
+All servers have these methods: prepare() makes room for the weights, zeros, and returns arguments
+of the workers' prepare(); serve() answers so many exchanges; rest() ends what serve() left running,
+when all workers have ended their exchanges; check() compares the weights; release() gives all
+memory back.
 """
 
 import secrets
@@ -21,7 +22,8 @@ from torch_hbmcomm.smb.box import Transport
 
 class BoxServer:
     def prepare(self, size: int, workers: int, host: str, threads: int) -> dict[str, str | int]:
-        """threads: that accumulate."""
+        """Serve a box with room for the weights and a slot for each worker. threads: accumulate on
+        the box."""
         self._server = smb.Server(
             listen=f"{host}:0",
             memory=(1 + workers) * size + MIB,
@@ -38,10 +40,10 @@ class BoxServer:
         }
 
     def serve(self, exchanges: int) -> None:
-        """The box does so by itself."""
+        """Do nothing: the box serves by itself."""
 
     def rest(self) -> None:
-        """Nor is there anything to end."""
+        """Do nothing: the box has nothing to end."""
 
     def check(self, factor: int) -> None:
         check_multiple(np.frombuffer(self._weights.view(), np.float32), factor)
@@ -67,7 +69,7 @@ class BoxWorker(Worker):
         shared = self._box.alloc(size, key=key, mode="attach")
         slot = self._box.alloc(size, mode="create", temporary=True)
         self._allocate(size // 4, weight)
-        if way == "in place":
+        if way == "zero-copy":
             view = np.frombuffer(slot.view(), np.float32)
             view[:] = self.gradients
             self.gradients = view

@@ -1,18 +1,18 @@
-"""Who takes part, in the order of the tables."""
+"""The contenders, in the order of the tables."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
-from benchmarks.async_sgd.crew import Crew
+from benchmarks.async_sgd.participants import Participants
 from benchmarks.async_sgd.plan import Plan
 from benchmarks.namespaces import Node
 from benchmarks.processes import OVER_TCP, mpi_ranks, rpc_ranks
 from torch_hbmcomm.bench.peer import peer
 
 PLAIN = "hbm shm"
-IN_PLACE = "hbm shm in place"
+ZERO_COPY = "hbm shm zero-copy"
 TCP = "hbm tcp"
 MPI = "MPI"
 MPI_TCP = "MPI tcp"
@@ -28,20 +28,21 @@ class Place:
 
     @property
     def host(self) -> str:
-        """At which the server listens."""
+        """The address at which the server listens."""
         return "127.0.0.1" if self.server is None else self.server.address
 
     def node(self, rank: int) -> Node | None:
-        """Of the server, rank 0, or of a worker; none: this machine as it is."""
+        """Return the node of a rank; 0 is the server. None: this machine as it is."""
         return self.workers if rank else self.server
 
 
 @dataclass(frozen=True)
 class Contender:
-    """
+    """A way to exchange gradients for weights.
+
     transport: "shm", where memory is shared, or "tcp".
     parts: how many times the model's size it takes, by the number of workers.
-    crew: starts a server and so many workers. Raises Unavailable, or PeerFailed.
+    participants: starts a server and so many workers. Raises Unavailable, or PeerFailed.
     ours: when it fails, the run does.
     """
 
@@ -49,7 +50,7 @@ class Contender:
     about: str
     transport: str
     parts: Callable[[int], int]
-    crew: Callable[[Plan, int, Place], AbstractContextManager[Crew]]
+    participants: Callable[[Plan, int, Place], AbstractContextManager[Participants]]
     ours: bool = False
 
 
@@ -57,11 +58,13 @@ _AT_ITS_END = (
     'if [ "$PMI_RANK" = 0 ]; then node=$1 link=$2; else node=$3 link=$4; fi; shift 4; '
     'FI_TCP_IFACE=$link exec ip netns exec "$node" "$@"'
 )
-"""Runs a rank of MPI in the namespace of the server, or of the workers."""
+"""A shell script that runs a rank of MPI in the namespace of the server, or of the workers."""
 
 
 @contextmanager
-def _box(way: str, transport: str, plan: Plan, workers: int, place: Place) -> Iterator[Crew]:
+def _box(
+    way: str, transport: str, plan: Plan, workers: int, place: Place
+) -> Iterator[Participants]:
     with ExitStack() as stack:
         members = []
         for rank in range(1 + workers):
@@ -69,7 +72,7 @@ def _box(way: str, transport: str, plan: Plan, workers: int, place: Place) -> It
             role = ["worker"] if rank else ["server"]
             started = peer("benchmarks.async_sgd.box_peer", node.launcher if node else (), role)
             members.append(stack.enter_context(started))
-        yield Crew(
+        yield Participants(
             members,
             server={"host": place.host, "threads": plan.threads},
             worker={"way": way, "transport": transport, "lanes": plan.lanes},
@@ -77,18 +80,18 @@ def _box(way: str, transport: str, plan: Plan, workers: int, place: Place) -> It
 
 
 @contextmanager
-def _mpi(over_tcp: bool, plan: Plan, workers: int, place: Place) -> Iterator[Crew]:
+def _mpi(over_tcp: bool, plan: Plan, workers: int, place: Place) -> Iterator[Participants]:
     launcher: list[str] = []
     if place.server is not None and place.workers is not None:
         ends = [part for node in (place.server, place.workers) for part in (node.name, node.link)]
         launcher = ["sh", "-c", _AT_ITS_END, "sh", *ends]
     environment = OVER_TCP if over_tcp else {}
     with mpi_ranks("benchmarks.async_sgd.mpi_rank", 1 + workers, environment, launcher) as ranks:
-        yield Crew(ranks)
+        yield Participants(ranks)
 
 
 @contextmanager
-def _rpc(plan: Plan, workers: int, place: Place) -> Iterator[Crew]:
+def _rpc(plan: Plan, workers: int, place: Place) -> Iterator[Participants]:
     def launcher(rank: int) -> Sequence[str]:
         node = place.node(rank)
         if node is None:
@@ -100,7 +103,7 @@ def _rpc(plan: Plan, workers: int, place: Place) -> Iterator[Crew]:
     with rpc_ranks(
         "benchmarks.async_sgd.rpc_rank", 1 + workers, launcher, over_link=over_link
     ) as ranks:
-        yield Crew(ranks)
+        yield Participants(ranks)
 
 
 CONTENDERS = {
@@ -115,11 +118,11 @@ CONTENDERS = {
             ours=True,
         ),
         Contender(
-            IN_PLACE,
+            ZERO_COPY,
             "a box: the gradients were computed in the slot; adding and copying back overlap",
             "shm",
             lambda workers: 1 + 2 * workers,
-            functools.partial(_box, "in place", "shm"),
+            functools.partial(_box, "zero-copy", "shm"),
             ours=True,
         ),
         Contender(

@@ -1,11 +1,11 @@
 """The emulation of one section: its models and numbers of workers, contenders in turn."""
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 from benchmarks.async_sgd.contenders import Contender, Place
-from benchmarks.async_sgd.crew import Crew
+from benchmarks.async_sgd.participants import Participants
 from benchmarks.async_sgd.plan import Plan
 from benchmarks.async_sgd.workload import Model
 from benchmarks.namespaces import Node
@@ -16,19 +16,22 @@ from torch_hbmcomm.sizes import MIB, format_bytes
 _SPARE = 512 * MIB  # of the machine's memory
 
 Samples = dict[str, list[float]]
-"""By scenario, milliseconds."""
+"""Milliseconds, by scenario."""
 
 
 class Emulation:
-    """Every contender that takes part has its crew from start() to the end of the context; only the
-    one whose turn it is has memory for models."""
+    """Lets contenders take turns at one model after another.
+
+    Their participants live from start() to the end of the context. Only the contender whose turn it
+    is has memory for models.
+    """
 
     def __init__(self, section: str, plan: Plan, findings: Findings) -> None:
         self._section = section
         self._plan = plan
         self._findings = findings
         self._stack = ExitStack()
-        self._crews: dict[Contender, Crew] = {}
+        self._participants: dict[Contender, Participants] = {}
 
     def __enter__(self) -> "Emulation":
         return self
@@ -40,20 +43,20 @@ class Emulation:
         for contender in contenders:
             self._findings.progress(f"{self._section}: starting {contender.name}")
             with self._may_fail(contender):
-                crew = contender.crew(self._plan, max(self._plan.workers), place)
-                self._crews[contender] = self._stack.enter_context(crew)
+                participants = contender.participants(self._plan, max(self._plan.workers), place)
+                self._participants[contender] = self._stack.enter_context(participants)
 
     def measure(self, model: Model, workers: int) -> None:
-        """Adds to the findings, scenario by scenario."""
+        """Measure a model with so many workers, and add to the findings, scenario by scenario."""
         self._findings.progress(f"{self._section}: {model.name}, {workers} workers")
         samples: dict[str, Samples] = {}
         slow: set[str] = set()
         for _ in range(self._plan.rounds):
-            for contender, crew in self._crews.items():
+            for contender, participants in self._participants.items():
                 if contender.name in slow or self._is_out(contender, model, workers):
                     continue
                 with self._may_fail(contender):
-                    found, more = self._turn(crew, model, workers)
+                    found, more = self._turn(participants, model, workers)
                     mine = samples.setdefault(contender.name, {})
                     for scenario, times in found.items():
                         mine.setdefault(scenario, []).extend(times)
@@ -79,11 +82,11 @@ class Emulation:
         return Measurement(of, who, milliseconds, "ms")
 
     def check_way(self, model: Model, receiver: Node) -> None:
-        """Whoever does not take the cable to `receiver` fails."""
-        for contender, crew in self._crews.items():
+        """Fail contenders whose gradients do not take the cable to `receiver`."""
+        for contender, participants in self._participants.items():
             with self._may_fail(contender):
                 before = receiver.received()
-                with crew.at_work(model, 1) as turn:
+                with participants.at_work(model, 1) as turn:
                     turn.first()
                     turn.check()
                 crossed = receiver.received() - before
@@ -93,9 +96,9 @@ class Emulation:
                         f"the link: the others took another way"
                     )
 
-    def _turn(self, crew: Crew, model: Model, workers: int) -> tuple[Samples, bool]:
-        """And whether there is time for another turn."""
-        with crew.at_work(model, workers) as turn:
+    def _turn(self, participants: Participants, model: Model, workers: int) -> tuple[Samples, bool]:
+        """Return what was measured, and whether there is time for another turn."""
+        with participants.at_work(model, workers) as turn:
             together = turn.first()
             turn.check()
             iteration = max(model.compute + together / workers, together)
@@ -120,17 +123,14 @@ class Emulation:
         return needed > free
 
     def _may_fail(self, contender: Contender) -> AbstractContextManager[None]:
-        """Whoever fails is left out from now on; but not a box."""
-        if contender.ours:
-            return nullcontext()
-        return left_out_if_it_fails(self._name(contender), self._findings)
+        return left_out_if_it_fails(self._name(contender), self._findings, contender.ours)
 
     def _name(self, contender: Contender) -> str:
         return f"{self._section}, {contender.name}"
 
 
 def free_memory() -> int:
-    """Bytes that programs can still have without swapping."""
+    """Return the bytes that programs can still have without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         field, _, value = line.partition(":")
         if field == "MemAvailable":
@@ -139,7 +139,7 @@ def free_memory() -> int:
 
 
 def chosen(plan: Plan, known: Sequence[Contender]) -> list[Contender]:
-    """Raises Unavailable if nobody is left."""
+    """Return the contenders that the plan names. Raises Unavailable if there is none."""
     found = [
         contender
         for contender in known

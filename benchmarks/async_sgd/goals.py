@@ -1,4 +1,4 @@
-"""What the box shall reach."""
+"""Goals of the box."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from torch_hbmcomm.bench.report import format_time
 from torch_hbmcomm.bench.result import Measurement
 
 Goal = Callable[[Sequence[Row]], Verdict | None]
-"""Looks at all rows of a scenario; None if nobody whom it is about took part."""
+"""A judge of all rows of a scenario; returns None if no contender of the goal took part."""
 
 LINK = "link"
 """The contender that is the bound."""
@@ -17,15 +17,16 @@ _AT_THE_BOUND = 0.8  # of the time that is measured
 
 
 def not_hidden_ms(found: Measurement) -> float:
-    """Of communication, in the scenario "parallel". Less than a hundredth of the computation is
-    what waking up takes: none."""
+    """Return the communication that is not hidden, in the scenario "parallel"; 0 for less than a
+    hundredth of the computation, which is what waking up takes."""
     compute: float = found.of["compute_ms"]
     over = found.median - compute
     return over if over > compute / 100 else 0.0
 
 
 def faster(rival: str, subject: str, least: float | None = None) -> Goal:
-    """The rival's time over the subject's, mean of all rows; least: what it shall be."""
+    """Judge the rival's time over the subject's, mean of all rows. least: the goal, if there is
+    one."""
     return _ratio(rival, subject, least, "", lambda row: True)
 
 
@@ -40,7 +41,8 @@ def faster_where_the_link_is_the_bound(rival: str, subject: str, least: float) -
 
 
 def better_hidden(rival: str, subject: str, least: float) -> Goal:
-    """Communication that is not hidden, of all rows together: so many times less, or none."""
+    """Judge the communication that is not hidden, of all rows together: the subject shall have so
+    many times less, or none."""
 
     def look(rows: Sequence[Row]) -> Verdict | None:
         both = [row for row in rows if rival in row and subject in row]

@@ -1,5 +1,5 @@
-"""Gradients whose sums are known: whole numbers, exact in float32 while their sums stay below
-2**24, that differ from element to element, so that a misplaced piece is found out."""
+"""Gradients whose sums are known: whole numbers that are exact in float32 while their sums stay
+below 2**24, and that differ from element to element, so that a misplaced piece is noticed."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ _BLOCK = 256 * _PERIOD  # elements that are looked at together: what a cache hol
 _MOST_BLOCKS = 32  # of those that a worker looks at
 
 Array = np.ndarray[Any, Any]
-"""Of float32."""
+"""An array of float32."""
 
 MOST = 2**24 // _PERIOD
-"""Of this multiple every element is still exact."""
+"""The largest multiple of which every element is exact."""
 
 
 def multiple(count: int, factor: int) -> Array:
-    """The gradients, times a factor."""
+    """Return `count` gradients, times a factor."""
     made = np.empty(count, np.float32)
     block = _block(factor)
     for start in range(0, count, _BLOCK):
@@ -27,12 +27,12 @@ def multiple(count: int, factor: int) -> Array:
 
 
 def multiple_of_all(workers: int) -> int:
-    """What a push of every worker makes, in gradients of worker 0."""
+    """Return the sum of one push of every worker, as a multiple of worker 0's gradients."""
     return workers * (workers + 1) // 2
 
 
 def check_multiple(weights: Array, factor: int) -> None:
-    """Raises RuntimeError unless the weights are what `factor` pushes of worker 0 make."""
+    """Raise RuntimeError unless the weights are the sum of `factor` pushes of worker 0."""
     expected = _block(factor)
     for start in range(0, len(weights), _BLOCK):
         found = weights[start : start + _BLOCK]
@@ -45,7 +45,7 @@ def check_multiple(weights: Array, factor: int) -> None:
 
 
 def check_between(weights: Array, least: int, most: int) -> None:
-    """Raises RuntimeError for a weight outside of these two multiples. Of many weights it looks at
+    """Raise RuntimeError for a weight outside of these two multiples. Of many weights it looks at
     some, all over the array."""
     low, high = _block(least), _block(most)
     blocks = -(-len(weights) // _BLOCK)

@@ -1,4 +1,4 @@
-"""How far replicas drift apart under async_hook, by optimizer:
+"""Measures how far replicas drift apart under async_hook, by optimizer:
 
     torchrun --standalone --nproc-per-node 4 -m benchmarks.async_sgd.hook_drift
 
@@ -32,7 +32,8 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def drift(name: str, steps: int, uneven: bool, resync_every: int | None) -> float:
-    """uneven: odd ranks take half as many steps in the same time."""
+    """Train, and return the largest distance. uneven: odd ranks take half as many steps in the same
+    time."""
     torch.manual_seed(11)
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1))
     ddp = DistributedDataParallel(model, broadcast_buffers=False)

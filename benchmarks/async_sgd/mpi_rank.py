@@ -15,8 +15,10 @@ _world = MPI.COMM_WORLD
 
 
 class _Afterwards:
-    """What a rank has sent may go on only while the rank is in a call. So one that is done makes
-    calls now and then, until all are done: from go_on() to rest()."""
+    """Calls MPI now and then in a rank that is done, from go_on() to rest().
+
+    What a rank has sent may travel only while the rank is in a call of MPI.
+    """
 
     def __init__(self) -> None:
         self._over = threading.Event()

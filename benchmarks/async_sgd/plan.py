@@ -1,4 +1,4 @@
-"""What to measure."""
+"""The plan of a run: what is measured."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ TRANSPORTS = ("shm", "tcp")
 
 @dataclass(frozen=True)
 class Plan:
-    """Raises ValueError for what cannot be measured.
+    """What to measure. Raises ValueError for what cannot be measured.
 
-    models, contenders: names; None: those that a section has by itself.
+    models, contenders: names; None: each section's own choice.
     workers: how many train at a time.
     rounds: in each, every contender has a turn.
     iterations: that count in a turn; one more comes before them, while queues are still filling.
-    seconds: that they may take in a scenario; who needs more has a turn in the first round alone,
-    with one that counts.
+    seconds: the most that the iterations may take in a scenario; a contender that needs more has
+    one turn, of one iteration that counts.
     lanes: connections of tcp.
-    threads: with which the box accumulates.
+    threads: accumulate on the box.
     megabits: rate of the slow link, each way, in Mbit/s.
-    shrink: sizes and times of computation are divided by this.
+    shrink: divides sizes and times of computation.
     """
 
     sections: Sequence[str]
@@ -59,7 +59,7 @@ class Plan:
             )
 
     def chosen(self, names: Sequence[str]) -> list[Model]:
-        """The models that are asked for, or else those of these names."""
+        """Return the models that the plan names, or else those of these names."""
         return [MODELS[name].shrunk(self.shrink) for name in self.models or names]
 
 
@@ -70,4 +70,4 @@ QUICK: dict[str, Any] = {
     "iterations": 1,
     "shrink": 32,
 }
-"""Fields of a plan that shows no more than that everything can be measured."""
+"""Fields of a plan that only shows that everything can be measured."""

@@ -1,4 +1,4 @@
-"""In the shape of the paper's Figs. 6 to 9: a column for each model, bars for each number of
+"""Plots in the shape of the paper's Figs. 6 to 9: a column for each model, bars for each number of
 workers; above communication alone, below iterations that overlap it."""
 
 from benchmarks.async_sgd.contenders import CONTENDERS
@@ -11,7 +11,7 @@ _LABELS = {"sequential": "communication, ms", "parallel": "iteration, ms"}
 
 
 def panels(result: Result) -> tuple[list[Panel], int]:
-    """And how many stand in a row."""
+    """Return the panels and the number of columns."""
     found = [one for one in result.measurements if "scenario" in one.of]
     models = list(dict.fromkeys(one.of["model"] for one in found))
     lines = dict.fromkeys((one.of["section"], one.of["scenario"]) for one in found)

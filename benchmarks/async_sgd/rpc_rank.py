@@ -25,11 +25,11 @@ def _add(gradients: torch.Tensor) -> torch.Tensor:
 class _Member:
     rank: int
 
-    def join(self, meeting: str, world: int, over_link: bool) -> None:
-        """meeting: a file that does not exist yet, the same for all."""
+    def join(self, store_file: str, world: int, over_link: bool) -> None:
+        """Join the job. store_file: names a file that does not exist yet, the same for all."""
         torch.set_num_threads(1)
         options = rpc.TensorPipeRpcBackendOptions(
-            init_method=f"file://{meeting}",
+            init_method=f"file://{store_file}",
             rpc_timeout=_FOR_EVER,
             # Between two namespaces it would otherwise copy from process to process.
             _transports=["uv"] if over_link else None,
@@ -47,10 +47,10 @@ class RpcServer(_Member):
         return {}
 
     def serve(self, exchanges: int) -> None:
-        """RPC's threads do so."""
+        """Do nothing: RPC's threads serve."""
 
     def rest(self) -> None:
-        """Nor do they need to be told."""
+        """Do nothing: RPC's threads go on until the end."""
 
     def check(self, factor: int) -> None:
         check_multiple(_kept.numpy(), factor)

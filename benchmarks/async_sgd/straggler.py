@@ -1,4 +1,4 @@
-"""One worker is slower than the others: how much are they held up?"""
+"""Section straggler: how much one slow worker holds up the others."""
 
 import secrets
 import statistics
@@ -31,11 +31,11 @@ _ROUNDS = 7
 _LEAST = 0.95  # of the speed alone
 
 _Turn = Callable[[Sequence[Peer]], list[float]]
-"""Of these workers: the seconds of a step of each."""
+"""Makes these workers train; returns the seconds of a step of each."""
 
 
 def _measure(plan: Plan, findings: Findings) -> None:
-    """A sample is one turn: steps in a second of a fast worker."""
+    """Measure every contender in turns. A sample is one turn: a fast worker's steps in a second."""
     steps = max(_STEPS // plan.shrink, _TIMES)
     token = secrets.token_hex(16)
     with (
@@ -107,7 +107,8 @@ def _pairs(found: Sequence[Measurement]) -> Iterator[tuple[str, list[float], lis
 
 
 def _share(alone: list[float], held_up: list[float]) -> float:
-    """The median over the rounds, because the machine may be faster in one than in another."""
+    """Return the median over the rounds of the share of the speed alone: the machine may be faster
+    in one round than in another."""
     return statistics.median(b / a for a, b in zip(alone, held_up, strict=True))
 
 

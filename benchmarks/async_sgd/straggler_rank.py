@@ -19,17 +19,18 @@ _WARM = 3  # steps that do not count
 
 
 class Trainee:
-    """All answers are seconds in a step."""
+    """A worker that takes some steps when it is told. It answers with the seconds of a step."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         _model()  # the first optimizer loads much: not while asked
 
-    def join(self, meeting: str, world: int) -> None:
-        """meeting: a file that does not exist yet, the same for all."""
+    def join(self, store_file: str, world: int) -> None:
+        """Join the process group. store_file: names a file that does not exist yet, the same for
+        all."""
         torch.set_num_threads(1)
         dist.init_process_group(
-            "hbm", init_method=f"file://{meeting}", rank=self._rank, world_size=world
+            "hbm", init_method=f"file://{store_file}", rank=self._rank, world_size=world
         )
         self._groups = {world: dist.group.WORLD, world - 1: dist.new_group(range(world - 1))}
 
@@ -37,7 +38,8 @@ class Trainee:
         self, url: str, token: str, transport: Any, name: str, workers: int, compute: float,
         steps: int,
     ) -> float:  # fmt: skip
-        """workers: wait for each other before the first step. compute: seconds."""
+        """Train over a box. workers: wait for each other before the first step. compute: seconds of
+        sleep in a step."""
         model, optimizer = _model()
         with (
             smb.connect(url, token, transport) as box,
@@ -46,7 +48,7 @@ class Trainee:
             return _train(model, ps.step, compute, steps)
 
     def ddp(self, workers: int, compute: float, steps: int) -> float:
-        """On the first ranks."""
+        """Train under DistributedDataParallel in the group of the first ranks."""
         model, optimizer = _model()
         replica = DistributedDataParallel(model, process_group=self._groups[workers])
         return _train(replica, optimizer.step, compute, steps)

@@ -1,4 +1,4 @@
-"""What all workers can do when they are told."""
+"""The methods that all workers have."""
 
 import time
 
@@ -9,9 +9,10 @@ from benchmarks.async_sgd.workload import SCENARIOS
 
 
 class Worker:
-    """Of each kind there is a subclass, with prepare() and exchange().
+    """A worker; its subclasses have prepare() and exchange().
 
-    gradients: what it sends, `weight` times those of worker 0. weights: what it fetched.
+    gradients: are sent, and are `weight` times those of worker 0.
+    weights: were fetched last.
     """
 
     gradients: Array
@@ -21,19 +22,20 @@ class Worker:
         raise NotImplementedError
 
     def run(self, scenario: str, compute: float, begin: float, iterations: int) -> list[float]:
-        """The seconds of each iteration. begin: of `time.monotonic`, the same in all processes."""
+        """Return the seconds of each iteration. begin: a time of `time.monotonic`, which all
+        processes share."""
         time.sleep(max(0.0, begin - time.monotonic()))
         return SCENARIOS[scenario](self.exchange, compute, iterations)
 
     def rest(self) -> None:
-        """All are done."""
+        """Do what is to be done when all workers have ended their exchanges."""
 
     def check(self, least: int, most: int) -> None:
-        """That the weights lie between these multiples of the gradients of worker 0."""
+        """Check that the weights lie between these multiples of the gradients of worker 0."""
         check_between(self.weights, least, most)
 
     def release(self) -> None:
-        """Gives all memory back."""
+        """Give all memory back."""
         del self.gradients, self.weights
 
     def _allocate(self, count: int, weight: int) -> None:

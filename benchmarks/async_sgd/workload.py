@@ -1,5 +1,5 @@
-"""What workers do: the networks of the paper's Table 2, whose computation is emulated by sleeping,
-and how an iteration exchanges its gradients for fresh weights."""
+"""The work of a worker: the networks of the paper's Table 2, whose computation is emulated by
+sleeping, and the ways in which an iteration exchanges its gradients for fresh weights."""
 
 import time
 from collections.abc import Callable
@@ -13,14 +13,18 @@ _PAGE = 4 * KIB
 
 @dataclass(frozen=True)
 class Model:
-    """compute: seconds of a forward and backward pass."""
+    """A network of the paper's Table 2.
+
+    bytes: of its weights in float32.
+    compute: seconds of a forward and backward pass.
+    """
 
     name: str
     bytes: int
     compute: float
 
     def shrunk(self, factor: int) -> "Model":
-        """Both, in proportion."""
+        """Return a model with size and time of computation divided by `factor`."""
         return Model(self.name, _pages(self.bytes / factor), self.compute / factor)
 
 
@@ -39,14 +43,14 @@ MODELS = {
         ("VGG16", 527.79, 190),
     )
 }
-"""In the table's order, float32. Its "MB" are MiB: Inception_v1 has 13.4 million parameters."""
+"""The networks in the table's order. Its "MB" are MiB: Inception_v1 has 13.4 million parameters."""
 
 Exchange = Callable[[], None]
-"""Sends the gradients and fetches the weights."""
+"""A function that sends the gradients and fetches the weights."""
 
 
 def sequential(exchange: Exchange, compute: float, iterations: int) -> list[float]:
-    """One after the other. Returns the seconds of communication in each iteration."""
+    """Compute and exchange in turn. Returns the seconds of communication in each iteration."""
     times = []
     for _ in range(iterations):
         time.sleep(compute)
@@ -57,9 +61,12 @@ def sequential(exchange: Exchange, compute: float, iterations: int) -> list[floa
 
 
 def parallel(exchange: Exchange, compute: float, iterations: int) -> list[float]:
-    """A thread communicates for one iteration while the next one computes; they hand over by a
-    mutex and a condition, those of a Future. Returns the seconds of each iteration: of the longer
-    one, computation or communication (Eq. 1). The first has nothing to wait for."""
+    """Exchange in a thread for one iteration while the next one computes.
+
+    They hand over by a mutex and a condition, those of a Future. Returns the seconds of each
+    iteration: of the longer one, computation or communication (Eq. 1). The first has nothing to
+    wait for.
+    """
     times = []
     with ThreadPoolExecutor(max_workers=1) as communication:
         under_way: Future[None] | None = None

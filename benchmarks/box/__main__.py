@@ -13,7 +13,7 @@ app.command()(bench.box)
 
 
 def sections() -> dict[str, Section]:
-    """In the order in which they are measured and shown."""
+    """Return the sections in the order in which they are measured and shown."""
     found = SECTIONS | {"rivals": RIVALS}
     return found | {"store": found.pop("store")}
 

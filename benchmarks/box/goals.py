@@ -1,4 +1,4 @@
-"""What the box shall reach, beside bounds that take turns with it."""
+"""Goals of the box, beside bounds that take turns with it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,14 @@ from torch_hbmcomm.bench.result import Measurement
 
 @dataclass(frozen=True)
 class Goal:
-    """What `subject` shall reach; exactly one of the last four is given.
+    """A goal of `subject`; exactly one of the last four is given.
 
     bounds: the contenders that it is compared with; the fastest of those that took part counts.
-    operation: those whose name begins so.
-    share: of the bound's speed, at least. times: the bound's time, at most.
-    microseconds: at most, with no bound. fair: of an equal share, what each client has at least.
+    operation: the goal is for operations whose name begins so.
+    share: of the bound's speed, at least.
+    times: the bound's time, at most.
+    microseconds: at most, with no bound.
+    fair: the share of an equal part that each client has at least.
     """
 
     subject: str
@@ -30,7 +32,7 @@ class Goal:
 
 
 def verdicts(goals: Sequence[Goal], row: Row) -> Iterator[Verdict]:
-    """Of medians."""
+    """Yield the verdicts on a row, by medians."""
     for goal in goals:
         subject = row.get(goal.subject)
         if subject is None or not subject.of["operation"].startswith(goal.operation):

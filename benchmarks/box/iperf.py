@@ -1,4 +1,4 @@
-"""iperf3, where it is installed."""
+"""The contender iperf3, where it is installed."""
 
 import json
 import shutil
@@ -27,7 +27,8 @@ class Iperf:
         self._port = port
 
     def timed(self, operation: str, size: int, lanes: int) -> Timed:
-        """It tells a rate, which of little data would be of its start; all calls are one sample."""
+        """Return its loop, whose calls are all one sample: it tells a rate, and that of little data
+        would be the rate of its start."""
 
         def run(samples: int, calls: int) -> list[float]:
             moved = max(size * samples * calls, _LEAST_BYTES)
@@ -40,7 +41,8 @@ class Iperf:
 
 
 def _report(command: Sequence[str]) -> dict[str, Any]:
-    """Tries again for a while: between two tests a server is busy, and then does not listen."""
+    """Run a client and return its report. It is tried again for a while: between two tests a server
+    is busy, and does not listen."""
     deadline = time.monotonic() + _BUSY_SECONDS
     while True:
         done = subprocess.run(command, capture_output=True, text=True)

@@ -14,7 +14,7 @@ _WORKER, _SERVER = 0, 1
 
 
 class Rank:
-    """Both ranks are told the same."""
+    """A rank. Both ranks are told the same."""
 
     def __init__(self) -> None:
         self._world = MPI.COMM_WORLD
@@ -33,7 +33,7 @@ class Rank:
         self._window.Lock_all()
 
     def run(self, way: str, operation: str, samples: int, calls: int) -> list[float]:
-        """As rounds.Timed."""
+        """Return the microseconds of a call, for each sample, as rounds.Timed does."""
         self._world.Barrier()
         found = list(timed(getattr(self, f"_{way}_{operation}"))(samples, calls))
         self._world.Barrier()

@@ -14,8 +14,8 @@ POLLED = "sockets, polled"
 
 
 class NativeClient:
-    """As ClientPeer of `hbmcomm bench box`, without Python between two operations. It has a client
-    for each transport, and one local buffer."""
+    """A client of the box like ClientPeer of `hbmcomm bench box`, but without Python between two
+    operations. It has a client for each transport, and one local buffer."""
 
     def __init__(self, running: Program) -> None:
         self._program = running
@@ -27,16 +27,16 @@ class NativeClient:
         self._program.ask("disconnect")
 
     def check(self, transport: str) -> None:
-        """Raises PeerFailed for one that reads other bytes than it wrote."""
+        """Read back what was written. Raises PeerFailed when other bytes come."""
         self._program.ask("check", transport)
 
     def check_sum(self, transport: str, dtype: str) -> None:
-        """Raises PeerFailed for a wrong sum. Leaves ones in the source."""
+        """Check a sum, and leave ones in the source. Raises PeerFailed for a wrong sum."""
         self._program.ask("check_sum", transport, dtype)
 
     def timed(self, transport: str, action: str) -> Timed:
-        """action: read, write, fetch_add, "accumulate TYPE", "add TYPE", and, on shm, "memcpy read"
-        and the like, or "copy_bytes read"."""
+        """Return the loop of an action: read, write, fetch_add, "accumulate TYPE", "add TYPE", and,
+        on shm, "memcpy read" and the like, or "copy_bytes read"."""
         return self._program.timed("run", transport, action.replace(" ", ":"))
 
 
@@ -47,7 +47,7 @@ def native_client(launcher: Sequence[str] = ()) -> Iterator[NativeClient]:
 
 
 class Sockets:
-    """Two ends. Each connect() replaces the connections before."""
+    """Plain sockets between two processes. Each connect() replaces the connections before."""
 
     def __init__(self, server: Program, client: Program, host: str) -> None:
         self._server = server
@@ -55,7 +55,8 @@ class Sockets:
         self._host = host
 
     def connect(self, lanes: int, size: int, threads: bool = True) -> None:
-        """threads: one for each lane, at both ends; otherwise one polls them all."""
+        """Connect the ends. threads: one for each lane, at both ends; otherwise one polls them
+        all."""
         options = (lanes, size, "threads" if threads else "poll")
         (port,) = self._server.ask("listen", self._host, *options)
         self._client.ask("connect", self._host, int(port), *options)
@@ -68,7 +69,7 @@ class Sockets:
 def sockets(
     host: str = "127.0.0.1", server: Sequence[str] = (), client: Sequence[str] = ()
 ) -> Iterator[Sockets]:
-    """server, client: the launchers of the ends."""
+    """Start both ends. server, client: the words that stand before their commands."""
     with ExitStack() as stack:
         ends = [stack.enter_context(program("sockets", launcher=one)) for one in (server, client)]
         yield Sockets(ends[0], ends[1], host)

@@ -1,4 +1,4 @@
-"""A panel for each section that has rates, a line for each contender."""
+"""Plots: a panel for each section that has rates, a line for each contender."""
 
 from benchmarks.box.rivals import RIVALS
 from benchmarks.box.sections import SECTIONS
@@ -12,7 +12,8 @@ _SECTIONS = SECTIONS | {"rivals": RIVALS}
 
 
 def panels(result: Result) -> tuple[list[Panel], int]:
-    """Where several sizes or numbers of clients make a curve; and how many stand in a row."""
+    """Return the panels, of sections where several sizes or numbers of clients make a curve, and
+    the number of columns."""
     found: dict[tuple[str, str], list[Measurement]] = {}
     for one in result.measurements:
         if _SECTIONS[one.of["section"]].streams > 0:

@@ -5,7 +5,7 @@ accumulate.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from benchmarks.box.native import native_client
@@ -21,7 +21,7 @@ _OURS = "hbm"
 _MOST_ROUNDS = 7
 
 Prepare = Callable[[int, str], dict[str, Timed]]
-"""Who takes part with so many bytes in that operation."""
+"""Makes the loops of the contenders that take part with so many bytes in that operation."""
 
 
 def _measure(plan: BoxPlan, findings: Findings) -> None:
@@ -34,7 +34,7 @@ def _measure(plan: BoxPlan, findings: Findings) -> None:
     with ExitStack() as stack:
         ready: dict[str, Prepare] = {}
         for who, start in everyone.items():
-            with _may_fail(who, findings):
+            with left_out_if_it_fails(who, findings, ours=who == _OURS):
                 ready[who] = stack.enter_context(start())
         for size in plan.sizes(MIB, 64 * MIB):
             for operation in _OPERATIONS:
@@ -42,20 +42,13 @@ def _measure(plan: BoxPlan, findings: Findings) -> None:
                 for who, prepare in ready.items():
                     if who in findings.unavailable:
                         continue
-                    with _may_fail(who, findings):
+                    with left_out_if_it_fails(who, findings, ours=who == _OURS):
                         prepared = prepare(size, operation)
                         for timed in prepared.values():
                             timed(1, 1)
                         contenders |= prepared
                 rounds = min(plan.rounds, _MOST_ROUNDS)
                 measure(findings, "rivals", operation, size, contenders, rounds)
-
-
-def _may_fail(who: str, findings: Findings) -> AbstractContextManager[None]:
-    """Whoever fails is left out from now on; but not a box."""
-    if who == _OURS:
-        return nullcontext()
-    return left_out_if_it_fails(who, findings)
 
 
 @contextmanager
@@ -84,8 +77,8 @@ def _mpi(name: str, environment: Mapping[str, str]) -> Iterator[Prepare]:
 
 
 def _asked(ranks: list[Peer], contenders: Mapping[str, Mapping[str, str]]) -> Prepare:
-    """contenders: what run() of all ranks is told besides the operation; the first one's time
-    counts."""
+    """Make a Prepare of ranks. contenders: the arguments of run() of all ranks besides the
+    operation; the first rank's time counts."""
     prepared = 0
 
     def all_do(action: str, **arguments: object) -> Any:

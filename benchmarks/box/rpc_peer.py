@@ -34,10 +34,10 @@ class Rank:
     def __init__(self, rank: int) -> None:
         self._rank = rank
 
-    def join(self, meeting: str, world: int) -> None:
-        """meeting: a file that does not exist yet, the same for both."""
+    def join(self, store_file: str, world: int) -> None:
+        """Join the job. store_file: names a file that does not exist yet, the same for both."""
         torch.set_num_threads(1)
-        options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{meeting}")
+        options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{store_file}")
         rpc.init_rpc(
             _NAMES[self._rank], rank=self._rank, world_size=world, rpc_backend_options=options
         )
@@ -47,7 +47,7 @@ class Rank:
         rpc.rpc_sync("server", _resize, (size,))
 
     def run(self, operation: str, samples: int, calls: int) -> list[float]:
-        """As rounds.Timed."""
+        """Return the microseconds of a call, for each sample, as rounds.Timed does."""
 
         def call() -> None:
             if operation == "read":

@@ -114,7 +114,8 @@ def _link(plan: BoxPlan, findings: Findings) -> None:
 
 
 def _bytes_of_one(timed: Timed, receiver: Node) -> int:
-    """And of one more, which comes first."""
+    """Return the bytes that reach `receiver` in one call and in the one before that does not
+    count."""
     before = receiver.received()
     timed(1, 1)
     return (receiver.received() - before) // 2

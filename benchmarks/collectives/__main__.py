@@ -15,10 +15,10 @@ app.command()(bench.collectives)
 
 
 def contenders() -> dict[str, Contender]:
-    """In the order of the tables."""
+    """Return the contenders in the order of the tables."""
     known = installed.CONTENDERS
     everyone = (
-        HbmBelow("hbm-zero-copy", known["hbm-zero-copy"].about, placed=True),
+        HbmBelow("hbm-zero-copy", known["hbm-zero-copy"].about, zero_copy=True),
         HbmBelow("hbm-staged", known["hbm-staged"].about),
         HbmBelow("hbm-mpi", known["hbm-mpi"].about, node=OVER_MPI),
         known["gloo"],

@@ -1,4 +1,4 @@
-"""How long memory alone takes: no allreduce that reads and writes every buffer can be faster."""
+"""The bound of memory: no allreduce that reads and writes every buffer can be faster."""
 
 import torch.distributed as dist
 
@@ -10,9 +10,9 @@ from torch_hbmcomm.sizes import MIB
 
 
 class Bound(Contender):
-    """Each rank reads its share of as many buffers as there are ranks, and writes the sum to all
-    of them, in memory of its own, waiting for nobody. Whatever the type, bytes are added as
-    float32."""
+    """A contender of which each rank reads its share of as many buffers as there are ranks, and
+    writes the sum to all of them, in memory of its own, waiting for nobody. Whatever the type,
+    bytes are added as float32."""
 
     name = "bound"
     about = "memory alone: every rank reduces its share, with no synchronisation"

@@ -89,6 +89,6 @@ std::vector<double> run(at::Tensor tensor, int64_t samples, int64_t calls) {
 
 @cache
 def _loop() -> ModuleType:
-    """The operator called below Python, compiled on first use as DeepSpeed's own is."""
+    """Return the operator called below Python, compiled on first use as DeepSpeed's own is."""
     module: ModuleType = load_inline("hbm_bench_operator", [_LOOP], functions=["run"])
     return module

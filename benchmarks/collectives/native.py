@@ -1,5 +1,5 @@
-"""allreduce_native: allreduce called in a loop of C++, under Python and the dispatcher, which at
-small sizes hide what lies below them.
+"""allreduce_native: allreduce called in a loop of C++, below Python and the dispatcher, whose costs
+hide the rest at small sizes.
 
 Each rank starts a native program of its own, which is one rank of the same job.
 """
@@ -24,7 +24,10 @@ NATIVE = "allreduce_native"
 
 
 class NativeRank:
-    """kind: "placed" or "staged", of hbm on one node; "mpi", hbm over MPI; "mpich", MPI itself."""
+    """One rank's native program, from its start to the end of this process.
+
+    kind: "zero-copy" or "staged", hbm on one node; "mpi", hbm over MPI; "mpich", MPI itself.
+    """
 
     def __init__(self, kind: str) -> None:
         place = [tempfile.mkdtemp(prefix="hbmcomm-bench-") if dist.get_rank() == 0 else None]
@@ -39,19 +42,19 @@ class NativeRank:
             shutil.rmtree(str(place[0]))
 
     def prepare(self, buffers: Buffers) -> Timed:
-        """Raises PeerFailed where the program finds a wrong sum."""
+        """Return the loop. Raises PeerFailed where the program finds a wrong sum."""
         self._program.ask("prepare", buffers.size, str(buffers.dtype).removeprefix("torch."))
         return self._program.timed("run")
 
 
 @cache
 def _rank(kind: str) -> NativeRank:
-    """All ranks ask for the same ones in the same order."""
+    """Return the native program of a kind. All ranks ask for the same ones in the same order."""
     return NativeRank(kind)
 
 
 class HbmBelow(Hbm):
-    """hbm, with its native loop."""
+    """The contender hbm, with its native loop."""
 
     def offers(self, collective: str, dtype: str, size: int) -> bool:
         return _offers(self, collective, dtype) or super().offers(collective, dtype, size)
@@ -60,12 +63,12 @@ class HbmBelow(Hbm):
         if collective != NATIVE:
             return super().prepare(collective, buffers)
         over_mpi = self._node == OVER_MPI
-        kind = "mpi" if over_mpi else "placed" if self.placed else "staged"
+        kind = "mpi" if over_mpi else "zero-copy" if self.zero_copy else "staged"
         return _rank(kind).prepare(buffers)
 
 
 class MpichBelow(Mpich):
-    """MPI, with its native loop."""
+    """The contender MPI, with its native loop."""
 
     def offers(self, collective: str, dtype: str, size: int) -> bool:
         return _offers(self, collective, dtype) or super().offers(collective, dtype, size)

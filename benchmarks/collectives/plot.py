@@ -1,11 +1,11 @@
-"""Latency above, bandwidth below, one column for each collective and type."""
+"""Plots: latency above, bandwidth below, one column for each collective and type."""
 
 from benchmarks.plot import Panel
 from torch_hbmcomm.bench.result import Result
 
 
 def panels(result: Result) -> tuple[list[Panel], int]:
-    """And how many stand in a row."""
+    """Return the panels and the number of columns."""
     sized = [one for one in result.measurements if one.of["bytes"]]
     columns = list(dict.fromkeys((one.of["collective"], one.of["dtype"]) for one in sized))
     above, below = [], []

@@ -48,7 +48,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def bytes_each_way(mib: int) -> float:
-    """What each direction of a node's link must carry."""
+    """Return the bytes that each direction of a node's link must carry."""
     return 2 * (NODES - 1) / NODES * mib * MIB
 
 
@@ -84,7 +84,7 @@ def main(
     ranks: Annotated[int, typer.Option(help="on each node")] = 2,
     rate: Annotated[str, typer.Option(help="of the link, as tc(8) writes it")] = "1gbit",
 ) -> None:
-    """Measures allreduce of float32 between two nodes."""
+    """Measure allreduce of float32 between two nodes."""
     if context.invoked_subcommand is not None:
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -126,7 +126,7 @@ def show(goodput: float, rows: list[dict[str, Any]], ranks: int, rate: str) -> N
 
 
 def measured_goodput(node: int) -> float:
-    """Bytes a second that TCP moves in each direction, while it does so in both."""
+    """Return the bytes a second that TCP moves in each direction, while it does so in both."""
     if node == 0:
         with socket.create_server((address(0), PORT + 1)) as server:
             line, _ = server.accept()
@@ -158,12 +158,12 @@ def connect(where: tuple[str, int]) -> socket.socket:
 
 
 def received(node: int) -> int:
-    """Bytes that have come over the link."""
+    """Return the bytes that have come over the link."""
     return int(Path(f"/sys/class/net/link{node}/statistics/rx_bytes").read_text())
 
 
 def largest(group: dist.ProcessGroup, value: float) -> float:
-    """Of all ranks' values."""
+    """Return the largest of all ranks' values."""
     shared = torch.tensor([value], dtype=torch.float64)
     dist.all_reduce(shared, dist.ReduceOp.MAX, group=group)
     return shared.item()
@@ -171,7 +171,7 @@ def largest(group: dist.ProcessGroup, value: float) -> float:
 
 @app.command(hidden=True)
 def rank(mib: Annotated[list[int], typer.Option()], rounds: Annotated[int, typer.Option()]) -> None:
-    """One of the ranks that the benchmark starts."""
+    """Run one of the ranks that the benchmark starts."""
     torch.set_num_threads(1)
     node = int(os.environ["HBMCOMM_NODE_ID"])
     dist.init_process_group("hbm")

@@ -1,4 +1,5 @@
-"""Layer dropping beside plain training: how much of the communication goes, and what that costs.
+"""Layer dropping beside plain training: the share of the communication that it saves, and its
+price.
 
 After Lee et al. (2020), "Communication optimization schemes for accelerating distributed deep
 learning systems", section 6: Table 1 and Figs. 5 to 14 in small. Ranks are processes of their own

@@ -1,4 +1,4 @@
-"""python -m benchmarks.layer_drop --help"""
+"""The command: python -m benchmarks.layer_drop --help"""
 
 import signal
 import sys

@@ -1,4 +1,4 @@
-"""The rate of the link above which dropping does not pay."""
+"""Section break-even: the rate of the link above which dropping does not pay."""
 
 from __future__ import annotations
 

@@ -13,7 +13,11 @@ from torch_hbmcomm.bench.result import Unavailable
 
 
 class Cluster:
-    """ranks: joined, in the order of their numbers. nodes: none, or those at the cable's ends."""
+    """Ranks and their nodes.
+
+    ranks: joined, in the order of their numbers.
+    nodes: those at the cable's ends; none on one host.
+    """
 
     def __init__(self, ranks: Sequence[Peer], nodes: Sequence[Node] = ()) -> None:
         self.ranks = ranks
@@ -23,12 +27,12 @@ class Cluster:
         return together(self.ranks, method, **arguments)
 
     def received(self) -> list[int]:
-        """Bytes that have come over the cable, to node 0 and to node 1."""
+        """Return the bytes that have come over the cable, to node 0 and to node 1."""
         return [node.received() for node in self.nodes]
 
 
 def together(ranks: Sequence[Peer], method: str, **arguments: Any) -> list[Any]:
-    """What that method of each returns; they run at the same time."""
+    """Call a method of all ranks at the same time. Returns what each returns."""
     for rank in ranks:
         rank.tell(method, **arguments)
     return [rank.answer() for rank in ranks]
@@ -36,10 +40,11 @@ def together(ranks: Sequence[Peer], method: str, **arguments: Any) -> list[Any]:
 
 @contextmanager
 def one_host(role: str, count: int, **options: Any) -> Iterator[Cluster]:
-    """
+    """Start ranks on this host.
+
     Args:
         role: the module that the ranks run
-        options: what join() of the ranks is told besides
+        options: arguments of their join()
     """
     with rpc_ranks(role, count, **options) as ranks:
         yield Cluster(ranks)
@@ -49,10 +54,13 @@ def one_host(role: str, count: int, **options: Any) -> Iterator[Cluster]:
 def two_hosts(
     role: str, where: Sequence[int], megabits: int | None, **options: Any
 ) -> Iterator[Cluster]:
-    """
+    """Start ranks on two hosts.
+
     Args:
+        role: the module that the ranks run
         where: the node, 0 or 1, of each rank
         megabits: rate of the cable each way, in Mbit/s; None: as fast as the machine
+        options: arguments of their join()
 
     Raises Unavailable where there are no namespaces.
     """

@@ -1,4 +1,4 @@
-"""Who is compared."""
+"""The contenders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ RATIO = 0.9  # where only one is measured; the paper does not say which it has
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """hook: as in hooks.py. terms: of LayerDrop, for the hook "drop"."""
+    """A way of training.
+
+    hook: as in hooks.py.
+    terms: of LayerDrop, for the hook "drop".
+    """
 
     name: str
     hook: str = "none"
@@ -22,7 +26,7 @@ class Contender:
 
     @property
     def told(self) -> dict[str, Any]:
-        """To prepare() of the ranks."""
+        """The arguments of the ranks' prepare()."""
         return {"hook": self.hook, "terms": dict(self.terms), "gloo": self.gloo}
 
     @property
@@ -31,7 +35,7 @@ class Contender:
 
     @property
     def aim(self) -> float | None:
-        """The share of all bytes that shall be sent, if there is one."""
+        """The share of all bytes that shall be sent; None where there is none."""
         if self.hook != "drop" or self.terms.get("target") == "paper":
             return None
         return float(1 - self.terms["ratio"])
@@ -52,5 +56,5 @@ GLOO = Contender("DDP over Gloo", gloo=True)
 
 
 def of_ddp(plan: Plan) -> list[Contender]:
-    """Besides PLAIN and NOTHING_DROPPED."""
+    """Return the contenders under DDP besides PLAIN and NOTHING_DROPPED."""
     return [*map(dropping, plan.ratios), PAPERS_RULE, BFLOAT16, POWER_SGD, GLOO]

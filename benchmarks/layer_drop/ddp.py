@@ -1,4 +1,4 @@
-"""DistributedDataParallel on two hosts, its steps being communication."""
+"""Section ddp: DistributedDataParallel on two hosts, its steps being communication."""
 
 from __future__ import annotations
 
@@ -38,8 +38,12 @@ _NOTHING_DROPPED_COSTS = 0.02
 
 @dataclass
 class _Found:
-    """seconds: of each step, means over the ranks. crossed: bytes each way. counted: values that
-    the hook itself counts."""
+    """Measurements of one contender.
+
+    seconds: of each step, means over the ranks.
+    crossed: bytes each way.
+    counted: values that the hook itself counts.
+    """
 
     seconds: list[float]
     crossed: float
@@ -76,7 +80,7 @@ def _measure(plan: Plan, findings: Findings) -> None:
 
 
 def _turns(plan: Plan, megabits: int | None) -> Iterator[tuple[Contender, int]]:
-    """And steps."""
+    """Yield each contender's turns, with their number of steps."""
     for _ in range(plan.rounds):
         for contender in (PLAIN, NOTHING_DROPPED):
             yield contender, plan.whole_steps

@@ -18,17 +18,18 @@ from torch_hbmcomm.bench.peer import obey
 
 
 class Trainee:
-    """One model at a time, from prepare() to release()."""
+    """A rank that has one model at a time, from prepare() to release()."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         warnings.simplefilter("ignore", FutureWarning)  # DDP's, about its own arguments
 
-    def join(self, meeting: str, world: int, width: int, threads: int = 1) -> None:
-        """meeting: a file that does not exist yet, the same for all. width: of ResNet-50."""
+    def join(self, store_file: str, world: int, width: int, threads: int = 1) -> None:
+        """Join the process group. store_file: names a file that does not exist yet, the same for
+        all. width: of ResNet-50."""
         torch.set_num_threads(threads)
         dist.init_process_group(
-            "hbm", init_method=f"file://{meeting}", rank=self._rank, world_size=world
+            "hbm", init_method=f"file://{store_file}", rank=self._rank, world_size=world
         )
         self._world = dist.group.WORLD
         self._gloo = dist.new_group(backend="gloo")
@@ -37,7 +38,8 @@ class Trainee:
         self._model = Synthetic(resnet50(width), self._rank)
 
     def prepare(self, hook: str, terms: dict[str, Any], gloo: bool, alone: bool = False) -> None:
-        """alone: in a group of one, where all is done but to communicate."""
+        """Make a model with a hook. alone: in a group of one, where all is done but to
+        communicate."""
         group = self._alone if alone else self._gloo if gloo else self._world
         self._replica = DistributedDataParallel(
             self._model,
@@ -50,7 +52,7 @@ class Trainee:
         self._state = register(self._replica, hook, terms)
 
     def train(self, steps: int) -> list[float]:
-        """The seconds of each step."""
+        """Take steps, and return the seconds of each."""
         times = []
         dist.barrier()
         start = time.perf_counter()
@@ -65,7 +67,7 @@ class Trainee:
         return None if self._state is None else self._state.summary()
 
     def size(self) -> int:
-        """Bytes of all gradients."""
+        """Return the bytes of all gradients."""
         return sum(parameter.nbytes for parameter in self._model.parameters())
 
     def release(self) -> None:

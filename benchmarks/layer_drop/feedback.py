@@ -1,4 +1,4 @@
-"""How well the bytes that layer dropping sends follow the ratio, by simulation:
+"""Simulates how well the bytes that layer dropping sends follow the ratio:
 
     python -m benchmarks.layer_drop.feedback
 
@@ -27,7 +27,10 @@ SHRINK = 10**-0.01
 
 
 class Gradients:
-    """steady: the part of a gradient that is the same in every step, in squares."""
+    """Simulated gradients of one model.
+
+    steady: the part of a gradient that is the same in every step, in squares.
+    """
 
     def __init__(self, layers: list[Layer], steady: float, shrinking: bool, seed: int) -> None:
         self._draw = random.Random(seed)
@@ -36,7 +39,7 @@ class Gradients:
         self._steady, self._shrink = steady, SHRINK if shrinking else 1.0
 
     def step(self) -> list[float]:
-        """The mean magnitude of each layer's accumulated gradient."""
+        """Return the mean magnitude of each layer's accumulated gradient."""
         for index, size in enumerate(self._size):
             now = size * math.exp(self._draw.gauss(0, 0.2))
             self._noise[index] += (1 - self._steady) * now**2
@@ -51,7 +54,7 @@ class Gradients:
 
 
 def shares(terms: LayerDrop, layers: list[Layer], gradients: Gradients, steps: int) -> list[float]:
-    """Of all gradients, by step."""
+    """Return the share of all gradients that each step sends."""
     rule = DropRule(terms)
     total = sum(layer.numel for layer in layers)
     found = []

@@ -12,8 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 import torch_hbmcomm as hbmcomm
 
 BUCKET_MIB = {"PowerSGD": 1 << 20}
-"""One bucket for all: PowerSGD begins allreduces in callbacks, and those of two buckets would come
-in another order on each rank. Elsewhere DDP's default."""
+"""The sizes of DDP's buckets, where they are not DDP's default. PowerSGD has one bucket for all: it
+begins allreduces in callbacks, and those of two buckets would come in another order on each
+rank."""
 
 _RANK = 4  # of PowerSGD's approximations
 _VANILLA = 2  # steps before it compresses, the least that PyTorch takes
@@ -22,7 +23,10 @@ _VANILLA = 2  # steps before it compresses, the least that PyTorch takes
 def register(
     replica: DistributedDataParallel, hook: str, terms: dict[str, Any]
 ) -> hbmcomm.LayerDropState | None:
-    """hook: "none", "drop", "bf16" or "PowerSGD". terms: of LayerDropState, which is returned."""
+    """Register a hook, and return its state if it is the one that drops.
+
+    hook: "none", "drop", "bf16" or "PowerSGD". terms: of LayerDropState.
+    """
     group = replica.process_group
     if hook == "drop":
         state = hbmcomm.LayerDropState(group, model=replica, log_every=None, **terms)
@@ -39,5 +43,6 @@ def register(
 
 
 def _bfloat16(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """PyTorch's, which DDP refuses by its name where there is no GPU."""
+    """Compress as PyTorch's bf16_compress_hook, which DDP refuses by its name where there is no
+    GPU."""
     return default_hooks.bf16_compress_hook(group, bucket)

@@ -1,4 +1,4 @@
-"""What dropping costs a worker, on one host and without anybody else."""
+"""Section pass: the price of dropping for a worker, on one host and without anybody else."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _run(passes: Peer, who: str, samples: int, calls: int) -> list[float]:
 
 
 def _extra(plan: Plan, cores: int) -> float:
-    """Milliseconds that a step of DDP in a group of one takes longer with the hook."""
+    """Return the milliseconds that a step of DDP in a group of one takes longer with the hook."""
     seconds: dict[Contender, list[float]] = {PLAIN: [], dropping(RATIO): []}
     with one_host("benchmarks.layer_drop.ddp_rank", 1, width=plan.width, threads=cores) as host:
         for _ in range(plan.passes):

@@ -1,4 +1,4 @@
-"""What the pass over memory costs, and what an iteration of ResNet-50 does."""
+"""A process that makes the pass over memory, and iterations of ResNet-50."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ BATCH = 8
 
 class Passes:
     def prepare(self, width: int, threads: int) -> int:
-        """Returns the bytes that a pass moves: two streams are read and one is written."""
+        """Make the memory. Returns the bytes that a pass moves: two streams are read and one is
+        written."""
         torch.set_num_threads(threads)
         sizes = [parameter.numel() for parameter in resnet50(width).parameters()]
         gradients = [torch.full((size,), 1e-3) for size in sizes]
@@ -29,11 +30,11 @@ class Passes:
         return 3 * 4 * sum(sizes)
 
     def run(self, what: str, samples: int, calls: int) -> list[float]:
-        """As rounds.Timed."""
+        """Return the microseconds of a pass, for each sample, as rounds.Timed does."""
         return list(self._calls[what](samples, calls))
 
     def iterations(self, width: int, side: int, threads: int, count: int) -> list[float]:
-        """The seconds of forward and backward passes."""
+        """Return the seconds of forward and backward passes."""
         torch.set_num_threads(threads)
         model = resnet50(width)
         images = torch.randn(BATCH, 3, side, side)

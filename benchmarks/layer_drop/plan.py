@@ -1,4 +1,4 @@
-"""What to measure."""
+"""The plan of a run: what is measured."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch_hbmcomm.bench.result import check_counts
 
 @dataclass(frozen=True)
 class Plan:
-    """Raises ValueError for what cannot be measured.
+    """What to measure. Raises ValueError for what cannot be measured.
 
     ratios: R, the part of all gradients that is dropped; 0 is measured besides.
     megabits: rates of the link, each way, in Mbit/s; None: as fast as the machine.
     steps: of a ratio under DDP, where the link has no rate and a step takes least.
-    slow_steps: where it has.
-    whole_steps: of who drops nothing.
+    slow_steps: the same, where the link has a rate.
+    whole_steps: of a contender that drops nothing.
     rounds: turns of plain DDP and of R = 0, whose difference is small.
     server_steps: with a parameter server, at most.
     passes: samples of each contender in the section pass.
@@ -56,7 +56,8 @@ class Plan:
                 raise ValueError(f"a link has at least 1 Mbit/s, not {rate}")
 
     def server_steps_of(self, terms: Mapping[str, Any] | None) -> int:
-        """So many that a ratio moves what whole_steps of somebody do who drops nothing."""
+        """Return the number of steps in which a ratio moves as much as whole_steps move without
+        dropping."""
         kept = 1.0 if terms is None else 1 - float(terms["ratio"])
         return min(self.server_steps, round(self.whole_steps / kept))
 
@@ -76,11 +77,11 @@ QUICK: dict[str, Any] = {
     "width": 8,
     "side": 32,
 }
-"""Fields of a plan that shows no more than that everything can be measured."""
+"""Fields of a plan that only shows that everything can be measured."""
 
 
 def link(megabits: int | None) -> str:
-    """As the tables have it."""
+    """Return the name of a link in the tables."""
     if megabits is None:
         return "unlimited"
     return f"{megabits / 1000:g} Gbit/s" if megabits >= 1000 else f"{megabits} Mbit/s"

@@ -1,5 +1,5 @@
-"""Where an iteration's time goes, as in the paper's Figs. 9 and 14, and what was learned over steps
-and over time, as in its Figs. 5 to 8."""
+"""Plots: the parts of an iteration's time, as in the paper's Figs. 9 and 14, and loss and accuracy
+over steps and over time, as in its Figs. 5 to 8."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LINES = 2
 
 
 def panels(result: Result) -> tuple[list[Panel], int]:
-    """And how many stand in a row."""
+    """Return the panels and the number of columns."""
     bars: dict[tuple[str, str], list[Measurement]] = {}
     for one in result.measurements:
         bars.setdefault((one.of["section"], one.of["case"]), []).append(one)

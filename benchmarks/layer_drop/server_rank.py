@@ -21,35 +21,40 @@ _RATE = 1e-6  # of learning: the weights hardly move
 
 
 class Clock:
-    """The seconds from tick to tick, and those of them in which this thread had a core."""
+    """Times of consecutive laps.
+
+    times: of each lap, its seconds, and those of them in which this thread had a core.
+    """
 
     def __init__(self) -> None:
         self.times: list[tuple[float, float]] = []
         self._last = time.perf_counter(), time.thread_time()
 
-    def tick(self) -> None:
+    def lap(self) -> None:
         now = time.perf_counter(), time.thread_time()
         self.times.append((now[0] - self._last[0], now[1] - self._last[1]))
         self._last = now
 
 
 class Member:
-    """One parameter server at a time, from prepare() or attach() to close()."""
+    """A rank that has one parameter server at a time, from prepare() or attach() to close()."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
 
-    def join(self, meeting: str, world: int, width: int) -> None:
-        """meeting: a file that does not exist yet, the same for all. width: of ResNet-50."""
+    def join(self, store_file: str, world: int, width: int) -> None:
+        """Join the process group. store_file: names a file that does not exist yet, the same for
+        all. width: of ResNet-50."""
         torch.set_num_threads(1)
         dist.init_process_group(
-            "hbm", init_method=f"file://{meeting}", rank=self._rank, world_size=world
+            "hbm", init_method=f"file://{store_file}", rank=self._rank, world_size=world
         )
         self._model = Synthetic(resnet50(width), self._rank)
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=_RATE, momentum=0.9)
 
     def prepare(self, terms: dict[str, Any] | None) -> None:
-        """On all ranks: mode="sync". terms: of LayerDrop; None: all is sent."""
+        """Form the parameter server with mode="sync", on all ranks. terms: of LayerDrop; None: all
+        is sent."""
         self._server = hbmcomm.ParameterServer(
             self._model,
             self._optimizer,
@@ -63,7 +68,7 @@ class Member:
     def attach(
         self, url: str, token: str, workers: int, transfer: str | None, terms: dict[str, Any] | None
     ) -> None:
-        """On the workers: mode="async", over tcp."""
+        """Form it with mode="async" over tcp, on the workers."""
         self._server = hbmcomm.ParameterServer(
             self._model,
             self._optimizer,
@@ -75,26 +80,26 @@ class Member:
         )
 
     def serve(self) -> list[tuple[float, float]]:
-        """On rank 0, until all workers have closed. Returns the times of each update."""
+        """Serve, on rank 0, until all workers have closed. Returns the times of each update."""
         clock = Clock()
-        self._server.serve(after_update=clock.tick)
+        self._server.serve(after_update=clock.lap)
         return clock.times
 
     def run(self, steps: int) -> list[tuple[float, float]]:
-        """On a worker. Returns the times of each step."""
+        """Take steps, on a worker. Returns the times of each."""
         clock = Clock()
         for _ in range(steps):
             self._model().backward()
             self._server.step()
-            clock.tick()
+            clock.lap()
         return clock.times
 
     def size(self) -> int:
-        """Bytes of all weights."""
+        """Return the bytes of all weights."""
         return sum(parameter.nbytes for parameter in self._model.parameters())
 
     def close(self) -> None:
-        """On the workers."""
+        """Close, on the workers."""
         self._server.close()
 
 

@@ -1,4 +1,4 @@
-"""Training with a parameter server, by one contender."""
+"""Turns of one contender that trains with a parameter server."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ Times = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Turn:
-    """iterations: milliseconds of each, means of the workers. worker, server: milliseconds of
-    compute in an iteration. up, down: megabytes in an iteration, to the server and from it."""
+    """The outcome of a turn.
+
+    iterations: milliseconds of each, means of the workers.
+    worker, server: milliseconds of compute in an iteration.
+    up, down: megabytes in an iteration, to the server and from it.
+    """
 
     iterations: list[float]
     worker: float
@@ -36,7 +40,7 @@ class Turn:
 
 
 def synchronous(hosts: Cluster, terms: Mapping[str, Any] | None, steps: int) -> Turn:
-    """terms: of LayerDrop; None: all is sent."""
+    """Train with mode="sync". terms: of LayerDrop; None: all is sent."""
     server, *workers = hosts.ranks
     hosts.all("prepare", terms=terms)
     server.tell("serve")
@@ -49,7 +53,8 @@ def synchronous(hosts: Cluster, terms: Mapping[str, Any] | None, steps: int) -> 
 def boxed(
     hosts: Cluster, terms: Mapping[str, Any] | None, transfer: str | None, steps: int
 ) -> Turn:
-    """Without a time of the server's: the box works beside the workers."""
+    """Train with a memory box, which works beside the workers: the turn has no time of the
+    server's."""
     node, workers = hosts.nodes[0], hosts.ranks[1:]
     token = secrets.token_hex(16)
     size, *_ = together(workers[:1], "size")
@@ -77,7 +82,8 @@ def boxed(
 
 
 def _run(hosts: Cluster, workers: Sequence[Peer], steps: int) -> tuple[list[Times], list[float]]:
-    """And the megabytes that crossed the cable each way in a step."""
+    """Return the times of the workers, and the megabytes that crossed the cable each way in a
+    step."""
     together(workers, "run", steps=_WARM)
     before = hosts.received()
     times = together(workers, "run", steps=steps)

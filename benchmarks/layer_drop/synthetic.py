@@ -16,8 +16,9 @@ _IMAGES, _SIDE = 4, 64  # of the one real backward pass
 
 
 class Synthetic(nn.Module):
-    """Has the parameters of `model`, and gradients of the magnitudes that one real backward pass
-    gives them: a part that is the same in all steps and on all ranks, and noise that is not.
+    """A module with the parameters of `model`, and gradients of the magnitudes that one real
+    backward pass gives them: a part that is the same in all steps and on all ranks, and noise
+    that is not.
 
     forward() takes nothing and returns 0; backward() writes the gradients straight to .grad.
     """
@@ -72,7 +73,7 @@ class _Layer(torch.autograd.Function):
 
 
 def _magnitudes(model: nn.Module) -> list[float]:
-    """The mean absolute gradient of each parameter."""
+    """Return the mean absolute gradient of each parameter."""
     images = torch.randn(_IMAGES, 3, _SIDE, _SIDE)
     cross_entropy(model(images), torch.arange(_IMAGES)).backward()
     found = []

@@ -21,7 +21,7 @@ class Column:
 
 
 def _milliseconds(value: float) -> str:
-    """A difference of two times may be none."""
+    """Format a time, or a difference of two times, which may be none."""
     return format_time(value * 1e3) if value > 0 else "none"
 
 
@@ -62,7 +62,7 @@ COLUMNS = {
 
 
 def tables(about: str, found: Sequence[Measurement]) -> Iterator[RenderableType]:
-    """Of one section: one for each case."""
+    """Yield the tables of one section, one for each case."""
     yield Text(f"{found[0].of['section']}: {about}", style="bold")
     for case, rows in cases(found).items():
         yield _table(case, list(rows.values()))

@@ -1,4 +1,4 @@
-"""A training run on real data over a slow link: the paper's Figs. 5 to 8."""
+"""Section training: real data over a slow link, as in the paper's Figs. 5 to 8."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _SOONER = 3.0
 
 @dataclass(frozen=True)
 class _Curve:
-    """Epoch by epoch; seconds since the start."""
+    """Loss and accuracy epoch by epoch; seconds since the start."""
 
     seconds: list[float]
     loss: list[float]
     accuracy: list[float]
 
     def until(self, accuracy: float) -> float | None:
-        """Seconds; None if it is never reached."""
+        """Return the seconds until that accuracy; None if it is never reached."""
         points = zip(self.seconds, self.accuracy, strict=True)
         return next((at for at, found in points if found >= accuracy), None)
 
@@ -77,7 +77,7 @@ def _measure(plan: Plan, findings: Findings) -> None:
 
 
 def _learn(hosts: Cluster, contender: Contender, epochs: int, seed: int) -> tuple[int, _Curve]:
-    """And the steps of an epoch."""
+    """Train with one seed. Returns the steps of an epoch, and the curve."""
     options = {"hook": contender.hook, "terms": dict(contender.terms)}
     steps, *_ = hosts.all("prepare", **options, epochs=epochs, seed=seed)
     curve = _Curve([], [], [])

@@ -29,16 +29,17 @@ class Learner:
         self._rank = rank
         warnings.simplefilter("ignore", FutureWarning)  # DDP's, about its own arguments
 
-    def join(self, meeting: str, world: int) -> None:
-        """meeting: a file that does not exist yet, the same for all."""
+    def join(self, store_file: str, world: int) -> None:
+        """Join the process group. store_file: names a file that does not exist yet, the same for
+        all."""
         torch.set_num_threads(1)
         dist.init_process_group(
-            "hbm", init_method=f"file://{meeting}", rank=self._rank, world_size=world
+            "hbm", init_method=f"file://{store_file}", rank=self._rank, world_size=world
         )
         self._digits = Digits(self._rank, world, _BATCH)
 
     def prepare(self, hook: str, terms: dict[str, Any], epochs: int, seed: int) -> int:
-        """Returns the steps of an epoch."""
+        """Make a model with a hook. Returns the steps of an epoch."""
         torch.manual_seed(seed)
         self._shuffling = torch.Generator().manual_seed(seed)
         self._replica = DistributedDataParallel(
@@ -51,7 +52,7 @@ class Learner:
         return self._digits.steps
 
     def epoch(self) -> tuple[float, float]:
-        """Returns its seconds, and the mean loss."""
+        """Train for an epoch. Returns its seconds, and the mean loss."""
         losses = []
         dist.barrier()
         start = time.perf_counter()

@@ -1,7 +1,7 @@
 // One rank of an allreduce below PyTorch's dispatcher: the program "allreduce DIRECTORY RANK SIZE
 // KIND LIBRARIES". Ranks meet by files in the directory; MPI's library is looked for in LIBRARIES.
 //
-// Kinds: "placed" and "staged", hbm within a node, on memory of the segment and on other memory;
+// Kinds: "zero-copy" and "staged", hbm within a node, on memory of the segment and on other memory;
 // "mpi", hbm over MPI; "mpich", MPI itself, in place.
 //
 //   ready               answers once all have met
@@ -101,10 +101,10 @@ class Queued : public Way {
 
 class WithinNode final : public Queued {
  public:
-  WithinNode(const Place& place, bool placed) : WithinNode(place, placed, join(place)) {}
+  WithinNode(const Place& place, bool zero_copy) : WithinNode(place, zero_copy, join(place)) {}
 
   void* allocate(size_t bytes) override {
-    return placed_ ? memory::process_segment(kPolicy)->allocate(bytes) : Queued::allocate(bytes);
+    return zero_copy_ ? memory::process_segment(kPolicy)->allocate(bytes) : Queued::allocate(bytes);
   }
 
   void allreduce(void* data, size_t count, Dtype dtype) override {
@@ -115,8 +115,10 @@ class WithinNode final : public Queued {
   }
 
  private:
-  WithinNode(const Place& place, bool placed, std::shared_ptr<shm::ShmGroup> group)
-      : Queued(place, [group] { group->wake(); }), placed_(placed), group_(std::move(group)) {}
+  WithinNode(const Place& place, bool zero_copy, std::shared_ptr<shm::ShmGroup> group)
+      : Queued(place, [group] { group->wake(); }),
+        zero_copy_(zero_copy),
+        group_(std::move(group)) {}
 
   static std::shared_ptr<shm::ShmGroup> join(const Place& place) {
     const auto segment = memory::process_segment(kPolicy);
@@ -129,7 +131,7 @@ class WithinNode final : public Queued {
     return shm::join(rendezvous, segment, neighbours, kChunk, crowded(place));
   }
 
-  const bool placed_;
+  const bool zero_copy_;
   const std::shared_ptr<shm::ShmGroup> group_;
 };
 
@@ -196,8 +198,8 @@ class MpiItself final : public Way {
 };
 
 std::unique_ptr<Way> make_way(const std::string& kind, const Place& place) {
-  if (kind == "placed" || kind == "staged") {
-    return std::make_unique<WithinNode>(place, kind == "placed");
+  if (kind == "zero-copy" || kind == "staged") {
+    return std::make_unique<WithinNode>(place, kind == "zero-copy");
   }
   if (kind == "mpi") return std::make_unique<OverMpi>(place);
   if (kind == "mpich") return std::make_unique<MpiItself>(place);

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from torch_hbmcomm.groups import check_no_hook
 from torch_hbmcomm.tensors import check_dense, check_fills_memory
 
 T = TypeVar("T")
@@ -20,7 +21,7 @@ _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class AsyncHookConfig:
-    """What every rank is told alike: AsyncState's arguments of these names, and how many boxes."""
+    """The arguments of AsyncState that every rank has alike, and the number of boxes."""
 
     resync_every: int | None
     source: int
@@ -32,21 +33,6 @@ class AsyncHookConfig:
             raise ValueError(f"resync_every is at least 1, not {self.resync_every}; None is never")
         if not 0 <= self.source < ranks:
             raise ValueError(f"source is a rank of the group, 0 to {ranks - 1}, not {self.source}")
-
-
-def group_of(ddp: DistributedDataParallel, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """Return the group of both. Raises TypeError and ValueError."""
-    if not isinstance(ddp, DistributedDataParallel):
-        raise TypeError(
-            f"async_hook is for DistributedDataParallel, and this is a {type(ddp).__name__}: wrap "
-            "the model first"
-        )
-    if ddp.process_group is not (dist.group.WORLD if group is None else group):
-        raise ValueError(
-            "the group is not the model's: give DistributedDataParallel(process_group=...) and "
-            "AsyncState the same one"
-        )
-    return ddp.process_group
 
 
 def trained(ddp: DistributedDataParallel) -> dict[str, nn.Parameter]:
@@ -64,11 +50,7 @@ def trained(ddp: DistributedDataParallel) -> dict[str, nn.Parameter]:
             "broadcast_buffers=True lets all ranks wait for rank 0 in every iteration: give "
             "DistributedDataParallel(broadcast_buffers=False)"
         )
-    if ddp._comm_hooks:
-        hook, _ = ddp._comm_hooks[0]
-        raise ValueError(
-            f"the model has a communication hook ({hook.__qualname__}), and DDP takes only one"
-        )
+    check_no_hook(ddp)
     check_dense(ddp.module)
     found = {
         name: parameter

@@ -1,4 +1,4 @@
-"""What happens to a bucket of DDP's gradients between backward() and the boxes."""
+"""The exchange of a bucket of DDP's gradients, between backward() and the boxes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torch_hbmcomm.tensors import is_finite
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """Which parameters a bucket has, in which order, and the pieces in which they travel."""
+    """The parameters of a bucket, in their order, and the pieces in which they travel."""
 
     layout: BlockCyclicLayout
     names: tuple[str, ...]

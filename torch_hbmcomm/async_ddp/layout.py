@@ -1,4 +1,4 @@
-"""Where gradients lie in the boxes, in which pieces a bucket travels, and the memory for them.
+"""Places of gradients in the boxes, the pieces in which a bucket travels, and the memory for them.
 
 The parameters of one dtype follow one another in the reverse of the model's order: about the order
 in which backward() finishes them, so that what shares a bucket lies together. Blocks of that order
@@ -67,7 +67,7 @@ class BlockCyclicLayout:
 
     @property
     def room(self) -> int:
-        """Elements that each box has room for; at least one."""
+        """The number of elements that each box has memory for; at least one."""
         blocks = -(-self.count // self._block)
         return max(1, -(-blocks // self._boxes)) * self._block
 

@@ -18,7 +18,6 @@ from torch_hbmcomm import smb
 from torch_hbmcomm.async_ddp.agreement import (
     AsyncHookConfig,
     check_equal,
-    group_of,
     together,
     trained,
 )
@@ -28,6 +27,7 @@ from torch_hbmcomm.async_ddp.parameters import Parameters
 from torch_hbmcomm.async_ddp.pipeline import TaskPipeline
 from torch_hbmcomm.async_ddp.resync import Publication, Resync
 from torch_hbmcomm.async_ddp.totals import Totals
+from torch_hbmcomm.groups import group_of_model
 from torch_hbmcomm.parameter_server.roster import Roster
 from torch_hbmcomm.parameter_server.sharding import Boxes, connect_boxes
 from torch_hbmcomm.smb.closeable import Closeable, close_at_exit
@@ -76,8 +76,7 @@ class AsyncState(Closeable):
     optimizer's and this state's state_dict(). On resuming every rank loads the same file; their
     number may be another one.
 
-    **Deaths**: ranks that die are not waited for. Results are still divided by the group's
-    size.
+    **Deaths**: ranks that die are not waited for. Results are still divided by the group's size.
     Without the source there are no new versions, and without a box that is out of reach for longer
     than its reconnect_timeout nothing goes on: backward() raises RuntimeError with the box's words,
     after which the state can only be closed.
@@ -117,11 +116,11 @@ class AsyncState(Closeable):
         timeout: float = 300.0,
     ) -> None:
         self._ddp = ddp
-        self._group = group_of(ddp, group)
+        self._group = group_of_model(ddp, group, "AsyncState")
         self._rank, self._ranks = dist.get_rank(self._group), dist.get_world_size(self._group)
         self._totals: dict[torch.dtype, Totals] = {}
         self._resync: Resync | None = None
-        self._steps = self._meetings = 0
+        self._steps = self._barriers = 0
         self._unapplied = False  # whether .grad may have what a backward() left
         self._closed = False
         with ExitStack() as resources:
@@ -164,14 +163,14 @@ class AsyncState(Closeable):
         """
         if self._resync is not None:
             self._resync.settle()
-        self._meet()
+        self._barrier()
         self._parameters.set_gradients(self._exchange.take_all())
         optimizer.step()
         optimizer.zero_grad()
         self._unapplied = False
         if self._resync is not None:
             self._resync.align()
-            self._meet()
+            self._barrier()
             if not self._resync.take():
                 warnings.warn(
                     f"rank {self._rank}: the source has died or closed, so there is no version to "
@@ -179,7 +178,7 @@ class AsyncState(Closeable):
                     RuntimeWarning,
                     stacklevel=2,
                 )
-        self._meet()
+        self._barrier()
 
     # -- checkpoints -----------------------------------------------------------------------------
 
@@ -206,7 +205,7 @@ class AsyncState(Closeable):
 
     @property
     def refused(self) -> int:
-        """Gradients that were not finite."""
+        """The number of gradients that were not finite."""
         return self._exchange.refused
 
     def stats(self) -> dict[str, int]:
@@ -288,13 +287,14 @@ class AsyncState(Closeable):
                     "between two backward(), or accumulate under ddp.no_sync()"
                 )
 
-    def _meet(self) -> None:
+    def _barrier(self) -> None:
         """Wait for all ranks that have neither died nor closed."""
-        self._meetings += 1
-        self._roster.set_pushed(self._meetings)
-        self._roster.wait_pushed(self._meetings)
+        self._barriers += 1
+        self._roster.set_pushed(self._barriers)
+        self._roster.wait_pushed(self._barriers)
 
 
 def async_hook(state: AsyncState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """``ddp.register_comm_hook(state, async_hook)``; AsyncState says what it does."""
+    """Exchange a bucket as AsyncState says. Register it with ``ddp.register_comm_hook(state,
+    async_hook)``."""
     return state.exchange(bucket)

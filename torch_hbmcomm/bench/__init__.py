@@ -1,7 +1,7 @@
 """Measures contenders side by side, in one run: the framework of `hbmcomm bench`.
 
-`rounds` lets contenders take turns and takes the time of each call, `result` keeps what was found
-and writes it as JSON, `report` shows it. `collectives`, `ddp` and `box` are the commands; others,
-on the same framework, lie in benchmarks/ of the repository. Nothing here asserts a time, and
-the library imports nothing from here.
+`rounds` lets contenders take turns and takes the time of each call, `result` keeps the measurements
+and writes them as JSON, `report` shows them. `collectives`, `ddp` and `box` are the commands;
+others, on the same framework, lie in benchmarks/ of the repository. Nothing here asserts a time,
+and the library imports nothing from here.
 """

@@ -61,7 +61,7 @@ class BoxPlan:
     largest: bytes of the largest read, write or accumulate.
     rounds: turns of each contender, and as many alone.
     lanes: connections of tcp.
-    threads: with which the box accumulates.
+    threads: accumulate on the box.
     clients: how many work at a time, each for `window` seconds a round.
     megabits: rate of a slow link, each way, in Mbit/s, for a section that has one.
     store: a directory on the disk that stores are measured on; None: they are not.
@@ -85,14 +85,14 @@ class BoxPlan:
             raise ValueError("at least one client works at a time")
 
     def sizes(self, least: int, most: int = _SIZES[-1]) -> list[int]:
-        """From `least` on by fours; the largest alone if that is smaller."""
+        """Return sizes from `least` on by fours; the largest alone if that is smaller."""
         return [size for size in _SIZES if least <= size <= min(most, self.largest)] or [
             self.largest
         ]
 
 
 QUICK: dict[str, Any] = {"largest": MIB, "rounds": 2, "clients": (2, 4), "window": 0.1}
-"""Fields of a plan that shows no more than that everything can be measured."""
+"""Fields of a plan that only shows that everything can be measured."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class BoxProcess:
     lanes: int
 
     def connect(self, client: Peer, transport: str, size: int) -> None:
-        """The client's segment and local buffer have `size` bytes."""
+        """Connect a client, whose segment and local buffer get `size` bytes."""
         client.ask(
             "connect",
             url=self.url,
@@ -123,7 +123,7 @@ def box(
     store: Path | None = None,
     memory: int = 0,
 ) -> Iterator[BoxProcess]:
-    """memory: bytes, if it is more than what the plan's largest size takes."""
+    """Start a box. memory: bytes, if it is more than the plan's largest size takes."""
     token = secrets.token_hex(16)
     with peer(ROLE, launcher, ["box"]) as process:
         url = process.ask(
@@ -138,7 +138,7 @@ def box(
 
 
 def timed_by(client: Peer, transport: str, action: str) -> Timed:
-    """action: as ClientPeer.run() takes it."""
+    """Return a client's loop. action: as ClientPeer.run() takes it."""
 
     def run(samples: int, calls: int) -> list[float]:
         found: list[float] = client.ask(
@@ -158,7 +158,7 @@ def measure(
     rounds: int,
     most_samples: int = MOST_SAMPLES,
 ) -> None:
-    """Measures one row."""
+    """Measure one row."""
     found = interleave(contenders, rounds, most_samples=most_samples)
     findings.add(measurements(row_of(section, operation, size), found))
 
@@ -203,7 +203,8 @@ def _one_transport(
 
 
 def _address_of_device() -> str:
-    """Of an interface that belongs to an RDMA device: routes to it resolve on the device."""
+    """Return an IPv4 address of an interface that belongs to an RDMA device: routes to it resolve
+    on the device."""
     names = {file.read_text().strip() for file in _DEVICES.glob("*/ports/*/gid_attrs/ndevs/0")}
     for name in sorted(names):
         shown = subprocess.run(
@@ -232,7 +233,7 @@ def _accumulate(plan: BoxPlan, findings: Findings) -> None:
 
 
 def sums(plan: BoxPlan, dtype: str) -> list[int]:
-    """All sizes of float32; of other types, one beyond every cache will do."""
+    """Return the sizes to measure: all for float32, and one beyond every cache for other types."""
     return plan.sizes(MIB if dtype == "float32" else 64 * MIB, 64 * MIB)
 
 
@@ -269,7 +270,8 @@ def _clients(plan: BoxPlan, findings: Findings) -> None:
 
 
 def _together(crowd: Sequence[Peer], transport: str, window: float) -> list[int]:
-    """The bytes of each. Until all of them begin in time, there is another try with more of it."""
+    """Let all clients work at the same time. Returns the bytes of each. Until all of them begin in
+    time, it tries again with more time before the start."""
     lead = _LEAD
     while True:
         begin = time.monotonic() + lead
@@ -285,7 +287,8 @@ def _together(crowd: Sequence[Peer], transport: str, window: float) -> list[int]
 
 
 def _of_all(transport: str, rounds: Sequence[Sequence[int]], window: float) -> Measurement:
-    """In a round that moved nothing, the piece took the whole window at the least."""
+    """Make the measurement of all clients together. In a round that moved nothing, one piece took
+    at least the whole window."""
     each = [sum(moved) for moved in zip(*rounds, strict=True)]
     samples = [window * 1e6 / max(1, sum(moved) / _CLIENT_PIECE) for moved in rounds]
     return Measurement(
@@ -354,7 +357,7 @@ SECTIONS: dict[str, Section] = {
 
 
 def render(result: Result) -> RenderableType:
-    """A table for each section."""
+    """Return a table for each section."""
     grouped = groupby(result.measurements, key=lambda one: one.of["section"])
     return report.group([_table(SECTIONS[name], list(found)) for name, found in grouped], result)
 

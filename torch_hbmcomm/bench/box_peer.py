@@ -17,12 +17,12 @@ _ONE_AND_ONE_AND_A_HALF = {
     "bfloat16": ("803f", "c03f"),
     "int32": ("01000000", "02000000"),  # added as a whole
 }
-"""As little-endian elements."""
+"""1 and 1.5 as little-endian elements, in hexadecimal digits."""
 
 
 class BoxPeer:
     def open(self, listen: str, memory: int, token: str, threads: int, store: str | None) -> str:
-        """Returns its address."""
+        """Serve a box, and return its address."""
         self._server = smb.Server(
             listen=listen, memory=memory, token=token, accumulate_threads=threads, store=store
         )
@@ -30,7 +30,7 @@ class BoxPeer:
 
 
 class ClientPeer:
-    """One client for each transport, with a segment of its own."""
+    """A process with one client for each transport, each with a segment of its own."""
 
     def __init__(self) -> None:
         self._boxes: dict[str, smb.Box] = {}
@@ -51,16 +51,19 @@ class ClientPeer:
             kept.clear()
 
     def run(self, transport: str, action: str, samples: int, calls: int) -> list[float]:
-        """As rounds.Timed. Actions are read, write, memcpy read, memcpy write, fetch_add,
-        "accumulate TYPE", and "add TYPE", which brings the data to the box first."""
+        """Return the microseconds of a call, for each sample, as rounds.Timed does. Actions are
+        read, write, memcpy read, memcpy write, fetch_add, "accumulate TYPE", and "add TYPE",
+        which brings the data to the box first."""
         return list(timed(self._action(transport, action))(samples, calls))
 
     def mixed(self, transport: str, begin: float, seconds: float, piece: int) -> int | None:
-        """Reads and writes pieces in turn, going round the segment, between two times. Returns the
-        bytes of those that were over before the end; None if it was told too late to begin with
-        the others.
+        """Read and write pieces in turn, going round the segment, between two times.
 
-        begin: of `time.monotonic`, the same in all processes."""
+        Returns the bytes of those that were over before the end; None if it was told too late to
+        begin with the others.
+
+        begin: of `time.monotonic`, the same in all processes.
+        """
         segment = self._segments[transport]
         wait = begin - time.monotonic()
         if wait < 0:
@@ -76,7 +79,8 @@ class ClientPeer:
             offset = offset + piece if offset + 2 * piece <= segment.size else 0
 
     def check(self, transport: str) -> None:
-        """A client that is fast because it does nothing is found out before it is timed."""
+        """Read back what was written, so that a client that is fast because it does nothing is
+        noticed."""
         segment = self._segments[transport]
         local = segment.buffer
         local[:8], local[-8:] = b"the head", b"the tail"
@@ -87,7 +91,7 @@ class ClientPeer:
             raise RuntimeError(f"{transport} reads other bytes than it wrote")
 
     def check_sum(self, transport: str, dtype: str) -> None:
-        """Leaves ones in the source."""
+        """Check a sum, and leave ones in the source."""
         segment = self._segments[transport]
         one, total = map(bytes.fromhex, _ONE_AND_ONE_AND_A_HALF[dtype])
         width = len(one)

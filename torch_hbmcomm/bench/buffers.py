@@ -8,7 +8,8 @@ import torch.distributed as dist
 
 
 class Buffers:
-    """Made on first use, and shared by all contenders that communicate from this kind of memory.
+    """Tensors that are made on first use, and shared by all contenders that communicate from this
+    kind of memory.
 
     They hold zeros that were written, so that reducing in place never leaves the ordinary numbers
     and no two pages are the kernel's one zero page.
@@ -25,21 +26,21 @@ class Buffers:
 
     @cached_property
     def whole(self) -> torch.Tensor:
-        """All `size` bytes."""
+        """The tensor of all `size` bytes."""
         return self._zeros(self.size)
 
     @cached_property
     def other(self) -> torch.Tensor:
-        """As large as `whole`, for a collective with two such sides."""
+        """A tensor as large as `whole`, for a collective with two such sides."""
         return self._zeros(self.size)
 
     @cached_property
     def share(self) -> torch.Tensor:
-        """One rank's equal part of `whole`, elsewhere."""
+        """A tensor of one rank's equal part, in other memory than `whole`."""
         return self._zeros(self.size // self._ranks)
 
     def shares(self) -> list[torch.Tensor]:
-        """`whole`, as one view for each rank."""
+        """The views of `whole`, one for each rank."""
         return list(self.whole.chunk(self._ranks))
 
     def fill(self, value: int) -> None:
@@ -53,8 +54,9 @@ class Buffers:
 
 
 def check(collective: str, call: Callable[[], object], buffers: Buffers) -> None:
-    """Calls it once where each rank's buffers hold its rank + 1: a contender that is fast because
-    it does nothing is found out before it is timed. All ranks call it.
+    """Call a collective once where each rank's buffers hold its rank + 1, and check the outcome: a
+    contender that is fast because it does nothing is noticed before it is timed. All ranks call
+    it.
 
     Raises RuntimeError for a wrong outcome; otherwise leaves zeros.
     """

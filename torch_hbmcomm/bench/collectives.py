@@ -36,7 +36,7 @@ from torch_hbmcomm.bench.ranks import (
     join,
     launch,
     leave,
-    seconds_after_meeting,
+    seconds_after_barrier,
     slowest,
     take_turns,
     with_progress,
@@ -66,7 +66,7 @@ class Collective:
     divided: bool = False  # the larger buffer holds one equal share for each rank
 
     def bytes_near(self, asked: int, ranks: int, dtype: str) -> int:
-        """The least possible size from `asked` up."""
+        """Return the least possible size from `asked` up."""
         element: int = getattr(torch, dtype).itemsize
         step = element * (ranks if self.divided else 1)
         return -(-asked // step) * step
@@ -92,7 +92,7 @@ assert COLLECTIVES.keys() == COLLECTIVE_CALLS.keys()
 CONTENDERS: dict[str, Contender] = {
     contender.name: contender
     for contender in (
-        Hbm("hbm-zero-copy", "hbm, on tensors from hbmcomm.memory.empty", placed=True),
+        Hbm("hbm-zero-copy", "hbm, on tensors from hbmcomm.memory.empty", zero_copy=True),
         Hbm("hbm-staged", "hbm, on plain tensors"),
         Hbm("hbm-mpi", "hbm with HBMCOMM_NODE=mpi, on plain tensors", node=OVER_MPI),
         TorchBackend("gloo", "PyTorch's own backend", "gloo"),
@@ -104,7 +104,7 @@ CONTENDERS: dict[str, Contender] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One row of the report: every contender that offers it does this."""
+    """One row of the report: a collective, type and size."""
 
     collective: str
     dtype: str
@@ -144,7 +144,7 @@ class CollectivesPlan:
         return [cell for collective in self.collectives for cell in self._cells(collective)]
 
     def _cells(self, collective: Collective) -> list[Cell]:
-        """Sizes that round to the same possible one come once."""
+        """Return the cells of a collective. Sizes that round to the same possible one come once."""
         if not collective.default_sizes:
             return [Cell(collective.name, self.dtypes[0], 0)]
         sizes = collective.default_sizes if self.sizes is None else self.sizes
@@ -156,7 +156,8 @@ class CollectivesPlan:
         return list(dict.fromkeys(found))
 
     def unavailable(self) -> dict[str, str]:
-        """Contenders that cannot run here, and why. Takes a while: some are compiled first."""
+        """Return the contenders that cannot run here, and why. Takes a while: some are compiled
+        first."""
         found = {}
         for contender in self.contenders:
             if set(contender.dtypes).isdisjoint(self.dtypes):
@@ -167,14 +168,16 @@ class CollectivesPlan:
 
 
 def chosen(kind: str, asked: str, known: Mapping[str, T]) -> list[T]:
-    """Names separated by commas, or all. Raises ValueError for a name that does not exist."""
+    """Return those of the names, separated by commas, or all. Raises ValueError for a name that
+    does not exist."""
     found = list(known) if asked == "all" else report.names(asked)
     check_names(kind, found, known)
     return [known[name] for name in found]
 
 
 def run(plan: CollectivesPlan, unavailable: dict[str, str]) -> Result:
-    """Leaves out who is unavailable. Raises RuntimeError when nobody is left or a rank fails."""
+    """Measure. Leaves out who is unavailable. Raises RuntimeError when nobody is left or a rank
+    fails."""
     contenders = [one for one in plan.contenders if one.name not in unavailable]
     if not contenders:
         raise RuntimeError("no contender can run here")
@@ -219,7 +222,7 @@ def _measure_collectives(
 def _measure(
     contenders: Sequence[Contender], cells: Sequence[Cell], rounds: int
 ) -> list[dict[str, Samples]]:
-    """In each rank: the samples of each cell, in the order of the cells."""
+    """Return, in each rank, the samples of each cell, in the order of the cells."""
     join()
     for contender in contenders:
         try:
@@ -234,13 +237,13 @@ def _measure(
 def _measure_cell(cell: Cell, contenders: Sequence[Contender], rounds: int) -> dict[str, Samples]:
     ranks = dist.get_world_size()
     plain = Buffers(torch.empty, cell.bytes, cell.dtype, ranks)
-    placed = Buffers(memory.empty, cell.bytes, cell.dtype, ranks)
+    zero_copy = Buffers(memory.empty, cell.bytes, cell.dtype, ranks)
     taking_part = [one for one in contenders if cell.offered_by(one)]
     loops = {}
     for contender in taking_part:
         try:
             loops[contender.name] = contender.prepare(
-                cell.collective, placed if contender.placed else plain
+                cell.collective, zero_copy if contender.zero_copy else plain
             )
         except Exception as error:
             raise RuntimeError(f"{cell} on {contender.name}: {error}") from error
@@ -258,8 +261,9 @@ def _measure_startup(plan: CollectivesPlan, contenders: Sequence[Contender]) -> 
 
 
 def _startup(contender: Contender) -> float:
-    """Microseconds from nothing to the end of a first collective, once all ranks have come up."""
-    elapsed = seconds_after_meeting(contender.start)
+    """Return the microseconds from nothing to the end of a first collective, once all ranks have
+    come up."""
+    elapsed = seconds_after_barrier(contender.start)
     leave()
     return elapsed * 1e6
 
@@ -269,8 +273,8 @@ def _takes(contender: Contender) -> str:
 
 
 def render(result: Result) -> RenderableType:
-    """A table for each collective and type: times, and how many times the first contender's they
-    are."""
+    """Return a table for each collective and type: times, and their ratios to the first
+    contender's."""
     tables: list[RenderableType] = []
     for (collective, dtype), found in groupby(
         result.measurements, key=lambda one: (one.of["collective"], one.of["dtype"])

@@ -1,4 +1,4 @@
-"""Who is measured: backends of torch.distributed, called through its public functions.
+"""The contenders: backends of torch.distributed, called through its public functions.
 
 The first that takes part is the one that the others are compared with. To measure another one,
 implement `Contender` and give it to collectives.py, as benchmarks/collectives does.
@@ -29,54 +29,55 @@ class Contender(ABC):
 
     name: as in the command line and in every report.
     about: what it is, in a line.
-    placed: whether its buffers come from `torch_hbmcomm.memory`, or are plain tensors.
+    zero_copy: whether its buffers come from `torch_hbmcomm.memory`, or are plain tensors.
     reference: True for one that does not do the whole job, and shows what that would cost.
     starts: whether it has start(), and is measured from nothing to a first collective.
-    dtypes: those that it takes.
+    dtypes: the element types that it takes.
     """
 
     name: str
     about: str
-    placed: bool = False
+    zero_copy: bool = False
     reference: bool = False
     starts: bool = False
     dtypes: tuple[str, ...] = DTYPES
 
     def why_unavailable(self) -> str | None:
-        """None if it can run here, else the cause and what to do. Called before ranks start."""
+        """Return None if it can run here, else the cause and what to do. Called before ranks
+        start."""
         return None
 
     def offers(self, collective: str, dtype: str, size: int) -> bool:
-        """Whether it takes part in that row: in all of the public collectives, unless it says
-        otherwise."""
+        """Return whether it takes part in that row: in all of the public collectives, unless it
+        says otherwise."""
         return collective in COLLECTIVE_CALLS and dtype in self.dtypes
 
     def start(self) -> None:
-        """Everything from nothing to the end of a first collective, in a process that has imported
-        torch and has torchrun's environment. REQUIRES: starts."""
+        """Do everything from nothing to the end of a first collective, in a process that has
+        imported torch and has torchrun's environment. REQUIRES: starts."""
         raise NotImplementedError(f"{self.name} has no start of its own")
 
     @abstractmethod
     def open(self) -> None:
-        """Gets ready beside other contenders, in a process whose default group is up. All ranks
-        call it."""
+        """Get ready beside other contenders, in a process whose default group is up. All ranks call
+        it."""
 
     def prepare(self, collective: str, buffers: Buffers) -> Timed:
-        """Returns what is timed, once its outcome has been checked. All ranks call it.
-        REQUIRES: open(); it offers the cell."""
+        """Return the loop, once its outcome has been checked. All ranks call it. REQUIRES: open();
+        it offers the cell."""
         call = self.call(collective, buffers)
         if not self.reference:
             check(collective, call, buffers)
         return timed(call)
 
     def call(self, collective: str, buffers: Buffers) -> Call:
-        """Returns a function that does the collective once."""
+        """Return a function that does the collective once."""
         raise NotImplementedError(f"{self.name} overrides prepare()")
 
 
 @contextmanager
 def node_level(chosen: str | None) -> Iterator[None]:
-    """Sets HBMCOMM_NODE, or clears it for None, for the groups that are created inside."""
+    """Set HBMCOMM_NODE, or clear it for None, for the groups that are created inside."""
     before = os.environ.pop("HBMCOMM_NODE", None)
     if chosen is not None:
         os.environ["HBMCOMM_NODE"] = chosen
@@ -90,7 +91,8 @@ def node_level(chosen: str | None) -> Iterator[None]:
 
 @cache
 def group_of_all(backend: str, node: str | None = None) -> dist.ProcessGroup:
-    """One for each kind. All ranks ask for the same ones in the same order."""
+    """Return the group of all ranks over a backend, one for each kind. All ranks ask for the same
+    ones in the same order."""
     with node_level(node):
         group: dist.ProcessGroup = dist.new_group(backend=backend)
         return group
@@ -124,12 +126,15 @@ class TorchBackend(Contender):
 
 
 class Hbm(TorchBackend):
-    """node: what HBMCOMM_NODE says when its group is created."""
+    """The backend hbm.
 
-    def __init__(self, name: str, about: str, placed: bool = False, node: str | None = None):
+    node: the value of HBMCOMM_NODE when its group is created.
+    """
+
+    def __init__(self, name: str, about: str, zero_copy: bool = False, node: str | None = None):
         super().__init__(name, about, "hbm")
-        self.placed = placed
-        self.starts = placed or node is not None  # where tensors lie changes no start
+        self.zero_copy = zero_copy
+        self.starts = zero_copy or node is not None  # where tensors lie changes no start
         self._node = node
 
     def why_unavailable(self) -> str | None:
@@ -153,7 +158,7 @@ class Hbm(TorchBackend):
 
 
 class Nothing(TorchBackend):
-    """PyTorch's own fake backend: what a call costs before anybody communicates."""
+    """PyTorch's own fake backend: the cost of a call that communicates nothing."""
 
     reference = True
     starts = False

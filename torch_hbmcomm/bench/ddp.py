@@ -84,8 +84,8 @@ MODELS = {
 
 @dataclass(frozen=True)
 class DdpPlan:
-    """What to measure. Raises ValueError for a name that does not exist or a count below its least.
-    The others are compared with the first contender."""
+    """What to measure; the others are compared with the first contender. Raises ValueError for a
+    name that does not exist or a count below its least."""
 
     contenders: Sequence[str] = ("hbm", "gloo")
     models: Sequence[str] = tuple(MODELS)
@@ -99,7 +99,7 @@ class DdpPlan:
 
 
 def run(plan: DdpPlan) -> Result:
-    """Raises RuntimeError when a rank fails."""
+    """Measure. Raises RuntimeError when a rank fails."""
     of_ranks: list[dict[str, dict[tuple[str, str], Samples]]] = launch(
         plan.ranks, _measure, plan.contenders, plan.models, plan.rounds
     )
@@ -122,7 +122,7 @@ def run(plan: DdpPlan) -> Result:
 def _measure(
     contenders: Sequence[str], models: Sequence[str], rounds: int
 ) -> dict[str, dict[tuple[str, str], Samples]]:
-    """In each rank: for each model, the samples of each contender's phases."""
+    """Return, in each rank, for each model, the samples of each contender's phases."""
     join()
     found = {model: _measure_model(MODELS[model], contenders, rounds) for model in models}
     leave()
@@ -132,7 +132,7 @@ def _measure(
 def _measure_model(
     model: Model, contenders: Sequence[str], rounds: int
 ) -> dict[tuple[str, str], Samples]:
-    """A contender is alone in rounds of its own phases."""
+    """Measure one model. A contender is alone in rounds of its own phases."""
     everyone = {contender: _phases(model, contender) for contender in contenders}
     found = take_turns(
         {
@@ -182,7 +182,7 @@ def _phases(model: Model, contender: str) -> dict[str, Timed]:
 
 
 def render(result: Result) -> RenderableType:
-    """A table for each model."""
+    """Return a table for each model."""
     tables = [_table(result, model) for model in result.sections]
     return report.group(tables, result)
 

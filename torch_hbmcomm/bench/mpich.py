@@ -1,8 +1,8 @@
-"""MPI itself, through mpi4py, on plain memory.
+"""The contender MPI, through mpi4py, on plain memory.
 
-In place wherever MPI has an in-place form of the same job, which is faster; reduce_scatter's would
-overwrite its input, and alltoall's goes through buffers of MPI's own. The ranks have no mpiexec:
-their world is the one that a group over MPI forms.
+It communicates in place wherever MPI has an in-place form of the same job, which is faster;
+reduce_scatter's would overwrite its input, and alltoall's goes through buffers of MPI's own. The
+ranks have no mpiexec: their world is the one that a group over MPI forms.
 """
 
 import importlib.util
@@ -107,7 +107,7 @@ def _sendrecv(mpi: Any, world: Any, buffers: Buffers) -> Call:
 
 
 def _of_root(world: Any, buffers: Buffers) -> Any:
-    """All shares on the root, one elsewhere."""
+    """Return all shares on the root, None elsewhere."""
     return (buffers.whole if world.Get_rank() == 0 else buffers.share).numpy()
 
 

@@ -34,12 +34,12 @@ class Peer:
         self._lines = connection.makefile("rw")
 
     def ask(self, method: str, /, **arguments: Any) -> Any:
-        """What the peer's method of that name returns."""
+        """Call the peer's method of that name, and return what it returns."""
         self.tell(method, **arguments)
         return self.answer()
 
     def tell(self, method: str, /, **arguments: Any) -> None:
-        """As ask(), but the answer is fetched later."""
+        """Call a method whose result answer() fetches later."""
         try:
             self._lines.write(json.dumps({"method": method, "arguments": arguments}) + "\n")
             self._lines.flush()
@@ -59,7 +59,7 @@ class Peer:
         return answer["result"]
 
     def close(self) -> None:
-        """It ends."""
+        """Close the connection, by which the peer ends."""
         self._lines.close()
 
     def _failed(self, how: str) -> PeerFailed:
@@ -74,10 +74,10 @@ def peers(
     environment: Mapping[str, str] | None = None,
     arguments: Sequence[str] = (),
 ) -> Iterator[list[Peer]]:
-    """The peers that one command starts, in the order of their ranks; they end with the context.
+    """Start the peers of one command, in the order of their ranks; they end with the context.
 
     role: the module that they run.
-    launcher: what stands before the command: of another namespace, or of several ranks.
+    launcher: the words that stand before the command: of another namespace, or of several ranks.
     arguments: of the module, which sys.argv has from 2 on.
     """
     with ExitStack() as stack:
@@ -126,7 +126,7 @@ def _accepted(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """It has been told by the end of its connection."""
+    """Wait for a process, which the end of its connection has told to end."""
     try:
         process.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:
@@ -140,7 +140,7 @@ def _tail(log: Path) -> str:
 
 
 def obey(actor: object, rank: int = 0) -> None:
-    """The peer's end: does with `actor` what the parent tells, until the parent closes."""
+    """Run the peer's end: do with `actor` what the parent tells, until the parent closes."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(sys.argv[1])
         lines = connection.makefile("rw")

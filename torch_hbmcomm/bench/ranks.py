@@ -1,4 +1,4 @@
-"""Ranks: fresh processes that look as if torchrun had started them, and what they measure."""
+"""Ranks: fresh processes that look as if torchrun had started them, and their measurements."""
 
 import time
 import uuid
@@ -24,7 +24,7 @@ class RankFailed(RuntimeError):
 
 
 def launch(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What each rank's `function(*arguments)` returned, in the order of the ranks.
+    """Run `function(*arguments)` on each rank. Returns the results, in the order of the ranks.
 
     `function` and its arguments are pickled: it is a module's function, not a closure.
     """
@@ -49,7 +49,7 @@ def launch(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[An
 
 
 def join() -> None:
-    """Makes the control group: barriers and the lengths of turns, never timed."""
+    """Make the control group: barriers and the lengths of turns, never timed."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
 
@@ -62,7 +62,7 @@ def leave() -> None:
 def take_turns(
     contenders: Mapping[str, Timed], rounds: int, alone: Sequence[str]
 ) -> dict[str, Samples]:
-    """Interleaves them on all ranks, which call it with the same names. REQUIRES: join()."""
+    """Interleave contenders on all ranks, which call it with the same names. REQUIRES: join()."""
     return interleave(contenders, rounds, alone, barrier=dist.barrier, agree=_of_first_rank)
 
 
@@ -73,7 +73,8 @@ def _of_first_rank(value: int) -> int:
 
 
 def slowest(of_ranks: Sequence[Samples]) -> Samples:
-    """A call is over when its last rank is."""
+    """Return, for each sample, the time of the slowest rank: a call is over when its last rank
+    is."""
     return Samples(
         of_ranks[0].calls,
         [max(times) for times in zip(*(one.beside for one in of_ranks), strict=True)],
@@ -81,23 +82,24 @@ def slowest(of_ranks: Sequence[Samples]) -> Samples:
     )
 
 
-def meet() -> None:
-    """Ranks leave together, so that what one rank's imports took is in nobody's time."""
+def barrier() -> None:
+    """Wait for all ranks, so that the time of one rank's imports counts nowhere."""
     store, rank, ranks = next(rendezvous("env://"))
     store.set(f"bench/arrived/{rank}", "")
     store.wait([f"bench/arrived/{peer}" for peer in range(ranks)])
 
 
-def seconds_after_meeting(action: Callable[[], object]) -> float:
+def seconds_after_barrier(action: Callable[[], object]) -> float:
     torch.set_num_threads(1)
-    meet()
+    barrier()
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
 
 
 def with_progress(cells: Sequence[T]) -> Iterable[T]:
-    """On rank 0's terminal. Drawn between cells alone: a thread that draws would be measured."""
+    """Yield the cells, with progress on rank 0's terminal. It is drawn between cells alone: a
+    thread that draws would be measured."""
     terminal = Console(stderr=True)
     hidden = dist.get_rank() != 0 or not terminal.is_terminal
     return track(cells, auto_refresh=False, console=terminal, transient=True, disable=hidden)

@@ -16,7 +16,7 @@ from torch_hbmcomm.bench.result import Measurement, Result, Section
 from torch_hbmcomm.sizes import format_bytes
 
 Row = Mapping[str, Measurement]
-"""By contender: what was measured under one set of names."""
+"""The measurements of one set of names, by contender."""
 
 Ranks = Annotated[int, typer.Option(min=2, help="Processes, all on this machine.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Turns of each contender, and as many alone.")]
@@ -26,7 +26,7 @@ Json = Annotated[
 
 
 def say(what: str) -> None:
-    """On a terminal alone, before it is measured."""
+    """Tell the user on a terminal what is measured next."""
     if sys.stderr.isatty():
         typer.echo(f"measuring {what} ...", err=True)
 
@@ -46,14 +46,16 @@ def check_file(path: Path | None) -> None:
 
 
 def finish(shown: RenderableType, result: Result, json: Path | None) -> None:
-    """As wide as the terminal; wide enough for every contender in a pipe or a file."""
+    """Print tables and write the JSON. Tables are as wide as the terminal, and in a pipe or a file
+    wide enough for every contender."""
     Console(width=None if sys.stdout.isatty() else 160).print(shown)
     if json is not None:
         json.write_text(result.to_json())
 
 
 def rows(found: Sequence[Measurement], *without: str) -> list[Row]:
-    """In the order in which they were measured. without: names that do not tell rows apart."""
+    """Group measurements into rows, in the order in which they were measured. without: names that
+    do not tell rows apart."""
     grouped: dict[tuple[Any, ...], dict[str, Measurement]] = {}
     for one in found:
         key = tuple(value for name, value in one.of.items() if name not in without)
@@ -62,7 +64,7 @@ def rows(found: Sequence[Measurement], *without: str) -> list[Row]:
 
 
 def table_of(title: str, headings: Sequence[str], lines: bool = False) -> Table:
-    """Numbers beside names, which are in the first column."""
+    """Make a table of numbers beside names, which are in the first column."""
     table = Table(title=title, title_justify="left", show_lines=lines)
     for place, heading in enumerate(headings):
         table.add_column(heading, justify="right" if place else "left")
@@ -77,11 +79,11 @@ def compared(
     order: Sequence[str] = (),
     more: Mapping[str, Callable[[Row], Text | str]] | None = None,
 ) -> Table:
-    """A table with a line for each row and a column for each contender.
+    """Make a table with a line for each row and a column for each contender.
 
     Args:
-        headings: columns before the contenders, and what stands there
-        entry: what stands below a contender
+        headings: columns before the contenders, and what makes their entries
+        entry: makes the entry of a contender
         order: of contenders; those that it lacks come last, as they were measured
         more: columns after the contenders
     """
@@ -102,7 +104,7 @@ def compared(
 
 
 def times(found: Measurement) -> str:
-    """Median, minimum and mean of single calls."""
+    """Format median, minimum and mean of single calls."""
     if len(found.samples) == 1:
         return format_time(found.median)
     least, mean = format_time(found.minimum), format_time(found.mean)
@@ -110,10 +112,12 @@ def times(found: Measurement) -> str:
 
 
 def compared_with(found: Measurement, subject: Measurement | None, reference: bool) -> Text:
-    """Its times, and how many times the subject's median they are; red where that is below 1.
+    """Format its times, and how many times the subject's median they are; red where that is below
+    1.
 
     Where it does worse beside the others, the last line is of it alone: its time, and how many
-    times that is the subject's beside the others."""
+    times that is the subject's beside the others.
+    """
     text = Text(times(found))
     if found is subject:
         subject = None
@@ -131,12 +135,12 @@ def compared_with(found: Measurement, subject: Measurement | None, reference: bo
 
 
 def rate(section: Section, found: Measurement) -> float:
-    """GB/s."""
+    """Return the rate in GB/s."""
     return float(section.streams * found.of["bytes"] / found.median / 1e3)
 
 
 def speed(section: Section) -> Callable[[Row, Measurement], Text]:
-    """An entry of a section that is shown in GB/s, or else in times."""
+    """Return what makes the entries of a section that is shown in GB/s, or else in times."""
 
     def entry(row: Row, found: Measurement) -> Text:
         if section.streams == 0:
@@ -190,7 +194,7 @@ def group(tables: Sequence[RenderableType], result: Result) -> Group:
 
 
 def format_time(microseconds: float) -> str:
-    """Three digits that matter: "9.87 µs", "12.3 ms", "1.05 s"."""
+    """Format a time with three significant digits: "9.87 µs", "12.3 ms", "1.05 s"."""
     for unit, factor in (("µs", 1.0), ("ms", 1e-3), ("s", 1e-6)):
         value = microseconds * factor
         if value < 999.5 or unit == "s":

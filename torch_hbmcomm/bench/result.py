@@ -47,7 +47,11 @@ _DIGITS = 3
 
 @dataclass(frozen=True)
 class Measurement:
-    """of: what was measured, by the names of a row. samples, alone: in `unit`."""
+    """The samples of one contender in one row.
+
+    of: the names of the row and their values.
+    samples, alone: in `unit`.
+    """
 
     of: Mapping[str, Any]
     contender: str
@@ -112,7 +116,7 @@ class Measurement:
 
 
 def measurements(of: Mapping[str, Any], found: Mapping[str, Samples]) -> list[Measurement]:
-    """Of one row, what interleave() found."""
+    """Make the measurements of one row from what interleave() returned."""
     return [
         Measurement(of, name, one.beside, alone=one.alone, calls_per_sample=one.calls)
         for name, one in found.items()
@@ -162,9 +166,10 @@ class Unavailable(RuntimeError):
 
 @dataclass
 class Findings:
-    """Filled while sections are measured.
+    """Measurements, filled while sections are measured.
 
-    progress: told what comes next. unavailable: what was not measured, and why.
+    progress: told what comes next.
+    unavailable: what was not measured, and why.
     notes: what else the reader should know.
     """
 
@@ -185,10 +190,11 @@ class Section:
     """A part of a run.
 
     about: what it compares, in a line.
-    measure: is given the plan. Raises Unavailable, or PeerFailed when one of ours fails.
+    measure: measures by the plan. Raises Unavailable, or PeerFailed when one of ours fails.
     streams: how many times its bytes an operation moves through memory, for a section that is shown
-        in GB/s; 0: shown as times.
-    columns: what its table has after the contenders: headings, and what stands there for a row.
+    in GB/s; 0: shown as times.
+    columns: those of its table after the contenders: headings, and what makes their entries for a
+    row.
     """
 
     name: str
@@ -207,7 +213,7 @@ def run(
     progress: Callable[[str], None] = lambda what: None,
     contenders: Mapping[str, str] | None = None,
 ) -> Result:
-    """Measures the sections that `plan.sections` names; a section that is Unavailable is left out.
+    """Measure the sections that `plan.sections` names; a section that is Unavailable is left out.
 
     Calls `progress` before each step, from no other thread. `plan` is a dataclass. Raises
     PeerFailed when a process of ours fails.
@@ -238,16 +244,18 @@ def run(
 
 
 @contextmanager
-def left_out_if_it_fails(who: str, findings: Findings) -> Iterator[None]:
-    """Notes the reason in place of raising Unavailable or PeerFailed."""
+def left_out_if_it_fails(who: str, findings: Findings, ours: bool = False) -> Iterator[None]:
+    """Note why somebody fails, instead of raising Unavailable or PeerFailed; but raise for ours."""
     try:
         yield
     except (Unavailable, PeerFailed) as error:
+        if ours:
+            raise
         findings.unavailable[who] = str(error)
 
 
 def check_names(kind: str, asked: Sequence[str], known: Iterable[str]) -> None:
-    """Raises ValueError, naming those that there are, for any other."""
+    """Raise ValueError for an unknown name, naming those that there are."""
     unknown = [name for name in asked if name not in known]
     if unknown or not asked:
         found = ", ".join(map(repr, unknown)) or "was named"
@@ -255,7 +263,7 @@ def check_names(kind: str, asked: Sequence[str], known: Iterable[str]) -> None:
 
 
 def check_counts(plan: Any, least: Mapping[str, int]) -> None:
-    """Raises ValueError for a field of the plan below its least."""
+    """Raise ValueError for a field of the plan below its least."""
     for name, bound in least.items():
         if getattr(plan, name) < bound:
             raise ValueError(f"{name} is {getattr(plan, name)}; it is at least {bound}")

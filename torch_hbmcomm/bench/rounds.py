@@ -26,15 +26,17 @@ _FEW, _MANY = 3, 30  # calls that tell how long one takes, slow or fast
 _SLOW = 100_000  # nanoseconds
 
 Timed = Callable[[int, int], Sequence[float]]
-"""Takes a number of samples, and the calls in each. Returns, for each sample, the microseconds that
-a call took. A call that does not count comes first: it brings buffers and threads back to work."""
+"""A loop that takes a number of samples, and the calls in each. Returns, for each sample, the
+microseconds that a call took. A call that does not count comes first: it brings buffers and
+threads back to work."""
 
 
 @dataclass
 class Samples:
-    """Of one contender: microseconds a call.
+    """Microseconds a call of one contender.
 
-    beside: in rounds with the others. alone: in rounds without, if there were any.
+    beside: in rounds with the others.
+    alone: in rounds without, if there were any.
     calls: in each sample; 1 but for short calls.
     """
 
@@ -44,7 +46,7 @@ class Samples:
 
 
 def timed(call: Callable[[], object]) -> Timed:
-    """Takes the time of a Python function."""
+    """Make the loop of a Python function."""
 
     def run(samples: int, calls: int) -> list[float]:
         found = []
@@ -60,7 +62,7 @@ def timed(call: Callable[[], object]) -> Timed:
 
 
 def _nothing() -> None:
-    """One process needs no barrier."""
+    """Do nothing: one process needs no barrier."""
 
 
 def interleave(
@@ -71,7 +73,7 @@ def interleave(
     agree: Callable[[int], int] = int,
     most_samples: int = MOST_SAMPLES,
 ) -> dict[str, Samples]:
-    """Measures all contenders beside one another, then some of them alone.
+    """Measure all contenders beside one another, then some of them alone.
 
     Args:
         rounds: in each, every contender has a turn
@@ -99,7 +101,7 @@ def interleave(
 def _turn(
     found: Timed, barrier: Callable[[], None], agree: Callable[[int], int], most: int
 ) -> tuple[int, int]:
-    """Samples, and calls in each."""
+    """Return the number of samples, and of calls in each."""
     for trials, enough in ((_FEW, _SLOW), (_MANY, 0)):
         barrier()
         nanoseconds = agree(max(1, round(statistics.median(found(trials, 1)) * 1e3)))

@@ -1,4 +1,4 @@
-"""`hbmcomm bench`: contenders side by side in one run."""
+"""`hbmcomm bench`: measures contenders side by side in one run."""
 
 import signal
 import sys

@@ -38,7 +38,8 @@ def info(
 
 
 def _document(findings: list[Finding], usable: bool) -> dict[str, object]:
-    """{"usable": bool, name of a finding: {"state", "value", "found_by", "remedy", ...}, ...}"""
+    """Return {"usable": bool, name of a finding: {"state", "value", "found_by", "remedy", ...},
+    ...}."""
     document: dict[str, object] = {"usable": usable}
     for finding in findings:
         document[finding.name] = {

@@ -30,7 +30,11 @@ class ProbeState(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a probe. value: for people. data: the same for machines."""
+    """The result of a probe.
+
+    value: for people.
+    data: the same for machines.
+    """
 
     name: str
     value: str

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from torch_hbmcomm.groups import form_group
 
@@ -67,43 +66,9 @@ class Averager:
         return gradients if factor == 1 else gradients.mul_(factor)
 
     def _divides(self, dtype: torch.dtype) -> bool:
-        """Whether the group averages: not every backend can, and between nodes hbm does it on one
-        rank alone for types of two bytes."""
+        """Return whether the group averages: not every backend can, and between nodes hbm does it
+        on one rank alone for types of two bytes."""
         return self._is_hbm and dtype.itemsize >= 4
-
-
-def group_of(
-    model: DistributedDataParallel | None, group: dist.ProcessGroup | None
-) -> dist.ProcessGroup:
-    """Return the group to average over; None is the default one.
-
-    Raises TypeError and ValueError for a group that is not the model's, and for a model that is not
-    wrapped or has a hook.
-    """
-    chosen = dist.group.WORLD if group is None else group
-    if chosen is None:
-        raise ValueError("there is no default group; call init_process_group first")
-    if not isinstance(chosen, dist.ProcessGroup):
-        raise TypeError(
-            f"group is a process group that this rank is in, or None, not {type(chosen).__name__}"
-        )
-    if model is None:
-        return chosen
-    if not isinstance(model, DistributedDataParallel):
-        raise TypeError(
-            f"model is the DistributedDataParallel model, not {type(model).__name__}: wrap it first"
-        )
-    if model.process_group is not chosen:
-        raise ValueError(
-            "the group is not the model's: give DistributedDataParallel(process_group=...) and "
-            "LayerDropState the same one"
-        )
-    if model._comm_hooks:
-        hook, _ = model._comm_hooks[0]
-        raise ValueError(
-            f"the model has a communication hook ({hook.__qualname__}), and DDP takes only one"
-        )
-    return chosen
 
 
 def _beside(group: dist.ProcessGroup) -> dist.ProcessGroup:

@@ -94,7 +94,7 @@ class Buckets:
         return bucket.is_last() and self._parameters.complete()
 
     def check_ended(self) -> None:
-        """Raises RuntimeError in the middle of a backward()."""
+        """Raise RuntimeError in the middle of a backward()."""
         if self._next != 0:
             raise RuntimeError(
                 "the last backward() did not end, and part of its gradients has been sent: go on "
@@ -144,7 +144,7 @@ class Buckets:
 
 
 class _Parameters:
-    """The parameters of a model, or as they come, by name."""
+    """The parameters of a model by name, or without a model those that came, by number."""
 
     def __init__(self, model: nn.Module | None) -> None:
         self.by_name: dict[str, torch.Tensor] = {}
@@ -159,7 +159,8 @@ class _Parameters:
                     self._add(name, parameter)
 
     def names_of(self, parameters: Iterable[torch.Tensor]) -> tuple[str, ...]:
-        """Raises ValueError for a parameter that is not the model's."""
+        """Return the parameters' names. Raises ValueError for a parameter that is not the
+        model's."""
         return tuple(self._name(parameter) for parameter in parameters)
 
     def complete(self) -> bool:
@@ -185,7 +186,7 @@ class _Parameters:
 
 
 def check_dtype(name: str, dtype: torch.dtype) -> None:
-    """Raises TypeError for gradients of a dtype that cannot be cached."""
+    """Raise TypeError for gradients of a dtype that cannot be cached."""
     if dtype not in DTYPES:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise TypeError(f"the gradient of {name} is {dtype}; layers are dropped of {allowed}")

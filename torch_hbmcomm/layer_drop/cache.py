@@ -36,7 +36,7 @@ class Cache:
 
     @property
     def names(self) -> list[str]:
-        """Names of what is cached."""
+        """The names of what is cached."""
         return list(self._held)
 
     @property

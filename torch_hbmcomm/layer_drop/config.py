@@ -96,7 +96,7 @@ class LayerDrop:
 
     @property
     def oldest(self) -> int:
-        """Steps that a layer waits at most: max_age, or its default."""
+        """The steps that a layer waits at most: max_age, or its default."""
         if self.max_age is not None:
             return self.max_age
         return max(_LEAST_AGE, round(_AGE_FACTOR / (1 - self.ratio)))

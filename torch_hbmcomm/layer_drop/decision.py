@@ -145,7 +145,8 @@ class DropRule:
         return sent
 
     def _is_sent(self, layer: Layer, value: float, waited: int) -> bool:
-        """Whether a layer with this representative value, which waited so many steps, is sent.
+        """Return whether a layer with this representative value, which waited so many steps, is
+        sent.
 
         A layer of zeros is not: there is nothing to send. One whose value is not finite is, so that
         it shows. Then: one that is always sent, one in the warm-up, one before there is a

@@ -14,7 +14,8 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_hbmcomm import native
-from torch_hbmcomm.layer_drop.averaging import Averager, group_of
+from torch_hbmcomm.groups import check_no_hook, chosen_group, group_of_model
+from torch_hbmcomm.layer_drop.averaging import Averager
 from torch_hbmcomm.layer_drop.buckets import BucketLayers, Buckets
 from torch_hbmcomm.layer_drop.cache import Cache, own_share
 from torch_hbmcomm.layer_drop.config import Granularity, LayerDrop, Representative, Target
@@ -139,7 +140,10 @@ class LayerDropState:
             raise ValueError(f"log_every is at least 1, not {log_every}; None is never")
         if granularity == "module" and model is None:
             raise ValueError('granularity="module" needs the modules\' names: give model=...')
-        self._group = group_of(model, group)
+        self._group = chosen_group(group)
+        if model is not None:
+            group_of_model(model, self._group, "LayerDropState")
+            check_no_hook(model)
         self._buckets = Buckets(model, self._config, wire_dtype)
         self._wire_dtype = wire_dtype
         self._scaler = _enabled(scaler)
@@ -241,7 +245,7 @@ class LayerDropState:
         return sent
 
     def _scale(self) -> float:
-        """The factor that the scaler has put on gradients."""
+        """Return the factor that the scaler has put on gradients."""
         return 1.0 if self._scaler is None else float(self._scaler.get_scale())
 
     def _settle(self) -> None:
@@ -343,7 +347,7 @@ class LayerDropState:
 
 
 def _enabled(scaler: torch.amp.GradScaler | None) -> torch.amp.GradScaler | None:
-    """None for a scaler that does nothing. Raises TypeError."""
+    """Return the scaler; None for one that does nothing. Raises TypeError."""
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
         raise TypeError(f"scaler is a torch.amp.GradScaler, not {type(scaler).__name__}")
     return scaler if scaler is not None and scaler.is_enabled() else None

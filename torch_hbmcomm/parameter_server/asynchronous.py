@@ -38,9 +38,9 @@ _FAILED = "an error in an exchange: the object can only be closed"
 
 
 class AsyncParameterServer:
-    """What ParameterServer(mode="async") does; its docstring is the reference.
+    """ParameterServer with mode="async"; its docstring is the reference.
 
-    box: where the weights lie; None: in the boxes of `group`
+    box: has the weights; None: the boxes of `group`
     """
 
     def __init__(

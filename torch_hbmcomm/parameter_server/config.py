@@ -1,4 +1,4 @@
-"""What a user chose about a parameter server: a config for each mode."""
+"""The configuration of a parameter server: a class for each mode."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class AsyncConfig:
 
     @property
     def manifest_terms(self) -> dict[str, Any]:
-        """What all workers of a job have to agree on, as their manifest has it."""
+        """Return what all workers of a job have to agree on, as their manifest has it."""
         return {
             "rule": repr(self.rule),
             "staleness": self.staleness,
@@ -62,12 +62,13 @@ class AsyncConfig:
 
     @property
     def transfer_name(self) -> str | None:
-        """`transfer`, by its name, as a box knows it."""
+        """The name of `transfer`, as a box knows it."""
         return None if self.transfer is None else str(self.transfer).removeprefix("torch.")
 
     @property
     def exchanges_ahead(self) -> int | None:
-        """How many exchanges a worker may be ahead: an overlapped one is a step behind."""
+        """The number of exchanges that a worker may be ahead: an overlapped one is a step
+        behind."""
         if self.staleness is None or not self.overlap:
             return self.staleness
         return self.staleness - 1

@@ -16,7 +16,7 @@ from torch_hbmcomm.parameter_server.sharding import ShardedWeights, too_small
 
 
 class AsyncJob:
-    """What the worker has attached in the boxes.
+    """A worker's place in the job, and what it has attached in the boxes.
 
     leads: whether this worker has to write the first weights, and call publish() then
     versions: of layers, where `layers` of them may be dropped; None: they all travel

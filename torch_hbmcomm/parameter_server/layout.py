@@ -1,4 +1,4 @@
-"""How a model is packed into memory boxes.
+"""The packing of a model into memory boxes.
 
 Tensors are cut into spans, and spans that follow one another are packed into pieces, the unit in
 which differences and weights travel. Each box gets an equal share of the bytes. All workers of a
@@ -53,7 +53,7 @@ class TensorSpec:
 
     @property
     def count(self) -> int:
-        """Elements."""
+        """The number of elements."""
         count = 1
         for length in self.shape:
             count *= length
@@ -132,18 +132,18 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """Bytes of the weights."""
+        """The bytes of the weights."""
         return self.count * width(self.dtype)
 
     @property
     def slot_size(self) -> int:
-        """Bytes of the difference."""
+        """The bytes of the difference."""
         return self.count * width(self.slot_dtype)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where every tensor lies.
+    """The places of all tensors.
 
     changing: the pieces that are not constants
     weights_bytes, slot_bytes: needed in each box, by its index

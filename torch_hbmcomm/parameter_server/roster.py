@@ -52,7 +52,7 @@ class WorkerCell(IntEnum):
 
 
 class WorkerState(IntEnum):
-    """What a worker's STATE cell has."""
+    """Values of a worker's STATE cell."""
 
     UNUSED = 0
     JOINING = 1
@@ -277,8 +277,9 @@ class Roster:
                 self._write(index, WorkerCell.STATE, WorkerState.GONE, worker=True)
 
     def _alive(self, index: int) -> bool:
-        """Ask for a size that the life segment does not have: attaching to it and letting go would
-        end the life of a worker that has yet to come back to a box that was restarted."""
+        """Return whether the worker of that line is alive, by asking for a size that the life
+        segment does not have: attaching to it and letting go would end the life of a worker that
+        has yet to come back to a box that was restarted."""
         try:
             self._box.alloc(2 * _LIFE_BYTES, key=self._life_key(index), mode="attach")
         except smb.NoSuchKey:

@@ -1,4 +1,5 @@
-"""Which of a worker's differences are sent: everything, or layers by the rule of layer dropping.
+"""The choice of the differences that a worker sends: everything, or layers by the rule of layer
+dropping.
 
 Layer-wise dropping follows Lee et al. 2020. The difference between a worker's model and the weights
 that it took in last is the sum of all its updates that were not sent, the paper's cache (equation

@@ -30,8 +30,8 @@ class ParameterServer:
     **mode="async"**: the weights lie in one memory box or several. In step() the local optimizer
     steps, the difference is added to the weights on the box, and fresh weights are read back (Ahn
     et al. 2018; Dean et al. 2012). No worker waits for another, and the others go on when one dies.
-    At the start the first worker's model becomes the weights, and every other worker,
-    however late, takes the weights that it finds.
+    At the start the first worker's model becomes the weights, and every other worker, however late,
+    takes the weights that it finds.
 
     Args:
         model: dense CPU parameters and buffers. Parameters that require a gradient are trained;

@@ -59,7 +59,7 @@ class ShardedSegment:
 
     @cached_property
     def memory(self) -> list[memoryview]:
-        """What local() gives parts of, by box."""
+        """Return the memory of which local() gives parts, by box."""
         return [
             segment.view() if zero_copy else segment.buffer
             for segment, zero_copy in zip(self.segments, self.zero_copy, strict=True)
@@ -204,7 +204,7 @@ class ShardedWeights:
 
     @cached_property
     def _landing(self) -> list[memoryview]:
-        """Where narrowed weights arrive, by box."""
+        """The memory where narrowed weights arrive, by box."""
         return [memoryview(bytearray(size)) for size in self._layout.slot_bytes]
 
     def _narrowed(self, piece: Piece) -> bool:

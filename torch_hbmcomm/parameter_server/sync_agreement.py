@@ -1,7 +1,6 @@
-"""What the ranks of the synchronous mode tell each other, so that all draw the same conclusion
-before anything large moves: at the start their models and configs, then in each round what each
-calls and what gradients it has.
-"""
+"""Messages between the ranks of the synchronous mode, by which all draw the same conclusion before
+anything large moves: at the start about their models and configs, then in each round about what
+each calls and what gradients it has."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ _NONE = -1
 
 @dataclass(frozen=True)
 class _Introduction:
-    """What a rank tells the others at the start: that it cannot take part, or what it has."""
+    """A rank's message at the start: that it cannot take part, or what it has."""
 
     problem: str | None
     config: SyncConfig
@@ -127,7 +126,7 @@ def _tensor_difference(
 
 
 class SyncCall(IntEnum):
-    """What a rank calls in a round."""
+    """The call of a rank in a round."""
 
     FOLLOW = 0  # takes part in whatever the others do: a server that serves, a worker that closed
     STEP = 1
@@ -142,7 +141,7 @@ _METHODS = {SyncCall.STEP: "step()", SyncCall.PULL: "pull()", SyncCall.LOAD: "lo
 
 @dataclass(frozen=True)
 class Offer:
-    """What one rank brings to a round. Parameters are named by their index; None: there is none.
+    """A rank's contribution to a round. Parameters are named by their index; None: there is none.
 
     batches: steps whose gradients it has added up; 0 for a rank that only follows
     sparse: the first parameter whose gradient is sparse
@@ -159,7 +158,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class SyncRound:
-    """What all ranks of the group do together.
+    """The common action of all ranks of the group.
 
     call: FOLLOW when nobody wants anything any more; STEP and FLUSH are updates
     workers: the ranks that bring gradients

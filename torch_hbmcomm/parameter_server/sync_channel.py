@@ -97,7 +97,7 @@ class SyncChannel:
     """
 
     def __init__(self, group: dist.ProcessGroup, server: int, total_bytes: int) -> None:
-        """total_bytes: of all tensors that will travel at once, at most."""
+        """Make the buffers. total_bytes: of all tensors that will travel at once, at most."""
         self._group = group
         self._server = server
         size = min(BUCKET_BYTES, total_bytes)

@@ -23,7 +23,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class Gradients:
-    """What a worker has not sent yet: the gradients of one step, or the sums over several."""
+    """The gradients that a worker has not sent yet: of one step, or the sums over several."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = parameters

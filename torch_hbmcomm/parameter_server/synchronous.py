@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from torch_hbmcomm.groups import chosen_group
 from torch_hbmcomm.parameter_server.config import SyncConfig
 from torch_hbmcomm.parameter_server.sync_agreement import (
     SyncCall,
@@ -88,10 +89,7 @@ class SyncParameterServer:
         Raises:
             ValueError: on every rank, naming the rank and what is wrong or differs
         """
-        chosen = dist.group.WORLD if group is None else group
-        if chosen is None:
-            raise ValueError("there is no default group; call init_process_group first")
-        self._group = chosen
+        self._group = chosen_group(group)
         self._config = config
         agree(self._group, config, model, optimizer)
         self._model = model
@@ -103,8 +101,9 @@ class SyncParameterServer:
         self._channel = SyncChannel(self._group, config.server, total)
         self._dropping = None
         if config.drop is not None:
-            after_server = config.dedicated and chosen.rank() > config.server
-            number, workers = chosen.rank() - after_server, chosen.size() - config.dedicated
+            after_server = config.dedicated and self._group.rank() > config.server
+            number = self._group.rank() - after_server
+            workers = self._group.size() - config.dedicated
             self._dropping = SyncLayerDrop(config.drop, named, number, workers)
         self._gatherer = GradientGather(
             self._group, config, self._parameters, self._channel, self._dropping

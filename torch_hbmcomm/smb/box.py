@@ -77,12 +77,12 @@ class Box(Closeable):
 
     @property
     def transport(self) -> str:
-        """ "shm", "tcp" or "verbs"."""
+        """The transport: "shm", "tcp" or "verbs"."""
         return self._native.transport
 
     @property
     def why_transport(self) -> str:
-        """Why this transport was chosen, and why not those before it."""
+        """The reasons for this transport, and against those before it."""
         return self._native.why_transport
 
     @property
@@ -164,17 +164,12 @@ def all_of(group: ProcessGroup | None = None) -> list[Box]:
 
 
 def _backend(group: ProcessGroup | None) -> Any:
-    torch: Any = sys.modules.get("torch")
-    dist: Any = sys.modules.get("torch.distributed")
+    dist: Any = sys.modules.get("torch.distributed")  # without it there is no group
     chosen = dist.group.WORLD if group is None and dist is not None else group
     if chosen is None:
         raise ValueError("there is no default group: call init_process_group first")
     if not isinstance(chosen, dist.ProcessGroup):
         raise ValueError(f"{chosen!r} is no process group that this rank is in")
-    backend = chosen._get_backend(torch.device("cpu"))
-    backend = getattr(backend, "wrapped_pg", backend)  # by TORCH_DISTRIBUTED_DEBUG=DETAIL
-    if backend.name() != "hbm":
-        raise ValueError(
-            f'the group\'s CPU backend is {backend.name()}: only groups of "hbm" have memory boxes'
-        )
-    return backend
+    from torch_hbmcomm.groups import hbm_backend
+
+    return hbm_backend(chosen, "memory boxes")

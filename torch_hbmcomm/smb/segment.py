@@ -68,12 +68,12 @@ class Segment:
 
     @property
     def key(self) -> int:
-        """The number of 128 bits that others attach to it by."""
+        """The number of 128 bits by which others attach to it."""
         return self._key
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The number of bytes."""
         return self._size
 
     @property

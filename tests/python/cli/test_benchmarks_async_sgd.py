@@ -63,7 +63,7 @@ def test_everybody_is_measured_on_one_machine(tmp_path: Path) -> None:
         assert one["median_ms"] > 0
         if one["scenario"] == "parallel":
             assert one["median_ms"] >= one["compute_ms"]
-    assert "MPI / hbm shm in place: mean" in shown
+    assert "MPI / hbm shm zero-copy: mean" in shown
 
 
 @pytest.mark.full
@@ -97,11 +97,11 @@ def test_what_does_not_fit_is_not_measured(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(emulation, "free_memory", lambda: emulation._SPARE + 7 * MIB)
     shown, document = measured(
         tmp_path / "out.json",
-        *("--sections", "node", "--contenders", who.IN_PLACE),
+        *("--sections", "node", "--contenders", who.ZERO_COPY),
         *("--workers", "1,2"),
     )
     (cell,) = document["unavailable"]
-    assert cell == "node, hbm shm in place, Inception_v1, 2 workers"
+    assert cell == "node, hbm shm zero-copy, Inception_v1, 2 workers"
     assert "needs 520 MiB" in shown
 
 
@@ -237,7 +237,7 @@ def test_what_is_hidden(ours: float, theirs: float, told: str, reached: bool) ->
 
 
 def finished() -> Found:
-    times = {who.PLAIN: 20.0, who.IN_PLACE: 10.0, who.MPI: 30.0}
+    times = {who.PLAIN: 20.0, who.ZERO_COPY: 10.0, who.MPI: 30.0}
     return Found(
         benchmark="async_sgd",
         machine={"cpu": "a processor", "cores": 2},
@@ -263,7 +263,7 @@ def test_a_missed_goal_is_red() -> None:
     with console.capture() as captured:
         console.print(shown_of(finished()))
     shown = captured.get()
-    assert "\x1b[31mMPI / hbm shm in place: mean 3.00" in shown
+    assert "\x1b[31mMPI / hbm shm zero-copy: mean 3.00" in shown
     assert "not measured: link: no network namespaces" in shown
     assert "110 ms (10.0 ms)" in shown
 

@@ -63,7 +63,7 @@ def refuse(context: Context) -> None:
     for wrong, kind, complaint in (
         ({"group": ddp}, TypeError, "group is a process group that this rank is in, or None"),
         ({"group": dist.GroupMember.NON_GROUP_MEMBER}, TypeError, "group is a process group"),
-        ({"model": model}, TypeError, "model is the DistributedDataParallel model, not Weighted"),
+        ({"model": model}, TypeError, "DistributedDataParallel, and this is a Weighted: wrap"),
         ({"model": ddp, "scaler": 3}, TypeError, "scaler is a torch.amp.GradScaler, not int"),
         (
             {"model": ddp, "skip_update": True, "optimizer": [3]},

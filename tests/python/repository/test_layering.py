@@ -14,8 +14,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# Each room of csrc/, and all the rooms that it may reach, by whatever way. The files directly in
-# csrc/ stand for the rooms that ROOMS_OF_FILES names.
+# Each layer of csrc/, and all the layers that it may reach, by whatever way. A layer is a folder,
+# but for the files that LAYERS_OF_FILES names.
 BASE = {"base"}
 COMMUNICATOR = {"communicator", "progress", "bootstrap", "memory", "kernels"} | BASE
 CLIENT = {"box/transport", "box/protocol", "kernels"} | BASE
@@ -23,7 +23,7 @@ SERVER = {"box/server/storage", "box/protocol", "memory", "kernels"} | BASE
 # What of box/verbs the two ends know: how libhbm_verbs.so is opened, and its table for each.
 CLIENT_VERBS = {"box/verbs/common/load_library", "box/verbs/client/library"}
 SERVER_VERBS = {"box/verbs/common/load_library", "box/verbs/server/library"}
-ROOMS: dict[str, set[str]] = {
+LAYERS: dict[str, set[str]] = {
     "base": set(),
     "kernels": BASE,
     "memory": BASE,
@@ -77,7 +77,7 @@ ROOMS: dict[str, set[str]] = {
     | CLIENT
     | SERVER,
 }
-ROOMS_OF_FILES = {  # the first that fits
+LAYERS_OF_FILES = {  # the first that fits
     r"smb_client\.\w+|smb\.h": "smb_client",
     r"(pg_hbm|layerdrop)\.\w+": "process_group",
     r"bindings/errors\.h": "bindings/errors",
@@ -87,7 +87,7 @@ ROOMS_OF_FILES = {  # the first that fits
     r"box/verbs/server/library\.h": "box/verbs/server/library",
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
-# What only some rooms may include: a name for it, its headers, and those rooms.
+# What only some layers may include: a name for it, its headers, and those layers.
 RESERVED = [
     ("PyTorch", re.compile(r"(torch|ATen|c10|caffe2)/"), {"process_group", "bindings"}),
     (
@@ -105,10 +105,10 @@ RESERVED = [
 Graph = dict[str, set[str]]
 
 
-def room_of(path: Path) -> str:
-    for pattern, room in ROOMS_OF_FILES.items():
+def layer_of(path: Path) -> str:
+    for pattern, layer in LAYERS_OF_FILES.items():
         if re.fullmatch(pattern, str(path)):
-            return room
+            return layer
     return str(path.parent)
 
 
@@ -117,32 +117,32 @@ def include_violations(csrc: Path) -> list[str]:
     graph: Graph = {}
     for file in sorted(p for p in csrc.rglob("*") if p.suffix in {".h", ".cpp", ".inc"}):
         name = file.relative_to(csrc)
-        room = room_of(name)
-        if room not in ROOMS:
-            found.append(f"{name}: {room} is no room of ROOMS")
+        layer = layer_of(name)
+        if layer not in LAYERS:
+            found.append(f"{name}: {layer} is no layer of LAYERS")
             continue
         graph[str(name)] = set()
         for bracket, target in INCLUDE.findall(file.read_text()):
             reserved = [(what, by) for what, headers, by in RESERVED if headers.match(target)]
             if reserved:
                 found += [
-                    f"{name} includes {target}, but {room} is free of {what}"
+                    f"{name} includes {target}, but {layer} is free of {what}"
                     for what, by in reserved
-                    if room not in by
+                    if layer not in by
                 ]
             elif bracket == '"' and not (csrc / target).is_file():
                 found.append(f"{name} includes {target}, which is no path from csrc/")
             elif bracket == '"':
                 graph[str(name)].add(target)
     loops = cycles(graph)
-    return found + (loops or unreachable_rooms(graph))
+    return found + (loops or unreachable_layers(graph))
 
 
-def unreachable_rooms(graph: Graph) -> list[str]:
-    """Every file that reaches a room which its own may not, by the shortest way there."""
+def unreachable_layers(graph: Graph) -> list[str]:
+    """Return every file that reaches a layer which its own may not, by the shortest way there."""
     found: list[str] = []
     for name in graph:
-        room = room_of(Path(name))
+        layer = layer_of(Path(name))
         ways = {name: [name]}
         queue = [name]
         for here in queue:
@@ -152,10 +152,12 @@ def unreachable_rooms(graph: Graph) -> list[str]:
                     queue.append(target)
         forbidden: dict[str, list[str]] = {}
         for target, way in ways.items():
-            reached = room_of(Path(target))
-            if reached not in ROOMS[room] | {room}:
+            reached = layer_of(Path(target))
+            if reached not in LAYERS[layer] | {layer}:
                 forbidden.setdefault(reached, way)
-        found += [f"{room} may not reach {to}: {' -> '.join(way)}" for to, way in forbidden.items()]
+        found += [
+            f"{layer} may not reach {to}: {' -> '.join(way)}" for to, way in forbidden.items()
+        ]
     return found
 
 
@@ -306,7 +308,7 @@ def test_sound_includes_pass(tmp_path: Path) -> None:
         ),
         ("bindings/smb_module.cpp", "#include <torch/torch.h>", "smb is free of PyTorch"),
         ("box/transport/tcp.cpp", "#include <infiniband/verbs.h>", "transport is free of RDMA"),
-        ("net/tcp.h", "", "net is no room"),
+        ("net/tcp.h", "", "net is no layer"),
         ("base/error.h", '#include "base/error.h"', "cycle: base/error.h"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A server and its workers, each a process of its own, of one contender."""
+"""The server and the workers of one contender, each a process of its own."""
 
 import statistics
 import time
@@ -13,8 +13,11 @@ from torch_hbmcomm.bench.peer import Peer
 _LEAD = 0.05  # seconds from telling the workers to the first one's start
 
 
-class Crew:
-    """server, worker: what the prepare() of the one and of the others is told besides the size."""
+class Participants:
+    """A server and its workers.
+
+    server, worker: arguments of the prepare() of the one and of the others besides the size.
+    """
 
     def __init__(
         self,
@@ -28,11 +31,12 @@ class Crew:
 
     @contextmanager
     def at_work(self, model: Model, count: int) -> Iterator["Turn"]:
-        """The first `count` workers with their memory, which all of them give back at the end."""
+        """Yield a turn of the first `count` workers, which have memory for the model until its
+        end."""
         size = model.bytes
-        meeting = self._server.ask("prepare", size=size, workers=count, **self._server_options)
+        answer = self._server.ask("prepare", size=size, workers=count, **self._server_options)
         workers = self._workers[:count]
-        options = self._worker_options | meeting
+        options = self._worker_options | answer
         for number, worker in enumerate(workers):
             worker.tell("prepare", size=size, weight=number + 1, **options)
         for worker in workers:
@@ -51,8 +55,8 @@ class Turn:
         self._pushes = 0
 
     def first(self) -> float:
-        """One exchange of all workers at a time, which touches all memory, and whether what came
-        back is possible. Returns the seconds of the slowest."""
+        """Make one exchange of all workers, which touches all memory, and check that what came back
+        is possible. Returns the seconds of the slowest worker."""
         times = self._run("sequential", 0.0, 0.0, 1)
         for number, worker in enumerate(self._workers):
             worker.tell("check", least=number + 1, most=self._total())
@@ -61,7 +65,7 @@ class Turn:
         return max(one for (one,) in times)
 
     def run(self, scenario: str, iterations: int) -> list[float]:
-        """The seconds of each iteration, the mean of all workers.
+        """Return the seconds of each iteration, the mean of all workers.
 
         They begin spread over the time of one computation: workers that never wait for each other
         do not stay in step.
@@ -71,7 +75,7 @@ class Turn:
         return [statistics.fmean(iteration) for iteration in zip(*times, strict=True)]
 
     def check(self) -> None:
-        """Nothing was lost, and nothing was added twice."""
+        """Check that nothing was lost, and nothing added twice."""
         self._server.ask("check", factor=self._total())
 
     def _total(self) -> int:
@@ -80,8 +84,8 @@ class Turn:
     def _run(
         self, scenario: str, compute: float, apart: float, iterations: int
     ) -> list[list[float]]:
-        """Of each worker, the seconds of each iteration. apart: seconds from one's start to the
-        next one's."""
+        """Return, for each worker, the seconds of each iteration. apart: seconds from the start of
+        one worker to the start of the next."""
         self._server.tell("serve", exchanges=len(self._workers) * iterations)
         begin = time.monotonic() + _LEAD
         for number, worker in enumerate(self._workers):
