@@ -319,8 +319,13 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHbm::split(
 bool ProcessGroupHbm::supportsTensorAlloc(c10::DeviceIndex /*device*/) { return true; }
 
 at::Tensor ProcessGroupHbm::allocateTensor(long size, at::TensorOptions options) {
-  return translated(
-      [&] { return tensor_in(segment_, {size}, c10::typeMetaToScalarType(options.dtype())); });
+  const at::ScalarType type = c10::typeMetaToScalarType(options.dtype());
+  return c10::isComplexType(type) ? allocate(2 * size, c10::toRealValueType(type))
+                                  : allocate(size, type);
+}
+
+at::Tensor ProcessGroupHbm::allocate(int64_t size, at::ScalarType type) {
+  return translated([&] { return tensor_in(segment_, {size}, type); });
 }
 
 std::shared_ptr<c10::Allocator> ProcessGroupHbm::getMemAllocator() {

@@ -131,7 +131,11 @@ class ProcessGroupHbm final : public c10d::Backend {
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
       const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
+  // Complex numbers come as pairs of real ones, two elements each: DDP, which alone calls this from
+  // C++, takes the views of a bucket of complex gradients so.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  // The same as `type` says it.
+  at::Tensor allocate(int64_t size, at::ScalarType type);
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
   std::unordered_map<std::string, uint64_t> getMemoryStats() override;
 

@@ -48,6 +48,9 @@ class _GroupResource(Protocol):
 class ProcessGroupHbm(Backend):
     @property
     def options(self) -> Options: ...  # type: ignore[override]
+    def allocate_tensor(
+        self, size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor: ...
     def get_error(self) -> ErrorType: ...
     def memory_stats(self) -> dict[str, int]: ...
     # For what is set up beside the group, see csrc/pg_hbm.h.

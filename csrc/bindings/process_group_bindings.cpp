@@ -130,6 +130,16 @@ void register_process_group(py::module_& m) {
           [](ProcessGroupHbm& self) {
             return c10::dynamic_intrusive_pointer_cast<GroupOptions>(self.getBackendOptions());
           })
+      .def(
+          "allocate_tensor",
+          [](ProcessGroupHbm& self, int64_t size, at::ScalarType dtype, const at::Device& device) {
+            if (!device.is_cpu()) {
+              throw Error(ErrorKind::kInvalid,
+                          "allocate_tensor: hbm has CPU memory, and none on " + device.str());
+            }
+            return self.allocate(size, dtype);
+          },
+          py::arg("size"), py::kw_only(), py::arg("dtype"), py::arg("device"), Unlocked())
       .def("get_error", &ProcessGroupHbm::getError, Unlocked())
       .def("memory_stats", &ProcessGroupHbm::getMemoryStats, Unlocked())
       .def("gather", &gather, py::arg("step"), py::arg("tell"))

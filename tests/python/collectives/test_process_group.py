@@ -65,6 +65,41 @@ def check_ddp_buckets(context: Context) -> None:
     assert gradient is not None and torch.isfinite(gradient).all()
 
 
+def check_complex_ddp(context: Context) -> None:
+    """A bucket of complex gradients comes from the group too, and is reduced like any other."""
+    used = backend().memory_stats()["segment.in_use_bytes"]
+    same = torch.Generator().manual_seed(context.seed)
+    weight = torch.randn(32, 8, dtype=torch.complex64, generator=same)
+    model = DistributedDataParallel(ComplexLayer(weight))
+    assert backend().memory_stats()["segment.in_use_bytes"] > used
+    x = torch.randn(4, 32, generator=context.generator)
+    for _ in range(3):
+        model.zero_grad()
+        model(x).sum().backward()
+    alone = ComplexLayer(weight)
+    alone(x).sum().backward()
+    gradient = alone.weight.grad
+    assert gradient is not None
+    dist.all_reduce(gradient, dist.ReduceOp.AVG)
+    torch.testing.assert_close(model.module.weight.grad, gradient)
+
+
+class ComplexLayer(torch.nn.Module):
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight.clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.to(torch.complex64) @ self.weight).abs()
+
+
+def check_complex_memory(context: Context) -> None:
+    device = torch.device("cpu")
+    for dtype in (torch.complex64, torch.complex128):
+        tensor = backend().allocate_tensor(5, dtype=dtype, device=device)
+        assert tensor.shape == (5,) and tensor.dtype == dtype
+
+
 def check_staging_is_bounded(context: Context) -> None:
     dist.all_reduce(torch.ones(5_000_000))
     stats = backend().memory_stats()
@@ -92,6 +127,7 @@ def check_state(context: Context) -> None:
     [
         check_profiler_ranges,
         check_memory_from_the_group,
+        check_complex_memory,
         check_staging_is_bounded,
         check_state,
     ],
@@ -103,6 +139,11 @@ def test_process_group(pool: Pool, check: Callable[[Context], None]) -> None:
 @pytest.mark.ranks(2)
 def test_ddp_takes_its_buckets_from_the_group(pool: Pool) -> None:
     pool.run(with_environment, check_ddp_buckets, "DDP_DISABLE_COMM_MEM", "0")
+
+
+@pytest.mark.ranks(2)
+def test_ddp_takes_complex_parameters(pool: Pool) -> None:
+    pool.run(with_environment, check_complex_ddp, "DDP_DISABLE_COMM_MEM", "0")
 
 
 def with_environment(
