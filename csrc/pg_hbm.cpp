@@ -350,8 +350,8 @@ std::unordered_map<std::string, uint64_t> ProcessGroupHbm::getMemoryStats() {
           {"staging.abandoned_bytes", communicator.abandoned_bytes}};
 }
 
-std::vector<std::string> ProcessGroupHbm::gather(const std::string& step,
-                                                 const std::function<std::string()>& tell) {
+std::vector<std::string> ProcessGroupHbm::gather_texts(const std::string& step,
+                                                       const std::function<std::string()>& tell) {
   const bootstrap::Participant participant{
       store_, prefix_, rank_,
       size_,  name_,   Clock::now() + std::chrono::milliseconds(timeout_ms_.load())};

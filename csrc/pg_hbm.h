@@ -141,8 +141,8 @@ class ProcessGroupHbm final : public c10d::Backend {
 
   // What is set up beside the group.
   // bootstrap::gather over the group's ranks, within its timeout. A step's name is used once.
-  std::vector<std::string> gather(const std::string& step,
-                                  const std::function<std::string()>& tell);
+  std::vector<std::string> gather_texts(const std::string& step,
+                                        const std::function<std::string()>& tell);
   // One for each rank, equal for ranks that reach one another at 127.0.0.1. HBMCOMM_NODE_ID, which
   // sets ranks apart, makes them differ.
   std::vector<std::string> networks() const;
