@@ -293,18 +293,26 @@ void ProcessGroupHbm::part() {
   queue_->unclaim();
 }
 
+c10::intrusive_ptr<GroupOptions> ProcessGroupHbm::derived_options(
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts, const char* operation) const {
+  const auto given = c10::dynamic_intrusive_pointer_cast<GroupOptions>(opts);
+  if (opts && !given) {
+    throw std::invalid_argument(std::string(operation) +
+                                ": the options must be torch_hbmcomm.Options, not those of " +
+                                opts->backend);
+  }
+  auto options = c10::make_intrusive<GroupOptions>(given ? *given : *options_);
+  if (!given) options->timeout = milliseconds(timeout_ms_.load());
+  if (!given || given->group_name.empty()) options->group_name = name_;
+  return options;
+}
+
 c10::intrusive_ptr<c10d::Backend> ProcessGroupHbm::split(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   const auto place = std::find(ranks.begin(), ranks.end(), rank_);
   if (place == ranks.end()) return nullptr;
-  auto given = c10::dynamic_intrusive_pointer_cast<GroupOptions>(opts);
-  if (opts && !given) {
-    throw std::invalid_argument("split: the options must be torch_hbmcomm.Options, not those of " +
-                                opts->backend);
-  }
-  auto options = c10::make_intrusive<GroupOptions>(given ? *given : *options_);
-  if (!given) options->timeout = milliseconds(timeout_ms_.load());
+  const auto options = derived_options(opts, "split");
   options->global_ranks_in_group.clear();
   for (const int rank : ranks) {
     const auto& global = options_->global_ranks_in_group;
@@ -313,7 +321,15 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHbm::split(
   }
   return c10::make_intrusive<ProcessGroupHbm>(
       store, static_cast<int>(place - ranks.begin()), static_cast<int>(ranks.size()), options,
-      given && !given->group_name.empty() ? given->group_name : name_);
+      options->group_name);
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupHbm::merge(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts, const int& rank, const int& size) {
+  const auto options = derived_options(opts, "merge");
+  options->global_ranks_in_group.clear();  // the merged jobs number their ranks each by itself
+  return c10::make_intrusive<ProcessGroupHbm>(store, rank, size, options, options->group_name);
 }
 
 bool ProcessGroupHbm::supportsTensorAlloc(c10::DeviceIndex /*device*/) { return true; }

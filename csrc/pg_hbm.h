@@ -58,7 +58,10 @@ class ProcessGroupHbm final : public c10d::Backend {
   ~ProcessGroupHbm() override;
 
   const std::string getBackendName() const override { return kBackendName; }
-  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+  // A copy: splitGroup() and mergeRemoteGroup() write the new group's name and timeout into it.
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override {
+    return c10::make_intrusive<GroupOptions>(*options_);
+  }
 
   // process_group/data_movement.cpp
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
@@ -130,6 +133,12 @@ class ProcessGroupHbm final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
       const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+  // Called by c10d::ProcessGroup::mergeRemoteGroup(), which is ProcessGroup.merge_remote_group() in
+  // Python: the group of all that meet in `store`, of which only this call makes `size` ranks.
+  c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts,
+                                          const int& rank, const int& size) override;
+  void enableCollectivesTiming() override {}  // nothing to enable, as in Gloo
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   // Complex numbers come as pairs of real ones, two elements each: DDP, which alone calls this from
   // C++, takes the views of a bucket of complex gradients so.
@@ -198,6 +207,9 @@ class ProcessGroupHbm final : public c10d::Backend {
                                          c10d::OpType type, const char* name);
   Source reduction_input(StagedTensors& staged, const at::Tensor& tensor, const c10d::ReduceOp& op);
 
+  // The options of a group that comes from this one: `opts`, or without them this group's.
+  c10::intrusive_ptr<GroupOptions> derived_options(
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts, const char* operation) const;
   void connect(std::chrono::steady_clock::time_point deadline);
   OperationQueue::Hooks hooks(std::function<void(const std::exception_ptr& error)> failed);
   void collective_failed(const std::exception_ptr& error);

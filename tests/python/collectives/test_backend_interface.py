@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +23,21 @@ BOUND_ANEW = {
     "allocate_tensor": "the virtual behind it gives DDP pairs of real numbers for complex ones",
 }
 
+# The virtuals of c10d.Backend that hbm leaves as they are, and why.
+NOT_OVERRIDDEN = {
+    "eagerConnectSingleDevice": "connects to a GPU; hbm has connected when the group is formed",
+    "registerOnCompletionHook": "NCCL's watchdog calls such hooks; hbm has none, and Works futures",
+    "resume": "gives a GPU the memory back that suspend() took",
+    "setGroupUid": "the base class keeps it",
+    "shrink": "takes ranks out of NCCL's communicator; hbm forms a new group, of those that live",
+    "supportsShrinking": "see shrink",
+    "supportsTimeEstimation": "NCCL's model of its own collectives",
+    "suspend": "takes memory from a GPU while nothing communicates",
+    "waitForPendingWorks": "for the hooks of registerOnCompletionHook",
+}
+PGHBM = Path(__file__).parents[3] / "csrc" / "pg_hbm.h"
+HEADER = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/Backend.hpp"
+
 
 def backend() -> Any:
     return dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
@@ -34,6 +52,14 @@ def test_no_name_hides_one_of_the_interface() -> None:
         assert ours.splitlines()[0].partition(", ")[2] == theirs.splitlines()[0].partition(", ")[2]
 
 
+def test_every_virtual_is_implemented_or_does_not_apply() -> None:
+    theirs, own = (re.sub(r"//.*", "", path.read_text()) for path in (HEADER, PGHBM))
+    virtuals = set(re.findall(r"virtual\s[^;{(]*?(\w+)\(", theirs))
+    assert {"allreduce", "merge", "getMemoryStats"} <= virtuals, "the header reads otherwise now"
+    ours = set(re.findall(r"(\w+)\([^;{]*\)\s*(?:const\s*)?override\b", own))
+    assert virtuals - ours == set(NOT_OVERRIDDEN)
+
+
 def check_gather(context: Context) -> None:
     options = dist.GatherOptions()
     options.rootRank = 0
@@ -46,3 +72,27 @@ def check_gather(context: Context) -> None:
 @pytest.mark.ranks(2)
 def test_gather_of_the_backend_object(pool: Pool) -> None:
     pool.run(check_gather)
+
+
+def check_merge(context: Context) -> None:
+    world = dist.distributed_c10d._get_default_group()
+    own_timeout = backend().options._timeout
+    parts = [world.split_group([rank], timeout=timedelta(seconds=30)) for rank in range(2)]
+    mine = parts[context.rank]
+    assert mine is not None and mine.size() == 1
+    store = dist.FileStore(str(context.folder / f"merge{context.seed}"), 2)
+    merged = mine.merge_remote_group(store, 2, timedelta(seconds=40), "merged")
+    assert merged.size() == 2
+    tensor = torch.full((3,), float(merged.rank() + 1))
+    merged.allreduce([tensor]).wait()
+    assert tensor.tolist() == [3.0] * 3
+    options = merged._get_backend(torch.device("cpu")).options
+    assert options._timeout == timedelta(seconds=40)
+    assert backend().options._timeout == own_timeout
+    merged.shutdown()
+    mine.shutdown()
+
+
+@pytest.mark.ranks(2)
+def test_groups_merge(fresh_pool: Pool) -> None:
+    fresh_pool.run(check_merge)
