@@ -146,8 +146,8 @@ void ProcessGroupHbm::check_list(size_t found, const char* operation, const char
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTensors staged,
                                                     const MakeOperation& make) {
   queue_->require_owner(call.name);
-  auto work =
-      c10::make_intrusive<WorkHbm>(rank_, call.type, call.name, call.inputs, call.outputs, queue_);
+  auto work = c10::make_intrusive<WorkHbm>(rank_, call.type, call.part_done ? nullptr : call.name,
+                                           call.inputs, call.outputs, queue_);
   std::unique_lock issue(issue_mutex_);
   auto operation = make(sequence_ + 1);
   const uint64_t sequence = ++sequence_;
@@ -159,7 +159,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTens
   DriverHooks hooks;
   try {
     record(call, sequence);
-    hooks = staged.take_hooks(work->end_of_range());
+    hooks = staged.take_hooks(call.part_done ? call.part_done : work->end_of_range());
   } catch (...) {
     queue_->unclaim();
     throw;
@@ -184,7 +184,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::submit(
     c10::intrusive_ptr<WorkHbm> work, StagedTensors staged, std::unique_ptr<Operation> operation,
     uint64_t sequence, std::unique_lock<std::mutex> issue) {
   auto ticket = queue->enqueue(std::move(operation), timeout_or_default(call.timeout),
-                               staged.take_hooks(work->end_of_range()));
+                               staged.take_hooks(
+                                   call.part_done ? call.part_done : work->end_of_range()));
   if (issue.owns_lock()) issue.unlock();
   work->bind(ticket, sequence);
   record(call, sequence);

@@ -169,6 +169,9 @@ class ProcessGroupHbm final : public c10d::Backend {
     std::vector<at::Tensor> outputs;
     std::chrono::milliseconds timeout;
     bool async;
+    // For a part of a coalesced call, which has one profiler range for all: called at the part's
+    // end. Empty: the operation has a range of its own.
+    std::function<void()> part_done = {};
   };
   using MakeOperation = std::function<std::unique_ptr<Operation>(uint64_t sequence)>;
 
@@ -180,6 +183,10 @@ class ProcessGroupHbm final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> allreduce_at_once(std::vector<at::Tensor>& tensors, Dtype dtype,
                                                    ReduceOp op, const c10d::AllreduceOptions& opts);
   // Begins a point-to-point operation.
+  c10::intrusive_ptr<c10d::Work> allgather_part(const std::vector<at::Tensor>& outputs,
+                                                const at::Tensor& input,
+                                                const c10d::AllgatherOptions& opts,
+                                                const std::function<void()>& part_done);
   c10::intrusive_ptr<c10d::Work> run_p2p(
       const Call& call, StagedTensors staged,
       const std::function<std::unique_ptr<Operation>(std::shared_ptr<int> source)>& make);

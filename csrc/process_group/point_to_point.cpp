@@ -52,7 +52,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::receive(std::vector<at::Tensor>&
   StagedTensors staged;
   const Sink out = staged.output(tensor);
   const Dtype dtype = to_dtype(tensor.scalar_type());
-  return run_p2p({type, name, {}, tensors, c10d::kUnsetTimeout, true}, std::move(staged),
+  return run_p2p({type, name, tensors, tensors, c10d::kUnsetTimeout, true}, std::move(staged),
                  [&](std::shared_ptr<int> source) {
                    return communicator_->receive(out, dtype, from, tag, std::move(source));
                  });
@@ -70,7 +70,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::recvAnysource(std::vector<at::Te
                                                               int tag) {
   return translated([&] {
     check_tag(tag, "recv");
-    return receive(tensors, kAnyRank, tag, OpType::RECVANYSOURCE, "hbm:recv_any_source");
+    return receive(tensors, kAnyRank, tag, OpType::RECVANYSOURCE, "hbm:recvAnySource");
   });
 }
 

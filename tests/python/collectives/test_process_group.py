@@ -31,6 +31,29 @@ def check_profiler_ranges(context: Context) -> None:
     assert {"hbm:all_reduce", "hbm:broadcast", "hbm:barrier", "record_param_comms"} <= names
 
 
+def check_profiler_shapes(context: Context) -> None:
+    with torch.profiler.profile(record_shapes=True) as profile:
+        if context.rank == 0:
+            dist.send(torch.ones(3, 3), 1)
+            dist.send(torch.ones(3, 3), 1)
+        elif context.rank == 1:
+            dist.recv(torch.ones(3, 3), 0)
+            dist.recv(torch.ones(3, 3))
+        data = [torch.ones(2, 2), torch.ones(5)]
+        got = [[torch.empty_like(tensor) for tensor in data] for _ in range(context.size)]
+        dist.all_gather_coalesced(got, data)
+        dist.all_gather_coalesced(got, data, async_op=True).wait()
+    shapes: dict[str, list[Any]] = {}
+    for event in profile.events() or []:
+        shapes.setdefault(event.name, []).append(event.input_shapes)
+    if context.rank == 0:
+        assert shapes["hbm:send"] == [[[3, 3]]] * 2
+    elif context.rank == 1:
+        assert shapes["hbm:recv"] == [[[3, 3]]]
+        assert shapes["hbm:recvAnySource"] == [[[3, 3]]]
+    assert shapes["hbm:all_gather"] == [[[2, 2], [5]]] * 2
+
+
 def check_memory_from_the_group(context: Context) -> None:
     group = backend()
     assert group.supports_tensor_alloc(torch.device("cpu"))
@@ -134,6 +157,11 @@ def check_state(context: Context) -> None:
 )
 def test_process_group(pool: Pool, check: Callable[[Context], None]) -> None:
     pool.run(check)
+
+
+@pytest.mark.ranks(2)
+def test_profiler_ranges_have_shapes(pool: Pool) -> None:
+    pool.run(check_profiler_shapes)
 
 
 @pytest.mark.ranks(2)
