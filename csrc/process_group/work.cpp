@@ -62,7 +62,7 @@ bool WorkHbm::wait(std::chrono::milliseconds timeout) {
   const bool done = queue_->wait(ticket_, deadline);
   TORCH_CHECK_WITH(DistBackendError, done, "wait() timed out after ", timeout.count(),
                    " ms; the operation (", c10d::opTypeToString(opType_), " #", sequence_,
-                   " on rank ", rank_, ") goes on");
+                   " on rank ", rank_, ") goes on", torch_timeout_words(timeout));
   if (ticket_->error()) std::rethrow_exception(exception());
   return true;
 }
