@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import Context, Pool, beyond_gloo
+from harness.segments import in_segment
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_hbmcomm as hbmcomm
@@ -123,6 +124,31 @@ def check_complex_memory(context: Context) -> None:
         assert tensor.shape == (5,) and tensor.dtype == dtype
 
 
+def check_hook_that_resizes(context: Context) -> None:
+    """A comm hook may let its bucket grow; the values stay, and so does the segment."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(5, 5)
+    model = DistributedDataParallel(layer)
+
+    def hook(state: object, bucket: dist.GradBucket) -> Any:
+        buffer = bucket.buffer()
+        count = buffer.numel()
+        before = buffer.clone()
+        buffer.resize_(count + 3)
+        assert in_segment(buffer) and torch.equal(buffer[:count], before)
+        buffer.resize_(count)
+        work = dist.all_reduce(buffer.div_(context.size), async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda future: future.value()[0])
+
+    model.register_comm_hook(None, hook)
+    for _ in range(2):
+        model.zero_grad()
+        model(torch.full((1, 5), float(context.rank + 1))).sum().backward()
+    assert layer.weight.grad is not None
+    torch.testing.assert_close(layer.weight.grad, torch.full((5, 5), (context.size + 1) / 2))
+
+
 def check_staging_is_bounded(context: Context) -> None:
     dist.all_reduce(torch.ones(5_000_000))
     stats = backend().memory_stats()
@@ -157,6 +183,11 @@ def check_state(context: Context) -> None:
 )
 def test_process_group(pool: Pool, check: Callable[[Context], None]) -> None:
     pool.run(check)
+
+
+@pytest.mark.ranks(2)
+def test_a_hook_may_resize_its_bucket(pool: Pool) -> None:
+    pool.run(with_environment, check_hook_that_resizes, "DDP_DISABLE_COMM_MEM", "0")
 
 
 @pytest.mark.ranks(2)
