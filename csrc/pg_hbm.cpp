@@ -146,8 +146,8 @@ void ProcessGroupHbm::check_list(size_t found, const char* operation, const char
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTensors staged,
                                                     const MakeOperation& make) {
   queue_->require_owner(call.name);
-  auto work =
-      c10::make_intrusive<WorkHbm>(rank_, call.type, call.name, call.inputs, call.outputs, queue_);
+  auto work = c10::make_intrusive<WorkHbm>(rank_, call.type, call.part_done ? nullptr : call.name,
+                                           call.inputs, call.outputs, queue_);
   std::unique_lock issue(issue_mutex_);
   auto operation = make(sequence_ + 1);
   const uint64_t sequence = ++sequence_;
@@ -159,7 +159,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTens
   DriverHooks hooks;
   try {
     record(call, sequence);
-    hooks = staged.take_hooks(work->end_of_range());
+    hooks = staged.take_hooks(call.part_done ? call.part_done : work->end_of_range());
   } catch (...) {
     queue_->unclaim();
     throw;
@@ -184,7 +184,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::submit(
     c10::intrusive_ptr<WorkHbm> work, StagedTensors staged, std::unique_ptr<Operation> operation,
     uint64_t sequence, std::unique_lock<std::mutex> issue) {
   auto ticket = queue->enqueue(std::move(operation), timeout_or_default(call.timeout),
-                               staged.take_hooks(work->end_of_range()));
+                               staged.take_hooks(
+                                   call.part_done ? call.part_done : work->end_of_range()));
   if (issue.owns_lock()) issue.unlock();
   work->bind(ticket, sequence);
   record(call, sequence);
@@ -293,18 +294,26 @@ void ProcessGroupHbm::part() {
   queue_->unclaim();
 }
 
+c10::intrusive_ptr<GroupOptions> ProcessGroupHbm::derived_options(
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts, const char* operation) const {
+  const auto given = c10::dynamic_intrusive_pointer_cast<GroupOptions>(opts);
+  if (opts && !given) {
+    throw std::invalid_argument(std::string(operation) +
+                                ": the options must be torch_hbmcomm.Options, not those of " +
+                                opts->backend);
+  }
+  auto options = c10::make_intrusive<GroupOptions>(given ? *given : *options_);
+  if (!given) options->timeout = milliseconds(timeout_ms_.load());
+  if (!given || given->group_name.empty()) options->group_name = name_;
+  return options;
+}
+
 c10::intrusive_ptr<c10d::Backend> ProcessGroupHbm::split(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   const auto place = std::find(ranks.begin(), ranks.end(), rank_);
   if (place == ranks.end()) return nullptr;
-  auto given = c10::dynamic_intrusive_pointer_cast<GroupOptions>(opts);
-  if (opts && !given) {
-    throw std::invalid_argument("split: the options must be torch_hbmcomm.Options, not those of " +
-                                opts->backend);
-  }
-  auto options = c10::make_intrusive<GroupOptions>(given ? *given : *options_);
-  if (!given) options->timeout = milliseconds(timeout_ms_.load());
+  const auto options = derived_options(opts, "split");
   options->global_ranks_in_group.clear();
   for (const int rank : ranks) {
     const auto& global = options_->global_ranks_in_group;
@@ -313,14 +322,27 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHbm::split(
   }
   return c10::make_intrusive<ProcessGroupHbm>(
       store, static_cast<int>(place - ranks.begin()), static_cast<int>(ranks.size()), options,
-      given && !given->group_name.empty() ? given->group_name : name_);
+      options->group_name);
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupHbm::merge(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts, const int& rank, const int& size) {
+  const auto options = derived_options(opts, "merge");
+  options->global_ranks_in_group.clear();  // the merged jobs number their ranks each by itself
+  return c10::make_intrusive<ProcessGroupHbm>(store, rank, size, options, options->group_name);
 }
 
 bool ProcessGroupHbm::supportsTensorAlloc(c10::DeviceIndex /*device*/) { return true; }
 
 at::Tensor ProcessGroupHbm::allocateTensor(long size, at::TensorOptions options) {
-  return translated(
-      [&] { return tensor_in(segment_, {size}, c10::typeMetaToScalarType(options.dtype())); });
+  const at::ScalarType type = c10::typeMetaToScalarType(options.dtype());
+  return c10::isComplexType(type) ? allocate(2 * size, c10::toRealValueType(type))
+                                  : allocate(size, type);
+}
+
+at::Tensor ProcessGroupHbm::allocate(int64_t size, at::ScalarType type) {
+  return translated([&] { return tensor_in(segment_, {size}, type); });
 }
 
 std::shared_ptr<c10::Allocator> ProcessGroupHbm::getMemAllocator() {
@@ -345,8 +367,8 @@ std::unordered_map<std::string, uint64_t> ProcessGroupHbm::getMemoryStats() {
           {"staging.abandoned_bytes", communicator.abandoned_bytes}};
 }
 
-std::vector<std::string> ProcessGroupHbm::gather(const std::string& step,
-                                                 const std::function<std::string()>& tell) {
+std::vector<std::string> ProcessGroupHbm::gather_texts(const std::string& step,
+                                                       const std::function<std::string()>& tell) {
   const bootstrap::Participant participant{
       store_, prefix_, rank_,
       size_,  name_,   Clock::now() + std::chrono::milliseconds(timeout_ms_.load())};

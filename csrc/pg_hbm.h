@@ -58,7 +58,10 @@ class ProcessGroupHbm final : public c10d::Backend {
   ~ProcessGroupHbm() override;
 
   const std::string getBackendName() const override { return kBackendName; }
-  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+  // A copy: splitGroup() and mergeRemoteGroup() write the new group's name and timeout into it.
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override {
+    return c10::make_intrusive<GroupOptions>(*options_);
+  }
 
   // process_group/data_movement.cpp
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
@@ -130,15 +133,25 @@ class ProcessGroupHbm final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
       const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+  // Called by c10d::ProcessGroup::mergeRemoteGroup(), which is ProcessGroup.merge_remote_group() in
+  // Python: the group of all that meet in `store`, of which only this call makes `size` ranks.
+  c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts,
+                                          const int& rank, const int& size) override;
+  void enableCollectivesTiming() override {}  // nothing to enable, as in Gloo
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
+  // Complex numbers come as pairs of real ones, two elements each: DDP, which alone calls this from
+  // C++, takes the views of a bucket of complex gradients so.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  // The same as `type` says it.
+  at::Tensor allocate(int64_t size, at::ScalarType type);
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
   std::unordered_map<std::string, uint64_t> getMemoryStats() override;
 
   // What is set up beside the group.
   // bootstrap::gather over the group's ranks, within its timeout. A step's name is used once.
-  std::vector<std::string> gather(const std::string& step,
-                                  const std::function<std::string()>& tell);
+  std::vector<std::string> gather_texts(const std::string& step,
+                                        const std::function<std::string()>& tell);
   // One for each rank, equal for ranks that reach one another at 127.0.0.1. HBMCOMM_NODE_ID, which
   // sets ranks apart, makes them differ.
   std::vector<std::string> networks() const;
@@ -156,6 +169,9 @@ class ProcessGroupHbm final : public c10d::Backend {
     std::vector<at::Tensor> outputs;
     std::chrono::milliseconds timeout;
     bool async;
+    // For a part of a coalesced call, which has one profiler range for all: called at the part's
+    // end. Empty: the operation has a range of its own.
+    std::function<void()> part_done = {};
   };
   using MakeOperation = std::function<std::unique_ptr<Operation>(uint64_t sequence)>;
 
@@ -167,6 +183,10 @@ class ProcessGroupHbm final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> allreduce_at_once(std::vector<at::Tensor>& tensors, Dtype dtype,
                                                    ReduceOp op, const c10d::AllreduceOptions& opts);
   // Begins a point-to-point operation.
+  c10::intrusive_ptr<c10d::Work> allgather_part(const std::vector<at::Tensor>& outputs,
+                                                const at::Tensor& input,
+                                                const c10d::AllgatherOptions& opts,
+                                                const std::function<void()>& part_done);
   c10::intrusive_ptr<c10d::Work> run_p2p(
       const Call& call, StagedTensors staged,
       const std::function<std::unique_ptr<Operation>(std::shared_ptr<int> source)>& make);
@@ -194,6 +214,9 @@ class ProcessGroupHbm final : public c10d::Backend {
                                          c10d::OpType type, const char* name);
   Source reduction_input(StagedTensors& staged, const at::Tensor& tensor, const c10d::ReduceOp& op);
 
+  // The options of a group that comes from this one: `opts`, or without them this group's.
+  c10::intrusive_ptr<GroupOptions> derived_options(
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts, const char* operation) const;
   void connect(std::chrono::steady_clock::time_point deadline);
   OperationQueue::Hooks hooks(std::function<void(const std::exception_ptr& error)> failed);
   void collective_failed(const std::exception_ptr& error);

@@ -3,14 +3,18 @@
     import torch.distributed as dist
     dist.init_process_group("hbm")  # nothing to import: PyTorch finds the installed package
 
-This module holds what goes beyond torch.distributed's own names. Nothing native is loaded until the
-first group is made or a name that needs it is used. `smb`, the memory box, needs no PyTorch.
+This module holds what goes beyond torch.distributed's own names. Importing it registers the backend
+where PyTorch does not do so by itself (TORCH_DEVICE_BACKEND_AUTOLOAD=0), now or when PyTorch is
+imported. Nothing native is loaded until the first group is made or a name that needs it is used.
+`smb`, the memory box, needs no PyTorch.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from torch_hbmcomm._autoload import register_with_torch
 
 if TYPE_CHECKING:
     from torch_hbmcomm import memory as memory
@@ -63,3 +67,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+register_with_torch()

@@ -1,11 +1,15 @@
-"""Registers the backend "hbm" when torch is imported (entry point torch.backends). Loads nothing
-native unless HBMCOMM_ALLOCATOR asks for it."""
+"""Registers the backend "hbm" when torch is imported (entry point torch.backends), or where that is
+switched off, when this package is. Loads nothing native unless HBMCOMM_ALLOCATOR asks for it."""
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 
@@ -21,6 +25,46 @@ def register() -> None:
     rendezvous: Any = sys.modules["torch.distributed.rendezvous"]
     rendezvous.register_rendezvous_handler("mpi", _rendezvous)
     _place_tensors(os.environ.get("HBMCOMM_ALLOCATOR", "default"))
+
+
+def register_with_torch() -> None:
+    """Register now if torch is there, else once it has been imported. Does not import it."""
+    if "torch" in sys.modules:
+        register()
+    elif not any(isinstance(finder, _AfterTorch) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterTorch())
+
+
+class _AfterTorch(importlib.abc.MetaPathFinder):
+    """Calls register() when torch has been imported."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _ThenRegister(spec.loader)
+        return spec
+
+
+class _ThenRegister(importlib.abc.Loader):
+    """Loads torch as its own loader does, which it is again after that."""
+
+    def __init__(self, loader: importlib.abc.Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        register()
 
 
 def _place_tensors(where: str) -> None:

@@ -146,7 +146,9 @@ def provide(backend: Any, timeout: timedelta) -> None:
     backend.attach(boxes)
     try:
         invitation = _agree(backend, boxes, wanted)
-        backend.gather("memory boxes reached", lambda: _join(backend, boxes, wanted, invitation))
+        backend.gather_texts(
+            "memory boxes reached", lambda: _join(backend, boxes, wanted, invitation)
+        )
         boxes.remember_clients()
     except BaseException:
         backend.shutdown()
@@ -164,7 +166,7 @@ def _agree(backend: Any, boxes: GroupBoxes, wanted: str) -> _Invitation | None:
             invitation = asdict(boxes.serve(backend.options.memory, several))
         return json.dumps([wanted, invitation])
 
-    told = [json.loads(text) for text in backend.gather("parameter_server", offer)]
+    told = [json.loads(text) for text in backend.gather_texts("parameter_server", offer)]
     first, invitation = told[0]
     for rank, (other, _) in enumerate(told):
         if _count(other) != _count(first):

@@ -67,12 +67,12 @@ py::object resource(const ProcessGroupHbm& group) {
 }
 
 // What `tell` raises is raised here as it is.
-std::vector<std::string> gather(ProcessGroupHbm& group, const std::string& step,
-                                const py::function& tell) {
+std::vector<std::string> gather_texts(ProcessGroupHbm& group, const std::string& step,
+                                      const py::function& tell) {
   std::exception_ptr raised;
   try {
     const py::gil_scoped_release unlocked;
-    return group.gather(step, [&] {
+    return group.gather_texts(step, [&] {
       const py::gil_scoped_acquire locked;
       try {
         return tell().cast<std::string>();
@@ -130,9 +130,18 @@ void register_process_group(py::module_& m) {
           [](ProcessGroupHbm& self) {
             return c10::dynamic_intrusive_pointer_cast<GroupOptions>(self.getBackendOptions());
           })
+      .def(
+          "allocate_tensor",
+          [](ProcessGroupHbm& self, int64_t size, at::ScalarType dtype, const at::Device& device) {
+            if (!device.is_cpu()) {
+              throw Error(ErrorKind::kInvalid,
+                          "allocate_tensor: hbm has CPU memory, and none on " + device.str());
+            }
+            return self.allocate(size, dtype);
+          },
+          py::arg("size"), py::kw_only(), py::arg("dtype"), py::arg("device"), Unlocked())
       .def("get_error", &ProcessGroupHbm::getError, Unlocked())
-      .def("memory_stats", &ProcessGroupHbm::getMemoryStats, Unlocked())
-      .def("gather", &gather, py::arg("step"), py::arg("tell"))
+      .def("gather_texts", &gather_texts, py::arg("step"), py::arg("tell"))
       .def("networks", &ProcessGroupHbm::networks)
       .def("attach", &attach, py::arg("resource"))
       .def_property_readonly("resource", &resource);

@@ -36,22 +36,35 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather(
       throw Error(ErrorKind::kInvalid, "all_gather: expected one list of outputs, got " +
                                            std::to_string(outputs.size()));
     }
-    check_list(outputs.front().size(), "all_gather", "the output list");
-    check_tensors(outputs.front(), "all_gather: output");
-    check_same_type(input, outputs.front().front(), "all_gather");
-    check_same_count(input, outputs.front()[static_cast<size_t>(rank_)], "all_gather: the input",
-                     "the output for this rank");
-    check_disjoint(outputs.front(), "all_gather: outputs");
-    check_apart(inputs, outputs.front(), rank_, "all_gather");
-    const Dtype dtype = to_dtype(input.scalar_type());
-    StagedTensors staged;
-    const Source in = staged.input(input);
-    const std::vector<Sink> outs = staged.outputs(outputs.front());
-    return run(
-        {OpType::ALLGATHER, "hbm:all_gather", inputs, outputs.front(), opts.timeout, opts.asyncOp},
-        std::move(staged),
-        [&](uint64_t sequence) { return communicator_->allgather(sequence, in, outs, dtype); });
+    return allgather_part(outputs.front(), input, opts, nullptr);
   });
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_part(
+    const std::vector<at::Tensor>& outputs, const at::Tensor& input,
+    const c10d::AllgatherOptions& opts, const std::function<void()>& part_done) {
+  check_tensor(input, "all_gather: input");
+  check_list(outputs.size(), "all_gather", "the output list");
+  check_tensors(outputs, "all_gather: output");
+  check_same_type(input, outputs.front(), "all_gather");
+  check_same_count(input, outputs[static_cast<size_t>(rank_)], "all_gather: the input",
+                   "the output for this rank");
+  check_disjoint(outputs, "all_gather: outputs");
+  check_apart({input}, outputs, rank_, "all_gather");
+  const Dtype dtype = to_dtype(input.scalar_type());
+  StagedTensors staged;
+  const Source in = staged.input(input);
+  const std::vector<Sink> outs = staged.outputs(outputs);
+  return run({OpType::ALLGATHER,
+              "hbm:all_gather",
+              {input},
+              outputs,
+              opts.timeout,
+              opts.asyncOp,
+              part_done},
+             std::move(staged), [&](uint64_t sequence) {
+               return communicator_->allgather(sequence, in, outs, dtype);
+             });
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::_allgather_base(
@@ -86,12 +99,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_coalesced(
     for (const auto& list : output_lists) {
       check_pairs(list.size(), inputs.size(), "all_gather_coalesced");
     }
+    const auto part_done = range_of_parts("hbm:all_gather", inputs);
     Works works;
     for (size_t i = 0; i < inputs.size(); ++i) {
-      std::vector<std::vector<at::Tensor>> outputs(1);
-      for (const auto& list : output_lists) outputs.front().push_back(list[i]);
-      std::vector<at::Tensor> input{inputs[i]};
-      works.push_back(allgather(outputs, input, opts));
+      std::vector<at::Tensor> outputs;
+      for (const auto& list : output_lists) outputs.push_back(list[i]);
+      works.push_back(allgather_part(outputs, inputs[i], opts, part_done));
     }
     return all_of(OpType::ALLGATHER_COALESCED, std::move(works));
   });

@@ -52,7 +52,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::receive(std::vector<at::Tensor>&
   StagedTensors staged;
   const Sink out = staged.output(tensor);
   const Dtype dtype = to_dtype(tensor.scalar_type());
-  return run_p2p({type, name, {}, tensors, c10d::kUnsetTimeout, true}, std::move(staged),
+  return run_p2p({type, name, tensors, tensors, c10d::kUnsetTimeout, true}, std::move(staged),
                  [&](std::shared_ptr<int> source) {
                    return communicator_->receive(out, dtype, from, tag, std::move(source));
                  });
@@ -70,7 +70,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::recvAnysource(std::vector<at::Te
                                                               int tag) {
   return translated([&] {
     check_tag(tag, "recv");
-    return receive(tensors, kAnyRank, tag, OpType::RECVANYSOURCE, "hbm:recv_any_source");
+    return receive(tensors, kAnyRank, tag, OpType::RECVANYSOURCE, "hbm:recvAnySource");
   });
 }
 
@@ -81,6 +81,19 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::barrier(const c10d::BarrierOptio
                [&](uint64_t sequence) { return communicator_->barrier(sequence); });
   });
 }
+
+namespace {
+
+// What Gloo's rank 0 says of a barrier that `missing` did not reach; programs look for it.
+std::string torch_barrier_words(const std::vector<int>& missing, bool all, milliseconds timeout) {
+  const std::string span = std::to_string(timeout.count()) + " ms";
+  std::string ranks;
+  for (const int rank : missing) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+  return "Rank 0 timed out in monitoredBarrier after " + span + ": " + (all ? "Ranks " : "Rank ") +
+         ranks + " failed to pass monitoredBarrier in " + span;
+}
+
+}  // namespace
 
 // Over the store, so that it can tell who is missing even when MPI is stuck.
 void ProcessGroupHbm::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
@@ -95,16 +108,19 @@ void ProcessGroupHbm::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
     const std::string prefix = prefix_ + "monitored_barrier" + std::to_string(number) + "/";
     const std::string verdict_key = prefix + "verdict";
     const auto store = make_key_value(c10d_store_);
+    const std::string late = "monitored_barrier of " + name_ + " timed out after " +
+                             std::to_string(timeout.count()) + " ms";
     store->set(prefix + std::to_string(rank_), "1");
     if (rank_ != 0) {
       // Rank 0 may use the whole timeout itself; its verdict comes a little later.
+      const std::string reached = "; Rank " + std::to_string(rank_) +
+                                  " successfully reached monitoredBarrier, but received errors "
+                                  "while waiting for send/recv from rank 0";
       if (!store->wait({verdict_key}, deadline + timeout)) {
-        throw Error(ErrorKind::kTimeout, "monitored_barrier of " + name_ + " timed out after " +
-                                             std::to_string(timeout.count()) +
-                                             " ms; missing ranks: 0");
+        throw Error(ErrorKind::kTimeout, late + "; missing ranks: 0" + reached);
       }
       const std::string verdict = store->get(verdict_key).value();
-      if (!verdict.empty()) throw Error(ErrorKind::kTimeout, verdict);
+      if (!verdict.empty()) throw Error(ErrorKind::kTimeout, verdict + reached);
       return;
     }
     std::vector<int> missing;
@@ -113,12 +129,11 @@ void ProcessGroupHbm::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
       missing.push_back(r);
       if (!wait_all_ranks) break;
     }
-    const std::string verdict =
-        missing.empty() ? ""
-                        : "monitored_barrier of " + name_ + " timed out after " +
-                              std::to_string(timeout.count()) + " ms; " + missing_ranks(missing);
+    const std::string verdict = missing.empty() ? "" : late + "; " + missing_ranks(missing);
     store->set(verdict_key, verdict);
-    if (!verdict.empty()) throw Error(ErrorKind::kTimeout, verdict);
+    if (missing.empty()) return;
+    throw Error(ErrorKind::kTimeout,
+                verdict + "; " + torch_barrier_words(missing, wait_all_ranks, timeout));
   });
 }
 

@@ -72,7 +72,8 @@ std::optional<uint64_t> ProcessGroupHbm::reduce_inline(void* data, size_t count,
   return sequence;
 }
 
-// One message instead of one for each tensor: they are gathered into one buffer and copied back.
+// One message instead of one for each tensor: they are gathered into one buffer and copied back, in
+// order. So tensors may share memory: each is reduced as it was before the call.
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_coalesced(
     std::vector<at::Tensor>& tensors, const c10d::AllreduceCoalescedOptions& opts) {
   return translated([&]() -> c10::intrusive_ptr<c10d::Work> {
@@ -80,7 +81,6 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_coalesced(
       throw Error(ErrorKind::kInvalid, "all_reduce_coalesced: the list of tensors is empty");
     }
     check_tensors(tensors, "all_reduce_coalesced");
-    check_disjoint(tensors, "all_reduce_coalesced: tensors");
     const Dtype dtype = to_dtype(tensors.front().scalar_type());
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
     const double factor = op == ReduceOp::kPremulSum ? premul_factor(opts.reduceOp) : 1.0;

@@ -1,8 +1,10 @@
 #include "process_group/segment_allocator.h"
 
-#include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
 
+#include <map>
 #include <mutex>
 #include <utility>
 
@@ -19,9 +21,16 @@ class SegmentAllocator final : public c10::Allocator {
   explicit SegmentAllocator(std::shared_ptr<memory::SharedSegment> segment)
       : segment_(std::move(segment)) {}
 
+  // As allocate(), with Error as it is.
+  c10::DataPtr take(size_t bytes) {
+    auto block = std::make_unique<SegmentBlock>(SegmentBlock{segment_, nullptr});
+    void* const data = segment_->allocate(bytes);
+    block->data = data;
+    return {data, block.release(), &release, c10::Device(c10::kCPU)};
+  }
+
   c10::DataPtr allocate(size_t bytes) override {
-    auto* block = new SegmentBlock{segment_, translated([&] { return segment_->allocate(bytes); })};
-    return {block->data, block, &release, c10::Device(c10::kCPU)};
+    return translated([&] { return take(bytes); });
   }
 
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
@@ -41,6 +50,18 @@ class SegmentAllocator final : public c10::Allocator {
 
   const std::shared_ptr<memory::SharedSegment> segment_;
 };
+
+// The allocator of a segment. PyTorch's storages keep a plain pointer to it, and tensors outlive
+// groups, so it stays, and with it its segment: there is one of each for each policy.
+SegmentAllocator& allocator_of(const std::shared_ptr<memory::SharedSegment>& segment) {
+  static std::mutex mutex;
+  static auto& allocators =
+      *new std::map<const memory::SharedSegment*, std::unique_ptr<SegmentAllocator>>;
+  const std::lock_guard lock(mutex);
+  auto& allocator = allocators[segment.get()];
+  if (!allocator) allocator = std::make_unique<SegmentAllocator>(segment);
+  return *allocator;
+}
 
 // A block's address is its context, as raw_allocate() demands, so the deleter asks the segment
 // whether the block is its own. Segments of the process are never destroyed.
@@ -83,17 +104,23 @@ class CpuAllocator final : public c10::Allocator {
 
 }  // namespace
 
-at::Tensor tensor_in(std::shared_ptr<memory::SharedSegment> segment, at::IntArrayRef shape,
+at::Tensor tensor_in(const std::shared_ptr<memory::SharedSegment>& segment, at::IntArrayRef shape,
                      at::ScalarType type) {
   const size_t bytes = c10::multiply_integers(shape) * c10::elementSize(type);
-  void* const block = segment->allocate(bytes);
-  return at::from_blob(
-      block, shape, [segment = std::move(segment)](void* freed) { segment->free(freed); },
-      at::TensorOptions().dtype(type).device(at::kCPU));
+  SegmentAllocator& allocator = allocator_of(segment);
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                       allocator.take(bytes), &allocator,
+                                                       /*resizable=*/true);
+  at::Tensor tensor = at::detail::make_tensor<at::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+      c10::scalarTypeToTypeMeta(type));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(shape);
+  return tensor;
 }
 
-std::shared_ptr<c10::Allocator> segment_allocator(std::shared_ptr<memory::SharedSegment> segment) {
-  return std::make_shared<SegmentAllocator>(std::move(segment));
+std::shared_ptr<c10::Allocator> segment_allocator(
+    const std::shared_ptr<memory::SharedSegment>& segment) {
+  return {std::shared_ptr<void>(), &allocator_of(segment)};
 }
 
 void install_cpu_allocator(memory::Policy policy) {

@@ -3,6 +3,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
 
+#include <atomic>
 #include <string>
 #include <utility>
 
@@ -15,6 +16,14 @@ namespace {
 c10::intrusive_ptr<c10::ivalue::Future> tensor_list_future() {
   return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
 }
+
+// The profiler range that a c10d::Work has, without an operation.
+class WorkRange final : public c10d::Work {
+ public:
+  WorkRange(const char* title, const std::vector<at::Tensor>& inputs)
+      : Work(-1, c10d::OpType::UNKNOWN, title, inputs) {}
+  std::function<void()> end() { return recordFunctionEndCallback_; }
+};
 
 // A profiler range costs allocations, so it is made only while somebody records.
 const char* title_if_recorded(const char* title) { return at::hasCallbacks() ? title : nullptr; }
@@ -53,7 +62,7 @@ bool WorkHbm::wait(std::chrono::milliseconds timeout) {
   const bool done = queue_->wait(ticket_, deadline);
   TORCH_CHECK_WITH(DistBackendError, done, "wait() timed out after ", timeout.count(),
                    " ms; the operation (", c10d::opTypeToString(opType_), " #", sequence_,
-                   " on rank ", rank_, ") goes on");
+                   " on rank ", rank_, ") goes on", torch_timeout_words(timeout));
   if (ticket_->error()) std::rethrow_exception(exception());
   return true;
 }
@@ -79,6 +88,15 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkHbm::getFuture() {
     }
   });
   return future_;
+}
+
+std::function<void()> range_of_parts(const char* title, const std::vector<at::Tensor>& inputs) {
+  if (!at::hasCallbacks()) return [] {};
+  const auto range = c10::make_intrusive<WorkRange>(title, inputs);
+  const auto left = std::make_shared<std::atomic<size_t>>(inputs.size());
+  return [left, end = range->end()] {
+    if (left->fetch_sub(1) == 1 && end) end();
+  };
 }
 
 WorkAll::WorkAll(int rank, c10d::OpType type, std::vector<c10::intrusive_ptr<c10d::Work>> works)

@@ -5,6 +5,7 @@
 // (progress/operation_queue.h).
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -55,6 +56,10 @@ class WorkHbm final : public c10d::Work {
   std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by future_mutex_; made when asked for
 };
+
+// Begins a profiler range for a coalesced operation on `inputs`, one part for each. The function that
+// is returned is never empty; each part calls it at its end, and the last to do so ends the range.
+std::function<void()> range_of_parts(const char* title, const std::vector<at::Tensor>& inputs);
 
 // Several works as one: done when all are, failed with the first error of the list.
 class WorkAll final : public c10d::Work {

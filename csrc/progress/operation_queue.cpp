@@ -322,7 +322,8 @@ Progress OperationQueue::step(Ticket& ticket) {
     throw Error(ErrorKind::kTimeout, ticket.operation_->describe() + " timed out after " +
                                          std::to_string(ticket.timeout_.count()) + " ms; " +
                                          (hooks_.name_ranks ? hooks_.name_ranks(missing)
-                                                            : std::string("no rank named")));
+                                                            : std::string("no rank named")) +
+                                         torch_timeout_words(ticket.timeout_));
   }
   return progress;
 }

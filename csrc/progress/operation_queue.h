@@ -38,6 +38,12 @@
 
 namespace hbm {
 
+// What PyTorch's own backends say of a timeout. Programs look for these words, so the message of
+// every operation that times out ends with them.
+inline std::string torch_timeout_words(std::chrono::milliseconds timeout) {
+  return "; Timed out waiting " + std::to_string(timeout.count()) + "ms for it to complete";
+}
+
 using Clock = std::chrono::steady_clock;
 
 enum class Mode {

@@ -198,7 +198,7 @@ def drop(context: Context) -> None:
     backend = create(group, hbmcomm.Options(parameter_server="auto"))
     (box,) = backend.resource.boxes
     box.ping()
-    backend.gather("all have used it", str)
+    backend.gather_texts("all have used it", str)
     del backend
     assert box.closed
 

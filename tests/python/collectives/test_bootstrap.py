@@ -249,3 +249,27 @@ print("milliseconds:", (time.perf_counter() - start) * 1e3)
 """)
     assert finished.code == 0, finished.output
     assert float(finished.output.rpartition("milliseconds:")[2]) < 50
+
+
+@beyond_gloo
+@pytest.mark.parametrize("order", ["torch, torch_hbmcomm", "torch_hbmcomm, torch"])
+def test_the_import_registers_where_pytorch_does_not(order: str) -> None:
+    finished = run_code(
+        f"import sys, {order}\n"
+        "import torch.distributed as dist\n"
+        "from torch._C._distributed_c10d import HashStore\n"
+        "assert 'torch_hbmcomm._C' not in sys.modules\n"
+        "dist.init_process_group('hbm', rank=0, world_size=1, store=HashStore())\n"
+        "dist.destroy_process_group()\n",
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
+    assert finished.code == 0, finished.output
+    assert "Traceback" not in finished.output
+
+
+@beyond_gloo
+def test_the_memory_box_needs_no_pytorch() -> None:
+    finished = run_code(
+        "import sys\nfrom torch_hbmcomm import smb\nassert 'torch' not in sys.modules\n"
+    )
+    assert finished.code == 0, finished.output

@@ -34,6 +34,18 @@ def check_all_reduce_coalesced(context: Context) -> None:
             assert_reduced(tensor, total, f"x {tensor.numel()}, async_op={async_op}")
 
 
+def check_all_reduce_coalesced_aliases(context: Context) -> None:
+    """A tensor that comes twice, or overlaps another, is reduced as it was before the call."""
+    for async_op in (False, True):
+        data = random_numbers(context, 3000, torch.float32)
+        total = reduced(gathered(context, data), "sum")
+        views = [data, data, data[1000:], data[:10]]
+        work = dist.all_reduce_coalesced(views, async_op=async_op)
+        if work is not None:
+            work.wait()
+        assert_reduced(data, total, f"async_op={async_op}")
+
+
 def check_all_gather_coalesced(context: Context) -> None:
     data = numbers(context)
     expected = [gathered(context, tensor) for tensor in data]
@@ -66,6 +78,7 @@ def check_reduce_scatter_tensor_coalesced(context: Context) -> None:
     "check",
     [
         check_all_reduce_coalesced,
+        check_all_reduce_coalesced_aliases,
         check_all_gather_coalesced,
         check_all_gather_into_tensor_coalesced,
         check_reduce_scatter_tensor_coalesced,

@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import Context, Pool, beyond_gloo
+from harness.segments import in_segment
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_hbmcomm as hbmcomm
@@ -29,6 +31,29 @@ def check_profiler_ranges(context: Context) -> None:
         dist.barrier()
     names = {event.key for event in profile.key_averages()}
     assert {"hbm:all_reduce", "hbm:broadcast", "hbm:barrier", "record_param_comms"} <= names
+
+
+def check_profiler_shapes(context: Context) -> None:
+    with torch.profiler.profile(record_shapes=True) as profile:
+        if context.rank == 0:
+            dist.send(torch.ones(3, 3), 1)
+            dist.send(torch.ones(3, 3), 1)
+        elif context.rank == 1:
+            dist.recv(torch.ones(3, 3), 0)
+            dist.recv(torch.ones(3, 3))
+        data = [torch.ones(2, 2), torch.ones(5)]
+        got = [[torch.empty_like(tensor) for tensor in data] for _ in range(context.size)]
+        dist.all_gather_coalesced(got, data)
+        dist.all_gather_coalesced(got, data, async_op=True).wait()
+    shapes: dict[str, list[Any]] = {}
+    for event in profile.events() or []:
+        shapes.setdefault(event.name, []).append(event.input_shapes)
+    if context.rank == 0:
+        assert shapes["hbm:send"] == [[[3, 3]]] * 2
+    elif context.rank == 1:
+        assert shapes["hbm:recv"] == [[[3, 3]]]
+        assert shapes["hbm:recvAnySource"] == [[[3, 3]]]
+    assert shapes["hbm:all_gather"] == [[[2, 2], [5]]] * 2
 
 
 def check_memory_from_the_group(context: Context) -> None:
@@ -65,6 +90,66 @@ def check_ddp_buckets(context: Context) -> None:
     assert gradient is not None and torch.isfinite(gradient).all()
 
 
+def check_complex_ddp(context: Context) -> None:
+    """A bucket of complex gradients comes from the group too, and is reduced like any other."""
+    used = backend().memory_stats()["segment.in_use_bytes"]
+    same = torch.Generator().manual_seed(context.seed)
+    weight = torch.randn(32, 8, dtype=torch.complex64, generator=same)
+    model = DistributedDataParallel(ComplexLayer(weight))
+    assert backend().memory_stats()["segment.in_use_bytes"] > used
+    x = torch.randn(4, 32, generator=context.generator)
+    for _ in range(3):
+        model.zero_grad()
+        model(x).sum().backward()
+    alone = ComplexLayer(weight)
+    alone(x).sum().backward()
+    gradient = alone.weight.grad
+    assert gradient is not None
+    dist.all_reduce(gradient, dist.ReduceOp.AVG)
+    torch.testing.assert_close(model.module.weight.grad, gradient)
+
+
+class ComplexLayer(torch.nn.Module):
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight.clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.to(torch.complex64) @ self.weight).abs()
+
+
+def check_complex_memory(context: Context) -> None:
+    device = torch.device("cpu")
+    for dtype in (torch.complex64, torch.complex128):
+        tensor = backend().allocate_tensor(5, dtype=dtype, device=device)
+        assert tensor.shape == (5,) and tensor.dtype == dtype
+
+
+def check_hook_that_resizes(context: Context) -> None:
+    """A comm hook may let its bucket grow; the values stay, and so does the segment."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(5, 5)
+    model = DistributedDataParallel(layer)
+
+    def hook(state: object, bucket: GradBucket) -> Any:
+        buffer = bucket.buffer()
+        count = buffer.numel()
+        before = buffer.clone()
+        buffer.resize_(count + 3)
+        assert in_segment(buffer) and torch.equal(buffer[:count], before)
+        buffer.resize_(count)
+        work = dist.all_reduce(buffer.div_(context.size), async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda future: future.value()[0])
+
+    model.register_comm_hook(None, hook)
+    for _ in range(2):
+        model.zero_grad()
+        model(torch.full((1, 5), float(context.rank + 1))).sum().backward()
+    assert layer.weight.grad is not None
+    torch.testing.assert_close(layer.weight.grad, torch.full((5, 5), (context.size + 1) / 2))
+
+
 def check_staging_is_bounded(context: Context) -> None:
     dist.all_reduce(torch.ones(5_000_000))
     stats = backend().memory_stats()
@@ -92,6 +177,7 @@ def check_state(context: Context) -> None:
     [
         check_profiler_ranges,
         check_memory_from_the_group,
+        check_complex_memory,
         check_staging_is_bounded,
         check_state,
     ],
@@ -101,8 +187,23 @@ def test_process_group(pool: Pool, check: Callable[[Context], None]) -> None:
 
 
 @pytest.mark.ranks(2)
+def test_a_hook_may_resize_its_bucket(pool: Pool) -> None:
+    pool.run(with_environment, check_hook_that_resizes, "DDP_DISABLE_COMM_MEM", "0")
+
+
+@pytest.mark.ranks(2)
+def test_profiler_ranges_have_shapes(pool: Pool) -> None:
+    pool.run(check_profiler_shapes)
+
+
+@pytest.mark.ranks(2)
 def test_ddp_takes_its_buckets_from_the_group(pool: Pool) -> None:
     pool.run(with_environment, check_ddp_buckets, "DDP_DISABLE_COMM_MEM", "0")
+
+
+@pytest.mark.ranks(2)
+def test_ddp_takes_complex_parameters(pool: Pool) -> None:
+    pool.run(with_environment, check_complex_ddp, "DDP_DISABLE_COMM_MEM", "0")
 
 
 def with_environment(

@@ -85,6 +85,7 @@ def test_absent_rank(impatient_pool: Pool, ranks: int, name: str) -> None:
         assert re.search(r"(?i)group", message), message
         assert re.search(r"#\d+", message), message
         assert re.search(rf"(?i)ranks?\b[^.;]*\b{absent}\b", message), message
+        assert re.search(r" (Timed out|closed|timeout) ", message), "PyTorch's suite looks for it"
     assert impatient_pool.close() == [0] * ranks
 
 
@@ -297,9 +298,16 @@ def monitored(context: Context, wait_all: bool) -> tuple[str, str, float] | None
 def test_monitored_barrier_names_who_is_missing(ranks: int, wait_all: bool) -> None:
     pool = Pool(ranks)
     try:
-        message = pool.run(monitored, wait_all)[0][1]
+        outcomes = pool.run(monitored, wait_all)
     finally:
         pool.kill()
+    message = outcomes[0][1]
     assert re.search(r"\b1\b", message), message
     if wait_all:
         assert re.search(r"\b1\b.*\b2\b", message), message
+    # What Gloo says, which PyTorch's suite looks for.
+    late = "Ranks 1, 2" if wait_all else "Rank 1"
+    assert f"{late} failed to pass monitoredBarrier" in message, message
+    assert "Rank 0 timed out in monitoredBarrier" in message, message
+    reached = "Rank 3 successfully reached monitoredBarrier, but received errors while waiting"
+    assert f"{reached} for send/recv from rank 0" in outcomes[3][1], outcomes[3]
