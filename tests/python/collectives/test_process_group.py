@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from harness import Context, Pool, beyond_gloo
 from harness.segments import in_segment
-from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_hbmcomm as hbmcomm
@@ -131,7 +130,7 @@ def check_hook_that_resizes(context: Context) -> None:
     layer = torch.nn.Linear(5, 5)
     model = DistributedDataParallel(layer)
 
-    def hook(state: object, bucket: GradBucket) -> Any:
+    def hook(state: object, bucket: dist.GradBucket) -> Any:  # type: ignore[name-defined]
         buffer = bucket.buffer()
         count = buffer.numel()
         before = buffer.clone()
