@@ -183,9 +183,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::submit(
     const std::shared_ptr<OperationQueue>& queue, const Call& call,
     c10::intrusive_ptr<WorkHbm> work, StagedTensors staged, std::unique_ptr<Operation> operation,
     uint64_t sequence, std::unique_lock<std::mutex> issue) {
-  auto ticket = queue->enqueue(std::move(operation), timeout_or_default(call.timeout),
-                               staged.take_hooks(
-                                   call.part_done ? call.part_done : work->end_of_range()));
+  auto ticket =
+      queue->enqueue(std::move(operation), timeout_or_default(call.timeout),
+                     staged.take_hooks(call.part_done ? call.part_done : work->end_of_range()));
   if (issue.owns_lock()) issue.unlock();
   work->bind(ticket, sequence);
   record(call, sequence);
@@ -320,9 +320,9 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHbm::split(
     options->global_ranks_in_group.push_back(global.empty() ? static_cast<uint64_t>(rank)
                                                             : global[static_cast<size_t>(rank)]);
   }
-  return c10::make_intrusive<ProcessGroupHbm>(
-      store, static_cast<int>(place - ranks.begin()), static_cast<int>(ranks.size()), options,
-      options->group_name);
+  return c10::make_intrusive<ProcessGroupHbm>(store, static_cast<int>(place - ranks.begin()),
+                                              static_cast<int>(ranks.size()), options,
+                                              options->group_name);
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupHbm::merge(

@@ -259,9 +259,15 @@ def _as_iterable(shape: int | Iterable[int]) -> Iterable[int]:
 
 
 def _policy(policy: Policy | None) -> str:
-    if policy is not None:
-        return _choice("policy", policy, Policy)
-    return _choice("HBMCOMM_MEMORY", os.environ.get("HBMCOMM_MEMORY") or "preferred", Policy)
+    named: object = policy
+    source = "policy"
+    if named is None:
+        named, source = os.environ.get("HBMCOMM_MEMORY") or None, "HBMCOMM_MEMORY"
+    if named is None:
+        return "preferred"
+    chosen = _choice(source, named, Policy)
+    _native().memory_named_by_user(chosen)
+    return chosen
 
 
 def _choice(name: str, value: object, literal: Any) -> str:

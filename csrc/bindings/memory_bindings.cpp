@@ -101,6 +101,10 @@ void register_memory(py::module_& m) {
   m.def(
       "memory_available", [] { return memory::why_unavailable(MEMKIND_HBW).empty(); }, Unlocked());
   m.def("memory_info", &info);
+  m.def(
+      "memory_named_by_user",
+      [](const std::string& policy) { memory::named_by_user(memory::parse_policy(policy)); },
+      py::arg("policy"));
   m.def("memory_empty", &empty, py::arg("shape"), py::arg("dtype"), py::arg("policy"), Unlocked());
   m.def(
       "install_cpu_allocator",

@@ -111,6 +111,7 @@ void register_process_group(py::module_& m) {
                        std::optional<int64_t> reduce_threads,
                        const std::optional<std::string>& parameter_server) {
              const auto defaults = GroupOptions::from_environment();
+             if (memory) memory::named_by_user(memory::parse_policy(*memory));
              return c10::make_intrusive<GroupOptions>(
                  memory.value_or(memory::policy_name(defaults->policy)),
                  staging_bytes.value_or(defaults->staging_bytes), reduce_threads,

@@ -20,11 +20,20 @@ std::string setting(const char* name) {
 }
 
 // For conditions of the machine, not of one heap: one line a process says enough.
-void notice_once(std::atomic<bool>& said, const std::string& message) {
-  if (!said.exchange(true, std::memory_order_relaxed)) log::notice(message);
-}
+bool first(std::atomic<bool>& said) { return !said.exchange(true, std::memory_order_relaxed); }
 std::atomic<bool> said_absent{false};
+std::atomic<bool> warned_of_absent{false};
 std::atomic<bool> said_full{false};
+std::atomic<bool> preferred_was_named{false};
+
+// Nobody who has no HBM wants to read that on every run, unless he has asked for it.
+void say_absent(const std::string& message) {
+  if (preferred_was_named.load(std::memory_order_relaxed)) {
+    if (first(warned_of_absent)) log::notice(message);
+  } else if (first(said_absent)) {
+    log::info(message);
+  }
+}
 
 }  // namespace
 
@@ -73,6 +82,10 @@ std::string why_unavailable_or_throw(memkind_t kind) {
   return why_unavailable(kind);
 }
 
+void named_by_user(Policy policy) noexcept {
+  if (policy == Policy::kPreferred) preferred_was_named.store(true, std::memory_order_relaxed);
+}
+
 bool comes_from_hbm(Policy policy) {
   if (policy == Policy::kDdr) return false;
   const std::string reason = why_unavailable_or_throw(kind_of(policy));
@@ -83,13 +96,15 @@ bool comes_from_hbm(Policy policy) {
                     "\" needs high-bandwidth memory, and memkind finds none (" + reason +
                     "); use \"preferred\" or \"ddr\", or name the nodes in MEMKIND_HBW_NODES");
   }
-  notice_once(said_absent, "memkind finds no high-bandwidth memory (" + reason +
-                               "): memory policy \"preferred\" uses DDR");
+  say_absent("memkind finds no high-bandwidth memory (" + reason +
+             "): memory policy \"preferred\" uses DDR");
   return false;
 }
 
 void notice_spill(const std::string& reason) {
-  notice_once(said_full, reason + "; using DDR, here and from now on whenever HBM is short");
+  if (first(said_full)) {
+    log::notice(reason + "; using DDR, here and from now on whenever HBM is short");
+  }
 }
 
 }  // namespace hbm::memory

@@ -41,8 +41,12 @@ std::string why_unavailable(memkind_t kind);
 // not exist) throws Error(kInvalid): it is a mistake to mend, not a machine without HBM.
 std::string why_unavailable_or_throw(memkind_t kind);
 
+// The user has named the policy; it is not the default. That kPreferred finds no HBM is a warning
+// then, and level info else.
+void named_by_user(Policy policy) noexcept;
+
 // Whether blocks under the policy come from HBM. False for kDdr, and for kPreferred on a machine
-// without HBM, which the log then says once a process.
+// without HBM, which the log then says once a process: see named_by_user().
 // Throws Error(kUnavailable) when the policy needs HBM and the machine has none, and
 // Error(kInvalid) as why_unavailable_or_throw().
 bool comes_from_hbm(Policy policy);

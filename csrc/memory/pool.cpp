@@ -109,7 +109,7 @@ void require_any_place(Policy policy) {
   }
   static std::atomic<bool> said{false};
   if (!said.exchange(true, std::memory_order_relaxed)) {
-    log::notice(
+    log::info(
         "memory policy \"preferred\" cannot place files: blocks that are kept in files lie where "
         "their file system puts them");
   }

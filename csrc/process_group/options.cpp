@@ -47,11 +47,13 @@ GroupOptions::GroupOptions(const std::string& memory, int64_t staging,
 }
 
 c10::intrusive_ptr<GroupOptions> GroupOptions::from_environment() {
-  const std::string memory = environment("HBMCOMM_MEMORY", "preferred");
+  const std::string named = environment("HBMCOMM_MEMORY", "");
+  const std::string memory = named.empty() ? "preferred" : named;
   const std::string staging = environment("HBMCOMM_STAGING_BYTES", "1G");
   const std::string threads = environment("HBMCOMM_REDUCE_THREADS", "1");
   const std::string parameter_server = environment("HBMCOMM_PARAMETER_SERVER", "");
   try {
+    if (!named.empty()) memory::named_by_user(memory::parse_policy(named));
     return c10::make_intrusive<GroupOptions>(memory, parse_bytes(staging, "HBMCOMM_STAGING_BYTES"),
                                              parse_threads(threads), parameter_server);
   } catch (const Error& error) {

@@ -57,8 +57,9 @@ class WorkHbm final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by future_mutex_; made when asked for
 };
 
-// Begins a profiler range for a coalesced operation on `inputs`, one part for each. The function that
-// is returned is never empty; each part calls it at its end, and the last to do so ends the range.
+// Begins a profiler range for a coalesced operation on `inputs`, one part for each. The function
+// that is returned is never empty; each part calls it at its end, and the last to do so ends the
+// range.
 std::function<void()> range_of_parts(const char* title, const std::vector<at::Tensor>& inputs);
 
 // Several works as one: done when all are, failed with the first error of the list.

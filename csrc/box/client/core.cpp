@@ -39,6 +39,11 @@ std::string time_text(std::chrono::system_clock::time_point time) {
   return text;
 }
 
+// Whether somebody waits for the box: not for a ping, nor to give back what is gone with the box.
+bool needs_box(const ClientOperation& operation) {
+  return operation.opcode() != smb::Opcode::kPing && operation.opcode() != smb::Opcode::kFree;
+}
+
 }  // namespace
 
 Core::Core(const ClientOptions& options) : options_(bounded(options)), dialer_(options_) {
@@ -105,6 +110,7 @@ void Core::add(const OperationPointer& operation, Clock::time_point deadline) {
   if (std::optional<Failure> failure = reason_to_fail(*operation))
     return fail(*operation, *failure);
   if (operation->is_empty()) return operation->settle();
+  if (state_ == ConnectionState::kBroken && needs_box(*operation)) warn_of_loss();
   operation->deadline = deadline;
   earliest_ = std::min(earliest_, deadline);
   operation->place = unfinished_.insert(unfinished_.end(), operation);
@@ -182,10 +188,26 @@ void Core::break_off(const std::string& why) {
   last_attempt_.clear();
   since_ = std::chrono::system_clock::now();
   broken_at_ = Clock::now();
-  log::warn("lost the connection to the box at " + dialer_.box() + ": " + why +
-            "; connecting again");
+  warned_ = false;
+  // A box that is closed before its clients is no cause for alarm, unless one of them wants it.
+  const bool wanted = std::any_of(unfinished_.begin(), unfinished_.end(),
+                                  [](const auto& operation) { return needs_box(*operation); });
+  if (wanted) {
+    warn_of_loss();
+  } else {
+    log::info(loss());
+  }
   nothing_left_.notify_all();
   wake_event_.signal();
+}
+
+std::string Core::loss() const {
+  return "lost the connection to the box at " + dialer_.box() + ": " + why_ + "; connecting again";
+}
+
+void Core::warn_of_loss() {
+  if (std::exchange(warned_, true)) return;
+  log::warn(loss());
 }
 
 std::string Core::outage() const {

@@ -104,6 +104,8 @@ class Core {
   void finish(OperationPointer operation);
   void fail_unfinished(BoxError::Cause cause, const std::string& why);  // drive_ too
   void break_off(const std::string& why);
+  std::string loss() const;    // of the connection: why
+  void warn_of_loss();         // once an outage
   std::string outage() const;  // since when, and why, the box is unreachable
   bool has_work() const;       // for a driver
   std::exception_ptr wait_for_nothing_left(Lock& lock, Clock::time_point until);
@@ -160,6 +162,7 @@ class Core {
   std::string last_attempt_;  // to reconnect: how it failed
   std::chrono::system_clock::time_point since_{};
   Clock::time_point broken_at_{};
+  bool warned_ = false;  // of this outage: once an operation has to wait for its end
   smb::Id session_;
   smb::Id contents_;
   Clock::duration lease_{};

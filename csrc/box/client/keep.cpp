@@ -96,7 +96,7 @@ void Core::reconnect() {
       left = broken_at_ + options_.reconnect_timeout - Clock::now();
       if (left <= Clock::duration::zero()) {
         state_ = ConnectionState::kGivenUp;
-        log::error("gave up: " + outage());
+        log::write(warned_ ? log::Level::kError : log::Level::kInfo, "gave up: " + outage());
         return fail_unfinished(BoxError::Cause::kUnreachable, outage());
       }
     }

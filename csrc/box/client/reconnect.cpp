@@ -124,8 +124,9 @@ void Core::resume(transport::OpenedTransport& opened, std::vector<Renewal>& rene
     }
     again = unanswered(same_session, same_contents);
     state_ = ConnectionState::kUp;
-    log::warn("connected again to the box at " + dialer_.box() +
-              (same_contents ? "" : ", which restarted without its data"));
+    log::write(warned_ || !same_contents ? log::Level::kWarn : log::Level::kInfo,
+               "connected again to the box at " + dialer_.box() +
+                   (same_contents ? "" : ", which restarted without its data"));
   }
   try {
     send(again);

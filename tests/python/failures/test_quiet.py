@@ -1,0 +1,82 @@
+"""What is printed: nothing by a run in which all goes well."""
+
+from __future__ import annotations
+
+import pytest
+from harness import beyond_gloo
+from harness.jobs import run_code
+
+from torch_hbmcomm import memory
+
+pytestmark = beyond_gloo
+
+GROUP = """
+import torch, torch_hbmcomm
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+dist.init_process_group("hbm", rank=0, world_size=1, store=HashStore(), pg_options={options})
+tensor = torch_hbmcomm.memory.empty(10{policy}).fill_(1)
+dist.all_reduce(tensor)
+dist.destroy_process_group()
+"""
+BOX = """
+import time
+from torch_hbmcomm import smb
+server = smb.Server(memory="1MiB", token="token")
+client = smb.connect(server.url, "token", transport="{transport}", timeout=0.5)
+segment = client.alloc(4096)
+segment.write(source=bytes(4096))
+server.close()
+time.sleep(0.5)
+"""
+ABSENT = "memkind finds no high-bandwidth memory"
+LOST = "lost the connection to the box"
+no_hbm = pytest.mark.skipif(memory.available(), reason="this machine has HBM")
+
+
+def group(options: str = "None", policy: str = "", **environment: str) -> str:
+    finished = run_code(GROUP.format(options=options, policy=policy), **environment)
+    assert finished.code == 0, finished.output
+    return finished.output
+
+
+def test_a_group_says_nothing() -> None:
+    assert group() == ""
+
+
+def test_a_group_with_a_box_says_nothing() -> None:
+    assert group('torch_hbmcomm.Options(parameter_server="auto")', HBMCOMM_BOX_MEMORY="16MiB") == ""
+
+
+@no_hbm
+def test_the_absence_of_hbm_is_level_info() -> None:
+    assert group(HBMCOMM_LOG="info").count(f"info: {ABSENT}") == 1
+
+
+@no_hbm
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"HBMCOMM_MEMORY": "preferred"},
+        {"options": "torch_hbmcomm.Options(memory='preferred')"},
+        {"policy": ", policy='preferred'"},
+    ],
+    ids=["environment", "options", "empty"],
+)
+def test_who_asks_for_hbm_is_warned(asked: dict[str, str]) -> None:
+    assert group(**asked).count(f"warn: {ABSENT}") == 1
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_server_may_close_before_its_client(transport: str) -> None:
+    finished = run_code(BOX.format(transport=transport) + "client.close()\n")
+    assert (finished.code, finished.output) == (0, "")
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_who_needs_the_box_is_warned(transport: str) -> None:
+    use = "try: segment.read()\nexcept smb.BoxError: print('no box')\n"
+    finished = run_code(BOX.format(transport=transport) + use + "client.close()\n")
+    assert finished.code == 0, finished.output
+    assert finished.output.count(f"warn: {LOST}") == 1
+    assert "no box" in finished.output
