@@ -156,15 +156,15 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTens
                   std::move(issue));
   }
   issue.unlock();
-  DriverHooks hooks;
+  Frame frame;
   try {
     record(call, sequence);
-    hooks = staged.take_hooks(work->end_of_range());
+    frame = staged.take_frame(work->end_of_range());
   } catch (...) {
     queue_->unclaim();
     throw;
   }
-  queue_->run_claimed(*operation, timeout_or_default(call.timeout), std::move(hooks));
+  queue_->run_claimed(*operation, timeout_or_default(call.timeout), std::move(frame));
   work->bind(nullptr, sequence);
   return work;
 }
@@ -184,7 +184,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::submit(
     c10::intrusive_ptr<WorkHbm> work, StagedTensors staged, std::unique_ptr<Operation> operation,
     uint64_t sequence, std::unique_lock<std::mutex> issue) {
   auto ticket = queue->enqueue(std::move(operation), timeout_or_default(call.timeout),
-                               staged.take_hooks(work->end_of_range()));
+                               staged.take_frame(work->end_of_range()));
   if (issue.owns_lock()) issue.unlock();
   work->bind(ticket, sequence);
   record(call, sequence);

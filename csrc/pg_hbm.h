@@ -1,6 +1,6 @@
 // The process group "hbm": a c10d backend whose collectives go through shared high-bandwidth memory
-// within a node, and over MPI between nodes. docs/design/README.md tells how its parts
-// fit together.
+// within a node, and over MPI between nodes. docs/design/README.md tells how its parts fit
+// together.
 //
 // A group has a communicator, which makes the operations, and two queues that run them: collectives
 // in the order of issue, point-to-point operations all at once. Arguments are checked before

@@ -106,7 +106,7 @@ Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::
                 KeyValue::Deadline deadline, const std::function<Member()>& self) {
   // A store may outlive a group (torchrun's agent keeps one for the whole job), so each rank counts
   // its own rendezvous here: the n-th of one rank is the n-th of the others.
-  const std::string counter = "hbm/meetings/" + std::to_string(rank);
+  const std::string counter = "hbm/rendezvous_count/" + std::to_string(rank);
   const std::string prefix = "hbm/rendezvous" + std::to_string(store->add(counter, 1)) + "/";
   const Participant participant{std::move(store), prefix, rank, size, group, deadline};
   std::vector<Member> members;

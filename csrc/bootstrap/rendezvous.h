@@ -1,8 +1,8 @@
 // The rendezvous of a new group's ranks in the store, before anything that could hang: each says
 // who it is and waits for the others, so that an error can name the ranks that did not come.
 //
-// Threads: meet() is called once per group, by the thread that creates it; all other
-// functions may be called from any thread.
+// Threads: meet() is called once per group, by the thread that creates it; all other functions may
+// be called from any thread.
 #pragma once
 
 #include <cstddef>

@@ -131,9 +131,9 @@ Server::Parts::Parts(const ServerOptions& options, const std::vector<smb::Addres
   });
   service = std::make_unique<Service>(serving, *store, *pool);
 
-  auto opened = part("verbs door", [&] { return open_verbs(*service, options); });
+  auto opened = part("verbs listener", [&] { return open_verbs(*service, options); });
   verbs = std::move(opened.listener);
-  streams = part("door", [&] {
+  streams = part("listener", [&] {
     StreamListenerOptions listening;
     listening.listen = listen;
     listening.socket_path = socket_path;

@@ -67,8 +67,8 @@ class Box {
     options.token = token;
     options.boot_id = boot_id();
     path_ = options.socket_path;
-    door_ = std::make_unique<box::StreamListener>(handler, options);
-    port_ = door_->addresses().front().port;
+    listener_ = std::make_unique<box::StreamListener>(handler, options);
+    port_ = listener_->addresses().front().port;
   }
 
   TransportOptions opening(uint32_t lanes = 4) const {
@@ -81,14 +81,14 @@ class Box {
     return opening;
   }
 
-  void die() { door_.reset(); }
+  void die() { listener_.reset(); }
 
-  box::LinkDesk handler;
+  box::TransportHandler handler;
 
  private:
   std::string path_;
   uint16_t port_ = 0;
-  std::unique_ptr<box::StreamListener> door_;
+  std::unique_ptr<box::StreamListener> listener_;
 };
 
 inline void finish(Transport& transport, const TransportRequest& request) {

@@ -14,7 +14,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kNewsPatience{1500};      // for the cause of an error of MPI's
+constexpr milliseconds kCausePatience{1500};     // for the cause of an error of MPI's
 constexpr milliseconds kSightPatience{700};      // for the sight of a death, with no store to ask
 constexpr milliseconds kNeighbourPatience{200};  // for a late neighbour's word of whom it waits for
 constexpr milliseconds kLookEvery{20};
@@ -50,7 +50,7 @@ void FailureDetector::follow_other_nodes(const bootstrap::Rendezvous& rendezvous
   };
   monitor_ = std::make_unique<FailureMonitor>(
       FailureMonitor::MonitorSetup{participant.group, rank_, std::move(names), participant.store,
-                                   participant.prefix + "news/", dead});
+                                   participant.prefix + "failures/", dead});
 }
 
 void FailureDetector::check(const Operation& operation) {
@@ -79,7 +79,7 @@ std::vector<int> FailureDetector::dead() const {
 // knows more.
 std::exception_ptr FailureDetector::explain(const Operation& operation,
                                             const std::exception_ptr& error) {
-  milliseconds patience = kNewsPatience;
+  milliseconds patience = kCausePatience;
   try {
     std::rethrow_exception(error);
   } catch (const Error& ours) {

@@ -23,9 +23,9 @@ using Deadline = std::chrono::steady_clock::time_point;
 
 class World {
  public:
-  // The world of this process, or null while there is none; throws Error(kUnavailable) in
-  // a child forked from its owner. A world that somebody else initialised
-  // (mpi4py) is adopted here, without waiting for anyone.
+  // The world of this process, or null while there is none; throws Error(kUnavailable) in a child
+  // forked from its owner. A world that somebody else initialised (mpi4py) is adopted here, without
+  // waiting for anyone.
   static World* current();
 
   // Forms a world of `size` processes through the PMI responder (pmi.h) and `store`. All `size`

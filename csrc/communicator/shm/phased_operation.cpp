@@ -25,7 +25,7 @@ Slot& PhasedOperation::open() {
   slot.header = make_header(signature_, count_, part_++, 0);
   slot.chunk = 0;
   slot.rounds = 0;
-  slot.direct = 0;
+  slot.zero_copy = 0;
   return slot;
 }
 

@@ -30,7 +30,7 @@ class ShmReduction final : public PhasedOperation {
                const ReductionBuffers& buffers);
 
   void begin() override;
-  bool peers_may_write() const override { return direct_; }
+  bool peers_may_write() const override { return zero_copy_; }
   bool self_sufficient() const override { return small_ && count_ * element() < kZeroCopyBytes; }
 
  private:
@@ -39,8 +39,8 @@ class ShmReduction final : public PhasedOperation {
   Progress next_phase() override;
   Progress decide();
   Progress one_slot();
-  void prepare_direct();
-  Progress direct();
+  void prepare_zero_copy();
+  Progress zero_copy();
   Progress whole_chunk();
   Progress shares_of_chunk();
   void post(size_t chunk);
@@ -55,11 +55,11 @@ class ShmReduction final : public PhasedOperation {
   const size_t chunk_;  // elements
   const size_t chunks_;
   const bool small_;
-  bool direct_ = false;  // this rank's buffer is where others may read and write
+  bool zero_copy_ = false;  // this rank's buffer is where others may read and write
   Way way_ = Way::kUndecided;
   size_t sink_count_ = 0;  // kZeroCopy: members that get the result
-  size_t next_ =
-      0;  // kWhole, kShares: chunk; kZeroCopy: elements of this rank's share that are done
+  // kWhole, kShares: chunk; kZeroCopy: elements of this rank's share that are done.
+  size_t next_ = 0;
 };
 
 }  // namespace hbm::shm

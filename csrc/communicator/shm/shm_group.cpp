@@ -227,14 +227,14 @@ void ShmGroup::throw_failure() const {
   throw Error(ErrorKind::kPeer, group_ + " has failed: " + text_of(record));
 }
 
-std::byte* ShmGroup::direct(size_t index, const StreamLocation& place, size_t bytes) const {
+std::byte* ShmGroup::address_in_segment(size_t index, uint64_t offset, size_t bytes) const {
   const ShmMember& member = members_[index];
-  if (place.offset <= member.segment_bytes && bytes <= member.segment_bytes - place.offset) {
-    return at(index, place.offset);
+  if (offset <= member.segment_bytes && bytes <= member.segment_bytes - offset) {
+    return at(index, offset);
   }
   throw Error(ErrorKind::kMismatch,
               member.name + " of " + group_ + " names " + std::to_string(bytes) + " bytes at " +
-                  std::to_string(place.offset) + " of its shared segment, which has " +
+                  std::to_string(offset) + " of its shared segment, which has " +
                   std::to_string(member.segment_bytes));
 }
 

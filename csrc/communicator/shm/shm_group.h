@@ -130,8 +130,9 @@ class ShmGroup {
     return members_[index].segment + offset;
   }
 
-  // The address of a direct stream. Throws Error(kMismatch) if it is not within the segment.
-  std::byte* direct(size_t index, const StreamLocation& place, size_t bytes) const;
+  // The address of `bytes` bytes at an offset that member `index` names in its segment. Throws
+  // Error(kMismatch) if they do not lie in it.
+  std::byte* address_in_segment(size_t index, uint64_t offset, size_t bytes) const;
 
   // Where `address` lies in this rank's segment; nothing if it does not.
   std::optional<uint64_t> offset_in_segment(const void* address, size_t bytes) const noexcept;
