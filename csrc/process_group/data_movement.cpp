@@ -22,7 +22,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::broadcast(std::vector<at::Tensor
     const Sink data = staged.in_place(tensor);
     return run({OpType::BROADCAST, "hbm:broadcast", tensors, tensors, opts.timeout, opts.asyncOp},
                std::move(staged), [&](uint64_t sequence) {
-                 return communicator_->broadcast(sequence, data.data, data.count, dtype, root);
+                 return connection_.communicator->broadcast(sequence, data.data, data.count, dtype,
+                                                            root);
                });
   });
 }
@@ -49,8 +50,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather(
     const std::vector<Sink> outs = staged.outputs(outputs.front());
     return run(
         {OpType::ALLGATHER, "hbm:all_gather", inputs, outputs.front(), opts.timeout, opts.asyncOp},
-        std::move(staged),
-        [&](uint64_t sequence) { return communicator_->allgather(sequence, in, outs, dtype); });
+        std::move(staged), [&](uint64_t sequence) {
+          return connection_.communicator->allgather(sequence, in, outs, dtype);
+        });
   });
 }
 
@@ -73,7 +75,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::_allgather_base(
                 opts.timeout,
                 opts.asyncOp},
                std::move(staged), [&](uint64_t sequence) {
-                 return communicator_->allgather(sequence, in, outs, dtype);
+                 return connection_.communicator->allgather(sequence, in, outs, dtype);
                });
   });
 }
@@ -93,7 +95,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_coalesced(
       std::vector<at::Tensor> input{inputs[i]};
       works.push_back(allgather(outputs, input, opts));
     }
-    return all_of(OpType::ALLGATHER_COALESCED, std::move(works));
+    return c10::make_intrusive<WorkAll>(rank_, OpType::ALLGATHER_COALESCED, std::move(works));
   });
 }
 
@@ -106,7 +108,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_into_tensor_coalesced(
     for (size_t i = 0; i < outputs.size(); ++i) {
       works.push_back(_allgather_base(outputs[i], inputs[i], opts));
     }
-    return all_of(OpType::COALESCED, std::move(works));
+    return c10::make_intrusive<WorkAll>(rank_, OpType::COALESCED, std::move(works));
   });
 }
 
@@ -126,7 +128,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather(
     const std::vector<Sink> outs = staged.outputs(gathered);
     return run({OpType::GATHER, "hbm:gather", inputs, gathered, opts.timeout, opts.asyncOp},
                std::move(staged), [&](uint64_t sequence) {
-                 return communicator_->gather(sequence, in, outs, dtype, root);
+                 return connection_.communicator->gather(sequence, in, outs, dtype, root);
                });
   });
 }
@@ -146,7 +148,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::scatter(
     const Sink out = staged.output(output);
     return run({OpType::SCATTER, "hbm:scatter", scattered, outputs, opts.timeout, opts.asyncOp},
                std::move(staged), [&](uint64_t sequence) {
-                 return communicator_->scatter(sequence, ins, out, dtype, root);
+                 return connection_.communicator->scatter(sequence, ins, out, dtype, root);
                });
   });
 }
@@ -235,7 +237,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall_base(at::Tensor& output
     return run(
         {OpType::ALLTOALL_BASE, "hbm:all_to_all", {input}, {output}, opts.timeout, opts.asyncOp},
         std::move(staged), [&](uint64_t sequence) {
-          return communicator_->alltoall(sequence, sources, sinks, dtype);
+          return connection_.communicator->alltoall(sequence, sources, sinks, dtype);
         });
   });
 }
@@ -258,7 +260,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall(std::vector<at::Tensor>
     check_same_count_self(sources, sinks, rank_, "all_to_all");
     return run({OpType::ALLTOALL, "hbm:all_to_all", inputs, outputs, opts.timeout, opts.asyncOp},
                std::move(staged), [&](uint64_t sequence) {
-                 return communicator_->alltoall(sequence, sources, sinks, dtype);
+                 return connection_.communicator->alltoall(sequence, sources, sinks, dtype);
                });
   });
 }
