@@ -6,12 +6,12 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <iomanip>
 #include <random>
 #include <sstream>
 #include <utility>
 
+#include "base/boot_id.h"
 #include "base/error.h"
 #include "base/fork.h"
 
@@ -94,7 +94,7 @@ Member introduce(const std::string& version, size_t chunk_bytes) {
   self.host = host.data();
   self.pid = getpid();
   self.process = process_id();
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> self.boot_id;
+  self.boot_id = boot_id();
   struct stat network{};
   stat("/proc/self/ns/net", &network);  // zeros where there is none
   self.network_namespace = std::to_string(network.st_ino);
@@ -120,6 +120,10 @@ Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::
   require_equal(members, &Member::parameter_server,
                 "parameter_server (the option, or HBMCOMM_PARAMETER_SERVER)", group);
   return {participant, members};
+}
+
+std::string rank_name(int rank, const Member& member) {
+  return std::to_string(rank) + " (pid " + std::to_string(member.pid) + " on " + member.host + ")";
 }
 
 std::vector<int> on_machine_of(int rank, const std::vector<Member>& members) {

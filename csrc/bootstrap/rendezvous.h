@@ -45,6 +45,9 @@ struct Member {
   std::string listener;  // where it listens for them
 };
 
+// "3 (pid 4711 on host)", for errors.
+std::string rank_name(int rank, const Member& member);
+
 // This process' own record. Throws Error(kInvalid) if HBMCOMM_NODE is neither "shm" nor "mpi".
 Member introduce(const std::string& version, size_t chunk_bytes);
 

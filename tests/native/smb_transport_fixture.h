@@ -7,7 +7,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <random>
@@ -15,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/boot_id.h"
 #include "box/protocol/address.h"
 #include "box/protocol/protocol.h"
 #include "box/server/listener/stream_listener.h"
@@ -30,12 +30,6 @@ using smb::Status;
 using smb::TransportKind;
 
 inline constexpr char kToken[] = "a token of the test";
-
-inline std::string boot_id() {
-  std::string id;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
-  return id;
-}
 
 template <smb::Body T>
 std::vector<std::byte> bytes_of(const T& value) {

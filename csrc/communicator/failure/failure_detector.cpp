@@ -27,9 +27,7 @@ FailureDetector::FailureDetector(const bootstrap::Rendezvous& rendezvous,
                                  std::shared_ptr<shm::ShmGroup> shm_group)
     : rank_(rendezvous.participant.rank), shm_group_(std::move(shm_group)) {
   for (size_t rank = 0; rank < rendezvous.members.size(); ++rank) {
-    const bootstrap::Member& member = rendezvous.members[rank];
-    names_.push_back(std::to_string(rank) + " (pid " + std::to_string(member.pid) + " on " +
-                     member.host + ")");
+    names_.push_back(bootstrap::rank_name(static_cast<int>(rank), rendezvous.members[rank]));
   }
   const size_t here = shm_group_ ? shm_group_->size() : 1;
   if (here < names_.size()) follow_other_nodes(rendezvous, node_of);

@@ -16,8 +16,8 @@ bool PhasedOperation::wait(Clock::time_point until) {
 }
 
 std::string PhasedOperation::describe() const {
-  return hbm::describe(make_header(signature_, count_, 0, 0)) + " on rank " +
-         std::to_string(shm_group_->member(shm_group_->self()).rank) + " of " + shm_group_->group();
+  return hbm::describe(make_header(signature_, count_, 0, 0),
+                       shm_group_->member(shm_group_->self()).rank, shm_group_->group());
 }
 
 Slot& PhasedOperation::open() {

@@ -21,8 +21,7 @@ class TransferOperation : public Operation {
                             count * element_size(dtype))) {}
 
   std::string describe() const final {
-    return hbm::describe(header_) + " on rank " + std::to_string(rank_of(shm_group().self())) +
-           " of " + shm_group().group();
+    return hbm::describe(header_, rank_of(shm_group().self()), shm_group().group());
   }
 
   Progress poll() final {

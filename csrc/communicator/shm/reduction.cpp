@@ -26,6 +26,13 @@ size_t small_bytes(const ShmGroup& shm_group) {
 
 }  // namespace
 
+ElementRange share_of(size_t count, size_t element, size_t members, size_t index) {
+  const size_t line = kCacheLine / element;
+  const size_t each = ((count + members - 1) / members + line - 1) / line * line;
+  const size_t offset = std::min(index * each, count);
+  return {offset, std::min(each, count - offset)};
+}
+
 ShmReduction::ShmReduction(std::shared_ptr<ShmGroup> shm_group, const Signature& signature,
                            const ReductionBuffers& buffers)
     : PhasedOperation(std::move(shm_group), signature, buffers.count),
@@ -190,15 +197,6 @@ void ShmReduction::collect(size_t index) {
 ElementRange ShmReduction::chunk(size_t index) const {
   const size_t offset = index * chunk_;
   return {offset, std::min(chunk_, count_ - offset)};
-}
-
-// Shares end at cache lines, so that no two members write to the same one.
-ElementRange ShmReduction::share(size_t count, size_t member) const {
-  const size_t line = kCacheLine / element();
-  const size_t each =
-      ((count + shm_group_->size() - 1) / shm_group_->size() + line - 1) / line * line;
-  const size_t offset = std::min(member * each, count);
-  return {offset, std::min(each, count - offset)};
 }
 
 bool ShmReduction::takes_result() const {

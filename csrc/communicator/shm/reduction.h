@@ -24,6 +24,10 @@ struct ReductionBuffers {
   size_t divisor;  // of AVG: ranks in the whole group
 };
 
+// The part of `count` elements that is member `index`'s of `members`. Parts end at cache lines, so
+// that no two members write to the same one; the last ones may be shorter, or empty.
+ElementRange share_of(size_t count, size_t element, size_t members, size_t index);
+
 class ShmReduction final : public PhasedOperation {
  public:
   ShmReduction(std::shared_ptr<ShmGroup> shm_group, const Signature& signature,
@@ -48,7 +52,9 @@ class ShmReduction final : public PhasedOperation {
   void collect(size_t chunk);
 
   ElementRange chunk(size_t index) const;
-  ElementRange share(size_t count, size_t member) const;
+  ElementRange share(size_t count, size_t member) const {
+    return share_of(count, element(), shm_group_->size(), member);
+  }
   bool takes_result() const;
 
   const ReductionBuffers buffers_;
