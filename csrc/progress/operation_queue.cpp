@@ -223,12 +223,6 @@ std::exception_ptr OperationQueue::broken() const {
   return broken_;
 }
 
-bool OperationQueue::idle() const {
-  if (fork_.in_child()) return true;
-  Lock lock(mutex_);
-  return pending_.empty();
-}
-
 // Drives what is active until `target` is done or `deadline` has passed; with no target, until
 // nothing is pending. A deadline in the past means one attempt.
 void OperationQueue::drive(Lock& lock, const Ticket* target, Clock::time_point deadline,

@@ -153,7 +153,6 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   // Null while the queue is sound, else the error that broke it.
   std::exception_ptr broken() const;
 
-  bool idle() const;
   bool in_forked_child() const noexcept { return fork_.in_child(); }
 
  private:

@@ -20,7 +20,7 @@ TEST_F(QueueTest, AClaimedOperationRunsInTheCaller) {
   EXPECT_EQ(op->polled_by, std::this_thread::get_id());
   EXPECT_EQ(order, "<>");
   EXPECT_FALSE(op->destroyed) << "the operation is the caller's";
-  EXPECT_TRUE(queue_->idle());
+  EXPECT_TRUE(idle());
 }
 
 TEST_F(QueueTest, OnlyAnIdleQueueIsClaimed) {

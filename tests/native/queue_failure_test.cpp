@@ -98,7 +98,7 @@ TEST_F(UnorderedQueueTest, BeginThrowsAtEnqueue) {
   bad->on_begin = fail;
   expect_error(ErrorKind::kMismatch, {"shapes differ"}, [&] { enqueue(bad); });
   EXPECT_TRUE(bad->destroyed);
-  EXPECT_TRUE(queue_->idle());
+  EXPECT_TRUE(idle());
   EXPECT_FALSE(queue_->broken());
 }
 

@@ -56,6 +56,13 @@ class QueueTest : public testing::Test {
 
   bool wait(const TicketPtr& ticket) { return queue_->wait(ticket, Clock::now() + kLong); }
 
+  // Whether nothing is enqueued or driven. Throws on a broken queue.
+  bool idle() {
+    if (!queue_->try_claim("a look")) return false;
+    queue_->unclaim();
+    return true;
+  }
+
   std::vector<std::exception_ptr> failures() {
     const std::lock_guard lock(mutex_);
     return failures_;

@@ -57,7 +57,6 @@ class World {
   // Unique to the world; empty until it is known (a world that was adopted: the first group names
   // it).
   const std::string& id() const noexcept { return id_; }
-  const std::string& origin() const noexcept { return origin_; }
 
  private:
   // Waits for every rank of the world to call this; false when the deadline came first.

@@ -77,7 +77,7 @@ class DescriptorExchange {
     if (!connection.received) receive_on(connection);
     if (!connection.socket || connection.rank == kUnknown || connection.sent) return true;
     const Delivery sent = send(connection.socket.get(), &own_.greeting, sizeof(Greeting),
-                               {own_.memory.get(), own_.life.get()});
+                               {own_.memory.get(), own_.pidfd.get()});
     if (sent == Delivery::kGone) lose(connection);
     connection.sent = sent == Delivery::kDone;
     return sent != Delivery::kLater;
@@ -100,7 +100,7 @@ class DescriptorExchange {
     connection.rank = peer->second;
     connection.received = true;
     other.memory = std::move(descriptors[0]);
-    other.life = std::move(descriptors[1]);
+    other.pidfd = std::move(descriptors[1]);
     met_.emplace(connection.rank, std::move(other));
   }
 

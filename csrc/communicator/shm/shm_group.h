@@ -39,8 +39,11 @@ struct ShmMember {
   std::byte* segment;  // where this process has it mapped
   size_t segment_bytes;
   size_t area;     // offset of the group's area in it
-  int alive = -1;  // a descriptor that is readable once the process is dead; -1: this process
+  int pidfd = -1;  // readable (POLLIN) once the process is dead; -1: this process
 };
+
+// Whether the process of a pidfd has ended; not if there is none (-1). Costs a system call.
+bool is_dead(int pidfd) noexcept;
 
 class ShmGroup {
  public:
@@ -71,8 +74,6 @@ class ShmGroup {
   const ShmMember& member(size_t index) const noexcept { return members_[index]; }
   const AreaLayout& layout() const noexcept { return layout_; }
   const std::string& group() const noexcept { return group_; }
-
-  uint64_t phase() const noexcept { return phase_; }  // the last one that this rank published
 
   // The slot that the next publish() shows. REQUIRES: all_here().
   Slot& next_slot() noexcept { return *slot_at(self_, phase_ + 1); }
@@ -166,7 +167,7 @@ class ShmGroup {
   const std::shared_ptr<void> keep_;
   const std::function<std::byte*(size_t)> allocate_;
   const std::function<void(std::byte*)> free_;
-  uint64_t phase_ = 0;
+  uint64_t phase_ = 0;  // the last one that this rank published
   size_t arrived_ = 0;  // members that are known to have published phase_
   std::vector<const void*> sources_;
   std::vector<void*> sinks_;
