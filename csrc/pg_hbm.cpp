@@ -11,7 +11,6 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "bootstrap/gather.h"
-#include "communicator/connect/connect.h"
 #include "process_group/segment_allocator.h"
 #include "process_group/types.h"
 
@@ -35,39 +34,29 @@ ProcessGroupHbm::ProcessGroupHbm(const c10::intrusive_ptr<c10d::Store>& store, i
   log::set_rank(global_ranks.empty() ? rank
                                      : static_cast<int>(global_ranks[static_cast<size_t>(rank)]));
   translated([&] {
-    store_ = make_key_value(store);
-    connect(Clock::now() + options_->timeout);
+    connection_ = connect(Clock::now() + options_->timeout);
+    queue_ = OperationQueue::create(
+        OperationQueue::Order::kOrdered, connection_.crowded,
+        hooks([this](const std::exception_ptr& error) { collective_failed(error); }));
+    p2p_queue_ = OperationQueue::create(
+        OperationQueue::Order::kUnordered, connection_.crowded,
+        hooks([this](const std::exception_ptr& error) { p2p_failed(error); }));
   });
   init();
 }
 
-void ProcessGroupHbm::connect(Clock::time_point deadline) {
-  GroupSetup setup;
-  setup.store = store_;
-  setup.rank = rank_;
-  setup.size = size_;
-  setup.group = name_;
-  setup.deadline = deadline;
-  setup.version = HBM_VERSION;
+GroupConnection ProcessGroupHbm::connect(Clock::time_point deadline) const {
   const std::string& boxes = options_->parameter_server;
-  setup.parameter_server = boxes.empty() ? "none" : boxes == "auto" ? boxes : "addresses";
-  setup.policy = options_->policy;
-  setup.staging_bytes = options_->staging_bytes;
-
-  GroupConnection made = hbm::connect(setup);
-  members_ = std::move(made.rendezvous.members);
-  prefix_ = made.rendezvous.participant.prefix;
-  segment_ = std::move(made.segment);
-  staging_ = std::move(made.staging);
-  communicator_ = std::move(made.communicator);
-  peers_ = std::move(made.peers);
-  crowded_ = made.crowded;
-  queue_ = OperationQueue::create(
-      OperationQueue::Order::kOrdered, crowded_,
-      hooks([this](const std::exception_ptr& error) { collective_failed(error); }));
-  p2p_queue_ =
-      OperationQueue::create(OperationQueue::Order::kUnordered, crowded_,
-                             hooks([this](const std::exception_ptr& error) { p2p_failed(error); }));
+  const std::string kind = boxes.empty() ? "none" : boxes == "auto" ? boxes : "addresses";
+  return hbm::connect({.store = make_key_value(c10d_store_),
+                       .rank = rank_,
+                       .size = size_,
+                       .group = name_,
+                       .deadline = deadline,
+                       .version = HBM_VERSION,
+                       .parameter_server = kind,
+                       .policy = options_->policy,
+                       .staging_bytes = options_->staging_bytes});
 }
 
 ProcessGroupHbm::~ProcessGroupHbm() {
@@ -82,11 +71,11 @@ ProcessGroupHbm::~ProcessGroupHbm() {
 // The queues are stopped before the group ends, so the hooks may refer to it.
 OperationQueue::Hooks ProcessGroupHbm::hooks(
     std::function<void(const std::exception_ptr& error)> failed) {
-  return {[this](const Operation& operation) { peers_->check(operation); },
+  return {[this](const Operation& operation) { connection_.peers->check(operation); },
           [this](const Operation& operation, const std::exception_ptr& error) {
-            return peers_->explain(operation, error);
+            return connection_.peers->explain(operation, error);
           },
-          std::move(failed), [this] { communicator_->wake(); },
+          std::move(failed), [this] { connection_.communicator->wake(); },
           [this](const std::vector<int>& ranks) { return missing_ranks(ranks); }};
 }
 
@@ -95,7 +84,7 @@ void ProcessGroupHbm::collective_failed(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& failure) {
-    peers_->report_failure(failure);
+    connection_.peers->report_failure(failure);
   }
 }
 
@@ -106,20 +95,20 @@ void ProcessGroupHbm::p2p_failed(const std::exception_ptr& error) {
     std::rethrow_exception(error);
   } catch (const Error& ours) {
     if (ours.kind() == ErrorKind::kMismatch || ours.kind() == ErrorKind::kDeath) {
-      peers_->report_failure(ours);
-    } else if (ours.kind() != ErrorKind::kPeer || !peers_->group_failed()) {
+      connection_.peers->report_failure(ours);
+    } else if (ours.kind() != ErrorKind::kPeer || !connection_.peers->group_failed()) {
       return;
     }
     queue_->abort(ours.what());
   } catch (const std::exception& other) {
-    peers_->report_failure(other);
+    connection_.peers->report_failure(other);
     queue_->abort(other.what());
   }
 }
 
 std::string ProcessGroupHbm::missing_ranks(const std::vector<int>& ranks) const {
   if (ranks.empty()) return "every rank had joined";
-  return "missing ranks: " + peers_->list(ranks);
+  return "missing ranks: " + connection_.peers->list(ranks);
 }
 
 milliseconds ProcessGroupHbm::timeout_or_default(milliseconds timeout) const {
@@ -156,15 +145,15 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTens
                   std::move(issue));
   }
   issue.unlock();
-  DriverHooks hooks;
+  Frame frame;
   try {
     record(call, sequence);
-    hooks = staged.take_hooks(call.part_done ? call.part_done : work->end_of_range());
+    frame = staged.take_frame(call.part_done ? call.part_done : work->end_of_range());
   } catch (...) {
     queue_->unclaim();
     throw;
   }
-  queue_->run_claimed(*operation, timeout_or_default(call.timeout), std::move(hooks));
+  queue_->run_claimed(*operation, timeout_or_default(call.timeout), std::move(frame));
   work->bind(nullptr, sequence);
   return work;
 }
@@ -185,7 +174,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::submit(
     uint64_t sequence, std::unique_lock<std::mutex> issue) {
   auto ticket =
       queue->enqueue(std::move(operation), timeout_or_default(call.timeout),
-                     staged.take_hooks(call.part_done ? call.part_done : work->end_of_range()));
+                     staged.take_frame(call.part_done ? call.part_done : work->end_of_range()));
   if (issue.owns_lock()) issue.unlock();
   work->bind(ticket, sequence);
   record(call, sequence);
@@ -209,11 +198,6 @@ void ProcessGroupHbm::record(const Call& call, uint64_t sequence) const {
 bool ProcessGroupHbm::coalescing() {
   const std::lock_guard lock(coalescing_mutex_);
   return coalescing_ == std::this_thread::get_id();
-}
-
-c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::all_of(
-    c10d::OpType type, std::vector<c10::intrusive_ptr<c10d::Work>> works) {
-  return c10::make_intrusive<WorkAll>(rank_, type, std::move(works));
 }
 
 uint64_t ProcessGroupHbm::getSequenceNumberForGroup() {
@@ -245,7 +229,7 @@ c10d::ErrorType ProcessGroupHbm::getError() {
 void ProcessGroupHbm::abort() {
   if (queue_->in_forked_child()) return;
   const std::string reason = name_ + " was aborted on rank " + std::to_string(rank_);
-  peers_->report_failure(Error(ErrorKind::kAborted, reason));
+  connection_.peers->report_failure(Error(ErrorKind::kAborted, reason));
   queue_->abort(reason);
   p2p_queue_->abort(reason);
   close_resource(/*patient=*/false);
@@ -254,7 +238,7 @@ void ProcessGroupHbm::abort() {
 void ProcessGroupHbm::shutdown() {
   if (!queue_ || queue_->in_forked_child() || shut_down_.exchange(true)) return;
   part();
-  if (!queue_->broken()) peers_->leave();
+  if (!queue_->broken()) connection_.peers->leave();
   stop();
   close_resource(/*patient=*/true);
 }
@@ -262,7 +246,7 @@ void ProcessGroupHbm::shutdown() {
 void ProcessGroupHbm::stop() {
   if (queue_) queue_->stop();
   if (p2p_queue_) p2p_queue_->stop();
-  if (peers_) peers_->stop();
+  if (connection_.peers) connection_.peers->stop();
 }
 
 // A last barrier, so that no rank ends while MPI still holds a message of it: what a rank has sent
@@ -276,10 +260,11 @@ void ProcessGroupHbm::part() {
     return;  // it has broken meanwhile
   }
   try {
-    const auto farewell = OperationQueue::create(OperationQueue::Order::kOrdered, crowded_, {});
+    const auto farewell =
+        OperationQueue::create(OperationQueue::Order::kOrdered, connection_.crowded, {});
     const uint64_t sequence = getSequenceNumberForGroup() + 1;
     const auto ticket =
-        farewell->enqueue(communicator_->barrier(sequence),
+        farewell->enqueue(connection_.communicator->barrier(sequence),
                           std::min(kPartingPatience, milliseconds(timeout_ms_)), {});
     farewell->launch(ticket, Mode::kSync);
     farewell->stop();
@@ -342,17 +327,17 @@ at::Tensor ProcessGroupHbm::allocateTensor(long size, at::TensorOptions options)
 }
 
 at::Tensor ProcessGroupHbm::allocate(int64_t size, at::ScalarType type) {
-  return translated([&] { return tensor_in(segment_, {size}, type); });
+  return translated([&] { return tensor_in(connection_.segment, {size}, type); });
 }
 
 std::shared_ptr<c10::Allocator> ProcessGroupHbm::getMemAllocator() {
-  return segment_allocator(segment_);
+  return segment_allocator(connection_.segment);
 }
 
 std::unordered_map<std::string, uint64_t> ProcessGroupHbm::getMemoryStats() {
-  const memory::SharedSegmentStats segment = segment_->stats();
-  const memory::StagingStats staging = staging_->stats();
-  const CommunicatorMemory communicator = communicator_->memory();
+  const memory::SharedSegmentStats segment = connection_.segment->stats();
+  const memory::StagingStats staging = connection_.staging->stats();
+  const CommunicatorMemory communicator = connection_.communicator->memory();
   return {{"segment.in_use_bytes", segment.in_use_bytes},
           {"segment.peak_bytes", segment.peak_bytes},
           {"segment.hbm_bytes", segment.hbm_bytes},
@@ -369,16 +354,15 @@ std::unordered_map<std::string, uint64_t> ProcessGroupHbm::getMemoryStats() {
 
 std::vector<std::string> ProcessGroupHbm::gather_texts(const std::string& step,
                                                        const std::function<std::string()>& tell) {
-  const bootstrap::Participant participant{
-      store_, prefix_, rank_,
-      size_,  name_,   Clock::now() + std::chrono::milliseconds(timeout_ms_.load())};
+  bootstrap::Participant participant = connection_.rendezvous.participant;
+  participant.deadline = Clock::now() + std::chrono::milliseconds(timeout_ms_.load());
   return translated(
       [&] { return bootstrap::gather(participant, step, bootstrap::everyone(size_), tell); });
 }
 
 std::vector<std::string> ProcessGroupHbm::networks() const {
   std::vector<std::string> networks;
-  for (const bootstrap::Member& member : members_) {
+  for (const bootstrap::Member& member : connection_.rendezvous.members) {
     networks.push_back(member.boot_id + "/" + member.network_namespace + "/" + member.forced_node);
   }
   return networks;

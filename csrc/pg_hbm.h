@@ -1,6 +1,6 @@
 // The process group "hbm": a c10d backend whose collectives go through shared high-bandwidth memory
-// within a node, and over MPI between nodes. docs/design/README.md tells how its parts
-// fit together.
+// within a node, and over MPI between nodes. docs/design/README.md tells how its parts fit
+// together.
 //
 // A group has a communicator, which makes the operations, and two queues that run them: collectives
 // in the order of issue, point-to-point operations all at once. Arguments are checked before
@@ -23,12 +23,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "bootstrap/key_value.h"
-#include "bootstrap/rendezvous.h"
 #include "communicator/communicator.h"
-#include "communicator/peers.h"
-#include "memory/segment.h"
-#include "memory/staging.h"
+#include "communicator/connect/connect.h"
 #include "process_group/checks.h"
 #include "process_group/options.h"
 #include "process_group/staged_tensors.h"
@@ -199,8 +195,6 @@ class ProcessGroupHbm final : public c10d::Backend {
                                         std::chrono::milliseconds timeout);
   void record(const Call& call, uint64_t sequence) const;
   bool coalescing();
-  c10::intrusive_ptr<c10d::Work> all_of(c10d::OpType type,
-                                        std::vector<c10::intrusive_ptr<c10d::Work>> works);
 
   std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
   int check_root(int64_t root, const char* operation) const;
@@ -217,7 +211,7 @@ class ProcessGroupHbm final : public c10d::Backend {
   // The options of a group that comes from this one: `opts`, or without them this group's.
   c10::intrusive_ptr<GroupOptions> derived_options(
       const c10::intrusive_ptr<c10d::Backend::Options>& opts, const char* operation) const;
-  void connect(std::chrono::steady_clock::time_point deadline);
+  GroupConnection connect(std::chrono::steady_clock::time_point deadline) const;
   OperationQueue::Hooks hooks(std::function<void(const std::exception_ptr& error)> failed);
   void collective_failed(const std::exception_ptr& error);
   void p2p_failed(const std::exception_ptr& error);
@@ -229,16 +223,9 @@ class ProcessGroupHbm final : public c10d::Backend {
   const c10::intrusive_ptr<GroupOptions> options_;
   const std::string name_;
   const c10::intrusive_ptr<c10d::Store> c10d_store_;
-  std::shared_ptr<KeyValue> store_;
-  std::string prefix_;  // of this group's keys in the store
-  std::vector<bootstrap::Member> members_;
-  std::shared_ptr<memory::SharedSegment> segment_;  // of tensors, and of what the node shares
-  std::shared_ptr<memory::StagingPool> staging_;
-  std::shared_ptr<Communicator> communicator_;
-  std::shared_ptr<Peers> peers_;
+  GroupConnection connection_;
   std::shared_ptr<OperationQueue> queue_;  // of collectives
   std::shared_ptr<OperationQueue> p2p_queue_;
-  bool crowded_ = false;
   std::atomic<bool> shut_down_{false};
 
   mutable std::mutex resource_mutex_;  // guards the two below; taken alone

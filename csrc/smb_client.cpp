@@ -143,15 +143,15 @@ std::shared_ptr<void> Client::register_memory(std::byte* memory, uint64_t bytes)
   return core_->registered_memory().add(memory, bytes);
 }
 
-Future Client::issue(OperationPointer operation, bool waits) {
-  core_->issue({&operation, 1}, waits);
-  return {core_, std::move(operation)};
+void Client::carry_out(const OperationPointer& operation) {
+  core_->issue({&operation, 1}, /*waits=*/true);
+  Future(core_, operation).get();
 }
 
 Segment Client::alloc(const AllocOptions& options) {
   OperationPointer operation =
       alloc_request(options, core_->new_handle(), core_->options().read_only);
-  issue(operation, true).get();
+  carry_out(operation);
   return {core_, operation->attachment};
 }
 
@@ -197,23 +197,15 @@ bool Client::write_now(const Segment& segment, uint64_t offset, const std::byte*
   return core_->copy_now(smb::Opcode::kWrite, write, const_cast<std::byte*>(local));
 }
 
-Future Client::free_async(const Segment& segment) {
-  return issue(release_request(smb::Opcode::kFree, batch().mine(segment)), false);
-}
-
-Future Client::remove_async(const Segment& segment) {
-  return issue(release_request(smb::Opcode::kDelete, batch().mine(segment)), false);
-}
-
 void Client::free(const Segment& segment) {
-  issue(release_request(smb::Opcode::kFree, batch().mine(segment)), true).get();
+  carry_out(release_request(smb::Opcode::kFree, batch().mine(segment)));
 }
 
 void Client::remove(const Segment& segment) {
-  issue(release_request(smb::Opcode::kDelete, batch().mine(segment)), true).get();
+  carry_out(release_request(smb::Opcode::kDelete, batch().mine(segment)));
 }
 
-void Client::ping() { issue(std::make_shared<ClientOperation>(smb::Opcode::kPing), true).get(); }
+void Client::ping() { carry_out(std::make_shared<ClientOperation>(smb::Opcode::kPing)); }
 
 Stats Client::stats() {
   Stats stats;
@@ -221,7 +213,7 @@ Stats Client::stats() {
     auto operation = std::make_shared<ClientOperation>(smb::Opcode::kStats);
     operation->set_body(smb::StatsQuery{static_cast<uint32_t>(stats.clients.size()),
                                         static_cast<uint32_t>(stats.segments.size())});
-    issue(operation, true).get();
+    carry_out(operation);
     add_page(stats, operation->payload);
   } while (stats.totals.clients_here + stats.totals.segments_here > 0 &&
            (stats.clients.size() < stats.totals.clients ||

@@ -144,11 +144,9 @@ class Client {
   // Ends the attachment, once what was issued on it is done. Of a segment that was freed or lost:
   // does nothing.
   void free(const Segment& segment);
-  Future free_async(const Segment& segment);
 
   // Takes the key away: nobody can attach any more. Attachments, this one too, stay.
   void remove(const Segment& segment);
-  Future remove_async(const Segment& segment);
 
   // Transfers from and to this memory go without a copy where the transport would need one (verbs),
   // until the pointer goes; the memory has to stay mapped as it is that long.
@@ -165,7 +163,7 @@ class Client {
   bool closed() const;
 
  private:
-  Future issue(std::shared_ptr<ClientOperation> operation, bool waits);
+  void carry_out(const std::shared_ptr<ClientOperation>& operation);
 
   std::shared_ptr<Core> core_;
 };

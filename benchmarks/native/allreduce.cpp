@@ -127,7 +127,7 @@ class WithinNode final : public Queued {
       self.segment = memory::policy_name(kPolicy);
       self.listener = listener.name();
     });
-    const auto neighbours = shm::explore(rendezvous, listener, [&] { return segment; });
+    const auto neighbours = shm::explore(rendezvous, listener, segment);
     return shm::join(rendezvous, segment, neighbours, kChunk, crowded(place));
   }
 

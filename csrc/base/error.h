@@ -1,6 +1,6 @@
-// The kinds of error. Code without PyTorch throws hbm::Error, translated by bindings/errors.h and
-// process_group/types.h (docs/errors.md). The place that decides an error writes its exact cause,
-// once: what was asked, what was found, which rank, what to do.
+// The kinds of error. Code without PyTorch throws hbm::Error, which bindings/errors.h and
+// process_group/types.h translate (docs/errors.md says to what). The place that decides an error
+// writes its exact cause, once: what was asked, what was found, which rank, what to do.
 #pragma once
 
 #include <stdexcept>
@@ -9,16 +9,16 @@
 namespace hbm {
 
 enum class ErrorKind {
-  kInvalid,      // bad argument or option; nothing was sent          -> ValueError
-  kUnsupported,  // a combination that has no meaning here            -> ValueError
-  kExhausted,    // the memory asked for is not there                 -> MemoryError
-  kUnavailable,  // a library or device is missing or does not fit    -> RuntimeError
-  kTimeout,      // a peer did not come in time                       -> DistBackendError
-  kAborted,      // abort() or an earlier failure of the group        -> DistBackendError
-  kMismatch,     // ranks disagree on what operation they are in      -> DistBackendError
-  kPeer,         // another rank failed                               -> DistBackendError
-  kDeath,        // another rank's process has ended                  -> DistBackendError
-  kNetwork,      // MPI, the store or a socket reported a failure     -> DistNetworkError
+  kInvalid,      // bad argument or option; nothing was sent
+  kUnsupported,  // a combination that has no meaning here
+  kExhausted,    // the memory asked for is not there
+  kUnavailable,  // a library or device is missing or does not fit
+  kTimeout,      // a peer did not come in time
+  kAborted,      // abort() or an earlier failure of the group
+  kMismatch,     // ranks disagree on what operation they are in
+  kPeer,         // another rank failed
+  kDeath,        // another rank's process has ended
+  kNetwork,      // MPI, the store or a socket reported a failure
 };
 
 class Error : public std::runtime_error {

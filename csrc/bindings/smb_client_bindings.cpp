@@ -1,4 +1,4 @@
-#include "bindings/smb_client_bindings.h"
+#include "bindings/smb_module.h"
 
 #include <pybind11/stl.h>
 

@@ -1,4 +1,6 @@
-// The native module of the memory box, free of PyTorch: every part registers its own names.
+// The native module of the memory box, free of PyTorch.
+#include "bindings/smb_module.h"
+
 #include <pybind11/pybind11.h>
 
 #include <array>
@@ -6,8 +8,6 @@
 #include <string>
 
 #include "bindings/errors.h"
-#include "bindings/smb_client_bindings.h"
-#include "bindings/smb_server_bindings.h"
 #include "box/client/error.h"
 
 namespace py = pybind11;

@@ -6,12 +6,12 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <iomanip>
 #include <random>
 #include <sstream>
 #include <utility>
 
+#include "base/boot_id.h"
 #include "base/error.h"
 #include "base/fork.h"
 
@@ -94,7 +94,7 @@ Member introduce(const std::string& version, size_t chunk_bytes) {
   self.host = host.data();
   self.pid = getpid();
   self.process = process_id();
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> self.boot_id;
+  self.boot_id = boot_id();
   struct stat network{};
   stat("/proc/self/ns/net", &network);  // zeros where there is none
   self.network_namespace = std::to_string(network.st_ino);
@@ -106,7 +106,7 @@ Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::
                 KeyValue::Deadline deadline, const std::function<Member()>& self) {
   // A store may outlive a group (torchrun's agent keeps one for the whole job), so each rank counts
   // its own rendezvous here: the n-th of one rank is the n-th of the others.
-  const std::string counter = "hbm/meetings/" + std::to_string(rank);
+  const std::string counter = "hbm/rendezvous_count/" + std::to_string(rank);
   const std::string prefix = "hbm/rendezvous" + std::to_string(store->add(counter, 1)) + "/";
   const Participant participant{std::move(store), prefix, rank, size, group, deadline};
   std::vector<Member> members;
@@ -120,6 +120,10 @@ Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::
   require_equal(members, &Member::parameter_server,
                 "parameter_server (the option, or HBMCOMM_PARAMETER_SERVER)", group);
   return {participant, members};
+}
+
+std::string rank_name(int rank, const Member& member) {
+  return std::to_string(rank) + " (pid " + std::to_string(member.pid) + " on " + member.host + ")";
 }
 
 std::vector<int> on_machine_of(int rank, const std::vector<Member>& members) {

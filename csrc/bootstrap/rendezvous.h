@@ -1,8 +1,8 @@
 // The rendezvous of a new group's ranks in the store, before anything that could hang: each says
 // who it is and waits for the others, so that an error can name the ranks that did not come.
 //
-// Threads: meet() is called once per group, by the thread that creates it; all other
-// functions may be called from any thread.
+// Threads: meet() is called once per group, by the thread that creates it; all other functions may
+// be called from any thread.
 #pragma once
 
 #include <cstddef>
@@ -44,6 +44,9 @@ struct Member {
   std::string segment;   // which of its segments it offers: unique within the process
   std::string listener;  // where it listens for them
 };
+
+// "3 (pid 4711 on host)", for errors.
+std::string rank_name(int rank, const Member& member);
 
 // This process' own record. Throws Error(kInvalid) if HBMCOMM_NODE is neither "shm" nor "mpi".
 Member introduce(const std::string& version, size_t chunk_bytes);

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <array>
-#include <fstream>
 #include <thread>
 #include <utility>
 
+#include "base/boot_id.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "box/protocol/address.h"
@@ -36,12 +36,6 @@ auto part(const char* name, Open&& open) {
 
 uint32_t threads(uint32_t asked, uint32_t most) {
   return asked != 0 ? asked : std::clamp(std::thread::hardware_concurrency(), 2u, most);
-}
-
-std::string boot_id() {
-  std::string id;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
-  return id;
 }
 
 // As clients on other machines can name it, too.
@@ -131,9 +125,9 @@ Server::Parts::Parts(const ServerOptions& options, const std::vector<smb::Addres
   });
   service = std::make_unique<Service>(serving, *store, *pool);
 
-  auto opened = part("verbs door", [&] { return open_verbs(*service, options); });
+  auto opened = part("verbs listener", [&] { return open_verbs(*service, options); });
   verbs = std::move(opened.listener);
-  streams = part("door", [&] {
+  streams = part("listener", [&] {
     StreamListenerOptions listening;
     listening.listen = listen;
     listening.socket_path = socket_path;

@@ -38,7 +38,7 @@ struct ServerOptions {
   // Threads; 0: chosen from the processors that this process may use.
   uint32_t handlers = 0;            // carry out requests
   uint32_t accumulate_threads = 0;  // share a large accumulate
-  uint32_t receivers = 0;           // serve the sockets
+  uint32_t receivers = 0;           // run the sockets' event loops
 
   VerbsChoice verbs = VerbsChoice::kAuto;
   std::string verbs_host;   // the address of an RDMA device's network interface; empty: the first

@@ -74,6 +74,10 @@ std::string describe(const MessageHeader& header) {
   return text;
 }
 
+std::string describe(const MessageHeader& header, int rank, const std::string& group) {
+  return describe(header) + " on rank " + std::to_string(rank) + " of " + group;
+}
+
 void check_header(const MessageHeader& found, const MessageHeader& expected, int peer,
                   const std::string& group) {
   if (found.magic != kMagic) {

@@ -64,4 +64,7 @@ void check_header(const MessageHeader& found, const MessageHeader& expected, int
 // "allreduce #7 (SUM) of 1000 float32".
 std::string describe(const MessageHeader& header);
 
+// The same, with " on rank 0 of group \"0\"". `group`: as errors name it.
+std::string describe(const MessageHeader& header, int rank, const std::string& group);
+
 }  // namespace hbm

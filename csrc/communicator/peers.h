@@ -17,7 +17,7 @@ class Peers {
   virtual ~Peers() = default;
 
   // Throws if `operation` waits in vain: Error(kDeath) for a rank that has died, Error(kPeer) for
-  // one that has left or has reported a failure, Error(kNetwork) if such news comes no more. Does
+  // one that has left or has reported a failure, Error(kNetwork) if such reports come no more. Does
   // not wait.
   virtual void check(const Operation& operation) = 0;
 

@@ -22,8 +22,8 @@
 
 namespace hbm {
 
-// Null if op has a meaning for dtype, else why it has none (a clause such as
-// "complex numbers have no order").
+// Null if op has a meaning for dtype, else why it has none (a clause such as "complex
+// numbers have no order").
 const char* reduce_unsupported(Dtype dtype, ReduceOp op) noexcept;
 
 // dst[i] = srcs[0][i] op ... op srcs[n-1][i] for i in [0, count); one source is copied as it is

@@ -29,7 +29,6 @@ class Buddy {
   // REQUIRES: offset came from allocate() and was not freed since.
   void free(uint64_t offset);
 
-  uint64_t used_bytes() const noexcept { return used_; }  // in ranges handed out
   uint64_t free_bytes() const noexcept { return space_ - used_; }
   uint64_t largest_free_bytes() const noexcept;
 
@@ -46,7 +45,7 @@ class Buddy {
   const uint64_t space_;
   std::vector<std::set<uint64_t>> free_;        // by order: offsets of free ranges
   std::unordered_map<uint64_t, size_t> taken_;  // offset -> order
-  uint64_t used_ = 0;
+  uint64_t used_ = 0;                           // bytes in ranges handed out
 };
 
 }  // namespace hbm::memory

@@ -83,7 +83,7 @@ void map_at(std::byte* base, uint64_t size, const Descriptor& file) {
                 std::string("cannot keep a pool's block from forked children: madvise: ") +
                     std::strerror(errno));
   }
-  madvise(base, size, MADV_HUGEPAGE);  // a wish: Pool::page_bytes() tells what came of it
+  madvise(base, size, MADV_HUGEPAGE);  // a wish: largest_page_bytes() tells what came of it
 }
 
 void require_bytes(const Descriptor& file, uint64_t bytes) {
@@ -231,7 +231,5 @@ PoolStats Pool::stats() const {
           .largest_free = std::min(room, buddy_.largest_free_bytes()),
           .fragmentation = buddy_.fragmentation()};
 }
-
-uint64_t Pool::page_bytes() const { return largest_page_bytes(base_, space_); }
 
 }  // namespace hbm::memory

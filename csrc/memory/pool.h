@@ -96,8 +96,6 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::shared_ptr<PoolBlock> map(Descriptor file, uint64_t bytes);
 
   PoolStats stats() const;
-  // Of the largest page that the kernel gave a memfd's block; as slow as largest_page_bytes().
-  uint64_t page_bytes() const;
   const PoolOptions& options() const noexcept { return options_; }
 
  private:

@@ -22,7 +22,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::broadcast(std::vector<at::Tensor
     const Sink data = staged.in_place(tensor);
     return run({OpType::BROADCAST, "hbm:broadcast", tensors, tensors, opts.timeout, opts.asyncOp},
                std::move(staged), [&](uint64_t sequence) {
-                 return communicator_->broadcast(sequence, data.data, data.count, dtype, root);
+                 return connection_.communicator->broadcast(sequence, data.data, data.count, dtype,
+                                                            root);
                });
   });
 }
@@ -63,7 +64,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_part(
               opts.asyncOp,
               part_done},
              std::move(staged), [&](uint64_t sequence) {
-               return communicator_->allgather(sequence, in, outs, dtype);
+               return connection_.communicator->allgather(sequence, in, outs, dtype);
              });
 }
 
@@ -86,7 +87,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::_allgather_base(
                 opts.timeout,
                 opts.asyncOp},
                std::move(staged), [&](uint64_t sequence) {
-                 return communicator_->allgather(sequence, in, outs, dtype);
+                 return connection_.communicator->allgather(sequence, in, outs, dtype);
                });
   });
 }
@@ -106,7 +107,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_coalesced(
       for (const auto& list : output_lists) outputs.push_back(list[i]);
       works.push_back(allgather_part(outputs, inputs[i], opts, part_done));
     }
-    return all_of(OpType::ALLGATHER_COALESCED, std::move(works));
+    return c10::make_intrusive<WorkAll>(rank_, OpType::ALLGATHER_COALESCED, std::move(works));
   });
 }
 
@@ -119,7 +120,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_into_tensor_coalesced(
     for (size_t i = 0; i < outputs.size(); ++i) {
       works.push_back(_allgather_base(outputs[i], inputs[i], opts));
     }
-    return all_of(OpType::COALESCED, std::move(works));
+    return c10::make_intrusive<WorkAll>(rank_, OpType::COALESCED, std::move(works));
   });
 }
 
@@ -139,7 +140,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather(
     const std::vector<Sink> outs = staged.outputs(gathered);
     return run({OpType::GATHER, "hbm:gather", inputs, gathered, opts.timeout, opts.asyncOp},
                std::move(staged), [&](uint64_t sequence) {
-                 return communicator_->gather(sequence, in, outs, dtype, root);
+                 return connection_.communicator->gather(sequence, in, outs, dtype, root);
                });
   });
 }
@@ -159,7 +160,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::scatter(
     const Sink out = staged.output(output);
     return run({OpType::SCATTER, "hbm:scatter", scattered, outputs, opts.timeout, opts.asyncOp},
                std::move(staged), [&](uint64_t sequence) {
-                 return communicator_->scatter(sequence, ins, out, dtype, root);
+                 return connection_.communicator->scatter(sequence, ins, out, dtype, root);
                });
   });
 }
@@ -248,7 +249,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall_base(at::Tensor& output
     return run(
         {OpType::ALLTOALL_BASE, "hbm:all_to_all", {input}, {output}, opts.timeout, opts.asyncOp},
         std::move(staged), [&](uint64_t sequence) {
-          return communicator_->alltoall(sequence, sources, sinks, dtype);
+          return connection_.communicator->alltoall(sequence, sources, sinks, dtype);
         });
   });
 }
@@ -271,7 +272,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall(std::vector<at::Tensor>
     check_same_count_self(sources, sinks, rank_, "all_to_all");
     return run({OpType::ALLTOALL, "hbm:all_to_all", inputs, outputs, opts.timeout, opts.asyncOp},
                std::move(staged), [&](uint64_t sequence) {
-                 return communicator_->alltoall(sequence, sources, sinks, dtype);
+                 return connection_.communicator->alltoall(sequence, sources, sinks, dtype);
                });
   });
 }

@@ -24,7 +24,7 @@ void ProcessGroupHbm::check_tag(int tag, const char* operation) const {
     throw Error(ErrorKind::kInvalid,
                 std::string(operation) + ": " + name_ + " has one rank, which has no peer");
   }
-  const int tags = communicator_->tags();
+  const int tags = connection_.communicator->tags();
   if (tag < 0 || tag >= tags) {
     throw Error(ErrorKind::kInvalid, std::string(operation) + ": tag " + std::to_string(tag) +
                                          " is not between 0 and " + std::to_string(tags - 1) +
@@ -40,9 +40,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::send(std::vector<at::Tensor>& te
     StagedTensors staged;
     const Source in = staged.input(tensor);
     const Dtype dtype = to_dtype(tensor.scalar_type());
-    return run_p2p(
-        {OpType::SEND, "hbm:send", tensors, {}, c10d::kUnsetTimeout, true}, std::move(staged),
-        [&](const std::shared_ptr<int>&) { return communicator_->send(in, dtype, to, tag); });
+    return run_p2p({OpType::SEND, "hbm:send", tensors, {}, c10d::kUnsetTimeout, true},
+                   std::move(staged), [&](const std::shared_ptr<int>&) {
+                     return connection_.communicator->send(in, dtype, to, tag);
+                   });
   });
 }
 
@@ -54,7 +55,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::receive(std::vector<at::Tensor>&
   const Dtype dtype = to_dtype(tensor.scalar_type());
   return run_p2p({type, name, tensors, tensors, c10d::kUnsetTimeout, true}, std::move(staged),
                  [&](std::shared_ptr<int> source) {
-                   return communicator_->receive(out, dtype, from, tag, std::move(source));
+                   return connection_.communicator->receive(out, dtype, from, tag,
+                                                            std::move(source));
                  });
 }
 
@@ -78,7 +80,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::barrier(const c10d::BarrierOptio
   return translated([&] {
     return run({OpType::BARRIER, "hbm:barrier", {}, {}, opts.timeout, opts.asyncOp},
                StagedTensors(),
-               [&](uint64_t sequence) { return communicator_->barrier(sequence); });
+               [&](uint64_t sequence) { return connection_.communicator->barrier(sequence); });
   });
 }
 
@@ -105,7 +107,8 @@ void ProcessGroupHbm::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
     }
     const milliseconds timeout = timeout_or_default(opts.timeout);
     const auto deadline = Clock::now() + timeout;
-    const std::string prefix = prefix_ + "monitored_barrier" + std::to_string(number) + "/";
+    const std::string prefix = connection_.rendezvous.participant.prefix + "monitored_barrier" +
+                               std::to_string(number) + "/";
     const std::string verdict_key = prefix + "verdict";
     const auto store = make_key_value(c10d_store_);
     const std::string late = "monitored_barrier of " + name_ + " timed out after " +
@@ -146,7 +149,7 @@ void ProcessGroupHbm::startCoalescing() {
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::endCoalescing() {
   const std::lock_guard lock(coalescing_mutex_);
   coalescing_ = std::thread::id();
-  return all_of(OpType::COALESCED, std::exchange(coalesced_, {}));
+  return c10::make_intrusive<WorkAll>(rank_, OpType::COALESCED, std::exchange(coalesced_, {}));
 }
 
 }  // namespace hbm

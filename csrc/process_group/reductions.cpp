@@ -34,8 +34,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce(std::vector<at::Tensor
                           : staged.in_place(tensor);
     return run({OpType::ALLREDUCE, "hbm:all_reduce", tensors, tensors, opts.timeout, opts.asyncOp},
                std::move(staged), [&](uint64_t sequence) {
-                 return communicator_->allreduce(sequence, data.data, data.data, data.count, dtype,
-                                                 op);
+                 return connection_.communicator->allreduce(sequence, data.data, data.data,
+                                                            data.count, dtype, op);
                });
   });
 }
@@ -45,8 +45,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_at_once(
     const c10d::AllreduceOptions& opts) {
   const at::Tensor& tensor = tensors.front();
   if (opts.asyncOp || op == ReduceOp::kPremulSum) return nullptr;
-  if (tensor.nbytes() >= communicator_->small_bytes() || !StagedTensors::usable(tensor) ||
-      at::hasCallbacks()) {
+  if (tensor.nbytes() >= connection_.communicator->small_bytes() ||
+      !StagedTensors::usable(tensor) || at::hasCallbacks()) {
     return nullptr;
   }
   queue_->require_owner("all_reduce");
@@ -68,7 +68,8 @@ std::optional<uint64_t> ProcessGroupHbm::reduce_inline(void* data, size_t count,
   if (!queue_->try_claim("all_reduce")) return std::nullopt;
   const uint64_t sequence = ++sequence_;
   issue.unlock();
-  queue_->run_claimed(*communicator_->small_allreduce(sequence, data, count, dtype, op), timeout);
+  queue_->run_claimed(*connection_.communicator->small_allreduce(sequence, data, count, dtype, op),
+                      timeout);
   return sequence;
 }
 
@@ -89,8 +90,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_coalesced(
     return run({OpType::ALLREDUCE_COALESCED, "hbm:all_reduce_coalesced", tensors, tensors,
                 opts.timeout, opts.asyncOp},
                std::move(staged), [&](uint64_t sequence) {
-                 return communicator_->allreduce(sequence, data.data, data.data, data.count, dtype,
-                                                 op);
+                 return connection_.communicator->allreduce(sequence, data.data, data.data,
+                                                            data.count, dtype, op);
                });
   });
 }
@@ -102,7 +103,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_sparse(
     return run({OpType::_ALLREDUCE_SPARSE, "hbm:all_reduce_sparse", tensors, tensors, opts.timeout,
                 opts.asyncOp},
                StagedTensors(), [&](uint64_t sequence) {
-                 return make_sparse_allreduce(communicator_, size_, sequence, tensors.front());
+                 return make_sparse_allreduce(connection_.communicator, size_, sequence,
+                                              tensors.front());
                });
   });
 }
@@ -119,8 +121,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce(std::vector<at::Tensor>& 
     const Sink out = root == rank_ ? staged.output(tensor) : Sink{};
     return run({OpType::REDUCE, "hbm:reduce", tensors, tensors, opts.timeout, opts.asyncOp},
                std::move(staged), [&](uint64_t sequence) {
-                 return communicator_->reduce(sequence, in.data, out.data, in.count, dtype, op,
-                                              root);
+                 return connection_.communicator->reduce(sequence, in.data, out.data, in.count,
+                                                         dtype, op, root);
                });
   });
 }
@@ -151,7 +153,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce_scatter(
     return run({OpType::REDUCE_SCATTER, "hbm:reduce_scatter", inputs.front(), outputs, opts.timeout,
                 opts.asyncOp},
                std::move(staged), [&](uint64_t sequence) {
-                 return communicator_->reduce_scatter(sequence, sources, out.data, dtype, op);
+                 return connection_.communicator->reduce_scatter(sequence, sources, out.data, dtype,
+                                                                 op);
                });
   });
 }
@@ -178,7 +181,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::_reduce_scatter_base(
                 opts.timeout,
                 opts.asyncOp},
                std::move(staged), [&](uint64_t sequence) {
-                 return communicator_->reduce_scatter(sequence, sources, out.data, dtype, op);
+                 return connection_.communicator->reduce_scatter(sequence, sources, out.data, dtype,
+                                                                 op);
                });
   });
 }
@@ -192,7 +196,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce_scatter_tensor_coalesced(
     for (size_t i = 0; i < outputs.size(); ++i) {
       works.push_back(_reduce_scatter_base(outputs[i], inputs[i], opts));
     }
-    return all_of(OpType::REDUCE_SCATTER_TENSOR_COALESCED, std::move(works));
+    return c10::make_intrusive<WorkAll>(rank_, OpType::REDUCE_SCATTER_TENSOR_COALESCED,
+                                        std::move(works));
   });
 }
 

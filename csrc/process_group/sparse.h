@@ -12,8 +12,7 @@
 
 namespace hbm {
 
-// One sparse COO CPU tensor, and SUM. Throws Error(kInvalid) or
-// Error(kUnsupported).
+// One sparse COO CPU tensor, and SUM. Throws Error(kInvalid) or Error(kUnsupported).
 void check_sparse(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op);
 
 // `tensor` becomes the coalesced sum. Ranks may have different numbers of indices.

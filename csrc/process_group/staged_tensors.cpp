@@ -105,10 +105,10 @@ std::vector<Sink> StagedTensors::outputs(const std::vector<at::Tensor>& tensors)
   return sinks;
 }
 
-DriverHooks StagedTensors::take_hooks(std::function<void()> at_end) {
-  DriverHooks hooks;
+Frame StagedTensors::take_frame(std::function<void()> at_end) {
+  Frame frame;
   if (!copies_in_.empty() || !scalings_.empty()) {
-    hooks.prologue = [copies = std::move(copies_in_), scalings = std::move(scalings_)] {
+    frame.prologue = [copies = std::move(copies_in_), scalings = std::move(scalings_)] {
       copy_all(copies);
       for (const auto& [tensor, factor] : scalings) {
         scale(tensor.mutable_data_ptr(), tensor.const_data_ptr(),
@@ -116,12 +116,12 @@ DriverHooks StagedTensors::take_hooks(std::function<void()> at_end) {
       }
     };
   }
-  hooks.epilogue = [kept = std::move(kept_), copies = std::move(copies_out_),
+  frame.epilogue = [kept = std::move(kept_), copies = std::move(copies_out_),
                     at_end = std::move(at_end)] {
     copy_all(copies);
     if (at_end) at_end();
   };
-  return hooks;
+  return frame;
 }
 
 const void* offset(const void* data, size_t bytes) {

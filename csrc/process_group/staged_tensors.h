@@ -4,7 +4,7 @@
 // before the operation begins and copied back when it is complete, so that operations issued one
 // after the other on the same strided tensor see each other's results.
 //
-// Threads: built by the issuing thread; the hooks then runs on the driving thread.
+// Threads: built by the issuing thread; the frame runs on the driving thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -38,7 +38,7 @@ class StagedTensors {
 
   // Keeps all tensors alive until the operation is done. `at_end` runs after the results are in
   // place. Call once.
-  DriverHooks take_hooks(std::function<void()> at_end);
+  Frame take_frame(std::function<void()> at_end);
 
  private:
   struct Scaling {

@@ -29,7 +29,7 @@ class Operation {
 
   virtual Progress poll() = 0;
 
-  // "allreduce #7 (1000 float32, SUM) of group 0", for errors.
+  // For errors: allreduce #7 (SUM) of 1000 float32 on rank 0 of group "0"
   virtual std::string describe() const = 0;
 
   // Group ranks that this operation waits for: those that a timeout names.

@@ -13,7 +13,7 @@ namespace {
 constexpr std::chrono::milliseconds kWatchEvery{250};
 constexpr std::chrono::seconds kLingerFor{1};
 constexpr std::chrono::milliseconds kFollowerLooks{20};
-constexpr std::chrono::milliseconds kLongestDoze{10};  // then the clock and the state count again
+constexpr std::chrono::milliseconds kLongestWait{10};  // then the clock and the state count again
 constexpr std::chrono::microseconds kGlance{20};       // cheaper than waking the worker
 
 thread_local const OperationQueue* worker_of = nullptr;  // the queue whose worker this thread is
@@ -37,7 +37,7 @@ Error given_up(const Operation& operation, const std::exception_ptr& cause) {
 void Ticket::let_go() {
   operation_ = nullptr;
   owned_.reset();
-  hooks_ = {};
+  frame_ = {};
 }
 
 void Ticket::abandon() {
@@ -45,9 +45,9 @@ void Ticket::abandon() {
     operation_->abandon();
     if (operation_->peers_may_write()) {
       static std::mutex mutex;
-      static auto* const kept = new std::vector<DriverHooks>;
+      static auto* const kept = new std::vector<Frame>;
       const std::lock_guard lock(mutex);
-      kept->push_back(std::move(hooks_));
+      kept->push_back(std::move(frame_));
     }
   }
   let_go();
@@ -69,14 +69,13 @@ void OperationQueue::require_owner(const char* operation) const {
 }
 
 std::shared_ptr<Ticket> OperationQueue::enqueue(std::unique_ptr<Operation> operation,
-                                                std::chrono::milliseconds timeout,
-                                                DriverHooks hooks) {
+                                                std::chrono::milliseconds timeout, Frame frame) {
   if (fork_.in_child()) require_owner(operation->describe().c_str());
   auto ticket = std::make_shared<Ticket>();
   ticket->small_ = operation->self_sufficient();
   ticket->operation_ = operation.get();
   ticket->owned_ = std::move(operation);
-  ticket->hooks_ = std::move(hooks);
+  ticket->frame_ = std::move(frame);
   ticket->timeout_ = timeout;
   ticket->submitted_at_ = Clock::now();
   if (order_ == Order::kUnordered) step(*ticket);  // begins it, before it is shared
@@ -117,10 +116,10 @@ bool OperationQueue::try_claim(const char* what) {
 }
 
 void OperationQueue::run_claimed(Operation& operation, std::chrono::milliseconds timeout,
-                                 DriverHooks hooks) {
+                                 Frame frame) {
   Ticket ticket;
   ticket.operation_ = &operation;
-  ticket.hooks_ = std::move(hooks);
+  ticket.frame_ = std::move(frame);
   ticket.timeout_ = timeout;
   Ticket* const tickets[] = {&ticket};
   TicketOutcome outcome = poll_until(tickets, Clock::time_point::max());
@@ -224,12 +223,6 @@ std::exception_ptr OperationQueue::broken() const {
   return broken_;
 }
 
-bool OperationQueue::idle() const {
-  if (fork_.in_child()) return true;
-  Lock lock(mutex_);
-  return pending_.empty();
-}
-
 // Drives what is active until `target` is done or `deadline` has passed; with no target, until
 // nothing is pending. A deadline in the past means one attempt.
 void OperationQueue::drive(Lock& lock, const Ticket* target, Clock::time_point deadline,
@@ -280,13 +273,13 @@ OperationQueue::TicketOutcome OperationQueue::poll_until(std::span<Ticket* const
     }
     if (watch_due_ == Clock::time_point::max()) watch_due_ = now + kWatchEvery;
     if (now >= watch_due_) {
-      const TicketOutcome news = watch(tickets);
-      if (news.ticket) return news;  // the watch stays due, for the other tickets
+      const TicketOutcome outcome = watch(tickets);
+      if (outcome.ticket) return outcome;  // the watch stays due, for the other tickets
       watch_due_ = Clock::time_point::max();
     }
     Ticket* const first = tickets.front();
     try {
-      if (!first->operation_->wait(std::min(deadline, now + kLongestDoze))) backoff.pause();
+      if (!first->operation_->wait(std::min(deadline, now + kLongestWait))) backoff.pause();
     } catch (...) {
       return {first, std::current_exception()};
     }
@@ -308,7 +301,7 @@ OperationQueue::TicketOutcome OperationQueue::watch(std::span<Ticket* const> tic
 // Begins the ticket's operation or moves it on; runs the epilogue when it is complete.
 Progress OperationQueue::step(Ticket& ticket) {
   if (!ticket.begun_) {
-    if (ticket.hooks_.prologue) ticket.hooks_.prologue();
+    if (ticket.frame_.prologue) ticket.frame_.prologue();
     ticket.begun_ = true;
     ticket.begun_at_ = Clock::now();
     ticket.operation_->begin();
@@ -316,7 +309,7 @@ Progress OperationQueue::step(Ticket& ticket) {
   }
   const Progress progress = ticket.operation_->poll();
   if (progress == Progress::kDone) {
-    if (ticket.hooks_.epilogue) ticket.hooks_.epilogue();
+    if (ticket.frame_.epilogue) ticket.frame_.epilogue();
   } else if (progress == Progress::kIdle && Clock::now() - ticket.begun_at_ >= ticket.timeout_) {
     const std::vector<int> missing = ticket.operation_->missing();
     throw Error(ErrorKind::kTimeout, ticket.operation_->describe() + " timed out after " +

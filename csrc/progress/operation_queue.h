@@ -52,7 +52,7 @@ enum class Mode {
 };
 
 // What goes around an operation, on the thread that drives it.
-struct DriverHooks {
+struct Frame {
   std::function<void()> prologue;  // just before begin(): gathers strided input
   std::function<void()> epilogue;  // after the last poll(), before anyone sees it done
 };
@@ -77,7 +77,7 @@ class Ticket {
 
   std::unique_ptr<Operation> owned_;  // null: the operation is somebody else's (run_claimed)
   Operation* operation_ = nullptr;    // used by the driver alone
-  DriverHooks hooks_;
+  Frame frame_;
   bool begun_ = false;  // written by the driver, or before the ticket is shared
   Clock::time_point begun_at_;
   std::chrono::milliseconds timeout_{};  // counted from begin()
@@ -93,7 +93,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
  public:
   struct Hooks {
     // Called about four times a second while a driver waits for the operation's ranks; throws to
-    // fail it (the news of another rank's failure).
+    // fail it (another rank's failure was reported).
     std::function<void(const Operation& operation)> watch;
     // Turns an error into the one that it is the consequence of; may take a moment.
     std::function<std::exception_ptr(const Operation& operation, const std::exception_ptr& error)>
@@ -122,7 +122,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   // leave in the order of issue. Throws Error(kAborted) on a broken queue, Error(kUnsupported) in a
   // forked child, and what begin() throws.
   std::shared_ptr<Ticket> enqueue(std::unique_ptr<Operation> operation,
-                                  std::chrono::milliseconds timeout, DriverHooks hooks);
+                                  std::chrono::milliseconds timeout, Frame frame);
 
   // Sets it going. In Mode::kSync the ticket is done on return. An error of the operation is left
   // in the ticket.
@@ -135,7 +135,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   // run_claimed() throws the operation's error. try_claim() throws as enqueue() does; `what` names
   // the operation.
   bool try_claim(const char* what);
-  void run_claimed(Operation& operation, std::chrono::milliseconds timeout, DriverHooks hooks = {});
+  void run_claimed(Operation& operation, std::chrono::milliseconds timeout, Frame frame = {});
   void unclaim();
 
   // Drives or waits until the ticket is done; false when `deadline` came first (the operation goes
@@ -159,7 +159,6 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   // Null while the queue is sound, else the error that broke it.
   std::exception_ptr broken() const;
 
-  bool idle() const;
   bool in_forked_child() const noexcept { return fork_.in_child(); }
 
  private:

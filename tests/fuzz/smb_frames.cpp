@@ -87,7 +87,7 @@ class Conversation {
     }
   }
 
-  box::FakeDesk handler_{uint64_t{1} << 16};
+  box::FakeHandler handler_{uint64_t{1} << 16};
   box::StreamContext context_;
   box::EventLoop loop_{"fuzz", nullptr};  // is not started: what is served is served here
   std::optional<smb::FrameStream> client_;

@@ -29,7 +29,7 @@ struct Script {
   };
 
   // As if the operation knew of no notice.
-  std::function<bool(std::chrono::steady_clock::time_point)> on_doze = [](auto) { return false; };
+  std::function<bool(std::chrono::steady_clock::time_point)> on_wait = [](auto) { return false; };
 
   std::atomic<bool> ready = false;
   std::atomic<bool> begun = false;
@@ -74,7 +74,7 @@ class FakeOperation final : public Operation {
   bool self_sufficient() const override { return script_->small; }
   bool peers_may_write() const override { return script_->peers_may_write; }
   bool wait(std::chrono::steady_clock::time_point until) override {
-    return script_->on_doze(until);
+    return script_->on_wait(until);
   }
 
  private:

@@ -17,6 +17,7 @@
 
 #include "communicator/shm/neighbours.h"
 #include "communicator/shm/peer_socket.h"
+#include "communicator/shm/shm_group.h"
 #include "expect_error.h"
 #include "file_store.h"
 #include "forked_ranks.h"
@@ -61,7 +62,7 @@ Neighbourhood explore_as(const ForkedRank& rank) {
         return self;
       });
   return explore(rendezvous, listener,
-                 [] { return memory::SharedSegment::create(memory::Policy::kDdr, 64 << 20); });
+                 memory::SharedSegment::create(memory::Policy::kDdr, 64 << 20));
 }
 
 // Ranks 2 and 3 isolate themselves first, each for itself.
@@ -118,10 +119,10 @@ TEST(Namespaces, ProcessesOfOtherNamespacesAreSeenToDie) {
     const Neighbourhood found = explore_as(rank);
     ASSERT_EQ(found.node_of, (std::vector<int>{0, 0}));
     const auto deadline = in(milliseconds(5000));
-    while (!dead(*found.at[1]) && std::chrono::steady_clock::now() < deadline) {
+    while (!is_dead(found.at[1]->pidfd.get()) && std::chrono::steady_clock::now() < deadline) {
       std::this_thread::sleep_for(milliseconds(1));
     }
-    EXPECT_TRUE(dead(*found.at[1]));
+    EXPECT_TRUE(is_dead(found.at[1]->pidfd.get()));
   });
 }
 

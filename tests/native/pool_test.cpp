@@ -101,7 +101,7 @@ TEST(Pool, LargeBlocksCanHaveHugePages) {
   const auto block = pool->allocate(5 * kMiB);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(block->base()) % (2 * kMiB), 0u);
   fill(*block, 1);
-  EXPECT_GE(pool->page_bytes(), kPage);
+  EXPECT_GE(largest_page_bytes(block->base(), 5 * kMiB), kPage);
 }
 
 TEST(Pool, CapacityCountsPagesAndNotRanges) {

@@ -20,7 +20,7 @@ TEST_F(QueueTest, AClaimedOperationRunsInTheCaller) {
   EXPECT_EQ(op->polled_by, std::this_thread::get_id());
   EXPECT_EQ(order, "<>");
   EXPECT_FALSE(op->destroyed) << "the operation is the caller's";
-  EXPECT_TRUE(queue_->idle());
+  EXPECT_TRUE(idle());
 }
 
 TEST_F(QueueTest, OnlyAnIdleQueueIsClaimed) {
@@ -81,39 +81,39 @@ TEST_F(QueueTest, AClaimedOperationTimesOut) {
                [&] { queue_->run_claimed(operation, milliseconds(20)); });
 }
 
-TEST_F(QueueTest, AbortReachesAClaimedOperationThatDozes) {
+TEST_F(QueueTest, AbortReachesAClaimedOperationThatWaits) {
   const auto op = script("op");
-  std::atomic<bool> dozing = false;
-  op->on_doze = [&](Clock::time_point until) {
-    dozing = true;
-    const int seen = nudges_;
-    while (nudges_ == seen && Clock::now() < until) std::this_thread::yield();
+  std::atomic<bool> asleep = false;
+  op->on_wait = [&](Clock::time_point until) {
+    asleep = true;
+    const int seen = wakes_;
+    while (wakes_ == seen && Clock::now() < until) std::this_thread::yield();
     return true;
   };
   FakeOperation operation(op);
   ASSERT_TRUE(queue_->try_claim("op"));
   std::thread other([&] {
-    EXPECT_TRUE(eventually([&] { return dozing.load(); }));
+    EXPECT_TRUE(eventually([&] { return asleep.load(); }));
     queue_->abort("enough");
   });
   expect_error(ErrorKind::kAborted, {"op was given up: enough"},
                [&] { queue_->run_claimed(operation, kLong); });
   other.join();
   EXPECT_TRUE(op->abandoned);
-  EXPECT_GT(nudges_, 0);
+  EXPECT_GT(wakes_, 0);
 }
 
-TEST_F(QueueTest, AnErrorWhileDozingIsTheOperations) {
+TEST_F(QueueTest, AnErrorWhileWaitingIsTheOperations) {
   const auto op = script("op");
-  op->on_doze = [](auto) -> bool { throw Error(ErrorKind::kDeath, "rank 2 has died"); };
+  op->on_wait = [](auto) -> bool { throw Error(ErrorKind::kDeath, "rank 2 has died"); };
   const auto ticket = submit(op, Mode::kSync);
   expect_error(ErrorKind::kDeath, {"rank 2 has died"}, ticket->error());
   EXPECT_TRUE(op->abandoned);
 }
 
-TEST_F(QueueTest, NobodyDozesBeyondTheDeadline) {
+TEST_F(QueueTest, NobodyWaitsBeyondTheDeadline) {
   const auto op = script("op");
-  op->on_doze = [](Clock::time_point until) {
+  op->on_wait = [](Clock::time_point until) {
     EXPECT_LE(until, Clock::now() + milliseconds(1000));
     std::this_thread::sleep_until(until);
     return true;
@@ -144,20 +144,20 @@ TEST_F(QueueTest, TensorsThatOthersMayStillWriteToAreKept) {
   }
 }
 
-TEST_F(UnorderedQueueTest, ANewOperationWakesADriverThatDozes) {
+TEST_F(UnorderedQueueTest, ANewOperationWakesADriverThatWaits) {
   const auto waiting = script("waiting");
-  std::atomic<bool> dozing = false;
-  waiting->on_doze = [&](Clock::time_point until) {
-    dozing = true;
-    const int seen = nudges_;
-    while (nudges_ == seen && Clock::now() < until) std::this_thread::yield();
+  std::atomic<bool> asleep = false;
+  waiting->on_wait = [&](Clock::time_point until) {
+    asleep = true;
+    const int seen = wakes_;
+    while (wakes_ == seen && Clock::now() < until) std::this_thread::yield();
     return true;
   };
   const auto first = submit(waiting);
-  ASSERT_TRUE(eventually([&] { return dozing.load(); }));
+  ASSERT_TRUE(eventually([&] { return asleep.load(); }));
   const auto second = submit(ready_script("second"));
   EXPECT_TRUE(wait(second));
-  EXPECT_GT(nudges_, 0);
+  EXPECT_GT(wakes_, 0);
   waiting->ready = true;
   EXPECT_TRUE(wait(first));
 }

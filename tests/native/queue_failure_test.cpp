@@ -60,13 +60,13 @@ TEST(QueueErrors, EveryStepMayFail) {
   begins->on_begin = fail;
   struct Case {
     std::shared_ptr<Script> script;
-    DriverHooks hooks;
+    Frame frame;
   };
   for (const Case& each : {Case{begins, {}}, Case{ready_script("prologue"), {fail, {}}},
                            Case{ready_script("epilogue"), {{}, fail}}}) {
     const auto queue = OperationQueue::create(OperationQueue::Order::kOrdered, true, {});
     const auto ticket =
-        queue->enqueue(std::make_unique<FakeOperation>(each.script), kLong, each.hooks);
+        queue->enqueue(std::make_unique<FakeOperation>(each.script), kLong, each.frame);
     queue->launch(ticket, Mode::kSync);
     EXPECT_TRUE(ticket->done());
     expect_error(ErrorKind::kMismatch, {"shapes differ"}, ticket->error());
@@ -98,7 +98,7 @@ TEST_F(UnorderedQueueTest, BeginThrowsAtEnqueue) {
   bad->on_begin = fail;
   expect_error(ErrorKind::kMismatch, {"shapes differ"}, [&] { enqueue(bad); });
   EXPECT_TRUE(bad->destroyed);
-  EXPECT_TRUE(queue_->idle());
+  EXPECT_TRUE(idle());
   EXPECT_FALSE(queue_->broken());
 }
 

@@ -33,7 +33,7 @@ class QueueTest : public testing::Test {
                                       const std::lock_guard lock(mutex_);
                                       failures_.push_back(error);
                                     },
-                                    [this] { nudges_.fetch_add(1); },
+                                    [this] { wakes_.fetch_add(1); },
                                     [](const std::vector<int>& ranks) {
                                       std::string text = "waiting for";
                                       for (const int rank : ranks)
@@ -43,18 +43,25 @@ class QueueTest : public testing::Test {
   ~QueueTest() override { queue_->stop(); }
 
   TicketPtr enqueue(const std::shared_ptr<Script>& script, milliseconds timeout = kLong,
-                    DriverHooks hooks = {}) {
-    return queue_->enqueue(std::make_unique<FakeOperation>(script), timeout, std::move(hooks));
+                    Frame frame = {}) {
+    return queue_->enqueue(std::make_unique<FakeOperation>(script), timeout, std::move(frame));
   }
 
   TicketPtr submit(const std::shared_ptr<Script>& script, Mode mode = Mode::kAsync,
-                   milliseconds timeout = kLong, DriverHooks hooks = {}) {
-    auto ticket = enqueue(script, timeout, std::move(hooks));
+                   milliseconds timeout = kLong, Frame frame = {}) {
+    auto ticket = enqueue(script, timeout, std::move(frame));
     queue_->launch(ticket, mode);
     return ticket;
   }
 
   bool wait(const TicketPtr& ticket) { return queue_->wait(ticket, Clock::now() + kLong); }
+
+  // Whether nothing is enqueued or driven. Throws on a broken queue.
+  bool idle() {
+    if (!queue_->try_claim("a look")) return false;
+    queue_->unclaim();
+    return true;
+  }
 
   std::vector<std::exception_ptr> failures() {
     const std::lock_guard lock(mutex_);
@@ -63,7 +70,7 @@ class QueueTest : public testing::Test {
 
   std::function<void(const std::vector<int>&)> watch_ = [](const auto&) {
   };  // to be set before the first operation
-  std::atomic<int> nudges_ = 0;
+  std::atomic<int> wakes_ = 0;
   const std::shared_ptr<OperationQueue> queue_;
 
  private:

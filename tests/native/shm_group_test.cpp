@@ -38,14 +38,12 @@ TEST(NodeTeam, RefusesAddressesBeyondASegment) {
   TestNode node({.size = 2});
   const NodeRank rank(node, 0);
   const size_t size = node.segments[1]->size();
-  const auto place = [](uint64_t offset) {
-    return StreamLocation{0, offset, StreamLocation::kZeroCopy, 0};
-  };
-  EXPECT_EQ(rank.shm_group->direct(1, place(size - 64), 64), node.segments[1]->base() + size - 64);
+  EXPECT_EQ(rank.shm_group->address_in_segment(1, size - 64, 64),
+            node.segments[1]->base() + size - 64);
   for (const auto& [offset, bytes] : std::vector<std::pair<uint64_t, size_t>>{
            {size - 63, 64}, {size + 1, 0}, {~uint64_t{0}, 64}, {0, size + 1}}) {
     expect_error(ErrorKind::kMismatch, {"rank 1 of the test's group", "of its shared segment"},
-                 [&] { rank.shm_group->direct(1, place(offset), bytes); });
+                 [&] { rank.shm_group->address_in_segment(1, offset, bytes); });
   }
 }
 

@@ -215,7 +215,7 @@ void expect_withdrawn(bool in_segment, bool collected) {
 TEST(NodeTransfers, ThatWereGivenUpAreNotReceived) {
   for (const bool in_segment : {false, true}) {
     for (const bool collected : {false, true}) {
-      SCOPED_TRACE(in_segment ? "direct" : "staged");
+      SCOPED_TRACE(in_segment ? "zero-copy" : "staged");
       SCOPED_TRACE(collected ? "in the receiver's process" : "in the mailbox");
       expect_withdrawn(in_segment, collected);
     }

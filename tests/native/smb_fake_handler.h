@@ -18,19 +18,19 @@
 
 namespace hbm::box {
 
-class FakeDesk final : public RequestHandler {
+class FakeHandler final : public RequestHandler {
  public:
   static constexpr uint32_t kHandle = 1;
 
   enum class Answers { kAtOnce, kByThread, kNever };
 
-  explicit FakeDesk(uint64_t segment_bytes = 4 << 20, Answers answers = Answers::kAtOnce)
+  explicit FakeHandler(uint64_t segment_bytes = 4 << 20, Answers answers = Answers::kAtOnce)
       : memory_(segment_bytes), answers_(answers) {
     segment_->size = segment_bytes;
     if (answers == Answers::kByThread) thread_ = std::thread([this] { answer_all(); });
   }
 
-  ~FakeDesk() override {
+  ~FakeHandler() override {
     {
       const std::lock_guard lock(mutex_);
       closing_ = true;
@@ -66,7 +66,7 @@ class FakeDesk final : public RequestHandler {
       return joining;
     }
     ++joined;
-    // Doors only hold a session, so anything will do.
+    // Listeners only hold a session, so anything will do.
     const auto session = std::make_shared<std::byte>();
     joining.session = {session, reinterpret_cast<Session*>(session.get())};
     joining.id = join.session ? join.session : smb::random_id();

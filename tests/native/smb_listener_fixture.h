@@ -41,14 +41,14 @@ inline StreamListenerOptions options_with(const std::string& token = kToken) {
 // A listener with a fake handler behind it.
 struct Box {
   explicit Box(const StreamListenerOptions& given = options_with(),
-               FakeDesk::Answers answers = FakeDesk::Answers::kAtOnce)
+               FakeHandler::Answers answers = FakeHandler::Answers::kAtOnce)
       : options(given), handler(4 << 20, answers), listener(std::in_place, handler, options) {}
 
   smb::Address tcp() const { return listener->addresses().at(0); }
   smb::Address local() const { return {"", 0, options.socket_path}; }
 
   const StreamListenerOptions options;
-  FakeDesk handler;
+  FakeHandler handler;
   std::optional<StreamListener> listener;
 };
 
@@ -60,7 +60,7 @@ inline std::unique_ptr<RawClient> joined(const smb::Address& address,
 }
 
 inline smb::Transfer transfer_of(uint64_t offset, uint32_t bytes,
-                                 uint32_t handle = FakeDesk::kHandle) {
+                                 uint32_t handle = FakeHandler::kHandle) {
   return {offset, bytes, handle};
 }
 
@@ -78,7 +78,7 @@ inline void expect_served(const Box& box) {
 }
 
 // A test of both ways in.
-class StreamDoors : public testing::TestWithParam<smb::Address (Box::*)() const> {
+class StreamListenerTest : public testing::TestWithParam<smb::Address (Box::*)() const> {
  protected:
   smb::Address address(const Box& box) const { return (box.*GetParam())(); }
 };

@@ -117,7 +117,7 @@ TEST_F(ServerTest, AddressesInUse) {
   other.listen = {server.url().substr(6)};
   other.socket_path.clear();
   const std::string port = failure(other, ErrorKind::kUnavailable);
-  EXPECT_NE(port.find("its door: "), std::string::npos) << port;
+  EXPECT_NE(port.find("its listener: "), std::string::npos) << port;
   EXPECT_NE(port.find(other.listen.front()), std::string::npos) << port;
   EXPECT_TRUE(no_sockets());
   const std::string path = failure(options_, ErrorKind::kUnavailable);
@@ -167,7 +167,7 @@ TEST_F(ServerTest, VerbsThatWereAskedForAreThereOrTheBoxIsNot) {
   setenv("HBMCOMM_VERBS_LIB", "/nowhere/libhbm_verbs.so", 1);
   options_.verbs = VerbsChoice::kOn;
   const std::string cause = failure(options_, ErrorKind::kUnavailable);
-  EXPECT_NE(cause.find("its verbs door: "), std::string::npos) << cause;
+  EXPECT_NE(cause.find("its verbs listener: "), std::string::npos) << cause;
   options_.verbs = VerbsChoice::kAuto;
   Server server(options_);
   unsetenv("HBMCOMM_VERBS_LIB");

@@ -211,7 +211,7 @@ TEST(Service, OneKeyIsCreatedOnceByManyAtOnce) {
   EXPECT_EQ(box.service->statistics().segments.front().attachments, 16u);
 }
 
-TEST(Service, DoorsPrepareEverySegmentOrItIsNotMade) {
+TEST(Service, ListenersPrepareEverySegmentOrItIsNotMade) {
   Box box;
   int prepared = 0;
   box.service->on_new_segment([&](BoxSegment& segment) {

@@ -9,7 +9,7 @@
 namespace hbm::transport {
 namespace {
 
-TEST(ShmLink, MapsWhatItIsGranted) {
+TEST(ShmTransport, MapsWhatItIsGranted) {
   Box box;
   OpenedTransport opened = open_shm(box.opening());
   const auto grant = alloc(*opened.transport, 1, 100000);
@@ -26,7 +26,7 @@ TEST(ShmLink, MapsWhatItIsGranted) {
   EXPECT_EQ(grant->memory[0], std::byte{8});  // as long as someone holds it
 }
 
-TEST(ShmLink, MapsForReadingWhatItMayOnlyRead) {
+TEST(ShmTransport, MapsForReadingWhatItMayOnlyRead) {
   Box box;
   const OpenedTransport opened = open_shm(box.opening());
   const auto grant = alloc(*opened.transport, 1, 4096, smb::Alloc::kReadOnly);
@@ -39,14 +39,14 @@ TEST(ShmLink, MapsForReadingWhatItMayOnlyRead) {
   EXPECT_NE(mprotect(grant->memory, 4096, PROT_READ | PROT_WRITE), 0) << "the descriptor lets it";
 }
 
-TEST(ShmLink, KeepsSegmentsFromForkedChildren) {
+TEST(ShmTransport, KeepsSegmentsFromForkedChildren) {
   Box box;
   const OpenedTransport opened = open_shm(box.opening());
   const auto grant = alloc(*opened.transport, 1, 4096);
   EXPECT_DEATH(grant->memory[0] = std::byte{1}, "");
 }
 
-TEST(ShmLink, TellsWhenItCannotBe) {
+TEST(ShmTransport, TellsWhenItCannotBe) {
   const Box box;
   smb::Joined joined = open_tcp(box.opening()).joined;
   EXPECT_EQ(why_no_shm(joined), "");

@@ -19,7 +19,7 @@
 namespace hbm::box {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Addresses, StreamDoors, testing::Values(&Box::tcp, &Box::local),
+INSTANTIATE_TEST_SUITE_P(Addresses, StreamListenerTest, testing::Values(&Box::tcp, &Box::local),
                          [](const auto& info) { return info.index == 0 ? "Tcp" : "Unix"; });
 
 void expect_refused(RawClient& client, Status status, const std::string& cause) {
@@ -29,7 +29,7 @@ void expect_refused(RawClient& client, Status status, const std::string& cause) 
   EXPECT_TRUE(client.closed());
 }
 
-TEST_P(StreamDoors, RefuseAWrongOrMissingToken) {
+TEST_P(StreamListenerTest, RefusesAWrongOrMissingToken) {
   Box box;
   for (const std::string token : {"", "wrong", "the token "}) {
     RawClient client(address(box));
@@ -41,7 +41,7 @@ TEST_P(StreamDoors, RefuseAWrongOrMissingToken) {
   expect_served(box);
 }
 
-TEST_P(StreamDoors, LetEveryoneInWithoutAToken) {
+TEST_P(StreamListenerTest, LetsEveryoneInWithoutAToken) {
   Box box(options_with(""));
   RawClient client(address(box));
   const smb::Hello hello = client.hello();
@@ -50,7 +50,7 @@ TEST_P(StreamDoors, LetEveryoneInWithoutAToken) {
   EXPECT_TRUE(smb::equal(reply.as<smb::Joined>().proof, smb::Proof{}));
 }
 
-TEST_P(StreamDoors, RefuseAJoinOfAnEarlierConnection) {
+TEST_P(StreamListenerTest, RefusesAJoinOfAnEarlierConnection) {
   Box box;
   smb::Join overheard;
   {
@@ -65,7 +65,7 @@ TEST_P(StreamDoors, RefuseAJoinOfAnEarlierConnection) {
   EXPECT_EQ(box.handler.joined, 1);
 }
 
-TEST_P(StreamDoors, SayWhyTheDeskRefuses) {
+TEST_P(StreamListenerTest, SaysWhyTheHandlerRefuses) {
   Box box;
   RawClient client(address(box));
   const smb::Hello hello = client.hello();
@@ -73,7 +73,7 @@ TEST_P(StreamDoors, SayWhyTheDeskRefuses) {
   expect_refused(client, Status::kExpired, "the session is not known");
 }
 
-TEST_P(StreamDoors, TakeNothingButAJoinFirst) {
+TEST_P(StreamListenerTest, TakesNothingButAJoinFirst) {
   Box box;
   for (const Opcode opcode : {Opcode::kPing, Opcode::kRead, Opcode::kWrite, Opcode::kLeave}) {
     RawClient client(address(box));
@@ -87,7 +87,7 @@ TEST_P(StreamDoors, TakeNothingButAJoinFirst) {
   expect_served(box);
 }
 
-TEST_P(StreamDoors, TakeNoSecondJoin) {
+TEST_P(StreamListenerTest, TakesNoSecondJoin) {
   Box box;
   const auto client = joined(address(box));
   client->send(Opcode::kJoin, bytes_of(smb::Join{}));
@@ -95,7 +95,7 @@ TEST_P(StreamDoors, TakeNoSecondJoin) {
   EXPECT_EQ(box.handler.joined, 1);
 }
 
-TEST_P(StreamDoors, CloseOnMalformedFrames) {
+TEST_P(StreamListenerTest, ClosesOnMalformedFrames) {
   Box box;
   const auto bystander = joined(address(box));
   const auto spoiled = [&](const std::string& cause, const std::function<void(smb::Header&)>& spoil,
@@ -137,7 +137,7 @@ TEST_P(StreamDoors, CloseOnMalformedFrames) {
   EXPECT_EQ(bystander->ask(Opcode::kPing).header.status, Status::kOk);
 }
 
-TEST_P(StreamDoors, OutliveTruncatedFrames) {
+TEST_P(StreamListenerTest, OutlivesTruncatedFrames) {
   Box box;
   for (size_t bytes = 0; bytes < sizeof(smb::Header) + sizeof(smb::Join); bytes += 5) {
     RawClient client(address(box));

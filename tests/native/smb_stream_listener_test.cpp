@@ -17,7 +17,7 @@
 namespace hbm::box {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Addresses, StreamDoors, testing::Values(&Box::tcp, &Box::local),
+INSTANTIATE_TEST_SUITE_P(Addresses, StreamListenerTest, testing::Values(&Box::tcp, &Box::local),
                          [](const auto& info) { return info.index == 0 ? "Tcp" : "Unix"; });
 
 std::vector<std::byte> pattern(size_t bytes, unsigned seed) {
@@ -26,7 +26,7 @@ std::vector<std::byte> pattern(size_t bytes, unsigned seed) {
   return data;
 }
 
-TEST_P(StreamDoors, ProveTheTokenBothWays) {
+TEST_P(StreamListenerTest, ProvesTheTokenBothWays) {
   Box box;
   RawClient client(address(box));
   const smb::Hello hello = client.hello();
@@ -43,7 +43,7 @@ TEST_P(StreamDoors, ProveTheTokenBothWays) {
   EXPECT_EQ(joined.socket_path, box.options.socket_path);
 }
 
-TEST_P(StreamDoors, WriteAndReadTheSegment) {
+TEST_P(StreamListenerTest, WritesAndReadsTheSegment) {
   Box box;
   const auto client = joined(address(box));
   unsigned seed = 0;
@@ -58,7 +58,7 @@ TEST_P(StreamDoors, WriteAndReadTheSegment) {
   }
 }
 
-TEST_P(StreamDoors, RefuseTransfersTheDeskRefuses) {
+TEST_P(StreamListenerTest, RefusesTransfersTheHandlerRefuses) {
   Box box;
   const auto client = joined(address(box));
   const auto data = pattern(100'000, 1);
@@ -77,8 +77,8 @@ TEST_P(StreamDoors, RefuseTransfersTheDeskRefuses) {
   EXPECT_EQ(client->ask(Opcode::kPing).header.status, Status::kOk);
 }
 
-TEST_P(StreamDoors, PassAnswersOnWhoeverGivesThem) {
-  for (const auto answers : {FakeDesk::Answers::kAtOnce, FakeDesk::Answers::kByThread}) {
+TEST_P(StreamListenerTest, PassesAnswersOnWhoeverGivesThem) {
+  for (const auto answers : {FakeHandler::Answers::kAtOnce, FakeHandler::Answers::kByThread}) {
     Box box(options_with(), answers);
     const auto client = joined(address(box));
     constexpr int64_t kCount = 500;  // more than may be unanswered at a time
@@ -108,7 +108,7 @@ TEST_P(StreamDoors, PassAnswersOnWhoeverGivesThem) {
   }
 }
 
-TEST_P(StreamDoors, TellTheDeskWhoLeaves) {
+TEST_P(StreamListenerTest, TellsTheHandlerWhoLeaves) {
   Box box;
   {
     const auto client = joined(address(box));
@@ -122,7 +122,7 @@ TEST_P(StreamDoors, TellTheDeskWhoLeaves) {
   EXPECT_TRUE(last->closed());
 }
 
-TEST_P(StreamDoors, CloseTheConnectionsOfEndedSessions) {
+TEST_P(StreamListenerTest, ClosesTheConnectionsOfEndedSessions) {
   Box box;
   const auto silent = joined(address(box));
   const auto busy = joined(address(box));
@@ -137,9 +137,9 @@ TEST_P(StreamDoors, CloseTheConnectionsOfEndedSessions) {
   expect_served(box);
 }
 
-TEST_P(StreamDoors, EndWhileAnswersAreOnTheirWay) {
+TEST_P(StreamListenerTest, EndsWhileAnswersAreOnTheirWay) {
   for (int round = 0; round < 20; ++round) {
-    Box box(options_with(), FakeDesk::Answers::kByThread);
+    Box box(options_with(), FakeHandler::Answers::kByThread);
     std::vector<std::unique_ptr<RawClient>> clients;
     for (int i = 0; i < 4; ++i) {
       clients.push_back(joined(address(box)));
@@ -153,7 +153,7 @@ TEST_P(StreamDoors, EndWhileAnswersAreOnTheirWay) {
 }
 
 TEST(StreamListener, DrainsWhatWasRead) {
-  Box box(options_with(), FakeDesk::Answers::kByThread);
+  Box box(options_with(), FakeHandler::Answers::kByThread);
   box.handler.delay_us = 1000;
   const auto client = joined(box.tcp());
   constexpr int kCount = 50;
@@ -169,7 +169,7 @@ TEST(StreamListener, DrainsWhatWasRead) {
 }
 
 TEST(StreamListener, DrainsForSoLongAlone) {
-  Box box(options_with(), FakeDesk::Answers::kNever);
+  Box box(options_with(), FakeHandler::Answers::kNever);
   const auto client = joined(box.tcp());
   client->send(Opcode::kPing);
   ASSERT_TRUE(eventually([&box] { return box.handler.submitted == 1; }));
@@ -209,7 +209,7 @@ TEST(StreamListener, PassesTheSegmentsDescriptorOnAUnixSocket) {
 }
 
 TEST(StreamListener, SaysWhatItCannotDo) {
-  FakeDesk handler;
+  FakeHandler handler;
   expect_error(ErrorKind::kInvalid, {"address"}, [&handler] { StreamListener(handler, {}); });
   StreamListenerOptions options = options_with();
   options.threads = 0;
@@ -228,7 +228,7 @@ TEST(StreamListener, SaysWhatItCannotDo) {
 TEST(StreamListener, RemovesItsSocket) {
   const auto options = options_with();
   {
-    FakeDesk handler;
+    FakeHandler handler;
     const StreamListener listener(handler, options);
     EXPECT_EQ(access(options.socket_path.c_str(), F_OK), 0);
   }

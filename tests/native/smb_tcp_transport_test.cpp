@@ -123,7 +123,7 @@ uint64_t segments_sent(int socket) {
   return info.tcpi_data_segs_out;
 }
 
-TEST(TcpLink, GathersSmallRequests) {
+TEST(TcpTransport, GathersSmallRequests) {
   Box box;
   const OpenedTransport opened = open_tcp(box.opening(1));
   const auto grant = alloc(*opened.transport, 1, 1 << 20);
@@ -138,7 +138,7 @@ TEST(TcpLink, GathersSmallRequests) {
   EXPECT_LT(segments_sent(opened.transport->liveness_fd()) - before, 60u);
 }
 
-TEST(TcpLink, SharesALargeTransferAmongTheLanes) {
+TEST(TcpTransport, SharesALargeTransferAmongTheLanes) {
   Box box;
   const OpenedTransport opened = open_tcp(box.opening(4));
   const auto grant = alloc(*opened.transport, 1, 64 << 20);

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <random>
@@ -15,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/boot_id.h"
 #include "box/protocol/address.h"
 #include "box/protocol/protocol.h"
 #include "box/server/listener/stream_listener.h"
@@ -30,12 +30,6 @@ using smb::Status;
 using smb::TransportKind;
 
 inline constexpr char kToken[] = "a token of the test";
-
-inline std::string boot_id() {
-  std::string id;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
-  return id;
-}
 
 template <smb::Body T>
 std::vector<std::byte> bytes_of(const T& value) {
@@ -67,8 +61,8 @@ class Box {
     options.token = token;
     options.boot_id = boot_id();
     path_ = options.socket_path;
-    door_ = std::make_unique<box::StreamListener>(handler, options);
-    port_ = door_->addresses().front().port;
+    listener_ = std::make_unique<box::StreamListener>(handler, options);
+    port_ = listener_->addresses().front().port;
   }
 
   TransportOptions opening(uint32_t lanes = 4) const {
@@ -81,14 +75,14 @@ class Box {
     return opening;
   }
 
-  void die() { door_.reset(); }
+  void die() { listener_.reset(); }
 
-  box::LinkDesk handler;
+  box::TransportHandler handler;
 
  private:
   std::string path_;
   uint16_t port_ = 0;
-  std::unique_ptr<box::StreamListener> door_;
+  std::unique_ptr<box::StreamListener> listener_;
 };
 
 inline void finish(Transport& transport, const TransportRequest& request) {

@@ -1,5 +1,5 @@
-// A handler for tests of links: segments in a pool, answers at once or when the test says so, and
-// no sessions worth the name.
+// A handler for tests of transports: segments in a pool, answers at once or when the test says so,
+// and no sessions worth the name.
 #pragma once
 
 #include <atomic>
@@ -21,11 +21,11 @@ namespace hbm::box {
 
 class Session {};
 
-class LinkDesk final : public RequestHandler {
+class TransportHandler final : public RequestHandler {
  public:
   static constexpr uint64_t kCapacity = uint64_t{1} << 30;
 
-  LinkDesk() : pool_(memory::Pool::create({memory::Policy::kPreferred, kCapacity})) {}
+  TransportHandler() : pool_(memory::Pool::create({memory::Policy::kPreferred, kCapacity})) {}
 
   smb::Id contents() const override { return {7, 7}; }
   uint32_t lease_ms() const override { return 30000; }

@@ -38,7 +38,7 @@ transport::OpenedTransport open_socket_of(const smb::Joined& probe,
   return opened;
 }
 
-// What the session is then, the probe has resumed or begun.
+// The session is the one that the probe began or resumed.
 transport::OpenedTransport open_shm_by_tcp(transport::TransportOptions opening) {
   opening.lanes = 1;
   const transport::OpenedTransport probe = transport::open_tcp(opening);

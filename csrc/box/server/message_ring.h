@@ -1,10 +1,10 @@
 // The message ring of a box: the sessions that have requests, in the order in which they got them.
 //
-// Receivers put a session in; a pool of handler threads takes sessions out, and each carries out
+// Event loops put a session in; a pool of handler threads takes sessions out, and each carries out
 // one request before it puts the session back behind the others. So no client starves another.
 //
 // Every session is in the ring at most once, and a ring has room for all the sessions that can be:
-// put() never waits, and a receiver that answers the clients never depends on the handlers.
+// put() never waits, and an event loop that answers the clients never depends on the handlers.
 //
 // Threads: put() and close() may be called from any thread.
 #pragma once

@@ -1,7 +1,8 @@
 // Carries out the requests of clients: one function an opcode, which checks what was asked against
 // what the client may do, and does it.
 //
-// Threads: carry_out() may be called from any thread, for one session by its strand alone.
+// Threads: carry_out() may be called from any thread, for one session by the handler
+// that has it alone.
 #pragma once
 
 #include <cstddef>

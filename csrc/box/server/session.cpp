@@ -46,11 +46,12 @@ void ReplyWindow::save(Reply reply) {
   replies_.push_back(std::move(reply));
 }
 
-Session::Session(const Identity& identity, SessionRecord& record, std::shared_ptr<const void> seat)
+Session::Session(const Identity& identity, SessionRecord& record,
+                 std::shared_ptr<const void> counted)
     : record(record),
       window(record),
       identity_(identity),
-      seat_(std::move(seat)),
+      counted_(std::move(counted)),
       seen_(Clock::now()) {}
 
 bool Session::push(QueuedRequest&& request) {

@@ -1,10 +1,11 @@
 // A client of the box: what it attached, its requests in order, and its lease.
 //
-// A session's requests are carried out one at a time in the order in which they came, on its
-// strand: the handler that took it from the ring. It is in the ring exactly while it has requests.
+// A session's requests are carried out one at a time in the order in which they came, by the
+// handler thread that has the session: that took it from the ring. It is in the ring exactly while
+// it has requests.
 //
-// Threads: every member may be called from any thread, but for those that say that they are the
-// strand's.
+// Threads: every member may be called from any thread, but for those that say that they are for the
+// handler that has the session.
 #pragma once
 
 #include <atomic>
@@ -43,10 +44,10 @@ struct SessionAttachment {
 // out, and whose replies the client has not confirmed, are answered again as they were. A client
 // may leave smb::kWindow replies unconfirmed, so the window is bounded.
 //
-// Threads: applied() may be called from any; all else by one at a time, the session's strand.
+// Threads: applied() may be called from any; all else by the handler that has the session.
 class ReplyWindow {
  public:
-  // What `record` has as carried out already, a box did that has been restarted since.
+  // What `record` says was carried out, a box did before it was restarted.
   explicit ReplyWindow(const SessionRecord& record) : record_(record), restored_(record.applied) {}
 
   enum class Turn {
@@ -91,8 +92,8 @@ class Session {
     smb::TransportKind transport{};
   };
 
-  // `seat` goes when nobody holds the session any more.
-  Session(const Identity& identity, SessionRecord& record, std::shared_ptr<const void> seat);
+  // `counted`, by which the client counts among the box's, goes when nobody holds the session.
+  Session(const Identity& identity, SessionRecord& record, std::shared_ptr<const void> counted);
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
@@ -107,12 +108,13 @@ class Session {
   // Throws Refusal(kExpired) after kLeave, Refusal(kExhausted) at kMostRequests; `request` is then
   // as it was.
   bool push(QueuedRequest&& request);
-  QueuedRequest pop();  // REQUIRES: the strand, and a request
+  QueuedRequest pop();  // REQUIRES: by the handler that has it; a request
   bool idle();          // at the end of a request; false: the caller puts the session into the ring
 
   // No attachment: none has that handle.
   SessionAttachment attachment(uint32_t handle) const;
-  // Throws Refusal(kExhausted) at kMostAttachments. REQUIRES: the strand; the handle is not in use.
+  // Throws Refusal(kExhausted) at kMostAttachments. REQUIRES: by the handler that has the session;
+  // the handle is not in use.
   void attach(uint32_t handle, SessionAttachment attachment);
   SessionAttachment detach(uint32_t handle);
   std::vector<SessionAttachment> detach_all();
@@ -125,14 +127,15 @@ class Session {
 
   smb::ClientStats statistics(Clock::time_point now) const;
 
-  SessionRecord& record;  // the strand's, but for `applied`
-  ReplyWindow window;     // the strand's, but for applied()
+  // Of the handler that has the session, but for `applied` and applied().
+  SessionRecord& record;
+  ReplyWindow window;
   Counters counters;
   std::atomic<uint32_t> connections{0};
 
  private:
   const Identity identity_;
-  const std::shared_ptr<const void> seat_;
+  const std::shared_ptr<const void> counted_;
   std::atomic<Clock::time_point> seen_;
   std::atomic<bool> ended_{false};
 

@@ -15,9 +15,9 @@ namespace hbm::box {
 Sessions::Sessions(Options options, Records& records)
     : options_(std::move(options)),
       records_(records),
-      seats_(std::make_shared<std::atomic<size_t>>(0)) {
+      client_count_(std::make_shared<std::atomic<size_t>>(0)) {
   for (SessionRecord* record : records_.sessions()) {
-    absent_.emplace(record->id, Absent{record, take_seat()});
+    absent_.emplace(record->id, Absent{record, count_client()});
   }
   watch_ = std::thread(&Sessions::watch, this);
 }
@@ -54,16 +54,16 @@ Joining Sessions::join(const smb::Join& join, smb::TransportKind transport) {
   return joining;
 }
 
-std::shared_ptr<const void> Sessions::take_seat() {
-  ++*seats_;
-  return {seats_.get(), [seats = seats_](const void*) { --*seats; }};
+std::shared_ptr<const void> Sessions::count_client() {
+  ++*client_count_;
+  return {client_count_.get(), [count = client_count_](const void*) { --*count; }};
 }
 
 std::shared_ptr<Session> Sessions::begin(const smb::Join& join, smb::TransportKind transport) {
   if ((join.flags & smb::Join::kLane) != 0) {
     throw Refusal(smb::Status::kMalformed, "a lane belongs to a session, and names none");
   }
-  if (seats_->load() >= options_.most) {
+  if (client_count_->load() >= options_.most) {
     throw Refusal(smb::Status::kExhausted, "the box has " + std::to_string(options_.most) +
                                                " clients, the most that it was told to serve");
   }
@@ -74,9 +74,9 @@ std::shared_ptr<Session> Sessions::begin(const smb::Join& join, smb::TransportKi
       .pid = join.pid,
       .transport = transport,
   };
-  auto seat = take_seat();
+  auto counted = count_client();
   SessionRecord& record = records_.open_session(identity.id);
-  auto session = std::make_shared<Session>(identity, record, std::move(seat));
+  auto session = std::make_shared<Session>(identity, record, std::move(counted));
   sessions_.emplace(identity.id, session);
   return session;
 }
@@ -102,7 +102,8 @@ std::shared_ptr<Session> Sessions::resume(const smb::Join& join, smb::TransportK
       .pid = join.pid,
       .transport = transport,
   };
-  auto session = std::make_shared<Session>(identity, *absent->second.record, absent->second.seat);
+  auto session =
+      std::make_shared<Session>(identity, *absent->second.record, absent->second.counted);
   sessions_.emplace(identity.id, session);
   absent_.erase(absent);
   return session;

@@ -1,8 +1,8 @@
 // The sessions of a box: who may join, and whose lease is over.
 //
-// A session without a frame from its client for as long as the lease ends. It ends on its strand,
-// behind the requests that were there first, whether the client asked for it or its lease is over;
-// until that is done it is still among all(), and join() refuses it.
+// A session ends when its client has sent no frame for a lease, or asks for it: by the handler that
+// has it, behind the requests that were there first. Until that is done it is still among all(),
+// and join() refuses it.
 //
 // Threads: every member may be called from any thread. Lock order: Sessions, Session, MessageRing.
 #pragma once
@@ -46,7 +46,7 @@ class Sessions {
 
   Joining join(const smb::Join& join, smb::TransportKind transport);
 
-  // Its strand has ended it: it is unknown from here on.
+  // The handler that had it has ended it: it is unknown from here on.
   void forget(const Session& session);
 
   std::vector<std::shared_ptr<Session>> all() const;
@@ -55,10 +55,10 @@ class Sessions {
  private:
   struct Absent {  // known from before the restart, and not back yet
     SessionRecord* record;
-    std::shared_ptr<const void> seat;
+    std::shared_ptr<const void> counted;
   };
 
-  std::shared_ptr<const void> take_seat();
+  std::shared_ptr<const void> count_client();  // until the pointer goes
   std::shared_ptr<Session> begin(const smb::Join& join, smb::TransportKind transport);
   std::shared_ptr<Session> resume(const smb::Join& join, smb::TransportKind transport);
   void watch();
@@ -66,7 +66,7 @@ class Sessions {
 
   const Options options_;
   Records& records_;
-  const std::shared_ptr<std::atomic<size_t>> seats_;  // taken
+  const std::shared_ptr<std::atomic<size_t>> client_count_;
   const Clock::time_point start_ = Clock::now();
 
   mutable std::mutex mutex_;  // guards all below

@@ -8,9 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <fstream>
 #include <string>
 
+#include "base/boot_id.h"
 #include "base/error.h"
 #include "base/fork.h"
 #include "box/protocol/address.h"
@@ -114,8 +114,7 @@ OpenedTransport open_shm(const TransportOptions& opening) {
 }
 
 std::string why_no_shm(const smb::Joined& joined) {
-  std::string here;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> here;
+  const std::string here = boot_id();
   if (here.empty() || here != joined.boot_id) return "the box runs on another machine";
   const std::string path = joined.socket_path;
   if (path.empty()) return "the box has no Unix socket";

@@ -115,7 +115,7 @@ StreamTransport::StreamTransport(smb::TransportKind kind,
 
 StreamTransport::~StreamTransport() {
   watch_.reset();
-  fail("the link was closed");
+  fail("the transport was closed");
   for (std::thread& thread : threads_) thread.join();
 }
 
@@ -228,7 +228,7 @@ void StreamTransport::call_threads() {
     try {
       threads_.emplace_back(run);
     } catch (const std::system_error& error) {
-      log::warn("a link to a memory box goes on with " + std::to_string(lane) + " of " +
+      log::warn("a tcp transport to a memory box goes on with " + std::to_string(lane) + " of " +
                 std::to_string(lanes_.size()) + " connections: cannot start a thread: " +
                 error.what() + "; raise the limit of processes (ulimit -u)");
       break;

@@ -13,7 +13,7 @@ constexpr uint32_t kMostLanes = 16;
 
 void require_lanes(uint32_t lanes) {
   if (lanes >= 1 && lanes <= kMostLanes) return;
-  throw Error(ErrorKind::kInvalid, "a link of " + std::to_string(lanes) +
+  throw Error(ErrorKind::kInvalid, "a tcp transport of " + std::to_string(lanes) +
                                        " lanes was asked for; choose 1 to " +
                                        std::to_string(kMostLanes));
 }
@@ -34,7 +34,7 @@ OpenedTransport open_tcp(const TransportOptions& opening) {
     const smb::Joined joined = join_box(*streams.back(), box, join, opening.token, deadline);
     if (lane == 0) opened.joined = joined;
     if (joined.box != opened.joined.box) {
-      throw Error(ErrorKind::kNetwork, "the lanes of a link to the memory box at " + box +
+      throw Error(ErrorKind::kNetwork, "the lanes of a tcp transport to the memory box at " + box +
                                            " met two boxes; it was restarted just now, or several "
                                            "share the name");
     }

@@ -139,8 +139,7 @@ GroupConnection connect(const GroupSetup& setup) {
   const auto local_rank = std::find(local.begin(), local.end(), setup.rank) - local.begin();
   bind_once(static_cast<int>(local_rank), local_size);
   const shm::Neighbourhood neighbours =
-      listener ? shm::explore(made.rendezvous, *listener, [&] { return made.segment; })
-               : shm::apart(setup.size);
+      listener ? shm::explore(made.rendezvous, *listener, made.segment) : shm::apart(setup.size);
   made.crowded = more_ranks_than_cores(local_size);
   join_ranks(setup, neighbours, chunk_bytes, made);
   return made;

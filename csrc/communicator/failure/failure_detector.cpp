@@ -14,7 +14,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kNewsPatience{1500};      // for the cause of an error of MPI's
+constexpr milliseconds kCausePatience{1500};     // for the cause of an error of MPI's
 constexpr milliseconds kSightPatience{700};      // for the sight of a death, with no store to ask
 constexpr milliseconds kNeighbourPatience{200};  // for a late neighbour's word of whom it waits for
 constexpr milliseconds kLookEvery{20};
@@ -27,9 +27,7 @@ FailureDetector::FailureDetector(const bootstrap::Rendezvous& rendezvous,
                                  std::shared_ptr<shm::ShmGroup> shm_group)
     : rank_(rendezvous.participant.rank), shm_group_(std::move(shm_group)) {
   for (size_t rank = 0; rank < rendezvous.members.size(); ++rank) {
-    const bootstrap::Member& member = rendezvous.members[rank];
-    names_.push_back(std::to_string(rank) + " (pid " + std::to_string(member.pid) + " on " +
-                     member.host + ")");
+    names_.push_back(bootstrap::rank_name(static_cast<int>(rank), rendezvous.members[rank]));
   }
   const size_t here = shm_group_ ? shm_group_->size() : 1;
   if (here < names_.size()) follow_other_nodes(rendezvous, node_of);
@@ -50,7 +48,7 @@ void FailureDetector::follow_other_nodes(const bootstrap::Rendezvous& rendezvous
   };
   monitor_ = std::make_unique<FailureMonitor>(
       FailureMonitor::MonitorSetup{participant.group, rank_, std::move(names), participant.store,
-                                   participant.prefix + "news/", dead});
+                                   participant.prefix + "failures/", dead});
 }
 
 void FailureDetector::check(const Operation& operation) {
@@ -79,7 +77,7 @@ std::vector<int> FailureDetector::dead() const {
 // knows more.
 std::exception_ptr FailureDetector::explain(const Operation& operation,
                                             const std::exception_ptr& error) {
-  milliseconds patience = kNewsPatience;
+  milliseconds patience = kCausePatience;
   try {
     std::rethrow_exception(error);
   } catch (const Error& ours) {

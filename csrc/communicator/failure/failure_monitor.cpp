@@ -201,7 +201,7 @@ void FailureMonitor::check(const Operation& operation) {
   if (!lost && silent <= kSilentAfter) return;
   throw Error(ErrorKind::kNetwork,
               operation.describe() +
-                  ": the store is gone, and with it the news of other nodes' failures (" +
+                  ": the store is gone, and with it the reports of other nodes' failures (" +
                   (lost ? notes_->trouble : "it does not answer") + ")");
 }
 

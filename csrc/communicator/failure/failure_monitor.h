@@ -1,10 +1,10 @@
 // What the ranks of a group over several nodes know of each other: who has died, who has left, and
 // what has failed.
 //
-// A thread of its own does all that may block: it asks the store, looks at the death_watch and at
-// the processes of this node, four times a second, and passes on what it sees. Whoever waits for an
-// operation reads its notes. So a death has a witness even while that rank computes, and a store
-// that does not answer delays nobody.
+// A thread of its own does all that may block: it asks the store, looks at the connections between
+// nodes (NodeDeathWatch) and at the processes of this node, four times a second, and passes on what
+// it sees. Whoever waits for an operation reads its notes. So a death has a witness even while that
+// rank computes, and a store that does not answer delays nobody.
 //
 // Threads: every member may be called from any thread. The thread owns what it uses, and ends by
 // itself after stop(), also if the store never answers. stop() and the end of the process wait for

@@ -29,7 +29,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kConnectPatience{500};  // for each address
 constexpr std::chrono::seconds kAcceptPatience{5};
 constexpr std::chrono::seconds kReplyPatience{6};
-constexpr std::string_view kReply = "hbm lifeline taken";
+constexpr std::string_view kReply = "hbm death watch acknowledged";
 
 // The connections that a forked child closes.
 class Inheritance {
@@ -105,26 +105,26 @@ bool ready(int descriptor, short events, std::chrono::milliseconds patience) {
 
 // `where`: the port and the addresses of the other side, which knows us by `hello`. Addresses of
 // the loopback mean this machine, so they count only if the other side is `near`.
-Descriptor call(const std::string& where, bool near, const std::string& hello) {
+Descriptor connect_to(const std::string& where, bool near, const std::string& hello) {
   std::istringstream words(where);
   uint16_t port = 0;
   words >> port;
   for (std::string address; words >> address;) {
-    Descriptor line(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    Descriptor connection(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     sockaddr_in to{};
     to.sin_family = AF_INET;
     to.sin_port = htons(port);
     inet_pton(AF_INET, address.c_str(), &to.sin_addr);
-    if (!line || (!near && address.starts_with("127."))) continue;
-    if (connect(line.get(), reinterpret_cast<sockaddr*>(&to), sizeof(to)) != 0 &&
-        (errno != EINPROGRESS || !ready(line.get(), POLLOUT, kConnectPatience))) {
+    if (!connection || (!near && address.starts_with("127."))) continue;
+    if (connect(connection.get(), reinterpret_cast<sockaddr*>(&to), sizeof(to)) != 0 &&
+        (errno != EINPROGRESS || !ready(connection.get(), POLLOUT, kConnectPatience))) {
       continue;
     }
-    if (send(line.get(), hello.data(), hello.size(), MSG_NOSIGNAL) !=
+    if (send(connection.get(), hello.data(), hello.size(), MSG_NOSIGNAL) !=
         static_cast<ssize_t>(hello.size())) {
       continue;
     }
-    return line;
+    return connection;
   }
   return Descriptor();
 }
@@ -136,30 +136,32 @@ Descriptor answer(const Descriptor& listener, const std::string& hello) {
   };
   while (left().count() > 0) {
     if (!ready(listener.get(), POLLIN, left())) break;
-    Descriptor line(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!line || !ready(line.get(), POLLIN, std::min(left(), kConnectPatience))) continue;
+    Descriptor connection(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!connection || !ready(connection.get(), POLLIN, std::min(left(), kConnectPatience)))
+      continue;
     std::string said(hello.size(), '\0');
-    if (recv(line.get(), said.data(), said.size(), 0) == static_cast<ssize_t>(hello.size()) &&
+    if (recv(connection.get(), said.data(), said.size(), 0) == static_cast<ssize_t>(hello.size()) &&
         said == hello &&
-        send(line.get(), kReply.data(), kReply.size(), MSG_NOSIGNAL) ==
+        send(connection.get(), kReply.data(), kReply.size(), MSG_NOSIGNAL) ==
             static_cast<ssize_t>(kReply.size())) {
-      return line;
+      return connection;
     }
   }
   return Descriptor();
 }
 
-// Whether it was the right one who took the call.
-bool taken(const Descriptor& line) {
-  if (!line || !ready(line.get(), POLLIN, kReplyPatience)) return false;
+// Whether it was the right one who answered.
+bool acknowledged(const Descriptor& connection) {
+  if (!connection || !ready(connection.get(), POLLIN, kReplyPatience)) return false;
   std::string reply(kReply.size(), '\0');
-  return recv(line.get(), reply.data(), reply.size(), 0) == static_cast<ssize_t>(kReply.size()) &&
+  return recv(connection.get(), reply.data(), reply.size(), 0) ==
+             static_cast<ssize_t>(kReply.size()) &&
          reply == kReply;
 }
 
-bool ended(int line) {
+bool ended(int connection) {
   char byte = 0;
-  const ssize_t got = recv(line, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  const ssize_t got = recv(connection, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
   return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
 }
 
@@ -184,51 +186,51 @@ NodeDeathWatch::NodeDeathWatch(const bootstrap::Rendezvous& rendezvous,
   });
   // Named by who is called, so that a stranger on the same address is not taken for it.
   const auto hello = [&](int called) {
-    return "hbm lifeline " + rendezvous.members[static_cast<size_t>(called)].process +
+    return "hbm death watch " + rendezvous.members[static_cast<size_t>(called)].process +
            participant.prefix;
   };
   int next = -1;
-  Descriptor line;
+  Descriptor connection;
   if (member) {
     next = place + 1 == ring.end() ? ring.front() : *(place + 1);
     const bootstrap::Member& self = rendezvous.members[static_cast<size_t>(participant.rank)];
     const bootstrap::Member& other = rendezvous.members[static_cast<size_t>(next)];
     const bool near =
         self.boot_id == other.boot_id && self.network_namespace == other.network_namespace;
-    line = call(listeners[static_cast<size_t>(next)], near, hello(next));
+    connection = connect_to(listeners[static_cast<size_t>(next)], near, hello(next));
   }
   const auto reached = bootstrap::gather(participant, "death_watch reached", everyone,
-                                         [&] { return std::string(line ? "1" : "0"); });
+                                         [&] { return std::string(connection ? "1" : "0"); });
   if (!member) return;
   const int previous = place == ring.begin() ? ring.back() : *(place - 1);
   Descriptor theirs;
   if (reached[static_cast<size_t>(previous)] == "1")
     theirs = answer(listener, hello(participant.rank));
-  if (theirs) lines_.emplace_back(previous, std::move(theirs));
-  if (taken(line)) {
-    lines_.emplace_back(next, std::move(line));
+  if (theirs) connections_.emplace_back(previous, std::move(theirs));
+  if (acknowledged(connection)) {
+    connections_.emplace_back(next, std::move(connection));
   } else {
     log::warn(participant.group + ": no connection to rank " + std::to_string(next) + " on " +
               rendezvous.members[static_cast<size_t>(next)].host +
               "; if it dies while no other rank of its node lives, that shows by the timeout only");
   }
-  for (const auto& [rank, each] : lines_) Inheritance::add(each.get());
+  for (const auto& [rank, each] : connections_) Inheritance::add(each.get());
 }
 
 NodeDeathWatch::~NodeDeathWatch() {
-  for (auto& [rank, line] : lines_) {
+  for (auto& [rank, connection] : connections_) {
     if (fork_.in_child()) {
-      line.release();  // closed when the child was forked
+      connection.release();  // closed when the child was forked
     } else {
-      Inheritance::remove(line.get());
+      Inheritance::remove(connection.get());
     }
   }
 }
 
 std::vector<int> NodeDeathWatch::dead() const {
   std::vector<int> found;
-  for (const auto& [rank, line] : lines_) {
-    if (ended(line.get())) found.push_back(rank);
+  for (const auto& [rank, connection] : connections_) {
+    if (ended(connection.get())) found.push_back(rank);
   }
   return found;
 }

@@ -34,7 +34,7 @@ class NodeDeathWatch {
 
  private:
   const ForkGuard fork_;
-  std::vector<std::pair<int, Descriptor>> lines_;  // rank, connection
+  std::vector<std::pair<int, Descriptor>> connections_;  // by rank
 };
 
 }  // namespace hbm::failure

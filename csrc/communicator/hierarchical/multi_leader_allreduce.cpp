@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "communicator/shm/reduction.h"
 #include "communicator/shm/streams.h"
 
 namespace hbm::hierarchical {
@@ -127,10 +128,9 @@ ElementRange MultiLeaderAllreduce::block(size_t index) const {
 
 ElementRange MultiLeaderAllreduce::shard(size_t index, size_t leader) const {
   const ElementRange whole = block(index);
-  const size_t line = std::max<size_t>(shm::kCacheLine / element_size(signature_.dtype), 1);
-  const size_t each = ((whole.count + leaders_ - 1) / leaders_ + line - 1) / line * line;
-  const size_t first = std::min(leader * each, whole.count);
-  return {whole.offset + first, std::min(each, whole.count - first)};
+  const ElementRange part =
+      shm::share_of(whole.count, element_size(signature_.dtype), leaders_, leader);
+  return {whole.offset + part.offset, part.count};
 }
 
 // MPI gives no notice, so a rank that waits for it polls, and looks after its group meanwhile.
@@ -149,8 +149,8 @@ bool MultiLeaderAllreduce::wait(std::chrono::steady_clock::time_point until) {
 
 std::string MultiLeaderAllreduce::describe() const {
   const shm::ShmGroup& shm_group = *layout_->shm_group;
-  return hbm::describe(make_header(signature_, count_, 0, 0)) + " on rank " +
-         std::to_string(shm_group.member(shm_group.self()).rank) + " of " + shm_group.group();
+  return hbm::describe(make_header(signature_, count_, 0, 0),
+                       shm_group.member(shm_group.self()).rank, shm_group.group());
 }
 
 std::vector<int> MultiLeaderAllreduce::missing() const {

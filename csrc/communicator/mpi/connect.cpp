@@ -3,13 +3,13 @@
 #include <sys/stat.h>
 
 #include <cstdlib>
-#include <fstream>
 #include <functional>
 #include <iomanip>
 #include <map>
 #include <set>
 #include <sstream>
 
+#include "base/boot_id.h"
 #include "base/error.h"
 #include "bootstrap/rendezvous.h"
 #include "communicator/mpi/library.h"
@@ -100,8 +100,7 @@ std::vector<int> nodes_of(const std::vector<MpiState>& ranks) {
 }
 
 std::string node_key() {
-  std::string key;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> key;
+  std::string key = boot_id();
   for (const char* shared : {"/dev/shm", "/proc/self/ns/pid", "/proc/self/ns/user"}) {
     struct stat found{};
     stat(shared, &found);  // zeros where there is none

@@ -31,8 +31,7 @@ class GroupOperation : public Operation {
       : channel_(std::move(channel)), signature_(signature), count_(count) {}
 
   std::string describe() const override {
-    return hbm::describe(make_header(signature_, count_, 0, 0)) + " on rank " +
-           std::to_string(channel_->rank) + " of " + channel_->group;
+    return hbm::describe(make_header(signature_, count_, 0, 0), channel_->rank, channel_->group);
   }
 
  protected:

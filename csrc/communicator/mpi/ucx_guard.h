@@ -4,7 +4,7 @@
 // request is expected; MPICH takes note of the error and then follows the request, which is null:
 // the survivor ends by SIGSEGV. These guards stand in front of the two calls and report such a send
 // as complete. Nothing is lost by that: the operation waits for the dead peer's part, until the
-// news of its death ends it (communicator/peers.h).
+// report of its death ends it (communicator/peers.h).
 //
 // The guards have effect where this code is a shared library that is loaded before MPI.
 #pragma once

@@ -23,9 +23,9 @@ using Deadline = std::chrono::steady_clock::time_point;
 
 class World {
  public:
-  // The world of this process, or null while there is none; throws Error(kUnavailable) in
-  // a child forked from its owner. A world that somebody else initialised
-  // (mpi4py) is adopted here, without waiting for anyone.
+  // The world of this process, or null while there is none; throws Error(kUnavailable) in a child
+  // forked from its owner. A world that somebody else initialised (mpi4py) is adopted here, without
+  // waiting for anyone.
   static World* current();
 
   // Forms a world of `size` processes through the PMI responder (pmi.h) and `store`. All `size`
@@ -57,7 +57,6 @@ class World {
   // Unique to the world; empty until it is known (a world that was adopted: the first group names
   // it).
   const std::string& id() const noexcept { return id_; }
-  const std::string& origin() const noexcept { return origin_; }
 
  private:
   // Waits for every rank of the world to call this; false when the deadline came first.

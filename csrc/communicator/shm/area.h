@@ -50,7 +50,7 @@ struct alignas(kCacheLine) Slot {
   StreamLocation place;  // of a reduction's buffer
   uint64_t chunk;        // bytes of a stream in one slot
   uint64_t rounds;       // phases that the streams in slots need
-  uint32_t direct;       // 1: some stream is kZeroCopy, so a last phase must say that it was read
+  uint32_t zero_copy;    // 1: some stream is kZeroCopy, so a last phase must say that it was read
 };
 static_assert(sizeof(Slot) == 2 * kCacheLine);
 
@@ -58,8 +58,8 @@ struct alignas(kCacheLine) Control {
   uint64_t magic;
   uint64_t chunk_bytes;
   alignas(kCacheLine) std::atomic<uint64_t> phase;  // the last one that the owner published
+  std::atomic<uint32_t> left;                       // 1: the owner destroyed the group
   // Neighbours that will not look here again; each adds itself.
-  std::atomic<uint32_t> left;  // 1: the owner destroyed the group
   alignas(kCacheLine) std::atomic<uint32_t> released;
   Doorbell collectives;
   Doorbell transfers;

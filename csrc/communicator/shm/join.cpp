@@ -91,9 +91,7 @@ std::shared_ptr<ShmGroup> join(const bootstrap::Rendezvous& rendezvous,
     const bootstrap::Member& member = rendezvous.members[r];
     if (r == own) setup.self = setup.members.size();
     const auto& neighbour = neighbourhood.at[r];
-    setup.members.push_back({rank,
-                             "rank " + std::to_string(rank) + " (pid " +
-                                 std::to_string(member.pid) + " on " + member.host + ")",
+    setup.members.push_back({rank, "rank " + bootstrap::rank_name(rank, member),
                              r == own ? segment->base() : neighbour->memory->base(),
                              r == own ? segment->size() : neighbour->memory->size(),
                              std::stoull(offsets[r]), r == own ? -1 : neighbour->pidfd.get()});

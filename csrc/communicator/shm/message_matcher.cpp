@@ -8,8 +8,7 @@
 namespace hbm::shm {
 namespace {
 
-// True if the receiver may have the message. Ends the transfer of one that was
-// withdrawn.
+// True if the receiver may have the message. Ends the transfer of one that was withdrawn.
 bool take(const ReceivedMessage& received) {
   if (received.transfer == nullptr || received.transfer->leave_open(MessageTransfer::kTaken))
     return true;

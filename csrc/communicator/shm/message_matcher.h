@@ -29,7 +29,7 @@ struct ReceivedMessage {
   MessageTransfer* transfer;  // of a large message; null if it does not lie in the sender's segment
 };
 
-// A receive that waits for its received. A large message has been taken (MessageTransfer::kTaken)
+// A receive that waits for its message. A large message has been taken (MessageTransfer::kTaken)
 // when it is here.
 struct PendingReceive {
   std::optional<size_t> from;  // nothing: any member
@@ -63,7 +63,7 @@ class MessageMatcher {
   bool post(size_t to, uint64_t place, const Envelope& envelope, const void* message);
   void leave(size_t to, uint64_t place);
 
-  // Matches `expected`, now or when its received comes: collect() then fills it in. It must stay
+  // Matches `expected`, now or when its message comes: collect() then fills it in. It must stay
   // where it is until then, or until forget().
   void expect(PendingReceive& expected);
   void forget(PendingReceive& expected);
@@ -72,7 +72,7 @@ class MessageMatcher {
 
  private:
   struct Outbox {
-    uint64_t entered = 0;  // locations given
+    uint64_t entered = 0;  // places given
     uint64_t turn = 0;     // the place that posts next
     uint64_t posted = 0;   // envelopes
     std::set<uint64_t> left;

@@ -45,15 +45,16 @@ class DescriptorExchange {
                      const std::map<std::string, int>& peers)
       : participant_(participant), own_(own), peers_(peers) {}
 
-  void add(Descriptor socket, int rank) { links_.push_back({std::move(socket), rank}); }
+  void add(Descriptor socket, int rank) { connections_.push_back({std::move(socket), rank}); }
 
   std::map<int, Introduction> run() {
     for (;;) {
       bool stalled = false;
-      for (PeerConnection& link : links_) stalled |= !advance(link);
-      std::erase_if(links_,
-                    [](const PeerConnection& link) { return !link.socket || link.complete(); });
-      if (links_.empty() || only_strangers()) break;
+      for (PeerConnection& connection : connections_) stalled |= !advance(connection);
+      std::erase_if(connections_, [](const PeerConnection& connection) {
+        return !connection.socket || connection.complete();
+      });
+      if (connections_.empty() || only_strangers()) break;
       await(stalled);
     }
     if (const std::set<int> ended = missing(); !ended.empty()) gone(ended);
@@ -63,50 +64,51 @@ class DescriptorExchange {
  private:
   // Whether nothing more is to come from peers.
   bool only_strangers() const {
-    return std::all_of(links_.begin(), links_.end(),
-                       [](const PeerConnection& link) { return link.rank == kUnknown; }) &&
+    return std::all_of(
+               connections_.begin(), connections_.end(),
+               [](const PeerConnection& connection) { return connection.rank == kUnknown; }) &&
            std::all_of(peers_.begin(), peers_.end(), [this](const auto& peer) {
              return met_.contains(peer.second) || lost_.contains(peer.second);
            });
   }
 
-  // False if the link could not send for now.
-  bool advance(PeerConnection& link) {
-    if (!link.received) receive_on(link);
-    if (!link.socket || link.rank == kUnknown || link.sent) return true;
-    const Delivery sent = send(link.socket.get(), &own_.greeting, sizeof(Greeting),
-                               {own_.memory.get(), own_.life.get()});
-    if (sent == Delivery::kGone) lose(link);
-    link.sent = sent == Delivery::kDone;
+  // False if the connection could not send for now.
+  bool advance(PeerConnection& connection) {
+    if (!connection.received) receive_on(connection);
+    if (!connection.socket || connection.rank == kUnknown || connection.sent) return true;
+    const Delivery sent = send(connection.socket.get(), &own_.greeting, sizeof(Greeting),
+                               {own_.memory.get(), own_.pidfd.get()});
+    if (sent == Delivery::kGone) lose(connection);
+    connection.sent = sent == Delivery::kDone;
     return sent != Delivery::kLater;
   }
 
-  void receive_on(PeerConnection& link) {
+  void receive_on(PeerConnection& connection) {
     Introduction other;
     std::vector<Descriptor> descriptors;
     const Delivery received =
-        receive(link.socket.get(), &other.greeting, sizeof(Greeting), descriptors);
+        receive(connection.socket.get(), &other.greeting, sizeof(Greeting), descriptors);
     if (received == Delivery::kLater) return;
     const auto peer = received == Delivery::kDone && descriptors.size() == 2
                           ? peers_.find(key_of(other.greeting))
                           : peers_.end();
     if (peer == peers_.end() || met_.contains(peer->second) ||
-        (link.rank != kUnknown && link.rank != peer->second)) {
-      lose(link);
+        (connection.rank != kUnknown && connection.rank != peer->second)) {
+      lose(connection);
       return;
     }
-    link.rank = peer->second;
-    link.received = true;
+    connection.rank = peer->second;
+    connection.received = true;
     other.memory = std::move(descriptors[0]);
-    other.life = std::move(descriptors[1]);
-    met_.emplace(link.rank, std::move(other));
+    other.pidfd = std::move(descriptors[1]);
+    met_.emplace(connection.rank, std::move(other));
   }
 
   // The others go on, so that nobody takes them for lost. An unknown caller may have looked only
   // whether anyone listens here.
-  void lose(PeerConnection& link) {
-    if (link.rank != kUnknown) lost_.insert(link.rank);
-    link.socket = Descriptor();
+  void lose(PeerConnection& connection) {
+    if (connection.rank != kUnknown) lost_.insert(connection.rank);
+    connection.socket = Descriptor();
   }
 
   void await(bool stalled) const {
@@ -114,8 +116,8 @@ class DescriptorExchange {
         std::chrono::ceil<milliseconds>(participant_.deadline - std::chrono::steady_clock::now());
     if (left.count() <= 0) late();
     std::vector<pollfd> waits;
-    for (const PeerConnection& link : links_) {
-      if (!link.received) waits.push_back({link.socket.get(), POLLIN, 0});
+    for (const PeerConnection& connection : connections_) {
+      if (!connection.received) waits.push_back({connection.socket.get(), POLLIN, 0});
     }
     const milliseconds longest = stalled ? kStalled : std::min(left, kLongestPoll);
     poll(waits.data(), waits.size(), static_cast<int>(longest.count()));
@@ -127,8 +129,8 @@ class DescriptorExchange {
     for (const auto& [key, rank] : peers_) {
       if (!met_.contains(rank)) ranks.insert(rank);
     }
-    for (const PeerConnection& link : links_) {
-      if (link.rank != kUnknown) ranks.insert(link.rank);
+    for (const PeerConnection& connection : connections_) {
+      if (connection.rank != kUnknown) ranks.insert(connection.rank);
     }
     return ranks;
   }
@@ -150,7 +152,7 @@ class DescriptorExchange {
   const bootstrap::Participant& participant_;
   const Introduction& own_;
   const std::map<std::string, int>& peers_;
-  std::vector<PeerConnection> links_;
+  std::vector<PeerConnection> connections_;
   std::map<int, Introduction> met_;
   std::set<int> lost_;
 };

@@ -1,5 +1,5 @@
 // Ranks that have reached one another by socket hand over what a neighbour needs: descriptors of
-// their memory and of their life.
+// their memory and of their process.
 //
 // Threads: called by one at a time, for one NeighbourListener.
 #pragma once
@@ -27,7 +27,7 @@ static_assert(sizeof(Greeting) == 112);
 struct Introduction {
   Greeting greeting;
   Descriptor memory;
-  Descriptor life;  // a pidfd
+  Descriptor pidfd;
 };
 
 // Hands `own` to `peers` (key to rank), and returns what each of them handed over. This rank has

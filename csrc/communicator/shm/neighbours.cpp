@@ -1,7 +1,6 @@
 #include "communicator/shm/neighbours.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -60,7 +59,7 @@ Own prepare(const std::shared_ptr<memory::SharedSegment>& segment, const bootstr
   greeting.segment_bytes = segment->size();
   neighbour_key(self).copy(greeting.key.data(), greeting.key.size());
   own.introduction.memory = duplicate(segment->fd());
-  own.introduction.life = own_pidfd();
+  own.introduction.pidfd = own_pidfd();
   return own;
 }
 
@@ -74,11 +73,11 @@ bool holds(const memory::Mapping& memory, const Greeting& greeting) {
 class Exploration {
  public:
   Exploration(const bootstrap::Rendezvous& rendezvous, NeighbourListener& listener,
-              const std::function<std::shared_ptr<memory::SharedSegment>()>& own)
+              const std::shared_ptr<memory::SharedSegment>& segment)
       : participant_(rendezvous.participant),
         members_(rendezvous.members),
         listener_(listener),
-        make_segment_(own),
+        segment_(segment),
         machine_(on_machine_of(participant_.rank, members_)),
         found_(members_.size()) {}
 
@@ -145,7 +144,7 @@ class Exploration {
           const auto r = static_cast<size_t>(rank);
           if (round > 1 && calls_[r][self()] != kKnown) found_[r].reset();
           if (rank == participant_.rank || found_[r]) continue;
-          if (!own_) own_ = prepare(make_segment_(), member(participant_.rank));
+          if (!own_) own_ = prepare(segment_, member(participant_.rank));
           if (mine[r] != kCalled) mine[r] = call(rank);
         }
         return mine;
@@ -178,7 +177,7 @@ class Exploration {
       auto memory = memory::Mapping::map(other.memory.get());
       if (holds(*memory, other.greeting)) {
         return std::make_shared<const Neighbour>(
-            Neighbour{std::move(memory), std::move(other.life), member(rank).pid});
+            Neighbour{std::move(memory), std::move(other.pidfd), member(rank).pid});
       }
     } catch (const Error& error) {
       reason = error.what();
@@ -197,7 +196,7 @@ class Exploration {
   const bootstrap::Participant& participant_;
   const std::vector<bootstrap::Member>& members_;
   NeighbourListener& listener_;
-  const std::function<std::shared_ptr<memory::SharedSegment>()>& make_segment_;
+  const std::shared_ptr<memory::SharedSegment>& segment_;
   const std::vector<int> machine_;                       // ranks on this machine, with this one
   std::vector<std::shared_ptr<const Neighbour>> found_;  // by rank
   std::vector<std::string> calls_;                       // by rank: what it says of each rank
@@ -213,23 +212,14 @@ struct Cache {
 
 }  // namespace
 
-bool dead(const Neighbour& neighbour) noexcept {
-  pollfd life{neighbour.pidfd.get(), POLLIN, 0};
-  return poll(&life, 1, 0) > 0;
-}
-
-int Neighbourhood::nodes() const noexcept {
-  return node_of.empty() ? 0 : 1 + *std::max_element(node_of.begin(), node_of.end());
-}
-
 Neighbourhood apart(int size) {
   return {bootstrap::everyone(size),
           std::vector<std::shared_ptr<const Neighbour>>(static_cast<size_t>(size))};
 }
 
 Neighbourhood explore(const bootstrap::Rendezvous& rendezvous, NeighbourListener& listener,
-                      const std::function<std::shared_ptr<memory::SharedSegment>()>& own) {
-  return Exploration(rendezvous, listener, own).run();
+                      const std::shared_ptr<memory::SharedSegment>& segment) {
+  return Exploration(rendezvous, listener, segment).run();
 }
 
 std::vector<int> partition(const std::vector<std::string>& mapped) {

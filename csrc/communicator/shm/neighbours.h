@@ -8,7 +8,6 @@
 // Threads: all functions may be called from any thread, also for several groups at a time.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,28 +27,22 @@ struct Neighbour {
   long pid;                                 // as it calls itself
 };
 
-// Whether its process has ended. Costs a system call.
-bool dead(const Neighbour& neighbour) noexcept;
-
 struct Neighbourhood {
   std::vector<int> node_of;  // group rank -> number of its node (numbered by first rank)
   // Group rank -> neighbour; null: this rank, or on another node.
   std::vector<std::shared_ptr<const Neighbour>> at;
-
-  int nodes() const noexcept;
 };
 
 // Every rank a node of its own.
 Neighbourhood apart(int size);
 
 // Finds out which ranks of a group that has met share memory with this one. All ranks call it, each
-// with the segment and the listener that its Member names; all get the same nodes. `own` is called
-// at most once, and not if no other rank is on this machine.
+// with the segment and the listener that its Member names; all get the same nodes.
 //
 // What fails on one rank is thrown there and reaches all as in bootstrap::gather(). Throws
 // Error(kTimeout) or Error(kPeer) naming ranks that did not come, or ended.
 Neighbourhood explore(const bootstrap::Rendezvous& rendezvous, NeighbourListener& listener,
-                      const std::function<std::shared_ptr<memory::SharedSegment>()>& own);
+                      const std::shared_ptr<memory::SharedSegment>& segment);
 
 // The parts of explore().
 

@@ -16,8 +16,8 @@ bool PhasedOperation::wait(Clock::time_point until) {
 }
 
 std::string PhasedOperation::describe() const {
-  return hbm::describe(make_header(signature_, count_, 0, 0)) + " on rank " +
-         std::to_string(shm_group_->member(shm_group_->self()).rank) + " of " + shm_group_->group();
+  return hbm::describe(make_header(signature_, count_, 0, 0),
+                       shm_group_->member(shm_group_->self()).rank, shm_group_->group());
 }
 
 Slot& PhasedOperation::open() {
@@ -25,7 +25,7 @@ Slot& PhasedOperation::open() {
   slot.header = make_header(signature_, count_, part_++, 0);
   slot.chunk = 0;
   slot.rounds = 0;
-  slot.direct = 0;
+  slot.zero_copy = 0;
   return slot;
 }
 

@@ -21,8 +21,7 @@ class TransferOperation : public Operation {
                             count * element_size(dtype))) {}
 
   std::string describe() const final {
-    return hbm::describe(header_) + " on rank " + std::to_string(rank_of(shm_group().self())) +
-           " of " + shm_group().group();
+    return hbm::describe(header_, rank_of(shm_group().self()), shm_group().group());
   }
 
   Progress poll() final {
@@ -136,13 +135,13 @@ class ShmSend final : public TransferOperation {
   }
 
   void prepare_transfer() {
-    const auto direct = shm_group().offset_in_segment(data_, bytes());
-    envelope_.kind = direct ? Envelope::kZeroCopy : Envelope::kStaged;
+    const auto offset = shm_group().offset_in_segment(data_, bytes());
+    envelope_.kind = offset ? Envelope::kZeroCopy : Envelope::kStaged;
     transfer_ =
-        matcher_->open_transfer(direct ? 0 : std::min(bytes(), kStagedChunks * kStagedChunkBytes));
+        matcher_->open_transfer(offset ? 0 : std::min(bytes(), kStagedChunks * kStagedChunkBytes));
     envelope_.transfer = *shm_group().offset_in_segment(transfer_, sizeof(MessageTransfer));
-    if (direct) {
-      envelope_.message = *direct;
+    if (offset) {
+      envelope_.message = *offset;
     } else {
       fill();
     }
@@ -218,7 +217,7 @@ class ShmReceive final : public TransferOperation {
     }
   }
 
-  // Throws, and tells the sender of a large message, if the received is not what was expected. From
+  // Throws, and tells the sender of a large message, if the message is not what was expected. From
   // here on what the envelope says can be relied on.
   void accept() {
     try {
@@ -240,11 +239,11 @@ class ShmReceive final : public TransferOperation {
     }
     if (received.transfer == nullptr) spoiled("a transfer at", envelope.transfer);
     if (envelope.kind == Envelope::kZeroCopy) {
-      shm_group().direct(received.from, {0, envelope.message, 0, 0}, bytes());
+      shm_group().address_in_segment(received.from, envelope.message, bytes());
     } else {
       const size_t staging = std::min(bytes(), kStagedChunks * kStagedChunkBytes);
-      shm_group().direct(received.from, {0, envelope.transfer, 0, 0},
-                         sizeof(MessageTransfer) + staging);
+      shm_group().address_in_segment(received.from, envelope.transfer,
+                                     sizeof(MessageTransfer) + staging);
     }
   }
 
@@ -309,7 +308,7 @@ class ShmReceive final : public TransferOperation {
   PendingReceive expected_;  // MessageMatcher's until it is matched
   bool accepted_ = false;
   bool ended_ = false;
-  size_t copied_ = 0;     // bytes of a direct message
+  size_t copied_ = 0;     // bytes of a zero-copy message
   uint64_t drained_ = 0;  // chunks of a staged one
 };
 

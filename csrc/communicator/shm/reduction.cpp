@@ -26,6 +26,13 @@ size_t small_bytes(const ShmGroup& shm_group) {
 
 }  // namespace
 
+ElementRange share_of(size_t count, size_t element, size_t members, size_t index) {
+  const size_t line = kCacheLine / element;
+  const size_t each = ((count + members - 1) / members + line - 1) / line * line;
+  const size_t offset = std::min(index * each, count);
+  return {offset, std::min(each, count - offset)};
+}
+
 ShmReduction::ShmReduction(std::shared_ptr<ShmGroup> shm_group, const Signature& signature,
                            const ReductionBuffers& buffers)
     : PhasedOperation(std::move(shm_group), signature, buffers.count),
@@ -42,10 +49,10 @@ void ShmReduction::begin() {
   if (bytes >= kZeroCopyBytes && in_place) {
     if (const auto offset = shm_group_->offset_in_segment(buffers_.in, bytes)) {
       slot.place = {count_, *offset, StreamLocation::kZeroCopy, 0};
-      direct_ = true;
+      zero_copy_ = true;
     }
   }
-  if (small_ && !direct_) copy_bytes(shm_group_->data(slot), buffers_.in, bytes);
+  if (small_ && !zero_copy_) copy_bytes(shm_group_->data(slot), buffers_.in, bytes);
   shm_group_->publish();
 }
 
@@ -54,7 +61,7 @@ Progress ShmReduction::next_phase() {
     case Way::kUndecided:
       return decide();
     case Way::kZeroCopy:
-      return direct();
+      return zero_copy();
     case Way::kClosing:
       return Progress::kDone;
     case Way::kWhole:
@@ -68,17 +75,17 @@ Progress ShmReduction::next_phase() {
 // The same on every member, because all see the same slots.
 Progress ShmReduction::decide() {
   check(/*same_count=*/true);
-  size_t direct = 0;
+  size_t zero_copy = 0;
   for (size_t i = 0; i < shm_group_->size(); ++i) {
-    if (shm_group_->slot(i).place.kind == StreamLocation::kZeroCopy) ++direct;
+    if (shm_group_->slot(i).place.kind == StreamLocation::kZeroCopy) ++zero_copy;
   }
-  if (direct == 0 && small_) return one_slot();
-  if (direct == shm_group_->size()) {
-    prepare_direct();
+  if (zero_copy == 0 && small_) return one_slot();
+  if (zero_copy == shm_group_->size()) {
+    prepare_zero_copy();
     way_ = Way::kZeroCopy;
     return Progress::kActive;
   }
-  direct_ = false;
+  zero_copy_ = false;
   way_ = shm_group_->size() <= kFewMembers ? Way::kWhole : Way::kShares;
   post(0);
   return Progress::kActive;
@@ -96,11 +103,12 @@ Progress ShmReduction::one_slot() {
 }
 
 // Points at this rank's share of every member's buffer.
-void ShmReduction::prepare_direct() {
+void ShmReduction::prepare_zero_copy() {
   const size_t first = share(count_, shm_group_->self()).offset * element();
   sink_count_ = 0;
   for (size_t i = 0; i < shm_group_->size(); ++i) {
-    std::byte* there = shm_group_->direct(i, shm_group_->slot(i).place, count_ * element()) + first;
+    const uint64_t offset = shm_group_->slot(i).place.offset;
+    std::byte* there = shm_group_->address_in_segment(i, offset, count_ * element()) + first;
     shm_group_->sources()[i] = there;
     const bool wanted = buffers_.root < 0 || static_cast<size_t>(buffers_.root) == i;
     if (wanted) shm_group_->sinks()[sink_count_++] = there;
@@ -108,7 +116,7 @@ void ShmReduction::prepare_direct() {
 }
 
 // A slice of the share, stored for everybody who takes the result.
-Progress ShmReduction::direct() {
+Progress ShmReduction::zero_copy() {
   if (shm_group_->failed()) shm_group_->require_alive({}, *this, [] { return false; });
   auto& sources = shm_group_->sources();
   auto& sinks = shm_group_->sinks();
@@ -189,15 +197,6 @@ void ShmReduction::collect(size_t index) {
 ElementRange ShmReduction::chunk(size_t index) const {
   const size_t offset = index * chunk_;
   return {offset, std::min(chunk_, count_ - offset)};
-}
-
-// Shares end at cache lines, so that no two members write to the same one.
-ElementRange ShmReduction::share(size_t count, size_t member) const {
-  const size_t line = kCacheLine / element();
-  const size_t each =
-      ((count + shm_group_->size() - 1) / shm_group_->size() + line - 1) / line * line;
-  const size_t offset = std::min(member * each, count);
-  return {offset, std::min(each, count - offset)};
 }
 
 bool ShmReduction::takes_result() const {

@@ -24,13 +24,17 @@ struct ReductionBuffers {
   size_t divisor;  // of AVG: ranks in the whole group
 };
 
+// The part of `count` elements that is member `index`'s of `members`. Parts end at cache lines, so
+// that no two members write to the same one; the last ones may be shorter, or empty.
+ElementRange share_of(size_t count, size_t element, size_t members, size_t index);
+
 class ShmReduction final : public PhasedOperation {
  public:
   ShmReduction(std::shared_ptr<ShmGroup> shm_group, const Signature& signature,
                const ReductionBuffers& buffers);
 
   void begin() override;
-  bool peers_may_write() const override { return direct_; }
+  bool peers_may_write() const override { return zero_copy_; }
   bool self_sufficient() const override { return small_ && count_ * element() < kZeroCopyBytes; }
 
  private:
@@ -39,8 +43,8 @@ class ShmReduction final : public PhasedOperation {
   Progress next_phase() override;
   Progress decide();
   Progress one_slot();
-  void prepare_direct();
-  Progress direct();
+  void prepare_zero_copy();
+  Progress zero_copy();
   Progress whole_chunk();
   Progress shares_of_chunk();
   void post(size_t chunk);
@@ -48,18 +52,20 @@ class ShmReduction final : public PhasedOperation {
   void collect(size_t chunk);
 
   ElementRange chunk(size_t index) const;
-  ElementRange share(size_t count, size_t member) const;
+  ElementRange share(size_t count, size_t member) const {
+    return share_of(count, element(), shm_group_->size(), member);
+  }
   bool takes_result() const;
 
   const ReductionBuffers buffers_;
   const size_t chunk_;  // elements
   const size_t chunks_;
   const bool small_;
-  bool direct_ = false;  // this rank's buffer is where others may read and write
+  bool zero_copy_ = false;  // this rank's buffer is where others may read and write
   Way way_ = Way::kUndecided;
   size_t sink_count_ = 0;  // kZeroCopy: members that get the result
-  size_t next_ =
-      0;  // kWhole, kShares: chunk; kZeroCopy: elements of this rank's share that are done
+  // kWhole, kShares: chunk; kZeroCopy: elements of this rank's share that are done.
+  size_t next_ = 0;
 };
 
 }  // namespace hbm::shm

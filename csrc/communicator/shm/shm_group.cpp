@@ -20,17 +20,17 @@ constexpr std::chrono::microseconds kYieldForInACrowd{500};  // which lets the o
 constexpr int kSpinsBetweenLooks = 32;                       // at the clock
 constexpr std::chrono::milliseconds kReportPatience{50};
 
-bool is_dead(int alive) {
-  if (alive < 0) return false;
-  pollfd ended{alive, POLLIN, 0};
-  return poll(&ended, 1, 0) == 1;
-}
-
 std::string text_of(const FailureReport& failure) {
   return {failure.text.data(), strnlen(failure.text.data(), failure.text.size())};
 }
 
 }  // namespace
+
+bool is_dead(int pidfd) noexcept {
+  if (pidfd < 0) return false;
+  pollfd ended{pidfd, POLLIN, 0};
+  return poll(&ended, 1, 0) == 1;
+}
 
 ShmGroup::ShmGroup(Setup setup)
     : group_(std::move(setup.group)),
@@ -171,7 +171,7 @@ std::vector<int> ShmGroup::dead() const {
   std::vector<int> ranks;
   for (size_t i = 0; i < size(); ++i) {
     const bool left = control(i).left.load(std::memory_order_acquire) != 0;
-    if (!left && is_dead(members_[i].alive)) ranks.push_back(members_[i].rank);
+    if (!left && is_dead(members_[i].pidfd)) ranks.push_back(members_[i].rank);
   }
   return ranks;
 }
@@ -183,7 +183,7 @@ void ShmGroup::require_alive(const std::vector<int>& ranks, const Operation& ope
     const ShmMember& member = members_[i];
     if (std::find(ranks.begin(), ranks.end(), member.rank) == ranks.end()) continue;
     const bool left = control(i).left.load(std::memory_order_acquire) != 0;
-    if (!left && !is_dead(member.alive)) continue;
+    if (!left && !is_dead(member.pidfd)) continue;
     if (ready()) return;  // it came before that
     if (left) {
       if (failed()) throw_failure();
@@ -227,14 +227,14 @@ void ShmGroup::throw_failure() const {
   throw Error(ErrorKind::kPeer, group_ + " has failed: " + text_of(record));
 }
 
-std::byte* ShmGroup::direct(size_t index, const StreamLocation& place, size_t bytes) const {
+std::byte* ShmGroup::address_in_segment(size_t index, uint64_t offset, size_t bytes) const {
   const ShmMember& member = members_[index];
-  if (place.offset <= member.segment_bytes && bytes <= member.segment_bytes - place.offset) {
-    return at(index, place.offset);
+  if (offset <= member.segment_bytes && bytes <= member.segment_bytes - offset) {
+    return at(index, offset);
   }
   throw Error(ErrorKind::kMismatch,
               member.name + " of " + group_ + " names " + std::to_string(bytes) + " bytes at " +
-                  std::to_string(place.offset) + " of its shared segment, which has " +
+                  std::to_string(offset) + " of its shared segment, which has " +
                   std::to_string(member.segment_bytes));
 }
 

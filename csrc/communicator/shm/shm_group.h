@@ -39,8 +39,11 @@ struct ShmMember {
   std::byte* segment;  // where this process has it mapped
   size_t segment_bytes;
   size_t area;     // offset of the group's area in it
-  int alive = -1;  // a descriptor that is readable once the process is dead; -1: this process
+  int pidfd = -1;  // readable (POLLIN) once the process is dead; -1: this process
 };
+
+// Whether the process of a pidfd has ended; not if there is none (-1). Costs a system call.
+bool is_dead(int pidfd) noexcept;
 
 class ShmGroup {
  public:
@@ -71,8 +74,6 @@ class ShmGroup {
   const ShmMember& member(size_t index) const noexcept { return members_[index]; }
   const AreaLayout& layout() const noexcept { return layout_; }
   const std::string& group() const noexcept { return group_; }
-
-  uint64_t phase() const noexcept { return phase_; }  // the last one that this rank published
 
   // The slot that the next publish() shows. REQUIRES: all_here().
   Slot& next_slot() noexcept { return *slot_at(self_, phase_ + 1); }
@@ -130,8 +131,9 @@ class ShmGroup {
     return members_[index].segment + offset;
   }
 
-  // The address of a direct stream. Throws Error(kMismatch) if it is not within the segment.
-  std::byte* direct(size_t index, const StreamLocation& place, size_t bytes) const;
+  // The address of `bytes` bytes at an offset that member `index` names in its segment. Throws
+  // Error(kMismatch) if they do not lie in it.
+  std::byte* address_in_segment(size_t index, uint64_t offset, size_t bytes) const;
 
   // Where `address` lies in this rank's segment; nothing if it does not.
   std::optional<uint64_t> offset_in_segment(const void* address, size_t bytes) const noexcept;
@@ -165,7 +167,7 @@ class ShmGroup {
   const std::shared_ptr<void> keep_;
   const std::function<std::byte*(size_t)> allocate_;
   const std::function<void(std::byte*)> free_;
-  uint64_t phase_ = 0;
+  uint64_t phase_ = 0;  // the last one that this rank published
   size_t arrived_ = 0;  // members that are known to have published phase_
   std::vector<const void*> sources_;
   std::vector<void*> sinks_;

@@ -54,7 +54,7 @@ void Streams::announce(Slot& slot) {
         bytes >= kZeroCopyBytes ? shm_group_->offset_in_segment(source.data, bytes) : std::nullopt;
     if (offset) {
       locations[i] = {source.count, *offset, StreamLocation::kZeroCopy, 0};
-      slot.direct = 1;
+      slot.zero_copy = 1;
       continue;
     }
     if (slot_streams_.empty() || !multicast_)
@@ -81,7 +81,7 @@ void Streams::learn() {
   for (size_t i = 0; i < shm_group_->size(); ++i) {
     if (i != shm_group_->self()) learn_from(i);
     rounds_ = std::max<size_t>(rounds_, shm_group_->slot(i).rounds);
-    closing_ = closing_ || shm_group_->slot(i).direct != 0;
+    closing_ = closing_ || shm_group_->slot(i).zero_copy != 0;
   }
   learned_ = true;
 }
@@ -95,7 +95,8 @@ void Streams::learn_from(size_t index) {
   incoming.offset = place.offset;
   incoming.chunk = slot.chunk;
   if (place.kind == StreamLocation::kZeroCopy) {
-    incoming.direct = shm_group_->direct(index, place, place.count * element());
+    incoming.zero_copy =
+        shm_group_->address_in_segment(index, place.offset, place.count * element());
   }
 }
 
@@ -113,8 +114,8 @@ void Streams::check_place(size_t index) const {
   };
   const bool chunk = slot.chunk > 0 && slot.chunk <= room &&
                      (signature_.op != OpCode::kReduceScatter || slot.chunk == chunk_);
-  const bool direct = place.kind == StreamLocation::kZeroCopy && slot.direct != 0;
-  if (chunk && (direct || in_slots()) && slot.rounds <= most_rounds(index)) return;
+  const bool zero_copy = place.kind == StreamLocation::kZeroCopy && slot.zero_copy != 0;
+  if (chunk && (zero_copy || in_slots()) && slot.rounds <= most_rounds(index)) return;
   throw Error(ErrorKind::kMismatch, shm_group_->member(index).name + " of " + shm_group_->group() +
                                         " names a stream of " + std::to_string(bytes) +
                                         " bytes at " + std::to_string(place.offset) +
@@ -162,7 +163,7 @@ Progress Streams::next_phase() {
 Streams::Part Streams::part(size_t index, size_t round) const {
   const Incoming& stream = incoming_[index];
   const size_t bytes = stream.count * element();
-  if (stream.direct != nullptr) return {stream.direct, 0, round == 0 ? bytes : 0};
+  if (stream.zero_copy != nullptr) return {stream.zero_copy, 0, round == 0 ? bytes : 0};
   const size_t offset = round * stream.chunk;
   if (offset >= bytes) return {nullptr, 0, 0};
   return {shm_group_->data(shm_group_->slot(index)) + stream.offset, offset,
@@ -227,7 +228,7 @@ bool ShmReduceScatter::deliver(size_t round) {
   const size_t bytes = own_.count * element();
   bool in_slots = false;
   for (size_t i = 0; i < shm_group_->size(); ++i) {
-    in_slots = in_slots || (i != shm_group_->self() && incoming(i).direct == nullptr);
+    in_slots = in_slots || (i != shm_group_->self() && incoming(i).zero_copy == nullptr);
   }
   // The members' chunks are alike: they send the same numbers of elements to the same members.
   const size_t end = in_slots ? std::min((round + 1) * chunk(), bytes) : bytes;
@@ -237,8 +238,8 @@ bool ShmReduceScatter::deliver(size_t round) {
   for (size_t i = 0; i < shm_group_->size(); ++i) {
     if (i == shm_group_->self()) {
       sources[i] = static_cast<const std::byte*>(own_.data) + reduced_;
-    } else if (incoming(i).direct != nullptr) {
-      sources[i] = incoming(i).direct + reduced_;
+    } else if (incoming(i).zero_copy != nullptr) {
+      sources[i] = incoming(i).zero_copy + reduced_;
     } else {
       const size_t in_round = reduced_ - round * chunk();
       sources[i] = shm_group_->data(shm_group_->slot(i)) + incoming(i).offset + in_round;

@@ -21,10 +21,10 @@ class Streams : public PhasedOperation {
  protected:
   // Where the data of a stream to this rank comes from.
   struct Incoming {
-    size_t count = 0;                   // elements that this rank expects; set by the subclass
-    const std::byte* direct = nullptr;  // all of it; null: it comes through slots
-    uint64_t offset = 0;                // in a slot's data
-    uint64_t chunk = 0;                 // bytes a slot; not 0
+    size_t count = 0;                      // elements that this rank expects; set by the subclass
+    const std::byte* zero_copy = nullptr;  // all of it; null: it comes through slots
+    uint64_t offset = 0;                   // in a slot's data
+    uint64_t chunk = 0;                    // bytes a slot; not 0
   };
 
   enum class Cast {

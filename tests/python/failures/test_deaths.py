@@ -222,7 +222,7 @@ def test_child_does_not_hide_a_death_on_another_node(layout: str, url: str) -> N
     ),
 )
 def test_death_of_the_store(job: Job, call: Call) -> None:
-    """Who cannot know of the death itself says that the news is gone, and for whom it waits."""
+    """Who cannot know of the death itself says that the store is gone, and for whom it waits."""
     survivors = job.run(call, Fate(0), served_by_rank_0())
     report(survivors)
     for survivor in survivors:

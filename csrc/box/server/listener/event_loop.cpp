@@ -23,9 +23,9 @@ namespace {
 
 }  // namespace
 
-EventLoop::EventLoop(std::string name, std::function<int()> tick)
+EventLoop::EventLoop(std::string name, std::function<int()> between_turns)
     : name_(std::move(name)),
-      tick_(std::move(tick)),
+      between_turns_(std::move(between_turns)),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       bell_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!epoll_ || !bell_) failed("cannot wait for clients");
@@ -101,7 +101,7 @@ void EventLoop::run() {
   std::array<epoll_event, 64> events;
   bool busy = false;
   for (;;) {
-    int most = tick_ ? tick_() : -1;
+    int most = between_turns_ ? between_turns_() : -1;
     {
       const std::lock_guard lock(mutex_);
       if (stopping_) return;

@@ -44,10 +44,10 @@ class EventLoop {
     bool has_turn_ = false;  // the loop's thread's own
   };
 
-  // `name` is the thread's. `tick`, if any, is called between turns, and returns in how many
-  // milliseconds it wants to be called again at the latest (negative: it does not care).
+  // `name` is the thread's. `between_turns` may be empty; it returns in how many milliseconds it
+  // wants to be called again at the latest (negative: it does not care).
   // Throws Error(kUnavailable) when the kernel refuses.
-  EventLoop(std::string name, std::function<int()> tick);
+  EventLoop(std::string name, std::function<int()> between_turns);
   ~EventLoop();
   EventLoop(const EventLoop&) = delete;
   EventLoop& operator=(const EventLoop&) = delete;
@@ -81,7 +81,7 @@ class EventLoop {
   };
 
   const std::string name_;
-  const std::function<int()> tick_;
+  const std::function<int()> between_turns_;
   const Descriptor epoll_;
   const Descriptor bell_;  // an eventfd
   std::thread thread_;

@@ -42,7 +42,7 @@ void require_valid(const StreamListenerOptions& options) {
   }
   if (options.threads == 0 || options.most_joining == 0 || options.quantum == 0) {
     throw Error(ErrorKind::kInvalid,
-                "a box's door needs at least one thread, one joining client and a quantum");
+                "a box's listener needs at least one thread, one joining client and a quantum");
   }
 }
 
@@ -61,10 +61,10 @@ struct StreamListener::Impl {
                 {options.most_joining, options.join_within},
                 {10, std::chrono::seconds(10)}} {
     for (uint32_t i = 0; i < options.threads; ++i) {
-      std::function<int()> tick;
-      if (i == 0) tick = [this] { return housekeeping(); };
+      std::function<int()> between_turns;
+      if (i == 0) between_turns = [this] { return housekeeping(); };
       loops.push_back(
-          std::make_unique<EventLoop>("hbm-listen-" + std::to_string(i), std::move(tick)));
+          std::make_unique<EventLoop>("hbm-listen-" + std::to_string(i), std::move(between_turns)));
     }
     std::vector<uid_t> users = options.users;
     if (users.empty()) users.push_back(geteuid());

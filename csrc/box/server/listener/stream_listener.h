@@ -1,9 +1,9 @@
 // Lets clients in over TCP and a Unix socket.
 //
-// A few receivers, each a thread over epoll, share the connections: one stays with its receiver, so
-// the lanes of a client are served side by side. Reads and writes are served by the receiver,
-// between the socket and the segment's memory; all else goes to the handler, and the thread that
-// answers sends the reply. No connection is served for more than a quantum of bytes before the
+// A few event loops, each a thread over epoll, share the connections: one stays with its loop, so
+// the lanes of a client are served side by side. Reads and writes are served by the loop, between
+// the socket and the segment's memory; all else goes to the handler, and the thread that answers
+// sends the reply. No connection is served for more than a quantum of bytes before the
 // others have had their turn, and none is read whose replies are not taken.
 //
 // A client proves the token before anything else; until then it may send one Join, in time, and
@@ -35,7 +35,7 @@ struct StreamListenerOptions {
   std::string token;                 // empty: none is asked for
   std::string boot_id;               // Joined::boot_id
   uint16_t verbs_port = 0;           // Joined::verbs_port
-  uint32_t threads = 4;              // receivers
+  uint32_t threads = 4;              // each runs an event loop
   std::chrono::milliseconds join_within{5000};
   size_t most_joining = 512;  // connections that have not joined yet
   std::vector<uid_t> users;   // may come in by the Unix socket besides root; empty: our own

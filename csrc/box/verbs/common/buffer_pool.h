@@ -33,7 +33,6 @@ class BufferPool {
   BufferPool(std::shared_ptr<Domain> domain, uint32_t count, uint32_t slot_bytes);
 
   uint32_t count() const noexcept { return count_; }
-  uint32_t slot_bytes() const noexcept { return slot_bytes_; }
   std::byte* at(uint32_t slot) const noexcept { return memory_.get() + size_t{slot} * slot_bytes_; }
   // The first `bytes` of a slot, for a work request.
   ibv_sge entry(uint32_t slot, uint32_t bytes) const noexcept {

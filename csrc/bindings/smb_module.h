@@ -1,0 +1,13 @@
+// The parts of the native module _smb, the memory box in Python. Each registers the names that
+// torch_hbmcomm/_smb.pyi lists; errors leave as BoxError or hbm::Error, which smb_module.cpp
+// translates.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace hbm {
+
+void register_smb_client(pybind11::module_& m);  // Client, Segment, Batch and Future
+void register_smb_server(pybind11::module_& m);  // Server
+
+}  // namespace hbm
