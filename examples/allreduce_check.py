@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 
 def contribution(rank: int, iteration: int, numel: int) -> torch.Tensor:
-    """What `rank` adds to the sum; any rank can draw it."""
+    """Draw the contribution of `rank` to the sum, which any rank can do."""
     generator = torch.Generator().manual_seed(1000 * iteration + rank)
     return torch.rand(numel, generator=generator)
 

@@ -45,7 +45,7 @@ LINE = np.dtype([("steps", "f8"), ("ahead", "f8"), ("mb_s", "f8"), ("seconds", "
 
 
 class Board:
-    """What the workers tell each other, in segments of the box that go with the last of them: a
+    """Messages between the workers, in segments of the box that go with the last of them: a
     line of each one's numbers, and counters of the batches and lines that are taken."""
 
     def __init__(self, box: hbmcomm.smb.Box, batches: int, line: int | None) -> None:

@@ -36,7 +36,7 @@ SAME_LOSS = 1e-5  # between backends, which may add in another order
 
 @dataclass
 class Run:
-    """What one training run gave; equal on every rank but for the time."""
+    """The outcome of one training run; equal on every rank but for the time."""
 
     backend: str
     losses: list[float] = field(default_factory=list)  # mean over all ranks, one per epoch

@@ -48,7 +48,7 @@ def average_gradient(parameter: nn.Parameter, mesh: DeviceMesh) -> None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of it; shares its memory."""
+    """Return this rank's part of a distributed tensor, in its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

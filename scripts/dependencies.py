@@ -1,4 +1,4 @@
-"""What the installed package requires: all of it, or the memory box alone.
+"""The requirements of the installed package: all of it, or the memory box alone.
 
 HBMCOMM_WITHOUT_TORCH=1 asks for the latter, when it is built: neither the process group nor what it
 needs, PyTorch and MPI.

@@ -1,4 +1,4 @@
-"""What the C++ build needs from the machine, checked before the compiler runs.
+"""The requirements of the C++ build on the machine, checked before the compiler runs.
 
 `missing()` says in one line what is not there and how to install it. `mpi_include()` is the
 directory of MPICH's mpi.h; as a script, this file prints it. MPI is loaded at run time, so no MPI

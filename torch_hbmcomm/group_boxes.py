@@ -32,7 +32,7 @@ _SILENCE = 5.0  # seconds that rank 0 waits for other ranks before it says so
 
 @dataclass(frozen=True)
 class _Invitation:
-    """How the ranks reach rank 0's box. Not every address in `far` need lead to this machine: other
+    """The ways to rank 0's box. Not every address in `far` need lead to this machine: other
     networks may use the same one."""
 
     token: str

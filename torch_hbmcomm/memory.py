@@ -97,7 +97,7 @@ class Info:
 
     hbm_available: bool
     hbm_source: str
-    """How memkind found HBM, or its reason for finding none."""
+    """The way in which memkind found HBM, or its reason for finding none."""
     mode: Literal["none", "flat", "cache", "hybrid"]
     """HBM as nodes of its own (flat), as a cache in front of DDR, or both (hybrid)."""
     mode_source: str

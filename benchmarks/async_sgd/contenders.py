@@ -21,7 +21,7 @@ RPC = "RPC"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a server and its workers run: on this machine, or at the two ends of a cable."""
+    """The place of a server and its workers: this machine, or the two ends of a cable."""
 
     server: Node | None = None
     workers: Node | None = None

@@ -14,7 +14,7 @@ TRANSPORTS = ("shm", "tcp")
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. Raises ValueError for what cannot be measured.
+    """A choice of what to measure. Raises ValueError for what cannot be measured.
 
     models, contenders: names; None: each section's own choice.
     workers: how many train at a time.

@@ -11,7 +11,7 @@ from torch_hbmcomm.bench.result import check_counts
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. Raises ValueError for what cannot be measured.
+    """A choice of what to measure. Raises ValueError for what cannot be measured.
 
     ratios: R, the part of all gradients that is dropped; 0 is measured besides.
     megabits: rates of the link, each way, in Mbit/s; None: as fast as the machine.

@@ -16,7 +16,7 @@ from torch_hbmcomm.sizes import MIB
 _WARM = 1  # step that does not count: all is sent
 
 Times = Sequence[tuple[float, float]]
-"""Of each step: seconds, and those of them in which the thread had a core."""
+"""The times of steps: seconds, and those of them in which the thread had a core."""
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ _LEAD = 0.1  # seconds from telling clients to their common start
 
 @dataclass(frozen=True)
 class BoxPlan:
-    """What to measure. Raises ValueError for what cannot be measured.
+    """A choice of what to measure. Raises ValueError for what cannot be measured.
 
     largest: bytes of the largest read, write or accumulate.
     rounds: turns of each contender, and as many alone.

@@ -121,11 +121,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class CollectivesPlan:
-    """What to measure. Raises ValueError for a type that does not exist or a count below its least.
+    """A choice of what to measure.
 
     contenders: the first is compared with the others.
     sizes: None gives each collective its own.
     startup_rounds: 0 leaves startup out.
+
+    Raises ValueError for a type that does not exist or a count below its least.
     """
 
     contenders: Sequence[Contender] = tuple(CONTENDERS.values())

@@ -84,8 +84,10 @@ MODELS = {
 
 @dataclass(frozen=True)
 class DdpPlan:
-    """What to measure; the others are compared with the first contender. Raises ValueError for a
-    name that does not exist or a count below its least."""
+    """A choice of what to measure; the others are compared with the first contender.
+
+    Raises ValueError for a name that does not exist or a count below its least.
+    """
 
     contenders: Sequence[str] = ("hbm", "gloo")
     models: Sequence[str] = tuple(MODELS)

@@ -1,4 +1,4 @@
-"""What a run finds, section by section, and its JSON form.
+"""The result of a run, section by section, and its JSON form.
 
     {"benchmark": name,
      "machine": {"cpu", "cores", "python", "torch", "torch_hbmcomm", "time"},

@@ -27,7 +27,8 @@ class SyncLayerDrop:
     def __init__(
         self, drop: LayerDrop, parameters: Mapping[str, torch.Tensor], worker: int, workers: int
     ) -> None:
-        """parameters: the model's, in order. worker: which one this is of all that train."""
+        """Make an empty cache. parameters: the model's, in order. worker: the number of this one
+        among all that train."""
         self._drop = drop
         self._worker, self._workers = worker, workers
         self._parameters = parameters

@@ -52,7 +52,7 @@ class Server(Closeable):
         self.token = found.text
         """The token that clients need; "" when there is none."""
         self.token_source = found.source
-        """Where the token was found, in words."""
+        """The place where the token was found, in words."""
         self._native = _smb.Server(
             listen=[listen] if isinstance(listen, str) else list(listen),
             unix_socket=unix is not False,

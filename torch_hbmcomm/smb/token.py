@@ -20,7 +20,7 @@ class Token(NamedTuple):
 
     text: str
     source: str
-    """Where it was found, in words."""
+    """The place where it was found, in words."""
 
 
 _NONE = Token("", "none was found")
