@@ -199,16 +199,22 @@ TEST_F(QueueTest, CallbacksMayEnqueueAndWait) {
 
 TEST_F(QueueTest, ACallbacksLastReferenceIsDroppedWithoutTheLock) {
   struct Waits {
-    explicit Waits(std::shared_ptr<OperationQueue> queue) : queue(std::move(queue)) {}
-    ~Waits() { EXPECT_FALSE(queue->broken()); }  // takes the lock
+    Waits(std::shared_ptr<OperationQueue> queue, std::atomic<bool>& gone)
+        : queue(std::move(queue)), gone(gone) {}
+    ~Waits() {
+      EXPECT_FALSE(queue->broken());  // takes the lock
+      gone = true;
+    }
     std::shared_ptr<OperationQueue> queue;
+    std::atomic<bool>& gone;
   };
+  std::atomic<bool> gone{false};
   const auto op = script("op");
   const auto ticket = submit(op);
-  queue_->when_done(ticket, [held = std::make_shared<Waits>(queue_)] {});
+  queue_->when_done(ticket, [held = std::make_shared<Waits>(queue_, gone)] {});
   op->ready = true;
   EXPECT_TRUE(wait(ticket));
-  EXPECT_TRUE(eventually([&] { return idle(); }));
+  EXPECT_TRUE(eventually([&] { return gone.load(); }));
 }
 
 TEST_F(UnorderedQueueTest, BeginsAtEnqueueAndEndsInAnyOrder) {
