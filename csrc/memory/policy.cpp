@@ -83,7 +83,10 @@ std::string why_unavailable_or_throw(memkind_t kind) {
 }
 
 void named_by_user(Policy policy) noexcept {
-  if (policy == Policy::kPreferred) preferred_was_named.store(true, std::memory_order_relaxed);
+  if (policy != Policy::kPreferred) return;
+  preferred_was_named.store(true, std::memory_order_relaxed);
+  // What was said at level info alone is to be a warning. memkind's verdict does not change.
+  if (said_absent.load(std::memory_order_relaxed)) comes_from_hbm(policy);
 }
 
 bool comes_from_hbm(Policy policy) {

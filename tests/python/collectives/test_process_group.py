@@ -130,7 +130,7 @@ def check_hook_that_resizes(context: Context) -> None:
     layer = torch.nn.Linear(5, 5)
     model = DistributedDataParallel(layer)
 
-    def hook(state: object, bucket: dist.GradBucket) -> Any:  # type: ignore[name-defined]
+    def reduce_resized(bucket: Any) -> Any:
         buffer = bucket.buffer()
         count = buffer.numel()
         before = buffer.clone()
@@ -141,7 +141,7 @@ def check_hook_that_resizes(context: Context) -> None:
         assert work is not None
         return work.get_future().then(lambda future: future.value()[0])
 
-    model.register_comm_hook(None, hook)
+    model.register_comm_hook(None, lambda _state, bucket: reduce_resized(bucket))
     for _ in range(2):
         model.zero_grad()
         model(torch.full((1, 5), float(context.rank + 1))).sum().backward()

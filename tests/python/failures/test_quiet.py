@@ -35,7 +35,7 @@ no_hbm = pytest.mark.skipif(memory.available(), reason="this machine has HBM")
 
 
 def group(options: str = "None", policy: str = "", **environment: str) -> str:
-    finished = run_code(GROUP.format(options=options, policy=policy), **environment)
+    finished = run_code(GROUP.format(options=options, policy=policy), 120, **environment)
     assert finished.code == 0, finished.output
     return finished.output
 
