@@ -171,7 +171,8 @@ void check_threshold(const std::vector<double>& representatives, const std::vect
 
 // The passes.
 
-// At most kPiece elements of one of several arrays that count as lying one after the other.
+// A run of at most kPiece elements of one of several arrays that count as lying one after the
+// other.
 struct Piece {
   size_t array;
   int64_t first;  // within the array
@@ -217,7 +218,7 @@ const std::byte* const_element(const at::Tensor& tensor, int64_t index) {
   return static_cast<const std::byte*>(tensor.const_data_ptr()) + index * tensor.element_size();
 }
 
-// What a bucket becomes: stretches of zeros (even ones) and parts (odd ones) in turn.
+// A bucket cut into stretches: zeros (even ones) and parts (odd ones) in turn.
 struct Stretches {
   std::vector<int64_t> counts;
   std::vector<int64_t> sources;  // where a part lies in the wire
@@ -238,8 +239,8 @@ Stretches stretches_of(int64_t total, const std::vector<int64_t>& begins,
   return all;
 }
 
-// To a place that is not before `from` but overlaps it: from the end, by blocks that are saved
-// first.
+// Unpacks to a place that is not before `from` but overlaps it: from the end, by blocks that are
+// saved first.
 bool unpack_forwards(std::byte* to, Dtype to_type, const std::byte* from, Dtype from_type,
                      size_t count) {
   constexpr size_t kBlock = 1024;

@@ -381,7 +381,7 @@ std::shared_ptr<GroupResource> ProcessGroupHbm::resource() const {
   return resource_;
 }
 
-// What a forked child has inherited is its parent's to close.
+// In a forked child it closes nothing: what it inherited is its parent's to close.
 void ProcessGroupHbm::close_resource(bool patient) {
   if (queue_->in_forked_child()) return;
   std::unique_lock lock(resource_mutex_);

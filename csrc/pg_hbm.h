@@ -33,7 +33,7 @@
 
 namespace hbm {
 
-// What is set up beside a group and ends with it.
+// A resource beside a group that ends with it.
 class GroupResource {
  public:
   virtual ~GroupResource() = default;
@@ -144,8 +144,8 @@ class ProcessGroupHbm final : public c10d::Backend {
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
   std::unordered_map<std::string, uint64_t> getMemoryStats() override;
 
-  // What is set up beside the group.
-  // bootstrap::gather over the group's ranks, within its timeout. A step's name is used once.
+  // Called by what is set up beside the group (torch_hbmcomm/group_boxes.py).
+  // Runs bootstrap::gather over the group's ranks, within its timeout. A step's name is used once.
   std::vector<std::string> gather_texts(const std::string& step,
                                         const std::function<std::string()>& tell);
   // One for each rank, equal for ranks that reach one another at 127.0.0.1. HBMCOMM_NODE_ID, which
@@ -157,7 +157,7 @@ class ProcessGroupHbm final : public c10d::Backend {
   std::shared_ptr<GroupResource> resource() const;  // null: none; the group may have ended
 
  private:
-  // What the operations of every family tell run().
+  // The arguments of run(), for the operations of every family.
   struct Call {
     c10d::OpType type;
     const char* name;  // "hbm:all_reduce", as the profiler shows it
@@ -178,11 +178,12 @@ class ProcessGroupHbm final : public c10d::Backend {
   // does not apply.
   c10::intrusive_ptr<c10d::Work> allreduce_at_once(std::vector<at::Tensor>& tensors, Dtype dtype,
                                                    ReduceOp op, const c10d::AllreduceOptions& opts);
-  // Begins a point-to-point operation.
+  // Issues one allgather of a coalesced call.
   c10::intrusive_ptr<c10d::Work> allgather_part(const std::vector<at::Tensor>& outputs,
                                                 const at::Tensor& input,
                                                 const c10d::AllgatherOptions& opts,
                                                 const std::function<void()>& part_done);
+  // Begins a point-to-point operation.
   c10::intrusive_ptr<c10d::Work> run_p2p(
       const Call& call, StagedTensors staged,
       const std::function<std::unique_ptr<Operation>(std::shared_ptr<int> source)>& make);

@@ -111,7 +111,7 @@ class Batch {
   std::vector<std::shared_ptr<ClientOperation>> collected_;
 };
 
-// What a box has done since its start, and its clients and segments.
+// Counts since a box's start, its clients and its segments.
 struct Stats {
   smb::StatsTotals totals{};
   std::vector<smb::ClientStats> clients;

@@ -184,7 +184,8 @@ class MpiItself final : public Way {
                 std::string("MPI is measured in float32 and float64, not ") + dtype_name(dtype));
   }
 
-  // Of the library that is loaded already; what hbm itself calls is without it.
+  // Finds MPI_Allreduce in the MPI library that is loaded already; mpi::library() has only the
+  // functions that hbm calls.
   static AllreduceFunction* function() {
     void* const library = dlopen(mpi::library().path.c_str(), RTLD_NOW | RTLD_NOLOAD);
     void* const found = library == nullptr ? nullptr : dlsym(library, "MPI_Allreduce");

@@ -1,4 +1,4 @@
-// What memory alone allows: the program "bounds".
+// The program "bounds": times that memory alone allows.
 //
 //   triad BYTES THREADS   the bound of accumulate, see triad.h; arrays of so many bytes
 //   bound BYTES RANKS     the bound of allreduce, of so many bytes by so many ranks
@@ -15,10 +15,10 @@
 namespace hbm::bench {
 namespace {
 
-// What an allreduce of `total` floats by `ranks` ranks costs the memory of one of them at the
-// least: it reads its share of every rank's buffer, and writes the sum to all of them. Here the
-// shares lie behind one another in `data`, and nobody waits for anybody. Plain loops that the
-// compiler vectorises for its default target: a bound should owe nothing to our own kernels.
+// Costs the memory of one rank the least that an allreduce of `total` floats by `ranks` ranks can:
+// reads its share of every rank's buffer, and writes the sum to all of them. Here the shares lie
+// behind one another in `data`, and nobody waits for anybody. Plain loops that the compiler
+// vectorises for its default target: a bound should owe nothing to our own kernels.
 void reduce_two_shares(float* __restrict first, float* __restrict second, size_t share) {
   for (size_t i = 0; i < share; ++i) first[i] = second[i] = first[i] + second[i];
 }

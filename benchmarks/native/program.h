@@ -1,5 +1,5 @@
-// What a program has that repeats one thing and takes its time, as benchmarks/programs.py asks it:
-// a line of words comes on standard input; "ok" and numbers, or "error" and why, are the answer.
+// A program that repeats one thing and takes its time. benchmarks/programs.py drives it: each line
+// of its standard input is a command, and the answer is "ok" and numbers, or "error" and why.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace hbm::bench {
 using Words = std::vector<std::string>;
 using Numbers = std::vector<double>;
 
-// Is given the words behind its name; throws what is answered as an error.
+// A command: takes the words behind its name; what it throws is answered as an error.
 using Command = std::function<Numbers(const Words&)>;
 
 // Answers until the end of the input. Returns the exit status.
@@ -35,7 +35,7 @@ class Pages {
   Pages(const Pages&) = delete;
   Pages& operator=(const Pages&) = delete;
 
-  // As many as were asked for.
+  // The bytes that were asked for; the last page may have more.
   std::span<std::byte> bytes() const noexcept { return bytes_; }
 
  private:

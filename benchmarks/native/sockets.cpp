@@ -53,7 +53,7 @@ LaneMode mode_of(const std::string& name) {
   return name == "threads" ? LaneMode::kThreads : LaneMode::kPoll;
 }
 
-// Until the other end closes, on a thread of its own.
+// Serves one connection, until its other end closes, on a thread of its own.
 void serve_one(const Descriptor& listener, size_t lanes, size_t bytes, LaneMode mode) try {
   std::vector<int> sockets;
   while (sockets.size() < lanes) {

@@ -14,8 +14,8 @@ namespace hbm::bench {
 
 class Triad {
  public:
-  // On as many threads as asked for, the caller's included, each with an equal part.
-  // Throws Error(kInvalid) unless the arrays are as long as one another and aligned to 64 bytes.
+  // Runs on `threads` threads, the caller's included, each with an equal part. Throws
+  // Error(kInvalid) unless the arrays are as long as one another and aligned to 64 bytes.
   Triad(std::span<std::byte> a, std::span<const std::byte> b, std::span<const std::byte> c,
         size_t threads);
   ~Triad();

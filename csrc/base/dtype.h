@@ -1,4 +1,5 @@
 // Element types and reduction operators, as the wire and the kernels name them.
+// docs/design/reductions.md lists all that a new type changes.
 #pragma once
 
 #include <cstddef>
@@ -48,8 +49,8 @@ enum class ReduceOp : uint8_t {
 };
 inline constexpr size_t kReduceOpCount = 9;
 
-// What accumulate() (kernels/accumulate.h) does with a product: adds it to the target, or puts it
-// in the target's place. The values travel in message headers, too.
+// How accumulate() (kernels/accumulate.h) combines a product with its target: adds it, or assigns
+// it. The values travel in message headers, too.
 enum class Combine : uint8_t { kAdd, kAssign };
 inline constexpr size_t kCombineCount = 2;
 

@@ -66,7 +66,7 @@ py::object resource(const ProcessGroupHbm& group) {
   return attached ? attached->self() : py::none();
 }
 
-// What `tell` raises is raised here as it is.
+// An exception of `tell` is raised here as it is.
 std::vector<std::string> gather_texts(ProcessGroupHbm& group, const std::string& step,
                                       const py::function& tell) {
   std::exception_ptr raised;

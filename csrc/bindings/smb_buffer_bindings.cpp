@@ -12,7 +12,7 @@ namespace py = pybind11;
 namespace hbm {
 namespace {
 
-// What Python has to release: an object, or a view of one.
+// A Python object, or a view of one, that has to be released.
 struct HeldBuffer {
   PyObject* object = nullptr;
   Py_buffer view{};
@@ -23,7 +23,7 @@ struct HeldBuffer {
   }
 };
 
-// Those that were let go without the interpreter's lock.
+// The buffers that were let go without the interpreter's lock.
 class LetGo {
  public:
   void add(HeldBuffer* held) {

@@ -17,10 +17,10 @@ struct PythonMemory {
   std::shared_ptr<const void> hold;
 };
 
-// Of a C-contiguous object with Python's buffer protocol, or a contiguous CPU tensor.
-// REQUIRES: the interpreter's lock. Throws Error(kInvalid) for any other object, and for one that
-// is read-only if it is to be written; pybind11::type_error for one whose elements are Python
-// objects, which are addresses of this process.
+// Returns the memory of a C-contiguous object with Python's buffer protocol, or of a contiguous CPU
+// tensor. REQUIRES: the interpreter's lock. Throws Error(kInvalid) for any other object, and for
+// one that is read-only if it is to be written; pybind11::type_error for one whose elements are
+// Python objects, which are addresses of this process.
 PythonMemory memory_of(const pybind11::object& object, bool writable);
 
 }  // namespace hbm

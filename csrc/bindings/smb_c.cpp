@@ -125,7 +125,8 @@ Segment attach(Client& client, uint64_t key, uint64_t size, int flags) {
   return client.alloc(options);
 }
 
-// Under a random key of 64 bits, as the interface has no room for the box's own.
+// Creates a segment under a random key of 64 bits: the C interface has no room for the 128 of the
+// box's own keys.
 Segment create(Client& client, uint64_t size) {
   std::random_device random;
   for (;;) {

@@ -12,7 +12,7 @@
 namespace hbm::bootstrap {
 namespace {
 
-// What a rank tells begins with one of these.
+// The first character of a rank's record.
 constexpr char kResult = '+';
 constexpr char kProblem = '!';
 constexpr char kRelayed = '>';  // a problem of another rank, which the text names

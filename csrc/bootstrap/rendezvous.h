@@ -26,7 +26,7 @@ std::string random_id();
 // A random_id() of this process, the same on every call; a forked child has one of its own.
 const std::string& process_id();
 
-// What a rank tells the others about itself.
+// A rank's record of itself, which the others read.
 struct Member {
   std::string version;           // of torch_hbmcomm
   std::string chunk_bytes;       // of staging

@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::chrono::seconds kLastMoment{2};  // that close() gives to what is under way
 
-// What `open` makes; its failure says which part of the box it is.
+// Returns what `open` makes; adds to its failure which part of the box it is.
 template <class Open>
 auto part(const char* name, Open&& open) {
   try {
@@ -38,7 +38,8 @@ uint32_t threads(uint32_t asked, uint32_t most) {
   return asked != 0 ? asked : std::clamp(std::thread::hardware_concurrency(), 2u, most);
 }
 
-// As clients on other machines can name it, too.
+// Replaces a host that stands for every address by this machine's name, which clients elsewhere can
+// use.
 smb::Address reachable(smb::Address address) {
   constexpr std::array everywhere{"", "0.0.0.0", "::"};
   if (std::find(everywhere.begin(), everywhere.end(), address.host) == everywhere.end()) {

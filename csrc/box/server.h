@@ -38,7 +38,7 @@ class Server {
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  // What clients connect to: the first address of TCP, or the Unix socket when there is none.
+  // The address for clients: the first one of TCP, or the Unix socket when there is none.
   const std::string& url() const noexcept { return urls_.front(); }
   const std::vector<std::string>& urls() const noexcept { return urls_; }  // all, the Unix one last
 

@@ -1,5 +1,6 @@
-// What a process group can do, whatever moves the bytes: shared memory within a node (shm/), MPI
-// (mpi/), or both (hierarchical/). connect/connect.h chooses and makes one; peers.h is what the
+// The operations of a process group, whatever moves the bytes: shared memory within a node (shm/),
+// MPI (mpi/), or both (hierarchical/). A new way to move bytes between ranks is another
+// implementation of Communicator; connect/connect.cpp chooses and makes one. peers.h has what the
 // group knows of its other ranks.
 //
 // Ownership: each function makes one Operation for the queue, which keeps alive what it stands on.
@@ -46,7 +47,7 @@ using OperationPtr = std::unique_ptr<Operation>;
 // `from` of a receive from any rank.
 inline constexpr int kAnyRank = -1;
 
-// What a communicator holds of the memory that its group was given.
+// How much of the memory that a group was given its communicator holds.
 struct CommunicatorMemory {
   uint64_t slots_bytes = 0;      // of the segment: shared with the node's ranks
   uint64_t abandoned_bytes = 0;  // of staging: of failed transfers that MPI has not let go of
@@ -76,7 +77,7 @@ class Communicator {
   virtual OperationPtr allgather(uint64_t sequence, Source in, const std::vector<Sink>& outputs,
                                  Dtype dtype) = 0;
 
-  // As allgather, but only `root` has outputs (empty elsewhere).
+  // The same on `root` alone; `outputs` is empty elsewhere.
   virtual OperationPtr gather(uint64_t sequence, Source in, const std::vector<Sink>& outputs,
                               Dtype dtype, int root) = 0;
 

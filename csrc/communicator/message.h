@@ -1,6 +1,6 @@
-// What stands in front of every message: enough for the receiver to see that both ranks are in the
-// same operation, and to say exactly how they differ when they are not.
-// docs/design/messages.md is this header's twin.
+// The header in front of every message: enough for the receiver to see that both ranks are in the
+// same operation, and to say exactly how they differ when they are not. docs/design/messages.md is
+// this header's twin.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ enum class OpCode : uint8_t {
 
 const char* op_name(OpCode op) noexcept;
 
-// What all ranks of an operation must agree on.
+// The part of an operation that all its ranks must agree on.
 struct Signature {
   OpCode op{};
   Dtype dtype{};

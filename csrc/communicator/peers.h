@@ -1,5 +1,5 @@
-// What a rank knows of the other ranks of its group, and tells them: who has died, who has left,
-// and what has failed. failure/failure_detector.h implements it for every communicator.
+// The other ranks of a group, as one rank knows them: who has died, who has left, and what has
+// failed; and what it tells them. failure/failure_detector.h implements it for every communicator.
 //
 // Threads: every member may be called from any thread. After stop() nothing is learnt or told.
 #pragma once

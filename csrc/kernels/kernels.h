@@ -57,13 +57,13 @@ extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
 #endif
 
-// Those that this processor can run, best first; baseline is always the last.
+// The kernels that this processor can run, best first; baseline is always the last.
 std::span<const Kernels* const> runnable_kernels() noexcept;
 
 // The one of that name, or the best if it is empty. Throws as reduce_isa() does.
 const Kernels& kernels_named(std::string_view name);
 
-// Those that HBMCOMM_ISA names. Throws as reduce_isa() does.
+// The kernels that HBMCOMM_ISA names, or the best. Throws as reduce_isa() does.
 const Kernels& chosen_kernels();
 
 // reduce_to() and scale() on chosen kernels.

@@ -21,7 +21,7 @@ namespace hbm {
 namespace {
 #include "kernels/codecs.inc"
 #include "kernels/reduce.inc"
-// What uses the two above.
+// These use the two above.
 #include "kernels/accumulate.inc"
 #include "kernels/layerdrop_passes.inc"
 }  // namespace

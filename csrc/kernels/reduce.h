@@ -34,8 +34,8 @@ const char* reduce_unsupported(Dtype dtype, ReduceOp op) noexcept;
 void reduce(void* dst, const void* const* srcs, size_t n, size_t count, Dtype dtype, ReduceOp op,
             size_t divisor);
 
-// As reduce(), with the result stored in each of dsts[0] .. dsts[m-1], each of which may be one of
-// the sources, and overlaps neither sources nor destinations otherwise. REQUIRES: m >= 1.
+// reduce() with the result stored in each of dsts[0] .. dsts[m-1], each of which may be one of the
+// sources, and overlaps neither sources nor destinations otherwise. REQUIRES: m >= 1.
 void reduce_to(void* const* dsts, size_t m, const void* const* srcs, size_t n, size_t count,
                Dtype dtype, ReduceOp op, size_t divisor);
 

@@ -41,8 +41,8 @@ CpuSet current_cpus(hwloc_topology_t topology) {
   return set;
 }
 
-// What this process was allowed before bind() narrowed it, so that a second bind() in one process
-// chooses from the same CPUs as the first.
+// The CPUs that this process was allowed before bind() narrowed them, so that a second bind() in
+// one process chooses from the same ones as the first.
 struct Narrowed {
   CpuSet before;
   CpuSet after;

@@ -44,8 +44,8 @@ class Heap {
   Heap(const Heap&) = delete;
   Heap& operator=(const Heap&) = delete;
 
-  // At least `bytes` bytes (0 counts as 1), aligned to 64 bytes, or to a page from a page up.
-  // Throws Error(kExhausted) as said above, and under every policy for a request past what the
+  // Returns at least `bytes` bytes (0 counts as 1), aligned to 64 bytes, or to a page from a page
+  // up. Throws Error(kExhausted) as said above, and under every policy for a request past what the
   // whole machine has free, or the kernel refuses to map; Error(kUnavailable) when it refuses,
   // under kBind and kInterleave, to place the block, and when its figures cannot be read.
   void* allocate(size_t bytes);

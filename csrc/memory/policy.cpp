@@ -85,7 +85,7 @@ std::string why_unavailable_or_throw(memkind_t kind) {
 void named_by_user(Policy policy) noexcept {
   if (policy != Policy::kPreferred) return;
   preferred_was_named.store(true, std::memory_order_relaxed);
-  // What was said at level info alone is to be a warning. memkind's verdict does not change.
+  // Warns now of absent HBM if that was only said at level info. memkind's verdict does not change.
   if (said_absent.load(std::memory_order_relaxed)) comes_from_hbm(policy);
 }
 

@@ -15,7 +15,7 @@
 
 namespace hbm::memory {
 
-// What happens when high-bandwidth memory (HBM) is short or absent is part of each policy:
+// The memory policies; each says what happens when high-bandwidth memory (HBM) is short or absent:
 enum class Policy {
   kPreferred,   // the closest HBM node; DDR when it is full or absent (said once in the log)
   kBind,        // the closest HBM node; an error when it is full or absent
@@ -37,8 +37,8 @@ std::string memkind_message(int code);
 // Empty when memkind can allocate from `kind` here, else its reason.
 std::string why_unavailable(memkind_t kind);
 
-// As why_unavailable(), but a setting that memkind rejects (MEMKIND_HBW_NODES naming nodes that do
-// not exist) throws Error(kInvalid): it is a mistake to mend, not a machine without HBM.
+// Same as why_unavailable(), but a setting that memkind rejects (MEMKIND_HBW_NODES naming nodes
+// that do not exist) throws Error(kInvalid): it is a mistake to mend, not a machine without HBM.
 std::string why_unavailable_or_throw(memkind_t kind);
 
 // The user has named the policy; it is not the default. That kPreferred finds no HBM is a warning

@@ -53,7 +53,7 @@ uint64_t space_of(const PoolOptions& options) {
   return (kHeadroom * options.capacity + largest - 1) / largest * largest;
 }
 
-// From the multiple of a huge page.
+// Reserves addresses from a multiple of a huge page on.
 std::byte* reserve(uint64_t space) {
   const uint64_t alignment = huge_page_bytes();
   void* const all = mmap(nullptr, space + alignment, PROT_NONE,

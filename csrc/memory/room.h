@@ -41,7 +41,7 @@ uint64_t shared_room();
 uint64_t commit(void* block, size_t bytes, Policy policy, const std::vector<int>& nodes,
                 int give_back);
 
-// What to say when commit() returned no more than `fitting` of `bytes`.
+// The words of an error when commit() returned no more than `fitting` of `bytes`.
 std::string shortage(size_t bytes, Policy policy, const std::vector<int>& nodes, uint64_t fitting);
 
 // Where memkind takes the policy's HBM from, for the thread that asks. Empty when it comes from

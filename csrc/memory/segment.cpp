@@ -72,7 +72,7 @@ void SharedSegment::free(void* block) noexcept {
   if (block == nullptr || fork_.in_child()) return;
   const auto struck = ledger_.strike(block);
   if (!struck) return;
-  // Before memkind can hand the block to someone else.
+  // Done before memkind can hand the block to someone else.
   const uint64_t bytes = struck->bytes.total();
   if (bytes >= kGivenBackBytes && madvise(block, bytes, MADV_REMOVE) != 0) {
     log::error(std::string("a segment cannot give memory back to the kernel: madvise: ") +

@@ -1,5 +1,6 @@
 // Memory of this process that the other processes of its node may map: a memfd placed by one policy
-// on the NUMA nodes that memkind chooses for it, with a memkind heap inside.
+// on the NUMA nodes that memkind chooses for it, with a memkind heap inside. Only this process
+// allocates and frees blocks in it; the memory itself goes with the last process that maps it.
 //
 // What a Heap promises holds here (heap.h): a request that the policy's nodes cannot hold throws
 // Error(kExhausted) under kBind and kInterleave, whose pages are resident when allocate() returns;
@@ -55,9 +56,9 @@ class SharedSegment {
   SharedSegment(const SharedSegment&) = delete;
   SharedSegment& operator=(const SharedSegment&) = delete;
 
-  // At least `bytes` bytes (0 counts as 1), aligned to 64 bytes, or to a page from a page up.
-  // Throws Error(kExhausted) as said above, under every policy for a request past what the whole
-  // machine has free, and when the address space has no gap of that size.
+  // Returns at least `bytes` bytes (0 counts as 1), aligned to 64 bytes, or to a page from a page
+  // up. Throws Error(kExhausted) as said above, under every policy for a request past what the
+  // whole machine has free, and when the address space has no gap of that size.
   void* allocate(size_t bytes);
 
   // `block` is null or came from this segment's allocate(). Large blocks give their pages back to
@@ -101,7 +102,7 @@ class SharedSegment {
 // it, and as SharedSegment::create().
 std::shared_ptr<SharedSegment> process_segment(Policy policy);
 
-// Of the segments that were used so far; of none in a forked child.
+// The statistics of the segments that were used so far; none in a forked child.
 std::map<Policy, SharedSegmentStats> process_segment_stats();
 
 }  // namespace hbm::memory

@@ -35,11 +35,11 @@ void fix_size(const Descriptor& file);
 // it once the last process that has it open or mapped is gone, however that process ended.
 class Memfd {
  public:
-  // Of `size_bytes`, rounded up to pages. 0: four times the machine's memory, because a heap inside
-  // cannot use every gap, but at most 1 TiB or the machine's memory, whichever is more, because
-  // each process of the node maps all; and no more than the limits of this process allow.
-  // Throws Error(kExhausted) when the address space (RLIMIT_AS) or the size of files (RLIMIT_FSIZE)
-  // is too limited for it, Error(kUnavailable) when the kernel gives no memfd.
+  // Makes a file of `size_bytes`, rounded up to pages. 0: four times the machine's memory, because
+  // a heap inside cannot use every gap, but at most 1 TiB or the machine's memory, whichever is
+  // more, because each process of the node maps all; and no more than the limits of this process
+  // allow. Throws Error(kExhausted) when the address space (RLIMIT_AS) or the size of files
+  // (RLIMIT_FSIZE) is too limited for it, Error(kUnavailable) when the kernel gives no memfd.
   Memfd(const std::string& name, uint64_t size_bytes);
   ~Memfd();
   Memfd(const Memfd&) = delete;

@@ -23,7 +23,7 @@ ProcessPools& process_pools() {
   return *all;
 }
 
-// What a request really takes: its size class, or itself past the largest.
+// Returns what a request really takes: its size class, or itself past the largest.
 size_t capacity_for(size_t bytes) noexcept {
   if (bytes > StagingPool::kLargestClass) return bytes;
   return std::bit_ceil(std::max(bytes, StagingPool::kSmallestClass));

@@ -79,8 +79,8 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
   StagingPool(const StagingPool&) = delete;
   StagingPool& operator=(const StagingPool&) = delete;
 
-  // At least `bytes` bytes (0 counts as 1), aligned to 64 bytes, or to a page from a page up, with
-  // whatever content. Throws Error(kExhausted) as said above, and when the heap does.
+  // Returns at least `bytes` bytes (0 counts as 1), aligned to 64 bytes, or to a page from a page
+  // up, with whatever content. Throws Error(kExhausted) as said above, and when the heap does.
   StagingBuffer acquire(size_t bytes);
 
   // Returns the kept blocks to the heap.

@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
 
-// As overcommit_room(); no bound where the kernel's figures cannot be read.
+// Returns overcommit_room(); no bound where the kernel's figures cannot be read.
 uint64_t known_overcommit_room() {
   try {
     return overcommit_room(MemInfo::of_machine());

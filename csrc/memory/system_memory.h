@@ -1,4 +1,4 @@
-// What the kernel says of memory at the moment: its pages, what the machine and its NUMA nodes
+// The kernel's figures of memory at the moment: its pages, what the machine and its NUMA nodes
 // have, and the limits of this process.
 //
 // Threads: every function may be called from any thread. Those that read how much memory there is
@@ -15,7 +15,7 @@ namespace hbm::memory {
 
 uint64_t small_page_bytes() noexcept;
 
-// Of a transparent huge page; the small page's when the kernel has none.
+// The size of a transparent huge page; the small page's when the kernel has none.
 uint64_t huge_page_bytes();
 
 // REQUIRES: bytes is at least a page below the largest number.

@@ -1,4 +1,4 @@
-// What memory this machine has, and how each fact was found.
+// The memory that this machine has, and how each fact was found.
 //
 // Threads: every function may be called from any thread. discover() reads the machine anew at each
 // call and takes milliseconds: it is for reports and start-up, not for the path of a message.
@@ -55,7 +55,7 @@ HwlocTopology load_hwloc();
 // false for a node of memory alone, whose cpuset hwloc fills with the CPUs near it.
 bool owns_cpus(hwloc_topology_t topology, hwloc_obj_t node);
 
-// As in "0-3,8".
+// Writes a set as the kernel does: "0-3,8".
 std::string list_of(hwloc_const_bitmap_t set);
 
 }  // namespace hbm::memory

@@ -44,7 +44,7 @@ void check_apart(const std::vector<at::Tensor>& inputs, const std::vector<at::Te
 // A list of inputs and one of outputs belong together.
 void check_pairs(size_t outputs, size_t inputs, const char* operation);
 
-// What this rank sends itself is as long as what it takes from itself.
+// The elements that this rank sends itself are as many as it takes from itself.
 void check_same_count_self(const std::vector<Source>& sources, const std::vector<Sink>& sinks,
                            int rank, const char* operation);
 

@@ -1,5 +1,5 @@
-// What a user may choose for a group. torch_hbmcomm.Options in Python, whose docstring is the
-// reference; every field has an environment variable that gives its default.
+// The options of a group. torch_hbmcomm.Options in Python, whose docstring is the reference; every
+// field has an environment variable that gives its default.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct GroupOptions final : c10d::Backend::Options {
   GroupOptions(const std::string& memory, int64_t staging_bytes,
                std::optional<int64_t> reduce_threads, const std::string& parameter_server);
 
-  // From HBMCOMM_MEMORY, HBMCOMM_STAGING_BYTES, HBMCOMM_REDUCE_THREADS and
+  // Reads HBMCOMM_MEMORY, HBMCOMM_STAGING_BYTES, HBMCOMM_REDUCE_THREADS and
   // HBMCOMM_PARAMETER_SERVER.
   static c10::intrusive_ptr<GroupOptions> from_environment();
 

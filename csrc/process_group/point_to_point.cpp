@@ -86,7 +86,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::barrier(const c10d::BarrierOptio
 
 namespace {
 
-// What Gloo's rank 0 says of a barrier that `missing` did not reach; programs look for it.
+// The words of Gloo's rank 0 on a barrier that `missing` did not reach; programs look for them.
 std::string torch_barrier_words(const std::vector<int>& missing, bool all, milliseconds timeout) {
   const std::string span = std::to_string(timeout.count()) + " ms";
   std::string ranks;
@@ -97,7 +97,7 @@ std::string torch_barrier_words(const std::vector<int>& missing, bool all, milli
 
 }  // namespace
 
-// Over the store, so that it can tell who is missing even when MPI is stuck.
+// Goes over the store, so that it can tell who is missing even when MPI is stuck.
 void ProcessGroupHbm::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   translated([&] {
     uint64_t number = 0;

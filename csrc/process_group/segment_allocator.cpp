@@ -21,7 +21,7 @@ class SegmentAllocator final : public c10::Allocator {
   explicit SegmentAllocator(std::shared_ptr<memory::SharedSegment> segment)
       : segment_(std::move(segment)) {}
 
-  // As allocate(), with Error as it is.
+  // Does what allocate() does, but throws Error as it is.
   c10::DataPtr take(size_t bytes) {
     auto block = std::make_unique<SegmentBlock>(SegmentBlock{segment_, nullptr});
     void* const data = segment_->allocate(bytes);

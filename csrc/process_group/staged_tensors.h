@@ -31,7 +31,7 @@ class StagedTensors {
   // All `tensors` (of one type), one after the other, as in_place().
   Sink packed(const std::vector<at::Tensor>& tensors, double factor);
 
-  // As input() and in_place(), with every element multiplied by `factor` before the operation
+  // Same as input() and in_place(), with every element multiplied by `factor` before the operation
   // begins. input_times() leaves the tensor itself as it is.
   Source input_times(const at::Tensor& tensor, double factor);
   Sink in_place_times(const at::Tensor& tensor, double factor);

@@ -20,8 +20,8 @@ ReduceOp to_reduce_op(const c10d::ReduceOp& op, Dtype dtype);
 // The factor of a PREMUL_SUM.
 double premul_factor(const c10d::ReduceOp& op);
 
-// What PyTorch raises for one of our errors: ValueError, DistBackendError, DistNetworkError or
-// OutOfMemoryError. Any other exception is returned as it is.
+// Turns one of our errors into PyTorch's: ValueError, DistBackendError, DistNetworkError or
+// OutOfMemoryError. Returns any other exception as it is.
 std::exception_ptr to_torch(const std::exception_ptr& error);
 
 // Runs `call`, translating what it throws.

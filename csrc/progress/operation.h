@@ -1,4 +1,4 @@
-// What the queue drives: a communication operation that never blocks.
+// A communication operation, which the queue drives and which never blocks.
 //
 // An operation is a small state machine. begin() posts what needs no peer, and each poll() moves on
 // as far as the peers' messages allow, so one operation can be carried by whichever thread has time
@@ -45,7 +45,7 @@ class Operation {
   // written to stays alive until it cannot be. No call follows but the destructor.
   virtual void abandon() noexcept = 0;
 
-  // After abandon(): true if other ranks may still write to the caller's buffers, which must then
+  // True, after abandon(), if other ranks may still write to the caller's buffers, which must then
   // not be used for anything else.
   virtual bool peers_may_write() const { return false; }
 

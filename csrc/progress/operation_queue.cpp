@@ -94,7 +94,7 @@ std::shared_ptr<Ticket> OperationQueue::enqueue(std::unique_ptr<Operation> opera
   return ticket;
 }
 
-// What broke the queue stays as it is, so no lock is needed.
+// Needs no lock: broken_ stays as it is once it is set.
 void OperationQueue::refuse(const std::string& operation) const {
   throw Error(ErrorKind::kAborted,
               operation + " was refused because the group failed earlier: " + message_of(broken_));

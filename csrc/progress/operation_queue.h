@@ -38,8 +38,8 @@
 
 namespace hbm {
 
-// What PyTorch's own backends say of a timeout. Programs look for these words, so the message of
-// every operation that times out ends with them.
+// Returns the words of PyTorch's own backends for a timeout. Programs look for them, so the message
+// of every operation that times out ends with them.
 inline std::string torch_timeout_words(std::chrono::milliseconds timeout) {
   return "; Timed out waiting " + std::to_string(timeout.count()) + "ms for it to complete";
 }
@@ -51,7 +51,7 @@ enum class Mode {
   kAsync,  // begin it here if it is small and the queue is idle, else hand it to the worker
 };
 
-// What goes around an operation, on the thread that drives it.
+// The steps around an operation, on the thread that drives it.
 struct Frame {
   std::function<void()> prologue;  // just before begin(): gathers strided input
   std::function<void()> epilogue;  // after the last poll(), before anyone sees it done
@@ -71,8 +71,8 @@ class Ticket {
   // waited can then be sure that no other thread drops the last reference to a tensor.
   void let_go();
 
-  // After an error: tells the operation, then let_go(). Keeps the tensors for ever if other ranks
-  // may still write to them.
+  // Tells the operation of an error, then lets go. Never frees the tensors if other ranks may still
+  // write to them.
   void abandon();
 
   std::unique_ptr<Operation> owned_;  // null: the operation is somebody else's (run_claimed)
@@ -102,7 +102,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
     std::function<void(const std::exception_ptr& error)> failed;
     // Wakes a driver that waits (Operation::wait).
     std::function<void()> wake;
-    // What a timeout says of the ranks that the operation waited for.
+    // Names the ranks that an operation waited for, for the message of its timeout.
     std::function<std::string(const std::vector<int>& ranks)> name_ranks;
   };
 

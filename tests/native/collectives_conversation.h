@@ -26,7 +26,7 @@
 
 namespace hbm {
 
-// What a rank takes part with.
+// A rank of the conversation, with its communicator and queue.
 struct Speaker {
   int rank;
   int size;
@@ -136,7 +136,7 @@ class Conversation {
     return made;
   }
 
-  // What rank `from` has for rank `to` in this operation.
+  // The elements that rank `from` has for rank `to` in this operation.
   Bytes words(size_t from, size_t to, size_t count) const {
     return pattern(seed_ + from * 1009 + to * 1'000'003, count, dtype_);
   }
@@ -359,7 +359,7 @@ class Conversation {
   std::vector<Check> checks_;
   int first_tag_ = 0;
 
-  // Of the operation that is being said.
+  // The type of the operation that is being said.
   Dtype dtype_{};
   ReduceOp op_{};
   int root_ = 0;

@@ -1,5 +1,5 @@
-// What the ranks of a conversation exchange: tensors between guards, filled with patterns that
-// every rank can compute, and the plain loops that say what must come of them.
+// The data that the ranks of a conversation exchange: tensors between guards, filled with patterns
+// that every rank can compute, and the plain loops that compute the results.
 #pragma once
 
 #include <algorithm>

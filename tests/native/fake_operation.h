@@ -16,8 +16,8 @@
 
 namespace hbm {
 
-// What a test shares with the operation that it gave to a queue. The plain members are set before
-// that, or read once the ticket is done.
+// The script of a fake operation, shared by a test and the operation that it gave to a queue. The
+// plain members are set before that, or read once the ticket is done.
 struct Script {
   std::string name = "operation";
   bool small = false;
@@ -28,7 +28,7 @@ struct Script {
     return ready.load() ? Progress::kDone : Progress::kIdle;
   };
 
-  // As if the operation knew of no notice.
+  // Default: an operation that nobody can wake.
   std::function<bool(std::chrono::steady_clock::time_point)> on_wait = [](auto) { return false; };
 
   std::atomic<bool> ready = false;

@@ -35,7 +35,7 @@ uint64_t mapped_bytes() {
   return pages * kPage;
 }
 
-// As the default profile of a container does. False where seccomp does not work.
+// Forbids mbind() as the default profile of a container does. False where seccomp does not work.
 bool forbid_mbind() {
   std::array<sock_filter, 4> program = {{
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),

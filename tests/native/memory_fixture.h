@@ -1,5 +1,5 @@
-// What the tests of memory share. memkind looks at its environment once per process, so each test
-// runs its body in a child of its own, with node 0 named as HBM or with no HBM named.
+// The common part of the tests of memory. memkind looks at its environment once per process, so
+// each test runs its body in a child of its own, with node 0 named as HBM or with no HBM named.
 //
 // Include it in one file of a program: it answers ThreadSanitizer's call for suppressions.
 #pragma once
@@ -76,7 +76,7 @@ inline void with_hbm(const std::function<void()>& body) {
   });
 }
 
-// On a machine that has HBM of its own there is no way to hide it.
+// Runs the body with no HBM named. Skips on a machine that has some: there is no way to hide it.
 inline void without_hbm(const std::function<void()>& body) {
   in_child([&] {
     unsetenv("MEMKIND_HBW_NODES");
@@ -93,7 +93,7 @@ inline uint64_t bytes_anywhere(const void* address, size_t bytes) {
 // A request that the node cannot meet, however little of it is in use.
 inline size_t too_much() { return MemInfo::of_node(0).bytes("MemTotal"); }
 
-// Of this process and of those that it forks.
+// Sets a limit of this process and of those that it forks.
 inline void set_limit(int resource, uint64_t bytes) {
   rlimit limit{};
   ASSERT_EQ(getrlimit(resource, &limit), 0);

@@ -1,4 +1,4 @@
-// What ranks that disagree, come late or die make of an operation over real MPI.
+// Operations over real MPI when ranks disagree, come late or die.
 #include <gtest/gtest.h>
 
 #include <csignal>

@@ -17,8 +17,8 @@ namespace hbm::mpi {
 
 inline constexpr std::chrono::milliseconds kPatience{60'000};
 
-// What a process group has: the communicator over its channel, and the two queues. Stops them when
-// it goes.
+// The parts of a process group: the communicator over its channel, and the two queues. Stops the
+// queues when it is destroyed.
 class Group {
  public:
   // All ranks call it, with the same name and chunk. The first group forms the MPI world, later
@@ -46,8 +46,8 @@ struct Rank : ForkedRank {
   }
 };
 
-// As run_forked_ranks(); those not in `killed` leave no name in /dev/shm. Skips the test where
-// there is no MPI library.
+// Runs run_forked_ranks(), and checks that ranks not in `killed` leave no name in /dev/shm. Skips
+// the test where there is no MPI library.
 void run_ranks(int size, const std::function<void(const Rank&)>& body,
                const std::set<int>& killed = {});
 

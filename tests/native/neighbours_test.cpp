@@ -1,4 +1,4 @@
-// Who shares a node. Ranks are processes, in namespaces of their own where a test says so.
+// Which ranks share a node. Ranks are processes, in namespaces of their own where a test says so.
 #include "communicator/shm/neighbours.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What an error, a timeout, abort() and stop() do to an operation and to its queue.
+// Errors, timeouts, abort() and stop(): the end of an operation, and of its queue.
 #include <gtest/gtest.h>
 
 #include "expect_error.h"

@@ -53,7 +53,7 @@ class QueueStress : public QueueTest, public testing::WithParamInterface<Operati
     tickets_.push_back(ticket);
   }
 
-  // Until the queue breaks or the time is over.
+  // Issues operations until the queue breaks or the time is over.
   void run(const std::function<void()>& meanwhile) {
     std::vector<std::thread> threads;
     for (int t = 0; t < kThreads; ++t) {

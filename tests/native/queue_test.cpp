@@ -1,4 +1,4 @@
-// Who drives an operation, when, and in which order.
+// The driver of an operation: which thread it is, when, and in which order.
 #include "progress/operation_queue.h"
 
 #include <gtest/gtest.h>

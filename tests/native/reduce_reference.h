@@ -1,5 +1,5 @@
-// What csrc/reduce must compute, written the slow and obvious way: one element at a time, narrow
-// floats by the definition of their formats and a search for the nearest code.
+// The reference for csrc/kernels/reduce.h, written the slow and obvious way: one element at a time,
+// narrow floats by the definition of their formats and a search for the nearest code.
 #pragma once
 
 #include <algorithm>

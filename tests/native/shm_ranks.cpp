@@ -68,7 +68,8 @@ std::shared_ptr<ShmGroup> make_shm_group(TestNode& node, int rank) {
       [own](std::byte* block) { own->free(block); }});
 }
 
-// As a process group's: a collective that fails here fails for all, a transfer fails alone.
+// Makes a queue as a process group has it: a failed collective fails for all, a failed transfer
+// alone.
 std::shared_ptr<OperationQueue> make_queue(OperationQueue::Order order, bool crowded,
                                            const std::shared_ptr<ShmGroup>& shm_group) {
   const auto failed = [order, shm_group](const std::exception_ptr& error) {

@@ -1,4 +1,4 @@
-// What heaps, segments and pools do when memory is short.
+// Heaps, segments and pools when memory is short.
 //
 // How much there is, is for the tests to say: this program has the functions of memory/room.h
 // itself, so that the linker takes none from the library (memory/room.cpp has no other functions).

@@ -21,7 +21,7 @@ namespace {
 
 constexpr RecordSizes kSmall{.sessions = 16, .operations = 2, .lanes = 6, .chunk = 4096};
 
-// With records in memory, and in a store.
+// Runs with records in memory, and in a store.
 class AccumulatorTest : public testing::TestWithParam<bool> {
  protected:
   std::shared_ptr<BoxSegment> segment(uint64_t key, uint64_t size) {

@@ -60,7 +60,7 @@ void prepare(const std::string& directory) {
   for (uint64_t id = 0; id < kSessions; ++id) store->records().open_session({0, id});
 }
 
-// What a session's requests do. Where they add ones: to this range. The last two are of two types:
+// The requests of a session. Those that add ones add to this range. The last two are of two types:
 // they add float32 to the session's sums of float64, and copy these to float32.
 enum class Kind { kAddOnes, kAddToCell, kFlipSigns, kAddUnits, kCopySums };
 

@@ -29,7 +29,7 @@ class Elements {
 
   std::byte* bytes() { return reinterpret_cast<std::byte*>(values_.data()); }
   void fill(uint64_t value) { std::ranges::fill(values_, value); }
-  // Of those that lie wholly in these bytes.
+  // Counts the torn elements among those that lie wholly in these bytes.
   ptrdiff_t torn(size_t begin, size_t end) const {
     return std::count_if(values_.begin() + static_cast<ptrdiff_t>((begin + 7) / 8),
                          values_.begin() + static_cast<ptrdiff_t>(end / 8),

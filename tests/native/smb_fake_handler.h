@@ -41,7 +41,7 @@ class FakeHandler final : public RequestHandler {
 
   std::vector<std::byte>& memory() { return memory_; }
 
-  // What kAlloc and kAttach grant.
+  // Sets the segment that kAlloc and kAttach grant.
   void grant(std::shared_ptr<BoxSegment> segment, bool may_write) {
     granted_ = std::move(segment);
     may_write_ = may_write;

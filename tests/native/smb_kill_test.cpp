@@ -165,7 +165,7 @@ TEST(SmbKill, EverySumIsAppliedOnce) {
         client.accumulate(total, ones, {.dtype = Dtype::kInt64, .bytes = 8 * kNumbers});
         client.fetch_add(total, 8 * kNumbers, 1);
         ++sums;
-        // By way of float64 every half changes its sign: a repetition, or a gap, shows.
+        // Every half changes its sign by way of float64: a repetition, or a gap, shows.
         client.accumulate(copy, halves,
                           {.dtype = Dtype::kFloat64,
                            .source_dtype = Dtype::kFloat32,

@@ -64,7 +64,7 @@ inline smb::Transfer transfer_of(uint64_t offset, uint32_t bytes,
   return {offset, bytes, handle};
 }
 
-// Until `condition` holds, at most twenty seconds.
+// Waits until `condition` holds, at most twenty seconds.
 inline bool eventually(const std::function<bool()>& condition) {
   for (int i = 0; i < 20'000; ++i) {
     if (condition()) return true;

@@ -35,7 +35,7 @@ class ServerTest : public testing::Test {
   std::string sockets() const { return scratch_ / "sockets"; }
   bool no_sockets() const { return fs::is_empty(sockets()); }
 
-  // What a Server of these options fails with; the name of the test otherwise.
+  // Returns the error of a Server of these options; fails the test if there is none.
   std::string failure(const ServerOptions& options, ErrorKind kind) {
     try {
       Server server(options);

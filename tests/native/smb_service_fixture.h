@@ -168,7 +168,7 @@ class Caller {
   uint32_t handle_ = 0;
 };
 
-// Until `condition` holds, at most ten seconds.
+// Waits until `condition` holds, at most ten seconds.
 template <class Condition>
 bool eventually(Condition condition) {
   for (int i = 0; i < 1000; ++i) {

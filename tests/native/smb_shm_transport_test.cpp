@@ -1,4 +1,4 @@
-// What a transport over shm maps, and what it does not let happen.
+// Segments that a transport over shm maps, and the accesses that it does not let happen.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-// What the tests of a box's store share.
+// The common part of the tests of a box's store.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -272,7 +272,7 @@ TEST_F(StoreTest, SessionsComeBackWithTheirOutcomes) {
   store->records().release_session(store->records().open_session({5, 6}));
   store->records().finish(session, {.number = 1, .value = 42});
   store->records().finish(session, {.number = 2, .value = 0, .status = smb::Status::kRange});
-  // With room for fewer, and operations of other sizes.
+  // Opened with room for fewer, and with operations of other sizes.
   open({.sessions = 1, .operations = 7, .lanes = 2, .chunk = 8192});
   const std::vector<SessionRecord*> sessions = store->records().sessions();
   ASSERT_EQ(sessions.size(), 1u);
@@ -322,7 +322,7 @@ TEST_F(StoreTest, WorksWithSyncing) {
   EXPECT_EQ(contents<float>(*found[1])[4999], 6.0f);
 }
 
-// What a killed server leaves: an operation begun, and its records as they then were.
+// A store as a killed server leaves it: an operation begun, and its records as they then were.
 class InterruptedTest : public StoreTest {
  protected:
   void SetUp() override {
@@ -413,14 +413,14 @@ TEST_F(InterruptedTest, IsDroppedWhenItsFormulaIsDamaged) {
   EXPECT_EQ(store->records().sessions()[0]->outcome(1)->status, smb::Status::kInternal);
 }
 
-// As many elements of the wider type reach past the end of the source.
+// The target has more elements than the source has in the wider type.
 TEST_F(InterruptedTest, IsDroppedWhenItsSourceIsTooShort) {
   begun.operation->what.formula = {.target = Dtype::kFloat32, .source = Dtype::kFloat64};
   restart();
   EXPECT_EQ(store->records().sessions()[0]->outcome(1)->status, smb::Status::kInternal);
 }
 
-// Of two types, and an assign: a chunk of the target is half of one of the source.
+// Two types, and an assign: a chunk of the target is half of one of the source.
 TEST_F(InterruptedTest, AConversionIsCarriedOut) {
   constexpr uint64_t kCount = 2500, kAt = 100;
   const auto narrow = store->create(creation(3, 3 * 4096));

@@ -15,7 +15,7 @@
 namespace hbm::box {
 namespace {
 
-// As many as the limits allow, each with two descriptors in this process.
+// How many the limits allow, each with two descriptors in this process.
 size_t silent_clients() {
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
@@ -85,8 +85,8 @@ TEST(StreamListener, DoesNotReadWhoDoesNotTakeReplies) {
   }
 }
 
-// Of the greedy ones' requests three times kAhead wait at any time; a modest one overtakes most.
-// It is counted in the box: here a thread may wait for a processor when its reply has come.
+// Three times kAhead of the greedy ones' requests wait at any time; a modest one overtakes most. It
+// is counted in the box: here a thread may wait for a processor when its reply has come.
 TEST(StreamListener, StarvesNobody) {
   StreamListenerOptions options = options_with();
   options.threads = 1;

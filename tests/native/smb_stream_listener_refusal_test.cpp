@@ -1,4 +1,4 @@
-// Whom a stream listener does not let in, and what costs a client its connection.
+// Clients that a stream listener does not let in, and acts that cost a client its connection.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/wait.h>

@@ -1,4 +1,4 @@
-// What a stream listener does for those who are let in.
+// The service of a stream listener to clients that it has let in.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -115,7 +115,7 @@ TEST_P(TcpTransfers, BreaksWhenTheBoxDiesInTheMiddle) {
   }
 }
 
-// Of those with data, over the connection.
+// Counts the TCP segments with data that the connection has sent.
 uint64_t segments_sent(int socket) {
   tcp_info info{};
   socklen_t length = sizeof(info);

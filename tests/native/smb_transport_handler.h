@@ -95,7 +95,7 @@ class TransportHandler final : public RequestHandler {
 
   void on_new_segment(std::function<void(BoxSegment&)>) override {}
 
-  // What stands in a segment, for checks.
+  // The segment of a handle, for checks.
   std::shared_ptr<BoxSegment> segment(uint32_t handle) {
     const std::lock_guard lock(mutex_);
     return segments_.at(handle);

@@ -1,5 +1,5 @@
-// What the stream transports have in common, against the real listener over a handler of the tests'
-// own.
+// The common behaviour of the stream transports, against the real listener over a handler of the
+// tests' own.
 #include "box/transport/transport.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What the machine has, where memory lies, and the binding of ranks to processors.
+// The machine's memory and where blocks lie; the binding of ranks to processors.
 #include "memory/topology.h"
 
 #include <gtest/gtest.h>

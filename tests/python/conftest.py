@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-# Before any of them is imported, so that their assertions show values.
+# Registered before any of them is imported, so that their assertions show values.
 pytest.register_assert_rewrite("harness")
 
 import surroundings  # noqa: E402

@@ -1,4 +1,4 @@
-"""What the tests must not depend on: the environment of whoever starts them.
+"""Clears the surroundings that tests must not depend on: the environment of whoever starts them.
 
 Knows nothing of PyTorch, whose import reads some of it.
 """
@@ -23,7 +23,7 @@ def settle() -> None:
     for name in list(os.environ):
         if name.startswith(removed) and not name.startswith(_KEPT):
             del os.environ[name]
-    # What a shell starts in the background ignores Ctrl-C, and so would all that tests start.
+    # A background job of a shell ignores Ctrl-C, and so would all that tests start.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["TERM"] = "xterm"  # a dumb one has 80 columns, whatever COLUMNS says

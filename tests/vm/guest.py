@@ -27,7 +27,7 @@ LIMIT = 1200.0  # seconds, for a machine that much else keeps busy
 
 @dataclass(frozen=True)
 class Result:
-    """What a command in the guest came to."""
+    """The outcome of a command in the guest."""
 
     status: int
     stdout: str

@@ -1,4 +1,4 @@
-// What a program tells report.py of the memory it took.
+// A program's report to report.py on the memory it took.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-"""On which NUMA node memory lies, by the kernel's word, in machines that have HBM."""
+"""The NUMA nodes on which memory lies, by the kernel's word, in machines that have HBM."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def take(policy: str, cpu: int, block: int, total: int, *sources: str) -> str:
 
 
 def run(topology: str, script: Iterable[str], folder: Path) -> list[Report]:
-    """What the processes of a shell script report; none of them may fail or be killed."""
-    # Without it memkind interleaves over the closest node alone.
+    """Return the reports of a shell script's processes; none of them may fail or be killed."""
+    # memkind needs the nodes' names: it interleaves over the closest node alone without them.
     nodes = ",".join(map(str, TOPOLOGIES[topology].hbm_nodes))
     environment = {"MEMKIND_HBW_NODES": nodes} if topology == "snc4" else {}
     command = ["sh", "-ec", "\n".join(script)]
@@ -41,7 +41,7 @@ def run(topology: str, script: Iterable[str], folder: Path) -> list[Report]:
 
 @dataclass(frozen=True)
 class Placed:
-    """What one process on each node with CPUs took, 8 MiB by each policy from each source."""
+    """The memory of one process on each node with CPUs, 8 MiB by each policy from each source."""
 
     machine: Topology
     reports: dict[tuple[str, int, str], Report]  # by policy, node and source
@@ -89,7 +89,7 @@ BLOCK = 4 * MIB
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Report]:
-    """By policy and source: what a process got that asked for more than HBM has."""
+    """Return the reports of processes that asked for more than HBM has, by policy and source."""
     keys = list(product(HBM_POLICIES, SOURCES))
     script = [take(policy, 0, BLOCK, MORE_THAN_HBM, source) for policy, source in keys]
     reports = run("hbm", script, tmp_path_factory.mktemp("full"))

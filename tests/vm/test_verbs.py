@@ -19,7 +19,7 @@ PASSED = re.compile(r"^\[  PASSED  \] (\d+) tests?\.$", re.MULTILINE)
 
 
 def run(folder: Path, *command: str | Path) -> str:
-    """What a command prints in a guest that has an RDMA device."""
+    """Return the output of a command in a guest that has an RDMA device."""
     return guest.run(
         "hbm",
         ["sh", LINK, *command],

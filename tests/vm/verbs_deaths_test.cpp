@@ -1,4 +1,4 @@
-// What the others see when a box or a client is killed, over RDMA.
+// A box or a client is killed, over RDMA: the errors that the others get.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-// What a client can reach over RDMA: what it has attached, and nothing before it proves the token.
+// The memory that a client can reach over RDMA: what it has attached, and nothing before it proves
+// the token.
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -16,7 +16,7 @@ constexpr auto kInterruptPeriod = std::chrono::milliseconds(100);
 
 constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 365 * 100);
 
-// So that a point in time that is this far away can be told.
+// Limits a time to kForever, so that now plus it is still a point in time.
 std::chrono::milliseconds bounded(const char* name, std::chrono::milliseconds time) {
   if (time.count() >= 0) return std::min(time, kForever);
   throw Error(ErrorKind::kInvalid,

@@ -79,7 +79,8 @@ class Core {
 
   RegisteredMemory& registered_memory() noexcept { return registered_memory_; }
 
-  // What `while_waiting` throws ends the patience, and comes out once all is closed.
+  // Waits up to `patience` for what is unfinished, then closes. An exception of `while_waiting`
+  // ends the wait, and is thrown once all is closed.
   void close(std::chrono::milliseconds patience);
   bool closed() const;
 

@@ -22,8 +22,8 @@ class Dialer {
   // Throws BoxError kDenied or kUnreachable, with the reason for each transport that was tried.
   transport::OpenedTransport dial();
 
-  // As the session that is named, by the transport that dial() chose; none: a new session.
-  // Throws what transport::open_* throw.
+  // Opens a connection by the transport that dial() chose. It resumes `session`, or begins a new
+  // one if that is none. Throws what transport::open_* throw.
   transport::OpenedTransport dial_again(smb::Id session, std::chrono::milliseconds timeout);
 
   smb::TransportKind transport() const noexcept { return transport_; }

@@ -1,4 +1,4 @@
-// What the driver does.
+// The driver: posts what is ready, lets the transport move, completes what was answered.
 #include <algorithm>
 #include <cstring>
 #include <utility>

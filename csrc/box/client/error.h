@@ -42,8 +42,8 @@ struct Failure {
 };
 Failure failure(BoxError::Cause cause, std::string message);
 
-// What a reply's status, other than kOk, means. `asked` says what was asked, `cause` what the box
-// found.
+// Returns the failure that a reply's status (not kOk) stands for. `asked`: the operation; `cause`:
+// the box's words.
 Failure failure(smb::Status status, const std::string& asked, const std::string& cause);
 
 }  // namespace hbm::client

@@ -1,4 +1,4 @@
-// What the keeper does: it drives what is left, pings, and reconnects.
+// The keeper: drives what nobody waits for, pings, and reconnects.
 #include <poll.h>
 
 #include <algorithm>

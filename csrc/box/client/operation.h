@@ -90,13 +90,13 @@ class ClientOperation {
   }
   bool is_sequenced() const noexcept { return smb::sequenced(opcode()); }
 
-  // Of no bytes: there is nothing to do.
+  // True if it touches no bytes: there is nothing to do.
   bool is_empty() const noexcept {
     return (is_transfer() || opcode() == smb::Opcode::kAccumulate) &&
            touches[0].begin == touches[0].end;
   }
 
-  // What was asked, for messages: "write of 4096 bytes at 0 of segment 00ff…".
+  // The operation, for messages: "write of 4096 bytes at 0 of segment 00ff…".
   std::string text() const;
 
   bool settled() const noexcept { return settled_.load(std::memory_order_acquire) != 0; }

@@ -59,7 +59,8 @@ void Core::attach_again(transport::Transport& transport, uint64_t applied,
       if (attachment->state != AttachmentState::kLost) renewals.push_back({attachment, nullptr});
     }
   }
-  // What the box has freed already, or with the last session, must not come back.
+  // An attachment that the box has freed already, or freed with the last session, must not come
+  // back.
   for (const OperationPointer& operation : posted_) {
     if (operation->opcode() != smb::Opcode::kFree || operation->number > applied) continue;
     std::erase_if(renewals, [&](const Renewal& renewal) {
@@ -158,8 +159,8 @@ void Core::settle_deletes(const Attachment& attachment) {
   }
 }
 
-// Of what the last transport had: the requests to send again, in their order. The others are
-// finished, or ready to start afresh.
+// Empties posted_, which the last transport had: returns the requests to send again, in their
+// order; finishes the others, or makes them ready to start afresh.
 Core::Operations Core::unanswered(bool same_session, bool same_contents) {
   Operations again;
   Operations afresh;

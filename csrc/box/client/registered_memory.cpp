@@ -26,7 +26,7 @@ class RegisteredMemory::Registration {
     told_ = false;
   }
 
-  // On return no transport uses the memory for anything new.
+  // When it returns, no transport uses the memory for anything new.
   void end() {
     const std::lock_guard lock(mutex_);
     handle_.reset();

@@ -18,10 +18,10 @@ namespace hbm::client {
 
 class RegisteredMemory {
  public:
-  // Until the pointer goes; the memory has to stay mapped as it is that long.
+  // Registers the memory until the pointer goes; that long it has to stay mapped as it is.
   std::shared_ptr<void> add(std::byte* memory, uint64_t bytes);
 
-  // Before the transport is used: tells it of all that it does not know.
+  // Tells the transport of all memory that it does not know. Called before the transport is used.
   void register_with(transport::Transport& transport);
 
   // There is another transport from now on, which knows nothing.

@@ -50,7 +50,7 @@ class Walk {
   }
 
  private:
-  // To a multiple of twice the size of T.
+  // Aligns the shared address to a multiple of twice the size of T.
   template <typename T>
   void align_past() noexcept {
     if ((reinterpret_cast<uintptr_t>(shared_) & sizeof(T)) != 0 && left_ >= sizeof(T)) step<T>();

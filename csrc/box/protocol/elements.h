@@ -11,7 +11,7 @@
 
 namespace hbm::smb {
 
-// Who uses the memory that payloads are sent from and received into.
+// Whether others use the memory that payloads are sent from and received into.
 enum class Payloads {
   kOwn,     // its owner alone, until they are sent or have arrived
   kShared,  // others read and write it meanwhile

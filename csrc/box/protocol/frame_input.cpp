@@ -160,7 +160,7 @@ void FrameInput::keep_descriptor(msghdr& message, uint64_t place) {
         "a descriptor could not be taken: this process has too many open files (ulimit -n), or "
         "several came at once");
   }
-  // At most one frame is incomplete when the buffer is filled, and one more begins.
+  // When the buffer is filled at most one frame is incomplete, and one more begins.
   if (arrived_.size() > 2) failed("a frame is malformed: several descriptors came with it");
 }
 

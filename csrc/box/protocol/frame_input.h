@@ -26,7 +26,7 @@
 
 namespace hbm::smb {
 
-// What is done with frames that arrive. What these members throw goes through receive(), after
+// Takes the frames that arrive. An exception that a member throws passes through receive(), after
 // which the stream is of no further use.
 class FrameReceiver {
  public:

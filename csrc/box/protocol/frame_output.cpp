@@ -18,7 +18,7 @@ constexpr uint64_t kBuffer = uint64_t{256} << 10;  // stays in a core's own cach
 
 }  // namespace
 
-// What one call of sendmsg takes.
+// The parts of one call of sendmsg.
 class FrameOutput::Gathering {
  public:
   bool full() const noexcept { return count_ + 2 > kMostParts; }  // a frame has two parts

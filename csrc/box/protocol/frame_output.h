@@ -57,7 +57,7 @@ class FrameOutput {
   uint64_t first_sent_ = 0;  // bytes of the first frame that are sent, or copied
   uint64_t bytes_ = 0;
 
-  // Of shared memory.
+  // Payloads::kShared alone: payloads are copied before they are sent.
   std::unique_ptr<std::byte[]> buffer_;  // made when it is needed
   std::span<const std::byte> copied_;    // in the buffer, and not sent
   Descriptor passed_;                    // goes with its first byte

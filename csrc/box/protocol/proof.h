@@ -21,8 +21,8 @@ Id random_id();  // never none
 // finds the id.
 Id fingerprint(const Nonce& salt, const Id& id);
 
-// What belongs into Join::proof and Joined::proof; all else in the frames has its value already.
-// Zeros when `token` is empty.
+// The values of Join::proof and Joined::proof; all else in the frames has its value already. Zeros
+// when `token` is empty.
 Proof client_proof(std::string_view token, const Hello& hello, const Join& join);
 Proof server_proof(std::string_view token, const Hello& hello, const Join& join,
                    const Joined& joined);

@@ -233,9 +233,9 @@ struct StatsTotals {
   uint32_t segments_here;  // rows of SegmentStats
 };
 
-// Who knows a session's Id can be one of its lanes, and who knows a key can attach to it. So a
-// client sees its own session and the keys that it has attached itself; of the others a fingerprint
-// each, the same for as long as the box runs.
+// A client sees its own session and the keys that it has attached itself. Of the others it sees a
+// fingerprint each, the same for as long as the box runs: an Id would let it join the session as a
+// lane, or attach to the key.
 struct ClientStats {
   Id session;
   Counts counts;

@@ -29,8 +29,8 @@ struct OpenedSegment {
 
 class Registry {
  public:
-  // With the segments that the store has. The temporary ones stay at least until
-  // remove_forsaken(): one client may have left again before another is back.
+  // Begins with the store's segments. The temporary ones stay at least until remove_forsaken(): one
+  // client may have left again before another is back.
   explicit Registry(Store& store);
   Registry(const Registry&) = delete;
   Registry& operator=(const Registry&) = delete;
@@ -55,7 +55,8 @@ class Registry {
   // Removes temporary segments that nobody attached to: their clients did not come back.
   void remove_forsaken() noexcept;
 
-  // As RequestHandler's. REQUIRES: no client is served yet.
+  // Sets the action for each new segment, as RequestHandler::on_new_segment(). REQUIRES: no client
+  // is served yet.
   void on_new_segment(std::function<void(BoxSegment&)> action);
 
   std::vector<smb::SegmentStats> statistics() const;

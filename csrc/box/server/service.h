@@ -56,8 +56,8 @@ class Service final : public RequestHandler {
 
   Statistics statistics() const;  // with all ids and keys: not for clients
 
-  // From here on everything is answered with kClosing, also what waits in the ring. Returns when
-  // the requests that were being carried out are answered.
+  // Answers everything with kClosing from here on, also the requests in the ring. Returns when
+  // those that were being carried out are answered.
   void close();
 
  private:

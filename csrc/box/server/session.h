@@ -38,7 +38,7 @@ struct SessionAttachment {
   bool may_write = false;
 };
 
-// Which of a session's sequenced requests are new, and what the others were answered.
+// Tells new sequenced requests of a session from repeated ones, and has the replies to those.
 //
 // Numbers rise by one. The one after the last that was carried out is new; those that were carried
 // out, and whose replies the client has not confirmed, are answered again as they were. A client
@@ -47,7 +47,7 @@ struct SessionAttachment {
 // Threads: applied() may be called from any; all else by the handler that has the session.
 class ReplyWindow {
  public:
-  // What `record` says was carried out, a box did before it was restarted.
+  // The requests up to record.applied were carried out before the box was restarted.
   explicit ReplyWindow(const SessionRecord& record) : record_(record), restored_(record.applied) {}
 
   enum class Turn {
@@ -127,7 +127,7 @@ class Session {
 
   smb::ClientStats statistics(Clock::time_point now) const;
 
-  // Of the handler that has the session, but for `applied` and applied().
+  // Used by the handler that has the session, but for `applied` and applied().
   SessionRecord& record;
   ReplyWindow window;
   Counters counters;

@@ -21,7 +21,7 @@ namespace hbm::transport {
 
 class Connection final : private smb::FrameStream::Receiver {
  public:
-  // Who asked.
+  // Takes the answers.
   class Requester {
    public:
     // `request` has its status, cause, reply and payload; it is not done yet. `descriptor` came
@@ -50,7 +50,7 @@ class Connection final : private smb::FrameStream::Receiver {
   void flush();    // sends what the kernel takes
   bool receive();  // takes in what is there; true: there may be more, also in the stream's buffer
 
-  // What poll() shall wait for.
+  // The events that poll() shall wait for.
   short events() const noexcept;
 
  private:

@@ -27,7 +27,7 @@ using std::chrono::steady_clock;
 
 constexpr nanoseconds kLongestSleep = std::chrono::hours(1);
 
-// Of all `polled`; returns also when a signal comes.
+// Sleeps until one of `polled` is ready or `most` has passed; returns also when a signal comes.
 void sleep_on(std::span<pollfd> polled, nanoseconds most) {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(most);
   const timespec limit{seconds.count(), (most - seconds).count()};

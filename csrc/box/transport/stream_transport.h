@@ -33,7 +33,7 @@ namespace hbm::transport {
 
 class HangupWatch;
 
-// What a kAlloc or kAttach asks for, read back from its body.
+// A kAlloc's or kAttach's arguments, read back from its body.
 struct GrantRequest {
   uint32_t handle = 0;
   uint32_t flags = 0;  // of smb::Alloc
@@ -58,9 +58,9 @@ using CompleteGrant =
 
 class StreamTransport final : public Transport {
  public:
-  // Of slices in flight on a lane. (Measured on loopback: with 512 KiB the data stay in the caches
-  // between the socket and the copy, and a GB costs a quarter less time of the processors than with
-  // 1 MiB. Four lanes keep 25 Gbit/s busy at 0.6 ms there and back.)
+  // The most bytes of slices in flight on a lane. (Measured on loopback: with 512 KiB the data stay
+  // in the caches between the socket and the copy, and a GB costs a quarter less time of the
+  // processors than with 1 MiB. Four lanes keep 25 Gbit/s busy at 0.6 ms there and back.)
   static constexpr uint64_t kLaneBytes = 512u << 10;
   static constexpr uint64_t kGatheredBytes = 64u << 10;  // of requests on the first lane
 

@@ -1,4 +1,5 @@
 // The contract of a client's transports: one live connection to a box, by shm, tcp or verbs.
+// docs/design/memory-box.md lists the steps to a new one.
 //
 // A transport moves requests; it knows nothing of reconnects, sequence numbers or what operations
 // mean. When it breaks it throws Broken, and is of no further use: the client makes another and
@@ -30,7 +31,8 @@ class Broken : public Error {
   explicit Broken(const std::string& message) : Error(ErrorKind::kNetwork, message) {}
 };
 
-// What an attachment gives a client on this transport, made from the reply to kAlloc or kAttach.
+// A client's access to an attached segment on this transport, made from the reply to kAlloc or
+// kAttach.
 struct Grant {
   uint32_t handle = 0;
   uint64_t size = 0;

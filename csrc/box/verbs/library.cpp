@@ -1,4 +1,4 @@
-// What libhbm_verbs.so exports: a table for clients and one for servers.
+// The exports of libhbm_verbs.so: a table for clients and one for servers.
 #include <infiniband/verbs.h>
 
 #include <chrono>
@@ -66,7 +66,7 @@ std::string why_no_route(const std::string& host, uint16_t port) {
   }
 }
 
-// Before anything is registered: a fork must not take registered pages away from the device.
+// Called before anything is registered: a fork must not take registered pages away from the device.
 void prepare_for_forks() {
   static const int fork_safe = ibv_fork_init();
   static_cast<void>(fork_safe);

@@ -32,7 +32,7 @@ memory::BindMode bind_mode() {
   return memory::parse_bind_mode(wanted != nullptr && *wanted != '\0' ? wanted : "none");
 }
 
-// Once in a process: binds it if HBMCOMM_BIND says so, and tells where it runs.
+// Binds the process if HBMCOMM_BIND says so, and logs where it runs; once in a process.
 void bind_once(int local_rank, int local_size) {
   static std::once_flag once;
   std::call_once(once, [&] {
@@ -46,8 +46,8 @@ void bind_once(int local_rank, int local_size) {
   });
 }
 
-// By the largest group that this process has seen, and the cores that it may use: the ranks of
-// other groups want theirs too.
+// Compares the largest group that this process has seen with the cores that it may use: the ranks
+// of other groups want theirs too.
 bool more_ranks_than_cores(int local_size) {
   static std::atomic<int> most{0};
   int seen = most.load();

@@ -1,6 +1,6 @@
-// From ranks with a store to a group that can communicate: the ranks meet, find out which of them
-// share memory, and get the communicator that fits: shared memory if all are on one node, else MPI
-// with shared memory within each node, or MPI alone (HBMCOMM_NODE=mpi).
+// Connects a new group: its ranks meet in the store, find out which of them share memory, and get
+// the communicator that fits: shared memory if all are on one node, else MPI with shared memory
+// within each node, or MPI alone (HBMCOMM_NODE=mpi).
 //
 // Threads: called once per group, by the thread that creates it.
 #pragma once
@@ -19,7 +19,7 @@
 
 namespace hbm {
 
-// What a rank says when it makes a group. Version, kind of parameter server, staging_bytes and
+// A rank's arguments to connect(). Version, kind of parameter server, staging_bytes and
 // HBMCOMM_NODE must be equal on all ranks.
 struct GroupSetup {
   std::shared_ptr<KeyValue> store;  // the group's own

@@ -1,5 +1,4 @@
-// What the ranks of a group over several nodes know of each other: who has died, who has left, and
-// what has failed.
+// Watches the ranks of a group over several nodes: who has died, who has left, and what has failed.
 //
 // A thread of its own does all that may block: it asks the store, looks at the connections between
 // nodes (NodeDeathWatch) and at the processes of this node, four times a second, and passes on what
@@ -40,7 +39,7 @@ class FailureMonitor {
   FailureMonitor(const FailureMonitor&) = delete;
   FailureMonitor& operator=(const FailureMonitor&) = delete;
 
-  // Throws Error(kDeath), Error(kPeer) or Error(kNetwork) if the operation waits in vain.
+  // Throws Error(kDeath), Error(kPeer) or Error(kNetwork) if the operation can never complete.
   void check(const Operation& operation);
 
   // Tells all of a failure. The process may end soon after, so this waits a moment (200 ms at most)

@@ -16,7 +16,7 @@ class HierarchicalCommunicator final : public mpi::MpiCommunicator {
   HierarchicalCommunicator(std::shared_ptr<mpi::Channel> channel,
                            std::shared_ptr<const NodeLayout> layout);
 
-  // By way of the leaders where MultiLeaderAllreduce supports it.
+  // Goes by the leaders where MultiLeaderAllreduce supports it, else over MPI.
   OperationPtr allreduce(uint64_t sequence, const void* in, void* out, size_t count, Dtype dtype,
                          ReduceOp op) override;
 

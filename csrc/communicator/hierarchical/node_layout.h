@@ -12,12 +12,12 @@
 
 namespace hbm::hierarchical {
 
-// What a rank has of the nodes. Every node has as many leaders as the smallest node has ranks: its
+// The nodes as a rank sees them. Every node has as many leaders as the smallest node has ranks: its
 // first members.
 struct NodeLayout {
   std::shared_ptr<shm::ShmGroup> shm_group;  // of this node
   size_t leaders;                            // of each node
-  // Of the leaders of this rank's place; null: not a leader.
+  // The leaders that stand at this rank's place on their nodes; null: not a leader.
   std::shared_ptr<mpi::MpiCommunicator> column;
   std::vector<int> column_ranks;  // their ranks in the group
 };

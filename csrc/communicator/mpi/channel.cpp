@@ -15,8 +15,8 @@ constexpr uint64_t kMostOfAnOperation = 16 << 20;
 constexpr size_t kSmallestChunk = 4 << 10;
 constexpr size_t kLargestChunk = 512 << 10;
 
-// What the hungriest operation (TwoPhase on a rank that sends to and receives from all) takes of
-// the pool, which rounds up to powers of two.
+// Returns what the pool, which rounds up to powers of two, gives to the operation that takes most:
+// TwoPhase on a rank that sends to and receives from all.
 uint64_t operation_bytes(size_t chunk, uint64_t size) {
   const uint64_t slot = chunk + kHeaderBytes;
   const uint64_t first_phase = std::bit_ceil(2 * (size - 1) * slot);

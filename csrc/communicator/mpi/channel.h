@@ -1,4 +1,4 @@
-// What operations over MPI stand on: a group's MPI communicator, where to stage, and the messages
+// The base of operations over MPI: a group's MPI communicator, where to stage, and the messages
 // that were given up.
 //
 // Threads: MPI runs at MPI_THREAD_MULTIPLE, so all may be called from any thread.
@@ -42,7 +42,8 @@ class Comm {
   // Asks MPI to give up a receive; the request still has to be completed.
   void cancel_receive(MPI_Request& request) noexcept;
 
-  // After an operation was given up MPI still refers to the communicator: it must not be freed.
+  // Keeps the communicator from being freed: after an operation was given up, MPI still refers to
+  // it.
   void leak() noexcept { leaked_ = true; }
 
   const MpiLibrary& mpi() const noexcept { return mpi_; }
@@ -66,7 +67,7 @@ class Comm {
   bool leaked_ = false;
 };
 
-// Who takes part in operations, over which communicator, and where they stage.
+// The ranks of a group, its MPI communicator, and where its operations stage.
 struct Channel {
   int rank = 0;
   int size = 1;

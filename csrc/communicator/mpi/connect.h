@@ -1,4 +1,4 @@
-// From a group that has met to its communicator: called only for groups that need MPI.
+// Gets a group that has met its MPI communicator. Called only for groups that need MPI.
 //
 // Threads: called once per group, by the thread that creates it.
 #pragma once
@@ -21,7 +21,7 @@ struct MpiState {
   int world_size = 0;
 };
 
-// As one line, and back.
+// Writes the state as one line; decode() reads it.
 std::string encode(const MpiState& state);
 MpiState decode(const std::string& record);
 

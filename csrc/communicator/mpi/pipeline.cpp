@@ -115,7 +115,8 @@ Progress TwoPhase::poll() {
   return progress;
 }
 
-// Of the rounds that poll() asks about: in the others, what has arrived is not yet known.
+// Names the ranks of the rounds that poll() asks about: in the others, what has arrived is not yet
+// known.
 std::vector<int> TwoPhase::missing() const {
   std::vector<int> ranks;
   if (awaits_first()) ranks = first_[passed_ % 2].missing();

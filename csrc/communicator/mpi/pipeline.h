@@ -64,7 +64,7 @@ class Pipeline : public GroupOperation {
  protected:
   using GroupOperation::GroupOperation;
 
-  // To be called by the constructor. The slot sizes are in bytes.
+  // Called by the constructor. The slot sizes are in bytes.
   void prepare(size_t parts, size_t sends, size_t receives, size_t slot_bytes);
 
   // Posts the messages of `part`, into a round that was opened for it.

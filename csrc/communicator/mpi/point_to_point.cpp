@@ -74,7 +74,7 @@ class Message {
   bool receiving_ = false;
 };
 
-// What a send and a receive have in common: the first message, then a window of chunks.
+// The common part of a send and a receive: the first message, then a window of chunks.
 class MpiTransfer : public GroupOperation {
  public:
   MpiTransfer(std::shared_ptr<Channel> channel, const Signature& signature, size_t count, int peer)

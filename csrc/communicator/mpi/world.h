@@ -48,7 +48,7 @@ class World {
   // Error(kTimeout) when they do not before the deadline.
   std::string broadcast(std::string value, Deadline deadline);
 
-  // At the end of a launched process: if every rank comes here within `patience`, finalises MPI.
+  // Finalises MPI at the end of a launched process, if every rank comes here within `patience`.
   // Otherwise leaves MPI as it is: a plain exit is clean.
   void finalize_together(std::chrono::milliseconds patience) noexcept;
 

@@ -1,5 +1,5 @@
-// What a rank shows its neighbours: the memory layout of one group's area in the rank's segment,
-// and of the mailboxes in it. docs/design/shared-memory.md is this header's twin.
+// The memory that a rank shows its neighbours: the layout of one group's area in the rank's
+// segment, and of the mailboxes in it. docs/design/shared-memory.md is this header's twin.
 //
 // The owner alone writes its area, but for the fields that say otherwise; everybody on the node
 // reads it. All ranks of a node run the same version on the same processor, so structs are the
@@ -44,7 +44,7 @@ struct StreamLocation {
   uint32_t unused;
 };
 
-// What a rank publishes with one phase. A StreamLocation for each member follows, then the data.
+// A member's part of one phase. A StreamLocation for each member follows, then the data.
 struct alignas(kCacheLine) Slot {
   MessageHeader header;
   StreamLocation place;  // of a reduction's buffer

@@ -47,7 +47,7 @@ class OldAreas {
   std::vector<OldArea> areas_;  // guarded by mutex_
 };
 
-// What a ShmGroup stands on: its own area, and the neighbours' memory.
+// The memory under a ShmGroup: its own area, and the neighbours' segments.
 struct Ground {
   OldArea own;
   std::vector<std::shared_ptr<const Neighbour>> neighbours;

@@ -164,7 +164,7 @@ void MessageMatcher::deliver(ReceivedMessage received) {
   }
 }
 
-// So that their senders can give the blocks back.
+// Ends withdrawn messages, so that their senders can give the blocks back.
 void MessageMatcher::drop_withdrawn() {
   std::erase_if(unexpected_, [](const ReceivedMessage& received) {
     if (received.transfer == nullptr ||

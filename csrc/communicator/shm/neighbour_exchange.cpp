@@ -123,7 +123,7 @@ class DescriptorExchange {
     poll(waits.data(), waits.size(), static_cast<int>(longest.count()));
   }
 
-  // Who has not handed over, or not taken, descriptors.
+  // Returns the ranks that have not handed over, or not taken, descriptors.
   std::set<int> missing() const {
     std::set<int> ranks = lost_;
     for (const auto& [key, rank] : peers_) {

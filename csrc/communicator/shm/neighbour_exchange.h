@@ -15,7 +15,7 @@
 
 namespace hbm::shm {
 
-// What goes over the socket, between ranks of the same version.
+// The packet that goes over the socket, between ranks of the same version.
 struct Greeting {
   std::array<char, 64> key{};    // whose and which segment, see neighbour_key(); zeros behind it
   uint64_t segment_bytes = 0;    //

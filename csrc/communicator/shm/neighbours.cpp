@@ -21,7 +21,7 @@
 namespace hbm::shm {
 namespace {
 
-// What a rank says of another while they call each other.
+// A rank's record of another while they call each other.
 constexpr char kKnown = 'k';    // a neighbour already
 constexpr char kCalled = 'c';   // called
 constexpr char kNothing = '-';  // could not be reached, or has to call itself
@@ -42,7 +42,8 @@ Descriptor duplicate(int descriptor) {
               std::string("cannot duplicate the segment's descriptor: ") + std::strerror(errno));
 }
 
-// What this rank hands over, and the bytes in its segment that prove who can read it.
+// The introduction that this rank hands over, and the bytes in its segment that prove who can read
+// it.
 struct Own {
   Introduction introduction;
   std::shared_ptr<void> proof;

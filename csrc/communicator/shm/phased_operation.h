@@ -15,11 +15,11 @@
 
 namespace hbm::shm {
 
-// From here on a stream that lies in its owner's segment is used there and not copied to a slot: it
-// costs one phase more.
+// The least bytes of a stream that is used in its owner's segment, if it lies there, and not copied
+// to a slot: it costs one phase more.
 inline constexpr size_t kZeroCopyBytes = 16 * 1024;
 
-// What one poll() copies or reduces at most, of each source, before an abort is looked for.
+// The most that one poll() copies or reduces of each source before an abort is looked for.
 inline constexpr size_t kBytesAPoll = size_t{16} << 20;
 
 class PhasedOperation : public Operation {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kLookEvery{10};  // whether the peer is alive
 
-// What sends and receives have in common.
+// The common part of sends and receives.
 class TransferOperation : public Operation {
  public:
   TransferOperation(std::shared_ptr<MessageMatcher> matcher, Dtype dtype, size_t count, int tag)
@@ -54,7 +54,7 @@ class TransferOperation : public Operation {
   void look_after_peers() {
     const Clock::time_point now = Clock::now();
     if (!shm_group().failed() && now < look_due_) return;
-    // What a rank that is dead by now has sent is there; the next poll() will find it.
+    // A dead rank's messages from before its death are there: the next poll() finds them.
     shm_group().require_alive(missing(), *this,
                               [this] { return shm_group().transfer_rings() != seen_; });
     look_due_ = now + kLookEvery;

@@ -1,11 +1,14 @@
-// allreduce and reduce within a node.
+// allreduce and reduce within a node. Either way an element is reduced in the order of the members,
+// so all give the same bits. The ways differ in who reduces what, and who writes the result:
 //
-// From kZeroCopyBytes on, with all buffers in place and in segments: each member reduces a share of
-// the elements where they lie and stores the result where it belongs. Small otherwise: every member
-// shows its data with the first phase, and reduces everybody's. Large otherwise: chunk by chunk
-// through the slots, either as many small reductions (few members), or so that in each chunk a
-// member reduces a share for all (many). Either way an element is reduced in the order of the
-// members, so all give the same bits.
+// - zero-copy, from kZeroCopyBytes on, with all buffers in place and in segments: each member
+// reduces a share of the elements where they lie, and writes it to the buffer of every member that
+// takes the result;
+// - small otherwise: every member shows its data with the first phase, and reduces everybody's into
+// its own buffer;
+// - large otherwise, with few members: the same, chunk by chunk through the slots;
+// - large otherwise, with many: in each chunk a member reduces a share into its slot, from where
+// each copies it to its own buffer.
 #pragma once
 
 #include <cstddef>

@@ -206,7 +206,7 @@ std::string ShmGroup::report(const std::string& failure, bool death) noexcept {
     failure.copy(record.text.data(), record.text.size() - 1);
     record.state.store(FailureReport::kWritten, std::memory_order_seq_cst);
   } else {
-    // Whoever writes it may have died over it.
+    // The rank that writes it may have died before it was done.
     const Clock::time_point end = Clock::now() + kReportPatience;
     while (!failed() && Clock::now() < end) std::this_thread::yield();
   }

@@ -83,7 +83,7 @@ class ShmGroup {
   bool all_here() noexcept;
   std::vector<int> missing() const;  // group ranks of those who have not
 
-  // What a member published with the last phase. REQUIRES: all_here().
+  // The slot that a member published with the last phase. REQUIRES: all_here().
   const Slot& slot(size_t index) const noexcept { return *slot_at(index, phase_); }
 
   Mailbox& mailbox(size_t from, size_t to) const noexcept {
@@ -145,7 +145,7 @@ class ShmGroup {
   std::vector<const void*>& sources() noexcept { return sources_; }
   std::vector<void*>& sinks() noexcept { return sinks_; }
 
-  // What is true once no neighbour looks at this rank's area any more.
+  // True once no neighbour looks at this rank's area any more.
   static bool released(const std::byte* area, size_t members) noexcept;
 
  private:

@@ -75,7 +75,7 @@ void Streams::fill(Slot& slot, size_t round) const {
   }
 }
 
-// What the others chose.
+// Reads how each member sends: zero-copy or by chunks, and in how many rounds.
 void Streams::learn() {
   check(/*same_count=*/false);
   for (size_t i = 0; i < shm_group_->size(); ++i) {

@@ -32,14 +32,15 @@ class Streams : public PhasedOperation {
     kMulti,  // one stream for all who have a Source, which is the same
   };
 
-  // By member: the streams to send (this rank's own is not sent) and the elements to come.
+  // `outgoing`, `incoming`: by member, the streams to send (this rank's own is not sent) and the
+  // elements to receive.
   Streams(std::shared_ptr<ShmGroup> shm_group, const Signature& signature, size_t count,
           std::vector<Source> outgoing, const std::vector<size_t>& incoming, Cast cast);
 
   // Uses what came with round `round`, kBytesAPoll at a time; false until it has used all of it.
   virtual bool deliver(size_t round) = 0;
 
-  // What came of member `index`'s stream; no bytes if nothing did in this round.
+  // The part of member `index`'s stream that came with a round; no bytes if none did.
   struct Part {
     const std::byte* data;
     size_t offset;  // bytes, in the stream

@@ -109,7 +109,7 @@ def ipv6_works() -> bool:
 
 
 def get(url: str) -> str:
-    """What is served there, whatever proxy the environment names."""
+    """Return the body at `url`, whatever proxy the environment names."""
     with build_opener(ProxyHandler({})).open(url) as reply:
         text: str = reply.read().decode()
         return text

@@ -1,4 +1,4 @@
-"""What clients see when the box, or they themselves, are killed."""
+"""The box, or its clients, are killed: the errors and results that the others get."""
 
 from __future__ import annotations
 

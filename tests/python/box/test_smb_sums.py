@@ -102,7 +102,7 @@ def test_offsets_of_two_types(box: smb.Box) -> None:
     target, source = box.alloc(400), box.alloc(200)
     target.write(source=np.zeros(100, np.float32))
     source.write(source=torch.arange(100).bfloat16())
-    # By default the source's element is the one at the target's offset.
+    # The source's element is the one at the target's offset, by default.
     target.accumulate(source, "float32", offset=40, source_dtype="bfloat16")
     target.assign(source, "float32", size=40, source_offset=100, source_dtype="bfloat16")
     target.read()

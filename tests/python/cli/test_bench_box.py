@@ -32,14 +32,14 @@ def invoke(*arguments: str) -> Result:
 
 
 def measured(file: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
-    """What it printed, and the JSON that it wrote."""
+    """Run it; return its output and the JSON that it wrote."""
     result = invoke(*TINY, "--json", str(file), *arguments)
     assert result.exit_code == 0, result.output
     return " ".join(result.stdout.split()), json.loads(file.read_text())
 
 
 def contenders(document: dict[str, Any]) -> dict[tuple[str, str], set[str]]:
-    """Who took part, by section and operation."""
+    """Return the contenders by section and operation."""
     found: dict[tuple[str, str], set[str]] = {}
     for entry in document["measurements"]:
         assert FIELDS <= set(entry) <= FIELDS | ALONE | {"p99_us", "values"}

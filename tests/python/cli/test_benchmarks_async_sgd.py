@@ -43,7 +43,7 @@ def invoke(*arguments: str) -> Result:
 
 
 def measured(file: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
-    """What it printed, and the JSON that it wrote."""
+    """Run it; return its output and the JSON that it wrote."""
     result = invoke("--quick", "--json", str(file), *arguments)
     assert result.exit_code == 0, result.output
     return " ".join(result.stdout.split()), json.loads(file.read_text())

@@ -36,7 +36,7 @@ def all_sections(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measured(file: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
-    """What it printed, and the JSON that it wrote."""
+    """Run it; return its output and the JSON that it wrote."""
     runner = CliRunner(env={"COLUMNS": "200"})
     result = runner.invoke(main.app, [*TINY, "--json", str(file), *arguments])
     assert result.exit_code == 0, result.output
@@ -44,7 +44,7 @@ def measured(file: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
 
 
 def contenders(document: dict[str, Any]) -> dict[tuple[str, str], set[str]]:
-    """Who took part, by section and operation."""
+    """Return the contenders by section and operation."""
     found: dict[tuple[str, str], set[str]] = {}
     for entry in document["measurements"]:
         assert entry["median_us"] > 0

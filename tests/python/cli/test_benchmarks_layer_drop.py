@@ -32,7 +32,7 @@ def invoke(*arguments: str) -> Result:
 
 
 def measured(file: Path, sections: str) -> tuple[str, dict[str, Any]]:
-    """What it printed, and the JSON that it wrote."""
+    """Run it; return its output and the JSON that it wrote."""
     result = invoke("--quick", "--json", str(file), "--sections", sections)
     assert result.exit_code == 0, result.output
     document = json.loads(file.read_text())

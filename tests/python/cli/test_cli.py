@@ -315,14 +315,14 @@ def test_bench_says_who_cannot_take_part() -> None:
 
 
 def bench_collectives(file: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
-    """What it printed, and the JSON that it wrote."""
+    """Run it; return its output and the JSON that it wrote."""
     result = run("bench", "collectives", "--json", str(file), *arguments)
     assert result.returncode == 0, result.stderr
     return " ".join(result.stdout.split()), json.loads(file.read_text())
 
 
 def rows(document: dict[str, Any]) -> dict[tuple[str, str, int], list[str]]:
-    """Who took part in each."""
+    """Return the contenders of each row."""
     found: dict[tuple[str, str, int], list[str]] = {}
     for entry in document["measurements"]:
         row = (entry["collective"], entry["dtype"], entry["bytes"])

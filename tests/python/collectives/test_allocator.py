@@ -158,7 +158,7 @@ def test_tensors_in_the_segment(placing_pool: Pool) -> None:
 
 
 def check_collectives(context: Context) -> None:
-    """What lies there is communicated, and may go as soon as the operation is complete."""
+    """Tensors in the segment are communicated, and may go as soon as the operation is complete."""
     for count in (4096, 4097, LARGE, 300_001):
         data = random_numbers(context, count, torch.float32)
         expected = reduced(gathered(context, data), "sum")

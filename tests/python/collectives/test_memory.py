@@ -50,7 +50,7 @@ def with_hbm(body: str, **environment: str) -> str:
 
 
 def without_hbm(body: str, **environment: str) -> str:
-    """On a machine that has HBM of its own there is no way to hide it: the body does not run."""
+    """Run the body with no HBM named; not on a machine that has some, where nothing hides it."""
     body = textwrap.indent(textwrap.dedent(body), "    ")
     return run(f"if not memory.available():\n{body}", **environment)
 

@@ -232,7 +232,7 @@ def test_every_subset(cluster: Cluster) -> None:
 
 
 def train_alone(context: Context) -> list[torch.Tensor]:
-    """What one process that has the data of all ranks arrives at."""
+    """Return the weights of one process that trains with the data of all ranks."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for step in range(STEPS):

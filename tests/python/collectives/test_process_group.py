@@ -1,4 +1,4 @@
-"""What a group tells of itself, and the memory that it gives out."""
+"""A group's properties, and the memory that it gives out."""
 
 from __future__ import annotations
 

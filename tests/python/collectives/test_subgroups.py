@@ -40,7 +40,7 @@ def test_every_small_subset(pool: Pool) -> None:
 
 
 def check_only_members_call(context: Context) -> None:
-    """With use_local_synchronization the others need not call at all."""
+    """The others need not call at all with use_local_synchronization."""
     members = list(range(0, context.size, 2))
     if context.rank in members:
         group = dist.new_group(members, use_local_synchronization=True)

@@ -139,7 +139,7 @@ def test_death_in_the_middle(size: int, call: Call, url: str) -> None:
     ),
 )
 def test_the_error_has_the_number(ranks: int, victim: int, call: Call, url: str) -> None:
-    """Who dies before its 30th operation is missed in that one."""
+    """A rank that dies before its 30th operation is missed in that one."""
     survivors = Job(ranks).run(call, Fate(victim, turn=30), url)
     assert_told(survivors, victim, SOON_ON_THE_NODE, r"allreduce #30 \(SUM\)")
     assert len({survivor.text for survivor in survivors}) == 1, survivors
@@ -222,7 +222,7 @@ def test_child_does_not_hide_a_death_on_another_node(layout: str, url: str) -> N
     ),
 )
 def test_death_of_the_store(job: Job, call: Call) -> None:
-    """Who cannot know of the death itself says that the store is gone, and for whom it waits."""
+    """A rank that cannot know of the death says that the store is gone, and for whom it waits."""
     survivors = job.run(call, Fate(0), served_by_rank_0())
     report(survivors)
     for survivor in survivors:

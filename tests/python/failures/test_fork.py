@@ -252,7 +252,7 @@ def test_child_neither_allocates_nor_frees_in_the_segment(own_pool: Pool) -> Non
 
 
 def check_inherited_tensors_are_shared(context: Context) -> None:
-    """As docs/memory.md says: other memory is copied at a fork, a segment is not."""
+    """Other memory is copied at a fork, a segment is not (docs/memory.md)."""
     shared, private = memory.empty(1_000).fill_(1), torch.ones(1_000)
 
     def act() -> None:

@@ -1,4 +1,4 @@
-"""What is left: of ranks that are killed, nothing; of groups that are destroyed, no memory."""
+"""Killed ranks leave nothing behind, and destroyed groups no memory."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_killed_ranks_leave_nothing(
 
 
 def footprint() -> dict[str, int]:
-    """What this process has: bytes, but for descriptors and mappings, which are counted."""
+    """Return the process's memory in bytes, and its descriptors and mappings in numbers."""
     status = Path("/proc/self/status").read_text()
     resident = int(status.partition("RssAnon:")[2].split()[0]) << 10
     return {

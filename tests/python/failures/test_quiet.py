@@ -1,4 +1,4 @@
-"""What is printed: nothing by a run in which all goes well."""
+"""A run in which all goes well prints nothing."""
 
 from __future__ import annotations
 

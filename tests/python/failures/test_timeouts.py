@@ -20,7 +20,7 @@ from harness.pool import DIED
 from torch._C._distributed_c10d import FileStore
 from torch.distributed.distributed_c10d import _get_default_group
 
-# What an error must beat that does not come of the timeout of the group.
+# A group's timeout, for tests in which an error must come from elsewhere, and sooner.
 LONG_TIMEOUT = 600.0
 # How late an error may come on a loaded machine, in seconds. Less than harness.worker.FORMING, the
 # timeout of an impatient pool's groups until another is set.
@@ -305,7 +305,7 @@ def test_monitored_barrier_names_who_is_missing(ranks: int, wait_all: bool) -> N
     assert re.search(r"\b1\b", message), message
     if wait_all:
         assert re.search(r"\b1\b.*\b2\b", message), message
-    # What Gloo says, which PyTorch's suite looks for.
+    # Gloo's words, which PyTorch's suite looks for.
     late = "Ranks 1, 2" if wait_all else "Rank 1"
     assert f"{late} failed to pass monitoredBarrier" in message, message
     assert "Rank 0 timed out in monitoredBarrier" in message, message

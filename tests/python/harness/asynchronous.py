@@ -50,7 +50,7 @@ def gradients(seed: int, rank: int, step: int, size: int) -> list[torch.Tensor]:
 
 
 def applied_to_zero(seed: int, size: int, steps: Callable[[int], int]) -> list[torch.Tensor]:
-    """What SGD with a rate of 1 makes of zeros once all gradients of all ranks are applied."""
+    """Apply all gradients of all ranks to zeros, by SGD with a rate of 1."""
     found = [torch.zeros(shape) for shape in SHAPES]
     for rank in range(size):
         for step in range(steps(rank)):

@@ -139,7 +139,7 @@ def all_to_all(context: Context, group: Group, data: torch.Tensor, async_op: boo
     return got
 
 
-# What moves the same bytes over Gloo, where Gloo lacks the operation.
+# Operations over Gloo that move the same bytes, where Gloo lacks the operation itself.
 BY_GLOO: dict[str, Callable[..., Tensors]] = {
     "all_to_all": all_to_all_single_unequal,
     "all_gather_into_stacked_tensor": all_gather_into_tensor,
@@ -199,7 +199,7 @@ Reduction = Callable[[Context, torch.Tensor, Any, bool], torch.Tensor]
 def share(
     context: Context, reduction: Reduction, rank: int, total: torch.Tensor
 ) -> torch.Tensor | None:
-    """What `rank` must get of the reduction of all data, if anything."""
+    """Return the result of the reduction of all data that `rank` must get, if any."""
     if reduction is all_reduce:
         return total
     if reduction is reduce:

@@ -1,4 +1,4 @@
-"""What a test function knows about the rank it runs in, and what the environment asks for."""
+"""The rank that a test function runs in, and the settings that the environment asks for."""
 
 from __future__ import annotations
 

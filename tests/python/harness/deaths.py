@@ -100,7 +100,7 @@ class Job:
 
 
 def _first_words(ranks: list[BaseProcess], pipes: list[Connection]) -> dict[int, Any]:
-    """What each rank says, by rank."""
+    """Return the first message of each rank, by rank."""
     said: dict[int, Any] = {}
     deadline = time.monotonic() + LIMIT
     silent = dict(enumerate(pipes))

@@ -1,4 +1,4 @@
-"""What a rank of a pool tells the others beside the group that is tested: by files."""
+"""Messages between the ranks of a pool beside the group that is tested: by files."""
 
 from __future__ import annotations
 

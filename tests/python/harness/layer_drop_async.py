@@ -71,7 +71,7 @@ def worker_of(ps: ParameterServer) -> AsyncParameterServer:
 
 
 def waiting(ps: ParameterServer, model: nn.Module) -> Weights:
-    """What a worker's model is ahead of the weights by."""
+    """Return by how much a worker's model is ahead of the weights."""
     worker = worker_of(ps)
     worker._wait_for_exchange()
     ahead = {name: torch.zeros_like(value) for name, value in weights(model).items()}

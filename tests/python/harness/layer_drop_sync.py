@@ -48,7 +48,7 @@ def give(model: nn.Module, gradients: Gradients) -> None:
 
 
 class Worker:
-    """What a worker sends, and what it keeps: the scheme in a few lines."""
+    """A worker that sends some layers and keeps the rest: the scheme in a few lines."""
 
     def __init__(self, drop: LayerDrop) -> None:
         self.drop = drop
@@ -103,7 +103,7 @@ class Worker:
 def update(
     model: nn.Module, optimizer: torch.optim.Optimizer, brought: list[Gradients], batches: int
 ) -> None:
-    """By the server. What nobody brought has no gradient."""
+    """Step as the server does. A parameter that nobody sent has no gradient."""
     for parameter, sent in zip(model.parameters(), zip(*brought, strict=True), strict=True):
         some = [gradient for gradient in sent if gradient is not None]
         parameter.grad = torch.stack(some).sum(0) / batches if some else None

@@ -15,7 +15,7 @@ def neighbours(context: Context) -> tuple[int, int]:
 
 
 def data_of(context: Context, sender: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """What `sender` sends: every rank can compute it."""
+    """Return the data that `sender` sends, which every rank can compute."""
     twin = Context(sender, context.size, None, context.folder, context.seed + size)
     return random_bits(twin, size, dtype)
 

@@ -53,7 +53,7 @@ def whole_gradients(model: nn.Module, generator: torch.Generator) -> dict[str, t
 def summed(
     totals: list[dict[str, torch.Tensor]], into: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """What plain SGD makes of all gradients at a rate of 1."""
+    """Return the weights after plain SGD with all gradients at a rate of 1."""
     result = {name: value.clone() for name, value in into.items()}
     for total in totals:
         for name, value in total.items():

@@ -59,7 +59,7 @@ class WorkerProcess:
 
     @property
     def errors(self) -> str:
-        """What it has printed: nothing if it ended before it could."""
+        """Return its error output: nothing if it ended before it could print."""
         if not self._log.exists():
             return ""
         return self._log.read_text(errors="replace")
@@ -77,7 +77,7 @@ class WorkerProcess:
         return f"step {step}\n" in self._told()
 
     def signal(self, number: int) -> None:
-        """To the worker, not to its agent. After until_step()."""
+        """Signal the worker, not its agent. After until_step()."""
         pid = re.match(r"pid (\d+)\n", self._told())
         assert pid is not None
         os.kill(int(pid[1]), number)

@@ -1,4 +1,4 @@
-"""What the workers of the parameter server's tests learn: to tell as a network of one layer does.
+"""The task of the parameter server's tests: to learn what a network of one layer tells.
 
 The same samples and the same first weights in every process.
 """

@@ -39,7 +39,7 @@ class Boxes:
             ]
 
     def rows(self) -> list[dict[str, Any]]:
-        """What the boxes say of each segment, of all boxes."""
+        """Return the statistics of each segment, of all boxes."""
         return [row for server in self.servers for row in server.stats()["segment_table"]]
 
 

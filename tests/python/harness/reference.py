@@ -1,4 +1,4 @@
-"""What a reduction must give, bit for bit, computed with NumPy.
+"""Reductions in NumPy, bit for bit as they must be.
 
 The order is ((x0 op x1) op x2) ... by rank. Types narrower than float32 are reduced in float32 and
 rounded once; integers wrap, but AVG accumulates them in 64 bits and divides towards zero. The

@@ -142,7 +142,8 @@ def excused(name: str, outcome: Outcome) -> bool:
 
 
 def shortfall(found: dict[str, Outcome], expected: set[str]) -> dict[str, Outcome]:
-    """Those that failed, or were skipped though `expected` to pass; without the excused ones."""
+    """Return the tests that failed, or were skipped though `expected` to pass; without the excused
+    ones."""
     return {
         name: outcome
         for name, outcome in sorted(found.items())

@@ -1,4 +1,4 @@
-"""What tests leave behind in /dev/shm, apart from what other processes of the machine do there."""
+"""Names that tests leave behind in /dev/shm, apart from those of the machine's other processes."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_nothing_is_lost_though_the_box_is_killed(transport: Any, tmp_path: Path
 
 
 def test_a_worker_dies_before_it_tells(boxes: Boxes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it had added is seen when the layer is sent next, or by pull()."""
+    """Its differences are seen when the layer is sent next, or by pull()."""
     terms = drop(fixed_threshold=5.0)
     one, other = Layered(), Layered()
     with parameter_server(boxes, other, rule=Downpour("sum"), drop=terms) as ps:
@@ -222,7 +222,7 @@ def test_layers_share_no_piece(granularity: Any, count: int) -> None:
 
 
 def test_a_model_of_one_layer(boxes: Boxes) -> None:
-    """That is never sent by itself."""
+    """The layer is never sent by itself."""
     model = network().second
     terms = drop(fixed_threshold=NEVER, min_numel=0, granularity="module")
     start = weights(model)

@@ -209,7 +209,7 @@ def test_checkpoints_of_something_else(pool: Pool) -> None:
 
 
 def raise_half_way(context: Context) -> None:
-    """What was sent is lost with the step: nothing is saved as if it were not."""
+    """Survivors are lost with the step: nothing is saved as if they were not."""
     ddp = wrapped(Weighted(), bucket_cap_mb=0.001)
     state = hbmcomm.LayerDropState(model=ddp)
     ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)

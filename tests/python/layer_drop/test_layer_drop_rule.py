@@ -1,4 +1,4 @@
-"""What is a layer, and which layers are sent."""
+"""The grouping of parameters into layers, and which layers are sent."""
 
 from __future__ import annotations
 

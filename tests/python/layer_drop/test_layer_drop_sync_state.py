@@ -20,11 +20,11 @@ from torch_hbmcomm.parameter_server.synchronous import SyncParameterServer
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 
-# What is saved.
+# Bytes that are saved.
 
 
 def check_bytes(context: Context) -> None:
-    """What leaves a rank is what its stats say; unsent layers do not come back either."""
+    """The bytes that leave a rank are those of its stats; unsent layers do not come back either."""
     model = nn.ParameterList([torch.zeros(64, 64), torch.zeros(8, 8), torch.zeros(5)])
     ps = make(context, model, drop=LayerDrop(min_numel=16, fixed_threshold=10, max_age=100))
     left = 0
@@ -84,7 +84,7 @@ def test_unsent_is_untouched(pool: Pool) -> None:
 
 
 def check_missing_gradients(context: Context) -> None:
-    """What is cached of a layer waits while the layer has no gradient."""
+    """A layer's cache waits while the layer has no gradient."""
     model = nn.ParameterList([torch.zeros(8, 8)])
     ps = make(context, model, drop=LayerDrop(min_numel=0, fixed_threshold=3, max_age=2))
     for gradient, waits in ((1.0, 1), (None, 2), (None, 3), (1.0, 0), (5.0, 0)):
@@ -156,7 +156,7 @@ def test_resume(pool: Pool, target: Target) -> None:
 
 
 def check_wrong_state(context: Context) -> None:
-    """On the last rank alone; all complain."""
+    """The state of the last rank alone is wrong; all complain."""
     model = model_of()
     last = context.rank == context.size - 1
     ps = make(context, model, drop=DROP)

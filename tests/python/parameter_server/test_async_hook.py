@@ -165,7 +165,7 @@ def test_accumulated_gradients(pool: Pool, boxes: list[str]) -> None:
 
 
 def widen(context: Context, urls: list[str], dtype: torch.dtype) -> None:
-    """What a half type cannot hold of a yield comes with the next one."""
+    """The part of a yield that a half type cannot hold comes with the next one."""
     with ExitStack() as resources:
         model = Weighted(dtype)
         ddp = wrapped(model)

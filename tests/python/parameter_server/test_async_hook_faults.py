@@ -239,7 +239,7 @@ def test_a_state_that_nobody_closes(bare_pool: Pool) -> None:
     assert bare_pool.close() == [0] * bare_pool.size
 
 
-# What is refused.
+# Refusals.
 
 
 def refuse(context: Context, urls: list[str]) -> None:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left", "small_pieces")
 def push_whole_numbers(
     boxes: Boxes, workers: int, steps: int = 8, **options: Any
 ) -> tuple[list[dict[str, torch.Tensor]], list[dict[str, torch.Tensor]]]:
-    """What each worker found in the end, and the totals of the gradients that each had."""
+    """Return each worker's final model, and the totals of each worker's gradients."""
 
     def work(worker: int, barrier: threading.Barrier) -> Any:
         model = Awkward()
@@ -90,7 +90,7 @@ def test_what_is_unsent_is_sent_by_close(boxes: Boxes) -> None:
     ("staleness", "overlap"), [(0, False), (1, False), (3, False), (1, True), (3, True)]
 )
 def test_no_worker_runs_too_far_ahead(boxes: Boxes, staleness: int, overlap: bool) -> None:
-    """At the start of step k + 1 a worker has step k - staleness of all that are there."""
+    """A worker at the start of step k + 1 has step k - staleness of all that are there."""
     first, steps = 3, 25
     dies, late = 1, first
     begun = [0] * (first + 1)  # the clock at which each joined
@@ -143,7 +143,7 @@ def test_no_worker_runs_too_far_ahead(boxes: Boxes, staleness: int, overlap: boo
 
 
 def clock_of(ps: ParameterServer) -> int:
-    """At which it counts: no matter of users."""
+    """Return the worker's clock, which users do not see."""
     assert isinstance(ps._worker, AsyncParameterServer)
     return ps._worker._exchange._pushed
 
@@ -156,8 +156,8 @@ def momentum(parameters: Any) -> torch.optim.Optimizer:
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
-    """With the usual eps, 1e-8, what gradients differ by in their last bits could make a difference
-    of lr where one is nearly 0."""
+    """Make Adam with an eps at which the last bits of gradients make no difference: at the usual
+    1e-8 they could make one of lr where a gradient is nearly 0."""
     return torch.optim.Adam(parameters, lr=0.01, eps=0.01)
 
 

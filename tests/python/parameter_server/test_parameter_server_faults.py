@@ -121,7 +121,7 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> None:
 
 
 def test_a_box_that_is_killed_holds_training_up_and_no_more(transport: Any, tmp_path: Path) -> None:
-    """Without staleness it ends as training in one process does."""
+    """Training without staleness ends as in one process."""
     steps, count = 30, 2
     store = ("--store", str(tmp_path / "store"), "--memory", "64MiB")
     with BoxProcess(*store) as box, ExitStack() as stack:

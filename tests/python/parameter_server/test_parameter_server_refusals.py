@@ -1,4 +1,4 @@
-"""What the asynchronous parameter server refuses, and how it says so."""
+"""Arguments and models that the asynchronous parameter server refuses, and the errors."""
 
 from __future__ import annotations
 

@@ -283,7 +283,7 @@ def test_bad_terms(pool: Pool) -> None:
 
 
 def check_bad_tensors(context: Context) -> None:
-    """On the last rank alone; all complain."""
+    """The tensors of the last rank alone are bad; all complain."""
     last = context.rank == context.size - 1
     for bad, complaint in [
         (nn.ParameterList([torch.zeros(4, 3)[:, :2]]), "does not fill a range of memory"),

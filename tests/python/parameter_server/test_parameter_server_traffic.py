@@ -1,4 +1,4 @@
-"""What the asynchronous parameter server moves, and differences that travel as bfloat16."""
+"""The bytes that the asynchronous parameter server moves; differences that travel as bfloat16."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def trained_bytes(model: nn.Module) -> int:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_step_moves_what_is_trained_and_no_more(overlap: bool) -> None:
-    """On the wire; the clocks are the rest."""
+    """Counts the bytes on the wire; the clocks are the rest."""
     steps, model = 7, Awkward()
     roster = smb.key_of("traffic/roster")
 

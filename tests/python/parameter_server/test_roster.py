@@ -1,4 +1,4 @@
-"""Who trains together, how far each is, and who is alive."""
+"""The roster: which workers train together, how far each is, and which live."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_the_living_are_waited_for_and_named(boxes: Boxes) -> None:
 
 @pytest.mark.parametrize("joins", [15, pytest.param(40, marks=pytest.mark.full)])
 def test_nobody_passes_one_who_joins(boxes: Boxes, joins: int) -> None:
-    """What one does and then looks at, another that looks and then does cannot miss."""
+    """Of two workers that each write and then look, one sees the other."""
     with connect(boxes) as one, connect(boxes) as other:
         first = begin(one)
         reached = [0]
@@ -167,7 +167,7 @@ def test_a_life_that_is_looked_at_goes_on(boxes: Boxes) -> None:
 
 
 def test_lives_outlast_a_restart_of_the_box(transport: Any, tmp_path: Path) -> None:
-    """Whoever comes back first sees the others alive, and does not end them by looking."""
+    """The first worker to come back sees the others alive, and does not end them by looking."""
     with (
         BoxProcess("--store", str(tmp_path), "--memory", "64MiB") as process,
         smb.connect(process.url, BOX_TOKEN, transport=transport) as one,

@@ -43,7 +43,7 @@ def name_of(path: Path) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """As GitHub makes them out of headings."""
+    """Return the anchors that GitHub makes of the headings."""
     found: set[str] = set()
     for heading in HEADING.findall(FENCE.sub("", text)):
         plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()

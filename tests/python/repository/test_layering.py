@@ -20,7 +20,8 @@ BASE = {"base"}
 COMMUNICATOR = {"communicator", "progress", "bootstrap", "memory", "kernels"} | BASE
 CLIENT = {"box/transport", "box/protocol", "kernels"} | BASE
 SERVER = {"box/server/storage", "box/protocol", "memory", "kernels"} | BASE
-# What of box/verbs the two ends know: how libhbm_verbs.so is opened, and its table for each.
+# The part of box/verbs that the two ends know: how libhbm_verbs.so is opened, and its table for
+# each.
 CLIENT_VERBS = {"box/verbs/common/load_library", "box/verbs/client/library"}
 SERVER_VERBS = {"box/verbs/common/load_library", "box/verbs/server/library"}
 LAYERS: dict[str, set[str]] = {
@@ -87,7 +88,7 @@ LAYERS_OF_FILES = {  # the first that fits
     r"box/verbs/server/library\.h": "box/verbs/server/library",
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
-# What only some layers may include: a name for it, its headers, and those layers.
+# Headers that only some layers may include: a name, the headers, and those layers.
 RESERVED = [
     ("PyTorch", re.compile(r"(torch|ATen|c10|caffe2)/"), {"process_group", "bindings"}),
     (

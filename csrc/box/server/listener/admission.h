@@ -16,7 +16,7 @@
 
 namespace hbm::box {
 
-// What every client of a listener is told, and what it must know.
+// What a listener tells every client, and the token that a client must prove.
 struct ListenerIdentity {
   std::string token;  // empty: none is asked for
   std::string boot_id;
@@ -29,7 +29,7 @@ struct ListenerIdentity {
 // Threads: one at a time.
 class Handshake {
  public:
-  // With a fresh nonce. REQUIRES: both outlive it.
+  // Makes a fresh nonce. REQUIRES: both outlive it.
   Handshake(RequestHandler& handler, const ListenerIdentity& identity);
 
   const smb::Hello& hello() const noexcept { return hello_; }

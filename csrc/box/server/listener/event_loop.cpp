@@ -116,7 +116,7 @@ void EventLoop::run() {
       ready = epoll_wait(epoll_.get(), events.data(), events.size(), milliseconds);
       return ready != 0;
     };
-    // Who has just sent something is likely to send more.
+    // A client that has just sent something is likely to send more.
     if (!busy || !spin([&] { return wait(0); })) wait(most);
     busy = ready > 0;
 
@@ -161,8 +161,8 @@ void EventLoop::remove(Served& served) {
     const std::lock_guard lock(mutex_);
     const auto found = watched_.find(&served);
     if (found == watched_.end()) return;
-    // Before it is closed: a child of this process may hold it open, and its number may be another
-    // client's at once.
+    // Removed before it is closed: a child of this process may hold it open, and its number may be
+    // another client's at once.
     epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, found->second.descriptor, nullptr);
     last = std::move(found->second.served);
     watched_.erase(found);

@@ -27,7 +27,7 @@
 
 namespace hbm::box {
 
-// What the connections of a listener share.
+// The state that all connections of a listener share.
 struct StreamContext {
   RequestHandler& handler;
   const ListenerIdentity identity;
@@ -67,13 +67,13 @@ class StreamConnection final : public EventLoop::Served,
     Reply reply;
   };
 
-  // What the stream brings.
+  // FrameReceiver: the stream calls these.
   const char* check(const smb::Header& header) override;
   std::byte* place(const smb::Header& header, std::span<const std::byte> body) override;
   void frame(const smb::Header& header, std::span<const std::byte> body,
              Descriptor descriptor) override;
 
-  // Whoever calls one of these holds the stream.
+  // The caller of any of these holds the stream.
   EventLoop::Next work(uint32_t events);
   void join(const smb::Join& join);
   void read(const smb::Transfer& transfer);
@@ -99,7 +99,7 @@ class StreamConnection final : public EventLoop::Served,
   const smb::TransportKind transport_;
   const int fd_;
 
-  // Of whoever holds the stream.
+  // Used by the thread that holds the stream.
   Handshake handshake_;
   std::optional<smb::FrameStream> stream_;  // none after gone()
   std::shared_ptr<Session> session_;        // none: has not joined

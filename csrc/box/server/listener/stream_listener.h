@@ -50,7 +50,7 @@ class StreamListener final : public Listener {
   StreamListener(RequestHandler& handler, const StreamListenerOptions& options);
   ~StreamListener() override;
 
-  // As they are listened on, in the order of the options: with their ports.
+  // The addresses that it listens on, with their ports, in the order of the options.
   const std::vector<smb::Address>& addresses() const noexcept;
 
   void drain(uint32_t most_ms) override;

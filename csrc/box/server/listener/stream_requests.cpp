@@ -149,7 +149,7 @@ void StreamConnection::refuse(const smb::Header& request, smb::Status status,
 
 void StreamConnection::reject(smb::Status status, const std::string& cause) {
   context_.refusals.warn("closed the connection of " + smb::peer_name(fd_) + ": " + cause);
-  // With something that is no request, the reply is about the connection: a second Hello.
+  // A reply to something that is no request is about the connection: a second Hello.
   if (*smb::opcode_name(request_.opcode) == '\0') request_.opcode = smb::Opcode::kHello;
   refuse(request_, status, cause);
   send();

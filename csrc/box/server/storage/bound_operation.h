@@ -81,7 +81,7 @@ void run_lane(const BoundOperation& operation, uint32_t lane, const Recorded& re
 // Puts back every step that was under way.
 void roll_back(const BoundOperation& operation, const Recorded& recorded);
 
-// What the cell of a kFetchAdd that has been carried out held before.
+// Returns the value that the cell of a completed kFetchAdd had before.
 int64_t cell_before(const Recorded& recorded);
 
 }  // namespace hbm::box

@@ -38,8 +38,8 @@ class Journal {
     bool damaged = false;            // something was dropped
   };
 
-  // What the file says; nothing if it is not there. Throws Error(kUnavailable) when it cannot be
-  // read.
+  // Reads the file; returns nothing if it is not there. Throws Error(kUnavailable) when it cannot
+  // be read.
   static Contents read(const std::string& path);
 
   // A new journal of those segments, put in the place of the old one at once or not at all. With

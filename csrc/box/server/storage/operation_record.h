@@ -69,7 +69,7 @@ struct SegmentOffset {
   uint64_t offset = 0;
 };
 
-// What is to be done.
+// An accumulate or a fetch-and-add, in full.
 struct BoxOperation {
   smb::Opcode opcode{};  // kAccumulate or kFetchAdd
   uint8_t reserved[3] = {};

@@ -63,7 +63,7 @@ class Records {
   // REQUIRES: none of the session's requests is being carried out.
   void release_session(SessionRecord& session);
 
-  // Those in use; after a restart, those that may come back.
+  // The records in use; after a restart, those of sessions that may come back.
   std::vector<SessionRecord*> sessions() const;
 
   // Request outcome.number has been carried out, or has failed for good.
@@ -76,7 +76,7 @@ class Records {
   Recorded begin(const SessionRecord& session, const BoxOperation& operation);
   void release(const Recorded& recorded);
 
-  // Those that a killed process had in progress.
+  // The operations that a killed process had in progress.
   std::vector<Recorded> begun() const;
 
   // Recording is over, for the disk has failed.

@@ -89,7 +89,7 @@ void Store::recover_operations(Records& left, const std::map<uint64_t, std::stri
   });
 }
 
-// Of a block in memory, or in the store.
+// Makes a segment of a block in memory, or in the store.
 std::shared_ptr<BoxSegment> Store::segment(const Creation& creation,
                                            std::shared_ptr<memory::PoolBlock> block,
                                            std::shared_ptr<StoredSegment> stored) {
@@ -103,7 +103,7 @@ std::shared_ptr<BoxSegment> Store::segment(const Creation& creation,
   return segment;
 }
 
-// Before a file is made, for which any number of bytes may be too many.
+// Called before a file is made, for which any number of bytes may be too many.
 void Store::require_room(uint64_t bytes) const {
   const memory::PoolStats pool = pool_->stats();
   if (bytes <= pool.largest_free) return;

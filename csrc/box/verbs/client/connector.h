@@ -22,7 +22,7 @@ class Connector {
   Connector(const std::string& host, uint16_t port, smb::Deadline deadline);
   ~Connector();
 
-  // Of the device that the route leads over.
+  // The device that the route leads over.
   const std::shared_ptr<Domain>& domain() const noexcept { return domain_; }
 
   // Asks the box to let this client in. The queue pair of `attributes` is there for its number

@@ -1,4 +1,5 @@
-// What libhbm_verbs.so gives clients: the `verbs` transport. See box/verbs/common/load_library.h.
+// The functions of libhbm_verbs.so for clients: the `verbs` transport. See
+// box/verbs/common/load_library.h.
 //
 // Threads: every function may be called from any thread.
 #pragma once
@@ -18,9 +19,9 @@ struct ClientLibrary {
   // Why this host cannot use RDMA towards `host`, in words; empty: it can.
   std::string (*why_not)(const std::string& host, uint16_t port);
 
-  // As transport::open_tcp: `opening` names the box's TCP port, which proves the token and stays
-  // connected as the sign of life.
-  // Throws as open_tcp, and Error(kUnavailable) when either end has no RDMA device.
+  // Opens a transport as transport::open_tcp() does: `opening` names the box's TCP port, which
+  // proves the token and stays connected as the sign of life. Throws as open_tcp(), and
+  // Error(kUnavailable) when either end has no RDMA device.
   transport::OpenedTransport (*open)(const transport::TransportOptions& opening);
 };
 

@@ -33,7 +33,8 @@ namespace hbm::verbs {
 
 class VerbsTransport final : public transport::Transport {
  public:
-  // Of slices in flight on a lane, so that a small transfer does not wait long behind large ones.
+  // The most bytes of slices in flight on a lane, so that a small transfer does not wait long
+  // behind large ones.
   static constexpr uint64_t kLaneBytes = 4u << 20;
 
   // Connects the lanes; `joined` is the box's answer on `stream`. Throws as transport::open_tcp.

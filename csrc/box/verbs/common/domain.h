@@ -26,7 +26,8 @@ using CompletionChannel = std::unique_ptr<ibv_comp_channel, DestroyBy<ibv_destro
 using SharedReceives = std::unique_ptr<ibv_srq, DestroyBy<ibv_destroy_srq>>;
 using EventChannel = std::unique_ptr<rdma_event_channel, DestroyBy<rdma_destroy_event_channel>>;
 
-// With its queue pair, if it has one: after that the device touches no memory for it any more.
+// Destroys the id with its queue pair, if it has one; the device touches no memory for it after
+// that.
 void destroy_id(rdma_cm_id* id) noexcept;
 using CmId = std::unique_ptr<rdma_cm_id, DestroyBy<destroy_id>>;
 

@@ -68,7 +68,7 @@ void prove(CallMessage& call, std::string_view token, const smb::Hello& hello);
 // Whether it is right, in a time that does not depend on where it is wrong.
 bool proves(const CallMessage& call, std::string_view token, const smb::Hello& hello);
 
-// What the client of `call` expects in its WelcomeMessage.
+// Computes the proof that the client of `call` expects in its WelcomeMessage.
 smb::Proof welcome_proof(const CallMessage& call, std::string_view token, const smb::Hello& hello);
 
 RefusalMessage refusal(smb::Status status, std::string_view cause);

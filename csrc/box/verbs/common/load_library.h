@@ -16,9 +16,9 @@ namespace hbm::verbs {
 // that cross the border changes.
 inline constexpr uint32_t kAbi = 2;
 
-// What the library's function `entry` returns.
-// Throws Error(kUnavailable) with the cause when the library or rdma-core under it is missing, or
-// is of another build; the next call looks again.
+// Loads the library, and returns what its function `entry` returns. Throws Error(kUnavailable) with
+// the cause when the library or rdma-core under it is missing, or is of another build; the next
+// call looks again.
 const void* load_table(const char* entry);
 
 template <class Table>

@@ -29,7 +29,7 @@ class BoxMemory {
   // Sets segment.registration. Throws as MemoryRegion.
   void add(box::BoxSegment& segment) const;
 
-  // Without windows: the key of a segment that was added.
+  // The remote key of a segment that was added. REQUIRES: !windows().
   static uint32_t shared_key(const box::BoxSegment& segment, bool may_write);
 
  private:

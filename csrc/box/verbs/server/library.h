@@ -1,4 +1,4 @@
-// What libhbm_verbs.so gives servers: a listener for clients that come over RDMA. See
+// The functions of libhbm_verbs.so for servers: a listener for clients that come over RDMA. See
 // box/verbs/common/load_library.h.
 //
 // Threads: every function may be called from any thread.

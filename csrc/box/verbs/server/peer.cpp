@@ -22,7 +22,7 @@ T read_as(std::span<const std::byte> bytes) {
   return value;
 }
 
-// Of the attachment that a request makes or ends.
+// The handle of the attachment that a request makes or ends.
 uint32_t handle_of(Opcode opcode, std::span<const std::byte> body) {
   if (opcode == Opcode::kAlloc) return read_as<smb::Alloc>(body).handle;
   if (opcode == Opcode::kAttach) return read_as<smb::Attach>(body).handle;
@@ -30,7 +30,7 @@ uint32_t handle_of(Opcode opcode, std::span<const std::byte> body) {
   return 0;
 }
 
-// What is wrong with a message, of which `header` is the first part; null: nothing.
+// Says what is wrong with a message, of which `header` is the first part; null: nothing.
 const char* malformed(const smb::Header& header, size_t message_bytes) {
   if (const char* cause = malformed_request(header)) return cause;
   if (header.opcode == Opcode::kJoin) return "a queue pair is let in by its connection request";

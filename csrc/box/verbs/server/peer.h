@@ -33,15 +33,15 @@ class Peer : public std::enable_shared_from_this<Peer> {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Of lane 0: replies in flight, and one window being bound.
+  // The most replies in flight, on lane 0, beside the binding of one window.
   static constexpr uint32_t kReplies = 8;
   static constexpr uint32_t kMostUnsent = 1u << 14;  // replies that the client does not take
 
   // How many completions a client of so many lanes may have under way.
   static uint32_t completions(uint32_t lanes) noexcept { return kReplies + lanes; }
 
-  // What a peer needs of its listener, and keeps alive. The handler may be gone once the peer is
-  // closed.
+  // The state that the peers of a listener share, and keep alive. The handler may be gone once the
+  // peer is closed.
   struct Context {
     SharedQueues queues;
     BoxMemory memory;

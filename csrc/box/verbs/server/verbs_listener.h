@@ -65,7 +65,7 @@ class Challenges {
 
 class VerbsListener final : public box::Listener {
  public:
-  // As ServerLibrary::listen. REQUIRES: `handler` outlives the listener.
+  // Listens as ServerLibrary::listen says. REQUIRES: `handler` outlives the listener.
   VerbsListener(box::RequestHandler& handler, const VerbsListenerOptions& options);
   ~VerbsListener() override;
 
