@@ -27,9 +27,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def async_sgd(
-    sections: Annotated[
-        str, typer.Option(help="Names separated by commas; all: those that can run here.")
-    ] = "all",
+    sections: report.Choice = "all",
     scenarios: Annotated[str, typer.Option(help="sequential, parallel, or all.")] = "all",
     models: Annotated[
         str | None,
@@ -54,11 +52,8 @@ def async_sgd(
     iterations: Annotated[
         int | None, typer.Option(min=1, help="That count in a turn.", show_default="4")
     ] = None,
-    lanes: Annotated[int, typer.Option(min=1, help="Connections of tcp.")] = 4,
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="That accumulate on the box.", show_default="one for each core"),
-    ] = None,
+    lanes: report.Lanes = 4,
+    threads: report.Threads = None,
     megabits: Annotated[int, typer.Option(min=1, help="Mbit/s of the slow link.")] = 1000,
     json: Json = None,
 ) -> None:
@@ -71,15 +66,14 @@ def async_sgd(
     """
     check_file(json)
     try:
-        given = {
-            "models": None if models is None else names(models),
-            "contenders": None if contenders == "all" else names(contenders),
-            "workers": None if workers is None else [int(count) for count in names(workers)],
-            "rounds": rounds,
-            "iterations": iterations,
-            "threads": threads,
-        }
-        chosen = {name: value for name, value in given.items() if value is not None}
+        chosen = report.given(
+            models=None if models is None else names(models),
+            contenders=None if contenders == "all" else names(contenders),
+            workers=None if workers is None else [int(count) for count in names(workers)],
+            rounds=rounds,
+            iterations=iterations,
+            threads=threads,
+        )
         plan = Plan(
             sections=list(SECTIONS) if sections == "all" else names(sections),
             scenarios=list(SCENARIOS) if scenarios == "all" else names(scenarios),

@@ -106,32 +106,46 @@ def _rpc(plan: Plan, workers: int, place: Place) -> Iterator[Participants]:
         yield Participants(ranks)
 
 
+def _over_box(name: str, about: str, way: str, transport: str, copies: int) -> Contender:
+    """Make a contender of ours. copies: of the model that a worker takes."""
+    return Contender(
+        name,
+        f"a box: {about}",
+        transport,
+        lambda workers: 1 + copies * workers,
+        functools.partial(_box, way, transport),
+        ours=True,
+    )
+
+
+def _over_mpi(name: str, about: str, transport: str) -> Contender:
+    return Contender(
+        name,
+        f"MPI_Send and MPI_Recv with rank 0 as the server, over {about}",
+        transport,
+        lambda workers: 2 + 2 * workers,
+        functools.partial(_mpi, transport == "tcp"),
+    )
+
+
 CONTENDERS = {
     contender.name: contender
     for contender in (
-        Contender(
+        _over_box(
             PLAIN,
-            "a box: the gradients are copied to the worker's slot, added, the weights copied back",
+            "the gradients are copied to the worker's slot, added, the weights copied back",
+            "plain",
             "shm",
-            lambda workers: 1 + 3 * workers,
-            functools.partial(_box, "plain", "shm"),
-            ours=True,
+            copies=3,
         ),
-        Contender(
+        _over_box(
             ZERO_COPY,
-            "a box: the gradients were computed in the slot; adding and copying back overlap",
+            "the gradients were computed in the slot; adding and copying back overlap",
+            "zero-copy",
             "shm",
-            lambda workers: 1 + 2 * workers,
-            functools.partial(_box, "zero-copy", "shm"),
-            ours=True,
+            copies=2,
         ),
-        Contender(
-            MPI,
-            "MPI_Send and MPI_Recv with rank 0 as the server, over shared memory",
-            "shm",
-            lambda workers: 2 + 2 * workers,
-            functools.partial(_mpi, False),
-        ),
+        _over_mpi(MPI, "shared memory", "shm"),
         Contender(
             RPC,
             "PyTorch's RPC: a call brings the gradients and returns the weights",
@@ -139,20 +153,9 @@ CONTENDERS = {
             lambda workers: 1 + 4 * workers,
             _rpc,
         ),
-        Contender(
-            TCP,
-            "a box: pieces are sent, added and fetched at the same time",
-            "tcp",
-            lambda workers: 1 + 3 * workers,
-            functools.partial(_box, "pipelined", "tcp"),
-            ours=True,
+        _over_box(
+            TCP, "pieces are sent, added and fetched at the same time", "pipelined", "tcp", copies=3
         ),
-        Contender(
-            MPI_TCP,
-            "MPI_Send and MPI_Recv with rank 0 as the server, over tcp",
-            "tcp",
-            lambda workers: 2 + 2 * workers,
-            functools.partial(_mpi, True),
-        ),
+        _over_mpi(MPI_TCP, "tcp", "tcp"),
     )
 }

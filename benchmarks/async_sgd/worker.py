@@ -1,6 +1,7 @@
 """The methods that all workers have."""
 
 import time
+from abc import ABC, abstractmethod
 
 import numpy as np
 
@@ -8,8 +9,8 @@ from benchmarks.async_sgd.gradients import Array, check_between, multiple
 from benchmarks.async_sgd.workload import SCENARIOS
 
 
-class Worker:
-    """A worker; its subclasses have prepare() and exchange().
+class Worker(ABC):
+    """A worker; its subclasses have prepare(), with arguments of their own, and exchange().
 
     gradients: are sent, and are `weight` times those of worker 0.
     weights: were fetched last.
@@ -18,8 +19,9 @@ class Worker:
     gradients: Array
     weights: Array
 
+    @abstractmethod
     def exchange(self) -> None:
-        raise NotImplementedError
+        """Send the gradients, and fetch the weights."""
 
     def run(self, scenario: str, compute: float, begin: float, iterations: int) -> list[float]:
         """Return the seconds of each iteration. begin: a time of `time.monotonic`, which all
@@ -27,7 +29,7 @@ class Worker:
         time.sleep(max(0.0, begin - time.monotonic()))
         return SCENARIOS[scenario](self.exchange, compute, iterations)
 
-    def rest(self) -> None:
+    def rest(self) -> None:  # noqa: B027  (most have nothing to do)
         """Do what is to be done when all workers have ended their exchanges."""
 
     def check(self, least: int, most: int) -> None:

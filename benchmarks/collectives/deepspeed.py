@@ -17,11 +17,11 @@ from torch.utils.cpp_extension import load_inline
 
 from benchmarks.collectives.native import NATIVE
 from torch_hbmcomm.bench.buffers import Buffers
-from torch_hbmcomm.bench.contenders import Call, Contender
+from torch_hbmcomm.bench.contenders import Call, PythonContender
 from torch_hbmcomm.bench.rounds import Timed
 
 
-class DeepSpeed(Contender):
+class DeepSpeed(PythonContender):
     name = "deepspeed"
     about = "DeepSpeed's shared-memory operator"
     dtypes = ("float32", "float16", "bfloat16")

@@ -29,9 +29,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def layer_drop(
-    sections: Annotated[
-        str, typer.Option(help="Names separated by commas; all: those that can run here.")
-    ] = "all",
+    sections: report.Choice = "all",
     ratios: Annotated[
         str | None,
         typer.Option(
@@ -67,13 +65,12 @@ def layer_drop(
     """
     check_file(json)
     try:
-        given = {
-            "ratios": None if ratios is None else [float(ratio) for ratio in names(ratios)],
-            "megabits": None if megabits is None else [_rate(rate) for rate in names(megabits)],
-            "steps": steps,
-            "epochs": epochs,
-        }
-        chosen = {name: value for name, value in given.items() if value is not None}
+        chosen = report.given(
+            ratios=None if ratios is None else [float(ratio) for ratio in names(ratios)],
+            megabits=None if megabits is None else [_rate(rate) for rate in names(megabits)],
+            steps=steps,
+            epochs=epochs,
+        )
         chosen_sections = list(SECTIONS) if sections == "all" else names(sections)
         check_names("section", chosen_sections, SECTIONS)
         plan = Plan(chosen_sections, **((QUICK if quick else {}) | chosen))

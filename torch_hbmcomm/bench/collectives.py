@@ -254,7 +254,7 @@ def _measure_cell(cell: Cell, contenders: Sequence[Contender], rounds: int) -> d
 
 
 def _measure_startup(plan: CollectivesPlan, contenders: Sequence[Contender]) -> list[Measurement]:
-    starting = [one for one in contenders if one.starts]
+    starting = [one for one in contenders if isinstance(one, TorchBackend) and one.starts]
     samples: dict[str, list[float]] = {one.name: [] for one in starting}
     for _ in range(plan.startup_rounds):
         for contender in starting:
@@ -262,7 +262,7 @@ def _measure_startup(plan: CollectivesPlan, contenders: Sequence[Contender]) -> 
     return [Measurement(_STARTUP, name, times) for name, times in samples.items() if times]
 
 
-def _startup(contender: Contender) -> float:
+def _startup(contender: TorchBackend) -> float:
     """Return the microseconds from nothing to the end of a first collective, once all ranks have
     come up."""
     elapsed = seconds_after_barrier(contender.start)

@@ -8,7 +8,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,6 @@ class Contender(ABC):
     about: what it is, in a line.
     zero_copy: whether its buffers come from `torch_hbmcomm.memory`, or are plain tensors.
     reference: True for one that does not do the whole job, and shows what that would cost.
-    starts: whether it has start(), and is measured from nothing to a first collective.
     dtypes: the element types that it takes.
     """
 
@@ -39,7 +38,6 @@ class Contender(ABC):
     about: str
     zero_copy: bool = False
     reference: bool = False
-    starts: bool = False
     dtypes: tuple[str, ...] = DTYPES
 
     def why_unavailable(self) -> str | None:
@@ -52,27 +50,29 @@ class Contender(ABC):
         says otherwise."""
         return collective in COLLECTIVE_CALLS and dtype in self.dtypes
 
-    def start(self) -> None:
-        """Do everything from nothing to the end of a first collective, in a process that has
-        imported torch and has torchrun's environment. REQUIRES: starts."""
-        raise NotImplementedError(f"{self.name} has no start of its own")
-
     @abstractmethod
     def open(self) -> None:
         """Get ready beside other contenders, in a process whose default group is up. All ranks call
         it."""
 
+    @abstractmethod
     def prepare(self, collective: str, buffers: Buffers) -> Timed:
         """Return the loop, once its outcome has been checked. All ranks call it. REQUIRES: open();
         it offers the cell."""
+
+
+class PythonContender(Contender):
+    """A contender whose collectives are functions of Python."""
+
+    def prepare(self, collective: str, buffers: Buffers) -> Timed:
         call = self.call(collective, buffers)
         if not self.reference:
             check(collective, call, buffers)
         return timed(call)
 
+    @abstractmethod
     def call(self, collective: str, buffers: Buffers) -> Call:
         """Return a function that does the collective once."""
-        raise NotImplementedError(f"{self.name} overrides prepare()")
 
 
 @contextmanager
@@ -98,8 +98,13 @@ def group_of_all(backend: str, node: str | None = None) -> dist.ProcessGroup:
         return group
 
 
-class TorchBackend(Contender):
-    starts = True
+class TorchBackend(PythonContender):
+    """A backend of torch.distributed.
+
+    starts: whether it is measured from nothing to a first collective, too.
+    """
+
+    starts: bool = True
 
     def __init__(self, name: str, about: str, backend: str):
         self.name = name
@@ -115,6 +120,8 @@ class TorchBackend(Contender):
         )
 
     def start(self) -> None:
+        """Do everything from nothing to the end of a first collective, in a process that has
+        imported torch and has torchrun's environment."""
         dist.init_process_group(self._backend)
         dist.all_reduce(torch.zeros(1))
 
@@ -220,21 +227,24 @@ def _barrier(group: dist.ProcessGroup, buffers: Buffers) -> Call:
 
 
 def _sendrecv(group: dist.ProcessGroup, buffers: Buffers) -> Call:
-    rank = dist.get_rank()
-    peer = rank ^ 1
-    tensor = buffers.whole
+    rank, tensor = dist.get_rank(), buffers.whole
+    send = partial(dist.send, tensor, rank ^ 1, group=group)
+    receive = partial(dist.recv, tensor, rank ^ 1, group=group)
+    return ping_pong(rank, dist.get_world_size(), send, receive)
 
-    def first() -> None:
-        dist.send(tensor, peer, group=group)
-        dist.recv(tensor, peer, group=group)
 
-    def second() -> None:
-        dist.recv(tensor, peer, group=group)
-        dist.send(tensor, peer, group=group)
-
-    if peer >= dist.get_world_size():
+def ping_pong(rank: int, ranks: int, send: Call, receive: Call) -> Call:
+    """Return a message there and back within the pairs of ranks (0, 1), (2, 3), ...; an odd last
+    rank does nothing."""
+    if rank ^ 1 >= ranks:
         return lambda: None
-    return first if rank < peer else second
+    first, second = (receive, send) if rank % 2 else (send, receive)
+
+    def both() -> None:
+        first()
+        second()
+
+    return both
 
 
 COLLECTIVE_CALLS: dict[str, Callable[[dist.ProcessGroup, Buffers], Call]] = {

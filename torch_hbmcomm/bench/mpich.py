@@ -7,14 +7,15 @@ ranks have no mpiexec: their world is the one that a group over MPI forms.
 
 import importlib.util
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch_hbmcomm import native
 from torch_hbmcomm.bench.buffers import Buffers
-from torch_hbmcomm.bench.contenders import OVER_MPI, Call, Contender, group_of_all
+from torch_hbmcomm.bench.contenders import OVER_MPI, Call, PythonContender, group_of_all, ping_pong
 
 
-class Mpich(Contender):
+class Mpich(PythonContender):
     name = "mpich"
     about = "MPI itself (mpi4py), in place"
     dtypes = ("float32", "float64")
@@ -89,21 +90,9 @@ def _barrier(mpi: Any, world: Any, buffers: Buffers) -> Call:
 
 
 def _sendrecv(mpi: Any, world: Any, buffers: Buffers) -> Call:
-    rank = world.Get_rank()
-    peer = rank ^ 1
-    array = buffers.whole.numpy()
-
-    def first() -> None:
-        world.Send(array, peer)
-        world.Recv(array, peer)
-
-    def second() -> None:
-        world.Recv(array, peer)
-        world.Send(array, peer)
-
-    if peer >= world.Get_size():
-        return lambda: None
-    return first if rank < peer else second
+    rank, array = world.Get_rank(), buffers.whole.numpy()
+    send, receive = partial(world.Send, array, rank ^ 1), partial(world.Recv, array, rank ^ 1)
+    return ping_pong(rank, world.Get_size(), send, receive)
 
 
 def _of_root(world: Any, buffers: Buffers) -> Any:

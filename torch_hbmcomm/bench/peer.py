@@ -16,7 +16,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-_START_SECONDS = 180
+_START_SECONDS = 180  # one that fails ends, which is seen at once; importing PyTorch may take long
 _ANSWER_SECONDS = 180
 _END_SECONDS = 10
 

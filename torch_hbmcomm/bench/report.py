@@ -18,8 +18,16 @@ from torch_hbmcomm.sizes import format_bytes
 Row = Mapping[str, Measurement]
 """The measurements of one set of names, by contender."""
 
+Choice = Annotated[
+    str, typer.Option(help="Names separated by commas; all: those that can run here.")
+]
 Ranks = Annotated[int, typer.Option(min=2, help="Processes, all on this machine.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Turns of each contender, and as many alone.")]
+Lanes = Annotated[int, typer.Option(min=1, help="Connections of tcp.")]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, help="That accumulate on the box.", show_default="one for each core"),
+]
 Json = Annotated[
     Path | None, typer.Option(dir_okay=False, writable=True, help="Also write the samples.")
 ]
@@ -33,6 +41,11 @@ def say(what: str) -> None:
 
 def names(text: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """Return the options that have a value."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def fail(message: str) -> NoReturn:

@@ -7,7 +7,20 @@ from typing import Annotated
 
 import typer
 
-from torch_hbmcomm.bench.report import Json, Ranks, Rounds, check_file, fail, finish, names, say
+from torch_hbmcomm.bench.report import (
+    Choice,
+    Json,
+    Lanes,
+    Ranks,
+    Rounds,
+    Threads,
+    check_file,
+    fail,
+    finish,
+    given,
+    names,
+    say,
+)
 
 app = typer.Typer(help="Measure against Gloo, MPI and others, in one run.", no_args_is_help=True)
 
@@ -27,9 +40,7 @@ Png = Annotated[bool, typer.Option("--png", callback=_moved_plot, is_eager=True,
 
 @app.command()
 def collectives(
-    contenders: Annotated[
-        str, typer.Option(help="Names separated by commas; all: those that can run here.")
-    ] = "all",
+    contenders: Choice = "all",
     collectives: Annotated[str, typer.Option(help="Names separated by commas, or all.")] = "all",
     sizes: Annotated[
         str | None,
@@ -114,9 +125,7 @@ def ddp(
 
 @app.command()
 def box(
-    sections: Annotated[
-        str, typer.Option(help="Names separated by commas; all: those that can run here.")
-    ] = "all",
+    sections: Choice = "all",
     quick: Annotated[
         bool, typer.Option("--quick", help="Small sizes and two rounds: does it work at all?")
     ] = False,
@@ -126,11 +135,8 @@ def box(
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Turns of each contender.", show_default="11")
     ] = None,
-    lanes: Annotated[int, typer.Option(min=1, help="Connections of tcp.")] = 4,
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="That accumulate on the box.", show_default="one for each core"),
-    ] = None,
+    lanes: Lanes = 4,
+    threads: Threads = None,
     clients: Annotated[
         str | None,
         typer.Option(help="Counts of those that work at a time.", show_default="2,4,8,16,32"),
@@ -161,14 +167,13 @@ def box(
     try:
         chosen_sections = list(measured.SECTIONS) if sections == "all" else names(sections)
         check_names("section", chosen_sections, measured.SECTIONS)
-        given = {
-            "largest": None if largest is None else parse_bytes(largest),
-            "rounds": rounds,
-            "threads": threads,
-            "clients": None if clients is None else [int(count) for count in names(clients)],
-            "store": store,
-        }
-        chosen = {name: value for name, value in given.items() if value is not None}
+        chosen = given(
+            largest=None if largest is None else parse_bytes(largest),
+            rounds=rounds,
+            threads=threads,
+            clients=None if clients is None else [int(count) for count in names(clients)],
+            store=store,
+        )
         plan = measured.BoxPlan(
             sections=chosen_sections,
             lanes=lanes,
