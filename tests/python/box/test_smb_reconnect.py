@@ -22,6 +22,39 @@ from torch_hbmcomm import smb
 pytestmark = pytest.mark.parametrize("transport", ["shm", "tcp"])
 
 
+class Client:
+    """A process that runs a script in which `box` is its connection, and which prints "ready"."""
+
+    def __init__(self, url: str, transport: str, script: str) -> None:
+        connect = f"""
+import os, sys
+from torch_hbmcomm import smb
+box = smb.connect(sys.argv[1], {TOKEN!r}, transport={transport!r})
+"""
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", connect + script, url],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self.line() == b"ready\n"
+
+    def line(self) -> bytes:
+        """Return the next line that it prints."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def go_on(self) -> None:
+        """Give it a line to read."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+
+    def rest(self, seconds: float) -> bytes:
+        """Wait until it ends, and return what else it prints."""
+        return self.process.communicate(timeout=seconds)[0]
+
+
 def until(condition: Callable[[], bool], seconds: float = 10) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -267,36 +300,23 @@ def test_with_a_store_everything_goes_on_exactly_once(transport: Any, tmp_path: 
 
 
 def test_a_dead_client_lets_go_after_its_lease(transport: Any) -> None:
-    script = f"""
-import sys
-from torch_hbmcomm import smb
-box = smb.connect(sys.argv[1], {TOKEN!r}, transport={transport!r})
+    script = """
 box.alloc(4096, "held", temporary=True)
-print("holding", flush=True)
+print("ready", flush=True)
 sys.stdin.read()
 """
     with BoxProcess("--lease", "1") as process, smb.connect(process.url, TOKEN) as box:
-        client = subprocess.Popen(
-            [sys.executable, "-c", script, process.url],
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert client.stdout is not None
-        assert client.stdout.readline() == b"holding\n"
+        client = Client(process.url, transport, script)
         time.sleep(1.5)  # longer than the lease, which the client renews
         assert box.stats()["segments"] == 1
-        client.kill()
-        client.communicate()
+        client.process.kill()
+        client.rest(10)
         until(lambda: box.stats()["segments"] == 0)
         assert box.stats()["clients"] == 1
 
 
 def test_a_client_that_slept_past_its_lease(transport: Any) -> None:
-    script = f"""
-import sys
-from torch_hbmcomm import smb
-box = smb.connect(sys.argv[1], {TOKEN!r}, transport={transport!r})
+    script = """
 segment = box.alloc(4096, "kept")
 fleeting = box.alloc(4096, "fleeting", temporary=True)
 segment.fetch_add(0, 1)
@@ -309,47 +329,29 @@ except smb.SegmentLost:
     print(segment.fetch_add(0, 0), flush=True)
 """
     with BoxProcess("--lease", "0.5") as process, smb.connect(process.url, TOKEN) as watcher:
-        client = subprocess.Popen(
-            [sys.executable, "-c", script, process.url],
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert client.stdout is not None and client.stdin is not None
-        assert client.stdout.readline() == b"ready\n"
-        client.send_signal(signal.SIGSTOP)
+        client = Client(process.url, transport, script)
+        client.process.send_signal(signal.SIGSTOP)
         until(lambda: watcher.stats()["clients"] == 1)
-        client.send_signal(signal.SIGCONT)
+        client.process.send_signal(signal.SIGCONT)
         until(lambda: watcher.stats()["clients"] == 2)  # or its first operation may be in doubt
-        output, _ = client.communicate(b"\n", timeout=20)
-        assert output == b"2\n"
+        client.go_on()
+        assert client.rest(20) == b"2\n"
 
 
-def said_when_interrupted(script: str) -> bytes:
-    """What a client prints that gets SIGINT while it waits for a box that was stopped."""
+def said_when_interrupted(transport: str, script: str) -> bytes:
+    """Return what a client prints that gets SIGINT while it waits for a box that was stopped."""
     with BoxProcess() as process:
-        client = subprocess.Popen(
-            [sys.executable, "-c", script, process.url],
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert client.stdout is not None and client.stdin is not None
-        assert client.stdout.readline() == b"ready\n"
+        client = Client(process.url, transport, script)
         process.stop()
-        client.stdin.write(b"\n")
-        client.stdin.flush()
-        assert client.stdout.readline() == b"about to wait\n"
+        client.go_on()
+        assert client.line() == b"about to wait\n"
         time.sleep(0.3)
-        client.send_signal(signal.SIGINT)
-        return client.communicate(timeout=10)[0]
+        client.process.send_signal(signal.SIGINT)
+        return client.rest(10)
 
 
 def test_ctrl_c_ends_a_wait(transport: Any) -> None:
-    script = f"""
-import os, sys
-from torch_hbmcomm import smb
-box = smb.connect(sys.argv[1], {TOKEN!r}, transport={transport!r})
+    script = """
 segment = box.alloc(4096)
 print("ready", flush=True)
 sys.stdin.readline()
@@ -360,14 +362,11 @@ except KeyboardInterrupt:
     print("interrupted", flush=True)
     os._exit(0)
 """
-    assert said_when_interrupted(script) == b"interrupted\n"
+    assert said_when_interrupted(transport, script) == b"interrupted\n"
 
 
 def test_ctrl_c_ends_a_close(transport: Any) -> None:
-    script = f"""
-import sys
-from torch_hbmcomm import smb
-box = smb.connect(sys.argv[1], {TOKEN!r}, transport={transport!r})
+    script = """
 segment = box.alloc(4096)
 print("ready", flush=True)
 sys.stdin.readline()
@@ -378,4 +377,4 @@ try:
 except KeyboardInterrupt:
     print("interrupted", box.closed, flush=True)
 """
-    assert said_when_interrupted(script) == b"interrupted True\n"
+    assert said_when_interrupted(transport, script) == b"interrupted True\n"

@@ -8,15 +8,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_hbmcomm as hbmcomm
+from harness import beyond_gloo
 from harness.box_process import TOKEN
 from harness.data import assert_same
 from torch_hbmcomm import smb
 
+MARKS = [
+    beyond_gloo,
+    pytest.mark.ranks(1, 2, 3, 4),
+    pytest.mark.filterwarnings("ignore:.*broadcast_buffers:FutureWarning"),
+]
 SHAPES = [(70,), (310, 70), (3, 5, 7), (1,), (90, 90), (40000,)]
 STEPS = 12
 

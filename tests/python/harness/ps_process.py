@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -40,22 +41,24 @@ class Task:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-class WorkerProcess:
+class WorkerProcess(ABC):
     """Killed when the `with` block ends, with all that it has started."""
 
     def __init__(self, task: Task) -> None:
         self._steps, self._log = Path(f"{task.result}.steps"), Path(f"{task.result}.log")
 
     @property
+    @abstractmethod
     def running(self) -> bool:
-        raise NotImplementedError
+        """Whether it has not ended."""
 
+    @abstractmethod
     def finish(self, limit: float = LIMIT) -> int:
-        """Its exit status."""
-        raise NotImplementedError
+        """Wait until it ends, at most `limit` seconds. Returns its exit status."""
 
+    @abstractmethod
     def kill(self) -> None:
-        raise NotImplementedError
+        """Kill it, with all that it has started."""
 
     @property
     def errors(self) -> str:

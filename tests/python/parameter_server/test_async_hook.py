@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Context, Pool, beyond_gloo
+from harness import Context, Pool
 from harness.asynchronous import (
+    MARKS,
     SHAPES,
     STEPS,
     Weighted,
@@ -32,11 +33,7 @@ from torch import nn
 
 import torch_hbmcomm as hbmcomm
 
-pytestmark = [
-    beyond_gloo,
-    pytest.mark.ranks(1, 2, 3, 4),
-    pytest.mark.filterwarnings("ignore:.*broadcast_buffers:FutureWarning"),
-]
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Context, Pool, RankFailure, beyond_gloo
+from harness import Context, Pool, RankFailure
 from harness.asynchronous import (
+    MARKS,
     STEPS,
     Weighted,
     applied_to_zero,
@@ -40,11 +41,7 @@ import torch_hbmcomm as hbmcomm
 from torch_hbmcomm import smb
 from torch_hbmcomm.async_ddp import layout
 
-pytestmark = [
-    beyond_gloo,
-    pytest.mark.ranks(1, 2, 3, 4),
-    pytest.mark.filterwarnings("ignore:.*broadcast_buffers:FutureWarning"),
-]
+pytestmark = MARKS
 
 LEASE = 3.0  # seconds; a rank that lives tells so three times meanwhile, however busy the machine
 
