@@ -11,82 +11,24 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.async_sgd.plot import panels as of_async_sgd
+from benchmarks.box.plot import panels as of_box
+from benchmarks.collectives.plot import panels as of_collectives
+from benchmarks.layer_drop.plot import panels as of_layer_drop
+from benchmarks.panels import Panel, save
 from torch_hbmcomm.bench.report import machine_line
 from torch_hbmcomm.bench.result import Measurement, Result
 
-
-@dataclass
-class Panel:
-    """One pair of axes.
-
-    lines: by name, the points x and y, and how it is drawn ("-", "--"). An x that is text is a
-    category.
-    bars: by name, the lengths; labels: the categories of the bars. Stacked bars lie across.
-    shaded: the height up to which the background is grey.
-    """
-
-    title: str
-    x: str = ""
-    y: str = ""
-    lines: dict[str, tuple[list[Any], list[float], str]] = field(default_factory=dict)
-    bars: dict[str, list[float]] = field(default_factory=dict)
-    labels: Sequence[str] = ()
-    stacked: bool = False
-    logarithmic: bool = False
-    shaded: float = 0.0
-
-
-def save(panels: Sequence[Panel], columns: int, title: str, path: Path) -> None:
-    """Write a figure with the panels, row by row."""
-    from matplotlib.figure import Figure
-
-    lines = -(-len(panels) // columns)
-    figure = Figure(figsize=(4.4 * columns, 3.4 * lines + 0.6), layout="constrained")
-    axes = figure.subplots(lines, columns, squeeze=False).flatten()
-    for panel, place in zip(panels, axes, strict=False):
-        _draw(place, panel)
-    for empty in axes[len(panels) :]:
-        empty.remove()
-    figure.suptitle(title, fontsize="medium", wrap=True)
-    figure.savefig(path, dpi=120)
-
-
-def _draw(axes: Any, panel: Panel) -> None:
-    for name, (xs, ys, style) in panel.lines.items():
-        axes.plot(xs, ys, style, marker=".", label=name)
-    width = 0.8 / max(1, len(panel.bars))
-    left = [0.0] * len(panel.labels)
-    for index, (name, lengths) in enumerate(panel.bars.items()):
-        if panel.stacked:
-            axes.barh(panel.labels, lengths, left=left, label=name)
-            left = [at + length for at, length in zip(left, lengths, strict=True)]
-        else:
-            shift = (index - (len(panel.bars) - 1) / 2) * width
-            places = [place + shift for place in range(len(panel.labels))]
-            axes.bar(places, lengths, width, label=name)
-    if panel.stacked:
-        axes.invert_yaxis()
-        axes.tick_params(axis="y", labelsize="x-small")
-    elif panel.bars:
-        axes.set_xticks(range(len(panel.labels)), panel.labels)
-    if panel.shaded:
-        axes.axhspan(0, panel.shaded, color="lightgrey", alpha=0.8, zorder=3, label="computation")
-    if panel.logarithmic:
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-    elif panel.lines:
-        axes.set_ylim(bottom=0)
-    axes.set_title(panel.title, fontsize="medium")
-    axes.set_xlabel(panel.x)
-    axes.set_ylabel(panel.y)
-    axes.tick_params(axis="x", labelsize="x-small")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="x-small")
+_PANELS: dict[str, Callable[[Result], tuple[list[Panel], int]]] = {
+    "collectives": of_collectives,
+    "box": of_box,
+    "async_sgd": of_async_sgd,
+    "layer_drop": of_layer_drop,
+}
 
 
 def read(text: str) -> Result:
@@ -156,20 +98,9 @@ def _measurement(entry: Mapping[str, Any]) -> Measurement:
 
 def plot(result: Result, path: Path) -> None:
     """Write the figure of a result. Raises ValueError where there is nothing to show."""
-    from benchmarks.async_sgd.plot import panels as of_async_sgd
-    from benchmarks.box.plot import panels as of_box
-    from benchmarks.collectives.plot import panels as of_collectives
-    from benchmarks.layer_drop.plot import panels as of_layer_drop
-
-    shown = {
-        "collectives": of_collectives,
-        "box": of_box,
-        "async_sgd": of_async_sgd,
-        "layer_drop": of_layer_drop,
-    }
-    if result.benchmark not in shown:
+    if result.benchmark not in _PANELS:
         raise ValueError(f"there is no plot of {result.benchmark}")
-    panels, columns = shown[result.benchmark](result)
+    panels, columns = _PANELS[result.benchmark](result)
     if not panels:
         raise ValueError("there is nothing to plot: nothing of what is shown was measured")
     save(panels, columns, machine_line(result), path)

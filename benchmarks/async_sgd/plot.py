@@ -3,7 +3,7 @@ workers; above communication alone, below iterations that overlap it."""
 
 from benchmarks.async_sgd.contenders import CONTENDERS
 from benchmarks.async_sgd.goals import LINK
-from benchmarks.plot import Panel
+from benchmarks.panels import Panel
 from torch_hbmcomm.bench.report import rows
 from torch_hbmcomm.bench.result import Result
 

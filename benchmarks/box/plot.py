@@ -2,7 +2,7 @@
 
 from benchmarks.box.rivals import RIVALS
 from benchmarks.box.sections import SECTIONS
-from benchmarks.plot import Panel
+from benchmarks.panels import Panel
 from torch_hbmcomm.bench.report import rate
 from torch_hbmcomm.bench.result import Measurement, Result
 from torch_hbmcomm.sizes import format_bytes

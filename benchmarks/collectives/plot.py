@@ -1,6 +1,6 @@
 """Plots: latency above, bandwidth below, one column for each collective and type."""
 
-from benchmarks.plot import Panel
+from benchmarks.panels import Panel
 from torch_hbmcomm.bench.result import Result
 
 

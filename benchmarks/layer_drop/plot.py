@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.plot import Panel
+from benchmarks.panels import Panel
 from torch_hbmcomm.bench.result import Measurement, Result
 
 _PARTS = {

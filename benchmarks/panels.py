@@ -1,0 +1,77 @@
+"""Panels of plots, and how they are drawn with matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Panel:
+    """One pair of axes.
+
+    lines: by name, the points x and y, and how it is drawn ("-", "--"). An x that is text is a
+    category.
+    bars: by name, the lengths; labels: the categories of the bars. Stacked bars lie across.
+    shaded: the height up to which the background is grey.
+    """
+
+    title: str
+    x: str = ""
+    y: str = ""
+    lines: dict[str, tuple[list[Any], list[float], str]] = field(default_factory=dict)
+    bars: dict[str, list[float]] = field(default_factory=dict)
+    labels: Sequence[str] = ()
+    stacked: bool = False
+    logarithmic: bool = False
+    shaded: float = 0.0
+
+
+def save(panels: Sequence[Panel], columns: int, title: str, path: Path) -> None:
+    """Write a figure with the panels, row by row."""
+    from matplotlib.figure import Figure
+
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.4 * columns, 3.4 * lines + 0.6), layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False).flatten()
+    for panel, place in zip(panels, axes, strict=False):
+        _draw(place, panel)
+    for empty in axes[len(panels) :]:
+        empty.remove()
+    figure.suptitle(title, fontsize="medium", wrap=True)
+    figure.savefig(path, dpi=120)
+
+
+def _draw(axes: Any, panel: Panel) -> None:
+    for name, (xs, ys, style) in panel.lines.items():
+        axes.plot(xs, ys, style, marker=".", label=name)
+    width = 0.8 / max(1, len(panel.bars))
+    left = [0.0] * len(panel.labels)
+    for index, (name, lengths) in enumerate(panel.bars.items()):
+        if panel.stacked:
+            axes.barh(panel.labels, lengths, left=left, label=name)
+            left = [at + length for at, length in zip(left, lengths, strict=True)]
+        else:
+            shift = (index - (len(panel.bars) - 1) / 2) * width
+            places = [place + shift for place in range(len(panel.labels))]
+            axes.bar(places, lengths, width, label=name)
+    if panel.stacked:
+        axes.invert_yaxis()
+        axes.tick_params(axis="y", labelsize="x-small")
+    elif panel.bars:
+        axes.set_xticks(range(len(panel.labels)), panel.labels)
+    if panel.shaded:
+        axes.axhspan(0, panel.shaded, color="lightgrey", alpha=0.8, zorder=3, label="computation")
+    if panel.logarithmic:
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+    elif panel.lines:
+        axes.set_ylim(bottom=0)
+    axes.set_title(panel.title, fontsize="medium")
+    axes.set_xlabel(panel.x)
+    axes.set_ylabel(panel.y)
+    axes.tick_params(axis="x", labelsize="x-small")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="x-small")
