@@ -50,9 +50,8 @@ struct ServerOptions {
 // no box. The pool checks its own (memory/pool.h).
 std::vector<smb::Address> check(const ServerOptions& options);
 
-// Where a box puts its Unix socket when it is not told: a name for this process's next box, in
-// HBMCOMM_SOCKET_DIR or /dev/shm, which containers with shared memory between them share. Sockets
-// there that killed boxes have left are removed.
+// Returns the path of the Unix socket of this process's next box, where the options name none: a
+// new name in socket_directory(). Removes sockets there that killed boxes have left.
 std::string new_socket_path();
 
 }  // namespace hbm::box

@@ -16,9 +16,9 @@ class Peers {
  public:
   virtual ~Peers() = default;
 
-  // Throws if `operation` waits in vain: Error(kDeath) for a rank that has died, Error(kPeer) for
-  // one that has left or has reported a failure, Error(kNetwork) if such reports come no more. Does
-  // not wait.
+  // Throws if `operation` can never complete: Error(kDeath) for a rank that has died, Error(kPeer)
+  // for one that has left or has reported a failure, Error(kNetwork) if such reports come no more.
+  // Does not wait.
   virtual void check(const Operation& operation) = 0;
 
   // The error that `error`, in which `operation` ended, is the consequence of; `error` itself if

@@ -18,7 +18,7 @@ OwnedBlock take_small(memkind_t kind, size_t bytes) noexcept {
   return bytes < Heap::kMappedBytes ? take_block(kind, bytes) : OwnedBlock();
 }
 
-// Not so where the kernel's figures cannot be read.
+// False for an error that only says that the kernel's figures cannot be read.
 bool tells_that_hbm_has_none(const Error& error) {
   return error.kind() == ErrorKind::kExhausted ||
          dynamic_cast<const PlacingError*>(&error) != nullptr;

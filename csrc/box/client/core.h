@@ -155,7 +155,7 @@ class Core {
   Operations posted_;  // guarded by drive_; in the order of posting
 
   mutable std::mutex mutex_;  // guards all below
-  // Is changed with both locked, so either will do to use it.
+  // Changed with drive_ and mutex_ both locked; used with either.
   std::unique_ptr<transport::Transport> transport_;
   ConnectionState state_ = ConnectionState::kUp;
   // While it is not up:

@@ -78,7 +78,8 @@ bool is_quick(const OperationPointer& operation) {
          operation->opcode() != smb::Opcode::kAccumulate;
 }
 
-// When the session is gone, or will be soon, reconnecting decides what becomes of the request.
+// Throws Broken if the box says that the session is gone, or soon will be: reconnecting then
+// decides about the request.
 void stay_or_throw(const transport::TransportRequest& request) {
   if (request.status != smb::Status::kExpired && request.status != smb::Status::kClosing) return;
   throw transport::Broken("the box says: " + (request.cause.empty()

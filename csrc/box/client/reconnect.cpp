@@ -151,7 +151,7 @@ void Core::lose(Attachment& attachment, const std::string& why) {
   }
 }
 
-// Its key is gone, which is what those that the box may have carried out were to do.
+// Settles the deletes that the box may have carried out: their key is gone, as they wanted.
 void Core::settle_deletes(const Attachment& attachment) {
   for (ClientOperation* operation : *attachment.unfinished) {
     const bool sent = operation->opcode() == smb::Opcode::kDelete && operation->number > 0;

@@ -34,8 +34,8 @@ class FrameReceiver {
   // throws Error(kNetwork).
   virtual const char* check(const Header& header) = 0;
 
-  // Where the payload of this frame goes, all `header.payload_bytes` of it; called once, if there
-  // is one. Null: the stream reads it past.
+  // Returns where all `header.payload_bytes` of this frame's payload go; called once, if there is
+  // one. Null: the stream skips it.
   virtual std::byte* place(const Header& header, std::span<const std::byte> body) = 0;
 
   // A whole frame. `descriptor` came with it on a Unix socket, or is none. `body` is gone

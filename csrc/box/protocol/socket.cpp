@@ -116,7 +116,7 @@ Descriptor listen_unix(const std::string& path, mode_t file_mode) {
   if (!made || bind(made.get(), raw, sizeof(name)) != 0) {
     throw Error(ErrorKind::kUnavailable, what + ": " + reason(errno));
   }
-  // Before listen(), so that nobody comes in through a wider one.
+  // The mode is set before listen(), so that nobody comes in through a wider one.
   if (chmod(path.c_str(), file_mode) != 0 || listen(made.get(), SOMAXCONN) != 0) {
     failure = errno;
     unlink(path.c_str());

@@ -22,8 +22,8 @@ class MultiLeaderAllreduce final : public Operation {
   MultiLeaderAllreduce(std::shared_ptr<const NodeLayout> layout, const Signature& signature,
                        void* data, size_t count);
 
-  // Not means of types whose sum may overflow: the nodes' sums would have to be held in them. (Sums
-  // of halves are supported, and rounded once in each stage.)
+  // False for means of types whose sum may overflow: the nodes' sums would have to be held in them.
+  // (Sums of halves are supported, and rounded once in each stage.)
   static bool supports(Dtype dtype, ReduceOp op) noexcept;
 
   void begin() override {}

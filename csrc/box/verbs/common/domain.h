@@ -76,8 +76,8 @@ class Domain {
 // Throws Error(kUnavailable) with what the kernel refused.
 void make_queue_pair(rdma_cm_id* id, const Domain& domain, ibv_qp_init_attr& attributes);
 
-// When the other end has no receive buffer: it is asked again after 0.64 ms, not after the default
-// of 655. REQUIRES: connected.
+// Sets how soon an other end without a receive buffer is asked again: after 0.64 ms, not after the
+// default of 655. REQUIRES: connected.
 void wait_briefly_for_receivers(ibv_qp* queue_pair) noexcept;
 
 // "RDMA: cannot create a queue pair on rxe0: Cannot allocate memory"; `error`: an errno.

@@ -32,7 +32,7 @@ constexpr milliseconds kFarewell{1000};  // for the last replies, and for what i
 constexpr milliseconds kSweep{1000};
 constexpr milliseconds kSweepWhileLeaving{10};
 
-// Its device, unless `host` is empty, is the one with that address.
+// Listens on the device that has the address `host`, or on any if that is empty.
 CmId listen_on(rdma_event_channel* channel, const std::string& host, uint16_t port) {
   rdma_cm_id* made = nullptr;
   if (rdma_create_id(channel, &made, nullptr, RDMA_PS_TCP) != 0) {
