@@ -144,6 +144,11 @@ bench: build  ## compile the native programs of the benchmarks, which benchmarks
 	$(CONFIGURE_TESTS)
 	$(COMPILE) $(BUILD) --target bench_programs
 
+.PHONY: wheel
+wheel: $(PACKAGES)  ## make wheels and the sdist in dist/, as with TORCHES="2.13 2.15"
+	$(PIP) install $$(python scripts/requirements.py --extras-only wheels)
+	python scripts/wheels.py $(TORCHES)
+
 .PHONY: docs
 docs: $(SITE_PACKAGES)  ## build the documentation, with the API reference, in build/site
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
@@ -163,13 +168,14 @@ format: $(PACKAGES)  ## rewrite Python and C++ in the project's style
 
 .PHONY: clean
 clean:  ## remove everything that was built, but not .venv
-	rm -rf build dist *.egg-info torch_hbmcomm/*.so
+	rm -rf build dist *.egg-info torch_hbmcomm/*.so torch_hbmcomm/torch_2_*
 
 $(VENV)/bin/python:
 	@scripts/system_packages.sh $(BUILD_PACKAGES)
 	$(PYTHON) -m venv $(VENV)
 
-$(PACKAGES): pyproject.toml scripts/dependencies.py scripts/requirements.py | $(VENV)/bin/python
+$(PACKAGES): pyproject.toml scripts/dependencies.py scripts/requirements.py \
+  scripts/torch_releases.py | $(VENV)/bin/python
 	@mkdir -p build
 	$(VENV)/bin/python scripts/requirements.py $(EXTRAS) > build/requirements.txt
 	$(PIP) install -r build/requirements.txt
@@ -181,7 +187,8 @@ $(SITE_PACKAGES): pyproject.toml scripts/requirements.py | $(VENV)/bin/python
 	$(PIP) install -r build/site-requirements.txt
 	@touch $@
 
-$(INSTALLED): $(PACKAGES) setup.py scripts/native_build.py scripts/native_requirements.py $(NATIVE)
+$(INSTALLED): $(PACKAGES) setup.py torch_hbmcomm/version.py scripts/native_build.py \
+  scripts/native_requirements.py $(NATIVE)
 	@scripts/system_packages.sh $(BUILD_PACKAGES)
 	$(PIP) install --no-build-isolation --no-deps --editable .
 	@mkdir -p $(@D) && touch $@

@@ -1,7 +1,7 @@
 """Builds the native parts by CMake; everything else about the package is in pyproject.toml.
 
 With HBMCOMM_WITHOUT_TORCH=1 there is no torch_hbmcomm._C, the process group, and nothing requires
-PyTorch or MPI: a memory node.
+PyTorch or MPI: the memory box alone, a distribution of the name hbmcomm-box.
 """
 
 import os
@@ -11,51 +11,76 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.dist_info import dist_info
+from setuptools.dist import Distribution
 
 ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT / "scripts"))
-os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # the build must not load what it builds
 
 import dependencies  # noqa: E402
 import native_build  # noqa: E402
 import native_requirements  # noqa: E402
+import torch_releases  # noqa: E402
 
 WITHOUT_TORCH = dependencies.without_torch()
-PRODUCTS = ["_smb", *native_build.LIBRARIES] + ([] if WITHOUT_TORCH else ["_C"])
+RELEASES: list[torch_releases.TorchRelease] = []
+NO_RELEASE = ""  # why there is none, where there should be
+MINORS: list[int] = []
+if not WITHOUT_TORCH:
+    try:
+        RELEASES = torch_releases.find()
+        MINORS = [release.minor for release in RELEASES]
+    except LookupError as error:
+        NO_RELEASE = str(error)  # of no concern to an sdist
+        MINORS = list(range(torch_releases.OLDEST, torch_releases.NEWEST + 1))
+
+
+class DistInfo(dist_info):  # type: ignore[misc]  # setuptools has no types
+    """The metadata that pip reads before it installs requirements and builds a wheel."""
+
+    def run(self) -> None:
+        if NO_RELEASE:
+            sys.exit(NO_RELEASE)
+        super().run()
 
 
 class BuildNative(build_ext):  # type: ignore[misc]  # setuptools has no types
     """Builds in a folder that keeps what is compiled from one build to the next."""
 
     def run(self) -> None:
-        missing = native_requirements.missing(without_torch=WITHOUT_TORCH)
+        missing = NO_RELEASE or native_requirements.missing(without_torch=WITHOUT_TORCH)
         if missing:
             sys.exit(missing)
         self.folder = native_build.folder()
         settings = {} if WITHOUT_TORCH else self.process_group()
-        native_build.build(self.folder, PRODUCTS, settings, quiet=not self.distribution.verbose)
+        targets = [
+            "_smb",
+            *(name.removeprefix("lib") for name in native_build.LIBRARIES),
+            *(f"_C_{release.package}" for release in RELEASES),
+        ]
+        native_build.build(self.folder, targets, settings, quiet=not self.distribution.verbose)
+        built = Path(self.build_lib) / "torch_hbmcomm"
+        for left in built.glob("torch_2_*"):
+            shutil.rmtree(left)  # of an earlier build, for others than RELEASES
+        for release in RELEASES if self.inplace else []:
+            (ROOT / "torch_hbmcomm" / release.package).mkdir(exist_ok=True)
         super().run()
-        root = ROOT if self.inplace else Path(self.build_lib)
-        native_build.put_header(root / "torch_hbmcomm", in_place=bool(self.inplace))
+        package = ROOT / "torch_hbmcomm" if self.inplace else built
+        native_build.put_header(package, in_place=bool(self.inplace))
 
     def process_group(self) -> dict[str, str]:
         """CMake's settings for _C."""
-        import torch
-        from torch.utils.cpp_extension import TORCH_LIB_PATH, include_paths
-
         return {
-            "HBM_PROCESS_GROUP": "ON",
             "HBM_VERSION": self.distribution.get_version(),
             "MPI_INCLUDE": str(native_requirements.mpi_include()),
-            "TORCH_INCLUDES": ";".join(include_paths()),
-            "TORCH_LIBRARIES_FOLDER": TORCH_LIB_PATH,
-            "TORCH_VERSION": torch.__version__.partition("+")[0],
+            "TORCH_RELEASES": ";".join(f"{one.version}={one.folder}" for one in RELEASES),
         }
 
     def build_extension(self, ext: Extension) -> None:
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(self.folder / target.name, target)
+        built = Path(self.get_ext_filename(ext.name)).relative_to("torch_hbmcomm")
+        shutil.copy2(self.folder / built, target)
 
     def get_ext_filename(self, fullname: str) -> str:
         if fullname.rpartition(".")[2] in native_build.LIBRARIES:
@@ -63,10 +88,30 @@ class BuildNative(build_ext):  # type: ignore[misc]  # setuptools has no types
         return str(super().get_ext_filename(fullname))
 
 
+class BoxDistribution(Distribution):  # type: ignore[misc]  # setuptools has no types
+    """The memory box alone, under its own name; it registers no backend with PyTorch."""
+
+    def parse_config_files(self, *arguments: object, **options: object) -> None:
+        super().parse_config_files(*arguments, **options)
+        self.metadata.name = "hbmcomm-box"
+        self.metadata.description = (
+            "A memory box: a server whose memory clients allocate, read, write and sum into over "
+            "shared memory, TCP or RDMA (torch_hbmcomm without its process group)"
+        )
+        self.entry_points.pop("torch.backends", None)
+
+
+MODULES = [
+    "_smb",
+    *native_build.LIBRARIES,
+    *(f"{release.package}._C" for release in RELEASES),
+]
+
 setup(
-    ext_modules=[Extension(f"torch_hbmcomm.{name}", sources=[]) for name in PRODUCTS],
-    cmdclass={"build_ext": BuildNative},
-    install_requires=dependencies.dependencies(),
+    ext_modules=[Extension(f"torch_hbmcomm.{name}", sources=[]) for name in MODULES],
+    cmdclass={"build_ext": BuildNative, "dist_info": DistInfo},
+    distclass=BoxDistribution if WITHOUT_TORCH else Distribution,
+    install_requires=dependencies.dependencies(MINORS),
     # What a build of the other kind left there would go into the wheel.
     options={"build": {"build_base": "build/without-torch"}} if WITHOUT_TORCH else {},
 )

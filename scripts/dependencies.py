@@ -6,13 +6,16 @@ needs, PyTorch and MPI.
 
 import os
 
+import torch_releases
+
 BOX = ["numpy", "prometheus-client", "rich", "typer"]
-PROCESS_GROUP = ["torch==2.13.*", "mpich"]
 
 
 def without_torch() -> bool:
     return os.environ.get("HBMCOMM_WITHOUT_TORCH", "0") not in ("", "0")
 
 
-def dependencies() -> list[str]:
-    return BOX if without_torch() else [*PROCESS_GROUP, *BOX]
+def dependencies(minors: list[int]) -> list[str]:
+    """Return the requirements of a build for these minor releases of PyTorch 2; for none, those of
+    the memory box alone."""
+    return [torch_releases.requirement(minors), "mpich", *BOX] if minors else BOX

@@ -17,6 +17,7 @@ PAGES = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "benchmarks/README.md",
     "examples/README.md",
     "docs/**/*.md",

@@ -36,8 +36,8 @@ def folder() -> Path:
     return ROOT / "build" / (tag if ours else f"{tag}-elsewhere")
 
 
-def build(folder: Path, products: list[str], settings: dict[str, str], *, quiet: bool) -> None:
-    """Builds `products` (modules and libraries) in `folder`, for the Python that runs this.
+def build(folder: Path, targets: list[str], settings: dict[str, str], *, quiet: bool) -> None:
+    """Builds `targets` (modules and libraries) in `folder`, for the Python that runs this.
 
     `settings` are CMake's, besides what Python and the tools decide. Those of an earlier build in
     the folder stay, so that tests and another product keep what is compiled.
@@ -54,7 +54,6 @@ def build(folder: Path, products: list[str], settings: dict[str, str], *, quiet:
     if folder.name.endswith("-elsewhere"):
         configure.append("--fresh")  # forget its tools; what is compiled stays
     subprocess.run(configure, check=True, stdout=subprocess.DEVNULL if quiet else None)
-    targets = [name.removeprefix("lib") for name in products]
     jobs = ["-j", os.environ["MAX_JOBS"]] if "MAX_JOBS" in os.environ else []
     command = [program, "--build", str(folder), *jobs, "--target", *targets]
     subprocess.run([*command, *(["--", "--quiet"] if quiet else [])], check=True)

@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from torch_hbmcomm._autoload import register_with_torch
+from torch_hbmcomm.version import __version__
 
 if TYPE_CHECKING:
     from torch_hbmcomm import memory as memory
@@ -35,6 +36,7 @@ __all__ = [
     "LayerDropState",
     "Options",
     "ParameterServer",
+    "__version__",
     "async_hook",
     "layer_drop_hook",
     "memory",

@@ -1,5 +1,5 @@
 """Facts about this machine: processors and memory for this process, addresses for others, and the
-version of torch_hbmcomm that is installed."""
+versions of this package that are installed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import platform
 import socket
 import struct
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -28,12 +29,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def installed_version() -> str | None:
-    """Return the installed version; None in a source tree that is not installed."""
-    try:
-        return metadata.version("torch_hbmcomm")
-    except metadata.PackageNotFoundError:
-        return None
+def distributions() -> dict[str, str]:
+    """Return the installed distributions that have this package, with their versions: none in a
+    source tree that is not installed, and hbmcomm-box for the memory box alone."""
+    found = {}
+    for name in ("torch_hbmcomm", "hbmcomm-box"):
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def memory() -> int:

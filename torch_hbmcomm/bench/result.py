@@ -39,6 +39,7 @@ from rich.text import Text
 from torch_hbmcomm import machine
 from torch_hbmcomm.bench.peer import PeerFailed
 from torch_hbmcomm.bench.rounds import Samples
+from torch_hbmcomm.version import __version__
 
 _WORSE = 1.1  # times as long beside the others as alone: more than noise
 _ENOUGH = 200  # samples for a 99th percentile
@@ -148,7 +149,7 @@ def describe_machine() -> dict[str, Any]:
         "cores": machine.cores(),
         "python": platform.python_version(),
         "torch": _version("torch"),
-        "torch_hbmcomm": machine.installed_version(),
+        "torch_hbmcomm": __version__,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 

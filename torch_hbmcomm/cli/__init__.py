@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from torch_hbmcomm.version import __version__
+
 # A subcommand's module has a function of the same name, or an `app` with subcommands of its own.
 _COMMANDS = ("info", "bench", "serve")
 
@@ -43,9 +45,7 @@ app = typer.Typer(
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from torch_hbmcomm.machine import installed_version
-
-        typer.echo(f"hbmcomm {installed_version() or '(not installed: run from a source tree)'}")
+        typer.echo(f"hbmcomm {__version__}")
         raise typer.Exit
 
 

@@ -17,6 +17,7 @@ from typing import Any, get_args
 from torch_hbmcomm import machine, memory
 from torch_hbmcomm.cli import environment
 from torch_hbmcomm.sizes import format_bytes
+from torch_hbmcomm.version import __version__
 
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 _TRANSPORT_VARIABLES = ("UCX_TLS", "FI_PROVIDER", "MPIR_CVAR_CH4_NETMOD")
@@ -45,23 +46,28 @@ class Finding:
 
 
 def package() -> Finding:
-    version = machine.installed_version()
-    if version is None:
-        return Finding(
-            "torch_hbmcomm",
-            "not installed",
-            "package metadata",
-            ProbeState.WARNING,
-            "install it with pip, or torch will not find the backend hbm by itself",
+    found = machine.distributions()
+    state, remedy = ProbeState.OK, ""
+    if not found:
+        state = ProbeState.WARNING
+        remedy = "install it with pip, or torch will not find the backend hbm by itself"
+    elif len(found) > 1:
+        state = ProbeState.WARNING
+        remedy = (
+            "the two have the same files: pip uninstall both, then install torch_hbmcomm, which "
+            "has the memory box too, or hbmcomm-box, which is the box alone"
         )
-    return Finding("torch_hbmcomm", version, "package metadata", data={"version": version})
+    value = ", ".join(f"{name} {version}" for name, version in found.items()) or "not installed"
+    data = {"version": __version__, "distributions": found}
+    return Finding("torch_hbmcomm", value, "package metadata", state, remedy, data)
 
 
 def torch() -> Finding:
     try:
         import torch
     except ImportError as error:
-        return _broken("torch", str(error), "import torch", "install torch")
+        remedy = "install torch and torch_hbmcomm; a memory box alone needs neither"
+        return _broken("torch", str(error), "import torch", remedy)
     found = str(torch.__version__)
     try:
         built_for = _extension().build_info()["torch_version"]
@@ -69,19 +75,11 @@ def torch() -> Finding:
         return _broken(
             "torch",
             f"{found}; the extension cannot be loaded: {error}",
-            "import torch_hbmcomm._C",
-            f"rebuild torch_hbmcomm for torch {found}",
+            "torch_hbmcomm._C",
+            "install what the cause names",
             {"found": found},
         )
     data = {"found": found, "built_for": built_for}
-    if _minor(found) != _minor(built_for):
-        return _broken(
-            "torch",
-            f"{found}; built for {built_for}",
-            "torch_hbmcomm._C",
-            f"install torch {built_for}, or rebuild torch_hbmcomm for {found}",
-            data,
-        )
     return Finding("torch", f"{found}; built for {built_for}", "torch_hbmcomm._C", data=data)
 
 
@@ -178,7 +176,7 @@ def box() -> Finding:
     try:
         found = importlib.import_module(module).__file__
     except ImportError as error:
-        remedy = "rebuild torch_hbmcomm; until then there is no memory box"
+        remedy = "install torch_hbmcomm or hbmcomm-box again; until then there is no memory box"
         return Finding(
             "box", f"cannot be loaded: {error}", f"import {module}", ProbeState.WARNING, remedy
         )
@@ -256,7 +254,9 @@ PROBES: tuple[Callable[[], Finding], ...] = (
 
 
 def _extension() -> ModuleType:
-    return importlib.import_module("torch_hbmcomm._C")
+    """Raise ImportError also where torch is missing."""
+    native: ModuleType = importlib.import_module("torch_hbmcomm.native").load()
+    return native
 
 
 def look() -> list[Finding]:
@@ -283,7 +283,3 @@ def _broken(
     name: str, cause: str, found_by: str, remedy: str, data: dict[str, Any] | None = None
 ) -> Finding:
     return Finding(name, cause, found_by, ProbeState.BROKEN, remedy, data or {})
-
-
-def _minor(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2])

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -56,7 +57,7 @@ class FakeExtension(ModuleType):
         self._hbm = hbm
 
     def build_info(self) -> dict[str, str]:
-        return {"torch_version": self._torch_version}
+        return {"torch_version": self._torch_version, "version": torch_hbmcomm.__version__}
 
     def set_mpi_search_path(self, directories: list[str]) -> None:
         pass
@@ -144,7 +145,7 @@ def test_help(arguments: list[str]) -> None:
 def test_version() -> None:
     result = invoke("--version")
     assert result.exit_code == 0
-    assert result.output.startswith("hbmcomm ")
+    assert result.output == f"hbmcomm {torch_hbmcomm.__version__}\n"
 
 
 def test_info_on_this_machine_is_json_whatever_is_missing() -> None:
@@ -173,7 +174,7 @@ def test_info_says_usable_when_everything_is_there(stand_in: StandIn, no_setting
     ("extension", "row", "cause"),
     [
         (None, "torch", "extension cannot be loaded"),
-        (FakeExtension(torch_version="1.9.0"), "torch", "built for 1.9.0"),
+        (FakeExtension(torch_version="1.9.0"), "torch", "built for PyTorch 1.9.0"),
         (FakeExtension(mpi_error="no MPI library was found"), "mpi", "no MPI library was found"),
     ],
 )
@@ -189,6 +190,17 @@ def test_info_shows_what_is_broken_as_a_row(
     shown = invoke("info")
     assert shown.exit_code == 1
     assert cause in " ".join(shown.output.split())
+
+
+def test_info_warns_of_two_distributions_with_the_same_files(
+    stand_in: StandIn, no_settings: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(FakeExtension())
+    monkeypatch.setattr(metadata, "version", {"torch_hbmcomm": "1", "hbmcomm-box": "2"}.get)
+    row = json.loads(invoke("info", "--json").output)["torch_hbmcomm"]
+    assert row["state"] == "warning"
+    assert row["value"] == "torch_hbmcomm 1, hbmcomm-box 2"
+    assert "pip uninstall both" in row["remedy"]
 
 
 def test_info_works_without_high_bandwidth_memory(stand_in: StandIn, no_settings: None) -> None:

@@ -227,7 +227,7 @@ import sys, torch
 assert "torch_hbmcomm._C" not in sys.modules
 maps = open("/proc/self/maps").read()
 assert "libmpi" not in maps, "libmpi is loaded"
-assert "torch_hbmcomm/_C" not in maps
+assert "torch_hbmcomm/torch_" not in maps
 import torch.distributed as dist
 from torch._C._distributed_c10d import DebugLevel, HashStore, set_debug_level
 assert dist.is_backend_available("hbm")

@@ -85,7 +85,8 @@ def box(node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def test_the_node_has_the_box_alone(node: Path) -> None:
     listing = "from importlib.metadata import distributions as d; print(*(i.name for i in d()))"
     installed = run(node / "python", "-c", listing).lower().split()
-    assert "torch-hbmcomm" in installed and {"torch", "mpich"}.isdisjoint(installed)
+    assert "hbmcomm-box" in installed
+    assert {"torch", "torch-hbmcomm", "mpich"}.isdisjoint(installed)
     run(node / "python", *PIP, "check")
     found = (
         "import torch_hbmcomm as p, pathlib; print(*pathlib.Path(p.__file__).parent.glob('*.so'))"

@@ -15,8 +15,9 @@ from harness import Context, Pool, RankFailure
 from harness import layer_drop_reference as reference
 from torch import Tensor
 
-from torch_hbmcomm import _C
+from torch_hbmcomm.native import load
 
+_C = load()
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 DOUBLE = (torch.float64, torch.float64)
 SUMS = [*itertools.product(FLOATS, FLOATS), DOUBLE]  # cache, gradient
@@ -329,6 +330,6 @@ def test_what_does_not_fit_is_refused(call: Callable[[], object], message: str) 
 
 def test_what_is_no_tensor_is_refused() -> None:
     with pytest.raises(TypeError, match="layerdrop_accumulate"):
-        _C.layerdrop_accumulate([None], [None], [ONE], 1.0, False)  # type: ignore[list-item]
+        _C.layerdrop_accumulate([None], [None], [ONE], 1.0, False)
     with pytest.raises(TypeError, match="layerdrop_pack"):
-        _C.layerdrop_pack([ONE], None, 1.0, 1.0)  # type: ignore[arg-type]
+        _C.layerdrop_pack([ONE], None, 1.0, 1.0)

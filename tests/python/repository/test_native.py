@@ -1,14 +1,20 @@
-"""The native module is refused, with the cause, where it does not fit."""
+"""The native module is refused, with the cause and what to install, where it does not fit."""
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
 import torch
 
 from torch_hbmcomm import native
+
+ROOT = Path(__file__).resolve().parents[3]
+HERE = EXTENSION_SUFFIXES[0]
 
 
 @pytest.fixture(autouse=True)
@@ -18,21 +24,101 @@ def fresh_loader() -> Iterator[None]:
     native.load.cache_clear()
 
 
-def test_another_minor_version_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "__version__", "2.14.1+cpu")
-    with pytest.raises(ImportError, match=r"built for PyTorch 2\.13, and this is 2\.14\.1"):
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installed torch_hbmcomm that has nothing native, as native.py sees it."""
+    folder = tmp_path / "torch_hbmcomm"
+    folder.mkdir()
+    monkeypatch.setattr(native, "__file__", str(folder / "native.py"))
+    return folder
+
+
+def add_module(package: Path, release: str, suffix: str = HERE) -> None:
+    folder = package / f"torch_{release.replace('.', '_')}"
+    folder.mkdir()
+    (folder / f"_C{suffix}").touch()
+
+
+def refusal() -> str:
+    with pytest.raises(ImportError) as caught:
         native.load()
+    return str(caught.value)
 
 
-def test_an_extension_built_for_another_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch_hbmcomm._C as module
+def test_the_module_is_that_of_the_running_pytorch() -> None:
+    major, minor = torch.__version__.split(".")[:2]
+    module = native.load()
+    assert module.__name__ == "torch_hbmcomm._C"
+    assert module.__file__ is not None
+    assert Path(module.__file__).parent.name == f"torch_{major}_{minor}"
 
-    monkeypatch.setattr(module, "build_info", lambda: {"torch_version": "2.12.0"})
-    with pytest.raises(ImportError, match=r"built for PyTorch 2\.12\.0, and this is 2\.13\."):
-        native.load()
+
+def test_a_wheel_names_the_pytorches_that_it_serves(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for release in "2.9", "2.13", "2.11":
+        add_module(package, release)
+    monkeypatch.setattr(torch, "__version__", "2.16.1+cpu")
+    told = refusal()
+    assert "for PyTorch 2.16.1 and Python" in told
+    assert "serves PyTorch 2.9, 2.11 and 2.13." in told
+    assert "pip install 'torch==2.13.*'" in told
+    assert "pip install --upgrade torch_hbmcomm" in told
 
 
-def test_an_extension_that_was_never_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
-    with pytest.raises(ImportError, match=r"no native module for Python (.|\s)*make build"):
-        native.load()
+def test_a_wheel_of_another_python(package: Path) -> None:
+    add_module(package, "2.13", ".cpython-39-x86_64-linux-gnu.so")
+    assert "for another Python; install torch_hbmcomm with this one" in refusal()
+
+
+def test_the_memory_box_alone(package: Path) -> None:
+    told = refusal()
+    assert "the memory box alone (hbmcomm-box)" in told
+    assert "`pip install torch_hbmcomm`" in told
+
+
+@pytest.mark.parametrize("served", [[], ["2.11"], ["2.11", "2.12"]])
+@pytest.mark.parametrize("suffix", [HERE, ".cpython-39-x86_64-linux-gnu.so"])
+def test_users_of_a_wheel_are_not_told_to_build(
+    package: Path, monkeypatch: pytest.MonkeyPatch, served: list[str], suffix: str
+) -> None:
+    for release in served:
+        add_module(package, release, suffix)
+    monkeypatch.setattr(torch, "__version__", "2.13.0")
+    assert not re.search(r"\bmake\b|build", refusal())
+
+
+def test_a_checkout_says_how_to_build(package: Path) -> None:
+    (package.parent / "setup.py").touch()
+    told = refusal()
+    assert "`make build`" in told
+    assert f"`pip install --no-build-isolation --editable {package.parent}`" in told
+
+
+def test_only_the_loader_speaks_of_make() -> None:
+    listed = subprocess.run(
+        ["git", "grep", "-lE", r"`make |\bmake build", "--", "csrc", "torch_hbmcomm"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    assert [name for name in listed if not name.endswith("CMakeLists.txt")] == [
+        "torch_hbmcomm/native.py"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("torch_version", "2.10.0", r"built for PyTorch 2\.10\.0, and this is 2\."),
+        ("version", "9.9", r"of version 9\.9, and the Python files .* hbmcomm-box was installed"),
+    ],
+)
+def test_a_module_that_belongs_to_something_else(
+    monkeypatch: pytest.MonkeyPatch, key: str, value: str, told: str
+) -> None:
+    module = native.load()
+    native.load.cache_clear()
+    information = module.build_info() | {key: value}
+    monkeypatch.setattr(module, "build_info", lambda: information)
+    assert re.search(told, refusal())

@@ -1,0 +1,104 @@
+"""Makes wheels for the Python that runs it, and the sdist, in dist/.
+
+    python scripts/wheels.py 2.13 2.15
+
+builds torch_hbmcomm with extensions for those minor releases of PyTorch, and hbmcomm-box, the
+memory box alone. auditwheel then puts the libraries that they link into them. The headers of a
+PyTorch that this environment does not have come from PyPI's wheel, and are kept in build/torch.
+HBMCOMM_TORCH, where it is set, names the PyTorches instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from fnmatch import fnmatch
+from pathlib import Path
+
+import torch_releases
+
+ROOT = Path(__file__).resolve().parent.parent
+RAW = ROOT / "build" / "wheels"  # as setuptools makes them
+TORCH = ROOT / "build" / "torch"
+
+# PyTorch's own libraries are there when ours are loaded. libibverbs opens drivers of its own build,
+# which only the system's has, so RDMA's libraries are the system's too; libhbm_verbs.so, the one
+# that links them, is loaded when RDMA is asked for.
+LEFT_OUT = ["libc10.so", "libtorch*.so", "libibverbs.so.*", "librdmacm.so.*"]
+OF_TORCH = [
+    "torch/version.py",
+    "torch/include/*",
+    *(f"torch/lib/{name}" for name in torch_releases.LIBRARIES),
+]
+
+
+def main() -> None:
+    asking = argparse.ArgumentParser()
+    asking.add_argument("releases", nargs="*", metavar="2.13")
+    asking.add_argument("--repair", type=Path, help="only repair this wheel")
+    asking.add_argument("--into", type=Path, default=ROOT / "dist")
+    asked = asking.parse_args()
+    asked.into.mkdir(exist_ok=True)
+    if asked.repair:
+        repair(asked.repair, asked.into)
+        return
+    shutil.rmtree(RAW, ignore_errors=True)
+    named = ":".join(str(unpacked(release)) for release in asked.releases)
+    wheel(HBMCOMM_TORCH=os.environ.get("HBMCOMM_TORCH") or named)
+    wheel(HBMCOMM_WITHOUT_TORCH="1")
+    for raw in sorted(RAW.glob("*.whl")):
+        repair(raw, asked.into)
+    run("-m", "build", "--sdist", "--no-isolation", "--outdir", str(asked.into), str(ROOT))
+
+
+def unpacked(release: str) -> Path:
+    """Return a folder with what a build needs of PyTorch `release`, as in "2.15"."""
+    try:
+        here = torch_releases.installed()
+    except LookupError:
+        pass
+    else:
+        if here.version.startswith(f"{release}."):
+            return here.folder.parent
+    folder = TORCH / release
+    if not (folder / "torch" / "version.py").exists():
+        part = TORCH / f"{release}.part"
+        shutil.rmtree(part, ignore_errors=True)
+        run("-m", "pip", "download", "--no-deps", "--dest", str(part), f"torch=={release}.*")
+        (archive,) = part.glob("*.whl")
+        with zipfile.ZipFile(archive) as files:
+            names = [
+                name
+                for name in files.namelist()
+                if any(fnmatch(name, pattern) for pattern in OF_TORCH)
+            ]
+            files.extractall(part, names)
+        archive.unlink()
+        part.rename(folder)
+    return folder
+
+
+def wheel(**settings: str) -> None:
+    run(
+        *("-m", "pip", "wheel", "--no-build-isolation", "--no-deps"),
+        *("--wheel-dir", str(RAW), str(ROOT)),
+        environment=os.environ | settings,
+    )
+
+
+def repair(raw: Path, into: Path) -> None:
+    """Put the libraries that the wheel `raw` links into it, and name the oldest system for it."""
+    without = [word for name in LEFT_OUT for word in ("--exclude", name)]
+    run("-m", "auditwheel", "repair", "--strip", *without, "--wheel-dir", str(into), str(raw))
+
+
+def run(*command: str, environment: dict[str, str] | None = None) -> None:
+    subprocess.run([sys.executable, *command], env=environment, check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""What the package requires, and what it is built for."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.metadata import requires, version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import torch_hbmcomm
+from torch_hbmcomm import native
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import torch_releases  # noqa: E402
+from dependencies import dependencies  # noqa: E402
+
+
+def unpacked(folder: Path, version: str) -> Path:
+    """What the build reads of a wheel of PyTorch."""
+    package = folder / "torch"
+    (package / "include").mkdir(parents=True)
+    (package / "lib").mkdir()
+    for library in torch_releases.LIBRARIES:
+        (package / "lib" / library).touch()
+    (package / "version.py").write_text(f"import typing\n__version__ = '{version}'\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("minors", "fits", "does_not"),
+    [
+        ([13], ["2.13.0", "2.13.1+cpu"], ["2.12.9", "2.14.0", "3.0", "2.14.0rc1"]),
+        ([11, 12, 13], ["2.11.0", "2.12.1", "2.13.0"], ["2.10.2", "2.14.0"]),
+        ([15, 11, 13], ["2.11.0", "2.13.0", "2.15.3"], ["2.12.0", "2.14.1", "2.16.0"]),
+    ],
+)
+def test_pip_may_install_the_releases_that_were_built_for(
+    minors: list[int], fits: list[str], does_not: list[str]
+) -> None:
+    torch = Requirement(torch_releases.requirement(minors))
+    assert torch.name == "torch"
+    assert [one for one in fits if one not in torch.specifier] == []
+    assert [one for one in does_not if one in torch.specifier] == []
+
+
+def test_the_installed_metadata_has_the_releases_of_the_modules() -> None:
+    """An editable install has built one of them last; a wheel all."""
+    wanted = next(
+        needed
+        for text in requires("torch_hbmcomm") or []
+        if (needed := Requirement(text)).name == "torch"
+    )
+    served = native.releases(Path(torch_hbmcomm.__path__[-1]))
+    assert any(f"{release}.0" in wanted.specifier for release in served)
+
+
+def test_the_memory_box_requires_neither_pytorch_nor_mpi() -> None:
+    names = {Requirement(text).name for text in dependencies([])}
+    assert "numpy" in names and {"torch", "mpich"}.isdisjoint(names)
+
+
+def test_builds_are_for_the_releases_that_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [unpacked(tmp_path / name, name) for name in ("2.15.1+cu130", "2.11.0")]
+    monkeypatch.setenv("HBMCOMM_TORCH", ":".join(map(str, folders)))
+    found = torch_releases.find()
+    assert [(one.version, one.package) for one in found] == [
+        ("2.11.0", "torch_2_11"),
+        ("2.15.1", "torch_2_15"),
+    ]
+    assert found[0].folder == folders[1] / "torch"
+
+
+@pytest.mark.parametrize(
+    ("versions", "told"),
+    [
+        (["2.9.1"], r"compiles against PyTorch 2\.\d+ to 2\.\d+, and .* is 2\.9\.1"),
+        (["3.0.0"], r"is 3\.0\.0: install one of those"),
+        (["2.13.0", "2.13.1"], r"two PyTorches of one minor release: 2\.13\.0, 2\.13\.1"),
+    ],
+)
+def test_releases_that_cannot_be_built_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: list[str], told: str
+) -> None:
+    folders = [unpacked(tmp_path / name, name) for name in versions]
+    monkeypatch.setenv("HBMCOMM_TORCH", ":".join(map(str, folders)))
+    with pytest.raises(LookupError, match=told):
+        torch_releases.find()
+
+
+def test_a_folder_without_a_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HBMCOMM_TORCH", str(tmp_path))
+    with pytest.raises(LookupError, match=r"which has no torch/version\.py"):
+        torch_releases.find()
+
+
+def test_a_build_without_pytorch_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HBMCOMM_TORCH", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(LookupError, match=r"--no-build-isolation"):
+        torch_releases.find()
+
+
+def test_the_version_stands_in_one_place() -> None:
+    assert version("torch_hbmcomm") == torch_hbmcomm.__version__
+    assert native.load().build_info()["version"] == torch_hbmcomm.__version__
+    listed = subprocess.run(
+        ["git", "grep", "-lF", torch_hbmcomm.__version__, "--", ":!benchmarks"],  # its records
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert listed == ["torch_hbmcomm/version.py"]
+
+
+def test_the_changelog_has_the_version() -> None:
+    number = re.match(r"\d+\.\d+\.\d+", torch_hbmcomm.__version__)
+    assert number is not None
+    headings = re.findall(r"^## .*$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert number[0] in headings[0]
