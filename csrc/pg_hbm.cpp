@@ -25,7 +25,7 @@ constexpr milliseconds kPartingPatience{1000};
 
 ProcessGroupHbm::ProcessGroupHbm(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                  c10::intrusive_ptr<GroupOptions> options, std::string name)
-    : Backend(rank, size),
+    : BackendBase(rank, size),
       options_(std::move(options)),
       name_("group \"" + std::move(name) + "\""),
       c10d_store_(store),

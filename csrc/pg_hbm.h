@@ -19,7 +19,6 @@
 #include <optional>
 #include <string>
 #include <thread>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
 #include "base/error.h"
@@ -28,6 +27,7 @@
 #include "process_group/checks.h"
 #include "process_group/options.h"
 #include "process_group/staged_tensors.h"
+#include "process_group/torch_version.h"
 #include "process_group/work.h"
 #include "progress/operation_queue.h"
 
@@ -45,7 +45,7 @@ class GroupResource {
   virtual void close(bool patient) = 0;
 };
 
-class ProcessGroupHbm final : public c10d::Backend {
+class ProcessGroupHbm final : public BackendBase {
  public:
   // Meets the other ranks in `store` and connects. Throws (as PyTorch errors): a rank that does not
   // come before the timeout, ranks that do not fit together, no MPI library.
@@ -76,6 +76,8 @@ class ProcessGroupHbm final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> gather(std::vector<std::vector<at::Tensor>>& outputs,
                                         std::vector<at::Tensor>& inputs,
                                         const c10d::GatherOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> gather_single(at::Tensor& output, at::Tensor& input,
+                                               const c10d::GatherOptions& opts) override;
   c10::intrusive_ptr<c10d::Work> scatter(std::vector<at::Tensor>& outputs,
                                          std::vector<std::vector<at::Tensor>>& inputs,
                                          const c10d::ScatterOptions& opts) override;

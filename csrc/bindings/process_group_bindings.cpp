@@ -124,13 +124,9 @@ void register_process_group(py::module_& m) {
       .def_readonly("staging_bytes", &GroupOptions::staging_bytes)
       .def_readonly("parameter_server", &GroupOptions::parameter_server);
 
-  py::class_<ProcessGroupHbm, c10d::Backend, c10::intrusive_ptr<ProcessGroupHbm>>(m,
-                                                                                  "ProcessGroupHbm")
-      .def_property_readonly(
-          "options",
-          [](ProcessGroupHbm& self) {
-            return c10::dynamic_intrusive_pointer_cast<GroupOptions>(self.getBackendOptions());
-          })
+  py::class_<ProcessGroupHbm, c10d::Backend, c10::intrusive_ptr<ProcessGroupHbm>> group(
+      m, "ProcessGroupHbm");
+  group
       .def(
           "allocate_tensor",
           [](ProcessGroupHbm& self, int64_t size, at::ScalarType dtype, const at::Device& device) {
@@ -141,11 +137,22 @@ void register_process_group(py::module_& m) {
             return self.allocate(size, dtype);
           },
           py::arg("size"), py::kw_only(), py::arg("dtype"), py::arg("device"), Unlocked())
-      .def("get_error", &ProcessGroupHbm::getError, Unlocked())
       .def("gather_texts", &gather_texts, py::arg("step"), py::arg("tell"))
       .def("networks", &ProcessGroupHbm::networks)
       .def("attach", &attach, py::arg("resource"))
       .def_property_readonly("resource", &resource);
+  // What c10d.Backend itself has in newer releases of PyTorch.
+  if (!py::hasattr(group, "options")) {
+    group.def_property_readonly("options", [](ProcessGroupHbm& self) {
+      return c10::dynamic_intrusive_pointer_cast<GroupOptions>(self.getBackendOptions());
+    });
+  }
+  if (!py::hasattr(group, "get_error")) {
+    group.def("get_error", &ProcessGroupHbm::getError, Unlocked());
+  }
+  if (!py::hasattr(group, "memory_stats")) {
+    group.def("memory_stats", &ProcessGroupHbm::getMemoryStats, Unlocked());
+  }
 
   m.def("create", &create, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
         py::arg("options"), py::arg("name"), py::arg("global_ranks"), Unlocked());

@@ -120,7 +120,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_into_tensor_coalesced(
     for (size_t i = 0; i < outputs.size(); ++i) {
       works.push_back(_allgather_base(outputs[i], inputs[i], opts));
     }
-    return c10::make_intrusive<WorkAll>(rank_, OpType::COALESCED, std::move(works));
+    return c10::make_intrusive<WorkAll>(rank_, kAllgatherCoalesced, std::move(works));
   });
 }
 
@@ -139,6 +139,29 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather(
     const Source in = staged.input(input);
     const std::vector<Sink> outs = staged.outputs(gathered);
     return run({OpType::GATHER, "hbm:gather", inputs, gathered, opts.timeout, opts.asyncOp},
+               std::move(staged), [&](uint64_t sequence) {
+                 return connection_.communicator->gather(sequence, in, outs, dtype, root);
+               });
+  });
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather_single(at::Tensor& output, at::Tensor& input,
+                                                              const c10d::GatherOptions& opts) {
+  return translated([&] {
+    check_tensor(input, "gather_single: input");
+    const int root = check_root(opts.rootRank, "gather_single");
+    const Dtype dtype = to_dtype(input.scalar_type());
+    StagedTensors staged;
+    const Source in = staged.input(input);
+    std::vector<Sink> outs;
+    if (root == rank_) {
+      check_tensor(output, "gather_single: output");
+      check_same_type(input, output, "gather_single");
+      check_parts(output, input, size_, "gather_single: the output", "the input");
+      outs = split_evenly(staged.output(output), size_, element_size(dtype));
+      check_own_part(outs[static_cast<size_t>(rank_)].data, output, input, "gather_single");
+    }
+    return run({OpType::GATHER, "hbm:gather_single", {input}, {output}, opts.timeout, opts.asyncOp},
                std::move(staged), [&](uint64_t sequence) {
                  return connection_.communicator->gather(sequence, in, outs, dtype, root);
                });

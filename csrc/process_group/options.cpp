@@ -31,7 +31,7 @@ int64_t parse_threads(const std::string& text) {
 GroupOptions::GroupOptions(const std::string& memory, int64_t staging,
                            std::optional<int64_t> reduce_threads,
                            const std::string& parameter_server)
-    : c10d::Backend::Options(kBackendName),
+    : OptionsBase(kBackendName),
       policy(memory::parse_policy(memory)),
       staging_bytes(static_cast<uint64_t>(staging)),
       parameter_server(parameter_server) {

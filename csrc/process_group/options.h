@@ -5,15 +5,15 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "memory/policy.h"
+#include "process_group/torch_version.h"
 
 namespace hbm {
 
 inline constexpr const char* kBackendName = "hbm";
 
-struct GroupOptions final : c10d::Backend::Options {
+struct GroupOptions final : OptionsBase {
   // Throws Error(kInvalid) for a value that makes no sense. Whether `parameter_server` does is not
   // looked at: what is wrong with it is told to all ranks, when the group is made.
   GroupOptions(const std::string& memory, int64_t staging_bytes,
@@ -22,6 +22,10 @@ struct GroupOptions final : c10d::Backend::Options {
   // Reads HBMCOMM_MEMORY, HBMCOMM_STAGING_BYTES, HBMCOMM_REDUCE_THREADS and
   // HBMCOMM_PARAMETER_SERVER.
   static c10::intrusive_ptr<GroupOptions> from_environment();
+
+  c10::intrusive_ptr<c10d::Backend::Options> clone() const override {
+    return c10::make_intrusive<GroupOptions>(*this);
+  }
 
   const memory::Policy policy;
   const uint64_t staging_bytes;

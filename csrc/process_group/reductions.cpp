@@ -196,8 +196,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce_scatter_tensor_coalesced(
     for (size_t i = 0; i < outputs.size(); ++i) {
       works.push_back(_reduce_scatter_base(outputs[i], inputs[i], opts));
     }
-    return c10::make_intrusive<WorkAll>(rank_, OpType::REDUCE_SCATTER_TENSOR_COALESCED,
-                                        std::move(works));
+    return c10::make_intrusive<WorkAll>(rank_, kReduceScatterCoalesced, std::move(works));
   });
 }
 

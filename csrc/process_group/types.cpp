@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "kernels/reduce.h"
+#include "process_group/torch_version.h"
 
 namespace hbm {
 
@@ -103,7 +104,7 @@ ReduceOp to_reduce_op(const c10d::ReduceOp& op, Dtype dtype) {
 }
 
 double premul_factor(const c10d::ReduceOp& op) {
-  const auto* supplement = dynamic_cast<c10d::PreMulSumSupplement*>(op.supplement_.get());
+  const auto* supplement = dynamic_cast<PremulSupplement*>(op.supplement_.get());
   if (supplement == nullptr) {
     throw Error(ErrorKind::kInvalid,
                 "PREMUL_SUM came without its factor; make it by "

@@ -351,3 +351,10 @@ def test_a_bad_import_is_found(tmp_path: Path, file: str, line: str, complaint: 
     sound = SOUND_IMPORTS["box/memory.py"] if file == "box/memory.py" else ""
     write_tree(tmp_path, SOUND_IMPORTS | {file: f"{sound}{line}\n"})
     assert complaint in "\n".join(import_violations(tmp_path / "box"))
+
+
+def test_one_header_knows_the_releases_of_pytorch() -> None:
+    compares = re.compile(r"\b(TORCH_VERSION_(MAJOR|MINOR|PATCH)|TORCH_ABI_VERSION)\b")
+    sources = [*(ROOT / "csrc").rglob("*.h"), *(ROOT / "csrc").rglob("*.cpp")]
+    found = {str(path.relative_to(ROOT)) for path in sources if compares.search(path.read_text())}
+    assert found == {"csrc/process_group/torch_version.h"}

@@ -1,0 +1,56 @@
+// What differs between the releases of PyTorch that hbm is built for, 2.11 to 2.15. Nothing else
+// compares versions: the rest is written for the newest release, and this file declares what an
+// older one lacks.
+#pragma once
+
+#include <torch/headeronly/version.h>
+
+#include <cstdint>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <unordered_map>
+
+static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 11,
+              "torch_hbmcomm needs PyTorch 2.11 or later");
+
+namespace hbm {
+
+// c10d::PreMulSumSupplement, by the name that it had up to 2.12 and still answers to.
+using PremulSupplement = c10d::NCCLPreMulSumSupplement;
+
+#if TORCH_VERSION_MINOR >= 12
+inline constexpr auto kReduceScatterCoalesced = c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED;
+#else
+inline constexpr auto kReduceScatterCoalesced = c10d::OpType::COALESCED;
+#endif
+
+#if TORCH_VERSION_MINOR >= 14
+inline constexpr auto kAllgatherCoalesced = c10d::OpType::ALLGATHER_INTO_TENSOR_COALESCED;
+#else
+inline constexpr auto kAllgatherCoalesced = c10d::OpType::COALESCED;
+#endif
+
+// The options of a backend, which c10d clones for the groups that it makes of others.
+struct OptionsBase : c10d::Backend::Options {
+  using Options::Options;
+#if TORCH_VERSION_MINOR < 14
+  virtual c10::intrusive_ptr<c10d::Backend::Options> clone() const = 0;
+#endif
+};
+
+// c10d::Backend with every virtual that hbm implements.
+class BackendBase : public c10d::Backend {
+ public:
+  using Backend::Backend;
+#if TORCH_VERSION_MINOR < 12
+  virtual std::unordered_map<std::string, uint64_t> getMemoryStats() = 0;
+#endif
+#if TORCH_VERSION_MINOR < 14
+  virtual c10::intrusive_ptr<c10d::Work> gather_single(at::Tensor& output, at::Tensor& input,
+                                                       const c10d::GatherOptions& opts) = 0;
+#endif
+};
+
+}  // namespace hbm
