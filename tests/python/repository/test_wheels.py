@@ -1,0 +1,157 @@
+"""Wheels, made as `make wheel` makes them, on a machine that has neither compiler nor libraries: a
+bare Debian. And the sdist, compiled."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[3]
+RELEASE = ".".join(torch.__version__.split(".")[:2])
+SITE = Path(torch.__file__).parents[1]
+OF_TORCH = "torch torchgen functorch filelock fsspec jinja2 markupsafe mpmath networkx sympy"
+CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+
+# $1 is the bare system's root, $2 the folder of the wheels, $3 the packages of this environment,
+# the rest a command. The mounts go with the namespace.
+ENTER = """
+root=$1 dist=$2 site=$3
+shift 3
+mkdir -p $root/opt/dist $root/opt/site $root/dev/shm
+mount -t proc proc $root/proc
+mount -t sysfs sys $root/sys
+mount -t tmpfs shm $root/dev/shm
+mount --bind $dist $root/opt/dist
+mount --bind $site $root/opt/site
+exec chroot $root /usr/bin/env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin \
+  PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_DISABLE_PIP_VERSION_CHECK=1 "$@"
+"""
+
+# An environment that has this one's PyTorch.
+WITH_TORCH = f"""
+python3 -m venv /venv
+for name in {OF_TORCH} typing_extensions; do
+  for path in /opt/site/$name /opt/site/$name-*.dist-info /opt/site/$name.py; do
+    [ ! -e $path ] || ln -s $path /venv/lib/python3*/site-packages/
+  done
+done
+"""
+
+BOX = """
+python3 -m venv /box
+/box/bin/pip install -q /opt/dist/hbmcomm_box-*.whl
+/box/bin/python - <<'CLIENT'
+from torch_hbmcomm import smb
+
+with smb.serve(memory="16MiB", token="t") as server:
+    for transport in "shm", "tcp":
+        with smb.connect(server.address, token="t", transport=transport) as box:
+            segment = box.alloc(4096)
+            segment.numpy("float32")[:] = 1
+            segment.write()
+            segment.accumulate(segment, "float32")
+            segment.read()
+            assert (segment.numpy("float32") == 2).all()
+CLIENT
+"""
+
+
+def run(*command: str | Path, environment: Mapping[str, str] | None = None) -> str:
+    done = subprocess.run(
+        [str(word) for word in command], env=environment, text=True, capture_output=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, ROOT / "scripts" / "wheels.py", RELEASE, "--into", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory, dist: Path) -> list[str | Path]:
+    """The beginning of a command that runs on the bare machine."""
+    if os.geteuid() != 0 or shutil.which("debootstrap") is None:
+        pytest.skip("a bare system takes root and debootstrap")
+    root = tmp_path_factory.mktemp("bare")
+    packages = "--include=python3,python3-venv,ca-certificates"
+    run("debootstrap", "--variant=minbase", packages, "bookworm", root)
+    for name in "/etc/hosts", "/etc/resolv.conf", CERTIFICATES:
+        shutil.copy(name, f"{root}{name}")
+    return ["unshare", "--mount", "sh", "-euc", ENTER, "sh", root, dist, SITE]
+
+
+def the_wheel(dist: Path, name: str) -> zipfile.ZipFile:
+    (path,) = dist.glob(f"{name}-*.whl")
+    assert "manylinux" in path.name
+    return zipfile.ZipFile(path)
+
+
+@pytest.mark.parametrize("name", ["torch_hbmcomm", "hbmcomm_box"])
+def test_it_requires_the_pytorches_that_it_has_binaries_for(dist: Path, name: str) -> None:
+    wheel = the_wheel(dist, name)
+    folders = {
+        found[1] for path in wheel.namelist() if (found := re.search(r"/torch_2_(\d+)/_C", path))
+    }
+    (metadata,) = (path for path in wheel.namelist() if path.endswith("/METADATA"))
+    fields = Parser().parsestr(wheel.read(metadata).decode())
+    requirements = [Requirement(text) for text in fields.get_all("Requires-Dist", [])]
+    wanted = [one.specifier for one in requirements if one.name == "torch"]
+    minors = {str(minor) for minor in range(40) for one in wanted if f"2.{minor}.0" in one}
+    assert minors == folders
+    assert len(folders) == (name == "torch_hbmcomm")
+
+
+@pytest.mark.parametrize("name", ["torch_hbmcomm", "hbmcomm_box"])
+def test_it_brings_its_libraries_but_not_those_of_pytorch_and_rdma(dist: Path, name: str) -> None:
+    libraries = [path for path in the_wheel(dist, name).namelist() if f"{name}.libs/" in path]
+    for brought in "memkind", "numa", "hwloc", "crypto":
+        assert any(f"lib{brought}-" in path for path in libraries), libraries
+    assert not [path for path in libraries if re.search("torch|c10|gomp|ibverbs|rdmacm", path)]
+
+
+def test_a_bare_machine_trains(bare: list[str | Path]) -> None:
+    """As README.md says, with its program."""
+    program = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert program is not None
+    Path(bare[-3], "root", "train.py").write_text(program[1])
+    run(*bare, "sh", "-euc", WITH_TORCH)
+    assert run(*bare, "sh", "-c", "command -v c++ g++ gcc cc make || echo none") == "none\n"
+    run(*bare, "sh", "-euc", "/venv/bin/pip install -q /opt/dist/torch_hbmcomm-*.whl")
+    launcher = "torch.distributed.run --standalone --nproc-per-node 2"
+    run(*bare, "sh", "-euc", f"/venv/bin/python -m {launcher} /root/train.py")
+    run(*bare, "/venv/bin/hbmcomm", "info")
+
+
+def test_a_bare_machine_has_a_memory_box(bare: list[str | Path]) -> None:
+    run(*bare, "sh", "-euc", BOX)
+
+
+def test_the_sdist_compiles_within_four_minutes_of_two_processors(
+    dist: Path, tmp_path: Path
+) -> None:
+    """Counted in processor time, so that other work on the machine does not count."""
+    (sdist,) = dist.glob("*.tar.gz")
+    build = ["pip", "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(tmp_path)]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run(sys.executable, "-m", *build, sdist, environment=os.environ | {"CCACHE_DISABLE": "1"})
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert seconds < 2 * 240
