@@ -182,7 +182,7 @@ TEST(Pool, ADescriptorReachesItsBlockAlone) {
   const auto second = pool->allocate(kPage);
   fill(*first, 1);
   fill(*second, 2);
-  const auto peer = Mapping::map(first->fd());
+  const auto peer = map_segment(first->fd());
   EXPECT_EQ(peer->size(), kPage);
   EXPECT_EQ(std::memcmp(peer->base(), first->base(), kPage), 0);
   std::memset(peer->base(), 3, kPage);
@@ -211,7 +211,7 @@ TEST(Pool, MemoryGoesBackEvenWhileAPeerMapsIt) {
   const auto pool = Pool::create(options(4 * kMiB));
   auto block = pool->allocate(kMiB);
   const Descriptor file(dup(block->fd()));
-  const auto peer = Mapping::map(file.get());
+  const auto peer = map_segment(file.get());
   fill(*block, 1);
   EXPECT_EQ(held_bytes(file.get()), kMiB);
   block.reset();
@@ -274,7 +274,7 @@ TEST(Pool, EveryPolicyAllocatesWithHbm) {
       const auto block = pool->allocate(40 * kMiB);
       const bool strict = is_strict(policy);
       EXPECT_EQ(held_bytes(block->fd()), strict ? 40 * kMiB : 0) << policy_name(policy);
-      EXPECT_EQ(block_nodes(Mapping::map(block->fd())->base()),
+      EXPECT_EQ(block_nodes(map_segment(block->fd())->base()),
                 policy == Policy::kDdr ? std::vector<int>{} : std::vector<int>{0});
       fill(*block, 1);
       EXPECT_EQ(where(block->base(), block->size()), (std::map<int, uint64_t>{{0, 40 * kMiB}}));

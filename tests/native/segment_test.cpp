@@ -72,7 +72,7 @@ TEST(SharedSegment, ThePolicyGoesWithTheFile) {
   with_hbm([] {
     for (Policy policy : {Policy::kPreferred, Policy::kBind, Policy::kInterleave}) {
       const auto segment = SharedSegment::create(policy, kGiB);
-      EXPECT_EQ(block_nodes(Mapping::map(segment->fd())->base()), std::vector<int>{0});
+      EXPECT_EQ(block_nodes(map_segment(segment->fd())->base()), std::vector<int>{0});
     }
     EXPECT_TRUE(block_nodes(SharedSegment::create(Policy::kDdr, kGiB)->base()).empty());
   });
@@ -395,7 +395,7 @@ TEST(SharedSegment, AProcessHasOneAPolicy) {
   });
 }
 
-TEST(Mapping, ProcessesSeeEachOthersWrites) {
+TEST(SharedMapping, ProcessesSeeEachOthersWrites) {
   with_hbm([] {
     for (Policy policy : kAllPolicies) {
       const auto segment = SharedSegment::create(policy, kGiB);
@@ -404,7 +404,7 @@ TEST(Mapping, ProcessesSeeEachOthersWrites) {
       const uint64_t offset = segment->offset_of(block);
       const int fd = dup(segment->fd());
       in_child([&] {
-        const auto peer = Mapping::map(fd);
+        const auto peer = map_segment(fd);
         close(fd);
         EXPECT_EQ(peer->size(), segment->size());
         std::byte* const there = peer->base() + offset;
@@ -421,13 +421,13 @@ TEST(Mapping, ProcessesSeeEachOthersWrites) {
   });
 }
 
-TEST(Mapping, OutlivesTheSegmentButNotAFork) {
+TEST(SharedMapping, OutlivesTheSegmentButNotAFork) {
   without_hbm([] {
     auto segment = SharedSegment::create(Policy::kDdr, kGiB);
     char* block = static_cast<char*>(segment->allocate(kMiB));
     std::memset(block, 3, kMiB);
     const uint64_t offset = segment->offset_of(block);
-    auto peer = Mapping::map(segment->fd());
+    auto peer = map_segment(segment->fd());
     segment.reset();
     EXPECT_TRUE(is_filled(peer->base() + offset, 3, kMiB));
     in_child([&] {
@@ -441,12 +441,12 @@ TEST(Mapping, OutlivesTheSegmentButNotAFork) {
   });
 }
 
-TEST(Mapping, NeedsAFileWithBytesInIt) {
+TEST(SharedMapping, NeedsAFileWithBytesInIt) {
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
   const int empty = memfd_create("empty", MFD_CLOEXEC);
   for (int fd : {-1, ends[0], empty}) {
-    expect_error(ErrorKind::kInvalid, {"cannot map descriptor"}, [fd] { Mapping::map(fd); });
+    expect_error(ErrorKind::kInvalid, {"cannot map descriptor"}, [fd] { map_segment(fd); });
   }
   for (int fd : {ends[0], ends[1], empty}) close(fd);
 }

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/socket_files.h"
 #include "bootstrap/rendezvous.h"
 
 namespace hbm::shm {

@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "bootstrap/rendezvous.h"
 #include "communicator/shm/neighbour_exchange.h"
+#include "memory/shared_memory.h"
 
 namespace hbm::shm {
 namespace {
@@ -64,7 +65,7 @@ Own prepare(const std::shared_ptr<memory::SharedSegment>& segment, const bootstr
   return own;
 }
 
-bool holds(const memory::Mapping& memory, const Greeting& greeting) {
+bool holds(const SharedMapping& memory, const Greeting& greeting) {
   return memory.size() == greeting.segment_bytes &&
          greeting.proof_offset <= memory.size() - greeting.proof.size() &&
          std::memcmp(memory.base() + greeting.proof_offset, greeting.proof.data(),
@@ -175,7 +176,7 @@ class Exploration {
   std::shared_ptr<const Neighbour> map(int rank, Introduction other) const {
     std::string reason = "it does not hold what its owner wrote";
     try {
-      auto memory = memory::Mapping::map(other.memory.get());
+      auto memory = memory::map_segment(other.memory.get());
       if (holds(*memory, other.greeting)) {
         return std::make_shared<const Neighbour>(
             Neighbour{std::move(memory), std::move(other.pidfd), member(rank).pid});

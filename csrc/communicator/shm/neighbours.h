@@ -13,18 +13,18 @@
 #include <vector>
 
 #include "base/descriptor.h"
+#include "base/shared_mapping.h"
 #include "bootstrap/rendezvous.h"
 #include "communicator/shm/neighbour_listener.h"
 #include "memory/segment.h"
-#include "memory/shared_memory.h"
 
 namespace hbm::shm {
 
 // Another process on this node.
 struct Neighbour {
-  std::shared_ptr<memory::Mapping> memory;  // its segment
-  Descriptor pidfd;                         // readable (POLLIN) once the process is dead
-  long pid;                                 // as it calls itself
+  std::shared_ptr<SharedMapping> memory;  // its segment
+  Descriptor pidfd;                       // readable (POLLIN) once the process is dead
+  long pid;                               // as it calls itself
 };
 
 struct Neighbourhood {

@@ -5,13 +5,12 @@
 
 #include <array>
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
 #include "base/error.h"
+#include "base/socket_files.h"
 
 namespace hbm::shm {
 namespace {
@@ -49,38 +48,20 @@ const sockaddr* raw(const SocketAddress& address) {
   return reinterpret_cast<const sockaddr*>(&address.name);
 }
 
-namespace fs = std::filesystem;
-
 constexpr const char* kPrefix = "hbmcomm-";
 constexpr const char* kSuffix = ".socket";
-// A file gets its final name once somebody listens there, so one with this suffix may be refused
+// A file gets its final name once somebody listens there, so one with this suffix may refuse calls
 // for a moment.
 constexpr const char* kDraft = ".draft";
-constexpr std::chrono::minutes kLongestDraft{1};
 
 std::string path_of(const std::string& directory, const std::string& name) {
   return directory + "/" + kPrefix + name + kSuffix;
 }
 
-bool abandoned(const fs::path& path) {
-  std::error_code failure;
-  connect_to(file_address(path), failure);
-  if (failure != std::errc::connection_refused) return false;
-  if (path.extension() != kDraft) return true;
-  const auto since = fs::last_write_time(path, failure);
-  return !failure && fs::file_time_type::clock::now() - since > kLongestDraft;
-}
-
-// What cannot be read or removed belongs to somebody else.
-void sweep(const std::string& directory) {
-  std::error_code failure;
-  for (fs::directory_iterator file(directory, failure), end; !failure && file != end;
-       file.increment(failure)) {
-    const fs::path& path = file->path();
-    const std::string name = path.filename();
-    if (!name.starts_with(kPrefix) || name.find(kSuffix) == std::string::npos) continue;
-    if (path.native().size() <= kLongestAddress && abandoned(path)) unlink(path.c_str());
-  }
+bool abandoned(const std::filesystem::path& file) {
+  const std::string name = file.filename();
+  return name.starts_with(kPrefix) && name.find(kSuffix) != std::string::npos &&
+         refuses_calls(file, SOCK_SEQPACKET) && (file.extension() != kDraft || past_start(file));
 }
 
 }  // namespace
@@ -188,14 +169,9 @@ Delivery receive(int socket, void* data, size_t bytes, std::vector<Descriptor>& 
              : Delivery::kGone;
 }
 
-std::string socket_directory() {
-  const char* chosen = std::getenv("HBMCOMM_SOCKET_DIR");
-  return chosen != nullptr && *chosen != '\0' ? chosen : "/dev/shm";
-}
-
 SocketFile::SocketFile(const std::string& directory, const std::string& name)
     : path_(path_of(directory, name)) {
-  sweep(directory);
+  sweep_sockets(directory, abandoned);
   const std::string draft = path_ + kDraft;
   listener_ = listen_at(file_address(draft));
   if (std::rename(draft.c_str(), path_.c_str()) != 0) {

@@ -50,9 +50,6 @@ Delivery send(int socket, const void* data, size_t bytes, const std::vector<int>
 // Error(kExhausted) if this process cannot hold the descriptors.
 Delivery receive(int socket, void* data, size_t bytes, std::vector<Descriptor>& descriptors);
 
-// HBMCOMM_SOCKET_DIR, or /dev/shm, which containers with shared memory between them share.
-std::string socket_directory();
-
 class SocketFile {
  public:
   // Also removes the files of listeners in `directory` that were killed.
