@@ -1,4 +1,4 @@
-// Expects an hbm::Error of a kind, whose message has every one of some parts.
+// Errors that tests look at.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,6 +12,17 @@
 
 namespace hbm {
 
+// The message of an error; "no error" if there is none.
+inline std::string text_of(const std::exception_ptr& error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+// Expects an hbm::Error of a kind, whose message has every one of some parts.
 inline void expect_error(ErrorKind kind, std::initializer_list<std::string> parts,
                          const std::function<void()>& action) {
   try {

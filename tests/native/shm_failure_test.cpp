@@ -1,4 +1,4 @@
-// What ranks of a node that disagree, die, fail or come late make of an operation.
+// Operations within a node when ranks die, fail or come late.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -22,7 +22,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// What docs/errors.md promises.
+// The time to the error that docs/errors.md promises.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr milliseconds kPrompt{1000};
 #else
@@ -30,39 +30,6 @@ constexpr milliseconds kPrompt{100};
 #endif
 
 constexpr size_t kLarge = 100'000;  // elements: many chunks
-
-struct Call {
-  OpCode op = OpCode::kAllreduce;
-  size_t count = 100;
-  Dtype dtype = Dtype::kFloat32;
-  ReduceOp reduce_op = ReduceOp::kSum;
-  int root = 0;
-  uint64_t sequence = 1;
-};
-
-OperationPtr make(NodeRank& rank, const Call& call, void* data) {
-  Communicator& group = *rank.collectives;
-  const uint64_t sequence = call.sequence;
-  switch (call.op) {
-    case OpCode::kReduce:
-      return group.reduce(sequence, data, data, call.count, call.dtype, call.reduce_op, call.root);
-    case OpCode::kBroadcast:
-      return group.broadcast(sequence, data, call.count, call.dtype, call.root);
-    case OpCode::kBarrier:
-      return group.barrier(sequence);
-    default:
-      return group.allreduce(sequence, data, data, call.count, call.dtype, call.reduce_op);
-  }
-}
-
-std::string text_of(const std::exception_ptr& error) {
-  try {
-    if (error) std::rethrow_exception(error);
-  } catch (const std::exception& e) {
-    return e.what();
-  }
-  return "no error";
-}
 
 // A moment that one rank sets and the others measure from.
 class Moment {
@@ -116,126 +83,6 @@ milliseconds cpu_of_thread() {
   return std::chrono::duration_cast<milliseconds>(time(usage.ru_utime) + time(usage.ru_stime));
 }
 
-TEST(NodeMismatch, EveryRankIsToldHowTheyDiffer) {
-  struct Case {
-    std::string words;
-    Call usual;
-    std::function<void(Call&)> change;  // for rank 1
-  };
-  const Call large{.count = kLarge};
-  const Call rooted{.op = OpCode::kReduce};
-  const Call broadcast{.op = OpCode::kBroadcast};
-  const std::vector<Case> cases = {
-      {"99 float32", {}, [](Call& call) { call.count = 99; }},
-      {"101 float32", {}, [](Call& call) { call.count = 101; }},
-      {"0 float32", {}, [](Call& call) { call.count = 0; }},
-      {"100 int32", {}, [](Call& call) { call.dtype = Dtype::kInt32; }},
-      {"100 float64", {}, [](Call& call) { call.dtype = Dtype::kFloat64; }},
-      {"(MAX)", {}, [](Call& call) { call.reduce_op = ReduceOp::kMax; }},
-      {"#2", {}, [](Call& call) { call.sequence = 2; }},
-      {"barrier #1", {}, [](Call& call) { call.op = OpCode::kBarrier; }},
-      {"99999 float32", large, [](Call& call) { call.count = kLarge - 1; }},
-      {"of 100 float32", large, [](Call& call) { call.count = 100; }},
-      {"broadcast #1", large, [](Call& call) { call.op = OpCode::kBroadcast; }},
-      {"with root 1", rooted, [](Call& call) { call.root = 1; }},
-      {"with root 2", broadcast, [](Call& call) { call.root = 2; }},
-      {"of 100 int8", broadcast, [](Call& call) { call.dtype = Dtype::kInt8; }},
-  };
-  for (const bool in_segment : {false, true}) {
-    for (const Case& each : cases) {
-      SCOPED_TRACE(each.words);
-      run_node({.size = 3}, [&](NodeRank& rank) {
-        Call call = each.usual;
-        if (rank.rank == 1) each.change(call);
-        std::vector<double> memory(in_segment ? 0 : kLarge);
-        void* const data = in_segment
-                               ? static_cast<void*>(rank.segment->allocate(kLarge * sizeof(double)))
-                               : memory.data();
-        expect_error(ErrorKind::kMismatch, {"ranks disagree in the test's group", each.words},
-                     rank.run(make(rank, call, data)));
-      });
-    }
-  }
-}
-
-TEST(NodeMismatch, OfOneStreamReachesTheOthersAsAFailure) {
-  run_node({.size = 3}, [](NodeRank& rank) {
-    std::vector<float> data(60);
-    std::vector<Source> inputs;
-    std::vector<Sink> outputs;
-    for (int peer = 0; peer < 3; ++peer) {
-      inputs.push_back({data.data() + 10 * peer, 10});
-      outputs.push_back({data.data() + 30 + 10 * peer, 10});
-    }
-    if (rank.rank == 1) outputs[0].count = 9;
-    const auto error = rank.run(rank.collectives->alltoall(1, inputs, outputs, Dtype::kFloat32));
-    if (rank.rank == 1) {
-      return expect_error(ErrorKind::kMismatch, {"alltoall #1 of 9", "rank 0", "alltoall #1 of 10"},
-                          error);
-    }
-    EXPECT_FALSE(error) << text_of(error);
-    expect_error(ErrorKind::kPeer, {"has failed: ranks disagree", "alltoall #1 of 9"},
-                 rank.run(rank.collectives->barrier(2)));
-  });
-}
-
-TEST(NodeMismatch, TellsTheCountsOfBoth) {
-  run_node({.size = 2}, [](NodeRank& rank) {
-    std::vector<float> data(100);
-    if (rank.rank == 0) {
-      return expect_error(ErrorKind::kMismatch, {"barrier #1", "allreduce #1 (SUM) of 100 float32"},
-                          rank.run(rank.collectives->barrier(1)));
-    }
-    expect_error(ErrorKind::kMismatch, {"barrier #1", "allreduce #1 (SUM) of 100 float32"},
-                 rank.run(make(rank, {}, data.data())));
-  });
-}
-
-TEST(NodeMismatch, OfSpoiledSlotsIsFoundBeforeTheyAreUsed) {
-  struct Spoiled {
-    const char* words;
-    std::function<void(Slot&, StreamLocation&)> spoil;
-    OpCode op = OpCode::kAlltoall;
-  };
-  const std::vector<Spoiled> cases = {
-      {"rounds of 0", [](Slot& slot, StreamLocation&) { slot.chunk = 0; }},
-      {"rounds of 1073741824", [](Slot& slot, StreamLocation&) { slot.chunk = 1u << 30; }},
-      {"in 0 rounds", [](Slot& slot, StreamLocation&) { slot.rounds = 0; }},
-      {"in 1000000 rounds", [](Slot& slot, StreamLocation&) { slot.rounds = 1'000'000; }},
-      {"at 131040 of its slots",
-       [](Slot&, StreamLocation& place) { place.offset = 128 * 1024 - 32; }},
-      {"at 18446744073709551615",
-       [](Slot&, StreamLocation& place) { place.offset = ~uint64_t{0}; }},
-      {"names a stream", [](Slot&, StreamLocation& place) { place.kind = 9; }},
-      {"names a stream",
-       [](Slot&, StreamLocation& place) { place.kind = StreamLocation::kZeroCopy; }},
-      {"rounds of 64", [](Slot& slot, StreamLocation&) { slot.chunk = 64; },
-       OpCode::kReduceScatter},
-  };
-  for (const Spoiled& each : cases) {
-    SCOPED_TRACE(each.words);
-    TestNode node({.size = 2});
-    NodeRank good(node, 0), bad(node, 1);
-    std::vector<float> data(20), result(20);
-    const std::vector<Source> inputs = {{data.data(), 10}, {data.data() + 10, 10}};
-    const auto collective = [&](NodeRank& rank) {
-      if (each.op == OpCode::kReduceScatter) {
-        return rank.collectives->reduce_scatter(1, inputs, result.data(), Dtype::kFloat32,
-                                                ReduceOp::kSum);
-      }
-      return rank.collectives->alltoall(1, inputs, {{result.data(), 10}, {result.data() + 10, 10}},
-                                        Dtype::kFloat32);
-    };
-    const OperationPtr mine = collective(good), theirs = collective(bad);
-    Slot& slot = bad.shm_group->next_slot();
-    mine->begin();
-    theirs->begin();
-    each.spoil(slot, bad.shm_group->locations(slot)[0]);
-    expect_error(ErrorKind::kMismatch, {"rank 1 of the test's group", each.words},
-                 [&] { mine->poll(); });
-  }
-}
-
 TEST(NodeFailure, AnAlltoallIsNeverLeftUndriven) {
   run_node({.size = 1}, [](NodeRank& rank) {
     float in = 0, out = 0;
@@ -283,7 +130,8 @@ TEST(NodeFailure, ALongStreamIsMovedInSlices) {
 TEST(NodeDeath, IsToldToAllWhoWaitAlikeAndPromptly) {
   constexpr int kSize = 5;
   constexpr int kVictim = 2;
-  const auto attempt = [](const Call& call) {
+  using Make = std::function<OperationPtr(NodeRank&, void* data)>;
+  const auto attempt = [](const Make& make) {
     Moment death;
     Slowest slowest;
     std::vector<std::string> texts(kSize);
@@ -295,7 +143,7 @@ TEST(NodeDeath, IsToldToAllWhoWaitAlikeAndPromptly) {
         return rank.die();
       }
       std::vector<double> data(kLarge);
-      const auto error = rank.run(make(rank, call, data.data()));
+      const auto error = rank.run(make(rank, data.data()));
       slowest.take(death.since());
       texts[static_cast<size_t>(rank.rank)] = text_of(error);
       expect_error(ErrorKind::kDeath, {"#7", "rank 2 has died"}, error);
@@ -305,9 +153,14 @@ TEST(NodeDeath, IsToldToAllWhoWaitAlikeAndPromptly) {
     for (const size_t survivor : {1, 3, 4}) EXPECT_EQ(texts[survivor], texts[0]);
     return slowest.time();
   };
-  for (const Call& call : {Call{.sequence = 7}, Call{.count = kLarge, .sequence = 7},
-                           Call{.op = OpCode::kBarrier, .sequence = 7}}) {
-    expect_prompt([&] { return attempt(call); });
+  const auto sum = [](size_t count) -> Make {
+    return [count](NodeRank& rank, void* data) {
+      return rank.collectives->allreduce(7, data, data, count, Dtype::kFloat32, ReduceOp::kSum);
+    };
+  };
+  const Make barrier = [](NodeRank& rank, void*) { return rank.collectives->barrier(7); };
+  for (const Make& make : {sum(100), sum(kLarge), barrier}) {
+    expect_prompt([&] { return attempt(make); });
   }
 }
 
