@@ -11,7 +11,9 @@
 #include <filesystem>
 #include <functional>
 
+#include "base/descriptor.h"
 #include "base/error.h"
+#include "box/protocol/address.h"
 #include "box/protocol/protocol.h"
 #include "box/protocol/socket.h"
 #include "smb_store_fixture.h"
@@ -123,6 +125,27 @@ TEST_F(ServerTest, AddressesInUse) {
   const std::string path = failure(options_, ErrorKind::kUnavailable);
   EXPECT_NE(path.find(options_.socket_path), std::string::npos) << path;
   for (const std::string& url : server.urls()) expect_hello(url);
+}
+
+TEST_F(ServerTest, RemovesSocketsThatKilledBoxesLeft) {
+  const Server living(options_);
+  const fs::path alive = fs::directory_iterator(sockets())->path();
+  const auto leave = [this](const std::string& name) {
+    const fs::path path = sockets() + "/" + name;
+    smb::Address address;
+    address.path = path;
+    const Descriptor gone = smb::listen_at(address);
+    return path;
+  };
+  const fs::path old = leave("hbmcomm-box-1-0.socket");
+  const fs::path young = leave("hbmcomm-box-1-1.socket");
+  const fs::path foreign = leave("other.socket");
+  for (const fs::path& path : {alive, old, foreign}) {
+    fs::last_write_time(path, fs::file_time_type::clock::now() - 2min);
+  }
+  const Server next(options_);
+  EXPECT_FALSE(fs::exists(old));
+  for (const fs::path& path : {alive, young, foreign}) EXPECT_TRUE(fs::exists(path)) << path;
 }
 
 TEST_F(ServerTest, AStoreHasOneServerAndIsFoundAgain) {
