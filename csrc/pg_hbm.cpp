@@ -135,8 +135,8 @@ void ProcessGroupHbm::check_list(size_t found, const char* operation, const char
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTensors staged,
                                                     const MakeOperation& make) {
   queue_->require_owner(call.name);
-  auto work = c10::make_intrusive<WorkHbm>(rank_, call.type, call.part_done ? nullptr : call.name,
-                                           call.inputs, call.outputs, queue_);
+  auto work = c10::make_intrusive<WorkHbm>(rank_, call.type, title(call), call.inputs, call.outputs,
+                                           queue_);
   std::unique_lock issue(issue_mutex_);
   auto operation = make(sequence_ + 1);
   const uint64_t sequence = ++sequence_;
@@ -162,7 +162,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run_p2p(
     const Call& call, StagedTensors staged,
     const std::function<std::unique_ptr<Operation>(std::shared_ptr<int>)>& make) {
   p2p_queue_->require_owner(call.name);
-  auto work = c10::make_intrusive<WorkHbm>(rank_, call.type, call.name, call.inputs, call.outputs,
+  auto work = c10::make_intrusive<WorkHbm>(rank_, call.type, title(call), call.inputs, call.outputs,
                                            p2p_queue_);
   auto operation = make(work->source_slot());
   return submit(p2p_queue_, call, std::move(work), std::move(staged), std::move(operation), 0, {});
@@ -282,14 +282,15 @@ void ProcessGroupHbm::part() {
 c10::intrusive_ptr<GroupOptions> ProcessGroupHbm::derived_options(
     const c10::intrusive_ptr<c10d::Backend::Options>& opts, const char* operation) const {
   const auto given = c10::dynamic_intrusive_pointer_cast<GroupOptions>(opts);
-  if (opts && !given) {
+  if (opts && !given && opts->backend != options_->backend) {
     throw std::invalid_argument(std::string(operation) +
                                 ": the options must be torch_hbmcomm.Options, not those of " +
                                 opts->backend);
   }
-  auto options = c10::make_intrusive<GroupOptions>(given ? *given : *options_);
-  if (!given) options->timeout = milliseconds(timeout_ms_.load());
-  if (!given || given->group_name.empty()) options->group_name = name_;
+  auto options = c10::make_intrusive<GroupOptions>(given ? *given : *options_, options_->backend);
+  if (!given) options->timeout = opts ? opts->timeout : milliseconds(timeout_ms_.load());
+  const std::string& named = opts ? opts->group_name : "";
+  options->group_name = named.empty() ? name_ : named;
   return options;
 }
 

@@ -53,7 +53,8 @@ class ProcessGroupHbm final : public BackendBase {
                   c10::intrusive_ptr<GroupOptions> options, std::string name);
   ~ProcessGroupHbm() override;
 
-  const std::string getBackendName() const override { return kBackendName; }
+  // "hbm", or "gloo" for a group that was asked of Gloo (HBMCOMM_INSTEAD_OF).
+  const std::string getBackendName() const override { return options_->backend; }
   // A copy: splitGroup() and mergeRemoteGroup() write the new group's name and timeout into it.
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override {
     return c10::make_intrusive<GroupOptions>(*options_);
@@ -162,7 +163,7 @@ class ProcessGroupHbm final : public BackendBase {
   // The arguments of run(), for the operations of every family.
   struct Call {
     c10d::OpType type;
-    const char* name;  // "hbm:all_reduce", as the profiler shows it
+    const char* name;  // "hbm:all_reduce"
     std::vector<at::Tensor> inputs;
     std::vector<at::Tensor> outputs;
     std::chrono::milliseconds timeout;
@@ -180,11 +181,15 @@ class ProcessGroupHbm final : public BackendBase {
   // does not apply.
   c10::intrusive_ptr<c10d::Work> allreduce_at_once(std::vector<at::Tensor>& tensors, Dtype dtype,
                                                    ReduceOp op, const c10d::AllreduceOptions& opts);
-  // Issues one allgather of a coalesced call.
+  // Issues one allgather: of a coalesced call if there is `part_done`.
   c10::intrusive_ptr<c10d::Work> allgather_part(const std::vector<at::Tensor>& outputs,
                                                 const at::Tensor& input,
                                                 const c10d::AllgatherOptions& opts,
                                                 const std::function<void()>& part_done);
+  c10::intrusive_ptr<c10d::Work> allgather_base_part(const at::Tensor& output,
+                                                     const at::Tensor& input,
+                                                     const c10d::AllgatherOptions& opts,
+                                                     const std::function<void()>& part_done);
   // Begins a point-to-point operation.
   c10::intrusive_ptr<c10d::Work> run_p2p(
       const Call& call, StagedTensors staged,
@@ -197,6 +202,10 @@ class ProcessGroupHbm final : public BackendBase {
   std::optional<uint64_t> reduce_inline(void* data, size_t count, Dtype dtype, ReduceOp op,
                                         std::chrono::milliseconds timeout);
   void record(const Call& call, uint64_t sequence) const;
+  // Of the call's profiler range; null where it has none of its own.
+  const char* title(const Call& call) const {
+    return call.part_done ? nullptr : range_title(options_->backend, call.name);
+  }
   bool coalescing();
 
   std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;

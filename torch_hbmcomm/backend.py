@@ -14,8 +14,9 @@ _C = load()
 Options = _C.Options
 
 
-def create(distributed_options: Any, group_options: Any) -> Any:
-    """Make the backend of one group, for torch.distributed (extended_api).
+def create(distributed_options: Any, group_options: Any, name: str = "hbm") -> Any:
+    """Make the backend of one group, which calls itself `name`, for torch.distributed
+    (extended_api).
 
     Raises ValueError for options of another backend, DistBackendError when a rank does not come
     before the timeout, and RuntimeError when MPI is missing or does not fit. A memory box that the
@@ -37,6 +38,7 @@ def create(distributed_options: Any, group_options: Any) -> Any:
         options=group_options,
         name=distributed_options.group_id,
         global_ranks=distributed_options.global_ranks_in_group,
+        backend=name,
     )
     if backend.options.parameter_server:
         from torch_hbmcomm.group_boxes import provide

@@ -14,6 +14,8 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import GroupName
 from torch.nn.parallel import DistributedDataParallel
 
+from torch_hbmcomm.native import load
+
 _splits: Counter[str] = Counter()  # of the group of that name, in which all ranks split it
 
 
@@ -81,7 +83,7 @@ def split_group(
             return form_group(
                 [dist.get_global_rank(parent, rank) for rank in part],
                 f"{parent.group_name}/split-{_splits[parent.group_name]}/{part[0]}",
-                "hbm",
+                backend.name(),
                 backend.options._timeout if timeout is None else timeout,
                 backend.options if pg_options is None else pg_options,
                 group_desc,
@@ -137,13 +139,23 @@ def chosen_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 def hbm_backend(group: dist.ProcessGroup, needed_for: str) -> Any:
     """Return the group's backend for CPU tensors. Raises ValueError when it is not hbm, saying what
     it was needed for."""
-    backend = group._get_backend(torch.device("cpu"))
-    backend = getattr(backend, "wrapped_pg", backend)  # by TORCH_DISTRIBUTED_DEBUG=DETAIL
-    if backend.name() != "hbm":
+    backend = cpu_backend(group)
+    if not is_hbm(group):
         raise ValueError(
             f'the group\'s CPU backend is {backend.name()}: only groups of "hbm" have {needed_for}'
         )
     return backend
+
+
+def is_hbm(group: dist.ProcessGroup) -> bool:
+    """Return whether the group's backend for CPU tensors is hbm, under whatever name."""
+    return isinstance(cpu_backend(group), load().ProcessGroupHbm)
+
+
+def cpu_backend(group: dist.ProcessGroup) -> Any:
+    """Return the group's backend for CPU tensors."""
+    backend = group._get_backend(torch.device("cpu"))
+    return getattr(backend, "wrapped_pg", backend)  # by TORCH_DISTRIBUTED_DEBUG=DETAIL
 
 
 def group_of_model(

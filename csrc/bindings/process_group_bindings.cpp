@@ -21,9 +21,10 @@ c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>& 
                                          int size, std::chrono::milliseconds timeout,
                                          const c10::intrusive_ptr<GroupOptions>& options,
                                          const std::string& name,
-                                         const std::vector<uint64_t>& global_ranks) {
+                                         const std::vector<uint64_t>& global_ranks,
+                                         const std::string& backend) {
   auto own = options ? options : translated([] { return GroupOptions::from_environment(); });
-  own = c10::make_intrusive<GroupOptions>(*own);
+  own = c10::make_intrusive<GroupOptions>(*own, backend);
   own->timeout = timeout;
   own->group_name = name;
   own->global_ranks_in_group = global_ranks;
@@ -155,7 +156,8 @@ void register_process_group(py::module_& m) {
   }
 
   m.def("create", &create, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
-        py::arg("options"), py::arg("name"), py::arg("global_ranks"), Unlocked());
+        py::arg("options"), py::arg("name"), py::arg("global_ranks"), py::arg("backend"),
+        Unlocked());
 
   m.def("set_mpi_search_path", &mpi::set_search_path, py::arg("directories"));
   m.def("mpi_info", &mpi_info);
@@ -180,6 +182,7 @@ void register_process_group(py::module_& m) {
       },
       py::arg("patience"), Unlocked());
   m.def("warn", &log::warn, py::arg("message"));
+  m.def("info", &log::info, py::arg("message"));
   m.def("build_info", &build_info);
   m.def("reduce_isa", &reduce_isa);
 }

@@ -70,26 +70,31 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_part(
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::_allgather_base(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
-  return translated([&] {
-    check_tensor(output, "all_gather_into_tensor: output");
-    check_tensor(input, "all_gather_into_tensor: input");
-    check_same_type(input, output, "all_gather_into_tensor");
-    check_parts(output, input, size_, "all_gather_into_tensor: the output", "the input");
-    const Dtype dtype = to_dtype(input.scalar_type());
-    StagedTensors staged;
-    const Source in = staged.input(input);
-    const std::vector<Sink> outs = split_evenly(staged.output(output), size_, element_size(dtype));
-    check_own_part(outs[static_cast<size_t>(rank_)].data, output, input, "all_gather_into_tensor");
-    return run({OpType::_ALLGATHER_BASE,
-                "hbm:all_gather_into_tensor",
-                {input},
-                {output},
-                opts.timeout,
-                opts.asyncOp},
-               std::move(staged), [&](uint64_t sequence) {
-                 return connection_.communicator->allgather(sequence, in, outs, dtype);
-               });
-  });
+  return translated([&] { return allgather_base_part(output, input, opts, nullptr); });
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_base_part(
+    const at::Tensor& output, const at::Tensor& input, const c10d::AllgatherOptions& opts,
+    const std::function<void()>& part_done) {
+  check_tensor(output, "all_gather_into_tensor: output");
+  check_tensor(input, "all_gather_into_tensor: input");
+  check_same_type(input, output, "all_gather_into_tensor");
+  check_parts(output, input, size_, "all_gather_into_tensor: the output", "the input");
+  const Dtype dtype = to_dtype(input.scalar_type());
+  StagedTensors staged;
+  const Source in = staged.input(input);
+  const std::vector<Sink> outs = split_evenly(staged.output(output), size_, element_size(dtype));
+  check_own_part(outs[static_cast<size_t>(rank_)].data, output, input, "all_gather_into_tensor");
+  return run({OpType::_ALLGATHER_BASE,
+              "hbm:all_gather_into_tensor",
+              {input},
+              {output},
+              opts.timeout,
+              opts.asyncOp,
+              part_done},
+             std::move(staged), [&](uint64_t sequence) {
+               return connection_.communicator->allgather(sequence, in, outs, dtype);
+             });
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_coalesced(
@@ -100,7 +105,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_coalesced(
     for (const auto& list : output_lists) {
       check_pairs(list.size(), inputs.size(), "all_gather_coalesced");
     }
-    const auto part_done = range_of_parts("hbm:all_gather", inputs);
+    const auto part_done = range_of_parts(range_title(options_->backend, "hbm:all_gather"), inputs);
     Works works;
     for (size_t i = 0; i < inputs.size(); ++i) {
       std::vector<at::Tensor> outputs;
@@ -116,9 +121,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_into_tensor_coalesced(
     const c10d::AllgatherOptions& opts) {
   return translated([&] {
     check_pairs(outputs.size(), inputs.size(), "all_gather_into_tensor_coalesced");
+    const auto part_done =
+        range_of_parts(range_title(options_->backend, "hbm:all_gather_into_tensor"), inputs);
     Works works;
     for (size_t i = 0; i < outputs.size(); ++i) {
-      works.push_back(_allgather_base(outputs[i], inputs[i], opts));
+      works.push_back(allgather_base_part(outputs[i], inputs[i], opts, part_done));
     }
     return c10::make_intrusive<WorkAll>(rank_, kAllgatherCoalesced, std::move(works));
   });

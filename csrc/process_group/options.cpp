@@ -46,6 +46,16 @@ GroupOptions::GroupOptions(const std::string& memory, int64_t staging,
   }
 }
 
+GroupOptions::GroupOptions(const GroupOptions& other, const std::string& backend)
+    : OptionsBase(backend, other.timeout),
+      policy(other.policy),
+      staging_bytes(other.staging_bytes),
+      parameter_server(other.parameter_server) {
+  group_name = other.group_name;
+  group_desc = other.group_desc;
+  global_ranks_in_group = other.global_ranks_in_group;
+}
+
 c10::intrusive_ptr<GroupOptions> GroupOptions::from_environment() {
   const std::string named = environment("HBMCOMM_MEMORY", "");
   const std::string memory = named.empty() ? "preferred" : named;

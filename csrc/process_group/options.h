@@ -12,12 +12,15 @@
 namespace hbm {
 
 inline constexpr const char* kBackendName = "hbm";
+inline constexpr const char* kGlooName = "gloo";  // under HBMCOMM_INSTEAD_OF=gloo
 
 struct GroupOptions final : OptionsBase {
   // Throws Error(kInvalid) for a value that makes no sense. Whether `parameter_server` does is not
   // looked at: what is wrong with it is told to all ranks, when the group is made.
   GroupOptions(const std::string& memory, int64_t staging_bytes,
                std::optional<int64_t> reduce_threads, const std::string& parameter_server);
+  // The same for a group that calls itself `backend`.
+  GroupOptions(const GroupOptions& other, const std::string& backend);
 
   // Reads HBMCOMM_MEMORY, HBMCOMM_STAGING_BYTES, HBMCOMM_REDUCE_THREADS and
   // HBMCOMM_PARAMETER_SERVER.

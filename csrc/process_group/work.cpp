@@ -5,9 +5,11 @@
 
 #include <atomic>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
+#include "process_group/options.h"
 #include "process_group/types.h"
 
 namespace hbm {
@@ -25,17 +27,42 @@ class WorkRange final : public c10d::Work {
   std::function<void()> end() { return recordFunctionEndCallback_; }
 };
 
-// A profiler range costs allocations, so it is made only while somebody records.
-const char* title_if_recorded(const char* title) { return at::hasCallbacks() ? title : nullptr; }
+// The range of Gloo for the same call. It reduces all and keeps a part for reduce_scatter.
+constexpr std::pair<std::string_view, const char*> kGlooTitles[] = {
+    {"hbm:all_gather", "gloo:all_gather"},
+    {"hbm:all_gather_into_tensor", "gloo:all_gather"},
+    {"hbm:all_reduce", "gloo:all_reduce"},
+    {"hbm:all_reduce_coalesced", "gloo:all_reduce"},
+    {"hbm:all_reduce_sparse", "gloo:sparse_all_reduce"},
+    {"hbm:all_to_all", "gloo:all_to_all"},
+    {"hbm:barrier", "gloo:barrier"},
+    {"hbm:broadcast", "gloo:broadcast"},
+    {"hbm:gather", "gloo:gather"},
+    {"hbm:gather_single", "gloo:gather"},
+    {"hbm:recv", "gloo:recv"},
+    {"hbm:recvAnySource", "gloo:recvAnySource"},
+    {"hbm:reduce", "gloo:reduce"},
+    {"hbm:reduce_scatter", "gloo:all_reduce"},
+    {"hbm:reduce_scatter_tensor", "gloo:all_reduce"},
+    {"hbm:scatter", "gloo:scatter"},
+    {"hbm:send", "gloo:send"},
+};
 
 }  // namespace
 
 WorkHbm::WorkHbm(int rank, c10d::OpType type, const char* title,
                  const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs,
                  std::shared_ptr<OperationQueue> queue)
-    : Work(rank, type, title_if_recorded(title), inputs),
-      outputs_(std::move(outputs)),
-      queue_(std::move(queue)) {}
+    : Work(rank, type, title, inputs), outputs_(std::move(outputs)), queue_(std::move(queue)) {}
+
+const char* range_title(const std::string& backend, const char* name) {
+  if (!at::hasCallbacks()) return nullptr;
+  if (backend != kGlooName) return name;
+  for (const auto& [ours, gloo] : kGlooTitles) {
+    if (ours == name) return gloo;
+  }
+  return name;
+}
 
 void WorkHbm::bind(std::shared_ptr<Ticket> ticket, uint64_t sequence) {
   ticket_ = std::move(ticket);
@@ -91,7 +118,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkHbm::getFuture() {
 }
 
 std::function<void()> range_of_parts(const char* title, const std::vector<at::Tensor>& inputs) {
-  if (!at::hasCallbacks()) return [] {};
+  if (title == nullptr) return [] {};
   const auto range = c10::make_intrusive<WorkRange>(title, inputs);
   const auto left = std::make_shared<std::atomic<size_t>>(inputs.size());
   return [left, end = range->end()] {

@@ -8,12 +8,18 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
 #include "progress/operation_queue.h"
 
 namespace hbm {
+
+// The title of the profiler range of an operation: `name` ("hbm:all_reduce") itself, or in a group
+// whose backend calls itself "gloo" the one that Gloo gives that call. Null while nobody records: a
+// range costs allocations.
+const char* range_title(const std::string& backend, const char* name);
 
 class WorkHbm final : public c10d::Work {
  public:
@@ -59,7 +65,7 @@ class WorkHbm final : public c10d::Work {
 
 // Begins a profiler range for a coalesced operation on `inputs`, one part for each. The function
 // that is returned is never empty; each part calls it at its end, and the last to do so ends the
-// range.
+// range. Without a title there is no range.
 std::function<void()> range_of_parts(const char* title, const std::vector<at::Tensor>& inputs);
 
 // Several works as one: done when all are, failed with the first error of the list.

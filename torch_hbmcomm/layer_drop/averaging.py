@@ -9,9 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torch_hbmcomm.groups import form_group
-
-_CPU = torch.device("cpu")
+from torch_hbmcomm.groups import cpu_backend, form_group, is_hbm
 
 
 class Averager:
@@ -27,7 +25,7 @@ class Averager:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self._ranks = group.size()
-        self._is_hbm = group._get_backend(_CPU).name() == "hbm"
+        self._is_hbm = is_hbm(group)
         self._decisions = _beside(group)
 
     def check_equal(self, settings: Mapping[str, Any]) -> None:
@@ -73,7 +71,7 @@ class Averager:
 
 def _beside(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """Form another group of the same ranks."""
-    backend = group._get_backend(_CPU)
+    backend = cpu_backend(group)
     names = [f"layer-drop/{secrets.token_hex(8)}"]
     dist.broadcast_object_list(names, group=group, group_src=0)
     return form_group(
@@ -81,16 +79,16 @@ def _beside(group: dist.ProcessGroup) -> dist.ProcessGroup:
         names[0],
         backend.name(),
         backend.options._timeout,
-        _options(backend),
+        _options(group),
         "layer drop",
     )
 
 
-def _options(backend: Any) -> Any:
-    """Return the group's options, but for its memory boxes."""
-    if backend.name() != "hbm":
+def _options(group: dist.ProcessGroup) -> Any:
+    """Return the group's options, but for its memory boxes; None unless it is hbm's."""
+    if not is_hbm(group):
         return None
     from torch_hbmcomm.backend import Options
 
-    own = backend.options
+    own = cpu_backend(group).options
     return Options(memory=own.memory, staging_bytes=own.staging_bytes, parameter_server="")

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from torch_hbmcomm import memory
+from torch_hbmcomm.groups import is_hbm
 from torch_hbmcomm.parameter_server.layout import Span, pack_spans, placed
 
 _IN_FLIGHT = 2  # buckets
@@ -239,7 +240,7 @@ def _pipeline(transfers: Iterator[_Transfer]) -> None:
 
 
 def _buffer(group: dist.ProcessGroup, shape: tuple[int, ...]) -> torch.Tensor:
-    if group._get_backend(torch.device("cpu")).name() == "hbm":
+    if is_hbm(group):
         return memory.empty(shape, torch.uint8)
     return torch.empty(shape, dtype=torch.uint8)
 
