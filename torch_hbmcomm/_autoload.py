@@ -1,5 +1,6 @@
 """Registers the backend "hbm" when torch is imported (entry point torch.backends), or where that is
-switched off, when this package is. Loads nothing native unless HBMCOMM_ALLOCATOR asks for it."""
+switched off, when this package is. Loads nothing native unless HBMCOMM_ALLOCATOR asks for it, and
+puts hbm in the place of another backend where HBMCOMM_INSTEAD_OF says so."""
 
 from __future__ import annotations
 
@@ -25,6 +26,10 @@ def register() -> None:
     rendezvous: Any = sys.modules["torch.distributed.rendezvous"]
     rendezvous.register_rendezvous_handler("mpi", _rendezvous)
     _place_tensors(os.environ.get("HBMCOMM_ALLOCATOR", "default"))
+    if instead_of := os.environ.get("HBMCOMM_INSTEAD_OF"):
+        from torch_hbmcomm.instead_of import take_the_place_of
+
+        take_the_place_of(instead_of)
 
 
 def register_with_torch() -> None:

@@ -9,6 +9,7 @@ VARIABLES = {
     "HBMCOMM_BOX": "address of the memory box that C programs use (smb.h)",
     "HBMCOMM_BOX_MEMORY": "bytes of the box that parameter_server=auto makes (half the machine's)",
     "HBMCOMM_BOX_TRANSPORT": "how C programs reach it: auto (the default), shm, tcp or verbs",
+    "HBMCOMM_INSTEAD_OF": "gloo: groups that a program asks of Gloo are groups of hbm",
     "HBMCOMM_ISA": "instruction set of the reduction kernels, instead of the best one",
     "HBMCOMM_LOG": "lowest level shown: error, warn (the default), info or debug",
     "HBMCOMM_MEMORY": "where memory comes from: preferred (the default), bind, interleave or ddr",

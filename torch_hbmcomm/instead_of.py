@@ -1,0 +1,192 @@
+"""Puts hbm in Gloo's place: what HBMCOMM_INSTEAD_OF=gloo does.
+
+Every group that a program asks of Gloo for CPU tensors is a group of hbm. Its name stays "gloo",
+for programs that look; its class is ProcessGroupHbm, and c10d knows it as a backend of its type
+CUSTOM, since c10d takes what has the type GLOO for an object of its own class. docs/environment.md
+lists what is replaced in PyTorch for that.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, _DistributedBackendOptions
+from torch.distributed import distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
+
+from torch_hbmcomm.native import load
+
+_GLOO = "gloo"
+_CPU = torch.device("cpu")
+_STAND_IN = "hbm_for_gloo"  # in PyTorch's list of backends: hbm under Gloo's name
+_CUSTOM = dist.ProcessGroup.BackendType.CUSTOM
+_GLOO_CLASS: Any = getattr(dist, "ProcessGroupGloo", ())  # absent where PyTorch has no Gloo
+_GLOO_THREADS = 2  # of a ProcessGroupGloo with default options
+_native_name = dist.ProcessGroup.name
+
+
+def take_the_place_of(backend: str) -> None:
+    """Have PyTorch make groups of hbm where a program asks for that backend.
+
+    Raises ValueError for any other than "gloo".
+    """
+    if backend != _GLOO:
+        raise ValueError(
+            f'HBMCOMM_INSTEAD_OF={backend}: hbm takes the place of "gloo" alone; set it to gloo, '
+            "or unset it"
+        )
+    dist.Backend.register_backend(_STAND_IN, _create, extended_api=True, devices=["cpu"])
+    _replace(distributed_c10d, "_new_process_group_helper", _new_group)
+    _replace(distributed_c10d, "_set_pg_timeout", _set_timeout)
+    _replace(dist.ProcessGroup, "_register_backend", _register_backend)
+    _replace(dist.ProcessGroup, "name", _name)
+    _replace(dist.ProcessGroup, "_get_backend_name", _name)
+    _replace(dist.ProcessGroup, "_get_sequence_number_for_group", _sequence_number)
+    _replace(dist.ProcessGroup, "_set_sequence_number_for_group", _set_sequence_number)
+    _replace(DistributedDataParallel, "_get_ddp_logging_data", _ddp_logging_data)
+
+
+def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Put `function` in the place of one of PyTorch's, which becomes its first argument."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return function(original, *args, **kwargs)
+
+    setattr(owner, name, replacement)
+
+
+def _create(distributed_options: Any, group_options: Any) -> Any:
+    """Make the backend of one group. Options of another backend than hbm are for other devices, or
+    ignored, as PyTorch ignores those of Gloo."""
+    from torch_hbmcomm.backend import Options, create
+
+    _say_once()
+    options = group_options if isinstance(group_options, Options) else None
+    return create(distributed_options, options, _GLOO)
+
+
+@functools.cache
+def _say_once() -> None:
+    load().info("HBMCOMM_INSTEAD_OF=gloo: Gloo's groups for CPU tensors are groups of hbm")
+
+
+def _new_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Form a group, as _new_process_group_helper does, with hbm for the CPU tensors of Gloo."""
+    call = inspect.signature(original).bind(*args, **kwargs)
+    asked = call.arguments["backend"]
+    config = distributed_c10d.BackendConfig(dist.Backend(asked))
+    backends = config.get_device_backend_map()
+    if backends.get("cpu") != _GLOO:
+        return original(*args, **kwargs)
+    call.arguments["backend"] = ",".join(
+        f"{device}:{_STAND_IN if name == _GLOO and not _stays(device) else name}"
+        for device, name in backends.items()
+    )
+    group, store = original(*call.args, **call.kwargs)
+    if isinstance(group, dist.ProcessGroup):
+        _make_default(group)
+        world = distributed_c10d._world
+        world.pg_map[group] = (asked, store)
+        world.pg_backend_config[group] = str(config)
+    return group, store
+
+
+def _stays(device: str) -> bool:
+    """Return whether Gloo keeps the tensors of such devices: of the GPUs that the machine has."""
+    module = getattr(torch, device, None)
+    return device != "cpu" and (module is None or module.device_count() > 0)
+
+
+def _make_default(group: dist.ProcessGroup) -> None:
+    """Make hbm the group's default backend where Gloo would be it."""
+    if _native_name(group) in (_GLOO, "undefined"):
+        group._set_default_backend(_CUSTOM)
+
+
+def _register_backend(
+    original: Callable[..., None],
+    group: dist.ProcessGroup,
+    device: torch.device,
+    backend_type: Any,
+    backend: Any = None,
+) -> None:
+    """Register a backend; for a Gloo that a program has made by itself, an hbm of the same ranks,
+    which meet in the group's store."""
+    if device.type == "cpu" and isinstance(backend, _GLOO_CLASS):
+        store = group.get_group_store()
+        if store is None:
+            load().warn(
+                "HBMCOMM_INSTEAD_OF=gloo: a ProcessGroupGloo stays what it is, since hbm's ranks "
+                "cannot meet: it was registered in a ProcessGroup that was made without a store"
+            )
+        else:
+            backend, backend_type = _in_place_of(backend, store), _CUSTOM
+            _make_default(group)
+    original(group, device, backend_type, backend)
+
+
+def _in_place_of(gloo: Any, store: Store) -> Any:
+    options = _DistributedBackendOptions()
+    options.store = PrefixStore(f"{_STAND_IN}/", store)
+    options.group_rank = gloo.rank()
+    options.group_size = gloo.size()
+    options.timeout = gloo.options._timeout
+    options.group_id = gloo.options.group_name
+    options.global_ranks_in_group = gloo.options.global_ranks_in_group
+    return _create(options, None)
+
+
+def _stands_in(group: dist.ProcessGroup) -> bool:
+    return _native_name(group) == "custom" and (
+        _CPU in group._device_types and group._get_backend(_CPU).name() == _GLOO
+    )
+
+
+def _name(original: Callable[..., str], group: dist.ProcessGroup) -> str:
+    return _GLOO if _stands_in(group) else original(group)
+
+
+def _sequence_number(original: Callable[..., int], group: dist.ProcessGroup) -> int:
+    """Return the number of collectives so far; c10d refuses it for backends of its type CUSTOM."""
+    if _stands_in(group):
+        backend: Any = group._get_backend(_CPU)
+        return int(backend._get_sequence_number_for_group())
+    return original(group)
+
+
+def _set_sequence_number(original: Callable[..., None], group: dist.ProcessGroup) -> None:
+    if _stands_in(group):
+        group._get_backend(_CPU)._set_sequence_number_for_group()
+    else:
+        original(group)
+
+
+def _set_timeout(
+    original: Callable[..., None], timeout: timedelta, group: dist.ProcessGroup | None = None
+) -> None:
+    """Set the timeout of a group's backends; PyTorch 2.13's own looks for the class of Gloo's."""
+    chosen = distributed_c10d._get_default_group() if group is None else group
+    if isinstance(chosen, dist.ProcessGroup) and _stands_in(chosen):
+        chosen.set_timeout(timeout)
+    else:
+        original(timeout, group)
+
+
+def _ddp_logging_data(original: Callable[..., Any], model: DistributedDataParallel) -> Any:
+    """Return what DDP logs, with what it logs of a Gloo with default options."""
+    data = original(model)
+    if _stands_in(model.process_group):
+        data["backend_name"] = _GLOO
+        data["gloo_socket_ifname"] = os.environ.get("GLOO_SOCKET_IFNAME", "N/A")
+        data["gloo_device_transport"] = os.environ.get("GLOO_DEVICE_TRANSPORT", "N/A")
+        data["gloo_num_threads"] = _GLOO_THREADS
+    return data
