@@ -97,8 +97,10 @@ test-%: build  ## run the collective conformance tests at N ranks: test-1 ... te
 	HBMCOMM_TEST_RANKS=$* $(VENV)/bin/python -m pytest -m conformance
 
 .PHONY: torch-suite
-torch-suite: build  ## run PyTorch's own distributed suite over hbm
+torch-suite: build  ## run PyTorch's own distributed suite over hbm, by name and instead of Gloo
 	$(VENV)/bin/python tests/python/harness/run_torch_suite.py
+	$(VENV)/bin/python tests/python/harness/run_torch_suite.py --backend instead-of-gloo
+	$(VENV)/bin/python tests/python/harness/run_torch_suite.py --backend instead-of-gloo --suite rpc
 
 .PHONY: native
 native: $(INSTALLED)  ## build and run the native tests

@@ -1,6 +1,8 @@
-"""PyTorch's own distributed suite: what passes over Gloo passes over the backend under test.
+"""PyTorch's own distributed suites: what passes over Gloo passes over the backend under test, and
+over hbm in Gloo's place (HBMCOMM_INSTEAD_OF=gloo).
 
-torch_suite_gloo.txt lists what Gloo passes; its first lines say how to write it anew.
+torch_suite_gloo.txt and torch_suite_rpc_gloo.txt list what Gloo passes; their first lines say how
+to write them anew.
 """
 
 from __future__ import annotations
@@ -8,10 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from harness import BACKEND
-from harness.run_torch_suite import read_pass_list, run_suite, shortfall
+from harness import BACKEND, beyond_gloo
+from harness.run_torch_suite import INSTEAD, names, read_pass_list, run_suite, shortfall
 
-GLOO_LIST = Path(__file__).parents[1] / "harness" / "torch_suite_gloo.txt"
+HARNESS = Path(__file__).parents[1] / "harness"
+GLOO_LIST = HARNESS / "torch_suite_gloo.txt"
 
 
 @pytest.mark.full
@@ -22,3 +25,18 @@ def test_torch_suite(ranks: int, tmp_path: Path) -> None:
     log = tmp_path / "suite.log"
     gaps = shortfall(run_suite(BACKEND, ranks, [], log), read_pass_list(GLOO_LIST))
     assert not gaps, f"{gaps}\noutput in {log}"
+
+
+@beyond_gloo
+@pytest.mark.full
+@pytest.mark.torch_suite
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("suite", "gloo_list"),
+    [("distributed", GLOO_LIST), ("rpc", HARNESS / "torch_suite_rpc_gloo.txt")],
+)
+def test_torch_suite_instead_of_gloo(suite: str, gloo_list: Path, tmp_path: Path) -> None:
+    log = tmp_path / "suite.log"
+    found = run_suite(INSTEAD, 4, [], log, suite)
+    missing = {name: found[name] for name in read_pass_list(gloo_list) - names(found, "passed")}
+    assert not missing and not names(found, "failed"), f"{missing}\noutput in {log}"

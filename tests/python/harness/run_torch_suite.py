@@ -1,16 +1,20 @@
 """Runs PyTorch's own distributed test suite (it ships in the wheel) over a backend.
 
 Nothing of the suite is patched: the backend's name is added to the suite's tables of features, and
-its tests then run as they are, with forked ranks and a FileStore.
+its tests then run as they are, with forked ranks and a FileStore. Over "instead-of-gloo" they ask
+for Gloo, and HBMCOMM_INSTEAD_OF=gloo gives them hbm.
 
     python tests/python/harness/run_torch_suite.py                # score of hbm at 4 ranks
     python tests/python/harness/run_torch_suite.py -k send_recv   # tests whose name has a word
     python tests/python/harness/run_torch_suite.py --compare gloo # what gloo passes, hbm does not
     python tests/python/harness/run_torch_suite.py --backend gloo --record FILE
+    python tests/python/harness/run_torch_suite.py --backend instead-of-gloo # HBMCOMM_INSTEAD_OF
+    python tests/python/harness/run_torch_suite.py --backend instead-of-gloo --suite rpc
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -18,6 +22,7 @@ import sys
 import tempfile
 import time
 import unittest
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +31,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+INSTEAD = "instead-of-gloo"
+
+Case = tuple[type[unittest.TestCase], Callable[[unittest.TestCase], bool]]  # and which of its tests
+
 FEATURES = ("plugin", "ddp", "subgroup", "gpu", "cuda")
+GROUP_WORDS = ("initialize_pg", "init_process_group", "dist.barrier")  # in the source of a test
 TEST_TIMEOUT_SECONDS = 90
 
 # Tests that no third-party backend can pass, and what shows that it is for this reason.
@@ -76,8 +86,12 @@ class _Recorder(unittest.TextTestResult):
         self._note(test, "skipped", reason)
 
 
-def run_in_this_process(backend: str, ranks: int, keywords: list[str]) -> dict[str, Outcome]:
-    """Runs the suite here. The suite reads its environment at import: one call per process."""
+def run_in_this_process(
+    suite: str, backend: str, ranks: int, keywords: list[str]
+) -> dict[str, Outcome]:
+    """Runs a suite here. It reads its environment at import: one call per process."""
+    if backend == INSTEAD:
+        backend = os.environ["HBMCOMM_INSTEAD_OF"] = "gloo"
     os.environ.update(
         BACKEND=backend,
         WORLD_SIZE=str(ranks),
@@ -85,6 +99,19 @@ def run_in_this_process(backend: str, ranks: int, keywords: list[str]) -> dict[s
         OMP_NUM_THREADS="1",
         DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(TEST_TIMEOUT_SECONDS),
     )
+    tests = unittest.TestSuite(
+        test
+        for case, wanted in SUITES[suite](backend)
+        for test in map(case, unittest.TestLoader().getTestCaseNames(case))
+        if wanted(test) and (not keywords or any(word in test.id() for word in keywords))
+    )
+    result = unittest.TextTestRunner(resultclass=_Recorder, verbosity=2).run(tests)
+    assert isinstance(result, _Recorder)
+    return result.outcomes
+
+
+def distributed_suite(backend: str) -> Iterator[Case]:
+    """Yields the tests of torch.distributed, over the backend."""
     import torch.multiprocessing
     from torch.testing._internal.common_distributed import DistTestCases
 
@@ -102,19 +129,49 @@ def run_in_this_process(backend: str, ranks: int, keywords: list[str]) -> dict[s
             codes = [process.exitcode for process in self.processes]
             self.assertFalse([c for c in codes if c and c < 0], f"ranks died by signal: {codes}")
 
-    loader = unittest.TestLoader()
-    loader.testNamePatterns = [f"*{word}*" for word in keywords] or None
-    runner = unittest.TextTestRunner(resultclass=_Recorder, verbosity=2)
-    result = runner.run(loader.loadTestsFromTestCase(TorchSuite))
-    assert isinstance(result, _Recorder)
-    return result.outcomes
+    yield TorchSuite, lambda test: True
 
 
-def run_suite(backend: str, ranks: int, keywords: list[str], log: Path) -> dict[str, Outcome]:
-    """Runs the suite in a process of its own, whose output goes to `log`."""
+def rpc_suite(backend: str) -> Iterator[Case]:
+    """Yields the tests of torch.distributed.rpc in which ranks form a group too: over Gloo, which
+    they name. Among them is DDP under distributed autograd."""
+    import torch.multiprocessing
+    from torch.testing._internal.common_distributed import MultiProcessTestCase
+    from torch.testing._internal.distributed import rpc_utils as upstream
+    from torch.testing._internal.distributed.rpc import tensorpipe_rpc_agent_test_fixture as agent
+
+    class Forked(MultiProcessTestCase):
+        def setUp(self) -> None:
+            super().setUp()
+            self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+    suites: Any = upstream
+    ddp = (suites.DdpUnderDistAutogradTest, suites.DdpComparisonTest)
+
+    def forms_a_group(test: unittest.TestCase) -> bool:
+        source = inspect.getsource(inspect.unwrap(getattr(type(test), test._testMethodName)))
+        return isinstance(test, ddp) or any(word in source for word in GROUP_WORDS)
+
+    assert backend == "gloo", f"the suite of RPC knows no {backend}"
+    for case in [*suites.GENERIC_TESTS, *suites.TENSORPIPE_TESTS]:
+        bases = (case, agent.TensorPipeRpcAgentTestFixture, Forked)
+        yield type(case.__name__, bases, {}), forms_a_group
+
+
+SUITES: dict[str, Callable[[str], Iterator[Case]]] = {
+    "distributed": distributed_suite,
+    "rpc": rpc_suite,
+}
+
+
+def run_suite(
+    backend: str, ranks: int, keywords: list[str], log: Path, suite: str = "distributed"
+) -> dict[str, Outcome]:
+    """Runs a suite in a process of its own, whose output goes to `log`."""
     with tempfile.TemporaryDirectory() as folder, log.open("w") as output:
         answer = Path(folder, "outcomes.json")
-        command = [sys.executable, __file__, "--backend", backend, "--ranks", str(ranks)]
+        command = [sys.executable, __file__, "--suite", suite]
+        command += ["--backend", backend, "--ranks", str(ranks)]
         for word in keywords:
             command += ["-k", word]
         command += ["--outcomes", str(answer)]
@@ -161,12 +218,15 @@ def print_score(console: Console, scores: dict[str, dict[str, Outcome]]) -> None
     console.print(table)
 
 
-def write_pass_list(path: Path, backend: str, ranks: int, outcomes: dict[str, Outcome]) -> None:
+def write_pass_list(
+    path: Path, suite: str, backend: str, ranks: int, outcomes: dict[str, Outcome]
+) -> None:
     import torch
 
     header = [
-        f"# What {backend} passes of the suite of PyTorch {torch.__version__} at {ranks} ranks, by",
-        f"# tests/python/harness/run_torch_suite.py --backend {backend} --ranks {ranks}",
+        f"# What {backend} passes of a suite of PyTorch {torch.__version__} at {ranks} ranks, by",
+        f"# tests/python/harness/run_torch_suite.py --suite {suite} --backend {backend} "
+        f"--ranks {ranks}",
     ]
     path.write_text("\n".join(header + sorted(names(outcomes, "passed"))) + "\n")
 
@@ -175,25 +235,26 @@ def main(
     backend: Annotated[str, typer.Option(help="Backend to run the suite over.")] = "hbm",
     ranks: Annotated[int, typer.Option(help="Number of ranks.")] = 4,
     keyword: Annotated[list[str] | None, typer.Option("-k", help="Only names with this.")] = None,
+    suite: Annotated[str, typer.Option(help=f"One of {', '.join(SUITES)}.")] = "distributed",
     compare: Annotated[str | None, typer.Option(help="Run this backend too; list gaps.")] = None,
     record: Annotated[Path | None, typer.Option(help="Write the passed names here.")] = None,
     outcomes: Annotated[Path | None, typer.Option(help="Write every outcome as JSON.")] = None,
 ) -> None:
     keywords = keyword or []
     if outcomes is not None:
-        found = run_in_this_process(backend, ranks, keywords)
+        found = run_in_this_process(suite, backend, ranks, keywords)
         outcomes.write_text(json.dumps({name: vars(outcome) for name, outcome in found.items()}))
         return
 
     console = Console()
     scores: dict[str, dict[str, Outcome]] = {}
     for name in [backend] + ([compare] if compare else []):
-        log = Path(tempfile.gettempdir(), f"torch_suite_{name}_{ranks}.log")
+        log = Path(tempfile.gettempdir(), f"torch_suite_{suite}_{name}_{ranks}.log")
         console.print(f"running over {name}; output in {log}")
-        scores[name] = run_suite(name, ranks, keywords, log)
+        scores[name] = run_suite(name, ranks, keywords, log, suite)
     print_score(console, scores)
     if record is not None:
-        write_pass_list(record, backend, ranks, scores[backend])
+        write_pass_list(record, suite, backend, ranks, scores[backend])
     expected = names(scores[compare], "passed") if compare else set()
     for name in sorted(names(scores[backend], "failed") & OUT_OF_REACH.keys()):
         console.print(f"no third-party backend can pass {name}")
