@@ -20,7 +20,8 @@ curl -fsSL "https://github.com/memkind/memkind/archive/refs/tags/v$MEMKIND.tar.g
 (cd "memkind-$MEMKIND" &&
   export PKG_CONFIG_PATH=/usr/local/lib/pkgconfig &&
   ./autogen.sh && ./configure --prefix=/usr/local --disable-daxctl && make && make install)
-ldconfig /usr/local/lib
+echo /usr/local/lib >/etc/ld.so.conf.d/libraries.conf
+ldconfig
 
 # The PyTorches whose headers and libraries the extension is compiled against. They are the same for
 # every Python.
