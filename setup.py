@@ -99,7 +99,8 @@ class BoxDistribution(Distribution):  # type: ignore[misc]  # setuptools has no 
             "A memory box: a server whose memory clients allocate, read, write and sum into over "
             "shared memory, TCP or RDMA (torch_hbmcomm without its process group)"
         )
-        self.entry_points.pop("torch.backends", None)
+        for group in [name for name in self.entry_points if name.startswith("torch.")]:
+            del self.entry_points[group]
 
 
 MODULES = [
@@ -108,11 +109,18 @@ MODULES = [
     *(f"{release.package}._C" for release in RELEASES),
 ]
 
+OPTIONS = {}
+if WITHOUT_TORCH:
+    # What a build of the other kind left in its folder would go into the wheel; and the box's
+    # metadata in a checkout would seem to be an installation beside that of the checkout.
+    folder = "build/without-torch"
+    (ROOT / folder).mkdir(parents=True, exist_ok=True)
+    OPTIONS = {"build": {"build_base": folder}, "egg_info": {"egg_base": folder}}
+
 setup(
     ext_modules=[Extension(f"torch_hbmcomm.{name}", sources=[]) for name in MODULES],
     cmdclass={"build_ext": BuildNative, "dist_info": DistInfo},
     distclass=BoxDistribution if WITHOUT_TORCH else Distribution,
     install_requires=dependencies.dependencies(MINORS),
-    # What a build of the other kind left there would go into the wheel.
-    options={"build": {"build_base": "build/without-torch"}} if WITHOUT_TORCH else {},
+    options=OPTIONS,
 )

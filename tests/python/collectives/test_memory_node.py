@@ -97,6 +97,14 @@ def test_the_node_has_the_box_alone(node: Path) -> None:
     assert names == {"_smb", "libhbm_verbs", "libhbmsmb"}
 
 
+def test_it_registers_no_backend_with_pytorch(node: Path) -> None:
+    groups = (
+        "from importlib.metadata import distribution as d; "
+        "print(*{point.group for point in d('hbmcomm-box').entry_points})"
+    )
+    assert run(node / "python", "-c", groups).split() == ["console_scripts"]
+
+
 def test_it_serves_a_client(node: Path, box: str) -> None:
     run(node / "python", "-c", CLIENT, box)
 
