@@ -46,7 +46,9 @@ def main() -> None:
     if asked.repair:
         repair(asked.repair, asked.into)
         return
-    shutil.rmtree(RAW, ignore_errors=True)
+    # What an earlier build collected may have files that are no more.
+    for left in [RAW, *ROOT.glob("build/lib.*"), *ROOT.glob("build/without-torch/lib.*")]:
+        shutil.rmtree(left, ignore_errors=True)
     named = ":".join(str(unpacked(release)) for release in asked.releases)
     wheel(HBMCOMM_TORCH=os.environ.get("HBMCOMM_TORCH") or named)
     wheel(HBMCOMM_WITHOUT_TORCH="1")
