@@ -42,6 +42,8 @@ PACKAGES := $(VENV)/.packages
 SITE_PACKAGES := $(VENV)/.site-packages
 INSTALLED := build/.installed
 KERNEL := build/vm/.kernel
+LIBRARIES := build/libraries
+LIBRARY_PACKAGES := $(LIBRARIES)/.packages
 
 # The native tests and programs of benchmarks beside what setup.py builds.
 CONFIGURE_TESTS = cmake -S csrc -B $(BUILD) -G Ninja -DHBM_TESTS=ON -DHBM_BENCHMARKS=ON \
@@ -91,10 +93,15 @@ test-long: export HBM_STRESS_KILLS ?= 1000
 test-long: sanitize native build  ## what takes hours: sanitizers, soaks
 	@scripts/system_packages.sh $(LONG_PACKAGES)
 	$(MAKE) fuzz FUZZ_SECONDS=3600
+	$(MAKE) test-libraries
 	$(PYTEST) -m long
 
 test-%: build  ## run the collective conformance tests at N ranks: test-1 ... test-8
 	HBMCOMM_TEST_RANKS=$* $(VENV)/bin/python -m pytest -m conformance
+
+.PHONY: test-libraries
+test-libraries: build $(LIBRARY_PACKAGES)  ## train with libraries that call torch.distributed
+	$(LIBRARIES)/bin/python -m pytest -n $(JOBS) --dist loadgroup tests/libraries
 
 .PHONY: torch-suite
 torch-suite: build  ## run PyTorch's own distributed suite over hbm, by name and instead of Gloo
@@ -189,6 +196,15 @@ $(SITE_PACKAGES): pyproject.toml scripts/requirements.py | $(VENV)/bin/python
 	@mkdir -p build
 	$(VENV)/bin/python scripts/requirements.py --extras-only docs > build/site-requirements.txt
 	$(PIP) install -r build/site-requirements.txt
+	@touch $@
+
+# An environment on top of .venv. DeepSpeed compiles an operator at its first use.
+$(LIBRARY_PACKAGES): tests/libraries/requirements.txt tests/libraries/layer.py $(PACKAGES)
+	$(VENV)/bin/python -m venv --clear $(LIBRARIES)
+	$(VENV)/bin/python tests/libraries/layer.py $(LIBRARIES)
+	$(LIBRARIES)/bin/pip --disable-pip-version-check --quiet install -r $<
+	TORCH_EXTENSIONS_DIR=$(CURDIR)/$(LIBRARIES)/torch_extensions $(LIBRARIES)/bin/python -c \
+	  'from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as Op; Op().load(verbose=False)'
 	@touch $@
 
 $(INSTALLED): $(PACKAGES) setup.py torch_hbmcomm/version.py scripts/native_build.py \
