@@ -123,7 +123,9 @@ def _register_backend(
     which meet in the group's store."""
     if device.type == "cpu" and isinstance(backend, _GLOO_CLASS):
         store = group.get_group_store()
-        if store is None:
+        if _stands_in(group):  # registered before, for the same tensors
+            backend, backend_type = group._get_backend(_CPU), _CUSTOM
+        elif store is None:
             load().warn(
                 "HBMCOMM_INSTEAD_OF=gloo: a ProcessGroupGloo stays what it is, since hbm's ranks "
                 "cannot meet: it was registered in a ProcessGroup that was made without a store"

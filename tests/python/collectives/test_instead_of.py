@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -202,7 +203,10 @@ def by_hand(context: Context) -> Any:
     backend = dist.ProcessGroupGloo(store, context.rank, context.size, timedelta(seconds=60))
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     backend._set_sequence_number_for_group()
-    group._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, backend)
+    with mock.patch.object(instead_of, "_create", wraps=instead_of._create) as create:
+        for _ in range(2):  # as some do, for a device and for "cpu"
+            group._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, backend)
+    assert create.call_count == 1
     assert group.name() == "gloo"
     assert group._get_sequence_number_for_group() == 0
     return group
@@ -227,6 +231,36 @@ def groups_by_name(context: Context) -> None:
 
 def test_who_asks_for_hbm_gets_hbm(instead: Pool) -> None:
     instead.run(groups_by_name)
+
+
+def beside_gpus(context: Context) -> None:
+    with mock.patch("torch.cuda.device_count", return_value=1), world(context, "gloo"):
+        group = default_group()
+        assert kind(group) == "ProcessGroupHbm gloo"
+        assert type(group._get_backend(torch.device("cuda"))) is dist.ProcessGroupGloo
+        assert dist.get_backend_config() == "cpu:gloo,cuda:gloo"
+
+
+def test_tensors_on_gpus_stay_with_gloo(instead: Pool) -> None:
+    instead.run(beside_gpus)
+
+
+def debugged(context: Context) -> None:
+    debugging: Any = dist
+    debugging.set_debug_level(debugging.DebugLevel.DETAIL)
+    try:
+        with world(context, "gloo"):
+            group = default_group()
+            assert type(cpu_backend(group).wrapped_pg).__name__ == "ProcessGroupHbm"
+            assert group.name() == cpu_backend(group).name() == "gloo"
+            assert sum_over(group) == 3
+            hbmcomm.monitored_barrier()
+    finally:
+        debugging.set_debug_level(debugging.DebugLevel.OFF)
+
+
+def test_pytorchs_debugging_wraps_hbm(instead: Pool) -> None:
+    instead.run(debugged)
 
 
 def use_own_names(context: Context) -> None:
