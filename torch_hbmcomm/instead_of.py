@@ -54,8 +54,11 @@ def take_the_place_of(backend: str) -> None:
 
 
 def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
-    """Put `function` in the place of one of PyTorch's, which becomes its first argument."""
-    original = getattr(owner, name)
+    """Put `function` in the place of one of PyTorch's, which becomes its first argument. Nothing
+    happens where this release of PyTorch has none of that name."""
+    original = getattr(owner, name, None)
+    if original is None:
+        return
 
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:

@@ -134,7 +134,7 @@ def what_programs_look_at(context: Context, asked: str | None) -> dict[str, Any]
         dist.barrier()
         group.monitored_barrier()
         with warnings.catch_warnings():
-            warnings.simplefilter("error")
+            warnings.simplefilter("error", UserWarning)
             distributed_c10d._set_pg_timeout(timedelta(seconds=71))
         seen = {
             "get_backend": dist.get_backend(),
