@@ -120,6 +120,6 @@ def _bound_arenas() -> None:
 
 
 def _mpi_directories() -> list[str]:
-    """Return where PyPI's mpich puts libmpi.so.12: beside the Python that installed it."""
+    """Return where PyPI's mpich puts its libraries: beside the Python that installed it."""
     roots = [sysconfig.get_path("data"), sys.prefix, sys.base_prefix]
     return [os.path.join(root, "lib") for root in dict.fromkeys(roots)]

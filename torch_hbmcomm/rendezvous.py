@@ -48,7 +48,7 @@ def rendezvous(
         )
     native = load()
     rank, size = native.mpi_launched(timeout)
-    _require_launcher(size)
+    _require_launcher(size, native.mpi_info())
     if _store is None:
         atexit.register(native.mpi_finalize, _PATIENCE)
         _store = _serve(native, timeout) if rank == 0 else _join(native, timeout)
@@ -58,7 +58,7 @@ def rendezvous(
     yield store, rank, size
 
 
-def _require_launcher(size: int) -> None:
+def _require_launcher(size: int, library: dict[str, str]) -> None:
     """Raise RuntimeError when MPI takes each of several processes for a job of its own: each would
     train alone, unnoticed."""
     started = {name: os.environ[name] for name in _SIZES if os.environ.get(name, "1") != "1"}
@@ -67,8 +67,10 @@ def _require_launcher(size: int) -> None:
     name, count = next(iter(started.items()))
     raise RuntimeError(
         f'init_method="mpi://": {name}={count} processes were started, but MPI knows of this one '
-        "alone: the launcher does not speak MPICH's PMI. Start with MPICH's mpiexec or with "
-        '`srun --mpi=pmi2`; under torchrun leave init_method out (see docs/running.md, "Slurm")'
+        f"alone: the launcher does not speak the PMI of {library['version']} "
+        f"({library['library']}). Start with that library's mpiexec or, for MPICH, with "
+        "`srun --mpi=pmi2`; or name the launcher's MPI in HBMCOMM_MPI_LIB; under torchrun leave "
+        'init_method out (see docs/running.md, "Which MPI library")'
     )
 
 

@@ -169,9 +169,9 @@ class MpiItself final : public Way {
   }
 
   void allreduce(void* data, size_t count, Dtype dtype) override {
-    mpi::library().check(allreduce_(MPI_IN_PLACE, data, static_cast<int>(count), type_of(dtype),
-                                    MPI_SUM, MPI_COMM_WORLD),
-                         "MPI_Allreduce");
+    mpi::library().api->check(allreduce_(MPI_IN_PLACE, data, static_cast<int>(count),
+                                         type_of(dtype), MPI_SUM, MPI_COMM_WORLD),
+                              "MPI_Allreduce");
   }
 
  private:

@@ -92,14 +92,13 @@ std::vector<std::string> gather_texts(ProcessGroupHbm& group, const std::string&
 py::dict mpi_info() {
   using namespace py::literals;
   const mpi::MpiLibrary& library = mpi::library();
-  return py::dict("library"_a = library.path, "version"_a = library.version,
-                  "abi"_a = "MPICH (libmpi.so.12)", "found_by"_a = library.found_by);
+  return py::dict("library"_a = library.path, "version"_a = library.api->version(),
+                  "abi"_a = library.api->abi(), "found_by"_a = library.found_by);
 }
 
 py::dict build_info() {
   using namespace py::literals;
-  return py::dict("version"_a = HBM_VERSION, "torch_version"_a = HBM_TORCH_VERSION,
-                  "mpi_header"_a = MPICH_VERSION);
+  return py::dict("version"_a = HBM_VERSION, "torch_version"_a = HBM_TORCH_VERSION);
 }
 
 }  // namespace

@@ -3,8 +3,8 @@
 //
 //   VM_RANKS=2 VM_POLICY=bind vm_mpi_buffers
 //
-// The program is linked with library() wrapped (CMakeLists.txt): what hbm takes for MPI's table of
-// functions is one that notes each buffer and passes the call on.
+// The program is linked with Comm::isend() and Comm::irecv() wrapped (CMakeLists.txt): what hbm
+// calls notes each buffer and passes the call on.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "communicator/mpi/channel.h"
 #include "communicator/mpi/communicator.h"
-#include "communicator/mpi/library.h"
 #include "memory/cpu_binding.h"
 #include "memory/staging.h"
 #include "mpi_ranks.h"
@@ -32,39 +32,32 @@ constexpr size_t kCount = 1 << 20;
 std::mutex mutex;                      // guards `handed`
 std::map<const void*, size_t> handed;  // address -> bytes, the most of all calls
 
-void note(const void* data, int bytes) {
+void note(const void* data, size_t bytes) {
   const std::lock_guard lock(mutex);
   size_t& most = handed[data];
-  most = std::max(most, static_cast<size_t>(bytes));
-}
-
-const MpiLibrary* real = nullptr;
-
-int isend(const void* data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
-          MPI_Request* request) {
-  note(data, count);
-  return real->Isend(data, count, type, to, tag, comm, request);
-}
-
-int irecv(void* data, int count, MPI_Datatype type, int from, int tag, MPI_Comm comm,
-          MPI_Request* request) {
-  note(data, count);
-  return real->Irecv(data, count, type, from, tag, comm, request);
+  most = std::max(most, bytes);
 }
 
 }  // namespace
 
-// The linker's names for the function and for its stand-in.
-extern "C" const MpiLibrary& __real__ZN3hbm3mpi7libraryEv();
-extern "C" const MpiLibrary& __wrap__ZN3hbm3mpi7libraryEv() {
-  static const MpiLibrary noting = [] {
-    real = &__real__ZN3hbm3mpi7libraryEv();
-    MpiLibrary table = *real;
-    table.Isend = isend;
-    table.Irecv = irecv;
-    return table;
-  }();
-  return noting;
+// The linker's names for the functions and for their stand-ins.
+extern "C" {
+Request __real__ZN3hbm3mpi4Comm5isendEPKvmii(Comm* comm, const void* data, size_t bytes, int peer,
+                                             int tag);
+Request __real__ZN3hbm3mpi4Comm5irecvEPvmii(Comm* comm, void* data, size_t bytes, int peer,
+                                            int tag);
+
+Request __wrap__ZN3hbm3mpi4Comm5isendEPKvmii(Comm* comm, const void* data, size_t bytes, int peer,
+                                             int tag) {
+  note(data, bytes);
+  return __real__ZN3hbm3mpi4Comm5isendEPKvmii(comm, data, bytes, peer, tag);
+}
+
+Request __wrap__ZN3hbm3mpi4Comm5irecvEPvmii(Comm* comm, void* data, size_t bytes, int peer,
+                                            int tag) {
+  note(data, bytes);
+  return __real__ZN3hbm3mpi4Comm5irecvEPvmii(comm, data, bytes, peer, tag);
+}
 }
 
 namespace {

@@ -149,8 +149,8 @@ def mpi() -> Finding:
         return _broken(
             "mpi",
             str(error),
-            "HBMCOMM_MPI_LIB, the mpich wheel, the system",
-            "pip install mpich, or set HBMCOMM_MPI_LIB to the path of an MPICH libmpi.so",
+            "HBMCOMM_MPI_LIB, beside this Python, the system",
+            "pip install mpich, or name a library in HBMCOMM_MPI_LIB (docs/running.md)",
         )
     value = f"{found['version']}\n{found['library']} (ABI: {found['abi']})"
     return Finding("mpi", value, found["found_by"], data=dict(found))

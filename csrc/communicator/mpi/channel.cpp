@@ -26,7 +26,7 @@ uint64_t operation_bytes(size_t chunk, uint64_t size) {
 
 struct AbandonedRequests {
   std::shared_ptr<Comm> communicator;
-  std::vector<MPI_Request> requests;
+  std::vector<Request> requests;
   memory::StagingBuffer memory;
 };
 
@@ -40,64 +40,37 @@ std::list<AbandonedRequests>& abandoned() {
 
 bool at_rest(AbandonedRequests& each) {
   if (each.communicator->in_child()) return false;
-  const MpiLibrary& mpi = each.communicator->mpi();
+  const Api& mpi = each.communicator->mpi();
   bool all = true;
-  for (MPI_Request& request : each.requests) {
-    if (request == MPI_REQUEST_NULL) continue;
-    int done = 0;
-    // An error also completes the request, which is all that matters here.
-    if (mpi.Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done == 0) all = false;
+  for (Request& request : each.requests) {
+    if (request && !mpi.test_ended(request)) all = false;
   }
   return all;
 }
 
 }  // namespace
 
-Comm::Comm(const MpiLibrary& library, MPI_Comm comm) : mpi_(library), comm_(comm) {
-  mpi_.Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
-  int* upper = nullptr;
-  int found = 0;
-  mpi_.check(mpi_.Comm_get_attr(comm_, MPI_TAG_UB, &upper, &found), "MPI_Comm_get_attr");
-  const int highest = found != 0 ? *upper : 32767;  // the least that MPI promises
-  user_tags_ = (highest - 2) / 2;
-}
+Comm::Comm(const Api& mpi, CommHandle comm)
+    : mpi_(mpi), comm_(comm), user_tags_((mpi.highest_tag(comm) - 2) / 2) {}
 
 Comm::~Comm() {
-  if (leaked_ || fork_.in_child()) return;
-  int finalized = 0;
-  mpi_.Finalized(&finalized);
-  if (finalized == 0) mpi_.Comm_free(&comm_);
+  if (!leaked_ && !fork_.in_child() && !mpi_.finalised()) mpi_.free(comm_);
 }
 
-MPI_Request Comm::isend(const void* data, size_t bytes, int peer, int tag) {
-  MPI_Request request = MPI_REQUEST_NULL;
-  mpi_.check(mpi_.Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_, &request),
-             "MPI_Isend");
-  return request;
+Request Comm::isend(const void* data, size_t bytes, int peer, int tag) {
+  return mpi_.isend(data, bytes, peer, tag, comm_);
 }
 
-MPI_Request Comm::irecv(void* data, size_t bytes, int peer, int tag) {
-  MPI_Request request = MPI_REQUEST_NULL;
-  mpi_.check(mpi_.Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_, &request),
-             "MPI_Irecv");
-  return request;
+Request Comm::irecv(void* data, size_t bytes, int peer, int tag) {
+  return mpi_.irecv(data, bytes, peer, tag, comm_);
 }
 
-MPI_Request Comm::irecv_any(void* data, size_t bytes, int tag, int& peer) {
-  MPI_Message message = MPI_MESSAGE_NULL;
-  MPI_Request request = MPI_REQUEST_NULL;
-  MPI_Status status;
-  int found = 0;
-  mpi_.check(mpi_.Improbe(MPI_ANY_SOURCE, tag, comm_, &found, &message, &status), "MPI_Improbe");
-  if (found == 0) return MPI_REQUEST_NULL;
-  mpi_.check(mpi_.Imrecv(data, static_cast<int>(bytes), MPI_BYTE, &message, &request),
-             "MPI_Imrecv");
-  peer = status.MPI_SOURCE;
-  return request;
+Request Comm::irecv_any(void* data, size_t bytes, int tag, int& peer) {
+  return mpi_.irecv_any(data, bytes, tag, comm_, peer);
 }
 
-void Comm::cancel_receive(MPI_Request& request) noexcept {
-  if (request != MPI_REQUEST_NULL && !fork_.in_child()) mpi_.Cancel(&request);
+void Comm::cancel_receive(Request request) noexcept {
+  if (request && !fork_.in_child()) mpi_.cancel(request);
 }
 
 size_t chunk_bytes(uint64_t staging_bytes, int size) {
@@ -113,7 +86,7 @@ size_t chunk_bytes(uint64_t staging_bytes, int size) {
                                        std::to_string(operation_bytes(kSmallestChunk, ranks)));
 }
 
-void abandon_requests(const std::shared_ptr<Comm>& communicator, std::vector<MPI_Request> requests,
+void abandon_requests(const std::shared_ptr<Comm>& communicator, std::vector<Request> requests,
                       memory::StagingBuffer memory) noexcept {
   AbandonedRequests given_up{communicator, std::move(requests), std::move(memory)};
   if (at_rest(given_up)) return;

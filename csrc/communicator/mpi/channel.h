@@ -4,8 +4,6 @@
 // Threads: MPI runs at MPI_THREAD_MULTIPLE, so all may be called from any thread.
 #pragma once
 
-#include <mpi.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -13,7 +11,7 @@
 #include <vector>
 
 #include "base/fork.h"
-#include "communicator/mpi/library.h"
+#include "communicator/mpi/api.h"
 #include "memory/staging.h"
 
 namespace hbm::mpi {
@@ -22,31 +20,31 @@ namespace hbm::mpi {
 class Comm {
  public:
   // Takes over `comm`, whose ranks are the group's.
-  Comm(const MpiLibrary& library, MPI_Comm comm);
+  Comm(const Api& mpi, CommHandle comm);
 
   // Frees the communicator, unless leak() was called.
   ~Comm();
   Comm(const Comm&) = delete;
   Comm& operator=(const Comm&) = delete;
 
-  MPI_Request isend(const void* data, size_t bytes, int peer, int tag);
+  Request isend(const void* data, size_t bytes, int peer, int tag);
 
   // `bytes` is the most that may arrive.
-  MPI_Request irecv(void* data, size_t bytes, int peer, int tag);
+  Request irecv(void* data, size_t bytes, int peer, int tag);
 
-  // Receives a message that is there already, from whichever peer sent it, and sets `peer`;
-  // MPI_REQUEST_NULL if there is none. A posted MPI_ANY_SOURCE receive would do the same, but MPICH
-  // 5.0.2 loses some when peers are on this node and on others.
-  MPI_Request irecv_any(void* data, size_t bytes, int tag, int& peer);
+  // Receives a message that is there already, from whichever peer sent it, and sets `peer`; null
+  // if there is none. A posted MPI_ANY_SOURCE receive would do the same, but MPICH 5.0.2 loses some
+  // when peers are on this node and on others.
+  Request irecv_any(void* data, size_t bytes, int tag, int& peer);
 
   // Asks MPI to give up a receive; the request still has to be completed.
-  void cancel_receive(MPI_Request& request) noexcept;
+  void cancel_receive(Request request) noexcept;
 
   // Keeps the communicator from being freed: after an operation was given up, MPI still refers to
   // it.
   void leak() noexcept { leaked_ = true; }
 
-  const MpiLibrary& mpi() const noexcept { return mpi_; }
+  const Api& mpi() const noexcept { return mpi_; }
 
   // In a forked child MPI's state is the parent's, and nothing may be asked of it.
   bool in_child() const noexcept { return fork_.in_child(); }
@@ -60,10 +58,10 @@ class Comm {
   int collective_tag(int phase) const noexcept { return 2 * user_tags_ + phase; }
 
  private:
-  const MpiLibrary& mpi_;
+  const Api& mpi_;
   const ForkGuard fork_;
-  MPI_Comm comm_;
-  int user_tags_;
+  const CommHandle comm_;
+  const int user_tags_;
   bool leaked_ = false;
 };
 
@@ -88,7 +86,7 @@ size_t chunk_bytes(uint64_t staging_bytes, int size);
 // send cannot be. The memory is returned when MPI has let go of it, and never if it does not: a
 // late message may then land where nobody else looks. `communicator` is leaked unless all complete
 // at once.
-void abandon_requests(const std::shared_ptr<Comm>& communicator, std::vector<MPI_Request> requests,
+void abandon_requests(const std::shared_ptr<Comm>& communicator, std::vector<Request> requests,
                       memory::StagingBuffer memory) noexcept;
 
 // Returns the memory of what has completed since, and says how many bytes are still held by this

@@ -3,11 +3,12 @@
 #include <dlfcn.h>
 #include <link.h>
 
-#include <algorithm>
-#include <array>
 #include <cstdlib>
+#include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "communicator/mpi/ucx_guard.h"
@@ -15,8 +16,12 @@
 namespace hbm::mpi {
 namespace {
 
-// Sonames of the MPICH ABI: upstream's, then Debian's.
-constexpr std::array<const char*, 2> kSonames = {"libmpi.so.12", "libmpich.so.12"};
+using Sonames = std::vector<const char*>;
+
+// The best first: with MPICH's ABI (upstream's name, Debian's), with the standard one.
+const Sonames kSonames = {"libmpi.so.12", "libmpich.so.12", "libmpi_abi.so.1"};
+// Open MPI 4 and 5: found only to be named in an error.
+const Sonames kForeignSonames = {"libmpi.so.40"};
 
 std::mutex search_mutex;
 std::vector<std::string> search_path;
@@ -26,54 +31,46 @@ struct Found {
   std::string by;
 };
 
-Found find_library(std::string& tried) {
-  const auto open = [&tried](const std::string& name, int flags) {
-    void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_GLOBAL | flags);
-    if (handle == nullptr && (flags & RTLD_NOLOAD) == 0) {
-      tried += std::string("\n  ") + dlerror();
+void* open(const std::string& name, int flags) {
+  return dlopen(name.c_str(), RTLD_NOW | RTLD_GLOBAL | flags);
+}
+
+// Those that the process has loaded, without loading any.
+std::vector<void*> loaded_libraries() {
+  std::vector<void*> loaded;
+  for (const Sonames& sonames : {kSonames, kForeignSonames}) {
+    for (const char* soname : sonames) {
+      if (void* handle = open(soname, RTLD_NOLOAD)) loaded.push_back(handle);
     }
+  }
+  return loaded;
+}
+
+Found find_library(std::string& tried) {
+  const auto try_to_open = [&tried](const std::string& name) {
+    void* handle = open(name, 0);
+    if (handle == nullptr) tried += std::string("\n  ") + dlerror();
     return handle;
   };
   if (const char* named = std::getenv("HBMCOMM_MPI_LIB"); named != nullptr && *named != '\0') {
-    return {open(named, 0), "HBMCOMM_MPI_LIB"};
+    return {try_to_open(named), "HBMCOMM_MPI_LIB"};
   }
-  for (const char* soname : kSonames) {
-    if (void* handle = open(soname, RTLD_NOLOAD)) return {handle, "already loaded"};
-  }
+  const auto loaded = loaded_libraries();
+  if (!loaded.empty()) return {loaded.front(), "already loaded"};
   const std::lock_guard lock(search_mutex);
-  for (const std::string& directory : search_path) {
-    if (void* handle = open(directory + "/" + kSonames[0], 0)) return {handle, "PyPI's mpich"};
-  }
-  for (const char* soname : kSonames) {
-    if (void* handle = open(soname, 0)) return {handle, "the system"};
+  for (const Sonames& sonames : {kSonames, kForeignSonames}) {
+    for (const std::string& directory : search_path) {
+      for (const char* soname : sonames) {
+        if (void* handle = try_to_open(directory + "/" + soname)) {
+          return {handle, "beside this Python"};
+        }
+      }
+    }
+    for (const char* soname : sonames) {
+      if (void* handle = try_to_open(soname)) return {handle, "the system"};
+    }
   }
   return {};
-}
-
-template <typename Function>
-void resolve(void* handle, const std::string& path, const char* name, Function& slot) {
-  slot = reinterpret_cast<Function>(dlsym(handle, name));
-  if (slot == nullptr) {
-    throw Error(ErrorKind::kUnavailable, path + " has no function " + name +
-                                             ": it is not an MPI-3.1 library of the MPICH ABI");
-  }
-}
-
-// Open MPI's and MPI 5's standard ABI have other handle types: calling them would corrupt memory.
-void require_mpich_abi(void* handle, const std::string& path) {
-  if (dlsym(handle, "ompi_mpi_comm_world") != nullptr) {
-    throw Error(ErrorKind::kUnavailable,
-                path +
-                    " is Open MPI, whose ABI differs; install MPICH (pip install mpich, or "
-                    "apt install libmpich12) or name one in HBMCOMM_MPI_LIB");
-  }
-  if (dlsym(handle, "MPI_Abi_get_version") != nullptr &&
-      path.find("mpi_abi") != std::string::npos) {
-    throw Error(ErrorKind::kUnavailable,
-                path +
-                    " has the MPI 5 standard ABI; name the libmpi.so.12 beside it in "
-                    "HBMCOMM_MPI_LIB");
-  }
 }
 
 std::string path_of(void* handle) {
@@ -84,10 +81,7 @@ std::string path_of(void* handle) {
 
 // Two MPI libraries would both talk to the launcher, and hang.
 void require_alone(void* handle, const std::string& path) {
-  for (const char* soname : kSonames) {
-    void* other = dlopen(soname, RTLD_NOW | RTLD_NOLOAD);
-    if (other == nullptr) continue;
-    dlclose(other);
+  for (void* other : loaded_libraries()) {
     if (other == handle) continue;
     throw Error(ErrorKind::kUnavailable,
                 path + " is to be used for MPI, but this process has loaded " + path_of(other) +
@@ -104,52 +98,25 @@ MpiLibrary load() {
   if (found.handle == nullptr) {
     throw Error(ErrorKind::kUnavailable,
                 "no MPI library was found; install MPICH (pip install mpich, or apt install "
-                "libmpich12) or name its libmpi.so.12 in HBMCOMM_MPI_LIB. Tried:" +
+                "libmpich12) or name a library in HBMCOMM_MPI_LIB. Tried:" +
                     tried);
   }
-  MpiLibrary loaded;
-  loaded.path = path_of(found.handle);
-  loaded.found_by = found.by;
-  require_mpich_abi(found.handle, loaded.path);
-  require_alone(found.handle, loaded.path);
-#define HBM_MPI_RESOLVE(name) resolve(found.handle, loaded.path, "MPI_" #name, loaded.name);
-  HBM_MPI_FUNCTIONS(HBM_MPI_RESOLVE)
-#undef HBM_MPI_RESOLVE
-
-  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
-  int length = 0;
-  loaded.Get_library_version(text.data(), &length);
-  loaded.version = std::string(text.data(), static_cast<size_t>(length));
-  loaded.version.resize(std::min(loaded.version.find('\n'), loaded.version.size()));
-  for (char& c : loaded.version) c = c == '\t' ? ' ' : c;
-  return loaded;
+  const std::string path = path_of(found.handle);
+  std::unique_ptr<const Api> api = make_api({found.handle, path});
+  require_alone(found.handle, path);
+  const bool pmix =
+      !api->version().starts_with("MPICH") || dlsym(found.handle, "PMIx_Init") != nullptr;
+  return {path, found.by, pmix, std::move(api)};
 }
 
 }  // namespace
-
-void MpiLibrary::check(int code, const char* call) const {
-  if (code == MPI_SUCCESS) return;
-  std::array<char, MPI_MAX_ERROR_STRING> text{};
-  int length = 0;
-  Error_string(code, text.data(), &length);
-  throw Error(ErrorKind::kNetwork, std::string(call) + " failed: " +
-                                       std::string(text.data(), static_cast<size_t>(length)));
-}
 
 void set_search_path(std::vector<std::string> directories) {
   const std::lock_guard lock(search_mutex);
   search_path = std::move(directories);
 }
 
-bool already_loaded() {
-  for (const char* soname : kSonames) {
-    if (void* handle = dlopen(soname, RTLD_NOW | RTLD_NOLOAD)) {
-      dlclose(handle);
-      return true;
-    }
-  }
-  return false;
-}
+bool already_loaded() { return !loaded_libraries().empty(); }
 
 const MpiLibrary& library() {
   static const MpiLibrary loaded = load();  // tried again after a throw

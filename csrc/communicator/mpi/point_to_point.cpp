@@ -29,7 +29,7 @@ class Message {
   Message(Message&& other) noexcept
       : channel_(std::move(other.channel_)),
         memory_(std::move(other.memory_)),
-        request_(std::exchange(other.request_, MPI_REQUEST_NULL)),
+        request_(std::exchange(other.request_, {})),
         receiving_(other.receiving_) {}
   ~Message() { abandon(); }
 
@@ -49,28 +49,23 @@ class Message {
   bool receive_any(int tag, int& peer) {
     receiving_ = true;
     request_ = channel_->communicator->irecv_any(memory_.data(), memory_.size(), tag, peer);
-    return request_ != MPI_REQUEST_NULL;
+    return static_cast<bool>(request_);
   }
 
   bool arrived() {
-    const MpiLibrary& mpi = channel_->communicator->mpi();
-    int done = 0;
-    mpi.check(mpi.Test(&request_, &done, MPI_STATUS_IGNORE),
-              receiving_ ? "MPI_Irecv" : "MPI_Isend");
-    return done != 0;
+    return channel_->communicator->mpi().test(request_, receiving_ ? "MPI_Irecv" : "MPI_Isend");
   }
 
   void abandon() noexcept {
-    if (request_ == MPI_REQUEST_NULL) return;
+    if (!request_) return;
     if (receiving_) channel_->communicator->cancel_receive(request_);
-    abandon_requests(channel_->communicator, {std::exchange(request_, MPI_REQUEST_NULL)},
-                     std::move(memory_));
+    abandon_requests(channel_->communicator, {std::exchange(request_, {})}, std::move(memory_));
   }
 
  private:
   std::shared_ptr<Channel> channel_;
   memory::StagingBuffer memory_;
-  MPI_Request request_ = MPI_REQUEST_NULL;
+  Request request_;
   bool receiving_ = false;
 };
 

@@ -66,22 +66,14 @@ void Round::receive(int peer, size_t bytes, uint64_t count) {
 
 Progress Round::poll() {
   if (outstanding_ == 0) return Progress::kDone;
-  constexpr int kBatch = 32;
-  std::array<int, kBatch> indices;
-  std::array<MPI_Status, kBatch> statuses;
+  std::array<Completion, Api::kMostTested> completions;
   bool moved = false;
-  for (size_t first = 0; first < requests_.size(); first += kBatch) {
-    const int batch = static_cast<int>(std::min<size_t>(kBatch, requests_.size() - first));
-    int completed = 0;
-    const int code = channel_->communicator->mpi().Testsome(
-        batch, requests_.data() + first, &completed, indices.data(), statuses.data());
-    if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) {
-      channel_->communicator->mpi().check(code, "MPI_Testsome");
-    }
-    if (completed == MPI_UNDEFINED) continue;
-    for (int i = 0; i < completed; ++i) {
-      if (code == MPI_SUCCESS) statuses[i].MPI_ERROR = MPI_SUCCESS;
-      complete(first + static_cast<size_t>(indices[i]), statuses[i]);
+  for (size_t first = 0; first < requests_.size(); first += completions.size()) {
+    const auto batch =
+        std::span(requests_).subspan(first, std::min(completions.size(), requests_.size() - first));
+    const size_t completed = channel_->communicator->mpi().test_some(batch, completions);
+    for (const Completion& each : std::span(completions).first(completed)) {
+      complete(first + static_cast<size_t>(each.index), each.error);
       moved = true;
     }
   }
@@ -89,20 +81,18 @@ Progress Round::poll() {
   return moved ? Progress::kActive : Progress::kIdle;
 }
 
-void Round::complete(size_t index, const MPI_Status& status) {
+void Round::complete(size_t index, int error) {
   --outstanding_;
   const Pending& pending = pending_[index];
-  const MpiLibrary& mpi = channel_->communicator->mpi();
-  if (status.MPI_ERROR != MPI_SUCCESS) {
-    int error_class = 0;
-    mpi.Error_class(status.MPI_ERROR, &error_class);
-    if (pending.slot >= 0 && error_class == MPI_ERR_TRUNCATE) {
+  if (error != 0) {
+    const Api& mpi = channel_->communicator->mpi();
+    if (pending.slot >= 0 && mpi.truncated(error)) {
       throw Error(ErrorKind::kMismatch,
                   "ranks disagree in " + channel_->group + ": this rank is in " +
                       hbm::describe(pending.expected) + ", rank " + std::to_string(pending.peer) +
                       " sent more than that: its tensor is larger or it is in another operation");
     }
-    mpi.check(status.MPI_ERROR, pending.slot >= 0 ? "MPI_Irecv" : "MPI_Isend");
+    mpi.check(error, pending.slot >= 0 ? "MPI_Irecv" : "MPI_Isend");
   }
   if (pending.slot < 0) return;
   MessageHeader found;
@@ -121,7 +111,7 @@ std::vector<int> Round::missing() const {
   std::vector<int> silent;
   std::vector<int> unread;
   for (size_t i = 0; i < requests_.size(); ++i) {
-    if (requests_[i] == MPI_REQUEST_NULL) continue;
+    if (!requests_[i]) continue;
     (pending_[i].slot >= 0 ? silent : unread).push_back(pending_[i].peer);
   }
   return silent.empty() ? unread : silent;

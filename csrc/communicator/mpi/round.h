@@ -56,7 +56,7 @@ class Round {
     MessageHeader expected;
   };
 
-  void complete(size_t index, const MPI_Status& status);
+  void complete(size_t index, int error);
   std::byte* send_slot(size_t index);
   std::byte* receive_slot(size_t index);
 
@@ -70,7 +70,7 @@ class Round {
   size_t used_sends_ = 0;
   size_t used_receives_ = 0;
   size_t outstanding_ = 0;
-  std::vector<MPI_Request> requests_;
+  std::vector<Request> requests_;
   std::vector<Pending> pending_;
   std::vector<int> slot_of_;  // peer -> receive slot of this round, or -1
 };

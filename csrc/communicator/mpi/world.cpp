@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/threads.h"
+#include "communicator/mpi/library.h"
 #include "communicator/mpi/pmi.h"
 #include "progress/backoff.h"
 
@@ -57,33 +58,55 @@ class HiddenLauncher {
   std::array<std::optional<std::string>, kNames.size()> saved_;
 };
 
-void initialise(const MpiLibrary& mpi) {
+void initialise(const Api& mpi) {
   set_transport_defaults();
-  int provided = 0;
-  mpi.check(mpi.Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+  mpi.initialise();
 }
 
-void require_threads(const MpiLibrary& mpi, const std::string& origin) {
-  int provided = 0;
-  mpi.check(mpi.Query_thread(&provided), "MPI_Query_thread");
-  if (provided == MPI_THREAD_MULTIPLE) return;
+void require_threads(const Api& mpi, const std::string& origin) {
+  if (mpi.threads_multiple()) return;
   throw Error(ErrorKind::kUnavailable,
               "MPI was initialised by " + origin +
                   " without MPI_THREAD_MULTIPLE, which hbm needs; ask for it there (mpi4py: "
                   "mpi4py.rc.thread_level = \"multiple\", the default) or let hbm come first");
 }
 
-bool is_initialised(const MpiLibrary& mpi) {
-  int initialised = 0;
-  int finalized = 0;
-  mpi.Initialized(&initialised);
-  mpi.Finalized(&finalized);
-  if (finalized != 0) {
+bool is_initialised(const Api& mpi) {
+  if (mpi.finalised()) {
     throw Error(ErrorKind::kUnavailable,
                 "MPI was finalised in this process, and cannot be initialised again; create the "
                 "hbm group before MPI.Finalize()");
   }
-  return initialised != 0;
+  return mpi.initialised();
+}
+
+// Throws unless MPI has taken from the responder which rank this is, of how many.
+void require_pmi(const MpiLibrary& library, int rank, int size) {
+  const Api& mpi = *library.api;
+  if (mpi.rank() == rank && mpi.size() == size) return;
+  throw Error(ErrorKind::kUnavailable,
+              library.path + " (" + mpi.version() + ") takes this process for rank " +
+                  std::to_string(mpi.rank()) + " of " + std::to_string(mpi.size()) +
+                  ", and hbm had told it rank " + std::to_string(rank) + " of " +
+                  std::to_string(size) +
+                  ": it does not speak PMI-1, by which hbm forms jobs. Start with that library's "
+                  "mpiexec and init_method=\"mpi://\", or install MPICH (pip install mpich)");
+}
+
+// MPICH built without PMIx ends the process in MPI_Init where the launcher offers nothing else.
+void require_launcher(const MpiLibrary& library) {
+  const char* pmix = std::getenv("PMIX_NAMESPACE");
+  if (pmix == nullptr || library.speaks_pmix) return;
+  for (const char* pmi : {"PMI_FD", "PMI_PORT", "PMI_RANK"}) {
+    if (std::getenv(pmi) != nullptr) return;
+  }
+  throw Error(ErrorKind::kUnavailable,
+              "the launcher (PMIX_NAMESPACE=" + std::string(pmix) + ") speaks PMIx, and " +
+                  library.path + " (" + library.api->version() +
+                  ") does not. Start with MPICH's mpiexec or with `srun --mpi=pmi2`; under Open "
+                  "MPI's mpiexec name the libmpi_abi.so.1 of Open MPI 6 in HBMCOMM_MPI_LIB, or set "
+                  "RANK and WORLD_SIZE in place of init_method=\"mpi://\" (docs/running.md, "
+                  "\"Slurm\")");
 }
 
 // MPICH leaves its shared segment's name behind when a process is killed. Once every rank has
@@ -98,21 +121,18 @@ void unlink_segments() {
 
 }  // namespace
 
-World::World(const MpiLibrary& library, std::string id, std::string origin)
-    : mpi_(library), id_(std::move(id)), origin_(std::move(origin)) {
-  require_threads(mpi_, origin_);
-  mpi_.Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-  mpi_.Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
-  mpi_.check(mpi_.Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
-  mpi_.check(mpi_.Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
-  log::info("MPI world of " + std::to_string(size_) + " (" + origin_ + "), " + mpi_.version + ", " +
-            mpi_.path);
+World::World(const MpiLibrary& library, std::string id, const std::string& origin)
+    : mpi_(*library.api), id_(std::move(id)), rank_(mpi_.rank()), size_(mpi_.size()) {
+  require_threads(mpi_, origin);
+  mpi_.return_errors();
+  log::info("MPI world of " + std::to_string(size_) + " (" + origin + "), " + mpi_.version() +
+            ", " + library.path);
 }
 
 World* World::current() {
   const std::lock_guard lock(creation);
   if (world != nullptr) require_owner(world->fork_);
-  if (world == nullptr && already_loaded() && is_initialised(library())) {
+  if (world == nullptr && already_loaded() && is_initialised(*library().api)) {
     world = new World(library(), "", "code that ran before hbm, such as mpi4py");
   }
   return world;
@@ -121,7 +141,8 @@ World* World::current() {
 World& World::form(std::shared_ptr<KeyValue> store, const std::string& id, int rank, int size,
                    const std::vector<int>& node_of, Deadline deadline) {
   const std::lock_guard lock(creation);
-  const MpiLibrary& mpi = library();
+  const MpiLibrary& found = library();
+  const Api& mpi = *found.api;
   const HiddenLauncher hidden;
   // Both outlive this call if MPI_Init never returns.
   auto responder =
@@ -133,6 +154,7 @@ World& World::form(std::shared_ptr<KeyValue> store, const std::string& id, int r
                     "the nodes (see docs/running.md, \"Networks\")");
   }
   responder.reset();
+  require_pmi(found, rank, size);
   // Everyone has mapped the segment once everyone is out of MPI_Init.
   const std::string key = id + "/initialised";
   if (store->add(key, 1) == size) store->set(key + "/all", "1");
@@ -140,7 +162,7 @@ World& World::form(std::shared_ptr<KeyValue> store, const std::string& id, int r
     throw Error(ErrorKind::kTimeout, "not every rank came out of MPI_Init in time");
   }
   unlink_segments();
-  world = new World(mpi, id, "hbm, through its own PMI");
+  world = new World(found, id, "hbm, through its own PMI");
   return *world;
 }
 
@@ -150,13 +172,15 @@ World& World::launched(Deadline deadline) {
     require_owner(world->fork_);
     return *world;
   }
-  const MpiLibrary& mpi = library();
+  const MpiLibrary& found = library();
+  const Api& mpi = *found.api;
   const bool ours = !is_initialised(mpi);
+  if (ours) require_launcher(found);
   if (ours && !run_abandonable([&mpi] { initialise(mpi); }, deadline)) {
     throw Error(ErrorKind::kTimeout,
                 "MPI_Init did not finish in time: not every rank that the launcher started came");
   }
-  world = new World(mpi, "", ours ? "hbm, through the launcher" : "code that ran before hbm");
+  world = new World(found, "", ours ? "hbm, through the launcher" : "code that ran before hbm");
   if (!ours) return *world;
   if (!world->meet(deadline)) {
     throw Error(ErrorKind::kTimeout, "not every rank of the launcher's job came in time");
@@ -167,18 +191,9 @@ World& World::launched(Deadline deadline) {
 
 std::shared_ptr<Comm> World::communicator(const std::vector<int>& world_ranks, int tag,
                                           Deadline deadline) {
-  auto created = std::make_shared<MPI_Comm>(MPI_COMM_NULL);
+  auto created = std::make_shared<CommHandle>();
   const auto create = [this, world_ranks, tag, created] {
-    MPI_Group everyone = MPI_GROUP_NULL;
-    MPI_Group members = MPI_GROUP_NULL;
-    mpi_.check(mpi_.Comm_group(MPI_COMM_WORLD, &everyone), "MPI_Comm_group");
-    mpi_.check(mpi_.Group_incl(everyone, static_cast<int>(world_ranks.size()), world_ranks.data(),
-                               &members),
-               "MPI_Group_incl");
-    mpi_.check(mpi_.Comm_create_group(MPI_COMM_WORLD, members, tag, created.get()),
-               "MPI_Comm_create_group");
-    mpi_.Group_free(&members);
-    mpi_.Group_free(&everyone);
+    *created = mpi_.create(world_ranks, tag);
   };
   if (!run_abandonable(create, deadline)) {
     throw Error(
@@ -191,11 +206,10 @@ std::shared_ptr<Comm> World::communicator(const std::vector<int>& world_ranks, i
 std::string World::broadcast(std::string value, Deadline deadline) {
   auto sent = std::make_shared<std::string>(std::move(value));  // the call may outlive this one
   const auto call = [this, sent] {
-    auto size = static_cast<unsigned long>(sent->size());
-    mpi_.check(mpi_.Bcast(&size, 1, MPI_UNSIGNED_LONG, 0, MPI_COMM_WORLD), "MPI_Bcast");
+    uint64_t size = sent->size();
+    mpi_.broadcast(&size, sizeof size);
     sent->resize(size);
-    mpi_.check(mpi_.Bcast(sent->data(), static_cast<int>(size), MPI_BYTE, 0, MPI_COMM_WORLD),
-               "MPI_Bcast");
+    mpi_.broadcast(sent->data(), size);
   };
   if (!run_abandonable(call, deadline)) {
     throw Error(ErrorKind::kTimeout, "rank 0's word did not reach this rank over MPI in time");
@@ -204,13 +218,10 @@ std::string World::broadcast(std::string value, Deadline deadline) {
 }
 
 bool World::meet(Deadline deadline) {
-  MPI_Request all = MPI_REQUEST_NULL;
-  mpi_.check(mpi_.Ibarrier(MPI_COMM_WORLD, &all), "MPI_Ibarrier");
+  Request all = mpi_.barrier();
   Backoff backoff(true);
   for (;; backoff.pause()) {
-    int met = 0;
-    mpi_.check(mpi_.Test(&all, &met, MPI_STATUS_IGNORE), "MPI_Test");
-    if (met != 0) return true;
+    if (mpi_.test(all, "MPI_Ibarrier")) return true;
     if (std::chrono::steady_clock::now() >= deadline) return false;
   }
 }
@@ -219,7 +230,7 @@ void World::finalize_together(std::chrono::milliseconds patience) noexcept {
   try {
     if (!is_initialised(mpi_)) return;
     const Deadline deadline = std::chrono::steady_clock::now() + patience;
-    if (meet(deadline)) run_abandonable([this] { mpi_.Finalize(); }, deadline + patience);
+    if (meet(deadline)) run_abandonable([this] { mpi_.finalise(); }, deadline + patience);
   } catch (const std::exception& error) {
     log::info(std::string("MPI was left without MPI_Finalize: ") + error.what());
   }

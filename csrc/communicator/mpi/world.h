@@ -19,6 +19,8 @@
 
 namespace hbm::mpi {
 
+struct MpiLibrary;
+
 using Deadline = std::chrono::steady_clock::time_point;
 
 class World {
@@ -62,14 +64,13 @@ class World {
   // Waits for every rank of the world to call this; false when the deadline came first.
   bool meet(Deadline deadline);
 
-  World(const MpiLibrary& library, std::string id, std::string origin);
+  World(const MpiLibrary& library, std::string id, const std::string& origin);
 
   const ForkGuard fork_;
-  const MpiLibrary& mpi_;
+  const Api& mpi_;
   std::string id_;
-  std::string origin_;  // who initialised MPI, for errors
-  int rank_ = 0;
-  int size_ = 1;
+  const int rank_;
+  const int size_;
 };
 
 }  // namespace hbm::mpi

@@ -1,4 +1,4 @@
-"""Launchers beyond torchrun and plain mpiexec: mpi:// in full, Slurm, containers, another MPICH."""
+"""Launchers beyond torchrun and plain mpiexec: mpi:// in full, Slurm, containers."""
 
 from __future__ import annotations
 
@@ -235,33 +235,3 @@ def test_containers(prepare: str) -> None:
         jobs = [stack.enter_context(Job(command, RANK=str(rank), **where)) for rank in range(2)]
         finished = [job.finish() for job in jobs]
     assert_done(Finished(max(f.code for f in finished), "".join(f.output for f in finished)), 2)
-
-
-# The distribution's MPICH in place of the wheel's.
-
-DEBIAN_MPICH = next(iter(Path("/usr/lib").glob("*/libmpich.so.12")), None)
-
-with_debian_mpich = pytest.mark.skipif(DEBIAN_MPICH is None, reason="needs Debian's mpich")
-
-
-@with_debian_mpich
-@pytest.mark.ranks(2)
-def test_debian_mpich_under_torchrun(ranks: int) -> None:
-    assert_done(run(torchrun(ranks), HBMCOMM_MPI_LIB=str(DEBIAN_MPICH)), ranks)
-
-
-@with_debian_mpich
-@pytest.mark.ranks(2)
-def test_debian_mpich_under_mpiexec(ranks: int) -> None:
-    """The wheel's mpiexec starts it, too: both speak PMI-1."""
-    assert_done(run(mpiexec(ranks, *OVER_MPI), HBMCOMM_MPI_LIB=str(DEBIAN_MPICH)), ranks)
-
-
-@with_debian_mpich
-@pytest.mark.ranks(2)
-def test_two_mpi_libraries(ranks: int) -> None:
-    """mpi4py has loaded the wheel's MPICH, and HBMCOMM_MPI_LIB names another."""
-    command = mpiexec(ranks, *OVER_MPI, "--mpi4py-first")
-    finished = run(command, HBMCOMM_MPI_LIB=str(DEBIAN_MPICH))
-    assert finished.code != 0
-    assert "one MPI library" in finished.output, finished.output

@@ -1,0 +1,7 @@
+// MPICH's ABI, as its mpi.h has it.
+#include <mpi.h>
+
+#include "communicator/mpi/abi.h"
+
+using TestedAbi = hbm::mpi::MpichAbi;
+#include "mpi_abi_facts.inc"

@@ -1,0 +1,7 @@
+// The standard ABI, as MPICH's mpi_abi.h has it.
+#include <mpi_abi.h>
+
+#include "communicator/mpi/abi.h"
+
+using TestedAbi = hbm::mpi::StandardAbi;
+#include "mpi_abi_facts.inc"
