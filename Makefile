@@ -47,7 +47,7 @@ LIBRARY_PACKAGES := $(LIBRARIES)/.packages
 
 # The native tests and programs of benchmarks beside what setup.py builds.
 CONFIGURE_TESTS = cmake -S csrc -B $(BUILD) -G Ninja -DHBM_TESTS=ON -DHBM_BENCHMARKS=ON \
-  -DMPI_INCLUDE="$$(python scripts/native_requirements.py)"
+  -DMPI_INCLUDE="$$(python scripts/mpi_include.py)"
 
 # ThreadSanitizer of GCC 12 cannot start under the address randomisation of recent kernels.
 TSAN_LAUNCHER := $(shell setarch -R true 2>/dev/null && echo setarch -R)
@@ -224,7 +224,7 @@ build/thread: LAUNCHER := $(TSAN_LAUNCHER)
 build/aarch64 build/address build/thread: $(PACKAGES)
 	@scripts/system_packages.sh $(BUILD_PACKAGES) $(TEST_PACKAGES) $(if $(findstring aarch64,$@),$(AARCH64_PACKAGES))
 	cmake -S csrc -B $@ -G Ninja -DHBM_TESTS=ON $(CMAKE_FLAGS) \
-	  -DMPI_INCLUDE="$$(python scripts/native_requirements.py)"
+	  -DMPI_INCLUDE="$$(python scripts/mpi_include.py)"
 	$(COMPILE) $@ --target native_tests
 	$(LAUNCHER) $(CTEST) $@
 

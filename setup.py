@@ -49,7 +49,7 @@ class BuildNative(build_ext):  # type: ignore[misc]  # setuptools has no types
     """Builds in a folder that keeps what is compiled from one build to the next."""
 
     def run(self) -> None:
-        missing = NO_RELEASE or native_requirements.missing(without_torch=WITHOUT_TORCH)
+        missing = NO_RELEASE or native_requirements.missing()
         if missing:
             sys.exit(missing)
         self.folder = native_build.folder()
@@ -73,7 +73,6 @@ class BuildNative(build_ext):  # type: ignore[misc]  # setuptools has no types
         """CMake's settings for _C."""
         return {
             "HBM_VERSION": self.distribution.get_version(),
-            "MPI_INCLUDE": str(native_requirements.mpi_include()),
             "TORCH_RELEASES": ";".join(f"{one.version}={one.folder}" for one in RELEASES),
         }
 

@@ -8,6 +8,7 @@
 //   prepare BYTES TYPE  memory for it, and a sum that is checked
 //   run SAMPLES CALLS   all ranks are told the same
 #include <dlfcn.h>
+#include <mpi.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -22,6 +23,7 @@
 #include "base/error.h"
 #include "bootstrap/rendezvous.h"
 #include "communicator/message.h"
+#include "communicator/mpi/abi.h"
 #include "communicator/mpi/channel.h"
 #include "communicator/mpi/communicator.h"
 #include "communicator/mpi/connect.h"
