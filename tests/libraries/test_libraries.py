@@ -57,6 +57,9 @@ TRAININGS = [
     ("deepspeed 2", 2),
     ("deepspeed 2", 4),
 ]
+# What a process with Gloo says that aborts at its very end, when it has shown its numbers: one run
+# in ten of torchmetrics' on a busy machine, with PyTorch 2.13. None over hbm may.
+GLOO_ABORTS = "terminate called without an active exception"
 REFUSALS = {
     "accelerate": "Your assigned backend hbm is not available, please use gloo",
     "ignite": "Unknown backend 'hbm'. Available backends: ('gloo',)",
@@ -87,11 +90,15 @@ def train(training: str, ranks: int, way: str | None, folder: Path) -> Finished:
     return run([*command, *rest, *([way] if way else [])], LIMIT)
 
 
-def evidence(finished: Finished, ranks: int, folder: Path) -> list[dict[str, Any]]:
-    """Return what the program showed on the ranks of its last group."""
-    assert finished.code == 0, finished.output
+def evidence(
+    finished: Finished, ranks: int, folder: Path, backend: str = "ProcessGroupHbm"
+) -> list[dict[str, Any]]:
+    """Return what the program showed on the ranks of its last group, which was of that backend."""
+    excused = backend == "ProcessGroupGloo" and GLOO_ABORTS in finished.output
+    assert finished.code == 0 or excused, finished.output
     found: list[dict[str, Any]] = [torch.load(folder / f"rank{rank}.pt") for rank in range(ranks)]
     assert {shown["size"] for shown in found} == {ranks}
+    assert {shown["backend"] for shown in found} == {backend}
     return found
 
 
@@ -99,9 +106,7 @@ def evidence(finished: Finished, ranks: int, folder: Path) -> list[dict[str, Any
 def over_gloo(training: str, ranks: int) -> list[dict[str, Any]]:
     with TemporaryDirectory() as folder:
         finished = train(training, ranks, None, Path(folder))
-        found = evidence(finished, ranks, Path(folder))
-    assert {shown["backend"] for shown in found} == {"ProcessGroupGloo"}
-    return found
+        return evidence(finished, ranks, Path(folder), "ProcessGroupGloo")
 
 
 @pytest.mark.parametrize(("training", "ranks", "way"), CASES)
@@ -109,7 +114,6 @@ def test_same_numbers_as_over_gloo(training: str, ranks: int, way: str, tmp_path
     expected = over_gloo(training, ranks)
     finished = train(training, ranks, way, tmp_path)
     found = evidence(finished, ranks, tmp_path)
-    assert {shown["backend"] for shown in found} == {"ProcessGroupHbm"}
     assert {shown["reported"] for shown in found} == {"gloo" if way == UNMODIFIED else "hbm"}
     # Two numbers have one sum. Gloo adds more of them up in another order than by rank.
     tolerance = 0 if ranks == 2 else 1e-5
@@ -128,8 +132,7 @@ def test_torchft_goes_on_after_a_death(tmp_path: Path) -> None:
     for backend, way in (("ProcessGroupGloo", None), ("ProcessGroupHbm", UNMODIFIED)):
         folder = tmp_path / backend
         folder.mkdir()
-        [found[backend]] = evidence(train("torchft death", 2, way, folder), 1, folder)
-        assert found[backend]["backend"] == backend
+        [found[backend]] = evidence(train("torchft death", 2, way, folder), 1, folder, backend)
     numbers = found["ProcessGroupHbm"]["numbers"]
     assert numbers["committed"] == 19  # of 20 steps: not the one in which the other rank died
     torch.testing.assert_close(numbers, found["ProcessGroupGloo"]["numbers"], rtol=0, atol=0)
