@@ -4,10 +4,40 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <ctime>
 
 namespace hbm {
+namespace {
+
+constexpr int kTimesLost = 8;  // how long waits sleep at once, by the time that was lost
+constexpr std::chrono::nanoseconds kLongest = std::chrono::seconds(2);
+
+// Of the process, since all its threads compete for the same processors. Relaxed: they guard
+// nothing, and a value that another thread has just replaced is a guess as good.
+std::atomic<int64_t> sleeps_until{INT64_MIN};  // of the steady clock, ns
+std::atomic<int64_t> sleeps_for{0};            // ns
+
+int64_t nanoseconds(SpinBudget::Clock::time_point time) {
+  return std::chrono::nanoseconds(time.time_since_epoch()).count();
+}
+
+}  // namespace
+
+bool SpinBudget::pays_at(Clock::time_point now) noexcept {
+  return nanoseconds(now) >= sleeps_until.load(std::memory_order_relaxed);
+}
+
+void SpinBudget::lost_processor(Clock::time_point now, std::chrono::nanoseconds away) noexcept {
+  const int64_t time = nanoseconds(now);
+  const int64_t last = sleeps_for.load(std::memory_order_relaxed);
+  const bool again = last > 0 && time - sleeps_until.load(std::memory_order_relaxed) < last;
+  const int64_t lost = kTimesLost * away.count();
+  const int64_t next = std::min<int64_t>(again ? std::max(2 * last, lost) : lost, kLongest.count());
+  sleeps_for.store(next, std::memory_order_relaxed);
+  sleeps_until.store(time + next, std::memory_order_relaxed);
+}
 
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t) &&
               std::atomic<uint32_t>::is_always_lock_free);

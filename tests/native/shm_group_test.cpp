@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -57,6 +59,28 @@ TEST(NodeTeam, FindsAddressesInItsOwnSegment) {
   EXPECT_FALSE(rank.shm_group->offset_in_segment(own.base() - 1, 1));
   const int elsewhere = 0;
   EXPECT_FALSE(rank.shm_group->offset_in_segment(&elsewhere, sizeof elsewhere));
+}
+
+Doorbell& doorbell(const TestNode& node, size_t rank) {
+  return reinterpret_cast<Control*>(node.areas[rank])->collectives;
+}
+
+TEST(NodeTeam, OnlyTheLastToPublishWakesThoseWhoSleep) {
+  TestNode node({.size = 3});
+  NodeRank first(node, 0);
+  NodeRank second(node, 1);
+  NodeRank last(node, 2);
+  first.shm_group->publish();
+  std::thread sleeper([&first] {
+    while (!first.shm_group->all_here()) first.shm_group->sleep(Clock::now() + kPatience);
+  });
+  while (doorbell(node, 0).asleep.load() == 0) std::this_thread::yield();
+  second.shm_group->publish();
+  EXPECT_EQ(doorbell(node, 0).bell.load(), 0u);
+  last.shm_group->publish();
+  sleeper.join();
+  EXPECT_EQ(doorbell(node, 0).bell.load(), 1u);
+  EXPECT_EQ(doorbell(node, 1).bell.load(), 0u);  // it is not asleep
 }
 
 }  // namespace

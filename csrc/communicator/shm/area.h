@@ -16,7 +16,7 @@
 namespace hbm::shm {
 
 inline constexpr size_t kCacheLine = 64;
-inline constexpr uint64_t kAreaMagic = 0x326165726d6268;  // "hbmrea2": another layout, another one
+inline constexpr uint64_t kAreaMagic = 0x336165726d6268;  // "hbmrea3": another layout, another one
 
 // How a rank is woken. See ShmGroup::sleep().
 struct alignas(kCacheLine) Doorbell {

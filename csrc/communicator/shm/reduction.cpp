@@ -52,7 +52,7 @@ void ShmReduction::begin() {
       zero_copy_ = true;
     }
   }
-  if (small_ && !zero_copy_) copy_bytes(shm_group_->data(slot), buffers_.in, bytes);
+  if (!zero_copy_) show_chunk(slot, 0);
   shm_group_->publish();
 }
 
@@ -87,6 +87,7 @@ Progress ShmReduction::decide() {
   }
   zero_copy_ = false;
   way_ = shm_group_->size() <= kFewMembers ? Way::kWhole : Way::kShares;
+  if (zero_copy == 0) return next_phase();  // everybody has shown its first chunk
   post(0);
   return Progress::kActive;
 }
@@ -164,12 +165,14 @@ Progress ShmReduction::shares_of_chunk() {
 
 void ShmReduction::post(size_t index) {
   Slot& slot = open();
-  if (index < chunks_) {
-    const ElementRange range = chunk(index);
-    copy_bytes(shm_group_->data(slot), at(buffers_.in, range.offset * element()),
-               range.count * element());
-  }
+  if (index < chunks_) show_chunk(slot, index);
   shm_group_->publish();
+}
+
+void ShmReduction::show_chunk(Slot& slot, size_t index) {
+  const ElementRange range = chunk(index);
+  copy_bytes(shm_group_->data(slot), at(buffers_.in, range.offset * element()),
+             range.count * element());
 }
 
 void ShmReduction::reduce_shares(size_t index) {

@@ -51,6 +51,7 @@ class ShmReduction final : public PhasedOperation {
   Progress whole_chunk();
   Progress shares_of_chunk();
   void post(size_t chunk);
+  void show_chunk(Slot& slot, size_t chunk);
   void reduce_shares(size_t chunk);
   void collect(size_t chunk);
 

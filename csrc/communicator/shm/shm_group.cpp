@@ -65,9 +65,11 @@ bool ShmGroup::released(const std::byte* area, size_t members) noexcept {
   return control.released.load(std::memory_order_acquire) + 1 >= members;
 }
 
+// Who publishes last finds everybody here, and wakes those that sleep; nobody has to wake before.
 void ShmGroup::publish() noexcept {
   arrived_ = 0;
   control(self_).phase.store(++phase_, std::memory_order_seq_cst);
+  if (!all_here()) return;
   for (size_t i = 0; i < size(); ++i) {
     if (i != self_) ring(control(i).collectives);
   }
@@ -136,20 +138,18 @@ void ShmGroup::ring_transfers(size_t index) noexcept {
 
 // True if `ready()` came true while the thread kept the processor busy, or the time is over.
 bool ShmGroup::spin(Clock::time_point until, const std::function<bool()>& ready) const {
-  const Clock::time_point start = Clock::now();
-  Clock::time_point now = start;
-  while (!crowded_ && now < start + kSpinFor) {
+  SpinBudget budget;
+  while (!crowded_ && budget.covers(kSpinFor)) {
     for (int spin = 0; spin < kSpinsBetweenLooks; ++spin) {
       if (ready()) return true;
       relax();
     }
-    now = Clock::now();
+    budget.look();
   }
-  const auto yield_for = crowded_ ? kYieldForInACrowd : kYieldFor;
-  while (now < start + yield_for) {
-    if (ready() || now >= until) return true;
+  while (budget.covers(crowded_ ? kYieldForInACrowd : kYieldFor)) {
+    if (ready() || budget.now() >= until) return true;
     sched_yield();
-    now = Clock::now();
+    budget.look();
   }
   return ready();
 }

@@ -8,7 +8,7 @@
 //
 // Memory order: publish() releases the slot by its store of `phase`, all_here() acquires it. The
 // same two, with the doorbell's `asleep`, are sequentially consistent: either the sleeper sees the
-// new phase before it sleeps, or the publisher sees that somebody sleeps and rings. (Of transfers
+// last member's phase before it sleeps, or that member sees that it sleeps and rings. (Of transfers
 // the bell's count takes the part of the phase.) docs/design/shared-memory.md has the whole
 // argument.
 //
