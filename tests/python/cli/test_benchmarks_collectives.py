@@ -55,6 +55,25 @@ def test_allreduce_is_measured_below_the_dispatcher(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.full
+def test_allreduce_is_measured_beside_busy_processes(tmp_path: Path) -> None:
+    """Every sum is checked after each block."""
+    file = tmp_path / "out.json"
+    result = run(
+        "benchmarks.collectives.busy",
+        *("--ranks", "2", "--busy", "0,1", "--sizes", "8,64KiB"),
+        *("--operations", "10", "--rounds", "1", "--json", str(file)),
+    )
+    assert result.returncode == 0, result.stderr
+    ways = ["single", "window", "bulk", "futures"]
+    cells = [(busy, way, size) for busy in (0, 1) for way in ways for size in (8, 64 << 10)]
+    measured = [
+        ((entry["busy"], entry["way"], entry["bytes"]), entry["contender"])
+        for entry in json.loads(file.read_text())["measurements"]
+    ]
+    assert measured == [(cell, name) for cell in cells for name in ("hbm", "gloo")]
+
+
 def test_contenders_are_those_of_the_installed_command_and_more() -> None:
     assert list(main.contenders()) == [
         "hbm-zero-copy", "hbm-staged", "hbm-mpi", "gloo", "mpich", "deepspeed", "nothing", "bound",

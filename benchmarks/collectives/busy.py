@@ -1,0 +1,282 @@
+"""allreduce where processors are short: more ranks than cores, beside processes that compute.
+
+    python -m benchmarks.collectives.busy --json busy.json
+
+hbm and Gloo take turns in one set of ranks. A sample is a block of operations, from the first call
+to the last result, on the slowest rank, divided by their number. Ways to issue them:
+
+    single   one after the other, each waited for (async_op=False)
+    window   asynchronously, as many at a time as `--window` says
+    bulk     all asynchronously, then wait() of each
+    futures  all asynchronously, with a future asked for at once, then a wait for each future; as
+             DDP's hooks and torch.distributed's own tests do it
+
+The busy processes are loops of a shell, at the ranks' priority. Beside the time stands how often
+the threads of all ranks were taken off a processor in an operation, because they waited or because
+somebody else's turn came (getrusage).
+"""
+
+import resource
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from typing import Annotated, Any
+
+import torch
+import torch.distributed as dist
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from torch_hbmcomm.bench import report
+from torch_hbmcomm.bench.contenders import group_of_all
+from torch_hbmcomm.bench.ranks import join, launch, leave, with_progress
+from torch_hbmcomm.bench.report import Json, check_file, fail, finish, names
+from torch_hbmcomm.bench.result import (
+    Measurement,
+    Result,
+    check_counts,
+    check_names,
+    describe_machine,
+)
+from torch_hbmcomm.sizes import KIB, parse_bytes
+
+_LONGEST = 3600  # seconds: how long a busy process outlives a benchmark that was killed
+_FEWEST = 10  # operations in a block
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+BACKENDS = {"hbm": "hbm, on plain tensors", "gloo": "PyTorch's own backend"}
+
+Block = Callable[[dist.ProcessGroup, Sequence[torch.Tensor], int], None]
+
+
+def _single(group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], window: int) -> None:
+    for tensor in tensors:
+        dist.all_reduce(tensor, group=group)
+
+
+def _window(group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], window: int) -> None:
+    under_way: deque[dist.Work] = deque()
+    for tensor in tensors:
+        if len(under_way) == window:
+            under_way.popleft().wait()
+        under_way.append(_issue(group, tensor))
+    for work in under_way:
+        work.wait()
+
+
+def _bulk(group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], window: int) -> None:
+    for work in [_issue(group, tensor) for tensor in tensors]:
+        work.wait()
+
+
+def _futures(group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], window: int) -> None:
+    for future in [_issue(group, tensor).get_future() for tensor in tensors]:
+        future.wait()
+
+
+def _issue(group: dist.ProcessGroup, tensor: torch.Tensor) -> dist.Work:
+    work: dist.Work = dist.all_reduce(tensor, group=group, async_op=True)
+    return work
+
+
+WAYS: dict[str, Block] = {
+    "single": _single,
+    "window": _window,
+    "bulk": _bulk,
+    "futures": _futures,
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    busy: int  # processes beside the ranks
+    way: str
+    bytes: int
+    operations: int  # of a block
+
+
+@dataclass(frozen=True)
+class BusyPlan:
+    """A choice of what to measure. Raises ValueError for what does not exist or is below its least.
+
+    operations: of a block of tensors of up to 4 KiB; larger ones have fewer.
+    """
+
+    ranks: Sequence[int]
+    busy: Sequence[int]
+    sizes: Sequence[int]
+    ways: Sequence[str]
+    operations: int
+    window: int
+    rounds: int
+
+    def __post_init__(self) -> None:
+        check_names("way", self.ways, WAYS)
+        check_counts(self, {"operations": 1, "window": 1, "rounds": 1})
+
+    def cells(self) -> list[Cell]:
+        return [
+            Cell(busy, way, size, max(_FEWEST, min(self.operations, self._operations(size))))
+            for busy, way, size in product(self.busy, self.ways, self.sizes)
+        ]
+
+    def _operations(self, size: int) -> int:
+        return int(self.operations * (4 * KIB / size) ** 0.5)
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    command = ["timeout", str(_LONGEST), "sh", "-c", "while :; do :; done"]
+    processes = [subprocess.Popen(command) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
+
+
+def _measure(plan: BusyPlan) -> list[dict[str, list[tuple[float, int]]]]:
+    """Return, in each rank, the seconds and the switches of the blocks of each cell."""
+    join()
+    for backend in BACKENDS:
+        group_of_all(backend)
+    found = [_measure_cell(cell, plan) for cell in with_progress(plan.cells())]
+    leave()
+    return found
+
+
+def _measure_cell(cell: Cell, plan: BusyPlan) -> dict[str, list[tuple[float, int]]]:
+    tensors = [torch.empty(max(1, cell.bytes // 4)) for _ in range(cell.operations)]
+    found: dict[str, list[tuple[float, int]]] = {name: [] for name in BACKENDS}
+    with busy_processes(cell.busy if dist.get_rank() == 0 else 0):
+        for name in BACKENDS:  # a first time does not count
+            _block(group_of_all(name), tensors[:_FEWEST], cell, plan.window)
+        for _ in range(plan.rounds):
+            for name in BACKENDS:
+                found[name].append(_block(group_of_all(name), tensors, cell, plan.window))
+        dist.barrier()
+    return found
+
+
+def _block(
+    group: dist.ProcessGroup, tensors: Sequence[torch.Tensor], cell: Cell, window: int
+) -> tuple[float, int]:
+    for place, tensor in enumerate(tensors):
+        tensor.fill_(place + dist.get_rank())
+    dist.barrier()
+    switches = _switches()
+    start = time.perf_counter()
+    WAYS[cell.way](group, tensors, window)
+    seconds = time.perf_counter() - start
+    ranks = dist.get_world_size()
+    for place, tensor in enumerate(tensors):
+        expected = place * ranks + ranks * (ranks - 1) // 2
+        if not (tensor == expected).all():
+            raise RuntimeError(f"{cell}: operation {place} should have given {expected}")
+    return seconds, _switches() - switches
+
+
+def _switches() -> int:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_nvcsw + usage.ru_nivcsw
+
+
+def run(plan: BusyPlan) -> Result:
+    """Measure. Raises RuntimeError when a rank fails."""
+    found = []
+    for ranks in plan.ranks:
+        of_ranks = launch(ranks, _measure, plan)
+        for cell, *blocks in zip(plan.cells(), *of_ranks, strict=True):
+            of = {"ranks": ranks, "busy": cell.busy, "way": cell.way, "bytes": cell.bytes}
+            for name in BACKENDS:
+                found.append(_measurement(of, name, [own[name] for own in blocks], cell.operations))
+    return Result(
+        benchmark="busy",
+        machine=describe_machine(),
+        plan={"rounds": plan.rounds, "operations": plan.operations, "window": plan.window},
+        contenders=BACKENDS,
+        measurements=found,
+    )
+
+
+def _measurement(
+    of: dict[str, Any],
+    contender: str,
+    of_ranks: Sequence[Sequence[tuple[float, int]]],
+    operations: int,
+) -> Measurement:
+    times = [max(seconds for seconds, _ in turn) for turn in zip(*of_ranks, strict=True)]
+    switches = sum(count for blocks in of_ranks for _, count in blocks)
+    return Measurement(
+        of,
+        contender,
+        [seconds / operations * 1e6 for seconds in times],
+        calls_per_sample=operations,
+        values={"switches": round(switches / operations / len(times), 2)},
+    )
+
+
+def render(result: Result) -> RenderableType:
+    """Return a table for each number of ranks: times of an operation, and their ratios to hbm's."""
+
+    def entry(row: report.Row, one: Measurement) -> Text:
+        text = report.compared_with(one, row["hbm"], reference=False)
+        return text.append(f"\n{one.values['switches']:.1f} switches")
+
+    headings = {
+        "busy": lambda one: str(one.of["busy"]),
+        "way": lambda one: str(one.of["way"]),
+        "size": report.size,
+    }
+    tables: list[RenderableType] = []
+    for ranks in dict.fromkeys(one.of["ranks"] for one in result.measurements):
+        rows = [one for one in result.measurements if one.of["ranks"] == ranks]
+        tables.append(report.compared(f"{ranks} ranks: an allreduce", rows, headings, entry))
+    return report.group(tables, result)
+
+
+@app.command()
+def main(
+    ranks: Annotated[str, typer.Option(help="Numbers of ranks, separated by commas.")] = "4,8",
+    busy: Annotated[str, typer.Option(help="Numbers of busy processes beside them.")] = "0,4",
+    sizes: Annotated[str, typer.Option(help="As in 8,64KiB,1MiB.")] = "8,64KiB",
+    ways: Annotated[str, typer.Option(help="Of issuing.")] = ",".join(WAYS),
+    operations: Annotated[int, typer.Option(help="Of a block; fewer above 4 KiB.")] = 300,
+    window: Annotated[int, typer.Option(help="Operations under way.")] = 16,
+    rounds: Annotated[int, typer.Option(help="Blocks of each contender.")] = 5,
+    json: Json = None,
+) -> None:
+    """Measure allreduce of float32, hbm beside Gloo, where processors are short.
+
+    The exit status never depends on a time.
+    """
+    check_file(json)
+    try:
+        plan = BusyPlan(
+            ranks=[int(count) for count in names(ranks)],
+            busy=[int(count) for count in names(busy)],
+            sizes=[parse_bytes(size) for size in names(sizes)],
+            ways=names(ways),
+            operations=operations,
+            window=window,
+            rounds=rounds,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    try:
+        result = run(plan)
+    except RuntimeError as error:
+        fail(str(error))
+    finish(render(result), result, json)
+
+
+if __name__ == "__main__":
+    app()
