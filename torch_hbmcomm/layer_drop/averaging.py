@@ -91,4 +91,6 @@ def _options(group: dist.ProcessGroup) -> Any:
     from torch_hbmcomm.backend import Options
 
     own = cpu_backend(group).options
-    return Options(memory=own.memory, staging_bytes=own.staging_bytes, parameter_server="")
+    # Only who names a policy is warned that there is no HBM for it.
+    named = None if own.memory == Options().memory else own.memory
+    return Options(memory=named, staging_bytes=own.staging_bytes, parameter_server="")

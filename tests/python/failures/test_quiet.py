@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from harness import beyond_gloo
-from harness.jobs import run_code
+from harness.jobs import BIN, run, run_code
 
 from torch_hbmcomm import memory
 
@@ -29,6 +31,36 @@ segment.write(source=bytes(4096))
 server.close()
 time.sleep(0.5)
 """
+TRAINING = """
+import torch, torch_hbmcomm as hbmcomm
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("hbm", pg_options=hbmcomm.Options({options}))
+model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Linear(512, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+{around}
+for _ in range(5):
+    optimizer.zero_grad()
+    model(torch.randn(32, 64)).square().mean().backward()
+    {step}
+{end}
+dist.destroy_process_group()
+"""
+DDP = {"options": "", "around": "model = DistributedDataParallel(model)", "end": ""}
+DDP["step"] = "optimizer.step()"
+HOOK = """model = DistributedDataParallel(model)
+model.register_comm_hook(hbmcomm.LayerDropState(None, ratio=0.5, model=model),
+                         hbmcomm.layer_drop_hook)"""
+WAYS = {
+    "ddp": DDP,
+    "layer-drop": DDP | {"around": HOOK},
+    "parameter-server": {
+        "options": "parameter_server='auto'",
+        "around": "server = hbmcomm.ParameterServer(model, optimizer)",
+        "step": "server.step()",
+        "end": "server.close()",
+    },
+}
 ABSENT = "memkind finds no high-bandwidth memory"
 LOST = "lost the connection to the box"
 no_hbm = pytest.mark.skipif(memory.available(), reason="this machine has HBM")
@@ -46,6 +78,25 @@ def test_a_group_says_nothing() -> None:
 
 def test_a_group_with_a_box_says_nothing() -> None:
     assert group('torch_hbmcomm.Options(parameter_server="auto")', HBMCOMM_BOX_MEMORY="16MiB") == ""
+
+
+@pytest.mark.parametrize(
+    ("way", "processes"),
+    [
+        ("ddp", 2),
+        pytest.param("ddp", 4, marks=pytest.mark.full),
+        pytest.param("layer-drop", 2, marks=pytest.mark.full),
+        pytest.param("layer-drop", 4, marks=pytest.mark.full),
+        pytest.param("parameter-server", 2, marks=pytest.mark.full),
+        pytest.param("parameter-server", 4, marks=pytest.mark.full),
+    ],
+)
+def test_training_says_nothing(way: str, processes: int, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING.format(**WAYS[way]))
+    command = [BIN / "torchrun", "--standalone", f"--nproc-per-node={processes}", script]
+    finished = run(list(map(str, command)), HBMCOMM_BOX_MEMORY="64MiB")
+    assert (finished.code, finished.output) == (0, "")
 
 
 @no_hbm
