@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import re
 from datetime import timedelta
@@ -141,3 +142,11 @@ def check_gather_single(context: Context) -> None:
 @pytest.mark.skipif(gather_single is None, reason="PyTorch 2.14 brought it")
 def test_gather_into_one_tensor(pool: Pool) -> None:
     pool.run(check_gather_single)
+
+
+def test_flight_recorder_is_out_of_reach_before_pytorch_has_a_hook() -> None:
+    """docs/process-group.md says why hbm's operations are not in it; a PyTorch that exports the
+    recorder shall make this fail."""
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    found = hasattr(library, "_ZN4c10d14FlightRecorderIN3c105EventEE3getEv")
+    assert not found or hasattr(torch._C._distributed_c10d, "FlightRecorderHook")
