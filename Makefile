@@ -103,6 +103,10 @@ test-%: build  ## run the collective conformance tests at N ranks: test-1 ... te
 test-libraries: build $(LIBRARY_PACKAGES)  ## train with libraries that call torch.distributed
 	$(LIBRARIES)/bin/python -m pytest -n $(JOBS) --dist loadgroup tests/libraries
 
+.PHONY: test-torch
+test-torch: bench  ## run the Python tests on another PyTorch, as TORCH=2.15.0 (5 to 6 GB)
+	scripts/test_torch.sh $(TORCH) -n $(JOBS) --dist worksteal
+
 .PHONY: torch-suite
 torch-suite: build  ## run PyTorch's own distributed suite over hbm, by name and instead of Gloo
 	$(VENV)/bin/python tests/python/harness/run_torch_suite.py

@@ -1,8 +1,9 @@
 """Prints the requirements, one a line: the build's, the package's with the PyTorch of development,
 and those of the extras named as arguments. pip can then install them before the package is built.
-With --extras-only first, those of the extras alone.
+With --extras-only, those of the extras alone; with --torch 2.15.0, that PyTorch.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -17,18 +18,24 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def requirements(extras: list[str], *, extras_only: bool = False) -> list[str]:
+def requirements(extras: list[str], *, extras_only: bool, torch: str | None) -> list[str]:
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project = pyproject["project"]
     lines = []
     if not extras_only:
         lines += pyproject["build-system"]["requires"]
-        lines += dependencies([torch_releases.DEVELOPMENT])
+        minor = int(torch.split(".")[1]) if torch else torch_releases.DEVELOPMENT
+        lines += dependencies([minor])
+    if torch:
+        lines.append(f"torch=={torch}")
     for extra in extras:
         lines += project["optional-dependencies"][extra]
     return list(dict.fromkeys(lines))
 
 
 if __name__ == "__main__":
-    extras_only = sys.argv[1:2] == ["--extras-only"]
-    print("\n".join(requirements(sys.argv[1 + extras_only :], extras_only=extras_only)))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("extras", nargs="*")
+    parser.add_argument("--extras-only", action="store_true")
+    parser.add_argument("--torch")
+    print("\n".join(requirements(**vars(parser.parse_args()))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -63,6 +64,20 @@ def test_the_installed_metadata_has_the_releases_of_the_modules() -> None:
 def test_the_memory_box_requires_neither_pytorch_nor_mpi() -> None:
     names = {Requirement(text).name for text in dependencies([])}
     assert "numpy" in names and {"torch", "mpich"}.isdisjoint(names)
+
+
+@pytest.mark.parametrize("without_torch", [False, True])
+def test_the_memory_box_alone_registers_no_backend(tmp_path: Path, without_torch: bool) -> None:
+    subprocess.run(
+        [sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"HBMCOMM_WITHOUT_TORCH": str(int(without_torch))},
+        check=True,
+    )
+    [found] = tmp_path.glob("*.egg-info/entry_points.txt")
+    groups = set(re.findall(r"\[(.*)\]", found.read_text()))
+    backends = {"torch.backends", "torch.distributed.backends"}
+    assert groups == {"console_scripts"} | (set() if without_torch else backends)
 
 
 def test_builds_are_for_the_releases_that_are_named(
