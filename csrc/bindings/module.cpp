@@ -6,6 +6,7 @@
 
 namespace {
 
+// For this module alone, as in smb_module.cpp.
 void translate(std::exception_ptr error) {
   try {
     if (error) std::rethrow_exception(error);
@@ -17,7 +18,7 @@ void translate(std::exception_ptr error) {
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
-  pybind11::register_exception_translator(&translate);
+  pybind11::register_local_exception_translator(&translate);
   hbm::register_layerdrop(m);
   hbm::register_memory(m);
   hbm::register_process_group(m);

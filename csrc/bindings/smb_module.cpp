@@ -51,6 +51,8 @@ void register_errors(py::module_& m) {
       PyExc_TimeoutError);
 }
 
+// For this module alone: _C has another, and where its pybind11 is ours the two share what they
+// register.
 void translate(std::exception_ptr error) {
   try {
     if (error) std::rethrow_exception(error);
@@ -65,7 +67,7 @@ void translate(std::exception_ptr error) {
 
 PYBIND11_MODULE(_smb, m) {
   register_errors(m);
-  py::register_exception_translator(&translate);
+  py::register_local_exception_translator(&translate);
   hbm::register_smb_client(m);
   hbm::register_smb_server(m);
 }
