@@ -31,6 +31,14 @@ def same(found: torch.Tensor, wanted: torch.Tensor) -> bytes:
     return found.view(torch.uint8).numpy().tobytes()
 
 
+def rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Converts as PyTorch does; what exceeds float8_e4m3fn as its newer releases do."""
+    if dtype == torch.float8_e4m3fn and torch.tensor(1e6).to(dtype).float().isnan():
+        most = torch.finfo(dtype).max
+        tensor = tensor.clamp(-most, most)
+    return tensor.to(dtype)
+
+
 def check_every_number(context: Context) -> str:
     dist.init_process_group("hbm", store=HashStore(), rank=0, world_size=1)
     digest = hashlib.sha256()
@@ -44,7 +52,7 @@ def check_every_number(context: Context) -> str:
         for factor in (0.5, 3.0, -0.3):
             scaled = every.clone()
             dist.all_reduce(scaled, _make_nccl_premul_sum(factor))
-            digest.update(same(scaled, (every.float() * factor).to(dtype)))
+            digest.update(same(scaled, rounded(every.float() * factor, dtype)))
     return digest.hexdigest()
 
 

@@ -287,6 +287,14 @@ def train_sharded(context: Context, group: dist.ProcessGroup, from_group: bool) 
     return [parameter.full_tensor() for parameter in sharded]
 
 
+# What FSDP2 calls: names of PyTorch 2.13, or those before.
+SHARDED_CALLS = (
+    ("all_gather_single", "reduce_scatter_single")
+    if hasattr(dist, "all_gather_single")
+    else ("all_gather_into_tensor", "reduce_scatter_tensor")
+)
+
+
 def check_sharded(context: Context, from_group: bool) -> None:
     places: list[bool] = []
 
@@ -301,7 +309,7 @@ def check_sharded(context: Context, from_group: bool) -> None:
     group = dist.group.WORLD
     assert group is not None and context.gloo is not None
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("all_gather_single", "reduce_scatter_single"):  # those that FSDP2 calls
+        for name in SHARDED_CALLS:
             patch.setattr(dist, name, watched(getattr(dist, name)))
         ours = train_sharded(context, group, from_group)
     assert places and set(places) == {from_group}
