@@ -202,7 +202,7 @@ class ProcessGroupHbm final : public BackendBase {
   std::optional<uint64_t> reduce_inline(void* data, size_t count, Dtype dtype, ReduceOp op,
                                         std::chrono::milliseconds timeout);
   void record(const Call& call, uint64_t sequence) const;
-  // Of the call's profiler range; null where it has none of its own.
+  // Returns the title of the call's profiler range; null where it has none of its own.
   const char* title(const Call& call) const {
     return call.part_done ? nullptr : range_title(options_->backend, call.name);
   }

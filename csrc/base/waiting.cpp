@@ -14,8 +14,8 @@ namespace {
 constexpr int kTimesLost = 8;  // how long waits sleep at once, by the time that was lost
 constexpr std::chrono::nanoseconds kLongest = std::chrono::seconds(2);
 
-// Of the process, since all its threads compete for the same processors. Relaxed: they guard
-// nothing, and a value that another thread has just replaced is a guess as good.
+// Shared by the threads of the process, which compete for the same processors. Relaxed: they guard
+// nothing, and a value that another thread has just replaced is as good a guess.
 std::atomic<int64_t> sleeps_until{INT64_MIN};  // of the steady clock, ns
 std::atomic<int64_t> sleeps_for{0};            // ns
 

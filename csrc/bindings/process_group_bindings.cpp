@@ -141,7 +141,7 @@ void register_process_group(py::module_& m) {
       .def("networks", &ProcessGroupHbm::networks)
       .def("attach", &attach, py::arg("resource"))
       .def_property_readonly("resource", &resource);
-  // What c10d.Backend itself has in newer releases of PyTorch.
+  // c10d.Backend has these itself in newer releases of PyTorch.
   if (!py::hasattr(group, "options")) {
     group.def_property_readonly("options", [](ProcessGroupHbm& self) {
       return c10::dynamic_intrusive_pointer_cast<GroupOptions>(self.getBackendOptions());

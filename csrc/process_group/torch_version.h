@@ -1,4 +1,4 @@
-// What differs between the releases of PyTorch that hbm is built for, 2.11 to 2.15. Nothing else
+// Differences between the releases of PyTorch that hbm is built for, 2.11 to 2.15. Nothing else
 // compares versions: the rest is written for the newest release, and this file declares what an
 // older one lacks.
 #pragma once

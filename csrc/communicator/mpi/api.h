@@ -52,7 +52,7 @@ class Api {
   virtual bool threads_multiple() const = 0;
   virtual void finalise() const noexcept = 0;
 
-  // Of the world. From return_errors() on functions of MPI return to us what goes wrong.
+  // The world. After return_errors(), functions of MPI return an error code and do not abort.
   virtual void return_errors() const = 0;
   virtual int rank() const = 0;
   virtual int size() const = 0;

@@ -1,4 +1,4 @@
-"""What the programs train: a small network that recognises handwritten digits."""
+"""A small network that recognises handwritten digits, which the programs train."""
 
 from __future__ import annotations
 

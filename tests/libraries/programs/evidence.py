@@ -1,4 +1,4 @@
-"""What a program is told, and what it shows the test: its numbers, and what they went through."""
+"""The options of a program, and what it reports to the test: numbers, and the backend they used."""
 
 from __future__ import annotations
 

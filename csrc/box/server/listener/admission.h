@@ -16,7 +16,7 @@
 
 namespace hbm::box {
 
-// What a listener tells every client, and the token that a client must prove.
+// Facts about the box that a listener tells every client, and the token that a client must prove.
 struct ListenerIdentity {
   std::string token;  // empty: none is asked for
   std::string boot_id;
