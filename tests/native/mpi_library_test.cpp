@@ -64,8 +64,8 @@ TEST(MpiLibrary, TheStandardAbiIsKnownByWhatTheLibrarySays) {
   });
 }
 
-// Of what lies beside Python, MPICH's ABI comes before the standard one, and Open MPI is looked
-// for where there is nothing else.
+// Beside Python, MPICH's ABI comes before the standard one, and Open MPI is looked for where there
+// is nothing else.
 TEST(MpiLibrary, TheBestOfSeveralIsTaken) {
   const fs::path folder = fs::temp_directory_path() / ("hbm_mpi_" + std::to_string(getpid()));
   const auto find = [&folder] {

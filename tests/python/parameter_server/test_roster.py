@@ -128,7 +128,7 @@ def test_the_living_are_waited_for_and_named(boxes: Boxes) -> None:
 
 @pytest.mark.parametrize("joins", [15, pytest.param(40, marks=pytest.mark.full)])
 def test_nobody_passes_one_who_joins(boxes: Boxes, joins: int) -> None:
-    """Of two workers that each write and then look, one sees the other."""
+    """Two workers write, then look: at least one sees the other."""
     with connect(boxes) as one, connect(boxes) as other:
         first = begin(one)
         reached = [0]

@@ -1,4 +1,4 @@
-"""What the package requires, and what it is built for."""
+"""The package's requirements, and the releases of PyTorch that it is built for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dependencies import dependencies  # noqa: E402
 
 
 def unpacked(folder: Path, version: str) -> Path:
-    """What the build reads of a wheel of PyTorch."""
+    """Make a folder with what the build reads of a wheel of PyTorch."""
     package = folder / "torch"
     (package / "include").mkdir(parents=True)
     (package / "lib").mkdir()

@@ -132,7 +132,7 @@ def test_it_brings_its_libraries_but_not_those_of_pytorch_and_rdma(dist: Path, n
 
 
 def test_a_bare_machine_trains(bare: list[str | Path]) -> None:
-    """As README.md says, with its program, within a minute."""
+    """Install the wheel and run README.md's program, both within a minute."""
     program = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert program is not None
     Path(bare[-3], "root", "train.py").write_text(program[1])
