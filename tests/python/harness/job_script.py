@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+import sys
 from datetime import timedelta
 
 import torch
@@ -22,6 +24,9 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     arguments = parse()
     if arguments.mpi4py_first:
+        # MPICH keeps a singleton's file in /dev/shm until MPI_Finalize, which mpi4py calls at exit:
+        # a launcher that ends this rank because the other has failed must let it get there.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         from mpi4py import MPI
 
         assert MPI.COMM_WORLD.Get_size() >= 1
