@@ -90,9 +90,10 @@ test-full: native-aarch64 fuzz native-kills build bench vm-programs  ## what tes
 test-long: export TEST_SECONDS := 7200
 test-long: export HBM_STRESS_SECONDS ?= 600
 test-long: export HBM_STRESS_KILLS ?= 1000
+test-long: LONG_FUZZ_SECONDS ?= 3600
 test-long: sanitize native build  ## what takes hours: sanitizers, soaks
 	@scripts/system_packages.sh $(LONG_PACKAGES)
-	$(MAKE) fuzz FUZZ_SECONDS=3600
+	$(MAKE) fuzz FUZZ_SECONDS=$(LONG_FUZZ_SECONDS)
 	$(MAKE) test-libraries
 	$(PYTEST) -m long
 
