@@ -105,7 +105,7 @@ test-libraries: build $(LIBRARY_PACKAGES)  ## train with libraries that call tor
 	$(LIBRARIES)/bin/python -m pytest -n $(JOBS) --dist loadgroup tests/libraries
 
 .PHONY: test-torch
-test-torch: bench  ## run the Python tests on another PyTorch, as TORCH=2.15.0 (5 to 6 GB)
+test-torch: bench  ## run the Python tests on another PyTorch or PYTHON, as TORCH=2.15.0 (5 to 6 GB)
 	scripts/test_torch.sh $(TORCH) -n $(JOBS) --dist worksteal
 
 .PHONY: torch-suite

@@ -1,15 +1,18 @@
 #!/bin/sh
 # Runs the Python tests on a release of PyTorch: scripts/test_torch.sh 2.15.0 [arguments of pytest].
-# It is installed into an environment of its own, build/torch-2.15.0; the extension for it lies
-# beside those for other releases, in torch_hbmcomm/torch_2_15.
+# It is installed into an environment of its own, build/torch-2.15.0-python3.11; the extension for it
+# lies beside those for other releases and Pythons, in torch_hbmcomm/torch_2_15. PYTHON names another
+# Python, as in PYTHON=python3.13.
 set -eu
 
 release=${1:?name a release of PyTorch, as in 2.15.0}
 shift
-folder=build/torch-$release
+interpreter=${PYTHON:-python3}
+minor=$("$interpreter" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+folder=build/torch-$release-python$minor
 python=$folder/bin/python
 
-[ -x "$python" ] || "${PYTHON:-python3}" -m venv "$folder"
+[ -x "$python" ] || "$interpreter" -m venv "$folder"
 python scripts/requirements.py --torch "$release" examples test > "$folder/requirements.txt"
 echo "Installing PyTorch $release in $folder: PyPI's is built for CUDA, and brings 5 to 6 GB"
 "$python" -m pip install --quiet -r "$folder/requirements.txt"

@@ -1,5 +1,5 @@
 """Wheels, made as `make wheel` makes them, on a machine that has neither compiler nor libraries: a
-bare Debian. And the sdist, compiled."""
+bare Debian. And the sdist, compiled. `pytest -m long -rP` on this file prints what each took."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_it_brings_its_libraries_but_not_those_of_pytorch_and_rdma(dist: Path, n
 
 
 def test_a_bare_machine_trains(bare: list[str | Path]) -> None:
-    """Install the wheel and run README.md's program, both within a minute."""
+    """Install the wheel and run README.md's program."""
     program = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert program is not None
     Path(bare[-3], "root", "train.py").write_text(program[1])
@@ -142,7 +142,7 @@ def test_a_bare_machine_trains(bare: list[str | Path]) -> None:
     run(*bare, "sh", "-euc", "/venv/bin/pip install -q /opt/dist/torch_hbmcomm-*.whl")
     launcher = "torch.distributed.run --standalone --nproc-per-node 2"
     run(*bare, "sh", "-euc", f"/venv/bin/python -m {launcher} /root/train.py")
-    assert time.monotonic() - begin < 60
+    print(f"installed and trained in {time.monotonic() - begin:.1f} s")
     run(*bare, "/venv/bin/hbmcomm", "info")
 
 
@@ -150,14 +150,14 @@ def test_a_bare_machine_has_a_memory_box(bare: list[str | Path]) -> None:
     run(*bare, "sh", "-euc", BOX)
 
 
-def test_the_sdist_compiles_within_four_minutes_of_two_processors(
-    dist: Path, tmp_path: Path
-) -> None:
-    """Counted in processor time, so that other work on the machine does not count."""
+def test_the_sdist_compiles(dist: Path, tmp_path: Path) -> None:
     (sdist,) = dist.glob("*.tar.gz")
     build = ["pip", "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(tmp_path)]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run(sys.executable, "-m", *build, sdist, environment=os.environ | {"CCACHE_DISABLE": "1"})
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert seconds < 2 * 240
+    print(f"compiled in {seconds:.0f} s of processor time")
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as made:
+        assert any(re.search(r"/torch_2_\d+/_C", name) for name in made.namelist())
