@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <numeric>
 #include <thread>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 #include <utility>
@@ -21,6 +22,23 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kPartingPatience{1000};
 
+// The members' ranks in the job, by rank in the group; the same where the options name none.
+std::vector<int> global_ranks(const GroupOptions& options, int size) {
+  const auto& named = options.global_ranks_in_group;
+  std::vector<int> ranks(named.begin(), named.end());
+  if (ranks.empty()) {
+    ranks.resize(static_cast<size_t>(size));
+    std::iota(ranks.begin(), ranks.end(), 0);
+  }
+  return ranks;
+}
+
+int64_t elements(const std::vector<at::Tensor>& tensors) {
+  int64_t sum = 0;
+  for (const at::Tensor& tensor : tensors) sum += tensor.numel();
+  return sum;
+}
+
 }  // namespace
 
 ProcessGroupHbm::ProcessGroupHbm(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
@@ -29,10 +47,9 @@ ProcessGroupHbm::ProcessGroupHbm(const c10::intrusive_ptr<c10d::Store>& store, i
       options_(std::move(options)),
       name_("group \"" + std::move(name) + "\""),
       c10d_store_(store),
+      flight_record_(*this, global_ranks(*options_, size)),
       timeout_ms_(options_->timeout.count()) {
-  const auto& global_ranks = options_->global_ranks_in_group;
-  log::set_rank(global_ranks.empty() ? rank
-                                     : static_cast<int>(global_ranks[static_cast<size_t>(rank)]));
+  log::set_rank(global_ranks(*options_, size)[static_cast<size_t>(rank)]);
   translated([&] {
     connection_ = connect(Clock::now() + options_->timeout);
     queue_ = OperationQueue::create(
@@ -83,8 +100,23 @@ OperationQueue::Hooks ProcessGroupHbm::hooks(
 void ProcessGroupHbm::collective_failed(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
+  } catch (const Error& ours) {
+    connection_.peers->report_failure(ours);
+    trace(ours);
   } catch (const std::exception& failure) {
     connection_.peers->report_failure(failure);
+  }
+}
+
+// The reader compares the ranks' files, so those who hear of another's timeout leave theirs too.
+void ProcessGroupHbm::trace(const Error& error) const {
+  if (error.kind() != ErrorKind::kTimeout && error.kind() != ErrorKind::kPeer) return;
+  const std::string line =
+      std::string(error.what()) + "; what this process was doing is " + flight_record_.write();
+  if (error.kind() == ErrorKind::kTimeout) {
+    log::error(line);
+  } else {
+    log::info(line);
   }
 }
 
@@ -94,6 +126,7 @@ void ProcessGroupHbm::p2p_failed(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const Error& ours) {
+    trace(ours);
     if (ours.kind() == ErrorKind::kMismatch || ours.kind() == ErrorKind::kDeath) {
       connection_.peers->report_failure(ours);
     } else if (ours.kind() != ErrorKind::kPeer || !connection_.peers->group_failed()) {
@@ -153,9 +186,22 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTens
     queue_->unclaim();
     throw;
   }
+  const uint64_t number = flight_record_.enter(issued(call, sequence));
   queue_->run_claimed(*operation, timeout_or_default(call.timeout), std::move(frame));
+  flight_record_.finish(number);
   work->bind(nullptr, sequence);
   return work;
+}
+
+FlightRecord::Issued ProcessGroupHbm::issued(const Call& call, uint64_t sequence) const {
+  const std::vector<at::Tensor>& tensors = call.inputs.empty() ? call.outputs : call.inputs;
+  return {.type = call.type,
+          .sequence = sequence,
+          .peer = call.peer,
+          .dtype = tensors.empty() ? at::kByte : tensors.front().scalar_type(),
+          .input_elements = elements(call.inputs),
+          .output_elements = elements(call.outputs),
+          .timeout = timeout_or_default(call.timeout)};
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run_p2p(
@@ -175,6 +221,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::submit(
   auto ticket =
       queue->enqueue(std::move(operation), timeout_or_default(call.timeout),
                      staged.take_frame(call.part_done ? call.part_done : work->end_of_range()));
+  flight_record_.enter(issued(call, sequence), ticket);
   if (issue.owns_lock()) issue.unlock();
   work->bind(ticket, sequence);
   record(call, sequence);

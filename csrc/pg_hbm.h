@@ -25,6 +25,7 @@
 #include "communicator/communicator.h"
 #include "communicator/connect/connect.h"
 #include "process_group/checks.h"
+#include "process_group/flight_record.h"
 #include "process_group/options.h"
 #include "process_group/staged_tensors.h"
 #include "process_group/torch_version.h"
@@ -171,6 +172,7 @@ class ProcessGroupHbm final : public BackendBase {
     // For a part of a coalesced call, which has one profiler range for all: called at the part's
     // end. Empty: the operation has a range of its own.
     std::function<void()> part_done = {};
+    int peer = -1;  // of a message; -1: any
   };
   using MakeOperation = std::function<std::unique_ptr<Operation>(uint64_t sequence)>;
 
@@ -199,7 +201,7 @@ class ProcessGroupHbm final : public BackendBase {
                                         StagedTensors staged, std::unique_ptr<Operation> operation,
                                         uint64_t sequence, std::unique_lock<std::mutex> issue);
   // Runs an allreduce in the caller if the group is idle; returns its sequence number, or nothing.
-  std::optional<uint64_t> reduce_inline(void* data, size_t count, Dtype dtype, ReduceOp op,
+  std::optional<uint64_t> reduce_inline(const at::Tensor& tensor, Dtype dtype, ReduceOp op,
                                         std::chrono::milliseconds timeout);
   void record(const Call& call, uint64_t sequence) const;
   // Returns the title of the call's profiler range; null where it has none of its own.
@@ -225,6 +227,10 @@ class ProcessGroupHbm final : public BackendBase {
       const c10::intrusive_ptr<c10d::Backend::Options>& opts, const char* operation) const;
   GroupConnection connect(std::chrono::steady_clock::time_point deadline) const;
   OperationQueue::Hooks hooks(std::function<void(const std::exception_ptr& error)> failed);
+  // The call as the flight record keeps it.
+  FlightRecord::Issued issued(const Call& call, uint64_t sequence) const;
+  // Leaves a trace of what this process was doing after a timeout, this rank's or another's.
+  void trace(const Error& error) const;
   void collective_failed(const std::exception_ptr& error);
   void p2p_failed(const std::exception_ptr& error);
   void part();
@@ -236,6 +242,7 @@ class ProcessGroupHbm final : public BackendBase {
   const std::string name_;
   const c10::intrusive_ptr<c10d::Store> c10d_store_;
   GroupConnection connection_;
+  FlightRecord flight_record_;
   std::shared_ptr<OperationQueue> queue_;  // of collectives
   std::shared_ptr<OperationQueue> p2p_queue_;
   std::atomic<bool> shut_down_{false};

@@ -40,7 +40,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::send(std::vector<at::Tensor>& te
     StagedTensors staged;
     const Source in = staged.input(tensor);
     const Dtype dtype = to_dtype(tensor.scalar_type());
-    return run_p2p({OpType::SEND, "hbm:send", tensors, {}, c10d::kUnsetTimeout, true},
+    return run_p2p({OpType::SEND, "hbm:send", tensors, {}, c10d::kUnsetTimeout, true, {}, to},
                    std::move(staged), [&](const std::shared_ptr<int>&) {
                      return connection_.communicator->send(in, dtype, to, tag);
                    });
@@ -53,8 +53,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::receive(std::vector<at::Tensor>&
   StagedTensors staged;
   const Sink out = staged.output(tensor);
   const Dtype dtype = to_dtype(tensor.scalar_type());
-  return run_p2p({type, name, tensors, tensors, c10d::kUnsetTimeout, true}, std::move(staged),
-                 [&](std::shared_ptr<int> source) {
+  return run_p2p({type, name, tensors, tensors, c10d::kUnsetTimeout, true, {}, from},
+                 std::move(staged), [&](std::shared_ptr<int> source) {
                    return connection_.communicator->receive(out, dtype, from, tag,
                                                             std::move(source));
                  });

@@ -51,9 +51,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_at_once(
   }
   queue_->require_owner("all_reduce");
   if (coalescing()) return nullptr;
-  const auto sequence =
-      reduce_inline(tensor.mutable_data_ptr(), static_cast<size_t>(tensor.numel()), dtype, op,
-                    timeout_or_default(opts.timeout));
+  const auto sequence = reduce_inline(tensor, dtype, op, timeout_or_default(opts.timeout));
   if (!sequence) return nullptr;
   auto work =
       c10::make_intrusive<WorkHbm>(rank_, OpType::ALLREDUCE, nullptr, tensors, tensors, queue_);
@@ -61,15 +59,25 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_at_once(
   return work;
 }
 
-std::optional<uint64_t> ProcessGroupHbm::reduce_inline(void* data, size_t count, Dtype dtype,
+std::optional<uint64_t> ProcessGroupHbm::reduce_inline(const at::Tensor& tensor, Dtype dtype,
                                                        ReduceOp op,
                                                        std::chrono::milliseconds timeout) {
   std::unique_lock issue(issue_mutex_);
   if (!queue_->try_claim("all_reduce")) return std::nullopt;
   const uint64_t sequence = ++sequence_;
   issue.unlock();
-  queue_->run_claimed(*connection_.communicator->small_allreduce(sequence, data, count, dtype, op),
-                      timeout);
+  const int64_t count = tensor.numel();
+  const uint64_t number = flight_record_.enter({.type = OpType::ALLREDUCE,
+                                                .sequence = sequence,
+                                                .dtype = tensor.scalar_type(),
+                                                .input_elements = count,
+                                                .output_elements = count,
+                                                .timeout = timeout});
+  queue_->run_claimed(
+      *connection_.communicator->small_allreduce(sequence, tensor.mutable_data_ptr(),
+                                                 static_cast<size_t>(count), dtype, op),
+      timeout);
+  flight_record_.finish(number);
   return sequence;
 }
 
