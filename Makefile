@@ -52,6 +52,8 @@ CONFIGURE_TESTS = cmake -S csrc -B $(BUILD) -G Ninja -DHBM_TESTS=ON -DHBM_BENCHM
 # ThreadSanitizer of GCC 12 cannot start under the address randomisation of recent kernels.
 TSAN_LAUNCHER := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
+# Otherwise the directory csrc/box/server would be made of csrc/box/server.cpp.
+MAKEFLAGS += --no-builtin-rules
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 

@@ -99,8 +99,13 @@ struct Server::Parts {
 
   explicit Parts(const ServerOptions& options, const std::vector<smb::Address>& listen,
                  const std::string& socket_path);
+  void end() noexcept;
 
   void drain(std::chrono::milliseconds most);
+
+ private:
+  void serve(const ServiceOptions& serving, const ServerOptions& options,
+             const std::vector<smb::Address>& listen, const std::string& socket_path);
 };
 
 Server::Parts::Parts(const ServerOptions& options, const std::vector<smb::Address>& listen,
@@ -124,6 +129,16 @@ Server::Parts::Parts(const ServerOptions& options, const std::vector<smb::Addres
     opening.records.lanes = serving.accumulate_threads;
     return Store::open(opening, pool);
   });
+  try {
+    serve(serving, options, listen, socket_path);
+  } catch (...) {
+    end();
+    throw;
+  }
+}
+
+void Server::Parts::serve(const ServiceOptions& serving, const ServerOptions& options,
+                          const std::vector<smb::Address>& listen, const std::string& socket_path) {
   service = std::make_unique<Service>(serving, *store, *pool);
 
   auto opened = part("verbs listener", [&] { return open_verbs(*service, options); });
@@ -138,6 +153,15 @@ Server::Parts::Parts(const ServerOptions& options, const std::vector<smb::Addres
     listening.threads = threads(options.receivers, 4);
     return std::make_unique<StreamListener>(*service, listening);
   });
+}
+
+// Lets the store's segments go before it is closed.
+void Server::Parts::end() noexcept {
+  if (service) service->close();
+  streams.reset();
+  verbs.reset();
+  service.reset();
+  store->close();
 }
 
 void Server::Parts::drain(std::chrono::milliseconds most) {
@@ -185,7 +209,7 @@ void Server::close() {
   const std::unique_lock lock(mutex_);
   if (parts_ == nullptr) return;
   parts_->drain(kLastMoment);
-  parts_->service->close();
+  parts_->end();
   parts_.reset();
 }
 

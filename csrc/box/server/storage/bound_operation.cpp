@@ -24,7 +24,7 @@ void apply(const BoundOperation& operation, const Steps::Bounds& range) {
 }
 
 void apply_undoably(const BoundOperation& operation, const Steps::Bounds& range,
-                    std::atomic<uint64_t>& progress, std::byte* undo) {
+                    SealedNumber& progress, std::byte* undo) {
   const uint64_t bytes = range.last - range.first;
   const uint64_t before = progress.load(std::memory_order_relaxed);
   std::memcpy(undo, operation.target + range.first, bytes);
@@ -59,7 +59,7 @@ void run_lane(const BoundOperation& operation, uint32_t lane, const Recorded& re
 void roll_back(const BoundOperation& operation, const Recorded& recorded) {
   const Steps steps = operation.steps();
   for (uint32_t lane = 0; lane < operation.what.lanes; ++lane) {
-    std::atomic<uint64_t>& progress = recorded.lanes[lane].progress;
+    SealedNumber& progress = recorded.lanes[lane].progress;
     const uint64_t before = progress.load(std::memory_order_acquire);
     if (before % 2 == 0) continue;
     const uint64_t step = steps.steps_of(lane, operation.what.lanes).first + before / 2;

@@ -22,7 +22,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kIdentity = "hbmcomm store, version 1, contents ";
+constexpr const char* kStore = "hbmcomm store, version ";
+constexpr const char* kIdentity = "hbmcomm store, version 2, contents ";
+constexpr const char* kUnfinished = ".new";  // ends the name of a file that is to replace another
+constexpr std::array kFiles = {"identity",   "state",     "journal", "sessions",
+                               "operations", "checksums", "lock"};
+constexpr std::array kFolders = {"segments", "lost"};
 constexpr size_t kIdDigits = 32;
 constexpr size_t kSerialDigits = 16;
 
@@ -46,11 +51,15 @@ uint64_t serial_of(std::string_view name) {
   return ours ? serial : 0;
 }
 
-std::string contents_of(const std::string& path) {
-  const Descriptor file = open_file(path, O_RDONLY);
-  std::string text(256, '\0');
-  text.resize(read_file(file.get(), text.data(), text.size(), path));
-  return text;
+bool among(const auto& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+void require_type(const fs::directory_entry& entry, fs::file_type type) {
+  if (entry.symlink_status().type() == type) return;
+  throw damaged(entry.path(), type == fs::file_type::regular
+                                  ? "it is not a file, or a link to one"
+                                  : "it is not a directory, or a link to one");
 }
 
 std::map<uint64_t, std::string> files_in(const std::string& folder) {
@@ -58,7 +67,11 @@ std::map<uint64_t, std::string> files_in(const std::string& folder) {
   if (!fs::exists(folder)) return files;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
     const uint64_t serial = serial_of(entry.path().filename().native());
-    if (serial != 0) files.emplace(serial, entry.path());
+    if (serial == 0) throw damaged(entry.path(), "no box gives a file this name");
+    require_type(entry, fs::file_type::regular);
+    if (!files.emplace(serial, entry.path()).second) {
+      throw damaged(entry.path(), "another segment has its number");
+    }
   }
   return files;
 }
@@ -84,15 +97,46 @@ Directory::Directory(const std::string& path, bool sync) : path_(path), sync_(sy
     make_directory(path_);
     fs::permissions(path_, fs::perms::owner_all);
   }
-  lock();
-  identify();
-  make_directory(segments());
-  if (sync_) sync_directory(path_);
+  if (!fs::is_directory(path_)) {
+    throw Error(ErrorKind::kInvalid, path_ + " is not a directory: choose an empty one");
+  }
+  const std::string identity = path_ + "/identity";
+  require_known_files();
+  lock(!fs::exists(identity));
+  require_known_files();
+  if (!fs::exists(identity)) make_identity();
+  read_identity();
 }
 
-void Directory::lock() {
+// Without its file `identity` the directory is no store, unless nothing but that file's beginning
+// is there.
+void Directory::require_known_files() const {
+  const bool identified = fs::exists(path_ + "/identity");
+  for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
+    const std::string name = entry.path().filename();
+    const std::string last = name.ends_with(kUnfinished) ? name.substr(0, name.size() - 4) : name;
+    if (!identified && last != "lock" && last != "identity") {
+      throw Error(ErrorKind::kInvalid,
+                  path_ + " is not the store of a memory box: it has no file " +
+                      "`identity`, and has " + name + "; choose an empty directory");
+    }
+    if (among(kFolders, name)) {
+      require_type(entry, fs::file_type::directory);
+    } else if (among(kFiles, last)) {
+      // In the way of a file that is not there yet, anything may be.
+      if (name == last) require_type(entry, fs::file_type::regular);
+    } else {
+      throw Error(ErrorKind::kUnavailable,
+                  path_ + " has " + name + ", which is not a file of a store: move it elsewhere; " +
+                      "nothing in the store was changed");
+    }
+  }
+}
+
+void Directory::lock(bool make) {
   const std::string file = path_ + "/lock";
-  Descriptor opened = open_file(file, O_RDWR | O_CREAT);
+  if (!make && !fs::exists(file)) throw damaged(file, "it is missing");
+  Descriptor opened = open_file(file, O_RDWR | (make ? O_CREAT : 0));
   if (flock(opened.get(), LOCK_EX | LOCK_NB) != 0) {
     throw Error(ErrorKind::kUnavailable, "another server uses the store " + path_ + " (it holds " +
                                              file + "); stop it, or choose another directory");
@@ -100,39 +144,64 @@ void Directory::lock() {
   lock_ = std::move(opened);
 }
 
-void Directory::identify() {
+void Directory::make_identity() const {
   const std::string file = path_ + "/identity";
-  if (!fs::exists(file)) {
-    for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
-      const std::string name = entry.path().filename();
-      if (name == "lock" || name == "identity.new") continue;
-      throw Error(ErrorKind::kInvalid,
-                  path_ + " is not the store of a memory box: it has no file " +
-                      "`identity`, and has " + name + "; choose an empty directory");
-    }
-    const std::string text = kIdentity + hex(smb::random_id()) + "\n";
-    const Descriptor fresh = open_file(file + ".new", O_WRONLY | O_CREAT | O_TRUNC);
+  const std::string text = kIdentity + hex(smb::random_id()) + "\n";
+  {
+    const Descriptor fresh = open_file(file + kUnfinished, O_WRONLY | O_CREAT | O_TRUNC);
     write_file(fresh.get(), text.data(), text.size(), file);
-    replace_file(file + ".new", file, sync_);
   }
-  const std::string found = contents_of(file);
+  replace_file(file + kUnfinished, file, true);
+}
+
+void Directory::read_identity() {
+  const std::string file = path_ + "/identity";
+  const std::vector<std::byte> bytes = whole_file(file);
+  const std::string found(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   const std::string_view start = kIdentity;
-  const bool known = found.starts_with(start) && found.size() == start.size() + kIdDigits + 1 &&
-                     read_hex(std::string_view(found).substr(start.size(), kIdDigits), contents_);
-  if (!known) {
-    throw Error(ErrorKind::kUnavailable,
-                file + " is damaged, or of another version of the program: expected \"" +
-                    kIdentity + "...\"");
+  if (found.starts_with(start) && found.size() == start.size() + kIdDigits + 1 &&
+      read_hex(std::string_view(found).substr(start.size(), kIdDigits), contents_)) {
+    return;
   }
+  if (found.starts_with(kStore) && !found.starts_with(start)) {
+    const std::string rest = found.substr(std::string_view(kStore).size());
+    throw Error(ErrorKind::kUnavailable,
+                "the store " + path_ + " has version " + rest.substr(0, rest.find(',')) +
+                    " by its file `identity`, and this program uses version 2 alone: serve it " +
+                    "with the release that made it, or choose another directory; nothing in it " +
+                    "was changed");
+  }
+  throw damaged(file, "it should be \"" + std::string(kIdentity) +
+                          "...\": it is of another version of the program, or of another one");
+}
+
+bool Directory::is_new() const {
+  if (fs::exists(state())) return false;
+  for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with("identity") && name != "lock" && name != "state.new") {
+      throw damaged(state(), "it is missing");
+    }
+  }
+  return true;
+}
+
+void Directory::make_segments() const { make_directory(segments()); }
+
+std::string Directory::segment_name(const smb::Id& key, uint64_t serial) const {
+  std::array<char, kSerialDigits + 1> text;
+  std::snprintf(text.data(), text.size(), "%016" PRIx64, serial);
+  return "segments/" + hex(key) + "." + text.data();
 }
 
 std::string Directory::segment_file(const smb::Id& key, uint64_t serial) const {
-  std::array<char, kSerialDigits + 1> text;
-  std::snprintf(text.data(), text.size(), "%016" PRIx64, serial);
-  return segments() + "/" + hex(key) + "." + text.data();
+  return path_ + "/" + segment_name(key, serial);
 }
 
-std::map<uint64_t, std::string> Directory::segment_files() const { return files_in(segments()); }
+std::map<uint64_t, std::string> Directory::segment_files() const {
+  if (!fs::exists(segments())) throw damaged(segments(), "it is missing");
+  return files_in(segments());
+}
 
 uint64_t Directory::last_serial() const {
   uint64_t last = 0;
@@ -145,25 +214,34 @@ uint64_t Directory::last_serial() const {
 
 Descriptor Directory::make_segment(const std::string& file, uint64_t bytes) const {
   Descriptor made = open_file(file, O_RDWR | O_CREAT | O_EXCL);
-  resize_file(made.get(), bytes, file);
+  resize_file(made.get(), labelled_bytes(bytes), file);
   return made;
 }
 
-void Directory::reserve_segment(int fd, const std::string& file, uint64_t bytes) const {
-  reserve_file(fd, bytes, file);
+void Directory::reserve_segment(int fd, const std::string& file, const SegmentLabel& label) const {
+  reserve_file(fd, labelled_bytes(label.size), file);
+  write_label(fd, label, file);
   if (!sync_) return;
   sync_file(fd, file);
-  sync_directory(segments());
+  sync_segments();
 }
 
 void Directory::discard(const std::string& file, bool keep) const {
   if (keep) {
     make_directory(lost());
     replace_file(file, lost() + "/" + fs::path(file).filename().native(), sync_);
-    log::warn("kept " + file + ", which the damaged journal does not name, in " + lost());
+    log::warn("kept " + file + ", which the journal does not name any more, in " + lost());
   } else {
     fs::remove(file);
   }
+}
+
+void Directory::sync_segments() const { sync_directory(segments()); }
+
+void Directory::remove_leftovers() const {
+  std::error_code ignored;  // what stays is in nobody's way
+  fs::remove(path_ + "/checksums", ignored);
+  for (const char* name : kFiles) fs::remove(path_ + "/" + name + kUnfinished, ignored);
 }
 
 }  // namespace hbm::box

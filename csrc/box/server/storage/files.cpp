@@ -1,6 +1,7 @@
 #include "box/server/storage/files.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -39,6 +40,13 @@ std::byte* map(int fd, uint64_t bytes, const std::string& what) {
 constexpr rlim_t kFewest = 64;
 
 }  // namespace
+
+Error damaged(const std::string& path, const std::string& found) {
+  return {ErrorKind::kUnavailable,
+          path + " is damaged: " + found +
+              "; nothing in the store was changed: restore a whole copy of it, or choose an empty "
+              "directory"};
+}
 
 Descriptor open_file(const std::string& path, int flags) {
   Descriptor file(open(path.c_str(), flags | O_CLOEXEC, 0600));
@@ -80,6 +88,18 @@ size_t read_file(int fd, void* bytes, size_t size, const std::string& path) {
   return got;
 }
 
+size_t read_file_at(int fd, void* bytes, size_t size, uint64_t at, const std::string& path) {
+  if (lseek(fd, static_cast<off_t>(at), SEEK_SET) < 0) fail("read " + path, errno);
+  return read_file(fd, bytes, size, path);
+}
+
+std::vector<std::byte> whole_file(const std::string& path) {
+  const Descriptor file = open_file(path, O_RDONLY);
+  std::vector<std::byte> bytes(file_bytes(file.get(), path));
+  bytes.resize(read_file(file.get(), bytes.data(), bytes.size(), path));
+  return bytes;
+}
+
 void write_file(int fd, const void* bytes, size_t size, const std::string& path) {
   const auto* at = static_cast<const char*>(bytes);
   while (size > 0) {
@@ -89,6 +109,11 @@ void write_file(int fd, const void* bytes, size_t size, const std::string& path)
     at += written;
     size -= static_cast<size_t>(written);
   }
+}
+
+void write_file_at(int fd, const void* bytes, size_t size, uint64_t at, const std::string& path) {
+  if (lseek(fd, static_cast<off_t>(at), SEEK_SET) < 0) fail("write to " + path, errno);
+  write_file(fd, bytes, size, path);
 }
 
 void resize_file(int fd, uint64_t bytes, const std::string& path) {
@@ -104,6 +129,15 @@ void replace_file(const std::string& from, const std::string& path, bool sync) {
   if (sync) sync_file(open_file(from, O_RDONLY).get(), from);
   if (std::rename(from.c_str(), path.c_str()) != 0) fail("rename " + from + " to " + path, errno);
   if (sync) sync_directory(std::filesystem::path(path).parent_path());
+}
+
+// The kernel gives a lease for reading only while nobody has the file open for writing; a mapping
+// counts as long as it is there. File systems that give no leases tell nothing.
+bool may_be_written(const std::string& path) {
+  const Descriptor file = open_file(path, O_RDONLY);
+  // Whoever opens the file meanwhile must not end this process by SIGIO.
+  if (fcntl(file.get(), F_SETSIG, SIGURG) != 0) return true;
+  return fcntl(file.get(), F_SETLEASE, F_RDLCK) != 0;
 }
 
 void sync_directory(const std::string& path) {
@@ -122,7 +156,7 @@ MappedRegion MappedRegion::create(const std::string& path, uint64_t bytes) {
 MappedRegion MappedRegion::open(const std::string& path) {
   const Descriptor file = open_file(path, O_RDWR);
   const uint64_t bytes = file_bytes(file.get(), path);
-  if (bytes == 0) throw Error(ErrorKind::kUnavailable, path + " is damaged: it is empty");
+  if (bytes == 0) throw damaged(path, "it is empty");
   return {map(file.get(), bytes, path), bytes};
 }
 

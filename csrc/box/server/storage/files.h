@@ -10,10 +10,16 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/descriptor.h"
+#include "base/error.h"
 
 namespace hbm::box {
+
+// The error of a store that is refused, with nothing in it changed, since one of its files cannot
+// be as a box left it.
+Error damaged(const std::string& path, const std::string& found);
 
 // A new file is for its owner alone.
 Descriptor open_file(const std::string& path, int flags);
@@ -26,14 +32,21 @@ void reserve_file(int fd, uint64_t bytes, const std::string& path);
 
 // Returns how many bytes there were, at most `size`.
 size_t read_file(int fd, void* bytes, size_t size, const std::string& path);
+size_t read_file_at(int fd, void* bytes, size_t size, uint64_t at, const std::string& path);
+std::vector<std::byte> whole_file(const std::string& path);
 
-void write_file(int fd, const void* bytes, size_t size, const std::string& path);  // at the end
+// At the descriptor's position, the start or the end; or at a place that the file has room for.
+void write_file(int fd, const void* bytes, size_t size, const std::string& path);
+void write_file_at(int fd, const void* bytes, size_t size, uint64_t at, const std::string& path);
 void resize_file(int fd, uint64_t bytes, const std::string& path);
 void sync_file(int fd, const std::string& path);
 
 // The file of that name is from here on the one at `from`, or still the old one if the process or,
 // with `sync`, the host stops meanwhile.
 void replace_file(const std::string& from, const std::string& path, bool sync);
+
+// Whether any process may have the file open, or mapped, for writing. REQUIRES: this one has not.
+bool may_be_written(const std::string& path);
 
 // Names that were added or removed in it are on the disk.
 void sync_directory(const std::string& path);

@@ -1,92 +1,79 @@
 #include "box/server/storage/journal.h"
 
 #include <fcntl.h>
-#include <openssl/evp.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <map>
 #include <span>
+#include <type_traits>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "box/server/storage/files.h"
+#include "box/server/storage/sealed_number.h"
 
 namespace hbm::box {
 namespace {
 
-// The file: a JournalHead, then for each record a RecordFrame and what it frames.
+// The file: a JournalHead, then the records.
 struct JournalHead {
   std::array<char, 8> magic{'H', 'B', 'M', 'J', 'O', 'U', 'R', 'N'};
-  uint64_t version = 1;
+  uint64_t version = 2;
+  smb::Id contents;    // of the store
+  uint64_t check = 0;  // of all before it
 };
+static_assert(sizeof(JournalHead) == 40);
 
-struct RecordFrame {
-  uint32_t bytes;     // that follow
-  uint32_t checksum;  // of `bytes` and of what follows
-};
+struct JournalRecord {
+  static constexpr uint64_t kTemporary = 1, kDeleted = 2;
 
-struct Created {
-  static constexpr uint64_t kTemporary = 1;
-
-  uint64_t serial;
-  uint64_t flags;
+  uint64_t serial = 0;
+  uint64_t flags = 0;
   smb::Id key;
-  uint64_t size;
+  uint64_t size = 0;
   smb::Id session;
-  uint64_t number;
+  uint64_t number = 0;
+  uint64_t check = 0;  // of all before it, and of the record before
 };
-static_assert(sizeof(Created) == 64);
+static_assert(sizeof(JournalRecord) == 72 && std::is_trivially_copyable_v<JournalRecord>);
 
-struct Deleted {
-  uint64_t serial;
-};
-static_assert(sizeof(Deleted) == 8);
+constexpr uint64_t kSector = 512;  // bytes that a disk writes at once
 
-// SHA-256's first 32 bits: the box has that library in any case.
-uint32_t checksum(uint32_t bytes, const std::byte* record) {
-  std::array<std::byte, sizeof(uint32_t) + sizeof(Created)> text;
-  std::memcpy(text.data(), &bytes, sizeof bytes);
-  std::memcpy(text.data() + sizeof bytes, record, bytes);
-  std::array<unsigned char, EVP_MAX_MD_SIZE> digest;
-  if (EVP_Digest(text.data(), sizeof bytes + bytes, digest.data(), nullptr, EVP_sha256(),
-                 nullptr) != 1) {
-    throw Error(ErrorKind::kUnavailable, "OpenSSL cannot compute SHA-256");
-  }
-  uint32_t first;
-  std::memcpy(&first, digest.data(), sizeof first);
-  return first;
+template <class Checked>
+uint64_t check_of(uint64_t before, Checked checked) {
+  checked.check = 0;
+  return checksum(before, checked);
 }
 
-template <class Record>
-std::array<std::byte, sizeof(RecordFrame) + sizeof(Record)> framed(const Record& record) {
-  std::array<std::byte, sizeof(RecordFrame) + sizeof(Record)> bytes;
-  std::memcpy(bytes.data() + sizeof(RecordFrame), &record, sizeof record);
-  const RecordFrame frame{sizeof record,
-                          checksum(sizeof record, bytes.data() + sizeof(RecordFrame))};
-  std::memcpy(bytes.data(), &frame, sizeof frame);
-  return bytes;
+JournalHead head_of(const smb::Id& contents) {
+  JournalHead head;
+  head.contents = contents;
+  head.check = check_of(0, head);
+  return head;
 }
 
-Created created_of(const JournalEntry& entry) {
+JournalRecord record_of(const JournalEntry& entry, bool deletion, uint64_t before) {
   const Creation& creation = entry.creation;
-  return {entry.serial,
-          creation.temporary ? Created::kTemporary : 0,
-          creation.key,
-          creation.size,
-          creation.creator.session,
-          creation.creator.number};
+  JournalRecord record{.serial = entry.serial,
+                       .flags = (creation.temporary ? JournalRecord::kTemporary : 0) |
+                                (deletion ? JournalRecord::kDeleted : 0),
+                       .key = creation.key,
+                       .size = creation.size,
+                       .session = creation.creator.session,
+                       .number = creation.creator.number};
+  record.check = check_of(before, record);
+  return record;
 }
 
-JournalEntry entry_of(const Created& created) {
-  return {created.serial,
-          {created.key,
-           created.size,
-           (created.flags & Created::kTemporary) != 0,
-           {created.session, created.number}}};
+Creation creation_of(const JournalRecord& record) {
+  return {record.key,
+          record.size,
+          (record.flags & JournalRecord::kTemporary) != 0,
+          {record.session, record.number}};
 }
 
 template <class T>
@@ -96,100 +83,122 @@ T get(std::span<const std::byte> from) {
   return value;
 }
 
-std::vector<std::byte> whole_file(const std::string& path) {
-  const Descriptor file = open_file(path, O_RDONLY);
-  std::vector<std::byte> bytes(file_bytes(file.get(), path));
-  bytes.resize(read_file(file.get(), bytes.data(), bytes.size(), path));
-  return bytes;
+uint64_t bytes_before(uint64_t record) {
+  return sizeof(JournalHead) + record * sizeof(JournalRecord);
+}
+
+// Whether the file's bytes from `at` on, where no whole record begins, can be what is on the disk
+// of the last record: its beginning, or zeros from some sector on, the file's size being written
+// before its contents.
+bool torn(std::span<const std::byte> file, uint64_t at) {
+  if (file.size() - at < sizeof(JournalRecord)) return true;
+  const uint64_t sector = (at + kSector - 1) / kSector * kSector;
+  const auto zeros = file.subspan(sector < at + sizeof(JournalRecord) ? sector : at);
+  return std::all_of(zeros.begin(), zeros.end(), [](std::byte b) { return b == std::byte{}; });
+}
+
+uint64_t require_head(const std::string& path, std::span<const std::byte> file,
+                      const smb::Id& contents) {
+  const bool whole = file.size() >= sizeof(JournalHead);
+  const JournalHead head = whole ? get<JournalHead>(file) : JournalHead();
+  if (!whole || head.magic != JournalHead().magic) {
+    throw damaged(path, "it does not start as a journal does");
+  }
+  if (head.version != JournalHead().version) {
+    throw Error(ErrorKind::kUnavailable, path + " has version " + std::to_string(head.version) +
+                                             ", this program's is " +
+                                             std::to_string(JournalHead().version));
+  }
+  if (head.check != check_of(0, head)) throw damaged(path, "the checksum of its head is wrong");
+  if (head.contents != contents) throw damaged(path, "it belongs to another store");
+  return head.check;
 }
 
 }  // namespace
 
-Journal::Contents Journal::read(const std::string& path) {
-  Contents contents;
-  if (!std::filesystem::exists(path)) return contents;
-  const std::vector<std::byte> file = whole_file(path);
-  const auto drop = [&](size_t at, const std::string& what) {
-    contents.damaged = true;
-    log::warn(path + ": dropped " + what + " at byte " + std::to_string(at));
-  };
-  std::span<const std::byte> rest = file;
-  if (rest.size() < sizeof(JournalHead) || get<JournalHead>(rest).magic != JournalHead().magic) {
-    drop(0, "all, for it does not start as a journal does");
-    return contents;
-  }
-  if (const uint64_t version = get<JournalHead>(rest).version; version != JournalHead().version) {
-    throw Error(ErrorKind::kUnavailable, path + " has version " + std::to_string(version) +
-                                             ", this program's is " +
-                                             std::to_string(JournalHead().version));
-  }
-  rest = rest.subspan(sizeof(JournalHead));
+Journal::Contents Journal::read(const std::string& path, const smb::Id& contents) {
+  if (!std::filesystem::exists(path)) throw damaged(path, "it is missing");
+  const std::vector<std::byte> bytes = whole_file(path);
+  const std::span<const std::byte> file = bytes;
+  Contents read;
+  read.check = require_head(path, file, contents);
 
   std::map<uint64_t, Creation> live;
-  std::map<smb::Id, uint64_t> keys;
-  while (!rest.empty()) {
-    const size_t at = file.size() - rest.size();
-    const bool whole = rest.size() >= sizeof(RecordFrame);
-    const RecordFrame frame = whole ? get<RecordFrame>(rest) : RecordFrame{};
-    const bool known = frame.bytes == sizeof(Created) || frame.bytes == sizeof(Deleted);
-    if (!known || rest.size() < sizeof(RecordFrame) + frame.bytes) {
-      drop(at, "the last " + std::to_string(rest.size()) + " bytes, a record that was torn");
-      break;
+  for (uint64_t at; (at = bytes_before(read.records)) < file.size(); ++read.records) {
+    const bool whole = file.size() - at >= sizeof(JournalRecord);
+    const JournalRecord record = whole ? get<JournalRecord>(file.subspan(at)) : JournalRecord();
+    if (!whole || record.check != check_of(read.check, record)) {
+      read.torn = torn(file, at);
+      if (read.torn) break;
+      throw damaged(path, "the checksum of the record at byte " + std::to_string(at) +
+                              " is wrong, and it is not the last one, or not half written");
     }
-    const auto record = rest.subspan(sizeof(RecordFrame), frame.bytes);
-    rest = rest.subspan(sizeof(RecordFrame) + frame.bytes);
-    if (checksum(frame.bytes, record.data()) != frame.checksum) {
-      drop(at, "a record whose checksum is wrong");
-    } else if (frame.bytes == sizeof(Deleted)) {
-      live.erase(get<Deleted>(record).serial);
+    read.check = record.check;
+    if ((record.flags & JournalRecord::kDeleted) != 0) {
+      live.erase(record.serial);
+      read.deleted.insert(record.serial);
     } else {
-      const JournalEntry entry = entry_of(get<Created>(record));
-      // A key is created again only after its end, whose record must have been dropped.
-      if (const auto older = keys.find(entry.creation.key); older != keys.end()) {
-        live.erase(older->second);
-      }
-      live.insert_or_assign(entry.serial, entry.creation);
-      keys.insert_or_assign(entry.creation.key, entry.serial);
+      live.insert_or_assign(record.serial, creation_of(record));
+      read.deleted.erase(record.serial);
     }
   }
-  for (const auto& [serial, creation] : live) contents.live.push_back({serial, creation});
-  return contents;
+  for (const auto& [serial, creation] : live) read.live.push_back({serial, creation});
+  return read;
 }
 
-Journal::Journal(const std::string& path, bool sync, const std::vector<JournalEntry>& live)
+Journal::Journal(const std::string& path, const smb::Id& contents, bool sync,
+                 const std::vector<JournalEntry>& live, const std::set<uint64_t>& deleted)
     : path_(path), sync_(sync), named_(!sync) {
   const std::string fresh = path + ".new";
-  file_ = open_file(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND);
-  std::vector<std::byte> bytes(sizeof(JournalHead));
-  const JournalHead head;
-  std::memcpy(bytes.data(), &head, sizeof head);
-  for (const JournalEntry& entry : live) {
-    const auto record = framed(created_of(entry));
-    bytes.insert(bytes.end(), record.begin(), record.end());
+  try {
+    file_ = open_file(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND);
+    std::vector<std::byte> bytes;
+    const auto add = [&](const auto& checked) {
+      const auto more = std::as_bytes(std::span(&checked, 1));
+      bytes.insert(bytes.end(), more.begin(), more.end());
+      check_ = checked.check;
+    };
+    add(head_of(contents));
+    for (const JournalEntry& entry : live) add(record_of(entry, false, check_));
+    for (const uint64_t serial : deleted) add(record_of({serial, {}}, true, check_));
+    write_file(file_.get(), bytes.data(), bytes.size(), fresh);
+    sync_file(file_.get(), fresh);
+    replace_file(fresh, path, false);  // the last that fails: the old journal is gone from here on
+  } catch (...) {
+    std::error_code ignored;
+    if (file_) std::filesystem::remove(fresh, ignored);
+    throw;
   }
-  write_file(file_.get(), bytes.data(), bytes.size(), fresh);
-  if (sync) sync_file(file_.get(), fresh);
-  replace_file(fresh, path, false);  // the last that fails: the old journal is gone from here on
-  size_ = bytes.size();
-  records_ = live.size();
+  records_ = live.size() + deleted.size();
 }
 
-void Journal::created(const JournalEntry& entry) { append(framed(created_of(entry))); }
+Journal::Journal(const std::string& path, bool sync, const Contents& left)
+    : path_(path),
+      sync_(sync),
+      named_(!sync),
+      file_(open_file(path, O_WRONLY | O_APPEND)),
+      records_(left.records),
+      check_(left.check) {
+  resize_file(file_.get(), bytes_before(records_), path_);
+}
 
-void Journal::deleted(uint64_t serial) { append(framed(Deleted{serial})); }
+void Journal::created(const JournalEntry& entry) { append(entry, false); }
 
-void Journal::append(std::span<const std::byte> record) {
+void Journal::deleted(uint64_t serial) { append({serial, {}}, true); }
+
+void Journal::append(const JournalEntry& entry, bool deletion) {
   if (!named_) sync_directory(std::filesystem::path(path_).parent_path());
   named_ = true;
+  const JournalRecord record = record_of(entry, deletion, check_);
   try {
-    write_file(file_.get(), record.data(), record.size(), path_);
+    write_file(file_.get(), &record, sizeof record, path_);
     if (sync_) sync_file(file_.get(), path_);
   } catch (const Error&) {
     // Half a record would hide all that come after it.
-    resize_file(file_.get(), size_, path_);
+    resize_file(file_.get(), bytes_before(records_), path_);
     throw;
   }
-  size_ += record.size();
+  check_ = record.check;
   ++records_;
 }
 

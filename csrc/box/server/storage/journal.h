@@ -1,15 +1,14 @@
 // The journal of a store: an append-only file that says which segments were created and deleted.
 //
-// Each record has its length and a checksum of its contents, so one that is torn, because the
-// server or the host stopped while it was being written, or damaged is detected: it is dropped,
-// with all that follows it where not even its length can be believed, and the log says so.
+// All records have one size, and each has a checksum of its contents and of all records before it.
+// So a last record that is torn, because the box or the host stopped while it was being written, is
+// told from damage: it is dropped, which the log says, and a journal that is damaged is refused.
 //
 // Threads: one at a time.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <span>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -35,17 +34,26 @@ class Journal {
  public:
   struct Contents {
     std::vector<JournalEntry> live;  // created and not deleted, in the order of creation
-    bool damaged = false;            // something was dropped
+    std::set<uint64_t> deleted;      // serials
+    bool torn = false;               // the last record, or what the disk had of it, was dropped
+    uint64_t records = 0;            // whole ones
+    uint64_t check = 0;              // of the last whole one
   };
 
-  // Reads the file; returns nothing if it is not there. Throws Error(kUnavailable) when it cannot
-  // be read.
-  static Contents read(const std::string& path);
+  // Reads the file of the store with those contents, and changes nothing.
+  // Throws Error(kUnavailable) when it is missing, damaged, or another store's.
+  static Contents read(const std::string& path, const smb::Id& contents);
 
-  // A new journal of those segments, put in the place of the old one at once or not at all. With
-  // `sync`, the disk has each record before the call that wrote it returns.
-  // Throws Error(kUnavailable) when the kernel or the disk refuses.
-  Journal(const std::string& path, bool sync, const std::vector<JournalEntry>& live);
+  // A new journal of those segments, put in the place of the old one at once or not at all. It also
+  // names serials of deleted segments, whose files may still be there. With `sync`, the disk has
+  // each record before the call that wrote it returns.
+  // Throws Error(kExhausted) when the disk is full, Error(kUnavailable) when the kernel refuses;
+  // the old journal is as it was then.
+  Journal(const std::string& path, const smb::Id& contents, bool sync,
+          const std::vector<JournalEntry>& live, const std::set<uint64_t>& deleted);
+
+  // The journal that read() has read, to go on with after its last whole record.
+  Journal(const std::string& path, bool sync, const Contents& left);
 
   // Throw Error(kUnavailable) when the disk refuses; nothing has been recorded then.
   void created(const JournalEntry& entry);
@@ -54,14 +62,14 @@ class Journal {
   uint64_t records() const noexcept { return records_; }  // in the file
 
  private:
-  void append(std::span<const std::byte> record);
+  void append(const JournalEntry& entry, bool deletion);
 
   const std::string path_;
   const bool sync_;
   bool named_;  // the disk knows the file by its name, not an old one that says the same
   Descriptor file_;
-  uint64_t size_ = 0;  // bytes
   uint64_t records_ = 0;
+  uint64_t check_ = 0;  // of the last record
 };
 
 }  // namespace hbm::box

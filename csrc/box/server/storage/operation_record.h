@@ -25,29 +25,34 @@
 #include <type_traits>
 
 #include "box/protocol/protocol.h"
+#include "box/server/storage/sealed_number.h"
 #include "kernels/accumulate.h"
 
 namespace hbm::box {
 
+// Each of them carries a checksum, and so does what it vouches for, so that damage is told from
+// what a killed process leaves: a record that nothing vouches for may be anything, any other is
+// sound.
+
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
-static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
 // How a sequenced request ended.
 struct RequestOutcome {
   uint64_t number = 0;
   int64_t value = 0;  // kFetchAdd: what the cell held before
   smb::Status status = smb::Status::kOk;
-  uint16_t reserved[3] = {};
+  uint16_t reserved = 0;
+  uint32_t check = 0;  // check_of(), in a SessionRecord
 };
 static_assert(sizeof(RequestOutcome) == 24 && std::is_trivially_copyable_v<RequestOutcome>);
 
 // Threads: one at a time, the one that carries out the session's requests; `applied` may be read by
 // any.
 struct SessionRecord {
-  std::atomic<uint32_t> used{0};  // 0: free
-  uint32_t reserved = 0;
+  SealedNumber used;  // 1, or 0: free
   smb::Id id;
-  std::atomic<uint64_t> applied{0};       // every request up to this number has been carried out
+  uint64_t check = 0;                     // of `id`
+  SealedNumber applied;                   // every request up to this number has been carried out
   RequestOutcome outcomes[smb::kWindow];  // of the last ones, by number % kWindow
 
   // How request `number` ended, or null if it is not among the last kWindow.
@@ -56,11 +61,19 @@ struct SessionRecord {
     const uint64_t last = applied.load(std::memory_order_acquire);
     return number != 0 && number <= last && kept.number == number ? &kept : nullptr;
   }
+
+  uint32_t check_of(RequestOutcome outcome) const noexcept {
+    outcome.check = 0;
+    return static_cast<uint32_t>(checksum(check, outcome));
+  }
+
+  // Whether it is as some instruction left it. The place of the next outcome may be half written.
+  bool sound() const noexcept;
 };
 static_assert(std::is_standard_layout_v<SessionRecord>);
 
 struct alignas(64) LaneProgress {
-  std::atomic<uint64_t> progress{0};
+  SealedNumber progress;
 };
 
 // Where a range lies: in which segment of the store (segment.h), and at which byte.
@@ -84,10 +97,16 @@ struct BoxOperation {
 static_assert(sizeof(Formula) == 16 && std::is_trivially_copyable_v<Formula>);
 
 struct alignas(64) OperationRecord {
-  std::atomic<uint32_t> active{0};
-  uint32_t session = 0;  // index of its record
+  SealedNumber active;  // 1, or 0: free
   smb::Id session_id;
+  uint64_t session = 0;  // index of its record
   BoxOperation what;
+  uint64_t check = 0;  // check_of()
+
+  uint64_t check_of() const noexcept { return checksum(checksum(session, session_id), what); }
+
+  // Whether the record and its lanes are as some instruction left them.
+  bool sound(const LaneProgress* progress, uint32_t most_lanes) const noexcept;
 };
 static_assert(std::is_standard_layout_v<OperationRecord>);
 static_assert(sizeof(BoxOperation) == 80 && sizeof(OperationRecord) == 128);

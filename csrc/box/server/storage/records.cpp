@@ -6,6 +6,7 @@
 #include <new>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "box/server/storage/files.h"
 
 namespace hbm::box {
@@ -19,11 +20,14 @@ struct RecordsHead {
   std::array<char, 8> magic;
   uint32_t version;
   uint32_t record_bytes;
+  smb::Id contents;  // of the store
   RecordSizes sizes;
+  uint64_t check;  // of all before it
 };
+static_assert(sizeof(RecordsHead) == 56);
 constexpr std::array<char, 8> kSessions = {'H', 'B', 'M', 'S', 'E', 'S', 'S', 'N'};
 constexpr std::array<char, 8> kOperations = {'H', 'B', 'M', 'O', 'P', 'E', 'R', 'N'};
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 
 uint64_t to_pages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
@@ -41,40 +45,84 @@ uint64_t sessions_bytes(const RecordSizes& sizes) {
   return to_pages(kHead + sizes.sessions * sizeof(SessionRecord));
 }
 
-RecordsHead head_of(const std::array<char, 8>& magic, const RecordSizes& sizes) {
-  const bool sessions = magic == kSessions;
-  const size_t bytes = sessions ? sizeof(SessionRecord) : sizeof(OperationRecord);
-  return {magic, kVersion, static_cast<uint32_t>(bytes), sizes};
+uint64_t check_of(RecordsHead head) {
+  head.check = 0;
+  return checksum(0, head);
 }
 
-MappedRegion open_checked(const std::string& path, const std::array<char, 8>& magic) {
+RecordsHead head_of(const std::array<char, 8>& magic, const smb::Id& contents,
+                    const RecordSizes& sizes) {
+  const bool sessions = magic == kSessions;
+  const size_t bytes = sessions ? sizeof(SessionRecord) : sizeof(OperationRecord);
+  RecordsHead head{.magic = magic,
+                   .version = kVersion,
+                   .record_bytes = static_cast<uint32_t>(bytes),
+                   .contents = contents,
+                   .sizes = sizes,
+                   .check = 0};
+  head.check = check_of(head);
+  return head;
+}
+
+MappedRegion open_checked(const std::string& path, const std::array<char, 8>& magic,
+                          const smb::Id& contents) {
+  if (!std::filesystem::exists(path)) throw damaged(path, "it is missing");
   MappedRegion region = MappedRegion::open(path);
-  const auto damaged = [&](const std::string& found) {
-    return Error(ErrorKind::kUnavailable,
-                 path + " cannot be used: " + found +
-                     "; without it, restart with an empty directory, or restore a copy");
-  };
-  if (region.size() < kHead) throw damaged("it has " + std::to_string(region.size()) + " bytes");
-  const RecordsHead& head = *reinterpret_cast<const RecordsHead*>(region.base());
-  const RecordsHead wanted = head_of(magic, head.sizes);
-  if (head.magic != wanted.magic) throw damaged("it is damaged, or another file");
-  if (head.version != wanted.version || head.record_bytes != wanted.record_bytes) {
-    throw damaged("its version is " + std::to_string(head.version) + ", this program's is " +
-                  std::to_string(kVersion));
+  if (region.size() < kHead) {
+    throw damaged(path, "it has " + std::to_string(region.size()) + " bytes");
   }
-  const RecordSizes& sizes = head.sizes;
-  const bool sane = sizes.chunk > 0 && sizes.chunk % kPage == 0 && sizes.lanes > 0;
-  const uint64_t bytes = magic == kSessions ? sessions_bytes(sizes) : operations_bytes(sizes);
-  if (!sane || region.size() != bytes) throw damaged("it is damaged: its sizes do not fit");
+  const RecordsHead& head = *reinterpret_cast<const RecordsHead*>(region.base());
+  if (head.magic != magic) throw damaged(path, "it does not start as it should");
+  if (head.check != check_of(head)) throw damaged(path, "the checksum of its head is wrong");
+  const RecordsHead wanted = head_of(magic, contents, head.sizes);
+  if (head.contents != contents) throw damaged(path, "it belongs to another store");
+  if (head.version != wanted.version || head.record_bytes != wanted.record_bytes) {
+    throw Error(ErrorKind::kUnavailable, path + " has version " + std::to_string(head.version) +
+                                             ", this program's is " + std::to_string(kVersion));
+  }
+  const uint64_t bytes =
+      magic == kSessions ? sessions_bytes(head.sizes) : operations_bytes(head.sizes);
+  if (region.size() != bytes) {
+    throw damaged(path, "it has " + std::to_string(region.size()) + " bytes instead of " +
+                            std::to_string(bytes));
+  }
   return region;
+}
+
+constexpr const char* kUnsound = " is not as any box leaves it";
+
+std::string session_text(size_t index) { return "the record of session " + std::to_string(index); }
+std::string operation_text(size_t index) {
+  return "the record of operation " + std::to_string(index);
 }
 
 }  // namespace
 
-Records::Records(const RecordSizes& sizes, bool sync, MappedRegion sessions,
+bool SessionRecord::sound() const noexcept {
+  if (!used.sound() || used > 1) return false;
+  if (used == 0) return true;
+  if (check != checksum(0, id) || !applied.sound()) return false;
+  const uint64_t last = applied;
+  const uint64_t kept = std::min<uint64_t>(last, smb::kWindow - 1);
+  for (uint64_t number = last - kept + 1; number <= last; ++number) {
+    const RequestOutcome& one = outcomes[number % smb::kWindow];
+    if (one.number != number || one.check != check_of(one)) return false;
+  }
+  return true;
+}
+
+bool OperationRecord::sound(const LaneProgress* progress, uint32_t most_lanes) const noexcept {
+  if (!active.sound() || active > 1) return false;
+  if (active == 0) return true;
+  if (check != check_of() || what.lanes > most_lanes) return false;
+  return std::all_of(progress, progress + what.lanes,
+                     [](const LaneProgress& lane) { return lane.progress.sound(); });
+}
+
+Records::Records(const RecordSizes& sizes, RecordsPlace place, MappedRegion sessions,
                  MappedRegion operations)
     : sizes_(sizes),
-      sync_(sync),
+      place_(std::move(place)),
       sessions_(std::move(sessions)),
       operations_(std::move(operations)) {
   for (uint32_t i = sizes_.sessions; i-- > 0;) {
@@ -89,47 +137,85 @@ Records::Records(const RecordSizes& sizes, bool sync, MappedRegion sessions,
 
 std::unique_ptr<Records> Records::in_memory(const RecordSizes& sizes) {
   return std::unique_ptr<Records>(
-      new Records(sizes, false, MappedRegion::in_memory(sessions_bytes(sizes)), MappedRegion()));
+      new Records(sizes, {}, MappedRegion::in_memory(sessions_bytes(sizes)), MappedRegion()));
 }
 
-std::unique_ptr<Records> Records::create(const std::string& directory, bool sync,
-                                         const RecordSizes& sizes, const Records* kept) {
+std::unique_ptr<Records> Records::create(const RecordsPlace& place, const RecordSizes& sizes,
+                                         const Records* kept) {
   std::vector<SessionRecord*> back;
   if (kept != nullptr) back = kept->sessions();
   RecordSizes enough = sizes;
   enough.sessions = std::max<uint32_t>(sizes.sessions, static_cast<uint32_t>(back.size()));
 
-  const std::string sessions = directory + "/sessions";
-  const std::string operations = directory + "/operations";
-  MappedRegion new_sessions = MappedRegion::create(sessions + ".new", sessions_bytes(enough));
-  MappedRegion new_operations = MappedRegion::create(operations + ".new", operations_bytes(enough));
-  new (new_sessions.base()) RecordsHead(head_of(kSessions, enough));
-  new (new_operations.base()) RecordsHead(head_of(kOperations, enough));
-  auto* const records = reinterpret_cast<SessionRecord*>(new_sessions.base() + kHead);
-  for (size_t i = 0; i < back.size(); ++i) {
-    records[i].id = back[i]->id;
-    std::copy(std::begin(back[i]->outcomes), std::end(back[i]->outcomes), records[i].outcomes);
-    records[i].applied.store(back[i]->applied.load(std::memory_order_acquire),
-                             std::memory_order_release);
-    records[i].used.store(1, std::memory_order_release);
+  const std::string new_sessions = place.sessions() + ".new";
+  const std::string new_operations = place.operations() + ".new";
+  try {
+    MappedRegion sessions = MappedRegion::create(new_sessions, sessions_bytes(enough));
+    MappedRegion operations = MappedRegion::create(new_operations, operations_bytes(enough));
+    new (sessions.base()) RecordsHead(head_of(kSessions, place.contents, enough));
+    new (operations.base()) RecordsHead(head_of(kOperations, place.contents, enough));
+    auto* const records = reinterpret_cast<SessionRecord*>(sessions.base() + kHead);
+    for (size_t i = 0; i < back.size(); ++i) {
+      records[i].id = back[i]->id;
+      records[i].check = back[i]->check;
+      std::copy(std::begin(back[i]->outcomes), std::end(back[i]->outcomes), records[i].outcomes);
+      records[i].applied = back[i]->applied.load();
+      records[i].used = 1;
+    }
+    // Between the two no operation is in progress, so each fits the other's sizes.
+    replace_file(new_sessions, place.sessions(), true);
+    replace_file(new_operations, place.operations(), true);
+    return std::unique_ptr<Records>(
+        new Records(enough, place, std::move(sessions), std::move(operations)));
+  } catch (...) {
+    std::error_code ignored;
+    std::filesystem::remove(new_sessions, ignored);
+    std::filesystem::remove(new_operations, ignored);
+    throw;
   }
-  replace_file(sessions + ".new", sessions, sync);
-  replace_file(operations + ".new", operations, sync);
-  return std::unique_ptr<Records>(
-      new Records(enough, sync, std::move(new_sessions), std::move(new_operations)));
 }
 
-std::unique_ptr<Records> Records::left_in(const std::string& directory, bool sync) {
-  const std::string sessions = directory + "/sessions";
-  const std::string operations = directory + "/operations";
-  // They were made in this order; without the second no operation has begun.
-  if (!std::filesystem::exists(sessions) || !std::filesystem::exists(operations)) return nullptr;
-  MappedRegion old_sessions = open_checked(sessions, kSessions);
-  MappedRegion old_operations = open_checked(operations, kOperations);
-  RecordSizes sizes = reinterpret_cast<const RecordsHead*>(old_operations.base())->sizes;
-  sizes.sessions = reinterpret_cast<const RecordsHead*>(old_sessions.base())->sizes.sessions;
+std::unique_ptr<Records> Records::left_in(const RecordsPlace& place) {
+  MappedRegion sessions = open_checked(place.sessions(), kSessions, place.contents);
+  MappedRegion operations = open_checked(place.operations(), kOperations, place.contents);
+  RecordSizes sizes = reinterpret_cast<const RecordsHead*>(operations.base())->sizes;
+  sizes.sessions = reinterpret_cast<const RecordsHead*>(sessions.base())->sizes.sessions;
   return std::unique_ptr<Records>(
-      new Records(sizes, sync, std::move(old_sessions), std::move(old_operations)));
+      new Records(sizes, place, std::move(sessions), std::move(operations)));
+}
+
+void Records::require_sound() const {
+  for (uint32_t i = 0; i < sizes_.sessions; ++i) {
+    if (!session(i).sound()) throw damaged(place_.sessions(), session_text(i) + kUnsound);
+  }
+  for (uint32_t i = 0; i < sizes_.operations; ++i) {
+    const Recorded one = recorded(i);
+    if (!one.operation->sound(one.lanes, sizes_.lanes)) {
+      throw damaged(place_.operations(), operation_text(i) + kUnsound);
+    }
+  }
+}
+
+void Records::drop_unsound() {
+  for (uint32_t i = 0; i < sizes_.sessions; ++i) {
+    if (session(i).sound()) continue;
+    log::error(session_text(i) + kUnsound + ": its client has to start a new session");
+    if (session(i).used != 0) {
+      release_session(session(i));
+    } else {
+      session(i).used = 0;  // which is free, and has its checksum now
+    }
+  }
+  for (uint32_t i = 0; i < sizes_.operations; ++i) {
+    const Recorded one = recorded(i);
+    if (one.operation->sound(one.lanes, sizes_.lanes)) continue;
+    log::error(operation_text(i) + kUnsound + ": it may have been carried out in part");
+    if (one.operation->active != 0) {
+      release(one);
+    } else {
+      one.operation->active = 0;
+    }
+  }
 }
 
 SessionRecord& Records::session(uint32_t index) const {
@@ -158,7 +244,7 @@ void Records::require_disk() const {
 }
 
 void Records::save(const void* at, uint64_t bytes) {
-  if (!sync_) return;
+  if (!place_.sync) return;
   try {
     persist(at, bytes);
   } catch (const Error&) {
@@ -170,6 +256,7 @@ void Records::save(const void* at, uint64_t bytes) {
 SessionRecord& Records::open_session(const smb::Id& id) {
   SessionRecord& opened = take_session();
   opened.id = id;
+  opened.check = checksum(0, id);
   opened.applied.store(0, std::memory_order_relaxed);
   std::fill(std::begin(opened.outcomes), std::end(opened.outcomes), RequestOutcome());
   opened.used.store(1, std::memory_order_release);
@@ -211,6 +298,7 @@ void Records::finish(SessionRecord& session, const RequestOutcome& outcome) {
   require_disk();
   RequestOutcome& kept = session.outcomes[outcome.number % smb::kWindow];
   kept = outcome;
+  kept.check = session.check_of(kept);
   save(&kept, sizeof kept);
   session.applied.store(outcome.number, std::memory_order_release);
   save(&session.applied, sizeof session.applied);
@@ -229,8 +317,9 @@ Recorded Records::begin(const SessionRecord& session, const BoxOperation& operat
   const Recorded begun = recorded(index);
   OperationRecord& record = *begun.operation;
   record.what = operation;
-  record.session = static_cast<uint32_t>(&session - &this->session(0));
+  record.session = static_cast<uint64_t>(&session - &this->session(0));
   record.session_id = session.id;
+  record.check = record.check_of();
   for (uint32_t i = 0; i < operation.lanes; ++i) {
     begun.lanes[i].progress.store(0, std::memory_order_relaxed);
   }

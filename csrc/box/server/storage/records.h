@@ -28,6 +28,8 @@ struct RecordSizes {
   uint32_t operations = 8;    // most at a time: the box's handler threads
   uint32_t lanes = 8;         // most of an operation
   uint32_t chunk = 64 << 10;  // bytes, a multiple of 4096: what a lane steps by
+
+  friend bool operator==(const RecordSizes&, const RecordSizes&) = default;
 };
 
 // An operation in progress, as it is recorded; all null without files.
@@ -39,22 +41,41 @@ struct Recorded {
   explicit operator bool() const noexcept { return lanes != nullptr; }
 };
 
+// Where the files are.
+struct RecordsPlace {
+  std::string directory;
+  smb::Id contents;  // of the store
+  bool sync = false;
+
+  std::string sessions() const { return directory + "/sessions"; }
+  std::string operations() const { return directory + "/operations"; }
+};
+
 class Records {
  public:
   static std::unique_ptr<Records> in_memory(const RecordSizes& sizes);
 
   // New files in `directory`, in the place of those that were there, with the sessions of `kept`
   // (which may be null). With `sync`, the disk has a change before the call that made it returns.
-  // Throws Error(kExhausted) when the disk is full, Error(kUnavailable) when the kernel refuses.
-  static std::unique_ptr<Records> create(const std::string& directory, bool sync,
-                                         const RecordSizes& sizes, const Records* kept);
+  // Throws Error(kExhausted) when the disk is full, Error(kUnavailable) when the kernel refuses;
+  // the old files are still there then.
+  static std::unique_ptr<Records> create(const RecordsPlace& place, const RecordSizes& sizes,
+                                         const Records* kept);
 
-  // The files that an earlier process left in `directory`, with their sizes; null if it left none.
-  // Throws Error(kUnavailable) when they are damaged.
-  static std::unique_ptr<Records> left_in(const std::string& directory, bool sync);
+  // The files that an earlier process left, with their sizes; changes nothing in them.
+  // Throws Error(kUnavailable) when one of them is missing or its head is damaged.
+  static std::unique_ptr<Records> left_in(const RecordsPlace& place);
+
+  // Throws Error(kUnavailable) when a record is not as any instruction could have left it.
+  void require_sound() const;
+
+  // Frees such records, and says so in the log.
+  void drop_unsound();
 
   const RecordSizes& sizes() const noexcept { return sizes_; }
-  bool sync() const noexcept { return sync_; }
+  bool sync() const noexcept { return place_.sync; }
+  bool failed() const noexcept { return failed_; }
+  const RecordsPlace& place() const noexcept { return place_; }
 
   // A record for a new session. Throws Error(kExhausted) when all are in use, Error(kUnavailable)
   // when the disk fails.
@@ -86,7 +107,8 @@ class Records {
   SessionRecord* session_of(const OperationRecord& operation) const;
 
  private:
-  Records(const RecordSizes& sizes, bool sync, MappedRegion sessions, MappedRegion operations);
+  Records(const RecordSizes& sizes, RecordsPlace place, MappedRegion sessions,
+          MappedRegion operations);
   SessionRecord& session(uint32_t index) const;
   Recorded recorded(uint32_t index) const;
   void require_disk() const;
@@ -94,7 +116,7 @@ class Records {
   void save(const void* at, uint64_t bytes);  // under `sync`; REQUIRES: mutex_ is free
 
   const RecordSizes sizes_;
-  const bool sync_;
+  const RecordsPlace place_;  // none in memory
   const MappedRegion sessions_;
   const MappedRegion operations_;  // none without files
   std::atomic<bool> failed_{false};

@@ -5,10 +5,14 @@
 
 #include "base/log.h"
 #include "box/server/storage/bound_operation.h"
+#include "box/server/storage/files.h"
 #include "kernels/accumulate.h"
 
 namespace hbm::box {
 namespace {
+
+constexpr const char* kNoSession = "its session has ended";
+constexpr const char* kNoSegments = "its segments are not there any more";
 
 bool is_cell(const BoxOperation& what) { return what.opcode == smb::Opcode::kFetchAdd; }
 
@@ -43,62 +47,77 @@ bool sound(const BoundOperation& operation, const Recorded& recorded, uint32_t m
          lies_in(source, what.source, formula.source_bytes(what.bytes));
 }
 
-struct Begun {
-  Recorded recorded;
-  SessionRecord* session;
-  BoundOperation operation;
-};
-
 }  // namespace
 
-void recover(Records& records, const FindMemory& find) {
-  std::vector<Begun> begun;
-  for (const Recorded& recorded : records.begun()) {
-    const BoxOperation& what = recorded.operation->what;
-    SessionRecord* const session = records.session_of(*recorded.operation);
-    const uint64_t applied = session ? session->applied.load(std::memory_order_acquire) : 0;
-    if (session != nullptr && applied >= what.number) {
-      records.release(recorded);
-      continue;
-    }
-    const Memory target = find(what.target.serial);
-    const Memory source = is_cell(what) ? target : find(what.source.serial);
-    const BoundOperation operation{what, target.base, source.base, records.sizes().chunk,
-                                   records.sync()};
-    const char* cause = nullptr;
-    if (session == nullptr || applied + 1 != what.number) {
-      cause = "its session has ended";
-    } else if (target.base == nullptr || source.base == nullptr) {
-      cause = "its segments are not there any more";
-    } else if (!sound(operation, recorded, records.sizes().lanes, target, source)) {
-      cause = "its record is damaged";
-    }
-    if (cause == nullptr) {
-      begun.push_back({recorded, session, operation});
-      continue;
-    }
-    log::error(std::string("an operation that the last server had begun is dropped: ") + cause);
-    if (session != nullptr && applied + 1 == what.number) {
-      records.finish(*session, {.number = what.number, .status = smb::Status::kInternal});
-    }
-    records.release(recorded);
+Recovery::Begun Recovery::look(const Recorded& recorded, const FindMemory& find) const {
+  const BoxOperation& what = recorded.operation->what;
+  SessionRecord* session = records_.session_of(*recorded.operation);
+  if (session != nullptr && !session->sound()) session = nullptr;
+  const uint64_t applied = session ? session->applied.load(std::memory_order_acquire) : 0;
+  const bool done = session != nullptr && applied >= what.number;
+  const Memory target = done ? Memory() : find(what.target.serial);
+  const Memory source = is_cell(what) || done ? target : find(what.source.serial);
+  Begun one{.recorded = recorded,
+            .session = session,
+            .operation = {what, target.base, source.base, records_.sizes().chunk, records_.sync()},
+            .done = done};
+  if (done) return one;
+  if (session == nullptr || applied + 1 != what.number) {
+    one.dropped = kNoSession;
+  } else if (target.base == nullptr || source.base == nullptr) {
+    one.dropped = kNoSegments;
+  } else if (!recorded.operation->sound(recorded.lanes, records_.sizes().lanes) ||
+             !sound(one.operation, recorded, records_.sizes().lanes, target, source)) {
+    one.dropped = "its record makes no sense";
   }
+  return one;
+}
 
+Recovery::Recovery(Records& records, const FindMemory& find, bool lenient) : records_(records) {
+  for (const Recorded& recorded : records.begun()) {
+    begun_.push_back(look(recorded, find));
+    const char* const why = begun_.back().dropped;
+    if (why == nullptr || why == kNoSegments || lenient) continue;
+    throw damaged(records.place().operations(),
+                  std::string("an operation that the last server had begun cannot be: ") + why);
+  }
+}
+
+void Recovery::drop(const Begun& one) {
+  log::error(std::string("an operation that the last server had begun is dropped: ") + one.dropped);
+  const uint64_t number = one.operation.what.number;
+  if (one.session != nullptr && one.session->applied + 1 == number) {
+    records_.finish(*one.session, {.number = number, .status = smb::Status::kInternal});
+  }
+  records_.release(one.recorded);
+}
+
+void Recovery::carry_out() {
+  std::vector<Begun> left;
+  for (const Begun& one : begun_) {
+    if (one.dropped != nullptr) {
+      drop(one);
+    } else if (one.done) {
+      records_.release(one.recorded);
+    } else {
+      left.push_back(one);
+    }
+  }
   // All are rolled back before any goes on: what goes on may change a chunk that another one has to
   // put back.
-  for (const Begun& one : begun) roll_back(one.operation, one.recorded);
+  for (const Begun& one : left) roll_back(one.operation, one.recorded);
   Stripes stripes;
-  for (const Begun& one : begun) {
+  for (const Begun& one : left) {
     const BoxOperation& what = one.operation.what;
     for (uint32_t lane = 0; lane < what.lanes; ++lane) {
       run_lane(one.operation, lane, one.recorded, stripes);
     }
     const int64_t value = is_cell(what) ? cell_before(one.recorded) : 0;
-    records.finish(*one.session, {.number = what.number, .value = value});
-    records.release(one.recorded);
+    records_.finish(*one.session, {.number = what.number, .value = value});
+    records_.release(one.recorded);
   }
-  if (!begun.empty()) {
-    log::info("carried out " + std::to_string(begun.size()) +
+  if (!left.empty()) {
+    log::info("carried out " + std::to_string(left.size()) +
               " operations that the last server had begun");
   }
 }

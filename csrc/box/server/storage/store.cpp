@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <exception>
+#include <filesystem>
+#include <set>
 #include <utility>
 
+#include "base/boot_id.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "box/protocol/proof.h"
@@ -14,19 +17,15 @@
 #include "box/server/storage/segment.h"
 
 namespace hbm::box {
-namespace {
-
-uint64_t bytes_of(const std::string& path) {
-  return file_bytes(open_file(path, O_RDONLY).get(), path);
-}
-
-}  // namespace
-
 std::unique_ptr<Store> Store::open(const StoreOptions& options,
                                    std::shared_ptr<memory::Pool> pool) {
   std::unique_ptr<Store> store(new Store(options, std::move(pool)));
   if (store->durable()) {
-    store->load();
+    try {
+      store->load();
+    } catch (const std::filesystem::filesystem_error& error) {
+      throw Error(ErrorKind::kUnavailable, error.what());
+    }
   } else {
     store->contents_ = smb::random_id();
     store->records_ = Records::in_memory(options.records);
@@ -42,41 +41,138 @@ Store::~Store() = default;
 void Store::load() {
   directory_ = std::make_unique<Directory>(options_.directory, options_.sync);
   contents_ = directory_->contents();
-  Journal::Contents journal = Journal::read(directory_->journal());
-  std::map<uint64_t, std::string> files = directory_->segment_files();
+  if (directory_->is_new()) return make();
+  const StoreState state = read_state(directory_->state(), contents_);
+  if (state.phase != StoreState::Phase::kMaking) return use_left(state);
+  if (directory_->last_serial() > 0) {
+    throw damaged(directory_->state(), "by it no box has served the store yet, which has segments");
+  }
+  make();
+}
+
+RecordsPlace Store::place() const { return {directory_->path(), contents_, options_.sync}; }
+
+// No client has been let in before accept(), so there is nothing to carry over.
+void Store::make() {
+  make_state(directory_->state(), contents_, StoreState());
+  directory_->make_segments();
+  records_ = Records::create(place(), options_.records, nullptr);
+  journal_ = std::make_unique<Journal>(directory_->journal(), contents_, options_.sync,
+                                       std::vector<JournalEntry>(), std::set<uint64_t>());
+  accept();
+}
+
+// From here on the store is this box's, and may change.
+void Store::accept() {
+  StoreState state;
+  state.phase = StoreState::Phase::kServed;
+  state.sync = options_.sync;
+  state.boot = boot_id();
+  write_state(directory_->state(), contents_, state);
+  directory_->remove_leftovers();
+}
+
+void Store::use_left(const StoreState& state) {
+  const bool closed = state.phase == StoreState::Phase::kClosed;
+  const bool lenient = !closed && !state.sync && state.boot != boot_id();
+  Files files = directory_->segment_files();  // all of them files
+  std::set<std::string> verified;
+  if (closed) verified = verify_checksums(directory_->path(), state.checksums);
+  const Journal::Contents journal = Journal::read(directory_->journal(), contents_);
+  std::unique_ptr<Records> left = Records::left_in(place());
+  if (!lenient) left->require_sound();
 
   next_serial_ = directory_->last_serial() + 1;
   std::vector<JournalEntry> live;
   for (const JournalEntry& entry : journal.live) {
-    const auto [serial, creation] = entry;
-    const auto file = files.find(serial);
-    if (file == files.end() || bytes_of(file->second) < creation.size) {
-      log::error("the segment " + hex(creation.key) + " is lost: its file in " +
-                 options_.directory + "/segments is missing or too short");
-      journal.damaged = true;
-      continue;
-    }
-    found_.push_back(segment(creation, pool_->map(open_file(file->second, O_RDWR), creation.size),
-                             std::make_shared<StoredSegment>(serial, file->second)));
-    files.erase(file);
+    if (!take_segment(entry, files, lenient)) continue;
     live.push_back(entry);
-    live_.emplace(serial, creation);
+    live_.emplace(entry.serial, entry.creation);
   }
+  std::vector<std::string> removed, kept;
+  sort_others(files, journal, lenient, removed, kept);
+  const FindMemory find = find_memory(files);  // holds what it finds
+  Recovery recovery(*left, find, lenient);
 
-  const std::unique_ptr<Records> left = Records::left_in(options_.directory, options_.sync);
-  if (left != nullptr) recover_operations(*left, files);
-  records_ = Records::create(options_.directory, options_.sync, options_.records, left.get());
-  for (const auto& [serial, path] : files) directory_->discard(path, journal.damaged);
-  journal_ = std::make_unique<Journal>(directory_->journal(), options_.sync, live);
+  accept();
+  if (journal.torn) log::warn(directory_->journal() + ": dropped the last record, half written");
+  recovery.carry_out();
+  left->drop_unsound();
+  for (const std::string& path : removed) directory_->discard(path, false);
+  for (const std::string& path : kept) directory_->discard(path, true);
+  use_records(std::move(left));
+  use_journal(journal, live);
+  say_what_is_known(closed, lenient, verified);
 }
 
-// `others` are files of segments that were deleted while they were in use.
-void Store::recover_operations(Records& left, const std::map<uint64_t, std::string>& others) {
+void Store::say_what_is_known(bool closed, bool lenient,
+                              const std::set<std::string>& verified) const {
+  const size_t unknown = std::count_if(live_.begin(), live_.end(), [&](const auto& one) {
+    return !verified.contains(directory_->segment_name(one.second.key, one.first));
+  });
+  if (unknown == 0) return;
+  const std::string segments = std::to_string(unknown) + " of its segments";
+  const std::string store = "the store " + options_.directory;
+  if (closed) {
+    log::info(store + ": clients had " + segments + " mapped when the last box ended, so that " +
+              "their contents cannot be checked");
+  } else if (lenient) {
+    log::warn("the machine stopped while a box served " + store + " without --sync: what was not " +
+              "on the disk is lost, and the contents of " + segments + " cannot be checked");
+  } else {
+    log::warn(store + " was not closed in order: its keys, sessions and sums are exact, and the " +
+              "contents of " + segments + " cannot be checked");
+  }
+}
+
+// Maps a segment that the journal names, and takes its file out of `files`. False: the segment is
+// lost, by a crash of the host.
+bool Store::take_segment(const JournalEntry& entry, Files& files, bool lenient) {
+  const auto& [serial, creation] = entry;
+  const std::string path = directory_->segment_file(creation.key, serial);
+  const auto found = files.find(serial);
+  const char* fault = "it is missing";
+  if (found != files.end() && found->second == path) {
+    Descriptor file = open_file(path, O_RDWR);
+    if (has_label(file.get(), {contents_, creation.key, serial, creation.size}, path)) {
+      found_.push_back(segment(creation, pool_->map(std::move(file), creation.size),
+                               std::make_shared<StoredSegment>(serial, path)));
+      files.erase(found);
+      return true;
+    }
+    fault = "it has another size or label than the journal's segment of its name";
+  }
+  if (!lenient) throw damaged(path, fault);
+  log::error("the segment " + hex(creation.key) + " is lost, the machine having stopped: of its " +
+             "file " + path + ", " + fault);
+  return false;
+}
+
+// `others` are the files that belong to no live segment: of segments that were being made, or were
+// deleted while they were in use, which are to be removed; or, to be kept, of segments whose record
+// a crash of the host took.
+void Store::sort_others(const Files& others, const Journal::Contents& journal, bool lenient,
+                        std::vector<std::string>& removed, std::vector<std::string>& kept) const {
+  for (const auto& [serial, path] : others) {
+    if (journal.deleted.contains(serial)) {
+      removed.push_back(path);
+    } else if (is_blank(open_file(path, O_RDONLY).get(), path)) {
+      (journal.torn ? kept : removed).push_back(path);
+    } else if (lenient) {
+      kept.push_back(path);
+    } else {
+      throw damaged(directory_->journal(),
+                    "it has no record of " + path + ", which has been written to");
+    }
+  }
+}
+
+FindMemory Store::find_memory(const Files& others) {
   std::map<uint64_t, std::shared_ptr<memory::PoolBlock>> blocks;
   for (const std::shared_ptr<BoxSegment>& segment : found_) {
     blocks.emplace(segment->stored->serial, segment->block);
   }
-  recover(left, [&](uint64_t serial) -> Memory {
+  return [this, others, blocks](uint64_t serial) mutable -> Memory {
     auto block = blocks.find(serial);
     if (block == blocks.end()) {
       const auto other = others.find(serial);
@@ -86,7 +182,37 @@ void Store::recover_operations(Records& left, const std::map<uint64_t, std::stri
       block = blocks.emplace(serial, pool_->map(std::move(file), bytes)).first;
     }
     return {block->second->base(), block->second->size()};
-  });
+  };
+}
+
+// Files of the sizes asked for, or those that are there, in which no more is in progress. So a full
+// disk does not matter.
+void Store::use_records(std::unique_ptr<Records> left) {
+  RecordSizes wanted = options_.records;
+  wanted.sessions = std::max(wanted.sessions, static_cast<uint32_t>(left->sessions().size()));
+  records_ = std::move(left);
+  if (records_->sizes() == wanted) return;
+  try {
+    records_ = Records::create(place(), options_.records, records_.get());
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kExhausted) throw;
+    log::warn(std::string("the box goes on with the sizes of the last one: ") + error.what());
+  }
+}
+
+// The old journal, or a new one where that leaves something out.
+void Store::use_journal(const Journal::Contents& left, const std::vector<JournalEntry>& live) {
+  if (left.torn || left.records != live.size()) {
+    try {
+      journal_ = std::make_unique<Journal>(directory_->journal(), contents_, options_.sync, live,
+                                           std::set<uint64_t>());
+      return;
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kExhausted) throw;
+      log::warn(std::string("the box goes on with the journal of the last one: ") + error.what());
+    }
+  }
+  journal_ = std::make_unique<Journal>(directory_->journal(), options_.sync, left);
 }
 
 // Makes a segment of a block in memory, or in the store.
@@ -124,7 +250,8 @@ std::shared_ptr<BoxSegment> Store::create(const Creation& creation) {
     Descriptor file = directory_->make_segment(path, creation.size);
     // The pool's limit comes before the disk's, also when others allocate meanwhile.
     const auto block = pool_->map(std::move(file), creation.size);
-    directory_->reserve_segment(block->fd(), path, creation.size);
+    directory_->reserve_segment(block->fd(), path,
+                                {contents_, creation.key, serial, creation.size});
     const std::lock_guard lock(mutex_);
     journal_->created({serial, creation});
     live_.emplace(serial, creation);
@@ -150,7 +277,13 @@ void Store::compact() noexcept {
   try {
     std::vector<JournalEntry> live;
     for (const auto& [serial, creation] : live_) live.push_back({serial, creation});
-    journal_ = std::make_unique<Journal>(directory_->journal(), options_.sync, live);
+    if (options_.sync) directory_->sync_segments();
+    std::set<uint64_t> deleted;  // or being made: their records are still to come
+    for (const auto& [serial, path] : directory_->segment_files()) {
+      if (!live_.contains(serial)) deleted.insert(serial);
+    }
+    journal_ =
+        std::make_unique<Journal>(directory_->journal(), contents_, options_.sync, live, deleted);
     compact_at_ = 0;
   } catch (const std::exception& error) {
     log::error(std::string("cannot shorten the journal of the store, which goes on growing: ") +
@@ -160,5 +293,30 @@ void Store::compact() noexcept {
 }
 
 std::vector<std::shared_ptr<BoxSegment>> Store::take_found() { return std::exchange(found_, {}); }
+
+// By their names in the directory. A process that has a segment mapped may still change it.
+std::vector<std::string> Store::files_at_rest() const {
+  std::vector<std::string> files = {"journal", "sessions", "operations"};
+  for (const auto& [serial, creation] : live_) {
+    const std::string name = directory_->segment_name(creation.key, serial);
+    if (!may_be_written(directory_->path() + "/" + name)) files.push_back(name);
+  }
+  return files;
+}
+
+void Store::close() noexcept {
+  if (!durable() || records_->failed()) return;
+  try {
+    found_.clear();
+    const std::lock_guard lock(mutex_);
+    StoreState state;
+    state.checksums = write_checksums(directory_->path(), files_at_rest());
+    state.phase = StoreState::Phase::kClosed;
+    write_state(directory_->state(), contents_, state);
+  } catch (const std::exception& error) {
+    log::warn("the store " + options_.directory + " is whole, but ends without checksums, as " +
+              "after a kill: " + error.what());
+  }
+}
 
 }  // namespace hbm::box

@@ -4,15 +4,21 @@
 // The directory holds
 //   lock         held (flock) by the server that uses the store
 //   identity     the format's version, and the Id of the contents
+//   state        how the last server left it (store_state.h)
 //   journal      which segments there are (journal.h)
-//   segments/    a file for each, <key>.<serial> in hexadecimal, which is the segment's memory
+//   segments/    a file for each, <key>.<serial> in hexadecimal: the segment's memory, then its
+//                label (segment_label.h)
 //   sessions     the sessions, with how their last requests ended (records.h)
 //   operations   the operations in progress, so that each is carried out exactly once
-//   lost/        files that the journal does not know of, after the journal was damaged
+//   checksums    after an orderly end: of the files above (digest.h)
+//   lost/        files that the journal did not know of, after a crash of the host
 //
 // A server that is killed loses nothing. A crash of the host may lose anything that the kernel had
 // not written, unless `sync` is set: then the keys, and every accumulate and fetch_add, are on the
 // disk before their reply; writes of clients are not.
+//
+// A store that no server, and no crash, can have left as it is found is refused, and nothing in it
+// is changed. docs/memory-box.md lists the states that are valid.
 //
 // Threads: open() first; then every member may be called from any thread.
 #pragma once
@@ -22,13 +28,16 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "box/server/storage/directory.h"
 #include "box/server/storage/journal.h"
 #include "box/server/storage/records.h"
+#include "box/server/storage/recovery.h"
 #include "box/server/storage/segment.h"
+#include "box/server/storage/store_state.h"
 #include "memory/pool.h"
 
 namespace hbm::box {
@@ -43,10 +52,10 @@ struct StoreOptions {
 
 class Store {
  public:
-  // Takes the directory, carries out what an earlier server had begun, and maps its segments. Reads
-  // none of their data.
+  // Takes the directory, carries out what an earlier server had begun, and maps its segments, whose
+  // data is read only to compare it with `checksums`.
   // Throws Error(kInvalid) when the directory is something else than a store, Error(kUnavailable)
-  // when another server has it, it is of another version, or the kernel refuses, and
+  // when another server has it, it is damaged or of another version, or the kernel refuses, and
   // Error(kExhausted) when the pool cannot hold the segments or the disk is full.
   static std::unique_ptr<Store> open(const StoreOptions& options,
                                      std::shared_ptr<memory::Pool> pool);
@@ -70,10 +79,29 @@ class Store {
   // Throws Error(kUnavailable) when the journal cannot be written; nothing has changed then.
   void remove(const BoxSegment& segment);
 
+  // Ends the store in order: everything is on the disk, with its checksums, when it returns. If
+  // that fails, the log says so, and the store is as after a kill.
+  // REQUIRES: nobody uses the store, its records or its segments any more, but for processes that
+  // have a segment mapped; such a segment gets no checksum.
+  void close() noexcept;
+
  private:
   Store(const StoreOptions& options, std::shared_ptr<memory::Pool> pool);
+  using Files = std::map<uint64_t, std::string>;  // by serial
+
   void load();
-  void recover_operations(Records& left, const std::map<uint64_t, std::string>& others);
+  void make();
+  void use_left(const StoreState& state);
+  bool take_segment(const JournalEntry& entry, Files& files, bool lenient);
+  FindMemory find_memory(const Files& others);
+  void sort_others(const Files& others, const Journal::Contents& journal, bool lenient,
+                   std::vector<std::string>& removed, std::vector<std::string>& kept) const;
+  void say_what_is_known(bool closed, bool lenient, const std::set<std::string>& verified) const;
+  void accept();
+  void use_records(std::unique_ptr<Records> left);
+  void use_journal(const Journal::Contents& left, const std::vector<JournalEntry>& live);
+  std::vector<std::string> files_at_rest() const;
+  RecordsPlace place() const;
   static std::shared_ptr<BoxSegment> segment(const Creation& creation,
                                              std::shared_ptr<memory::PoolBlock> block,
                                              std::shared_ptr<StoredSegment> stored);

@@ -1,0 +1,112 @@
+// Stores as a killed box leaves them, or one that ended in order, to be damaged.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "box/server/storage/store.h"
+#include "smb_store_fixture.h"
+
+namespace hbm::box {
+
+inline constexpr RecordSizes kFewRecords{.sessions = 4, .operations = 2, .lanes = 4, .chunk = 4096};
+inline constexpr uint64_t kStoredBytes = 10'000;  // of each segment
+
+inline std::string contents_of(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+inline void write_contents(const std::filesystem::path& path, const std::string& contents) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << contents;
+}
+
+// All that is in a directory: types, links and contents, by name.
+inline std::map<std::string, std::string> snapshot(const std::filesystem::path& directory) {
+  namespace fs = std::filesystem;
+  std::map<std::string, std::string> found;
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(directory)) {
+    std::string& what = found[fs::relative(entry.path(), directory)];
+    if (entry.is_symlink()) {
+      what = "link to " + fs::read_symlink(entry.path()).native();
+    } else if (entry.is_regular_file()) {
+      what = "file " + contents_of(entry.path());
+    } else {
+      what = "of another type";
+    }
+  }
+  return found;
+}
+
+// A store in which three segments of random bytes were made, and a fourth was deleted, with a
+// session of which 70 requests were carried out.
+class FilledStore {
+ public:
+  explicit FilledStore(const std::string& directory, bool sync = false)
+      : store(open_store(directory, kFewRecords, sync)) {
+    std::mt19937_64 random(std::random_device{}());
+    for (uint64_t key : {1, 2, 3}) {
+      segments.push_back(store->create(creation(key, kStoredBytes)));
+      std::string& bytes = data[key];
+      for (uint64_t i = 0; i < kStoredBytes; ++i) bytes += static_cast<char>(random());
+      std::copy(bytes.begin(), bytes.end(), contents<char>(*segments.back()));
+    }
+    store->remove(*store->create(creation(4, kStoredBytes)));
+    SessionRecord& session = store->records().open_session({3, 4});
+    for (uint64_t number = 1; number <= 70; ++number) {
+      store->records().finish(session, {.number = number, .value = static_cast<int64_t>(number)});
+    }
+  }
+
+  // What a box that is killed now leaves.
+  void copy_to(const std::string& directory) const {
+    std::filesystem::remove_all(directory);
+    std::filesystem::copy(path_of(*store), directory, std::filesystem::copy_options::recursive);
+  }
+
+  // Expects the data, and the session, in a store that was opened.
+  void expect_in(Store& opened) const {
+    std::map<uint64_t, std::string> found;
+    for (const auto& segment : opened.take_found()) {
+      found[segment->key.low] = {contents<char>(*segment), segment->size};
+    }
+    EXPECT_EQ(found, data);
+    const std::vector<SessionRecord*> sessions = opened.records().sessions();
+    ASSERT_EQ(sessions.size(), 1u);
+    EXPECT_EQ(sessions[0]->id, (smb::Id{3, 4}));
+    EXPECT_EQ(sessions[0]->applied, 70u);
+    ASSERT_NE(sessions[0]->outcome(69), nullptr);
+    EXPECT_EQ(sessions[0]->outcome(69)->value, 69);
+  }
+
+  std::unique_ptr<Store> store;
+  std::vector<std::shared_ptr<BoxSegment>> segments;
+  std::map<uint64_t, std::string> data;  // by key
+
+ private:
+  std::string path_of(const Store&) const {
+    return std::filesystem::path(segments[0]->stored->path).parent_path().parent_path();
+  }
+};
+
+// The file of a segment of a FilledStore, by its key.
+inline std::filesystem::path segment_file(const std::filesystem::path& directory, uint64_t key) {
+  const std::string start = "000000000000000" + std::to_string(1) + "000000000000000";
+  for (const auto& entry : std::filesystem::directory_iterator(directory / "segments")) {
+    if (entry.path().filename().native().starts_with(start + std::to_string(key))) return entry;
+  }
+  ADD_FAILURE() << "no file of segment " << key;
+  return {};
+}
+
+}  // namespace hbm::box

@@ -1,0 +1,202 @@
+// The states that a stop at any instruction, of the box or of the machine, can leave a store in:
+// each is served. docs/memory-box.md lists them.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/boot_id.h"
+#include "box/server/storage/directory.h"
+#include "box/server/storage/store_state.h"
+#include "expect_error.h"
+#include "smb_store_copies.h"
+
+namespace hbm::box {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Change = std::function<void(const fs::path&)>;
+
+// How another boot of the machine finds a store.
+void reboot(const fs::path& store, const smb::Id& contents, bool sync) {
+  StoreState state = read_state(store / "state", contents);
+  EXPECT_EQ(state.sync, sync);
+  EXPECT_EQ(state.boot, boot_id());
+  state.boot = "another";
+  write_state(store / "state", contents, state);
+}
+
+class CrashStates : public testing::Test {
+ protected:
+  fs::path killed(const FilledStore& filled) const {
+    filled.copy_to(scratch / "copy");
+    return scratch / "copy";
+  }
+
+  void expect_served(const FilledStore& filled, const Change& change, bool rebooted = false) {
+    const fs::path copy = killed(filled);
+    change(copy);
+    if (rebooted) reboot(copy, filled.store->contents(), filled.store->records().sync());
+    filled.expect_in(*open_store(copy, kFewRecords));
+  }
+
+  const Scratch scratch;
+};
+
+// The first start, stopped before each of its files is there.
+TEST_F(CrashStates, TheFirstStart) {
+  const std::vector<std::string> order = {"lock",     "identity",   "state",  "segments",
+                                          "sessions", "operations", "journal"};
+  open_store(scratch / "made");
+  const smb::Id contents = open_store(scratch / "made")->contents();
+  for (size_t made = 0; made <= order.size(); ++made) {
+    const fs::path store = scratch / ("part" + std::to_string(made));
+    fs::create_directory(store);
+    for (size_t i = 0; i < made; ++i) {
+      fs::copy(scratch / ("made/" + order[i]), store / order[i], fs::copy_options::recursive);
+    }
+    if (made > 2) write_state(store / "state", contents, StoreState());
+    if (made < order.size()) write_contents(store / (order[made] + ".new"), "half");
+    if (made == 0 || order[made == order.size() ? 0 : made] == "segments") {
+      fs::remove(store / (order[made] + ".new"));
+    }
+    SCOPED_TRACE(made);
+    const auto opened = open_store(store);
+    opened->create(creation(1, 5000));
+    EXPECT_TRUE(opened->take_found().empty());
+  }
+}
+
+TEST_F(CrashStates, AKillAtAnyMoment) {
+  const FilledStore filled(scratch.store());
+  expect_served(filled, [](const fs::path&) {});
+  for (const std::string file :
+       {"identity", "state", "journal", "sessions", "operations", "checksums"}) {
+    SCOPED_TRACE(file);
+    expect_served(filled, [&](const fs::path& s) { write_contents(s / (file + ".new"), "half"); });
+  }
+  // An orderly end that was not finished.
+  expect_served(filled, [](const fs::path& s) { write_contents(s / "checksums", "anything"); });
+  // A segment that was being made, before and after its room and its label.
+  const fs::path label = scratch / "label";
+  fs::copy_file(segment_file(scratch.store(), 1), label);
+  const std::string bytes = contents_of(label);
+  const std::string name = "0000000000000001000000000000000a.0000000000000009";
+  for (const std::string& half :
+       {std::string(), std::string(bytes.size(), '\0'),
+        std::string(bytes.size() - 4096, '\0') + bytes.substr(bytes.size() - 4096)}) {
+    expect_served(filled, [&](const fs::path& s) { write_contents(s / "segments" / name, half); });
+    EXPECT_FALSE(fs::exists(scratch / ("copy/segments/" + name)));
+  }
+}
+
+TEST_F(CrashStates, ATornRecordAtTheEndOfTheJournal) {
+  const FilledStore filled(scratch.store());
+  const std::string journal = contents_of(scratch / "store/journal");
+  const std::string record = journal.substr(journal.size() - 72);
+  for (size_t part : {1, 40, 71}) {
+    expect_served(filled, [&](const fs::path& s) {
+      write_contents(s / "journal", journal + record.substr(0, part));
+    });
+  }
+}
+
+// The segment was in use when it was deleted, so that its file was still there.
+TEST_F(CrashStates, ADeletedSegmentsFile) {
+  const Scratch another;
+  const FilledStore filled(scratch.store());
+  const auto deleted = filled.store->create(creation(5, kStoredBytes));
+  contents<char>(*deleted)[77] = 'x';
+  filled.store->remove(*deleted);
+  expect_served(filled, [](const fs::path&) {});
+  EXPECT_EQ(std::distance(fs::directory_iterator(scratch / "copy/segments"), {}), 3);
+}
+
+TEST_F(CrashStates, ADeletedSegmentsFileWhenTheJournalHasBeenShortened) {
+  const FilledStore filled(scratch.store());
+  filled.copy_to(scratch / "short");
+  const auto store =
+      Store::open({.directory = scratch / "short", .records = kFewRecords, .dead_records = 5},
+                  memory::Pool::create({.capacity = 1 << 20}));
+  store->take_found();
+  const auto deleted = store->create(creation(5, kStoredBytes));
+  contents<char>(*deleted)[77] = 'x';
+  store->remove(*deleted);
+  for (int i = 0; i < 20; ++i) store->remove(*store->create(creation(6, 1)));
+  fs::remove_all(scratch / "copy");
+  fs::copy(scratch / "short", scratch / "copy", fs::copy_options::recursive);
+  filled.expect_in(*open_store(scratch / "copy", kFewRecords));
+}
+
+TEST_F(CrashStates, AStopOfTheMachineWithSyncing) {
+  const FilledStore filled(scratch.store(), true);
+  const std::string journal = contents_of(scratch / "store/journal");
+  expect_served(filled, [](const fs::path&) {}, true);
+  // The file's size was written, and its end not.
+  expect_served(
+      filled,
+      [&](const fs::path& s) { write_contents(s / "journal", journal + std::string(72, '\0')); },
+      true);
+  // What was on the disk before each reply must be there.
+  const fs::path copy = killed(filled);
+  fs::remove(segment_file(copy, 2));
+  reboot(copy, filled.store->contents(), true);
+  expect_error(ErrorKind::kUnavailable, {"damaged", "2.0000"},
+               [&] { open_store(copy, kFewRecords, true); });
+}
+
+// The kernel writes in any order: the last records may be lost, or the files that they speak of,
+// and pages of `sessions`. What is left is served, and what is not is said.
+TEST_F(CrashStates, AStopOfTheMachineWithoutSyncing) {
+  const FilledStore filled(scratch.store());
+  const auto open_lossy = [&](const Change& change) {
+    const fs::path copy = killed(filled);
+    change(copy);
+    reboot(copy, filled.store->contents(), false);
+    testing::internal::CaptureStderr();
+    const auto store = open_store(copy, kFewRecords);
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_NE(said.find("the machine stopped"), std::string::npos) << said;
+    std::map<uint64_t, std::string> found;
+    for (const auto& one : store->take_found()) {
+      found[one->key.low] = {contents<char>(*one), one->size};
+    }
+    return std::pair(found, store->records().sessions().size());
+  };
+  const auto without = [&](uint64_t key) {
+    std::map<uint64_t, std::string> some = filled.data;
+    some.erase(key);
+    return some;
+  };
+  EXPECT_EQ(open_lossy([](const fs::path&) {}), std::pair(filled.data, size_t{1}));
+  EXPECT_EQ(open_lossy([](const fs::path& s) { fs::remove(segment_file(s, 2)); }).first,
+            without(2));
+  EXPECT_EQ(open_lossy([](const fs::path& s) {
+              fs::resize_file(s / "journal", fs::file_size(s / "journal") - 3 * 72);
+            }).first,
+            without(3));
+  EXPECT_EQ(std::distance(fs::directory_iterator(scratch / "copy/lost"), {}), 1);
+  EXPECT_EQ(open_lossy([](const fs::path& s) {
+              std::string bytes = contents_of(s / "sessions");
+              bytes.replace(4096 + 200, 400, 400, '\0');
+              write_contents(s / "sessions", bytes);
+            }).second,
+            0u);
+}
+
+TEST_F(CrashStates, AnOrderlyEnd) {
+  FilledStore filled(scratch.store());
+  filled.segments.clear();
+  filled.store->close();
+  filled.store.reset();
+  testing::internal::CaptureStderr();
+  filled.expect_in(*open_store(scratch.store(), kFewRecords));
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+}
+
+}  // namespace
+}  // namespace hbm::box
