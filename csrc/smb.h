@@ -2,8 +2,8 @@
  * names, and one that says what went wrong. Link with -lhbmsmb.
  *
  * A process is a client of one box, named by the environment: HBMCOMM_BOX (smb://host:port or
- * smb+unix:///path), HBMCOMM_BOX_TRANSPORT (auto, shm, tcp or verbs), and the token by
- * HBMCOMM_TOKEN, HBMCOMM_TOKEN_FILE or ~/.config/hbmcomm/token.
+ * smb+unix:///path), HBMCOMM_BOX_TRANSPORT (auto, shm, tcp or verbs), HBMCOMM_BOX_SEAL (1, or 0 as
+ * the box has it), and the token by HBMCOMM_TOKEN, HBMCOMM_TOKEN_FILE or ~/.config/hbmcomm/token.
  *
  * shm_alloc() gives the local copy of a segment of the box: plain memory, which shm_rsync() fills
  * from the box and shm_wsync() writes to it. Offsets follow from pointers: any pointer into the

@@ -42,14 +42,15 @@ void look_for_signals() {
 }
 
 std::shared_ptr<Client> connect(const std::string& url, const std::string& token,
-                                const std::string& transport, uint32_t lanes, bool read_only,
-                                double connect_timeout, double reconnect_timeout,
+                                const std::string& transport, uint32_t lanes, bool seal,
+                                bool read_only, double connect_timeout, double reconnect_timeout,
                                 std::optional<double> timeout) {
   const client::ClientOptions options{
       .url = url,
       .token = token,
       .transport = client::parse_transport(transport),
       .lanes = lanes,
+      .seal = seal,
       .read_only = read_only,
       .connect_timeout = milliseconds("connect_timeout", connect_timeout),
       .reconnect_timeout = milliseconds("reconnect_timeout", reconnect_timeout),
@@ -246,7 +247,7 @@ void register_client(py::module_& m) {
   py::class_<RegisteredBuffer>(m, "RegisteredBuffer");
   py::class_<Client, std::shared_ptr<Client>>(m, "Client")
       .def(py::init(&connect), py::arg("url"), py::arg("token"), py::arg("transport"),
-           py::arg("lanes"), py::arg("read_only"), py::arg("connect_timeout"),
+           py::arg("lanes"), py::arg("seal"), py::arg("read_only"), py::arg("connect_timeout"),
            py::arg("reconnect_timeout"), py::arg("timeout"))
       .def_property_readonly(
           "transport",

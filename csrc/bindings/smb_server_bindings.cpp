@@ -27,10 +27,10 @@ std::shared_ptr<Server> serve(const std::vector<std::string>& listen, bool unix_
                               const std::string& socket_path, uint64_t memory,
                               const std::string& policy, uint64_t smallest_block,
                               uint64_t largest_block, const std::string& store, bool sync,
-                              const std::string& token, double lease, uint32_t most_clients,
-                              uint32_t handlers, uint32_t accumulate_threads, uint32_t receivers,
-                              const std::string& verbs, const std::string& verbs_host,
-                              uint16_t verbs_port) {
+                              const std::string& token, bool seal, double lease,
+                              uint32_t most_clients, uint32_t handlers, uint32_t accumulate_threads,
+                              uint32_t receivers, const std::string& verbs,
+                              const std::string& verbs_host, uint16_t verbs_port) {
   const box::ServerOptions options{
       .listen = listen,
       .unix_socket = unix_socket,
@@ -42,6 +42,7 @@ std::shared_ptr<Server> serve(const std::vector<std::string>& listen, bool unix_
       .store = store,
       .sync = sync,
       .token = token,
+      .seal = seal,
       .lease = milliseconds(lease),
       .most_clients = most_clients,
       .handlers = handlers,
@@ -79,7 +80,7 @@ void register_smb_server(py::module_& m) {
       .def(py::init(&serve), py::kw_only(), py::arg("listen"), py::arg("unix_socket"),
            py::arg("socket_path"), py::arg("memory"), py::arg("policy"), py::arg("smallest_block"),
            py::arg("largest_block"), py::arg("store"), py::arg("sync"), py::arg("token"),
-           py::arg("lease"), py::arg("most_clients"), py::arg("handlers"),
+           py::arg("seal"), py::arg("lease"), py::arg("most_clients"), py::arg("handlers"),
            py::arg("accumulate_threads"), py::arg("receivers"), py::arg("verbs"),
            py::arg("verbs_host"), py::arg("verbs_port"))
       .def_property_readonly("url", &Server::url)

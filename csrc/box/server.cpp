@@ -66,6 +66,7 @@ verbs::OpenedListener open_verbs(RequestHandler& handler, const ServerOptions& o
   listening.host = options.verbs_host;
   listening.port = options.verbs_port;
   listening.token = options.token;
+  listening.seal = options.seal;
   listening.max_clients = options.most_clients;
   try {
     verbs::OpenedListener opened = verbs::load<verbs::ServerLibrary>().listen(handler, listening);
@@ -148,6 +149,7 @@ void Server::Parts::serve(const ServiceOptions& serving, const ServerOptions& op
     listening.listen = listen;
     listening.socket_path = socket_path;
     listening.token = options.token;
+    listening.seal = options.seal;
     listening.boot_id = boot_id();
     listening.verbs_port = opened.port;
     listening.threads = threads(options.receivers, 4);

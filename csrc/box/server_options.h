@@ -32,6 +32,7 @@ struct ServerOptions {
   bool sync = false;  // they survive a crash of the host too, see box/server/storage/store.h
 
   std::string token;  // what clients have to know; empty: whoever reaches the box may use it
+  bool seal = true;   // with a token: what tcp carries, and control on verbs; as the clients do
   std::chrono::milliseconds lease{30'000};
   uint32_t most_clients = 4096;
 

@@ -16,7 +16,7 @@ def frame(
     payload: bytes = b"",
     *,
     magic: bytes = b"SMB1",
-    version: int = 2,
+    version: int = 3,
     payload_bytes: int | None = None,
 ) -> bytes:
     announced = len(payload) if payload_bytes is None else payload_bytes
@@ -63,7 +63,7 @@ SEEDS: dict[str, tuple[int, bytes]] = {
     "write_in_pieces": (JOINED | pieces(4), WRITE * 2),
     "control": (JOINED, b"".join(CONTROL)),
     "many": (JOINED, PING * 200),
-    "old_version": (0, frame(2, bytes(88), version=1)),
+    "old_version": (0, frame(2, bytes(88), version=2)),
     "http": (0, b"GET / HTTP/1.1\r\nHost: box\r\n\r\n"),
     "oversized": (JOINED, frame(10, transfer(0, 64), payload_bytes=0xFFFFFFFF)),
     "truncated": (JOINED, WRITE[:50]),

@@ -99,24 +99,42 @@ void expect_same(const std::vector<Got>& got, const std::vector<Expected>& expec
 
 std::string name_of(Payloads payloads) { return payloads == Payloads::kOwn ? "Own" : "Shared"; }
 
-class FrameStreams : public testing::TestWithParam<std::tuple<Pair (*)(), Payloads>> {
+enum class Sealed { kNo, kYes };
+
+class FrameStreams : public testing::TestWithParam<std::tuple<Pair (*)(), Payloads, Sealed>> {
  protected:
   static Pair pair() { return std::get<0>(GetParam())(); }
   static Payloads payloads() { return std::get<1>(GetParam()); }
+  static bool sealed() { return std::get<2>(GetParam()) == Sealed::kYes; }
+
+  // Each is for one end of a pair.
+  static void seal_left(FrameStream& stream) {
+    if (sealed()) stream.seal(kOneWay, kOtherWay);
+  }
+  static void seal_right(FrameStream& stream) {
+    if (sealed()) stream.seal(kOtherWay, kOneWay);
+  }
+
+  static constexpr SealKey kOneWay{std::byte{1}};
+  static constexpr SealKey kOtherWay{std::byte{2}};
 };
 
 INSTANTIATE_TEST_SUITE_P(Sockets, FrameStreams,
                          testing::Combine(testing::Values(&unix_pair, &tcp_pair),
-                                          testing::Values(Payloads::kOwn, Payloads::kShared)),
+                                          testing::Values(Payloads::kOwn, Payloads::kShared),
+                                          testing::Values(Sealed::kNo, Sealed::kYes)),
                          [](const auto& info) {
                            return (std::get<0>(info.param) == &unix_pair ? "Unix" : "Tcp") +
-                                  name_of(std::get<1>(info.param));
+                                  name_of(std::get<1>(info.param)) +
+                                  (std::get<2>(info.param) == Sealed::kYes ? "Sealed" : "");
                          });
 
 TEST_P(FrameStreams, CarryRandomFrames) {
   auto [left, right] = pair();
   FrameStream from(std::move(left), payloads());
+  seal_left(from);
   FrameStream to(std::move(right), payloads());
+  seal_right(to);
   const auto frames = random_frames(1, 200);
   Collector collector;
   for (size_t i = 0; i < frames.size(); ++i) {
@@ -131,8 +149,9 @@ TEST_P(FrameStreams, CarryRandomFrames) {
 TEST_P(FrameStreams, CarryFramesBothWaysAtOnce) {
   auto [left, right] = pair();
   const auto frames = random_frames(2, 100);
-  const auto converse = [&frames](Descriptor socket) {
+  const auto converse = [&frames](Descriptor socket, void (*seal)(FrameStream&)) {
     FrameStream stream(std::move(socket), payloads());
+    seal(stream);
     Collector collector;
     for (size_t i = 0; i < frames.size(); ++i) {
       stream.queue(header_of(i), frames[i].body, frames[i].payload);
@@ -148,8 +167,8 @@ TEST_P(FrameStreams, CarryFramesBothWaysAtOnce) {
     }
     expect_same(collector.frames, frames);
   };
-  std::thread other(converse, std::move(right));
-  converse(std::move(left));
+  std::thread other(converse, std::move(right), seal_right);
+  converse(std::move(left), seal_left);
   other.join();
 }
 
@@ -160,14 +179,17 @@ TEST_P(FrameStreams, AreWholeWhereverTheyAreTorn) {
   {
     auto [left, right] = pair();
     FrameStream from(std::move(left), payloads());
+    seal_left(from);
     for (uint64_t id = 0; id < 2; ++id) from.queue(header_of(id), body, payload);
     ASSERT_EQ(from.flush(), Flow::kIdle);
-    wire.resize(2 * (sizeof(Header) + 340));
+    const size_t sealing = sealed() ? sizeof(PieceHeader) + sizeof(Tag) : 0;  // of one piece
+    wire.resize(2 * (sizeof(Header) + 340) + sealing);
     ASSERT_EQ(recv(right.get(), wire.data(), wire.size(), MSG_WAITALL),
               static_cast<ssize_t>(wire.size()));
   }
   auto [left, right] = pair();
   FrameStream to(std::move(right), payloads());
+  seal_right(to);
   Collector collector;
   const auto pass = [&, sender = left.get()](const std::byte* from, size_t bytes) {
     ASSERT_EQ(send(sender, from, bytes, 0), static_cast<ssize_t>(bytes));
@@ -177,6 +199,7 @@ TEST_P(FrameStreams, AreWholeWhereverTheyAreTorn) {
   };
   for (size_t cut = 1; cut < wire.size(); ++cut) {
     collector.frames.clear();
+    seal_right(to);  // the pieces are counted anew
     pass(wire.data(), cut);
     pass(wire.data() + cut, wire.size() - cut);
     while (collector.frames.size() < 2) {
@@ -193,7 +216,9 @@ TEST_P(FrameStreams, AreWholeWhereverTheyAreTorn) {
 TEST_P(FrameStreams, BlockAndGoOn) {
   auto [left, right] = pair();
   FrameStream from(std::move(left), payloads());
+  seal_left(from);
   FrameStream to(std::move(right), payloads());
+  seal_right(to);
   const auto payload = std::make_shared<const Bytes>(random_bytes(kMaxPayload, 6));
   size_t count = 0;
   do {
@@ -217,7 +242,9 @@ TEST_P(FrameStreams, BlockAndGoOn) {
 TEST_P(FrameStreams, TakeManySmallFramesInFewCalls) {
   auto [left, right] = pair();
   FrameStream from(std::move(left), payloads());
+  seal_left(from);
   FrameStream to(std::move(right), payloads());
+  seal_right(to);
   constexpr uint64_t kCount = 500;
   for (uint64_t id = 0; id < kCount; ++id) from.queue(header_of(id), random_bytes(16, id));
   ASSERT_EQ(from.flush(), Flow::kIdle);
@@ -233,7 +260,9 @@ TEST_P(FrameStreams, TakeManySmallFramesInFewCalls) {
 TEST_P(FrameStreams, PauseWhenTold) {
   auto [left, right] = pair();
   FrameStream from(std::move(left), payloads());
+  seal_left(from);
   FrameStream to(std::move(right), payloads());
+  seal_right(to);
   for (uint64_t id = 0; id < 3; ++id) from.queue(header_of(id), {});
   ASSERT_EQ(from.flush(), Flow::kIdle);
   Collector collector;
@@ -250,7 +279,9 @@ TEST_P(FrameStreams, PauseWhenTold) {
 TEST_P(FrameStreams, ReadPayloadsPastThatNobodyWants) {
   auto [left, right] = pair();
   FrameStream from(std::move(left), payloads());
+  seal_left(from);
   FrameStream to(std::move(right), payloads());
+  seal_right(to);
   const Bytes payload(kMaxPayload);
   Collector collector;
   collector.drops = true;
@@ -262,11 +293,13 @@ TEST_P(FrameStreams, ReadPayloadsPastThatNobodyWants) {
 TEST_P(FrameStreams, SayThatTheOtherEndIsGone) {
   auto [left, right] = pair();
   FrameStream from(std::move(left), payloads());
+  seal_left(from);
   from.queue(header_of(0), {});
   ASSERT_EQ(from.flush(), Flow::kIdle);
   Collector collector;
   {
     FrameStream to(std::move(right), payloads());
+    seal_right(to);
     ASSERT_TRUE(
         wait_for(to.fd(), POLLIN, std::chrono::steady_clock::now() + std::chrono::seconds(5)));
     EXPECT_EQ(to.receive(collector, 1 << 20), Flow::kIdle);

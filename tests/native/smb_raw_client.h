@@ -6,16 +6,20 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <deque>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "box/protocol/frame_stream.h"
 #include "box/protocol/proof.h"
+#include "box/protocol/seal.h"
 #include "box/protocol/socket.h"
 
 namespace hbm::smb {
@@ -41,6 +45,16 @@ struct Frame {
 template <Body T>
 std::span<const std::byte> bytes_of(const T& body) {
   return std::as_bytes(std::span(&body, 1));
+}
+
+inline std::vector<std::byte> sealed_piece(Seal& seal, std::span<const std::byte> bytes) {
+  const PieceHeader header{static_cast<uint32_t>(bytes.size())};
+  std::vector<std::byte> piece(sizeof(header) + bytes.size());
+  std::memcpy(piece.data(), &header, sizeof(header));
+  std::copy(bytes.begin(), bytes.end(), piece.begin() + sizeof(header));
+  const Tag tag = seal.next(piece);
+  piece.insert(piece.end(), tag.begin(), tag.end());
+  return piece;
 }
 
 inline Deadline soon(std::chrono::milliseconds most = std::chrono::seconds(20)) {
@@ -77,7 +91,17 @@ class RawClient final : private FrameReceiver {
     flush();
   }
 
+  // Any bytes, in sealed pieces if the connection is sealed; no frame was sent since the join.
   void send_bytes(std::span<const std::byte> bytes) {
+    if (!seal_) return send_plain(bytes);
+    while (!bytes.empty()) {
+      const auto part = bytes.first(std::min<size_t>(bytes.size(), kMostPieceBytes));
+      send_plain(sealed_piece(*seal_, part));
+      bytes = bytes.subspan(part.size());
+    }
+  }
+
+  void send_plain(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
       const ssize_t sent = ::send(stream_.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
       if (sent >= 0) {
@@ -124,17 +148,31 @@ class RawClient final : private FrameReceiver {
 
   Hello hello() { return next().as<Hello>(); }
 
-  static Join join_for(const Hello& hello, const std::string& token, Id session = {}) {
+  static Join join_for(const Hello& hello, const std::string& token, Id session = {},
+                       uint32_t flags = 0) {
     Join join{};
     join.nonce = random_nonce();
     join.session = session;
+    join.flags = flags | (hello.sealed != 0 ? Join::kSealed : 0);
     join.pid = 1;
     join.proof = client_proof(token, hello, join);
     return join;
   }
 
-  Frame join(const std::string& token) {
-    return ask(Opcode::kJoin, bytes_of(join_for(hello(), token)));
+  // Both ends seal what follows, if the box does.
+  Frame join(const std::string& token, Id session = {}, uint32_t flags = 0) {
+    const Hello greeting = hello();
+    return join_as(greeting, token, join_for(greeting, token, session, flags));
+  }
+
+  Frame join_as(const Hello& greeting, const std::string& token, const Join& join) {
+    Frame reply = ask(Opcode::kJoin, bytes_of(join));
+    if (reply.header.status == Status::kOk && (join.flags & Join::kSealed) != 0) {
+      const SealKeys keys = seal_keys(token, greeting, join);
+      stream_.seal(keys.to_box, keys.to_client);
+      seal_.emplace(keys.to_box);
+    }
+    return reply;
   }
 
  private:
@@ -153,6 +191,7 @@ class RawClient final : private FrameReceiver {
   }
 
   FrameStream stream_;
+  std::optional<Seal> seal_;  // of send_bytes
   uint64_t last_id_ = 0;
   std::vector<std::byte> payload_;
   std::deque<Frame> frames_;

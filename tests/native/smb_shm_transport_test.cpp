@@ -2,8 +2,13 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <filesystem>
+
+#include "box/protocol/socket.h"
 #include "box/transport/transport.h"
+#include "expect_error.h"
 #include "smb_transport_fixture.h"
 
 namespace hbm::transport {
@@ -44,6 +49,20 @@ TEST(ShmTransport, KeepsSegmentsFromForkedChildren) {
   const OpenedTransport opened = open_shm(box.opening());
   const auto grant = alloc(*opened.transport, 1, 4096);
   EXPECT_DEATH(grant->memory[0] = std::byte{1}, "");
+}
+
+TEST(ShmTransport, LeavesASocketThatAnotherUserServes) {
+  constexpr uid_t kNobody = 65534;
+  if (geteuid() != 0) GTEST_SKIP() << "root alone can listen as another user";
+  const Scratch folder("/tmp");
+  std::filesystem::permissions(folder / "", std::filesystem::perms::all);
+  ASSERT_EQ(seteuid(kNobody), 0);
+  const Descriptor listener = smb::listen_at({"", 0, folder / "socket"});
+  ASSERT_EQ(seteuid(0), 0);
+  TransportOptions opening;
+  opening.path = folder / "socket";
+  expect_error(ErrorKind::kUnavailable, {opening.path, "user 65534", "own user (0)"},
+               [&] { open_shm(opening); });
 }
 
 TEST(ShmTransport, TellsWhenItCannotBe) {

@@ -52,13 +52,14 @@ inline bool same(const std::vector<std::byte>& data, const std::byte* other) {
 // A box of one listener in this process.
 class Box {
  public:
-  explicit Box(const std::string& token = kToken) {
+  explicit Box(const std::string& token = kToken, bool seal = true) {
     static const Scratch folder("/tmp");
     static std::atomic<int> count{0};
     box::StreamListenerOptions options;
     options.listen = {smb::parse_host_and_port("127.0.0.1:0")};
     options.socket_path = folder / std::to_string(count.fetch_add(1));
     options.token = token;
+    options.seal = seal;
     options.boot_id = boot_id();
     path_ = options.socket_path;
     listener_ = std::make_unique<box::StreamListener>(handler, options);

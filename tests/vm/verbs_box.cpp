@@ -84,11 +84,11 @@ uint16_t BoxProcess::port() const {
   return static_cast<uint16_t>(std::stoi(url_.substr(url_.rfind(':') + 1)));
 }
 
-RawClient::RawClient(uint16_t port, uint32_t flags) : flags_(flags) {
+RawClient::RawClient(uint16_t port, uint32_t flags) : flags_(flags | smb::Join::kSealed) {
   const smb::Address address{kHost, port, {}};
   stream_ = std::make_unique<smb::FrameStream>(smb::connect_to(address, soon()));
   smb::Join join{};
-  join.flags = flags;
+  join.flags = flags_;
   joined_ = transport::join_box(*stream_, address.host_and_port(), join, kToken, soon());
   connector_ = std::make_unique<Connector>(kHost, joined_.verbs_port, soon());
   completions_.reset(ibv_create_cq(connector_->domain()->device(), 64, nullptr, nullptr, 0));
@@ -124,6 +124,10 @@ void RawClient::connect(const ChallengeMessage& challenge, const CallMessage& ca
   ibv_qp_init_attr given = attributes();
   const smb::Proof expected = welcome_proof(call, kToken, challenge.hello);
   lanes_.push_back(connector_->connect(call, given, expected));
+  if (lanes_.size() > 1) return;
+  const smb::SealKeys keys = seal_keys(call, kToken, challenge.hello).value();
+  of_requests_.emplace(keys.to_box);
+  of_replies_.emplace(keys.to_client);
 }
 
 void RawClient::connect(uint8_t lanes) {
@@ -142,6 +146,14 @@ ibv_wc RawClient::wait() {
 }
 
 void RawClient::send(const void* message, uint32_t bytes) {
+  const auto* const first = static_cast<const std::byte*>(message);
+  std::vector<std::byte> sealed(first, first + bytes);
+  const smb::Tag tag = of_requests_->next(sealed);
+  sealed.insert(sealed.end(), tag.begin(), tag.end());
+  send_plain(sealed.data(), static_cast<uint32_t>(sealed.size()));
+}
+
+void RawClient::send_plain(const void* message, uint32_t bytes) {
   std::memcpy(buffers_->at(0), message, bytes);
   ibv_sge entry = buffers_->entry(0, bytes);
   ibv_send_wr wr{};
@@ -169,7 +181,13 @@ RawClient::Reply RawClient::request(Opcode opcode, const void* body, uint32_t bo
   std::memcpy(frame.data(), &header, sizeof(header));
   if (body_bytes > 0) std::memcpy(frame.data() + sizeof(header), body, body_bytes);
   send(frame.data(), static_cast<uint32_t>(frame.size()));
-  for (int left = 2; left > 0; --left) check(wait().status == IBV_WC_SUCCESS, "it was closed");
+  uint32_t received = 0;
+  for (int left = 2; left > 0; --left) {
+    const ibv_wc completion = wait();
+    check(completion.status == IBV_WC_SUCCESS, "it was closed");
+    if (completion.opcode == IBV_WC_RECV) received = completion.byte_len;
+  }
+  of_replies_->open({buffers_->at(1), received});
 
   Reply reply;
   const std::byte* at = buffers_->at(1);

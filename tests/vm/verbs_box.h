@@ -6,12 +6,14 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "box/protocol/frame_stream.h"
 #include "box/protocol/protocol.h"
+#include "box/protocol/seal.h"
 #include "box/transport/transport.h"
 #include "box/verbs/client/connector.h"
 #include "box/verbs/common/buffer_pool.h"
@@ -67,7 +69,8 @@ class RawClient {
     std::vector<std::byte> payload;
   };
   Reply request(smb::Opcode opcode, const void* body, uint32_t body_bytes);
-  void send(const void* message, uint32_t bytes);
+  void send(const void* message, uint32_t bytes);  // with its tag
+  void send_plain(const void* message, uint32_t bytes);
 
   // A segment, and its key for each lane.
   struct Attached {
@@ -101,6 +104,8 @@ class RawClient {
   CompletionQueue completions_;
   std::unique_ptr<BufferPool> buffers_;  // 0: to send, 1: to receive, 2: to read and write
   std::vector<CmId> lanes_;
+  std::optional<smb::Seal> of_requests_;
+  std::optional<smb::Seal> of_replies_;
   uint64_t last_number_ = 0;
 };
 

@@ -158,6 +158,23 @@ TEST_F(VerbsKeys, MalformedMessagesCostTheConnection) {
   EXPECT_TRUE(client.closed());
 }
 
+TEST_F(VerbsKeys, ForgedMessagesCostTheConnection) {
+  smb::Header ping;
+  ping.opcode = smb::Opcode::kPing;
+  {
+    RawClient client(box_->port());
+    client.connect(kLanes);
+    client.send_plain(&ping, sizeof(ping));  // without a tag
+    EXPECT_TRUE(client.closed());
+  }
+  RawClient client(box_->port());
+  client.connect(kLanes);
+  EXPECT_EQ(client.request(smb::Opcode::kPing, nullptr, 0).header.status, smb::Status::kOk);
+  const std::vector<std::byte> wrong_tag(sizeof(ping) + sizeof(smb::Tag));
+  client.send_plain(wrong_tag.data(), static_cast<uint32_t>(wrong_tag.size()));
+  EXPECT_TRUE(client.closed());
+}
+
 }  // namespace
 }  // namespace hbm::verbs
 

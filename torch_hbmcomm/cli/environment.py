@@ -8,6 +8,7 @@ VARIABLES = {
     "HBMCOMM_BIND": "CPUs of each rank: none (the default), core or numa",
     "HBMCOMM_BOX": "address of the memory box that C programs use (smb.h)",
     "HBMCOMM_BOX_MEMORY": "bytes of the box that parameter_server=auto makes (half the machine's)",
+    "HBMCOMM_BOX_SEAL": "0: boxes and their clients do not sign what tcp carries (1, they do)",
     "HBMCOMM_BOX_TRANSPORT": "how C programs reach it: auto (the default), shm, tcp or verbs",
     "HBMCOMM_INSTEAD_OF": "gloo: groups that a program asks of Gloo are groups of hbm",
     "HBMCOMM_ISA": "instruction set of the reduction kernels, instead of the best one",

@@ -61,6 +61,10 @@ def serve(
     no_token: Annotated[
         bool, typer.Option("--no-token", help="Let everybody in who can connect.")
     ] = False,
+    no_seal: Annotated[
+        bool,
+        typer.Option("--no-seal", help="Do not sign what TCP carries; clients have to say so too."),
+    ] = False,
     unix: Annotated[
         Path | None,
         typer.Option(help="The Unix socket, for shm.", show_default="chosen, in /dev/shm"),
@@ -112,6 +116,7 @@ def serve(
                     policy=policy.value,
                     store=store,
                     token=token.text,
+                    seal=False if no_seal else None,
                     unix=False if no_unix else unix or True,
                     sync=sync,
                     lease=lease,

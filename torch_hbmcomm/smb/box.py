@@ -10,7 +10,7 @@ from torch_hbmcomm.smb.batch import Batch
 from torch_hbmcomm.smb.closeable import Closeable, close_at_exit
 from torch_hbmcomm.smb.segment import Segment
 from torch_hbmcomm.smb.token import find
-from torch_hbmcomm.smb.values import bytes_of, halves, readable
+from torch_hbmcomm.smb.values import bytes_of, halves, readable, seals
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -28,14 +28,16 @@ def connect(
     connect_timeout: float = 5.0,
     reconnect_timeout: float = 60.0,
     timeout: float | None = None,
+    seal: bool | None = None,
 ) -> Box:
     """Connect to the box at ``smb://host:port`` or ``smb+unix:///path``.
 
     ``token`` None is HBMCOMM_TOKEN, the file that HBMCOMM_TOKEN_FILE names, or
     ~/.config/hbmcomm/token; "" is none. ``transport`` "auto" picks shm, verbs or tcp by what works;
-    any other is used or is an error. A connection that is lost is made again, for
-    ``reconnect_timeout`` seconds. ``timeout`` is each operation's, in seconds; None: as long as
-    the connection lives.
+    any other is used or is an error. ``seal`` signs what ``tcp`` carries, and control messages on
+    ``verbs``, where there is a token; it must be as the box's (None: HBMCOMM_BOX_SEAL, else True).
+    A connection that is lost is made again, for ``reconnect_timeout`` seconds. ``timeout`` is each
+    operation's, in seconds; None: as long as the connection lives.
 
     Raises BoxUnreachable, AccessDenied, or ValueError for a bad argument.
     """
@@ -54,6 +56,7 @@ def connect(
             find(token).text,
             transport,
             lanes,
+            seals(seal),
             read_only,
             connect_timeout,
             reconnect_timeout,

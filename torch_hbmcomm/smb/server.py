@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch_hbmcomm import _smb
 from torch_hbmcomm.smb.closeable import Closeable, close_at_exit
 from torch_hbmcomm.smb.token import find_or_create
-from torch_hbmcomm.smb.values import bytes_of, readable
+from torch_hbmcomm.smb.values import bytes_of, readable, seals
 
 
 class Server(Closeable):
@@ -20,8 +20,10 @@ class Server(Closeable):
     none. ``memory``: bytes, or text as in "16GiB". ``store``: a directory in which the segments
     survive the process, and with ``sync`` a crash of the machine. ``token`` None is HBMCOMM_TOKEN,
     the file that HBMCOMM_TOKEN_FILE names, or ~/.config/hbmcomm/token, which is made if there is
-    none; "" lets everybody in. ``lease``: seconds after which a silent client's attachments end.
-    The numbers of threads are chosen when they are 0.
+    none; "" lets everybody in. ``seal``: with a token, what TCP carries and control messages on
+    RDMA are signed, and clients have to do the same (None: HBMCOMM_BOX_SEAL, else True). ``lease``:
+    seconds after which a silent client's attachments end. The numbers of threads are chosen when
+    they are 0.
 
     Raises ValueError for bad arguments, MemoryError or RuntimeError with the cause when the box
     cannot be set up.
@@ -47,6 +49,7 @@ class Server(Closeable):
         verbs: Literal["auto", "on", "off"] = "auto",
         verbs_host: str = "",
         verbs_port: int = 0,
+        seal: bool | None = None,
     ) -> None:
         found = find_or_create(token)
         self.token = found.text
@@ -64,6 +67,7 @@ class Server(Closeable):
             store="" if store is None else os.fspath(store),
             sync=sync,
             token=self.token,
+            seal=seals(seal),
             lease=lease,
             most_clients=most_clients,
             handlers=handlers,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import os
 import re
 from typing import Any
 
@@ -70,6 +71,19 @@ def bytes_of(size: int | str) -> int:
     if not 0 < count < _END:
         raise ValueError(f"a size is a positive number of bytes, less than 2**63, not {count}")
     return count
+
+
+def seals(given: bool | None) -> bool:
+    """Return ``given``, or where that is None what HBMCOMM_BOX_SEAL says, which is True without it.
+
+    Raises ValueError for a value of the variable that is neither 0 nor 1.
+    """
+    if given is not None:
+        return given
+    text = os.environ.get("HBMCOMM_BOX_SEAL", "") or "1"
+    if text not in ("0", "1"):
+        raise ValueError(f"HBMCOMM_BOX_SEAL is 0 or 1, not {text!r}")
+    return text == "1"
 
 
 def index(name: str, value: int) -> int:

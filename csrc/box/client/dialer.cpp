@@ -64,6 +64,7 @@ Dialer::Dialer(const ClientOptions& options)
                 .port = 0,
                 .path = "",
                 .token = options.token,
+                .seal = options.seal,
                 .join = {},
                 .lanes = options.lanes,
                 .timeout = options.connect_timeout},

@@ -72,6 +72,12 @@ ClientOptions options_from_environment() {
   if (const std::string name = variable("HBMCOMM_BOX_TRANSPORT"); !name.empty()) {
     options.transport = parse_transport(name);
   }
+  if (const std::string seal = variable("HBMCOMM_BOX_SEAL"); !seal.empty()) {
+    if (seal != "0" && seal != "1") {
+      throw Error(ErrorKind::kInvalid, "HBMCOMM_BOX_SEAL is 0 or 1, not \"" + seal + '"');
+    }
+    options.seal = seal == "1";
+  }
   options.token = token_from_environment();
   return options;
 }

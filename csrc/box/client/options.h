@@ -27,7 +27,10 @@ struct ClientOptions {
   // kAuto: shm where the box's Unix socket can be reached on the same kernel, else verbs where a
   // route resolves on an RDMA device, else tcp. Any other that does not work is an error.
   TransportChoice transport = TransportChoice::kAuto;
-  uint32_t lanes = 4;      // connections of tcp, queue pairs of verbs
+  uint32_t lanes = 4;  // connections of tcp, queue pairs of verbs
+  // With a token, and as the box does: a key of each connection's own signs what tcp carries, and
+  // control messages on verbs, so that nobody on the way can change it.
+  bool seal = true;
   bool read_only = false;  // the client cannot write, and the box enforces it
   std::chrono::milliseconds connect_timeout{5000};
   std::chrono::milliseconds reconnect_timeout{60000};
@@ -62,8 +65,9 @@ struct Accumulation {
 // Throws Error(kInvalid) when HBMCOMM_TOKEN_FILE cannot be read or is empty.
 std::string token_from_environment();
 
-// The box at HBMCOMM_BOX by HBMCOMM_BOX_TRANSPORT (auto), with the token above.
-// Throws Error(kInvalid) when HBMCOMM_BOX is not set.
+// The box at HBMCOMM_BOX by HBMCOMM_BOX_TRANSPORT (auto), with the token above, and unsealed if
+// HBMCOMM_BOX_SEAL is 0.
+// Throws Error(kInvalid) when HBMCOMM_BOX is not set, or HBMCOMM_BOX_SEAL is neither 0 nor 1.
 ClientOptions options_from_environment();
 
 }  // namespace hbm::client

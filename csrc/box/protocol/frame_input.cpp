@@ -17,8 +17,21 @@ constexpr uint64_t kBuffer = uint64_t{64} << 10;
 constexpr uint64_t kSharedBuffer = uint64_t{128} << 10;  // stays in a core's own cache
 constexpr uint64_t kHead = sizeof(Header) + kMaxBody;
 constexpr uint64_t kBulk = uint64_t{16} << 10;  // payloads from here on stay out of the buffer
+constexpr uint64_t kSealedBuffer = kHead + sizeof(PieceHeader) + kMostPieceBytes + sizeof(Tag) +
+                                   sizeof(PieceHeader);  // what a piece finds left, it, and a look
 
 [[noreturn]] void failed(const std::string& what) { throw Error(ErrorKind::kNetwork, what); }
+
+// Bytes; 0: the other end is gone; negative: nothing is there.
+ssize_t receive_some(int socket, msghdr& message) {
+  ssize_t got = 0;
+  do {
+    got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  } while (got < 0 && errno == EINTR);
+  if (got >= 0 || errno == EAGAIN || errno == EWOULDBLOCK) return got;
+  if (errno == ECONNRESET) return 0;
+  failed(std::string("the connection failed: ") + std::strerror(errno));
+}
 
 }  // namespace
 
@@ -30,9 +43,10 @@ FrameInput::Received FrameInput::receive(int socket, FrameReceiver& receiver, ui
     while (take_frame(receiver)) {
       if (paused) return Received::kMore;
     }
+    if (open_piece()) continue;
     if (drained) return Received::kIdle;
     if (received >= most) return Received::kMore;
-    const Filled filled = fill(socket);
+    const Filled filled = seal_ ? fill_sealed(socket) : fill(socket);
     if (filled.received != Received::kMore) return filled.received;
     received += filled.bytes;
     drained = filled.drained;
@@ -52,6 +66,11 @@ bool FrameInput::take_head(FrameReceiver& receiver) {
   if (!checked_) {
     if (buffered() < sizeof(Header)) return false;
     std::memcpy(&header_, buffer_.get() + begin_, sizeof(Header));
+    if (header_.magic == kMagic && header_.version != kVersion) {
+      failed("a frame is malformed: it is of version " + std::to_string(header_.version) +
+             " of the memory box's protocol, and this end speaks version " +
+             std::to_string(kVersion) + "; run the same release of torch_hbmcomm on both ends");
+    }
     if (const char* cause = receiver.check(header_)) {
       failed(std::string("a frame is malformed: ") + cause);
     }
@@ -90,10 +109,10 @@ void FrameInput::consume_payload() {
 }
 
 Descriptor FrameInput::take_descriptor() {
-  if (arrived_.empty() || arrived_.front().place >= consumed_) return {};
-  Descriptor taken = std::move(arrived_.front().descriptor);
-  arrived_.pop_front();
-  if (!arrived_.empty() && arrived_.front().place < consumed_) {
+  if (descriptors_.empty() || descriptors_.front().place >= consumed_) return {};
+  Descriptor taken = std::move(descriptors_.front().descriptor);
+  descriptors_.pop_front();
+  if (!descriptors_.empty() && descriptors_.front().place < consumed_) {
     failed("a frame is malformed: several descriptors came with it");
   }
   return taken;
@@ -123,14 +142,8 @@ FrameInput::Filled FrameInput::fill(int socket) {
     message.msg_control = control.data();
     message.msg_controllen = CMSG_LEN(sizeof(int));  // CMSG_SPACE has room for a second one
   }
-  ssize_t got = 0;
-  do {
-    got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  } while (got < 0 && errno == EINTR);
-  if (got == 0 || (got < 0 && errno == ECONNRESET)) return {Received::kClosed, 0, true};
-  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return {Received::kIdle, 0, true};
-  if (got < 0) failed(std::string("the connection failed: ") + std::strerror(errno));
-
+  const ssize_t got = receive_some(socket, message);
+  if (got <= 0) return {got == 0 ? Received::kClosed : Received::kIdle, 0, true};
   const auto bytes = static_cast<uint64_t>(got);
   const uint64_t asked = (direct ? payload_left_ : 0) + parts[count - 1].iov_len;
   if (passes_descriptors_) {
@@ -147,13 +160,75 @@ FrameInput::Filled FrameInput::fill(int socket) {
   return {Received::kMore, bytes, bytes < asked && !more_soon};
 }
 
+void FrameInput::seal(const SealKey& key) {
+  auto larger = std::make_unique_for_overwrite<std::byte[]>(kSealedBuffer);
+  arrived_end_ = buffered();
+  if (arrived_end_ > 0) std::memcpy(larger.get(), buffer_.get() + begin_, arrived_end_);
+  buffer_ = std::move(larger);
+  begin_ = end_ = next_piece_ = 0;
+  seal_.emplace(key);
+}
+
+uint64_t FrameInput::piece_bytes() const {
+  PieceHeader header;
+  std::memcpy(&header, buffer_.get() + next_piece_, sizeof(header));
+  if (header.bytes > kMostPieceBytes) throw Forged("a piece is longer than any may be");
+  return sizeof(header) + header.bytes + sizeof(Tag);
+}
+
+bool FrameInput::open_piece() {
+  const uint64_t arrived = arrived_end_ - next_piece_;
+  if (!seal_ || arrived < sizeof(PieceHeader) || arrived < piece_bytes()) return false;
+  std::byte* const piece = buffer_.get() + next_piece_;
+  const uint64_t untagged = seal_->open({piece, piece_bytes()}).size();
+  // What is left of the one before, a part of a head or of an element, moves up to it.
+  const uint64_t left = buffered();
+  std::memmove(piece + sizeof(PieceHeader) - left, buffer_.get() + begin_, left);
+  begin_ = next_piece_ + sizeof(PieceHeader) - left;
+  end_ = next_piece_ + untagged;
+  next_piece_ = end_ + sizeof(Tag);
+  return true;
+}
+
+FrameInput::Filled FrameInput::fill_sealed(int socket) {
+  make_room();
+  const uint64_t before = arrived_end_ - next_piece_;
+  const bool piece_begun = before >= sizeof(PieceHeader);
+  uint64_t asked = kSealedBuffer - arrived_end_;
+  // After a bulky piece another one is likely, which should not have to move to the front.
+  if (piece_begun && piece_bytes() >= kBulk) asked = piece_bytes() - before + sizeof(PieceHeader);
+  iovec part{buffer_.get() + arrived_end_, asked};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  const ssize_t got = receive_some(socket, message);
+  if (got <= 0) return {got == 0 ? Received::kClosed : Received::kIdle, 0, true};
+  const auto bytes = static_cast<uint64_t>(got);
+  arrived_end_ += bytes;
+  const bool more_soon = bytes >= kBulk && before + bytes < piece_bytes();
+  return {Received::kMore, bytes, bytes < asked && !more_soon};
+}
+
+// Moves what is opened and not taken, and then what is not opened, to the front.
+void FrameInput::make_room() {
+  const uint64_t left = buffered();
+  const uint64_t unopened = arrived_end_ - next_piece_;
+  if (begin_ > 0) std::memmove(buffer_.get(), buffer_.get() + begin_, left);
+  if (next_piece_ > left) {
+    std::memmove(buffer_.get() + left, buffer_.get() + next_piece_, unopened);
+  }
+  begin_ = 0;
+  end_ = next_piece_ = left;
+  arrived_end_ = left + unopened;
+}
+
 void FrameInput::keep_descriptor(msghdr& message, uint64_t place) {
   for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
        part = CMSG_NXTHDR(&message, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
     int descriptor = -1;
     std::memcpy(&descriptor, CMSG_DATA(part), sizeof(int));
-    arrived_.push_back({place, Descriptor(descriptor)});
+    descriptors_.push_back({place, Descriptor(descriptor)});
   }
   if ((message.msg_flags & MSG_CTRUNC) != 0) {
     failed(
@@ -161,7 +236,7 @@ void FrameInput::keep_descriptor(msghdr& message, uint64_t place) {
         "several came at once");
   }
   // When the buffer is filled at most one frame is incomplete, and one more begins.
-  if (arrived_.size() > 2) failed("a frame is malformed: several descriptors came with it");
+  if (descriptors_.size() > 2) failed("a frame is malformed: several descriptors came with it");
 }
 
 }  // namespace hbm::smb

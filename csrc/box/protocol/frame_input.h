@@ -8,6 +8,9 @@
 // elements.h): an element of which a part has arrived stays in the buffer until all of it is here.
 // The kernel's own copies would end in the midst of elements wherever its packets do.
 //
+// Sealed bytes (seal.h) go through the buffer as well, a piece at a time, and no frame is taken
+// from a piece before its tag was checked.
+//
 // Threads: one at a time.
 #pragma once
 
@@ -18,11 +21,13 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "base/descriptor.h"
 #include "box/protocol/elements.h"
 #include "box/protocol/protocol.h"
+#include "box/protocol/seal.h"
 
 namespace hbm::smb {
 
@@ -55,6 +60,9 @@ class FrameInput {
 
   enum class Received { kIdle, kMore, kClosed };
 
+  // What comes after the frame that was taken last is sealed with `key`.
+  void seal(const SealKey& key);
+
   // See FrameStream::receive. Returns after a frame that sets `paused`.
   Received receive(int socket, FrameReceiver& receiver, uint64_t most, const bool& paused);
 
@@ -74,6 +82,10 @@ class FrameInput {
     bool drained;  // less came than was asked for
   };
   Filled fill(int socket);
+  Filled fill_sealed(int socket);
+  void make_room();
+  uint64_t piece_bytes() const;  // of all of the next piece. REQUIRES: its header is here
+  bool open_piece();             // false: it is not complete
   void keep_descriptor(msghdr& message, uint64_t place);
 
   uint64_t buffered() const noexcept { return end_ - begin_; }
@@ -86,7 +98,13 @@ class FrameInput {
   uint64_t begin_ = 0;                   // of what is not consumed yet
   uint64_t end_ = 0;
   uint64_t consumed_ = 0;  // bytes of the stream
-  std::deque<Arrived> arrived_;
+
+  // Sealed: from begin_ to end_ lies what is opened, then what is not.
+  std::optional<Seal> seal_;
+  uint64_t next_piece_ = 0;
+  uint64_t arrived_end_ = 0;
+
+  std::deque<Arrived> descriptors_;
 
   // The frame that is under way.
   bool checked_ = false;     // its header is here, and has been looked at

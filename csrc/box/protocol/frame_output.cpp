@@ -13,8 +13,8 @@
 namespace hbm::smb {
 namespace {
 
-constexpr size_t kMostParts = 64;                  // of one system call
-constexpr uint64_t kBuffer = uint64_t{256} << 10;  // stays in a core's own cache
+constexpr size_t kMostParts = 64;              // of one system call
+constexpr uint64_t kCopied = kMostPieceBytes;  // at once; stays in a core's own cache
 
 }  // namespace
 
@@ -94,7 +94,7 @@ FrameOutput::Flushed FrameOutput::flush(int socket) {
 
 int FrameOutput::gather(Gathering& gathering) {
   uint64_t skipped = 0;
-  if (shared_) {
+  if (copies()) {
     if (copied_.empty()) copy();
     gathering.add(copied_, skipped);
     return passed_.get();
@@ -111,38 +111,53 @@ int FrameOutput::gather(Gathering& gathering) {
 }
 
 void FrameOutput::copy() {
-  if (!buffer_) buffer_ = std::make_unique_for_overwrite<std::byte[]>(kBuffer);
+  constexpr uint64_t kMost = sizeof(PieceHeader) + kCopied + sizeof(Tag);
+  if (!buffer_) buffer_ = std::make_unique_for_overwrite<std::byte[]>(kMost);
+  std::byte* const piece = buffer_.get();
+  std::byte* const content = piece + sizeof(PieceHeader);
+  copied_bytes_ = copy_frames(content);
+  copied_ = {content, copied_bytes_};
+  if (!seal_) return;
+  const PieceHeader header{static_cast<uint32_t>(copied_bytes_)};
+  std::memcpy(piece, &header, sizeof(header));
+  const Tag tag = seal_->next({piece, sizeof(header) + copied_bytes_});
+  std::memcpy(content + copied_bytes_, tag.data(), sizeof(tag));
+  copied_ = {piece, sizeof(header) + copied_bytes_ + sizeof(tag)};
+}
+
+uint64_t FrameOutput::copy_frames(std::byte* to) {
   uint64_t end = 0;
   while (!frames_.empty()) {
     QueuedFrame& frame = frames_.front();
     if (first_sent_ == 0) {
       if (end > 0 && (passed_ || frame.descriptor)) break;
-      if (kBuffer - end < frame.head_bytes) break;
-      std::memcpy(buffer_.get() + end, frame.head.data(), frame.head_bytes);
+      if (kCopied - end < frame.head_bytes) break;
+      std::memcpy(to + end, frame.head.data(), frame.head_bytes);
       passed_ = std::move(frame.descriptor);
       first_sent_ = frame.head_bytes;
       end += frame.head_bytes;
     }
     const auto rest = frame.payload.subspan(first_sent_ - frame.head_bytes);
-    const uint64_t here = std::min<uint64_t>(rest.size(), kBuffer - end);
+    const uint64_t here = std::min<uint64_t>(rest.size(), kCopied - end);
     const uint64_t bytes = uncut_bytes(rest.data(), here, rest.size());
-    load_elements(buffer_.get() + end, rest.data(), bytes);
+    load_elements(to + end, rest.data(), bytes);
     first_sent_ += bytes;
     end += bytes;
     if (bytes < rest.size()) break;
     frames_.pop_front();
     first_sent_ = 0;
   }
-  copied_ = {buffer_.get(), end};
+  return end;
 }
 
 void FrameOutput::drop(uint64_t sent) {
-  bytes_ -= sent;
-  if (shared_) {
+  if (copies()) {
     copied_ = copied_.subspan(sent);
     passed_ = Descriptor();
+    if (copied_.empty()) bytes_ -= copied_bytes_;
     return;
   }
+  bytes_ -= sent;
   first_sent_ += sent;
   while (!frames_.empty() && first_sent_ >= frames_.front().bytes()) {
     first_sent_ -= frames_.front().bytes();

@@ -5,7 +5,9 @@
 //
 // Payloads in memory of their owner's are sent from where they lie. Those in shared memory are
 // copied first, a buffer at a time and element by element (see elements.h), and sent from the copy,
-// also what the kernel takes later only: its own copies would end in the midst of elements.
+// also what the kernel takes later only: its own copies would end in the midst of elements. What is
+// sealed (seal.h) is copied too: the bytes that are sent are then those of the tag, whatever is
+// done to the payload meanwhile. A copy is a piece.
 //
 // Threads: one at a time.
 #pragma once
@@ -15,11 +17,13 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "base/descriptor.h"
 #include "box/protocol/elements.h"
 #include "box/protocol/protocol.h"
+#include "box/protocol/seal.h"
 
 namespace hbm::smb {
 
@@ -31,7 +35,11 @@ class FrameOutput {
   void queue(Header header, std::span<const std::byte> body, std::span<const std::byte> payload,
              std::shared_ptr<const void> hold, Descriptor descriptor);
 
-  uint64_t bytes() const noexcept { return bytes_; }  // queued, and not sent
+  // What is queued from now on is sealed with `key`. REQUIRES: nothing is queued.
+  void seal(const SealKey& key) { seal_.emplace(key); }
+
+  // Queued, and not sent; of copies, until all of one is sent.
+  uint64_t bytes() const noexcept { return bytes_; }
 
   enum class Flushed { kSent, kBlocked, kClosed };
   Flushed flush(int socket);
@@ -50,16 +58,20 @@ class FrameOutput {
   class Gathering;
   int gather(Gathering& gathering);  // the descriptor that goes along, or -1
   void copy();                       // REQUIRES: there is a frame
+  uint64_t copy_frames(std::byte* to);
   void drop(uint64_t sent);
+  bool copies() const noexcept { return shared_ || seal_; }
 
   const bool shared_;
   std::deque<QueuedFrame> frames_;
   uint64_t first_sent_ = 0;  // bytes of the first frame that are sent, or copied
   uint64_t bytes_ = 0;
 
-  // Payloads::kShared alone: payloads are copied before they are sent.
+  // copies() alone: payloads are copied before they are sent.
+  std::optional<Seal> seal_;
   std::unique_ptr<std::byte[]> buffer_;  // made when it is needed
   std::span<const std::byte> copied_;    // in the buffer, and not sent
+  uint64_t copied_bytes_ = 0;            // of frames in the buffer
   Descriptor passed_;                    // goes with its first byte
 };
 

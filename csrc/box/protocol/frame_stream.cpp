@@ -40,6 +40,14 @@ void FrameStream::queue(Header header, std::span<const std::byte> body,
   output_.queue(header, body, payload, std::move(hold), std::move(descriptor));
 }
 
+void FrameStream::seal(const SealKey& sending, const SealKey& receiving) {
+  if (output_.bytes() > 0) {
+    throw Error(ErrorKind::kNetwork, "the other end does not take the answer to its join");
+  }
+  output_.seal(sending);
+  input_.seal(receiving);
+}
+
 FrameStream::Flow FrameStream::flush() {
   switch (output_.flush(fd())) {
     case FrameOutput::Flushed::kSent:

@@ -10,6 +10,9 @@
 // lies wholly in the payload is sent as it was at one moment, and appears whole at its destination.
 // It is atomic accesses that promise it, however the kernel cuts and delays what is in between.
 //
+// After the join both directions can be sealed (seal.h). A frame, or a part of a payload, is then
+// handed on only after the piece that it came in was checked.
+//
 // Threads: one at a time.
 #pragma once
 
@@ -23,6 +26,7 @@
 #include "box/protocol/frame_input.h"
 #include "box/protocol/frame_output.h"
 #include "box/protocol/protocol.h"
+#include "box/protocol/seal.h"
 
 namespace hbm::smb {
 
@@ -51,13 +55,19 @@ class FrameStream {
              std::span<const std::byte> payload = {}, std::shared_ptr<const void> hold = nullptr,
              Descriptor descriptor = Descriptor());
 
+  // Seals what is queued from now on, and what arrives behind the frame that was taken last. A
+  // Receiver may call it. Throws Error(kNetwork) if something queued is not sent yet.
+  void seal(const SealKey& sending, const SealKey& receiving);
+
+  // Not sent yet; where payloads are copied, that of a whole copy until all of it is sent.
   uint64_t queued_bytes() const noexcept { return output_.bytes(); }
 
   // Sends what the kernel takes. Throws Error(kNetwork) for failures other than a closed end.
   Flow flush();
 
   // Receives what is there, up to about `most` bytes. Throws Error(kNetwork) for frames that
-  // check() rejects and for failures other than a closed end.
+  // check() rejects and for failures other than a closed end, Forged for a piece that is not the
+  // one that was sent.
   Flow receive(Receiver& receiver, uint64_t most);
 
   // Called by a Receiver: receive() returns kMore after this frame.

@@ -1,16 +1,19 @@
 #include "box/protocol/proof.h"
 
+#include <openssl/core_names.h>
 #include <openssl/crypto.h>
-#include <openssl/err.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
+#include <openssl/kdf.h>
+#include <openssl/params.h>
 #include <openssl/rand.h>
 
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <string>
 
-#include "base/error.h"
+#include "box/protocol/openssl_error.h"
 
 namespace hbm::smb {
 namespace {
@@ -21,16 +24,9 @@ static_assert(offsetof(Joined, box) == offsetof(Joined, session) + sizeof(Id));
 constexpr size_t kJoinClaims = sizeof(Id) + 2 * sizeof(uint32_t);
 constexpr size_t kJoinedClaims = 2 * sizeof(Id);
 
-[[noreturn]] void failed(const std::string& what) {
-  char cause[256] = "it gives no cause";
-  const unsigned long code = ERR_get_error();
-  if (code != 0) ERR_error_string_n(code, cause, sizeof(cause));
-  throw Error(ErrorKind::kUnavailable, "OpenSSL cannot " + what + ": " + cause);
-}
-
 void fill_with_random(void* to, size_t bytes) {
   if (RAND_bytes(static_cast<unsigned char*>(to), static_cast<int>(bytes)) != 1) {
-    failed("make random bytes");
+    openssl_failed("make random bytes");
   }
 }
 
@@ -45,9 +41,36 @@ Proof authenticate(std::string_view token, const std::string& message) {
            reinterpret_cast<const unsigned char*>(message.data()), message.size(),
            reinterpret_cast<unsigned char*>(proof.data()), &length) == nullptr ||
       length != proof.size()) {
-    failed("compute an HMAC-SHA-256");
+    openssl_failed("compute an HMAC-SHA-256");
   }
   return proof;
+}
+
+struct FreeKdf {
+  void operator()(EVP_KDF* kdf) const noexcept { EVP_KDF_free(kdf); }
+  void operator()(EVP_KDF_CTX* context) const noexcept { EVP_KDF_CTX_free(context); }
+};
+
+// HKDF (RFC 5869) with SHA-256.
+SealKey derive(std::string_view token, std::string salt, std::string info) {
+  const std::unique_ptr<EVP_KDF, FreeKdf> kdf(EVP_KDF_fetch(nullptr, "HKDF", nullptr));
+  const std::unique_ptr<EVP_KDF_CTX, FreeKdf> context(EVP_KDF_CTX_new(kdf.get()));
+  std::string secret(token);
+  std::string digest = "SHA256";
+  const OSSL_PARAM parameters[] = {
+      OSSL_PARAM_construct_utf8_string(OSSL_KDF_PARAM_DIGEST, digest.data(), 0),
+      OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_KEY, secret.data(), secret.size()),
+      OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_SALT, salt.data(), salt.size()),
+      OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_INFO, info.data(), info.size()),
+      OSSL_PARAM_construct_end(),
+  };
+  SealKey key;
+  if (!context || EVP_KDF_derive(context.get(), reinterpret_cast<unsigned char*>(key.data()),
+                                 key.size(), parameters) != 1) {
+    openssl_failed("derive a key by HKDF");
+  }
+  OPENSSL_cleanse(secret.data(), secret.size());
+  return key;
 }
 
 }  // namespace
@@ -71,7 +94,7 @@ Id fingerprint(const Nonce& salt, const Id& id) {
   Proof digest;
   if (EVP_Digest(message.data(), message.size(), reinterpret_cast<unsigned char*>(digest.data()),
                  nullptr, EVP_sha256(), nullptr) != 1) {
-    failed("compute a SHA-256");
+    openssl_failed("compute a SHA-256");
   }
   static_assert(sizeof(Id) <= sizeof(Proof));
   Id print;
@@ -97,6 +120,22 @@ Proof server_proof(std::string_view token, const Hello& hello, const Join& join,
   append(message, reinterpret_cast<const std::byte*>(&joined) + offsetof(Joined, session),
          kJoinedClaims);
   return authenticate(token, message);
+}
+
+SealKeys seal_keys(std::string_view token, const Hello& hello, const Join& join) {
+  std::string nonces;
+  append(nonces, hello.nonce.data(), hello.nonce.size());
+  append(nonces, join.nonce.data(), join.nonce.size());
+  return {derive(token, nonces, "hbm box seal: client to box"),
+          derive(token, nonces, "hbm box seal: box to client")};
+}
+
+const char* seal_mismatch(bool client) noexcept {
+  return client
+             ? "the client seals what tcp carries, and the box does not: start the box with seal, "
+               "or connect with seal=False (HBMCOMM_BOX_SEAL=0)"
+             : "the box seals what tcp carries, and the client does not: connect with seal=True "
+               "(HBMCOMM_BOX_SEAL=1), or start the box with --no-seal";
 }
 
 bool equal(const Proof& left, const Proof& right) noexcept {

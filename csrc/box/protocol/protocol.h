@@ -5,6 +5,7 @@
 // All integers are little-endian, and the structs are sent as they lie in memory. A request's reply
 // repeats its opcode and id; a reply whose status is not kOk has no body, and its payload is the
 // cause in words. The first frame on a connection is the box's Hello, the second the client's Join.
+// What follows the reply to that may be sealed: seal.h.
 #pragma once
 
 #include <array>
@@ -19,7 +20,7 @@ namespace hbm::smb {
 static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");
 
 inline constexpr uint32_t kMagic = 0x31424D53;  // "SMB1"
-inline constexpr uint8_t kVersion = 2;
+inline constexpr uint8_t kVersion = 3;
 inline constexpr uint32_t kMaxBody = 256;          // bytes
 inline constexpr uint32_t kMaxPayload = 1u << 20;  // bytes; larger reads and writes go in slices
 inline constexpr uint32_t kWindow = 64;            // a client's sequenced requests in flight
@@ -85,13 +86,14 @@ using Proof = std::array<std::byte, 32>;  // HMAC-SHA-256, see proof.h
 struct Hello {
   Nonce nonce;
   uint32_t token_required;  // 0: the box was started without a token, proofs are not looked at
-  uint32_t reserved;
+  uint32_t sealed;          // 1: all that follows the join is sealed (seal.h), in both directions
 };
 static_assert(sizeof(Hello) == 40);
 
 struct Join {
   static constexpr uint32_t kReadOnlyClient = 1;  // it will never write, and cannot
   static constexpr uint32_t kLane = 2;            // a further connection of a live session
+  static constexpr uint32_t kSealed = 4;          // as Hello::sealed; the proof covers it
 
   Nonce nonce;
   Proof proof;

@@ -82,6 +82,9 @@ short Connection::events() const noexcept {
 
 const char* Connection::check(const Header& header) {
   if (const char* cause = malformed_reply(header)) return cause;
+  if (header.opcode == Opcode::kHello && header.status != Status::kOk) {
+    return header.payload_bytes > kLongestCause ? "its cause is too long" : nullptr;
+  }
   const Sent* const sent = find(header.id);
   if (sent == nullptr) return "it answers nothing that was asked";
   if (header.opcode != sent->opcode) return "it answers another kind of request";
@@ -98,11 +101,11 @@ const char* Connection::check(const Header& header) {
 }
 
 std::byte* Connection::place(const Header& header, std::span<const std::byte>) {
-  Sent& sent = *find(header.id);
   if (header.status != Status::kOk) {
     cause_.resize(header.payload_bytes);
     return reinterpret_cast<std::byte*>(cause_.data());
   }
+  Sent& sent = *find(header.id);
   if (Slice* const slice = std::get_if<Slice>(&sent.of)) return slice->local;
   std::vector<std::byte>& payload = std::get<TransportRequest*>(sent.of)->payload;
   payload.resize(header.payload_bytes);
@@ -111,6 +114,10 @@ std::byte* Connection::place(const Header& header, std::span<const std::byte>) {
 
 void Connection::frame(const Header& header, std::span<const std::byte> body,
                        Descriptor descriptor) {
+  if (header.opcode == Opcode::kHello) {
+    throw Error(ErrorKind::kNetwork,
+                "the memory box at " + box_ + " ended the connection: " + cause_);
+  }
   Sent sent = std::exchange(*find(header.id), {});
   free_.push_back(static_cast<uint32_t>(header.id & UINT32_MAX));
   --unanswered_;

@@ -99,6 +99,12 @@ bool ends_with_zero(std::span<const char> text) {
 
 }  // namespace
 
+smb::Join sealed_join(const TransportOptions& opening) {
+  smb::Join join = opening.join;
+  if (opening.seal && !opening.token.empty()) join.flags |= smb::Join::kSealed;
+  return join;
+}
+
 smb::Joined join_box(FrameStream& stream, const std::string& box, const smb::Join& request,
                      const std::string& token, smb::Deadline deadline) {
   const auto hello = receive<smb::Hello>(stream, box, Opcode::kHello, deadline);
@@ -110,6 +116,8 @@ smb::Joined join_box(FrameStream& stream, const std::string& box, const smb::Joi
   if (hello.token_required == 0 && !token.empty()) {
     failed(box, "it runs without a token, so it cannot prove that it knows the one that was given");
   }
+  const bool seals = (request.flags & smb::Join::kSealed) != 0;
+  if (seals != (hello.sealed != 0)) throw Refused(Status::kUnsupported, smb::seal_mismatch(seals));
   smb::Join join = request;
   join.nonce = smb::random_nonce();
   join.pid = static_cast<uint32_t>(getpid());
@@ -125,6 +133,10 @@ smb::Joined join_box(FrameStream& stream, const std::string& box, const smb::Joi
   }
   if (!ends_with_zero(joined.boot_id) || !ends_with_zero(joined.socket_path)) {
     failed(box, "its names have no end");
+  }
+  if (seals) {
+    const smb::SealKeys keys = smb::seal_keys(token, hello, join);
+    stream.seal(keys.to_box, keys.to_client);
   }
   return joined;
 }

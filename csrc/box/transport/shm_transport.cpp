@@ -2,9 +2,11 @@
 // the segments mapped here.
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "base/boot_id.h"
@@ -46,14 +48,31 @@ smb::Address unix_address(const std::string& path) {
   return address;
 }
 
+// Another user who listens at the path could pass everything on to the box, and change it on the
+// way; what the user itself and root do, nothing here can prevent.
+void require_own_user(const std::string& path, std::optional<uid_t> user) {
+  if (user && (*user == geteuid() || *user == 0)) return;
+  throw Error(
+      ErrorKind::kUnavailable,
+      "the Unix socket " + path + " is served by " +
+          (user ? "user " + std::to_string(*user) : "a user that the kernel does not name") +
+          ", and shm is for a box of this process's own user (" + std::to_string(geteuid()) +
+          ") or root's; use the transport tcp");
+}
+
+Descriptor call_box(const std::string& path, smb::Deadline deadline) {
+  Descriptor called = smb::connect_to(unix_address(path), deadline);
+  require_own_user(path, smb::peer_user(called.get()));
+  return called;
+}
+
 }  // namespace
 
 OpenedTransport open_shm(const TransportOptions& opening) {
   const smb::Deadline deadline = std::chrono::steady_clock::now() + opening.timeout;
   OpenedTransport opened;
   std::vector<std::unique_ptr<smb::FrameStream>> streams;
-  streams.push_back(
-      std::make_unique<smb::FrameStream>(smb::connect_to(unix_address(opening.path), deadline)));
+  streams.push_back(std::make_unique<smb::FrameStream>(call_box(opening.path, deadline)));
   opened.joined = join_box(*streams.front(), opening.path, opening.join, opening.token, deadline);
   opened.transport = std::make_unique<StreamTransport>(smb::TransportKind::kShm, std::move(streams),
                                                        opening.path, map_grant);
@@ -66,7 +85,7 @@ std::string why_no_shm(const smb::Joined& joined) {
   const std::string path = joined.socket_path;
   if (path.empty()) return "the box has no Unix socket";
   try {
-    smb::connect_to(unix_address(path), std::chrono::steady_clock::now());
+    call_box(path, std::chrono::steady_clock::now());
   } catch (const Error& error) {
     return error.what();
   }

@@ -27,7 +27,7 @@ OpenedTransport open_tcp(const TransportOptions& opening) {
   const smb::Deadline deadline = std::chrono::steady_clock::now() + opening.timeout;
 
   OpenedTransport opened;
-  smb::Join join = opening.join;
+  smb::Join join = sealed_join(opening);
   std::vector<std::unique_ptr<smb::FrameStream>> streams;
   for (uint32_t lane = 0; lane < opening.lanes; ++lane) {
     streams.push_back(std::make_unique<smb::FrameStream>(smb::connect_to(address, deadline)));

@@ -105,6 +105,7 @@ struct TransportOptions {
   uint16_t port = 0;
   std::string path;                         // shm: of the box's Unix socket
   std::string token;                        // empty: none
+  bool seal = true;                         // with a token, as the box does: box/protocol/seal.h
   smb::Join join{};                         // session, flags; the rest is filled in here
   uint32_t lanes = 4;                       // connections of tcp, queue pairs of verbs
   std::chrono::milliseconds timeout{5000};  // for connecting and proving

@@ -21,7 +21,9 @@ namespace {
 constexpr std::chrono::seconds kResolve{2};
 constexpr uint32_t kMostLanes = 16;
 
-transport::OpenedTransport open_verbs(const transport::TransportOptions& opening) {
+transport::OpenedTransport open_verbs(const transport::TransportOptions& given) {
+  transport::TransportOptions opening = given;
+  opening.join = transport::sealed_join(given);
   if (opening.lanes == 0 || opening.lanes > kMostLanes) {
     throw Error(ErrorKind::kInvalid, "lanes is " + std::to_string(opening.lanes) +
                                          "; the verbs transport takes 1 to " +

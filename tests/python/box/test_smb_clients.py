@@ -195,3 +195,19 @@ def test_without_a_home_directory(
 def test_a_box_without_a_token_lets_everybody_in() -> None:
     with smb.Server(memory="1MiB", token="") as server, smb.connect(server.url, "") as box:
         box.ping()
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_both_ends_seal_or_neither_does(sealed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HBMCOMM_BOX_SEAL", str(int(sealed)))
+    words = "the box seals what tcp carries" if sealed else "the client seals what tcp carries"
+    with smb.Server(memory="1MiB", token=TOKEN) as server:
+        with smb.connect(server.url, TOKEN, "tcp") as box:
+            segment = box.alloc(64 * KIB)
+            segment.write()
+        for transport in ("tcp", "shm", "auto"):
+            with pytest.raises(ValueError, match=words):
+                smb.connect(server.url, TOKEN, transport, seal=not sealed)
+    monkeypatch.setenv("HBMCOMM_BOX_SEAL", "yes")
+    with pytest.raises(ValueError, match="HBMCOMM_BOX_SEAL is 0 or 1"):
+        smb.Server(memory="1MiB", token=TOKEN)

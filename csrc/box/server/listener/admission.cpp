@@ -31,13 +31,16 @@ void require_sendable(const ListenerIdentity& identity) {
                sizeof(smb::Joined::socket_path));
 }
 
-Handshake::Handshake(RequestHandler& handler, const ListenerIdentity& identity)
-    : handler_(handler), identity_(identity) {
+Handshake::Handshake(RequestHandler& handler, const ListenerIdentity& identity,
+                     smb::TransportKind transport)
+    : handler_(handler), identity_(identity), transport_(transport) {
   hello_.nonce = smb::random_nonce();
   hello_.token_required = identity.token.empty() ? 0 : 1;
+  const bool sealed = identity.seal && transport == smb::TransportKind::kTcp;
+  hello_.sealed = sealed ? hello_.token_required : 0;
 }
 
-Handshake::Admission Handshake::join(const smb::Join& join, smb::TransportKind transport) {
+Handshake::Admission Handshake::join(const smb::Join& join) {
   Admission admission;
   if (!identity_.token.empty() &&
       !smb::equal(join.proof, smb::client_proof(identity_.token, hello_, join))) {
@@ -47,7 +50,15 @@ Handshake::Admission Handshake::join(const smb::Join& join, smb::TransportKind t
                           : "the client's token is not the box's";
     return admission;
   }
-  Joining joining = handler_.join(join, transport);
+  const bool seals = (join.flags & smb::Join::kSealed) != 0;
+  if (seals != (hello_.sealed != 0)) {
+    admission.status = smb::Status::kUnsupported;
+    admission.cause = smb::seal_mismatch(seals);
+    return admission;
+  }
+  smb::Join asked = join;
+  asked.flags &= ~smb::Join::kSealed;  // the connection's, not the session's
+  Joining joining = handler_.join(asked, transport_);
   admission.status = joining.status;
   admission.cause = std::move(joining.cause);
   if (!joining.session) return admission;
@@ -60,6 +71,7 @@ Handshake::Admission Handshake::join(const smb::Join& join, smb::TransportKind t
   copy_text(admission.joined.boot_id, identity_.boot_id);
   copy_text(admission.joined.socket_path, identity_.socket_path);
   admission.joined.proof = smb::server_proof(identity_.token, hello_, join, admission.joined);
+  if (seals) admission.seal = smb::seal_keys(identity_.token, hello_, join);
   admission.session = std::move(joining.session);
   return admission;
 }

@@ -8,10 +8,12 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 
 #include "box/protocol/protocol.h"
+#include "box/protocol/seal.h"
 #include "box/server/request_handler.h"
 
 namespace hbm::box {
@@ -22,6 +24,7 @@ struct ListenerIdentity {
   std::string boot_id;
   std::string socket_path;
   uint16_t verbs_port = 0;
+  bool seal = true;  // with a token: what tcp carries after the join, see box/protocol/seal.h
 };
 
 // How a client is let in: the box's challenge, the client's proof of the token, and the box's own.
@@ -30,7 +33,8 @@ struct ListenerIdentity {
 class Handshake {
  public:
   // Makes a fresh nonce. REQUIRES: both outlive it.
-  Handshake(RequestHandler& handler, const ListenerIdentity& identity);
+  Handshake(RequestHandler& handler, const ListenerIdentity& identity,
+            smb::TransportKind transport);
 
   const smb::Hello& hello() const noexcept { return hello_; }
 
@@ -39,12 +43,14 @@ class Handshake {
     smb::Status status = smb::Status::kOk;
     std::string cause;
     smb::Joined joined{};
+    std::optional<smb::SealKeys> seal;  // of what follows `joined`
   };
-  Admission join(const smb::Join& join, smb::TransportKind transport);
+  Admission join(const smb::Join& join);
 
  private:
   RequestHandler& handler_;
   const ListenerIdentity& identity_;
+  const smb::TransportKind transport_;
   smb::Hello hello_{};
 };
 

@@ -25,7 +25,7 @@ StreamConnection::StreamConnection(StreamContext& context, EventLoop& loop, Desc
       loop_(loop),
       transport_(transport),
       fd_(socket.get()),
-      handshake_(context.handler, context.identity),
+      handshake_(context.handler, context.identity, transport),
       stream_(std::in_place, std::move(socket), smb::Payloads::kShared) {
   smb::Header header;
   header.opcode = smb::Opcode::kHello;
@@ -42,6 +42,9 @@ Next StreamConnection::serve(uint32_t events) noexcept {
   try {
     try {
       next = work(events);
+    } catch (const smb::Forged& forged) {
+      request_ = {};  // it is about the connection, not about what came last
+      reject(smb::Status::kMalformed, forged.what());
     } catch (const Error& error) {
       const bool theirs = error.kind() == ErrorKind::kNetwork;
       reject(theirs ? smb::Status::kMalformed : smb::Status::kInternal, error.what());

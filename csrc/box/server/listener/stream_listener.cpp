@@ -30,8 +30,8 @@ void raise_open_files() {
 }
 
 ListenerIdentity identity_of(const StreamListenerOptions& options) {
-  ListenerIdentity identity{options.token, options.boot_id, options.socket_path,
-                            options.verbs_port};
+  ListenerIdentity identity{options.token, options.boot_id, options.socket_path, options.verbs_port,
+                            options.seal};
   require_sendable(identity);
   return identity;
 }

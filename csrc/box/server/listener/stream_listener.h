@@ -33,6 +33,7 @@ struct StreamListenerOptions {
   std::vector<smb::Address> listen;  // TCP; port 0: any
   std::string socket_path;           // of the Unix socket; empty: none
   std::string token;                 // empty: none is asked for
+  bool seal = true;                  // with a token: what tcp carries, see box/protocol/seal.h
   std::string boot_id;               // Joined::boot_id
   uint16_t verbs_port = 0;           // Joined::verbs_port
   uint32_t threads = 4;              // each runs an event loop

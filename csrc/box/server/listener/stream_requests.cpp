@@ -75,11 +75,14 @@ void StreamConnection::frame(const smb::Header& header, std::span<const std::byt
 }
 
 void StreamConnection::join(const smb::Join& join) {
-  Handshake::Admission admission = handshake_.join(join, transport_);
+  Handshake::Admission admission = handshake_.join(join);
   context_.pending.leave(*this);
   if (!admission.session) return reject(admission.status, admission.cause);
   session_ = std::move(admission.session);
   stream_->queue(reply_to(request_, smb::Status::kOk), bytes_of(admission.joined));
+  if (!admission.seal) return;
+  send();
+  stream_->seal(admission.seal->to_client, admission.seal->to_box);
 }
 
 void StreamConnection::read(const smb::Transfer& transfer) {

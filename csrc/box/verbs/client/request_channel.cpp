@@ -17,7 +17,12 @@ uint64_t frame_bytes(const smb::Header& header) {
 RequestChannel::RequestChannel(const std::shared_ptr<Domain>& domain)
     : requests_(domain, kRequests, kRequestBytes), replies_(domain, kReceives, kReplyBytes) {}
 
-void RequestChannel::open(ibv_qp* queue_pair, uint32_t inline_bytes) {
+void RequestChannel::open(ibv_qp* queue_pair, uint32_t inline_bytes,
+                          const std::optional<smb::SealKeys>& keys) {
+  if (keys) {
+    of_requests_.emplace(keys->to_box);
+    of_replies_.emplace(keys->to_client);
+  }
   queue_pair_ = queue_pair;
   inline_bytes_ = inline_bytes;
   wait_briefly_for_receivers(queue_pair_);
@@ -47,9 +52,15 @@ void RequestChannel::send(VerbsLane& lane) {
     header.opcode = request.opcode;
     header.body_bytes = static_cast<uint32_t>(request.body.size());
     header.id = ++last_id_;
-    std::memcpy(requests_.at(*slot), &header, sizeof(header));
-    std::ranges::copy(request.body, requests_.at(*slot) + sizeof(header));
-    const ibv_sge frame = requests_.entry(*slot, static_cast<uint32_t>(frame_bytes(header)));
+    std::byte* const message = requests_.at(*slot);
+    uint64_t bytes = frame_bytes(header);
+    std::memcpy(message, &header, sizeof(header));
+    std::ranges::copy(request.body, message + sizeof(header));
+    if (of_requests_) {
+      std::ranges::copy(of_requests_->next({message, bytes}), message + bytes);
+      bytes += sizeof(smb::Tag);
+    }
+    const ibv_sge frame = requests_.entry(*slot, static_cast<uint32_t>(bytes));
 
     ibv_send_wr wr{};
     wr.opcode = IBV_WR_SEND;
@@ -60,14 +71,21 @@ void RequestChannel::send(VerbsLane& lane) {
 }
 
 transport::TransportRequest* RequestChannel::arrived(uint32_t slot, uint32_t bytes) {
-  const std::span<const std::byte> message(replies_.at(slot), bytes);
-  if (partial_.empty() && bytes >= sizeof(smb::Header)) {
+  std::span<const std::byte> message(replies_.at(slot), bytes);
+  if (of_replies_) {
+    try {
+      message = of_replies_->open(message);
+    } catch (const smb::Forged& forged) {
+      throw transport::Broken(forged.what());
+    }
+  }
+  if (partial_.empty() && message.size() >= sizeof(smb::Header)) {
     smb::Header header;
     std::memcpy(&header, message.data(), sizeof(header));
     if (const char* cause = malformed_reply(header)) {
       throw transport::Broken(std::string("the memory box sent what is no reply: ") + cause);
     }
-    if (frame_bytes(header) == bytes) {
+    if (frame_bytes(header) == message.size()) {
       transport::TransportRequest* request = answer(message);
       receive(slot);
       return request;

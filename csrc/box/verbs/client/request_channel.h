@@ -11,10 +11,12 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
+#include "box/protocol/seal.h"
 #include "box/transport/transport.h"
 #include "box/verbs/client/verbs_lane.h"
 #include "box/verbs/common/buffer_pool.h"
@@ -30,8 +32,9 @@ class RequestChannel {
   // Throws as BufferPool.
   explicit RequestChannel(const std::shared_ptr<Domain>& domain);
 
-  // Lets the device put replies here. Throws transport::Broken.
-  void open(ibv_qp* queue_pair, uint32_t inline_bytes);
+  // Lets the device put replies here. With `keys`, every message ends with its tag
+  // (box/protocol/seal.h). Throws transport::Broken.
+  void open(ibv_qp* queue_pair, uint32_t inline_bytes, const std::optional<smb::SealKeys>& keys);
 
   void put(transport::TransportRequest& request) { unsent_.push_back(&request); }
   bool idle() const noexcept { return unsent_.empty() && asked_.empty(); }
@@ -51,6 +54,8 @@ class RequestChannel {
 
   ibv_qp* queue_pair_ = nullptr;
   uint32_t inline_bytes_ = 0;
+  std::optional<smb::Seal> of_requests_;
+  std::optional<smb::Seal> of_replies_;
   BufferPool requests_;
   BufferPool replies_;
   std::deque<transport::TransportRequest*> unsent_;

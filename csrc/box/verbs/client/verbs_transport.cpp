@@ -71,7 +71,9 @@ void VerbsTransport::connect(const transport::TransportOptions& opening, const s
   call.magic = CallMessage::kMagic;
   call.ticket = challenge.ticket;
   call.session = session;
-  call.flags = static_cast<uint16_t>(opening.join.flags & smb::Join::kReadOnlyClient);
+  call.flags =
+      static_cast<uint16_t>(opening.join.flags & (smb::Join::kReadOnlyClient | smb::Join::kSealed));
+  std::optional<smb::SealKeys> keys;
   call.lanes = static_cast<uint8_t>(opening.lanes);
   lanes_.reserve(opening.lanes);
   for (uint32_t lane = 0; lane < opening.lanes; ++lane) {
@@ -79,12 +81,13 @@ void VerbsTransport::connect(const transport::TransportOptions& opening, const s
     std::copy_n(nonce.begin(), call.nonce.size(), call.nonce.begin());
     call.lane = static_cast<uint8_t>(lane);
     prove(call, opening.token, challenge.hello);
+    if (lane == 0) keys = seal_keys(call, opening.token, challenge.hello);
     ibv_qp_init_attr given = attributes(lane == 0 ? RequestChannel::kReceives : 1);
     CmId id = connector_.connect(call, given, welcome_proof(call, opening.token, challenge.hello));
     inline_bytes_ = std::min(given.cap.max_inline_data, kInlineBytes);
     lanes_.emplace_back(std::move(id), static_cast<uint8_t>(lane));
   }
-  request_channel_.open(lanes_[0].queue_pair(), inline_bytes_);
+  request_channel_.open(lanes_[0].queue_pair(), inline_bytes_, keys);
 }
 
 ibv_qp_init_attr VerbsTransport::attributes(uint32_t receives) const {

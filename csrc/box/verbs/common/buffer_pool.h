@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "box/protocol/protocol.h"
+#include "box/protocol/seal.h"
 #include "box/verbs/common/domain.h"
 
 namespace hbm::verbs {
@@ -18,7 +19,7 @@ namespace hbm::verbs {
 inline constexpr uint32_t kRequestBytes = 512;  // of a buffer for one request
 inline constexpr uint32_t kReplyBytes = 4096;   // of a buffer for a reply, or for a part of it
 inline constexpr uint32_t kInlineBytes = 220;
-static_assert(sizeof(smb::Header) + smb::kMaxBody <= kRequestBytes);
+static_assert(sizeof(smb::Header) + smb::kMaxBody + sizeof(smb::Tag) <= kRequestBytes);
 
 // The upper byte of a work request's wr_id; below, it is a lane's number (client) or a kind (box).
 inline constexpr int kTagShift = 56;

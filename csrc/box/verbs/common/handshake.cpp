@@ -44,6 +44,12 @@ smb::Proof welcome_proof(const CallMessage& call, std::string_view token, const 
   return smb::server_proof(token, hello, join_of(call), joined);
 }
 
+std::optional<smb::SealKeys> seal_keys(const CallMessage& call, std::string_view token,
+                                       const smb::Hello& hello) {
+  if ((call.flags & smb::Join::kSealed) == 0) return std::nullopt;
+  return smb::seal_keys(token, hello, join_of(call));
+}
+
 RefusalMessage refusal(smb::Status status, std::string_view cause) {
   RefusalMessage refusal{RefusalMessage::kMagic, status, {}};
   cause.copy(refusal.cause, sizeof(refusal.cause) - 1);

@@ -19,6 +19,7 @@
 #include <string_view>
 
 #include "box/protocol/protocol.h"
+#include "box/protocol/seal.h"
 
 namespace hbm::verbs {
 
@@ -70,6 +71,10 @@ bool proves(const CallMessage& call, std::string_view token, const smb::Hello& h
 
 // Computes the proof that the client of `call` expects in its WelcomeMessage.
 smb::Proof welcome_proof(const CallMessage& call, std::string_view token, const smb::Hello& hello);
+
+// Derives the keys that the messages on the lane of `call` are sealed with; none if they are not.
+std::optional<smb::SealKeys> seal_keys(const CallMessage& call, std::string_view token,
+                                       const smb::Hello& hello);
 
 RefusalMessage refusal(smb::Status status, std::string_view cause);
 

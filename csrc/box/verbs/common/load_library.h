@@ -14,7 +14,7 @@ namespace hbm::verbs {
 
 // The first member of each table. Both sides are of one build: it rises whenever one of the types
 // that cross the border changes.
-inline constexpr uint32_t kAbi = 2;
+inline constexpr uint32_t kAbi = 3;
 
 // Loads the library, and returns what its function `entry` returns. Throws Error(kUnavailable) with
 // the cause when the library or rdma-core under it is missing, or is of another build; the next

@@ -16,6 +16,7 @@ struct VerbsListenerOptions {
   std::string host;   // the address of an RDMA device's network interface; empty: the first device
   uint16_t port = 0;  // of the RDMA connection manager, not of TCP; 0: any
   std::string token;  // empty: none is asked for
+  bool seal = true;   // with a token: control messages, see box/protocol/seal.h
   uint32_t max_clients = 4096;
   uint32_t max_lanes = 16;   // queue pairs of one client
   bool windows = true;       // memory windows, where the device has them (box_memory.h)

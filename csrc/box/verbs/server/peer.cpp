@@ -50,8 +50,13 @@ void put_keys(box::Reply& reply, uint64_t address, const std::vector<uint32_t>& 
 
 }  // namespace
 
-Peer::Peer(std::shared_ptr<Context> context, std::shared_ptr<box::Session> session, uint32_t lanes)
-    : context_(std::move(context)), session_(std::move(session)), lane_count_(lanes) {}
+Peer::Peer(std::shared_ptr<Context> context, std::shared_ptr<box::Session> session, uint32_t lanes,
+           const std::optional<smb::SealKeys>& keys)
+    : context_(std::move(context)), session_(std::move(session)), lane_count_(lanes) {
+  if (!keys) return;
+  of_requests_.emplace(keys->to_box);
+  of_replies_.emplace(keys->to_client);
+}
 
 void Peer::add(CmId id, uint32_t inline_bytes) {
   context_->queues.enter(id->qp->qp_num, shared_from_this());
@@ -89,6 +94,13 @@ void Peer::doom(const std::string& cause) {
 
 void Peer::arrived(std::span<const std::byte> message) {
   seen_.store(Clock::now(), std::memory_order_relaxed);
+  if (of_requests_) {
+    try {
+      message = of_requests_->open(message);
+    } catch (const Error& error) {
+      return doom(error.what());
+    }
+  }
   smb::Header header;
   if (message.size() < sizeof(header)) return doom("its message has no header");
   std::memcpy(&header, message.data(), sizeof(header));
@@ -155,6 +167,20 @@ void Peer::queue(uint64_t id, Opcode opcode, const box::Reply& reply) {
   std::ranges::copy(std::span(reply.body).first(header.body_bytes), bytes.begin() + sizeof(header));
   std::ranges::copy(payload.first(header.payload_bytes),
                     bytes.begin() + sizeof(header) + header.body_bytes);
+  if (of_replies_) seal(bytes);
+}
+
+// Puts a tag behind each part that send_part() sends.
+void Peer::seal(std::vector<std::byte>& reply) {
+  constexpr size_t kPart = kReplyBytes - sizeof(smb::Tag);
+  std::vector<std::byte> sealed;
+  for (size_t at = 0; at < reply.size(); at += kPart) {
+    const auto part = std::span(reply).subspan(at, std::min(kPart, reply.size() - at));
+    const smb::Tag tag = of_replies_->next(part);
+    sealed.insert(sealed.end(), part.begin(), part.end());
+    sealed.insert(sealed.end(), tag.begin(), tag.end());
+  }
+  reply = std::move(sealed);
 }
 
 void Peer::grant(uint64_t id, Opcode opcode, uint32_t handle, box::Reply reply) {

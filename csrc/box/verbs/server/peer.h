@@ -15,12 +15,14 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "box/protocol/protocol.h"
+#include "box/protocol/seal.h"
 #include "box/protocol/wake_event.h"
 #include "box/server/request_handler.h"
 #include "box/verbs/common/domain.h"
@@ -50,8 +52,10 @@ class Peer : public std::enable_shared_from_this<Peer> {
     std::atomic<bool> closing{false};
   };
 
-  // The session has been joined; close() leaves it.
-  Peer(std::shared_ptr<Context> context, std::shared_ptr<box::Session> session, uint32_t lanes);
+  // The session has been joined; close() leaves it. With `keys`, every message on lane 0 ends with
+  // its tag (box/protocol/seal.h), in both directions.
+  Peer(std::shared_ptr<Context> context, std::shared_ptr<box::Session> session, uint32_t lanes,
+       const std::optional<smb::SealKeys>& keys);
 
   // Takes a lane in, whose queue pair exists, before it is accepted. REQUIRES: in order, from 0.
   void add(CmId id, uint32_t inline_bytes);
@@ -98,18 +102,21 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void grant(uint64_t id, smb::Opcode opcode, uint32_t handle, box::Reply reply);
   void bind_next();
   void bound();
+  void seal(std::vector<std::byte>& reply);
   void send();
   bool send_part(UnsentReply& reply);
 
   const std::shared_ptr<Context> context_;
   const std::shared_ptr<box::Session> session_;
   const uint32_t lane_count_;
+  std::optional<smb::Seal> of_requests_;  // the receiving thread's
   const Clock::time_point made_ = Clock::now();
   std::atomic<Clock::time_point> seen_{made_};
   std::atomic<bool> doomed_{false};
 
   mutable std::mutex mutex_;  // guards all below; that of the queues is locked under it
   std::vector<CmId> lanes_;
+  std::optional<smb::Seal> of_replies_;
   uint32_t connected_ = 0;
   uint32_t inline_bytes_ = 0;
   bool closed_ = false;

@@ -199,7 +199,9 @@ void VerbsListener::answer(CmId id, const std::optional<CallMessage>& call, uint
 void VerbsListener::challenge(rdma_cm_id& id) {
   ChallengeMessage challenge{
       ChallengeMessage::kMagic, challenges_.give(!options_.token.empty()), {}};
-  challenge.hello = challenges_.find(challenge.ticket)->hello;
+  smb::Hello& hello = challenges_.find(challenge.ticket)->hello;
+  hello.sealed = options_.seal ? hello.token_required : 0;
+  challenge.hello = hello;
   rdma_reject(&id, &challenge, sizeof(challenge));
 }
 
@@ -219,9 +221,13 @@ void VerbsListener::let_in(CmId&& id, const CallMessage& call, uint8_t reads) {
                                                     std::to_string(call.lanes) +
                                                     " does not come next, or is too many");
   }
+  const bool seals = (call.flags & smb::Join::kSealed) != 0;
+  if (seals != (ticket->hello.sealed != 0)) {
+    throw box::Refusal(smb::Status::kUnsupported, smb::seal_mismatch(seals));
+  }
   std::shared_ptr<Peer> peer = ticket->peer.lock();
   if (call.lane == 0) {
-    peer = welcome(call);
+    peer = welcome(call, ticket->hello);
     ticket->peer = peer;
   } else if (peer == nullptr || peer->closed()) {
     throw box::Refusal(smb::Status::kExpired, "its other queue pairs are closed");
@@ -230,7 +236,7 @@ void VerbsListener::let_in(CmId&& id, const CallMessage& call, uint8_t reads) {
   if (++ticket->lanes_let_in == call.lanes) challenges_.end(call.ticket);
 }
 
-std::shared_ptr<Peer> VerbsListener::welcome(const CallMessage& call) {
+std::shared_ptr<Peer> VerbsListener::welcome(const CallMessage& call, const smb::Hello& hello) {
   if (peers_.size() + leaving_.size() >= options_.max_clients ||
       room_ < Peer::completions(call.lanes)) {
     throw box::Refusal(smb::Status::kExhausted,
@@ -242,7 +248,8 @@ std::shared_ptr<Peer> VerbsListener::welcome(const CallMessage& call) {
   join.flags = (call.flags & smb::Join::kReadOnlyClient) | smb::Join::kLane;
   box::Joining joining = context_->handler.join(join, smb::TransportKind::kVerbs);
   if (joining.session == nullptr) throw box::Refusal(joining.status, joining.cause);
-  auto peer = std::make_shared<Peer>(context_, std::move(joining.session), call.lanes);
+  auto peer = std::make_shared<Peer>(context_, std::move(joining.session), call.lanes,
+                                     seal_keys(call, options_.token, hello));
   room_ -= Peer::completions(call.lanes);
   peers_.push_back(peer);
   return peer;

@@ -87,7 +87,7 @@ class VerbsListener final : public box::Listener {
   void answer(CmId id, const std::optional<CallMessage>& call, uint8_t reads);
   void challenge(rdma_cm_id& id);
   void let_in(CmId&& id, const CallMessage& call, uint8_t reads);
-  std::shared_ptr<Peer> welcome(const CallMessage& call);
+  std::shared_ptr<Peer> welcome(const CallMessage& call, const smb::Hello& hello);
   void accept(CmId&& id, const CallMessage& call, const IssuedChallenge& ticket,
               const std::shared_ptr<Peer>& peer, uint8_t reads);
   void leave(std::shared_ptr<Peer> peer);
