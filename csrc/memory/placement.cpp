@@ -9,6 +9,9 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <string>
+
+#include "memory/numa_maps.h"
 
 namespace hbm::memory {
 namespace {
@@ -21,10 +24,9 @@ int kernel_mode(Policy policy, size_t nodes) {
 
 constexpr size_t kBatch = 1024;  // pages a system call
 
-[[noreturn]] void refuse(int error) {
+[[noreturn]] void refuse(int error, const std::string& more = "") {
   throw Error(ErrorKind::kUnavailable, std::string("move_pages cannot tell where memory lies: ") +
-                                           std::strerror(error) +
-                                           "; a container needs the capability SYS_NICE for it");
+                                           std::strerror(error) + more);
 }
 
 // ENOENT: never touched. EFAULT: not mapped, or the kernel's shared page of zeros.
@@ -40,10 +42,11 @@ struct PageBatch {
 
   uintptr_t page(size_t i) const noexcept { return first + i * kPage; }
 
-  void ask() {
+  // 0, or the errno.
+  int ask() {
     std::array<void*, kBatch> pages;
     for (size_t i = 0; i < count; ++i) pages[i] = reinterpret_cast<void*>(page(i));
-    if (move_pages(0, count, pages.data(), nullptr, nodes.data(), 0) != 0) refuse(errno);
+    return move_pages(0, count, pages.data(), nullptr, nodes.data(), 0) == 0 ? 0 : errno;
   }
 
   // Some kernels (6.1 among them) call a page absent while automatic NUMA balancing samples it, and
@@ -62,6 +65,40 @@ struct PageBatch {
     return any;
   }
 };
+
+// Bytes in pages that are resident, as mincore() has it, of all of [begin, end); reads each such
+// page, so that the tables of this process have it.
+uint64_t resident_bytes(uintptr_t begin, uintptr_t end) {
+  uint64_t sum = 0;
+  std::array<unsigned char, kBatch> resident;
+  for (uintptr_t next = begin - begin % kPage; next < end; next += kBatch * kPage) {
+    const size_t count = std::min<size_t>(kBatch, (end - next + kPage - 1) / kPage);
+    if (mincore(reinterpret_cast<void*>(next), count * kPage, resident.data()) != 0) {
+      throw Error(
+          ErrorKind::kUnavailable,
+          std::string("mincore cannot tell which pages there are: ") + std::strerror(errno));
+    }
+    for (size_t i = 0; i < count; ++i) {
+      if ((resident[i] & 1) == 0) continue;
+      const uintptr_t page = next + i * kPage;
+      static_cast<void>(*reinterpret_cast<const volatile char*>(page));
+      sum += std::min(page + kPage, end) - std::max(page, begin);
+    }
+  }
+  return sum;
+}
+
+// For a process that may not call move_pages(), which gave `refusal`.
+std::map<int, uint64_t> where_by_mappings(uintptr_t begin, uintptr_t end, int refusal) {
+  try {
+    static_cast<void>(resident_bytes(begin, end));
+    return bytes_on_nodes(mappings_over(begin, end), begin, end, resident_bytes);
+  } catch (const Error& error) {
+    refuse(refusal, std::string("; nor can the tables of mappings: ") + error.what() +
+                        ". Let the container call move_pages (its seccomp profile, as with "
+                        "--security-opt seccomp=FILE; Docker's own with --cap-add SYS_NICE)");
+  }
+}
 
 }  // namespace
 
@@ -104,8 +141,12 @@ std::map<int, uint64_t> where(const void* address, size_t bytes) {
   for (uintptr_t next = begin - begin % kPage; next < end; next += batch.count * kPage) {
     batch.first = next;
     batch.count = std::min<size_t>(kBatch, (end - next + kPage - 1) / kPage);
-    batch.ask();
-    if (batch.map_resident_pages()) batch.ask();
+    int refusal = batch.ask();
+    if (refusal == 0 && batch.map_resident_pages()) refusal = batch.ask();
+    if (refusal == EPERM || refusal == EACCES || refusal == ENOSYS) {
+      return where_by_mappings(begin, end, refusal);
+    }
+    if (refusal != 0) refuse(refusal);
     for (size_t i = 0; i < batch.count; ++i) {
       const int node = batch.nodes[i];
       if (is_absent(node)) continue;

@@ -37,6 +37,10 @@ std::vector<int> block_nodes(const void* block);
 // of shared memory count when any process has written them. It is a snapshot: the kernel may move
 // pages at any time.
 //
+// Where the kernel lets this process not ask about pages (containers), its tables of mappings tell;
+// pages that were read and never written may count then. See memory/numa_maps.h for what they do
+// not tell, which is an error too.
+//
 // REQUIRES: the range is mapped and readable.
 // Throws Error(kUnavailable) when the kernel refuses the question. The cost is about 0.1 us a page.
 std::map<int, uint64_t> where(const void* address, size_t bytes);

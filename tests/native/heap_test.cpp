@@ -2,10 +2,6 @@
 #include "memory/heap.h"
 
 #include <gtest/gtest.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <numaif.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 
 #include <array>
@@ -21,6 +17,7 @@
 
 #include "base/error.h"
 #include "expect_error.h"
+#include "forbid.h"
 #include "memory/block.h"
 #include "memory/placement.h"
 #include "memory_fixture.h"
@@ -33,27 +30,6 @@ uint64_t mapped_bytes() {
   uint64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
   return pages * kPage;
-}
-
-// Forbids mbind() as the default profile of a container does. False where seccomp does not work.
-bool forbid_mbind() {
-  std::array<sock_filter, 4> program = {{
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mbind, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  }};
-  const sock_fprog filter{.len = program.size(), .filter = program.data()};
-  prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-  prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0);
-  return syscall(SYS_mbind, nullptr, 0, MPOL_DEFAULT, nullptr, 0, 0) != 0 && errno == EPERM;
-}
-
-bool can_forbid_mbind() {
-  const pid_t child = fork();
-  if (child == 0) _exit(forbid_mbind() ? 0 : 1);
-  int status = 0;
-  return waitpid(child, &status, 0) == child && status == 0;
 }
 
 TEST(Policy, NamesGoBothWays) {
@@ -189,9 +165,9 @@ TEST(Heap, GivesWhatTheAddressSpaceHoldsAndNamesItsLimit) {
 }
 
 TEST(Heap, AKernelThatForbidsToPlaceMemoryIsNamed) {
-  if (!can_forbid_mbind()) GTEST_SKIP() << "seccomp does not work here";
+  if (!can_forbid(SYS_mbind)) GTEST_SKIP() << "seccomp does not work here";
   with_hbm([] {
-    ASSERT_TRUE(forbid_mbind());
+    ASSERT_TRUE(forbid(SYS_mbind));
     for (size_t bytes : {kPage, 8 * kMiB}) {
       for (Policy policy : {Policy::kBind, Policy::kInterleave}) {
         Heap heap(policy);
