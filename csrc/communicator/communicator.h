@@ -42,6 +42,12 @@ struct ElementRange {
   size_t count = 0;
 };
 
+// An operator, and how many ranks AVG divides by.
+struct Combining {
+  ReduceOp op;
+  size_t divisor;
+};
+
 using OperationPtr = std::unique_ptr<Operation>;
 
 // `from` of a receive from any rank.

@@ -37,6 +37,8 @@ struct Speaker {
   std::vector<size_t> sizes;     // of messages, in bytes, that are worth trying
   size_t most_bytes;             // of all that an operation brings to one rank
   std::vector<Allocate> memory;  // kinds of memory to have tensors in
+  // What a reduction of all ranks' inputs must give.
+  std::function<Bytes(const std::vector<Bytes>&, size_t count, Dtype, ReduceOp)> reduced = in_order;
 };
 
 class Conversation {
@@ -150,7 +152,8 @@ class Conversation {
 
   // The reduction of what all ranks have for rank `to`, when it is called.
   std::function<Bytes()> reduction(size_t to, size_t count) const {
-    return [seed = seed_, size = ranks(), to, count, dtype = dtype_, op = op_] {
+    return [seed = seed_, size = ranks(), to, count, dtype = dtype_, op = op_,
+            reduced = speaker_.reduced] {
       std::vector<Bytes> inputs;
       for (size_t from = 0; from < size; ++from) {
         inputs.push_back(pattern(seed + from * 1009 + to * 1'000'003, count, dtype));

@@ -103,12 +103,18 @@ inline Bytes pattern(uint64_t seed, size_t count, Dtype dtype) {
   return data;
 }
 
-inline Bytes reduced(const std::vector<Bytes>& inputs, size_t count, Dtype dtype, ReduceOp op) {
+inline Bytes reduced(const std::vector<Bytes>& inputs, size_t count, Dtype dtype, ReduceOp op,
+                     size_t divisor) {
   std::vector<const void*> sources;
   for (const Bytes& input : inputs) sources.push_back(input.data());
   Bytes result(count * element_size(dtype));
-  reference::reduce(result.data(), sources, count, dtype, op, inputs.size());
+  reference::reduce(result.data(), sources, count, dtype, op, divisor);
   return result;
+}
+
+// The reduction of ranks whose order is that of their numbers.
+inline Bytes in_order(const std::vector<Bytes>& inputs, size_t count, Dtype dtype, ReduceOp op) {
+  return reduced(inputs, count, dtype, op, inputs.size());
 }
 
 }  // namespace hbm

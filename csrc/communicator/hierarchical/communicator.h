@@ -1,9 +1,13 @@
-// The collectives of a group that spans several nodes: those that are done by way of the nodes'
-// leaders are overridden here; the others go over MPI between all ranks (which has shared memory of
-// its own within a node).
+// The collectives of a group that spans several nodes: within each node in the memory that its
+// ranks share, between nodes over MPI, so that each node's link carries no more than it must.
+// send and recv go over MPI between all ranks (which has shared memory of its own within a node).
+//
+// Each family of operations has a file, data_movement.cpp and reductions.cpp; what they share is in
+// leader_operation.h.
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "communicator/hierarchical/node_layout.h"
 #include "communicator/mpi/communicator.h"
@@ -16,9 +20,23 @@ class HierarchicalCommunicator final : public mpi::MpiCommunicator {
   HierarchicalCommunicator(std::shared_ptr<mpi::Channel> channel,
                            std::shared_ptr<const NodeLayout> layout);
 
-  // Goes by the leaders where MultiLeaderAllreduce supports it, else over MPI.
   OperationPtr allreduce(uint64_t sequence, const void* in, void* out, size_t count, Dtype dtype,
                          ReduceOp op) override;
+  OperationPtr reduce(uint64_t sequence, const void* in, void* out, size_t count, Dtype dtype,
+                      ReduceOp op, int root) override;
+  OperationPtr reduce_scatter(uint64_t sequence, const std::vector<Source>& inputs, void* out,
+                              Dtype dtype, ReduceOp op) override;
+  OperationPtr broadcast(uint64_t sequence, void* data, size_t count, Dtype dtype,
+                         int root) override;
+  OperationPtr allgather(uint64_t sequence, Source in, const std::vector<Sink>& outputs,
+                         Dtype dtype) override;
+  OperationPtr gather(uint64_t sequence, Source in, const std::vector<Sink>& outputs, Dtype dtype,
+                      int root) override;
+  OperationPtr scatter(uint64_t sequence, const std::vector<Source>& inputs, Sink out, Dtype dtype,
+                       int root) override;
+  OperationPtr alltoall(uint64_t sequence, const std::vector<Source>& inputs,
+                        const std::vector<Sink>& outputs, Dtype dtype) override;
+  OperationPtr barrier(uint64_t sequence) override;
 
   void wake() noexcept override;
   CommunicatorMemory memory() const override;

@@ -51,7 +51,7 @@ bool at_rest(AbandonedRequests& each) {
 }  // namespace
 
 Comm::Comm(const Api& mpi, CommHandle comm)
-    : mpi_(mpi), comm_(comm), user_tags_((mpi.highest_tag(comm) - 2) / 2) {}
+    : mpi_(mpi), comm_(comm), user_tags_((mpi.highest_tag(comm) - 2 * kLanes) / 2) {}
 
 Comm::~Comm() {
   if (!leaked_ && !fork_.in_child() && !mpi_.finalised()) mpi_.free(comm_);

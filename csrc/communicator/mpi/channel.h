@@ -50,12 +50,14 @@ class Comm {
   bool in_child() const noexcept { return fork_.in_child(); }
 
   // Tags: [0, user_tags()) are for send and recv, [user_tags(), 2 * user_tags()) for the data of
-  // large sends, and the collectives have two more.
+  // large sends, and the collectives have two more in each lane.
   int user_tags() const noexcept { return user_tags_; }
   int data_tag(uint64_t transfer) const noexcept {
     return user_tags_ + static_cast<int>(transfer % static_cast<uint64_t>(user_tags_));
   }
-  int collective_tag(int phase) const noexcept { return 2 * user_tags_ + phase; }
+  int collective_tag(int lane, int phase) const noexcept {
+    return 2 * user_tags_ + 2 * lane + phase;
+  }
 
  private:
   const Api& mpi_;
@@ -65,15 +67,24 @@ class Comm {
   bool leaked_ = false;
 };
 
-// The ranks of a group, its MPI communicator, and where its operations stage.
+// Operations of one communicator that are in flight at a time must be in different lanes: in a lane
+// messages follow one another in the order of its operations.
+inline constexpr int kLanes = 4;
+
+// The ranks of a group, or some of them, their MPI communicator, and where their operations stage.
 struct Channel {
   int rank = 0;
   int size = 1;
-  int averaged = 0;                    // ranks that AVG divides by; 0: `size`
+  int lane = 0;                        // below kLanes
+  std::vector<int> group_ranks;        // what its ranks are in the group; empty: the same
   std::string group;                   // as errors name it: "group default_pg"
   std::shared_ptr<Comm> communicator;  // null in a group of one
   std::shared_ptr<memory::StagingPool> staging;
   size_t chunk_bytes = 0;  // payload of the largest message; equal on all ranks
+
+  int group_rank(int peer) const {
+    return group_ranks.empty() ? peer : group_ranks[static_cast<size_t>(peer)];
+  }
 };
 
 // The chunk of a group of `size` ranks: the largest with which an operation stays within

@@ -46,7 +46,9 @@ class MpiCommunicator : public Communicator {
   int tags() const override { return channel_->communicator->user_tags(); }
   CommunicatorMemory memory() const override { return {0, sweep_abandoned()}; }
 
- private:
+ protected:
+  size_t ranks() const { return static_cast<size_t>(channel_->size); }
+
   const std::shared_ptr<Channel> channel_;
 };
 

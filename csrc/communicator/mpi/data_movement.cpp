@@ -4,34 +4,19 @@
 #include <span>
 #include <utility>
 
+#include "communicator/mpi/collectives.h"
 #include "communicator/mpi/communicator.h"
 #include "communicator/mpi/pipeline.h"
 
 namespace hbm::mpi {
 namespace {
 
-constexpr size_t kFlatBytes = 64 * 1024;  // of a message; above, the root's link is the bound
+constexpr size_t kFlatBytes = 64 * 1024;  // of a tensor; above, the root's link is the bound
 
 // Moves one stream of bytes from each rank to each other, in rounds of at most one chunk a peer,
 // two rounds in flight. allgather, gather, scatter, alltoall and barrier are this operation.
 class PairwiseExchange final : public Pipeline {
  public:
-  // An outgoing stream and the peers that get it.
-  struct OutgoingStream {
-    Source source;
-    std::vector<int> peers;
-  };
-  struct IncomingStream {
-    Sink sink;
-    int peer;
-  };
-
-  // `local` is what this rank gives itself, copied in begin().
-  struct OwnPart {
-    Source source;
-    Sink sink;
-  };
-
   PairwiseExchange(std::shared_ptr<Channel> channel, const Signature& signature, size_t count,
                    std::vector<OutgoingStream> outgoing, std::vector<IncomingStream> incoming,
                    OwnPart local);
@@ -60,8 +45,12 @@ PairwiseExchange::PairwiseExchange(std::shared_ptr<Channel> channel, const Signa
       incoming_(std::move(incoming)),
       local_(local),
       chunk_(channel_->chunk_bytes / element()) {
-  for (const OutgoingStream& stream : outgoing_) longest_ = std::max(longest_, stream.source.count);
-  for (const IncomingStream& stream : incoming_) longest_ = std::max(longest_, stream.sink.count);
+  for (const OutgoingStream& stream : outgoing_) {
+    longest_ = std::max(longest_, count_of(stream.pieces));
+  }
+  for (const IncomingStream& stream : incoming_) {
+    longest_ = std::max(longest_, count_of(stream.pieces));
+  }
   prepare(parts_of(longest_), outgoing_.size(), incoming_.size(),
           std::min(longest_, chunk_) * element());
 }
@@ -84,25 +73,24 @@ void PairwiseExchange::begin() {
 
 void PairwiseExchange::post(Round& round, size_t part) {
   for (const IncomingStream& stream : incoming_) {
-    if (part >= parts_of(stream.sink.count)) continue;
-    round.receive(stream.peer, part_count(part, stream.sink.count) * element(), stream.sink.count);
+    const size_t count = count_of(stream.pieces);
+    if (part >= parts_of(count)) continue;
+    round.receive(stream.peer, part_count(part, count) * element(), stream.told);
   }
   for (const OutgoingStream& stream : outgoing_) {
-    if (part >= parts_of(stream.source.count)) continue;
-    const auto* from =
-        static_cast<const std::byte*>(stream.source.data) + part * chunk_ * element();
-    round.send(stream.peers, from, part_count(part, stream.source.count) * element(),
-               stream.source.count);
+    const size_t count = count_of(stream.pieces);
+    if (part >= parts_of(count)) continue;
+    round.send(stream.peers, stream.pieces, part * chunk_ * element(),
+               part_count(part, count) * element(), stream.told);
   }
 }
 
 void PairwiseExchange::deliver(const Round& round, size_t part) {
   for (const IncomingStream& stream : incoming_) {
-    if (part >= parts_of(stream.sink.count)) continue;
-    const size_t bytes = part_count(part, stream.sink.count) * element();
-    if (bytes == 0) continue;
-    auto* to = static_cast<std::byte*>(stream.sink.data) + part * chunk_ * element();
-    std::memcpy(to, round.payload(stream.peer), bytes);
+    const size_t count = count_of(stream.pieces);
+    if (part >= parts_of(count)) continue;
+    scatter_pieces(stream.pieces, element(), part * chunk_ * element(),
+                   part_count(part, count) * element(), round.payload(stream.peer));
   }
 }
 
@@ -110,28 +98,22 @@ bool PairwiseExchange::self_sufficient() const {
   return parts() == 1 && longest_ * element() <= kEagerBytes;
 }
 
-size_t total(const std::vector<Source>& parts) {
-  size_t count = 0;
-  for (const Source& part : parts) count += part.count;
-  return count;
-}
-
-std::vector<PairwiseExchange::IncomingStream> from_all_but(int rank,
-                                                           const std::vector<Sink>& outputs) {
-  std::vector<PairwiseExchange::IncomingStream> incoming;
+std::vector<IncomingStream> from_all_but(int rank, const std::vector<Sink>& outputs) {
+  std::vector<IncomingStream> incoming;
   for (int peer = 0; peer < static_cast<int>(outputs.size()); ++peer) {
-    if (peer != rank) incoming.push_back({outputs[static_cast<size_t>(peer)], peer});
+    const Sink& sink = outputs[static_cast<size_t>(peer)];
+    if (peer != rank) incoming.push_back({{sink}, peer, sink.count});
   }
   return incoming;
 }
 
-std::vector<PairwiseExchange::OutgoingStream> to_all_but(int rank,
-                                                         const std::vector<Source>& inputs) {
-  std::vector<PairwiseExchange::OutgoingStream> outgoing;
+std::vector<OutgoingStream> to_all_but(int rank, const std::vector<Source>& inputs) {
+  std::vector<OutgoingStream> outgoing;
   const int size = static_cast<int>(inputs.size());
   for (int step = 1; step < size; ++step) {
     const int peer = (rank + step) % size;
-    outgoing.push_back({inputs[static_cast<size_t>(peer)], {peer}});
+    const Source& source = inputs[static_cast<size_t>(peer)];
+    outgoing.push_back({{source}, {peer}, source.count});
   }
   return outgoing;
 }
@@ -142,100 +124,107 @@ std::vector<int> all_but(int rank, int size) {
   return others;
 }
 
-// A large broadcast, block by block: the root deals one shard to each rank (first phase) and each
-// rank hands its own to the others (second phase), so that the root's link carries the data about
-// twice, however many ranks there are. Van de Geijn's scheme.
+// A large broadcast, block by block: the root deals a shard to each other rank (first phase), and
+// each of these hands its own to the rest (second phase). No link carries the data more than once
+// in either direction. Van de Geijn's scheme, but that the root keeps no shard.
 class BlockBroadcast final : public TwoPhase {
  public:
   BlockBroadcast(std::shared_ptr<Channel> channel, const Signature& signature, void* data,
-                 size_t count)
-      : TwoPhase(channel, signature, count, first_room(*channel, signature.root),
-                 second_room(*channel, signature.root)),
+                 size_t count, int root, size_t told)
+      : TwoPhase(channel, signature, count, told, ascending_but(root, channel->size),
+                 first_room(*channel, root), second_room(*channel, root)),
+        root_(root),
         data_(static_cast<std::byte*>(data)) {}
 
  private:
+  static std::vector<int> ascending_but(int root, int size) {
+    std::vector<int> others = all_but(root, size);
+    std::sort(others.begin(), others.end());
+    return others;
+  }
   static Room first_room(const Channel& channel, int root) {
-    const auto peers = static_cast<size_t>(channel.size - 1);
-    return channel.rank == root ? Room{peers, 0} : Room{0, 1};
+    return channel.rank == root ? Room{static_cast<size_t>(channel.size - 1), 0} : Room{0, 1};
   }
   static Room second_room(const Channel& channel, int root) {
-    const auto peers = static_cast<size_t>(channel.size - 1);
-    return channel.rank == root ? Room{1, 0} : Room{1, peers};
+    return channel.rank == root ? Room{0, 0} : Room{1, static_cast<size_t>(channel.size - 2)};
   }
 
-  bool is_root() const { return channel_->rank == signature_.root; }
+  bool is_root() const { return channel_->rank == root_; }
   std::byte* at(size_t element_index) { return data_ + element_index * element(); }
 
   void post_first(Round& round, size_t block) override {
     if (!is_root()) {
-      round.receive(signature_.root, shard(block, rank()).count * element(), count_);
+      round.receive(root_, shard(block, channel_->rank).count * element(), count_);
       return;
     }
     for (const int peer : peers()) {
-      const ElementRange theirs = shard(block, static_cast<size_t>(peer));
+      const ElementRange theirs = shard(block, peer);
       round.send(std::span(&peer, 1), at(theirs.offset), theirs.count * element(), count_);
     }
   }
 
   void post_second(Round& round, const Round& first, size_t block) override {
-    const ElementRange mine = shard(block, rank());
+    if (is_root()) return;
+    const ElementRange mine = shard(block, channel_->rank);
     const size_t bytes = mine.count * element();
-    if (!is_root() && bytes > 0) {
-      std::memcpy(at(mine.offset), first.payload(signature_.root), bytes);
+    if (bytes > 0) std::memcpy(at(mine.offset), first.payload(root_), bytes);
+    for (const int peer : other_owners()) {
+      round.receive(peer, shard(block, peer).count * element(), count_);
     }
-    std::vector<int> others;
-    for (const int peer : peers()) {
-      if (peer != signature_.root) others.push_back(peer);
-      if (is_root()) continue;
-      const size_t theirs = shard(block, static_cast<size_t>(peer)).count;
-      round.receive(peer, theirs * element(), count_);
-    }
-    round.send(others, at(mine.offset), bytes, count_);
+    round.send(other_owners(), at(mine.offset), bytes, count_);
   }
 
   void deliver(const Round& second, size_t block) override {
     if (is_root()) return;
-    for (const int peer : peers()) {
-      const ElementRange theirs = shard(block, static_cast<size_t>(peer));
+    for (const int peer : other_owners()) {
+      const ElementRange theirs = shard(block, peer);
       if (theirs.count == 0) continue;
       std::memcpy(at(theirs.offset), second.payload(peer), theirs.count * element());
     }
   }
 
+  const int root_;
   std::byte* const data_;
 };
 
 }  // namespace
 
+OperationPtr make_exchange(std::shared_ptr<Channel> channel, const Signature& signature,
+                           size_t count, std::vector<OutgoingStream> outgoing,
+                           std::vector<IncomingStream> incoming, OwnPart own) {
+  return std::make_unique<PairwiseExchange>(std::move(channel), signature, count,
+                                            std::move(outgoing), std::move(incoming), own);
+}
+
+OperationPtr make_broadcast(std::shared_ptr<Channel> channel, const Signature& signature,
+                            void* data, size_t count, int root, size_t told) {
+  if (channel->size > 2 && count > 0 && told * element_size(signature.dtype) > kFlatBytes) {
+    return std::make_unique<BlockBroadcast>(std::move(channel), signature, data, count, root, told);
+  }
+  std::vector<OutgoingStream> outgoing;
+  std::vector<IncomingStream> incoming;
+  if (channel->rank == root) {
+    outgoing.push_back({{{data, count}}, all_but(root, channel->size), told});
+  } else {
+    incoming.push_back({{{data, count}}, root, told});
+  }
+  return make_exchange(std::move(channel), signature, told, std::move(outgoing),
+                       std::move(incoming), {});
+}
+
 OperationPtr MpiCommunicator::broadcast(uint64_t sequence, void* data, size_t count, Dtype dtype,
                                         int root) {
   const Signature signature{OpCode::kBroadcast, dtype, ReduceOp::kSum, root, sequence};
-  if (channel_->size > 2 && count * element_size(dtype) > kFlatBytes) {
-    return std::make_unique<BlockBroadcast>(channel_, signature, data, count);
-  }
-  std::vector<PairwiseExchange::OutgoingStream> outgoing;
-  std::vector<PairwiseExchange::IncomingStream> incoming;
-  if (channel_->rank == root) {
-    std::vector<int> others;
-    for (int r = 0; r < channel_->size; ++r) {
-      if (r != root) others.push_back(r);
-    }
-    outgoing.push_back({{data, count}, std::move(others)});
-  } else {
-    incoming.push_back({{data, count}, root});
-  }
-  return std::make_unique<PairwiseExchange>(channel_, signature, count, std::move(outgoing),
-                                            std::move(incoming), PairwiseExchange::OwnPart{});
+  return make_broadcast(channel_, signature, data, count, root, count);
 }
 
 OperationPtr MpiCommunicator::allgather(uint64_t sequence, Source in,
                                         const std::vector<Sink>& outputs, Dtype dtype) {
   const int rank = channel_->rank;
   const Signature signature{OpCode::kAllgather, dtype, ReduceOp::kSum, -1, sequence};
-  std::vector<PairwiseExchange::OutgoingStream> outgoing{{in, all_but(rank, channel_->size)}};
-  return std::make_unique<PairwiseExchange>(
-      channel_, signature, in.count, std::move(outgoing), from_all_but(rank, outputs),
-      PairwiseExchange::OwnPart{in, outputs[static_cast<size_t>(rank)]});
+  return make_exchange(channel_, signature, in.count,
+                       {{{in}, all_but(rank, channel_->size), in.count}},
+                       from_all_but(rank, outputs), {in, outputs[static_cast<size_t>(rank)]});
 }
 
 OperationPtr MpiCommunicator::gather(uint64_t sequence, Source in, const std::vector<Sink>& outputs,
@@ -243,15 +232,10 @@ OperationPtr MpiCommunicator::gather(uint64_t sequence, Source in, const std::ve
   const int rank = channel_->rank;
   const Signature signature{OpCode::kGather, dtype, ReduceOp::kSum, root, sequence};
   if (rank != root) {
-    std::vector<PairwiseExchange::OutgoingStream> outgoing{{in, {root}}};
-    return std::make_unique<PairwiseExchange>(channel_, signature, in.count, std::move(outgoing),
-                                              std::vector<PairwiseExchange::IncomingStream>{},
-                                              PairwiseExchange::OwnPart{});
+    return make_exchange(channel_, signature, in.count, {{{in}, {root}, in.count}}, {}, {});
   }
-  return std::make_unique<PairwiseExchange>(
-      channel_, signature, in.count, std::vector<PairwiseExchange::OutgoingStream>{},
-      from_all_but(rank, outputs),
-      PairwiseExchange::OwnPart{in, outputs[static_cast<size_t>(rank)]});
+  return make_exchange(channel_, signature, in.count, {}, from_all_but(rank, outputs),
+                       {in, outputs[static_cast<size_t>(rank)]});
 }
 
 OperationPtr MpiCommunicator::scatter(uint64_t sequence, const std::vector<Source>& inputs,
@@ -259,15 +243,10 @@ OperationPtr MpiCommunicator::scatter(uint64_t sequence, const std::vector<Sourc
   const int rank = channel_->rank;
   const Signature signature{OpCode::kScatter, dtype, ReduceOp::kSum, root, sequence};
   if (rank != root) {
-    std::vector<PairwiseExchange::IncomingStream> incoming{{out, root}};
-    return std::make_unique<PairwiseExchange>(channel_, signature, out.count,
-                                              std::vector<PairwiseExchange::OutgoingStream>{},
-                                              std::move(incoming), PairwiseExchange::OwnPart{});
+    return make_exchange(channel_, signature, out.count, {}, {{{out}, root, out.count}}, {});
   }
-  return std::make_unique<PairwiseExchange>(
-      channel_, signature, out.count, to_all_but(rank, inputs),
-      std::vector<PairwiseExchange::IncomingStream>{},
-      PairwiseExchange::OwnPart{inputs[static_cast<size_t>(rank)], out});
+  return make_exchange(channel_, signature, out.count, to_all_but(rank, inputs), {},
+                       {inputs[static_cast<size_t>(rank)], out});
 }
 
 OperationPtr MpiCommunicator::alltoall(uint64_t sequence, const std::vector<Source>& inputs,
@@ -275,19 +254,15 @@ OperationPtr MpiCommunicator::alltoall(uint64_t sequence, const std::vector<Sour
   const int rank = channel_->rank;
   const auto self = static_cast<size_t>(rank);
   const Signature signature{OpCode::kAlltoall, dtype, ReduceOp::kSum, -1, sequence};
-  return std::make_unique<PairwiseExchange>(channel_, signature, total(inputs),
-                                            to_all_but(rank, inputs), from_all_but(rank, outputs),
-                                            PairwiseExchange::OwnPart{inputs[self], outputs[self]});
+  return make_exchange(channel_, signature, count_of(inputs), to_all_but(rank, inputs),
+                       from_all_but(rank, outputs), {inputs[self], outputs[self]});
 }
 
 OperationPtr MpiCommunicator::barrier(uint64_t sequence) {
   const int rank = channel_->rank;
   const Signature signature{OpCode::kBarrier, Dtype::kUInt8, ReduceOp::kSum, -1, sequence};
-  const std::vector<Sink> nothing(static_cast<size_t>(channel_->size));
-  std::vector<PairwiseExchange::OutgoingStream> outgoing{{Source{}, all_but(rank, channel_->size)}};
-  return std::make_unique<PairwiseExchange>(channel_, signature, 0, std::move(outgoing),
-                                            from_all_but(rank, nothing),
-                                            PairwiseExchange::OwnPart{});
+  return make_exchange(channel_, signature, 0, {{{}, all_but(rank, channel_->size), 0}},
+                       from_all_but(rank, std::vector<Sink>(ranks())), {});
 }
 
 }  // namespace hbm::mpi

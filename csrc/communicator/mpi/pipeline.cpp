@@ -51,22 +51,37 @@ void Pipeline::abandon() noexcept {
 }
 
 TwoPhase::TwoPhase(std::shared_ptr<Channel> channel, const Signature& signature, size_t count,
-                   Room first, Room second)
-    : GroupOperation(std::move(channel), signature, count),
-      block_(channel_->chunk_bytes / element() * size()),
+                   size_t told, std::vector<int> owners, Room first, Room second)
+    : GroupOperation(std::move(channel), signature, told),
+      elements_(count),
+      owners_(std::move(owners)),
+      block_(channel_->chunk_bytes / element() * owners_.size()),
       blocks_((count + block_ - 1) / block_) {
+  const size_t longest = (std::min(block_, count) + owners_.size() - 1) / owners_.size();
   for (size_t i = 0; i < std::min<size_t>(blocks_, 2); ++i) {
-    first_.emplace_back(channel_, first.sends, first.receives, channel_->chunk_bytes);
-    second_.emplace_back(channel_, second.sends, second.receives, channel_->chunk_bytes);
+    first_.emplace_back(channel_, first.sends, first.receives, longest * element());
+    second_.emplace_back(channel_, second.sends, second.receives, longest * element());
   }
 }
 
-ElementRange TwoPhase::shard(size_t block, size_t owner) const {
+bool TwoPhase::owns(int rank) const {
+  return std::binary_search(owners_.begin(), owners_.end(), rank);
+}
+
+std::vector<int> TwoPhase::other_owners() const {
+  std::vector<int> others = peers();
+  std::erase_if(others, [this](int peer) { return !owns(peer); });
+  return others;
+}
+
+ElementRange TwoPhase::shard(size_t block, int owner) const {
+  const auto place = static_cast<size_t>(std::lower_bound(owners_.begin(), owners_.end(), owner) -
+                                         owners_.begin());
   const size_t start = block * block_;
-  const size_t count = std::min(block_, count_ - start);
-  const size_t each = count / size();
-  const size_t longer = count % size();
-  return {start + owner * each + std::min(owner, longer), each + (owner < longer ? 1 : 0)};
+  const size_t count = std::min(block_, elements_ - start);
+  const size_t each = count / owners_.size();
+  const size_t longer = count % owners_.size();
+  return {start + place * each + std::min(place, longer), each + (place < longer ? 1 : 0)};
 }
 
 void TwoPhase::begin() {

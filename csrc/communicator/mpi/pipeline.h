@@ -31,7 +31,8 @@ class GroupOperation : public Operation {
       : channel_(std::move(channel)), signature_(signature), count_(count) {}
 
   std::string describe() const override {
-    return hbm::describe(make_header(signature_, count_, 0, 0), channel_->rank, channel_->group);
+    return hbm::describe(make_header(signature_, count_, 0, 0),
+                         channel_->group_rank(channel_->rank), channel_->group);
   }
 
  protected:
@@ -83,7 +84,7 @@ class Pipeline : public GroupOperation {
 };
 
 // Blocks that each go through two rounds: the ranks first fill the owners of the block's shards,
-// then the owners pass their shards on.
+// then the owners pass their shards on. Owners are all ranks, or some.
 class TwoPhase : public GroupOperation {
  public:
   void begin() override;
@@ -98,12 +99,19 @@ class TwoPhase : public GroupOperation {
     size_t receives;
   };
 
-  // A block has a chunk for each rank.
-  TwoPhase(std::shared_ptr<Channel> channel, const Signature& signature, size_t count, Room first,
-           Room second);
+  // `count` elements, of which errors and headers speak as `told`. A block has a chunk for each of
+  // the `owners`.
+  TwoPhase(std::shared_ptr<Channel> channel, const Signature& signature, size_t count, size_t told,
+           std::vector<int> owners, Room first, Room second);
 
-  // The part of `block` that `owner` passes on; the first shards may have one element more.
-  ElementRange shard(size_t block, size_t owner) const;
+  bool owns() const { return owns(channel_->rank); }
+  const std::vector<int>& owners() const { return owners_; }
+  // The owners but this rank, the next one first.
+  std::vector<int> other_owners() const;
+
+  // The part of `block` that `owner`, a rank, passes on; the first shards may have one element
+  // more.
+  ElementRange shard(size_t block, int owner) const;
 
   virtual void post_first(Round& round, size_t block) = 0;
   // `first` holds the payloads of the block's first phase.
@@ -111,6 +119,8 @@ class TwoPhase : public GroupOperation {
   virtual void deliver(const Round& second, size_t block) = 0;
 
  private:
+  bool owns(int rank) const;
+
   // A round that the block before the last one still uses is not free for the next.
   bool awaits_first() const { return passed_ < blocks_ && passed_ - finished_ < 2; }
   bool awaits_second() const { return finished_ < passed_; }
@@ -118,7 +128,9 @@ class TwoPhase : public GroupOperation {
   bool poll_first(Progress& progress);
   bool poll_second(Progress& progress);
 
-  const size_t block_;  // elements
+  const size_t elements_;
+  const std::vector<int> owners_;  // ascending
+  const size_t block_;             // elements
   const size_t blocks_;
   size_t passed_ = 0;    // blocks whose first phase is complete
   size_t finished_ = 0;  // blocks whose second phase is complete

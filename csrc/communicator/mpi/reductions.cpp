@@ -2,16 +2,19 @@
 // give the same bits.
 //
 // allreduce and reduce: small ones take one round, in which everybody gets everybody's data and
-// reduces it alike. Large ones go block by block: in each, every rank reduces one shard (first
-// phase) and hands it on (second phase), with two blocks in flight.
+// reduces it alike. Large ones go block by block: in each, every owner reduces one shard (first
+// phase) and hands it on (second phase), with two blocks in flight. All ranks are owners; in a
+// reduce all but the root (unless there are just two), so that its link carries the tensor once.
 //
 // reduce_scatter: in each round every rank gets one chunk of its own shard from everybody, and
 // reduces it. Two rounds in flight.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <span>
 #include <utility>
 
+#include "communicator/mpi/collectives.h"
 #include "communicator/mpi/communicator.h"
 #include "communicator/mpi/pipeline.h"
 #include "kernels/reduce.h"
@@ -37,30 +40,20 @@ std::byte* at(void* data, size_t elements, size_t element) {
 
 // Reduces `own` and what the peers sent in `round`, in rank order.
 void reduce_round(void* out, const void* own, const Round& round, const Channel& channel,
-                  size_t count, const Signature& signature) {
+                  size_t count, Dtype dtype, Combining how) {
   std::vector<const void*> sources;
   for (int r = 0; r < channel.size; ++r) {
     sources.push_back(r == channel.rank ? own : round.payload(r));
   }
   if (count > 0) {
-    const auto divisor =
-        channel.averaged > 0 ? static_cast<size_t>(channel.averaged) : sources.size();
-    reduce(out, sources.data(), sources.size(), count, signature.dtype, signature.reduce_op,
-           divisor);
+    reduce(out, sources.data(), sources.size(), count, dtype, how.op, how.divisor);
   }
 }
-
-struct MpiReduction {
-  const void* in;
-  void* out;
-  size_t count;
-  int root;  // -1: all ranks get the result
-};
 
 class OneShotReduction final : public GroupOperation {
  public:
   OneShotReduction(std::shared_ptr<Channel> channel, const Signature& signature,
-                   const MpiReduction& reduction);
+                   const Reduction& reduction);
 
   void begin() override;
   Progress poll() override;
@@ -72,27 +65,37 @@ class OneShotReduction final : public GroupOperation {
   size_t bytes() const { return reduction_.count * element(); }
   bool takes_result() const { return reduction_.root < 0 || reduction_.root == channel_->rank; }
 
-  const MpiReduction reduction_;
+  const Reduction reduction_;
   Round round_;
 };
 
 class BlockReduction final : public TwoPhase {
  public:
   BlockReduction(std::shared_ptr<Channel> channel, const Signature& signature,
-                 const MpiReduction& reduction);
+                 const Reduction& reduction, const std::vector<int>& owners);
 
  private:
+  static Room first_room(const Channel& channel, const std::vector<int>& owners) {
+    const bool owner = std::binary_search(owners.begin(), owners.end(), channel.rank);
+    return {owners.size() - (owner ? 1 : 0), owner ? static_cast<size_t>(channel.size - 1) : 0};
+  }
+  static Room second_room(const Channel& channel, int root, const std::vector<int>& owners) {
+    const bool owner = std::binary_search(owners.begin(), owners.end(), channel.rank);
+    const bool takes = root < 0 || root == channel.rank;
+    return {owner ? size_t{1} : 0, takes ? owners.size() - (owner ? 1 : 0) : 0};
+  }
+
   bool takes_result() const { return reduction_.root < 0 || reduction_.root == channel_->rank; }
   void post_first(Round& round, size_t block) override;
   void post_second(Round& round, const Round& first, size_t block) override;
   void deliver(const Round& second, size_t block) override;
 
-  const MpiReduction reduction_;
+  const Reduction reduction_;
 };
 
 OneShotReduction::OneShotReduction(std::shared_ptr<Channel> channel, const Signature& signature,
-                                   const MpiReduction& reduction)
-    : GroupOperation(std::move(channel), signature, reduction.count),
+                                   const Reduction& reduction)
+    : GroupOperation(std::move(channel), signature, reduction.told),
       reduction_(reduction),
       round_(channel_, 1, result_receives(*channel_, reduction.root), reduction.count * element()) {
 }
@@ -100,51 +103,64 @@ OneShotReduction::OneShotReduction(std::shared_ptr<Channel> channel, const Signa
 void OneShotReduction::begin() {
   round_.open(signature_, 0, 0);
   if (takes_result()) {
-    for (const int peer : peers()) round_.receive(peer, bytes(), reduction_.count);
+    for (const int peer : peers()) round_.receive(peer, bytes(), reduction_.told);
   }
   const std::vector<int> to = reduction_.root < 0 ? peers()
                               : reduction_.root == channel_->rank
                                   ? std::vector<int>{}
                                   : std::vector<int>{reduction_.root};
-  round_.send(to, reduction_.in, bytes(), reduction_.count);
+  round_.send(to, reduction_.in, bytes(), reduction_.told);
 }
 
 Progress OneShotReduction::poll() {
   const Progress progress = round_.poll();
   if (progress == Progress::kDone && takes_result()) {
-    reduce_round(reduction_.out, reduction_.in, round_, *channel_, reduction_.count, signature_);
+    reduce_round(reduction_.out, reduction_.in, round_, *channel_, reduction_.count,
+                 signature_.dtype, reduction_.how);
   }
   return progress;
 }
 
+std::vector<int> owners_of(const Channel& channel, int root) {
+  if (root >= 0 && channel.size == 2) return {root};
+  std::vector<int> owners(static_cast<size_t>(channel.size));
+  std::iota(owners.begin(), owners.end(), 0);
+  if (root >= 0) std::erase(owners, root);
+  return owners;
+}
+
 BlockReduction::BlockReduction(std::shared_ptr<Channel> channel, const Signature& signature,
-                               const MpiReduction& reduction)
-    : TwoPhase(channel, signature, reduction.count,
-               {static_cast<size_t>(channel->size - 1), static_cast<size_t>(channel->size - 1)},
-               {1, result_receives(*channel, reduction.root)}),
+                               const Reduction& reduction, const std::vector<int>& owners)
+    : TwoPhase(channel, signature, reduction.count, reduction.told, owners,
+               first_room(*channel, owners), second_room(*channel, reduction.root, owners)),
       reduction_(reduction) {}
 
 void BlockReduction::post_first(Round& round, size_t block) {
-  const size_t mine = shard(block, rank()).count;
-  for (const int peer : peers()) round.receive(peer, mine * element(), count_);
-  for (const int peer : peers()) {
-    const ElementRange theirs = shard(block, static_cast<size_t>(peer));
-    round.send(std::span(&peer, 1), at(reduction_.in, theirs.offset, element()),
+  if (owns()) {
+    const size_t mine = shard(block, channel_->rank).count;
+    for (const int peer : peers()) round.receive(peer, mine * element(), count_);
+  }
+  for (const int owner : other_owners()) {
+    const ElementRange theirs = shard(block, owner);
+    round.send(std::span(&owner, 1), at(reduction_.in, theirs.offset, element()),
                theirs.count * element(), count_);
   }
 }
 
 void BlockReduction::post_second(Round& round, const Round& first, size_t block) {
-  const ElementRange mine = shard(block, rank());
+  if (takes_result()) {
+    for (const int owner : other_owners()) {
+      round.receive(owner, shard(block, owner).count * element(), count_);
+    }
+  }
+  if (!owns()) return;
+  const ElementRange mine = shard(block, channel_->rank);
   const size_t bytes = mine.count * element();
   std::byte* result = round.slot();
   reduce_round(result, at(reduction_.in, mine.offset, element()), first, *channel_, mine.count,
-               signature_);
-  if (takes_result()) {
-    if (bytes > 0) std::memcpy(at(reduction_.out, mine.offset, element()), result, bytes);
-    for (const int peer : peers()) {
-      round.receive(peer, shard(block, static_cast<size_t>(peer)).count * element(), count_);
-    }
+               signature_.dtype, reduction_.how);
+  if (takes_result() && bytes > 0) {
+    std::memcpy(at(reduction_.out, mine.offset, element()), result, bytes);
   }
   if (reduction_.root < 0) {
     round.post(peers(), bytes, count_);
@@ -155,32 +171,23 @@ void BlockReduction::post_second(Round& round, const Round& first, size_t block)
 
 void BlockReduction::deliver(const Round& second, size_t block) {
   if (!takes_result()) return;
-  for (const int peer : peers()) {
-    const ElementRange theirs = shard(block, static_cast<size_t>(peer));
+  for (const int owner : other_owners()) {
+    const ElementRange theirs = shard(block, owner);
     if (theirs.count == 0) continue;
-    std::memcpy(at(reduction_.out, theirs.offset, element()), second.payload(peer),
+    std::memcpy(at(reduction_.out, theirs.offset, element()), second.payload(owner),
                 theirs.count * element());
   }
-}
-
-std::unique_ptr<Operation> make_reduction(std::shared_ptr<Channel> channel,
-                                          const Signature& signature,
-                                          const MpiReduction& reduction) {
-  const size_t bytes = reduction.count * element_size(signature.dtype);
-  const auto peers = static_cast<size_t>(channel->size - 1);
-  if (bytes <= kOneShotBytes || bytes * peers <= kOneShotTotal || peers == 0) {
-    return std::make_unique<OneShotReduction>(std::move(channel), signature, reduction);
-  }
-  return std::make_unique<BlockReduction>(std::move(channel), signature, reduction);
 }
 
 class MpiReduceScatter final : public Pipeline {
  public:
   MpiReduceScatter(std::shared_ptr<Channel> channel, const Signature& signature,
-                   std::vector<Source> inputs, void* out)
-      : Pipeline(std::move(channel), signature, inputs[0].count),
+                   std::vector<Source> inputs, void* out, Combining how, std::vector<size_t> told)
+      : Pipeline(std::move(channel), signature, told[0]),
         inputs_(std::move(inputs)),
+        told_(std::move(told)),
         out_(static_cast<std::byte*>(out)),
+        how_(how),
         chunk_(channel_->chunk_bytes / element()) {
     for (const Source& input : inputs_) longest_ = std::max(longest_, input.count);
     prepare(parts_of(longest_), size() - 1, size() - 1, std::min(longest_, chunk_) * element());
@@ -204,14 +211,15 @@ class MpiReduceScatter final : public Pipeline {
   void post(Round& round, size_t part) override {
     const size_t mine = inputs_[rank()].count;
     for (const int peer : peers()) {
-      if (part < parts_of(mine)) round.receive(peer, part_count(part, mine) * element(), mine);
+      if (part >= parts_of(mine)) continue;
+      round.receive(peer, part_count(part, mine) * element(), told_[rank()]);
     }
     for (const int peer : peers()) {
       const auto shard = static_cast<size_t>(peer);
       const size_t theirs = inputs_[shard].count;
       if (part >= parts_of(theirs)) continue;
       round.send(std::span(&peer, 1), from(part, shard), part_count(part, theirs) * element(),
-                 theirs);
+                 told_[shard]);
     }
   }
 
@@ -223,33 +231,59 @@ class MpiReduceScatter final : public Pipeline {
       sources.push_back(r == rank() ? from(part, r) : round.payload(static_cast<int>(r)));
     }
     reduce(out_ + part * chunk_ * element(), sources.data(), size(), part_count(part, mine),
-           signature_.dtype, signature_.reduce_op, size());
+           signature_.dtype, how_.op, how_.divisor);
   }
 
   const std::vector<Source> inputs_;
+  const std::vector<size_t> told_;
   std::byte* const out_;
+  const Combining how_;
   const size_t chunk_;  // elements a message
   size_t longest_ = 0;  // elements of the longest shard
 };
 
+std::vector<size_t> counts(const std::vector<Source>& inputs) {
+  std::vector<size_t> each;
+  for (const Source& input : inputs) each.push_back(input.count);
+  return each;
+}
+
 }  // namespace
+
+OperationPtr make_reduction(std::shared_ptr<Channel> channel, const Signature& signature,
+                            const Reduction& reduction) {
+  const size_t bytes = reduction.count * element_size(signature.dtype);
+  const auto peers = static_cast<size_t>(channel->size - 1);
+  if (bytes <= kOneShotBytes || bytes * peers <= kOneShotTotal || peers == 0) {
+    return std::make_unique<OneShotReduction>(std::move(channel), signature, reduction);
+  }
+  const std::vector<int> owners = owners_of(*channel, reduction.root);
+  return std::make_unique<BlockReduction>(std::move(channel), signature, reduction, owners);
+}
+
+OperationPtr make_reduce_scatter(std::shared_ptr<Channel> channel, const Signature& signature,
+                                 std::vector<Source> inputs, void* out, Combining how,
+                                 std::vector<size_t> told) {
+  return std::make_unique<MpiReduceScatter>(std::move(channel), signature, std::move(inputs), out,
+                                            how, std::move(told));
+}
 
 OperationPtr MpiCommunicator::allreduce(uint64_t sequence, const void* in, void* out, size_t count,
                                         Dtype dtype, ReduceOp op) {
   return make_reduction(channel_, {OpCode::kAllreduce, dtype, op, -1, sequence},
-                        {in, out, count, -1});
+                        {in, out, count, -1, {op, ranks()}, count});
 }
 
 OperationPtr MpiCommunicator::reduce(uint64_t sequence, const void* in, void* out, size_t count,
                                      Dtype dtype, ReduceOp op, int root) {
   return make_reduction(channel_, {OpCode::kReduce, dtype, op, root, sequence},
-                        {in, out, count, root});
+                        {in, out, count, root, {op, ranks()}, count});
 }
 
 OperationPtr MpiCommunicator::reduce_scatter(uint64_t sequence, const std::vector<Source>& inputs,
                                              void* out, Dtype dtype, ReduceOp op) {
   const Signature signature{OpCode::kReduceScatter, dtype, op, -1, sequence};
-  return std::make_unique<MpiReduceScatter>(channel_, signature, inputs, out);
+  return make_reduce_scatter(channel_, signature, inputs, out, {op, ranks()}, counts(inputs));
 }
 
 }  // namespace hbm::mpi

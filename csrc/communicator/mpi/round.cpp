@@ -28,7 +28,8 @@ std::byte* Round::receive_slot(size_t index) { return send_slot(sends_ + index);
 void Round::open(const Signature& signature, uint32_t part, int tag_phase) {
   signature_ = signature;
   part_ = part;
-  if (channel_->communicator) tag_ = channel_->communicator->collective_tag(tag_phase);
+  if (channel_->communicator)
+    tag_ = channel_->communicator->collective_tag(channel_->lane, tag_phase);
   used_sends_ = used_receives_ = 0;
   requests_.clear();
   pending_.clear();
@@ -52,6 +53,13 @@ void Round::post(std::span<const int> peers, size_t bytes, uint64_t count) {
 void Round::send(std::span<const int> peers, const void* data, size_t bytes, uint64_t count) {
   if (peers.empty()) return;
   if (bytes > 0) std::memcpy(slot(), data, bytes);
+  post(peers, bytes, count);
+}
+
+void Round::send(std::span<const int> peers, const Sources& pieces, size_t offset, size_t bytes,
+                 uint64_t count) {
+  if (peers.empty()) return;
+  gather_pieces(pieces, element_size(signature_.dtype), offset, bytes, slot());
   post(peers, bytes, count);
 }
 
@@ -89,7 +97,8 @@ void Round::complete(size_t index, int error) {
     if (pending.slot >= 0 && mpi.truncated(error)) {
       throw Error(ErrorKind::kMismatch,
                   "ranks disagree in " + channel_->group + ": this rank is in " +
-                      hbm::describe(pending.expected) + ", rank " + std::to_string(pending.peer) +
+                      hbm::describe(pending.expected) + ", rank " +
+                      std::to_string(channel_->group_rank(pending.peer)) +
                       " sent more than that: its tensor is larger or it is in another operation");
     }
     mpi.check(error, pending.slot >= 0 ? "MPI_Irecv" : "MPI_Isend");
@@ -97,7 +106,7 @@ void Round::complete(size_t index, int error) {
   if (pending.slot < 0) return;
   MessageHeader found;
   std::memcpy(&found, receive_slot(static_cast<size_t>(pending.slot)), kHeaderBytes);
-  check_header(found, pending.expected, pending.peer, channel_->group);
+  check_header(found, pending.expected, channel_->group_rank(pending.peer), channel_->group);
 }
 
 const std::byte* Round::payload(int peer) const {
@@ -112,7 +121,7 @@ std::vector<int> Round::missing() const {
   std::vector<int> unread;
   for (size_t i = 0; i < requests_.size(); ++i) {
     if (!requests_[i]) continue;
-    (pending_[i].slot >= 0 ? silent : unread).push_back(pending_[i].peer);
+    (pending_[i].slot >= 0 ? silent : unread).push_back(channel_->group_rank(pending_[i].peer));
   }
   return silent.empty() ? unread : silent;
 }

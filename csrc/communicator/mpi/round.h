@@ -14,6 +14,7 @@
 
 #include "communicator/message.h"
 #include "communicator/mpi/channel.h"
+#include "communicator/pieces.h"
 #include "memory/staging.h"
 #include "progress/operation.h"
 
@@ -38,6 +39,10 @@ class Round {
   // slot(), copy, post().
   void send(std::span<const int> peers, const void* data, size_t bytes, uint64_t count);
 
+  // The same with the bytes from `offset` on of a stream in pieces.
+  void send(std::span<const int> peers, const Sources& pieces, size_t offset, size_t bytes,
+            uint64_t count);
+
   void receive(int peer, size_t bytes, uint64_t count);
 
   // kDone once all messages have come and gone. Throws Error(kMismatch) or Error(kNetwork).
@@ -46,6 +51,7 @@ class Round {
   // The payload that `peer` sent in this round; null if none was asked of it.
   const std::byte* payload(int peer) const;
 
+  // Ranks of the group that it waits for.
   std::vector<int> missing() const;
   void abandon() noexcept;
 

@@ -41,7 +41,7 @@ class ShmCommunicator final : public Communicator {
                               Dtype dtype, ReduceOp op) override {
     return std::make_unique<ShmReduceScatter>(
         shm_group_, Signature{OpCode::kReduceScatter, dtype, op, -1, sequence}, inputs[0].count,
-        inputs, out, size());
+        inputs, out, Combining{op, size()});
   }
 
   OperationPtr broadcast(uint64_t sequence, void* data, size_t count, Dtype dtype,

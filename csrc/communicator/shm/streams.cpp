@@ -16,6 +16,19 @@ std::vector<size_t> counts(const std::vector<Sink>& sinks) {
   return found;
 }
 
+// A stream in pieces as one with an address, which only a single piece has.
+template <class Piece>
+Piece whole(const std::vector<Piece>& pieces) {
+  return pieces.size() == 1 ? pieces.front() : Piece{nullptr, count_of(pieces)};
+}
+
+template <class Piece>
+std::vector<Piece> wholes(const std::vector<std::vector<Piece>>& streams) {
+  std::vector<Piece> found;
+  for (const auto& pieces : streams) found.push_back(whole(pieces));
+  return found;
+}
+
 }  // namespace
 
 Streams::Streams(std::shared_ptr<ShmGroup> shm_group, const Signature& signature, size_t count,
@@ -58,7 +71,7 @@ void Streams::announce(Slot& slot) {
       continue;
     }
     if (slot_streams_.empty() || !multicast_)
-      slot_streams_.push_back({source, slot_streams_.size() * chunk_});
+      slot_streams_.push_back({i, slot_streams_.size() * chunk_});
     locations[i].offset = slot_streams_.back().offset;
     slot.rounds = std::max<uint64_t>(slot.rounds, (bytes + chunk_ - 1) / chunk_);
   }
@@ -66,13 +79,16 @@ void Streams::announce(Slot& slot) {
 
 void Streams::fill(Slot& slot, size_t round) const {
   for (const SlotStream& stream : slot_streams_) {
-    const size_t bytes = stream.source.count * element();
+    const size_t bytes = outgoing_[stream.member].count * element();
     const size_t done = round * chunk_;
     if (done >= bytes) continue;
-    copy_bytes(shm_group_->data(slot) + stream.offset,
-               static_cast<const std::byte*>(stream.source.data) + done,
-               std::min(chunk_, bytes - done));
+    copy_in(stream.member, done, std::min(chunk_, bytes - done),
+            shm_group_->data(slot) + stream.offset);
   }
+}
+
+void Streams::copy_in(size_t index, size_t offset, size_t bytes, std::byte* slot) const {
+  copy_bytes(slot, static_cast<const std::byte*>(outgoing_[index].data) + offset, bytes);
 }
 
 // Reads how each member sends: zero-copy or by chunks, and in how many rounds.
@@ -112,8 +128,8 @@ void Streams::check_place(size_t index) const {
            std::min(slot.chunk, bytes) <= room - place.offset &&
            slot.rounds >= (bytes + slot.chunk - 1) / slot.chunk;
   };
-  const bool chunk = slot.chunk > 0 && slot.chunk <= room &&
-                     (signature_.op != OpCode::kReduceScatter || slot.chunk == chunk_);
+  const bool chunk =
+      slot.chunk > 0 && slot.chunk <= room && (!chunks_are_alike() || slot.chunk == chunk_);
   const bool zero_copy = place.kind == StreamLocation::kZeroCopy && slot.zero_copy != 0;
   if (chunk && (zero_copy || in_slots()) && slot.rounds <= most_rounds(index)) return;
   throw Error(ErrorKind::kMismatch, shm_group_->member(index).name + " of " + shm_group_->group() +
@@ -202,10 +218,7 @@ bool StreamExchange::deliver(size_t round) {
     const size_t peer = (shm_group_->self() + distance_) % shm_group_->size();
     const Part came = part(peer, round);
     const size_t slice = std::min(came.bytes - copied_, room);
-    if (slice > 0) {
-      copy_bytes(static_cast<std::byte*>(sinks_[peer].data) + came.offset + copied_,
-                 came.data + copied_, slice);
-    }
+    if (slice > 0) copy_out(peer, came.offset + copied_, slice, came.data + copied_);
     room -= slice;
     copied_ += slice;
     if (copied_ < came.bytes) return false;
@@ -215,14 +228,36 @@ bool StreamExchange::deliver(size_t round) {
   return true;
 }
 
+void StreamExchange::copy_out(size_t index, size_t offset, size_t bytes,
+                              const std::byte* from) const {
+  copy_bytes(static_cast<std::byte*>(sinks_[index].data) + offset, from, bytes);
+}
+
+PieceExchange::PieceExchange(std::shared_ptr<ShmGroup> shm_group, const Signature& signature,
+                             size_t count, Sources outgoing, std::vector<Sinks> incoming)
+    : StreamExchange(shm_group, signature, count,
+                     std::vector<Source>(shm_group->size(), whole(outgoing)), wholes(incoming),
+                     Cast::kMulti),
+      pieces_(std::move(outgoing)),
+      sinks_(std::move(incoming)) {}
+
+void PieceExchange::copy_in(size_t, size_t offset, size_t bytes, std::byte* slot) const {
+  gather_pieces(pieces_, element(), offset, bytes, slot);
+}
+
+void PieceExchange::copy_out(size_t index, size_t offset, size_t bytes,
+                             const std::byte* from) const {
+  scatter_pieces(sinks_[index], element(), offset, bytes, from);
+}
+
 ShmReduceScatter::ShmReduceScatter(std::shared_ptr<ShmGroup> shm_group, const Signature& signature,
                                    size_t count, const std::vector<Source>& inputs, void* out,
-                                   size_t divisor)
+                                   Combining how)
     : Streams(shm_group, signature, count, inputs,
               std::vector<size_t>(shm_group->size(), inputs[shm_group->self()].count), Cast::kUni),
       own_(inputs[shm_group->self()]),
       out_(static_cast<std::byte*>(out)),
-      divisor_(divisor) {}
+      how_(how) {}
 
 bool ShmReduceScatter::deliver(size_t round) {
   const size_t bytes = own_.count * element();
@@ -232,23 +267,49 @@ bool ShmReduceScatter::deliver(size_t round) {
   }
   // The members' chunks are alike: they send the same numbers of elements to the same members.
   const size_t end = in_slots ? std::min((round + 1) * chunk(), bytes) : bytes;
-  if (reduced_ >= end) return true;
-  const size_t slice = std::min(end - reduced_, kBytesAPoll);
+  const size_t stop = std::min(end, reduced_ + kBytesAPoll);
   auto& sources = shm_group_->sources();
-  for (size_t i = 0; i < shm_group_->size(); ++i) {
-    if (i == shm_group_->self()) {
-      sources[i] = static_cast<const std::byte*>(own_.data) + reduced_;
-    } else if (incoming(i).zero_copy != nullptr) {
-      sources[i] = incoming(i).zero_copy + reduced_;
-    } else {
-      const size_t in_round = reduced_ - round * chunk();
-      sources[i] = shm_group_->data(shm_group_->slot(i)) + incoming(i).offset + in_round;
+  while (reduced_ < stop) {
+    const std::span<const std::byte> mine = own(reduced_, stop - reduced_);
+    for (size_t i = 0; i < shm_group_->size(); ++i) {
+      if (i == shm_group_->self()) {
+        sources[i] = mine.data();
+      } else if (incoming(i).zero_copy != nullptr) {
+        sources[i] = incoming(i).zero_copy + reduced_;
+      } else {
+        const size_t in_round = reduced_ - round * chunk();
+        sources[i] = shm_group_->data(shm_group_->slot(i)) + incoming(i).offset + in_round;
+      }
     }
+    reduce(out_ + reduced_, sources.data(), sources.size(), mine.size() / element(),
+           signature_.dtype, how_.op, how_.divisor);
+    reduced_ += mine.size();
   }
-  reduce(out_ + reduced_, sources.data(), sources.size(), slice / element(), signature_.dtype,
-         signature_.reduce_op, divisor_);
-  reduced_ += slice;
-  return reduced_ == end;
+  return reduced_ >= end;
+}
+
+std::span<const std::byte> ShmReduceScatter::own(size_t offset, size_t bytes) const {
+  return {static_cast<const std::byte*>(own_.data) + offset, bytes};
+}
+
+PieceReduceScatter::PieceReduceScatter(std::shared_ptr<ShmGroup> shm_group,
+                                       const Signature& signature, size_t count,
+                                       std::vector<Sources> inputs, void* out, Combining how)
+    : ShmReduceScatter(std::move(shm_group), signature, count, wholes(inputs), out, how),
+      pieces_(std::move(inputs)) {}
+
+void PieceReduceScatter::copy_in(size_t index, size_t offset, size_t bytes, std::byte* slot) const {
+  gather_pieces(pieces_[index], element(), offset, bytes, slot);
+}
+
+std::span<const std::byte> PieceReduceScatter::own(size_t offset, size_t bytes) const {
+  std::span<const std::byte> found;
+  visit_pieces(pieces_[shm_group_->self()], element(), offset, bytes,
+               [&](const Source& piece, size_t start, size_t length) {
+                 if (!found.empty()) return;
+                 found = {static_cast<const std::byte*>(piece.data) + start, length};
+               });
+  return found;
 }
 
 }  // namespace hbm::shm

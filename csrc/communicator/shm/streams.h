@@ -6,9 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "communicator/communicator.h"
+#include "communicator/pieces.h"
 #include "communicator/shm/phased_operation.h"
 
 namespace hbm::shm {
@@ -37,6 +39,12 @@ class Streams : public PhasedOperation {
   Streams(std::shared_ptr<ShmGroup> shm_group, const Signature& signature, size_t count,
           std::vector<Source> outgoing, const std::vector<size_t>& incoming, Cast cast);
 
+  // Copies bytes of the stream to member `index`, from byte `offset` on, into a slot.
+  virtual void copy_in(size_t index, size_t offset, size_t bytes, std::byte* slot) const;
+
+  // Whether all members must cut their streams in the same way.
+  virtual bool chunks_are_alike() const { return false; }
+
   // Uses what came with round `round`, kBytesAPoll at a time; false until it has used all of it.
   virtual bool deliver(size_t round) = 0;
 
@@ -62,7 +70,7 @@ class Streams : public PhasedOperation {
 
   // A stream of this rank's that goes through the slots.
   struct SlotStream {
-    Source source;
+    size_t member;  // that it goes to; of a multicast, the first
     size_t offset;  // in a slot's data
   };
 
@@ -79,7 +87,7 @@ class Streams : public PhasedOperation {
 
 // Moves a stream from each member to each other. broadcast, allgather, gather, scatter, alltoall
 // and barrier are this operation.
-class StreamExchange final : public Streams {
+class StreamExchange : public Streams {
  public:
   // `outgoing` and `incoming` by member; what a member has for itself is copied in begin().
   StreamExchange(std::shared_ptr<ShmGroup> shm_group, const Signature& signature, size_t count,
@@ -88,6 +96,10 @@ class StreamExchange final : public Streams {
   using Streams::Cast;
 
   void begin() override;
+
+ protected:
+  // Copies bytes that came from member `index` to where they belong: from byte `offset` on.
+  virtual void copy_out(size_t index, size_t offset, size_t bytes, const std::byte* from) const;
 
  private:
   bool deliver(size_t round) override;
@@ -98,21 +110,55 @@ class StreamExchange final : public Streams {
   size_t copied_ = 0;    // bytes of that part
 };
 
-// reduce_scatter within a node: every member reduces what the others have for it, in the order of
-// the members, straight from their segments or from their slots.
-class ShmReduceScatter final : public Streams {
+// A multicast of streams in pieces. What a member has for itself is not copied.
+class PieceExchange final : public StreamExchange {
  public:
-  // `count`: elements, as errors report them. `divisor` (of AVG): ranks in the whole group.
-  ShmReduceScatter(std::shared_ptr<ShmGroup> shm_group, const Signature& signature, size_t count,
-                   const std::vector<Source>& inputs, void* out, size_t divisor);
+  // `outgoing`: what this rank has for every other member; `incoming`: by member.
+  PieceExchange(std::shared_ptr<ShmGroup> shm_group, const Signature& signature, size_t count,
+                Sources outgoing, std::vector<Sinks> incoming);
 
  private:
+  void copy_in(size_t index, size_t offset, size_t bytes, std::byte* slot) const override;
+  void copy_out(size_t index, size_t offset, size_t bytes, const std::byte* from) const override;
+
+  const Sources pieces_;
+  const std::vector<Sinks> sinks_;
+};
+
+// reduce_scatter within a node: every member reduces what the others have for it, in the order of
+// the members, straight from their segments or from their slots.
+class ShmReduceScatter : public Streams {
+ public:
+  // `count`: elements, as errors report them. `how` may differ from the operator in the signature,
+  // as it does where a part of a mean is made.
+  ShmReduceScatter(std::shared_ptr<ShmGroup> shm_group, const Signature& signature, size_t count,
+                   const std::vector<Source>& inputs, void* out, Combining how);
+
+ protected:
+  // This rank's own input from byte `offset` on, as far as it lies in one place: at most `bytes`.
+  virtual std::span<const std::byte> own(size_t offset, size_t bytes) const;
+
+ private:
+  bool chunks_are_alike() const override { return true; }
   bool deliver(size_t round) override;
 
   const Source own_;
   std::byte* const out_;
-  const size_t divisor_;
+  const Combining how_;
   size_t reduced_ = 0;  // bytes of the result
+};
+
+// The same of inputs in pieces.
+class PieceReduceScatter final : public ShmReduceScatter {
+ public:
+  PieceReduceScatter(std::shared_ptr<ShmGroup> shm_group, const Signature& signature, size_t count,
+                     std::vector<Sources> inputs, void* out, Combining how);
+
+ private:
+  void copy_in(size_t index, size_t offset, size_t bytes, std::byte* slot) const override;
+  std::span<const std::byte> own(size_t offset, size_t bytes) const override;
+
+  const std::vector<Sources> pieces_;
 };
 
 }  // namespace hbm::shm

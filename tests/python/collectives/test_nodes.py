@@ -1,8 +1,9 @@
-"""Several nodes: allreduce by leaders, all else over MPI, groups within and across nodes."""
+"""Several nodes: every collective by leaders, groups within and across nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -167,6 +168,13 @@ def test_moves(cluster: Cluster, move: Callable[..., Any]) -> None:
     cluster.run(collectives.check_move, move)
 
 
+def check_reduction(
+    context: Context, reduction: collectives.Reduction, name: str, layout: str
+) -> None:
+    reference = partial(reduced_over_nodes, layout=layout)
+    collectives.check_reduction(context, reduction, name, reference)
+
+
 @pytest.mark.parametrize(
     ("reduction", "name"),
     cases(
@@ -176,7 +184,7 @@ def test_moves(cluster: Cluster, move: Callable[..., Any]) -> None:
     ),
 )
 def test_reductions(cluster: Cluster, reduction: Callable[..., Any], name: str) -> None:
-    cluster.run(collectives.check_reduction, reduction, name)
+    cluster.run(check_reduction, reduction, name, cluster.layout)
 
 
 @pytest.mark.parametrize(

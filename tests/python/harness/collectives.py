@@ -207,7 +207,13 @@ def share(
     return total.roll(rank, 0)
 
 
-def check_reduction(context: Context, reduction: Reduction, name: str) -> None:
+def check_reduction(
+    context: Context,
+    reduction: Reduction,
+    name: str,
+    reference: Callable[[list[torch.Tensor], str], torch.Tensor] = reduced,
+) -> None:
+    """Checks that each rank gets what `reference` makes of all ranks' data."""
     cases = list(matrix(context, operands_of(name)))
     inputs, results = [], []
     for dtype, size, async_op in cases:
@@ -218,7 +224,7 @@ def check_reduction(context: Context, reduction: Reduction, name: str) -> None:
     for (dtype, size, async_op), everyone, got in of_case:
         if not everyone:
             continue
-        total = reduced(everyone, name)
+        total = reference(everyone, name)
         for rank, result in enumerate(got):
             expected = share(context, reduction, rank, total)
             if expected is not None:

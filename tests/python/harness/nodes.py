@@ -30,28 +30,26 @@ def on_nodes(context: Context, layout: str, call: Callable[..., Any], *arguments
     return call(context, *arguments)
 
 
-def by_leaders(dtype: torch.dtype, name: str) -> bool:
-    """Whether an allreduce is reduced within the nodes first; else over all ranks at once."""
-    wide = (dtype.is_complex and dtype.itemsize >= 8) or dtype in (torch.float32, torch.float64)
-    return name != "avg" or wide
-
-
 def reduced_over_nodes(inputs: Sequence[torch.Tensor], name: str, layout: str) -> torch.Tensor:
-    """The allreduce of every rank's input: in the order of each node's ranks, then of the nodes.
+    """The reduction of every rank's input: in the order of each node's ranks, then of the nodes.
 
-    Each stage rounds once. The mean is the sum of the nodes' sums, divided.
+    Each stage rounds once. A mean divides the sum of the nodes' sums; of types below 32 bits, each
+    node's sum before it is rounded, unless all nodes have a single rank. Of integers, it is exact.
     """
-    if not by_leaders(inputs[0].dtype, name):
+    dtype, ranks = inputs[0].dtype, len(inputs)
+    nodes = [
+        [inputs[rank] for rank, its in enumerate(layout) if its == node]
+        for node in dict.fromkeys(layout)
+    ]
+    floating = dtype.is_floating_point or dtype.is_complex
+    if len(nodes) == 1 or (name == "avg" and not floating):
         return reduced(inputs, name)
-    within = "sum" if name == "avg" else name
-    between = "sum" if name in ("avg", "premul_sum") else name
-    parts = []
-    for node in dict.fromkeys(layout):
-        members = [rank for rank, its in enumerate(layout) if its == node]
-        parts.append(reduced([inputs[rank] for rank in members], within))
-    total = reduced(parts, between)
-    if name != "avg":
-        return total
-    if total.dtype.is_complex:
-        return torch.view_as_complex(torch.view_as_real(total) / len(inputs))
-    return total / len(inputs)
+    narrow = floating and dtype.itemsize < (8 if dtype.is_complex else 4)
+    within = between = name
+    if name == "avg" and narrow and len(nodes) < ranks:
+        between = "sum"
+    elif name == "avg":
+        within = "sum"
+    elif name == "premul_sum":
+        between = "sum"
+    return reduced([reduced(members, within, ranks) for members in nodes], between, ranks)

@@ -71,11 +71,14 @@ def reduce_op(name: str) -> Any:
     return getattr(dist.ReduceOp, name.upper())
 
 
-def reduced(inputs: Sequence[torch.Tensor], name: str) -> torch.Tensor:
-    """The reduction of every rank's input, given by rank."""
+def reduced(inputs: Sequence[torch.Tensor], name: str, ranks: int | None = None) -> torch.Tensor:
+    """The reduction of every rank's input, given by rank.
+
+    ranks: what a mean divides by, if not the number of inputs.
+    """
     dtype = inputs[0].dtype
     if dtype.is_complex:
-        return _reduced_complex(inputs, name)
+        return _reduced_complex(inputs, name, ranks)
     if name == "premul_sum":
         inputs = [_scaled(tensor) for tensor in inputs]
     operands = [_wide(tensor) for tensor in inputs]
@@ -84,7 +87,7 @@ def reduced(inputs: Sequence[torch.Tensor], name: str) -> torch.Tensor:
     operator = _ON_BOOL.get(name) if dtype == torch.bool else None
     total = fold(operator or _OPERATORS[name], operands)
     if name == "avg":
-        total = _divided(total, len(inputs))
+        total = _divided(total, ranks or len(inputs))
     return _narrow(total, dtype)
 
 
@@ -120,10 +123,10 @@ def _scaled(tensor: torch.Tensor) -> torch.Tensor:
     return _narrow(array * array.dtype.type(PREMUL_FACTOR), tensor.dtype)
 
 
-def _reduced_complex(inputs: Sequence[torch.Tensor], name: str) -> torch.Tensor:
+def _reduced_complex(inputs: Sequence[torch.Tensor], name: str, ranks: int | None) -> torch.Tensor:
     parts = [torch.view_as_real(tensor).contiguous() for tensor in inputs]
     if name != "product":
-        return torch.view_as_complex(reduced(parts, name))
+        return torch.view_as_complex(reduced(parts, name, ranks))
 
     def product(a: Array, b: Array) -> Array:
         (ar, ai), (br, bi) = (np.moveaxis(x, -1, 0) for x in (a, b))

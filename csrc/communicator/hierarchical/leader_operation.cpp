@@ -1,0 +1,115 @@
+#include "communicator/hierarchical/leader_operation.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/log.h"
+
+namespace hbm::hierarchical {
+namespace {
+
+constexpr std::chrono::milliseconds kLookEvery{20};
+
+}  // namespace
+
+void LeaderOperation::tell(size_t leaders, size_t block_bytes) const {
+  if (!log::enabled(log::Level::kDebug)) return;
+  log::debug(describe() + ": " + std::to_string(layout_->nodes.size()) + " nodes, " +
+             std::to_string(leaders) + (leaders == 1 ? " leader" : " leaders") + " of each, " +
+             std::to_string(blocks_) + (blocks_ == 1 ? " block" : " blocks") + " of up to " +
+             std::to_string(block_bytes) + " bytes");
+}
+
+Progress LeaderOperation::poll() {
+  const bool crossed = poll_link();
+  const bool stepped = poll_node();
+  if (step_ == 2 * blocks_ && crossed_ == blocks_) return Progress::kDone;
+  return crossed || stepped ? Progress::kActive : Progress::kIdle;
+}
+
+bool LeaderOperation::poll_link() {
+  bool moved = false;
+  const size_t ready = link_follows_node() ? entered_ : blocks_;
+  while (started_ < ready && started_ - crossed_ < on_link_.size()) {
+    OperationPtr& operation = on_link_[started_ % on_link_.size()];
+    operation = link(started_);
+    if (operation) operation->begin();
+    ++started_;
+    moved = true;
+  }
+  for (size_t block = crossed_; block < started_; ++block) {
+    OperationPtr& operation = on_link_[block % on_link_.size()];
+    if (!operation) continue;
+    const Progress progress = operation->poll();
+    if (progress == Progress::kDone) operation.reset();
+    moved = moved || progress != Progress::kIdle;
+  }
+  while (crossed_ < started_ && !on_link_[crossed_ % on_link_.size()]) ++crossed_;
+  return moved;
+}
+
+bool LeaderOperation::poll_node() {
+  if (!in_node_) {
+    if (step_ == 2 * blocks_) return false;
+    const size_t block = block_of(step_);
+    if (!goes_in(step_) && block >= crossed_) return false;
+    in_node_ = goes_in(step_) ? node_in(block) : node_out(block);
+    if (in_node_) {
+      in_node_->begin();
+      return true;
+    }
+  } else {
+    const Progress progress = in_node_->poll();
+    if (progress != Progress::kDone) return progress != Progress::kIdle;
+    in_node_.reset();
+  }
+  if (goes_in(step_)) ++entered_;
+  ++step_;
+  return true;
+}
+
+bool LeaderOperation::goes_in(size_t step) const {
+  if (step < ahead()) return true;
+  if (step >= 2 * blocks_ - ahead()) return false;
+  return (step - ahead()) % 2 == 1;
+}
+
+size_t LeaderOperation::block_of(size_t step) const {
+  if (step < ahead()) return step;
+  if (step >= 2 * blocks_ - ahead()) return step - blocks_;
+  return (step - ahead()) / 2 + (goes_in(step) ? ahead() : 0);
+}
+
+// MPI gives no notice, so a rank that waits for it polls, and looks after its group meanwhile.
+bool LeaderOperation::wait(std::chrono::steady_clock::time_point until) {
+  if (!on_link() && in_node_) return in_node_->wait(until);
+  const auto now = shm::Clock::now();
+  if (now - looked_at_ < kLookEvery) return false;
+  looked_at_ = now;
+  layout_->shm_group->require_alive(layout_->nodes[layout_->node], *this, [] { return false; });
+  return false;
+}
+
+std::string LeaderOperation::describe() const {
+  const shm::ShmGroup& shm_group = *layout_->shm_group;
+  return hbm::describe(make_header(signature_, count_, 0, 0),
+                       shm_group.member(shm_group.self()).rank, shm_group.group());
+}
+
+std::vector<int> LeaderOperation::missing() const {
+  for (size_t block = crossed_; block < started_; ++block) {
+    const OperationPtr& operation = on_link_[block % on_link_.size()];
+    if (operation) return operation->missing();
+  }
+  return in_node_ ? in_node_->missing() : std::vector<int>();
+}
+
+void LeaderOperation::abandon() noexcept {
+  if (in_node_) in_node_->abandon();
+  for (const OperationPtr& operation : on_link_) {
+    if (operation) operation->abandon();
+  }
+}
+
+}  // namespace hbm::hierarchical

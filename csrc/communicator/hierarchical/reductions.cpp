@@ -1,0 +1,322 @@
+// The reducing collectives of several nodes. An element is reduced in the order of the ranks of
+// each node, then in the order of the nodes, in each of them: all give the same bits. The partial
+// result of a node has the tensor's type. A mean divides at the end; that of a type below 32 bits,
+// whose sum may overflow, divides each node's partial sum, before it is rounded.
+#include <algorithm>
+#include <utility>
+
+#include "communicator/hierarchical/communicator.h"
+#include "communicator/hierarchical/cut.h"
+#include "communicator/hierarchical/leader_operation.h"
+#include "communicator/mpi/collectives.h"
+#include "communicator/pieces.h"
+#include "communicator/shm/reduction.h"
+#include "communicator/shm/streams.h"
+#include "memory/staging.h"
+
+namespace hbm::hierarchical {
+namespace {
+
+using shm::StreamExchange;
+
+enum class Kind { kInteger, kNarrow, kWide };
+
+Kind kind_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFloat32:
+    case Dtype::kFloat64:
+    case Dtype::kComplex64:
+    case Dtype::kComplex128:
+      return Kind::kWide;
+    case Dtype::kFloat16:
+    case Dtype::kBFloat16:
+    case Dtype::kComplex32:
+    case Dtype::kFloat8E5M2:
+    case Dtype::kFloat8E4M3FN:
+    case Dtype::kFloat8E5M2FNUZ:
+    case Dtype::kFloat8E4M3FNUZ:
+      return Kind::kNarrow;
+    default:
+      return Kind::kInteger;
+  }
+}
+
+// The nodes' part of a reduction, and the link's.
+struct Stages {
+  Combining node;
+  Combining link;
+};
+
+// Where every node has one rank, the link does it all.
+Stages stages_of(const NodeLayout& layout, Dtype dtype, ReduceOp op) {
+  const size_t ranks = layout.ranks();
+  if (op != ReduceOp::kAvg) return {{op, ranks}, {op, ranks}};
+  if (kind_of(dtype) == Kind::kNarrow && !layout.one_each()) {
+    return {{ReduceOp::kAvg, ranks}, {ReduceOp::kSum, ranks}};
+  }
+  return {{ReduceOp::kSum, ranks}, {ReduceOp::kAvg, ranks}};
+}
+
+// Memory for a leader's part of the blocks in its pipeline.
+class Scratch {
+ public:
+  void acquire(memory::StagingPool& staging, size_t blocks, size_t block_bytes) {
+    block_bytes_ = block_bytes;
+    blocks_ = blocks;
+    memory_ = staging.acquire(blocks * block_bytes);
+  }
+  std::byte* at(size_t block) const {
+    return static_cast<std::byte*>(memory_.data()) + block % blocks_ * block_bytes_;
+  }
+
+ private:
+  memory::StagingBuffer memory_;
+  size_t block_bytes_ = 0;
+  size_t blocks_ = 1;
+};
+
+// allreduce and reduce: the members of a node reduce a block, so that each leader has a shard; the
+// leaders of a column reduce theirs; and hand them out, or give them to the root.
+class LeaderReduction final : public LeaderOperation {
+ public:
+  LeaderReduction(std::shared_ptr<const NodeLayout> layout, const Signature& signature,
+                  const void* in, void* out, size_t count)
+      : LeaderOperation(std::move(layout), signature, count),
+        in_{in, count},
+        out_{out, count},
+        stages_(stages_of(*layout_, signature.dtype, signature.reduce_op)),
+        leaders_(leaders_of(*layout_, count * element())) {
+    const bool fine = to_root() && layout_->nodes.size() > 2;
+    cut_ = cut(*layout_, count, element(), 1, leaders_ * layout_->nodes.size(),
+               fine ? kFine : kCoarse);
+    set_blocks(cut_.blocks);
+    if (leads() && to_root() && !layout_->one_each()) {
+      const size_t longest =
+          shm::share_of(std::min(cut_.block, count), element(), leaders_, 0).count;
+      partial_.acquire(*layout_->column.front()->staging, std::min(kAhead, cut_.blocks),
+                       longest * element());
+    }
+    tell(leaders_, cut_.block * element());
+  }
+
+ private:
+  bool leads() const { return layout_->place() < leaders_; }
+  bool to_root() const { return signature_.root >= 0; }
+  int root_node() const {
+    return to_root() ? static_cast<int>(layout_->node_of(signature_.root)) : -1;
+  }
+
+  ElementRange shard(size_t block, size_t leader) const {
+    const ElementRange whole = cut_.range(count_, block);
+    const ElementRange part = shm::share_of(whole.count, element(), leaders_, leader);
+    return {whole.offset + part.offset, part.count};
+  }
+  Sink result(size_t block, size_t leader) const {
+    return part_of(out_, shard(block, leader), element());
+  }
+  // Where this leader has its node's part, and then the result.
+  void* partial(size_t block) const {
+    return to_root() ? partial_.at(block) : result(block, layout_->place()).data;
+  }
+
+  OperationPtr node_in(size_t block) override {
+    if (layout_->one_each()) return nullptr;
+    std::vector<Source> inputs(layout_->members());
+    for (size_t leader = 0; leader < leaders_; ++leader) {
+      inputs[leader] = part_of(in_, shard(block, leader), element());
+    }
+    return std::make_unique<shm::ShmReduceScatter>(layout_->shm_group, signature_, count_, inputs,
+                                                   leads() ? partial(block) : nullptr,
+                                                   stages_.node);
+  }
+
+  OperationPtr link(size_t block) override {
+    if (!leads()) return nullptr;
+    const ElementRange mine = shard(block, layout_->place());
+    mpi::Reduction reduction{nullptr, nullptr, mine.count, root_node(), stages_.link, count_};
+    if (layout_->one_each()) {
+      reduction.in = part_of(in_, mine, element()).data;
+      reduction.out = part_of(out_, mine, element()).data;
+    } else {
+      reduction.in = reduction.out = partial(block);
+    }
+    return mpi::make_reduction(lane(block), signature_, reduction);
+  }
+
+  OperationPtr node_out(size_t block) override {
+    if (layout_->one_each()) return nullptr;
+    std::vector<Source> sources(layout_->members());
+    std::vector<Sink> sinks(layout_->members());
+    const size_t self = layout_->place();
+    if (!to_root()) {
+      for (size_t leader = 0; leader < leaders_; ++leader) sinks[leader] = result(block, leader);
+      if (leads()) sources.assign(sources.size(), {sinks[self].data, sinks[self].count});
+      return exchange(std::move(sources), std::move(sinks), StreamExchange::Cast::kMulti);
+    }
+    if (static_cast<int>(layout_->node) != root_node()) return nullptr;
+    const size_t root = layout_->place_of(signature_.root);
+    if (leads()) sources[root] = {partial(block), shard(block, self).count};
+    if (self == root) {
+      for (size_t leader = 0; leader < leaders_; ++leader) sinks[leader] = result(block, leader);
+    }
+    return exchange(std::move(sources), std::move(sinks), StreamExchange::Cast::kUni);
+  }
+
+  OperationPtr exchange(std::vector<Source> sources, std::vector<Sink> sinks,
+                        StreamExchange::Cast cast) const {
+    return std::make_unique<StreamExchange>(layout_->shm_group, signature_, count_,
+                                            std::move(sources), std::move(sinks), cast);
+  }
+
+  const Source in_;
+  const Sink out_;
+  const Stages stages_;
+  const size_t leaders_;
+  BlockCut cut_;
+  Scratch partial_;  // of a leader in a reduce
+};
+
+// reduce_scatter: the members of a node reduce, so that each leader has the node's part for the
+// ranks whose place is its own (or its own and a multiple of the leaders more) on all nodes; the
+// leaders of a column exchange the parts and reduce them; and pass on what is not for themselves.
+class LeaderReduceScatter final : public LeaderOperation {
+ public:
+  LeaderReduceScatter(std::shared_ptr<const NodeLayout> layout, const Signature& signature,
+                      std::vector<Source> inputs, void* out)
+      : LeaderOperation(std::move(layout), signature, inputs.front().count),
+        inputs_(std::move(inputs)),
+        out_{out, inputs_[self_rank()].count},
+        total_(count_of(inputs_)),
+        stages_(stages_of(*layout_, signature.dtype, signature.reduce_op)),
+        leaders_(leaders_of(*layout_, total_ * element())) {
+    size_t longest = 0;
+    for (const Source& input : inputs_) longest = std::max(longest, input.count);
+    const size_t rows = (layout_->most_members + leaders_ - 1) / leaders_;
+    cut_ = cut(*layout_, longest, element(), rows, 1);
+    set_blocks(cut_.blocks);
+    if (leads() && !layout_->one_each()) {
+      memory::StagingPool& staging = *layout_->column.front()->staging;
+      const size_t blocks = std::min(kAhead, cut_.blocks);
+      const size_t row = std::min(cut_.block, longest) * element();
+      partial_.acquire(staging, blocks, layout_->nodes.size() * rows * row);
+      if (passes_on()) result_.acquire(staging, blocks, rows * row);
+    }
+    tell(leaders_, cut_.block * element());
+  }
+
+ private:
+  size_t self_rank() const {
+    return static_cast<size_t>(layout_->shm_group->member(layout_->place()).rank);
+  }
+  bool leads() const { return layout_->place() < leaders_; }
+  bool passes_on() const { return layout_->members() > leaders_; }
+
+  // What this rank has for the ranks of `node` that leader `place` reduces for.
+  Sources rows(size_t node, size_t place, size_t block) const {
+    Sources found;
+    const std::vector<int>& members = layout_->nodes[node];
+    for (size_t at = place; at < members.size(); at += leaders_) {
+      const Source& whole = inputs_[static_cast<size_t>(members[at])];
+      found.push_back(part_of(whole, cut_.range(whole.count, block), element()));
+    }
+    return found;
+  }
+  Sink own(size_t block) const { return part_of(out_, cut_.range(out_.count, block), element()); }
+
+  OperationPtr node_in(size_t block) override {
+    if (layout_->one_each()) return nullptr;
+    std::vector<Sources> inputs(layout_->members());
+    for (size_t leader = 0; leader < leaders_; ++leader) {
+      for (size_t node = 0; node < layout_->nodes.size(); ++node) {
+        for (const Source& row : rows(node, leader, block)) inputs[leader].push_back(row);
+      }
+    }
+    return std::make_unique<shm::PieceReduceScatter>(
+        layout_->shm_group, signature_, count_, std::move(inputs),
+        leads() ? partial_.at(block) : nullptr, stages_.node);
+  }
+
+  OperationPtr link(size_t block) override {
+    if (!leads()) return nullptr;
+    const size_t place = layout_->place();
+    std::vector<Source> parts;
+    size_t offset = 0;
+    for (size_t node = 0; node < layout_->nodes.size(); ++node) {
+      const Sources found = rows(node, place, block);
+      const size_t count = count_of(found);
+      if (layout_->one_each()) {
+        parts.push_back(found.front());
+      } else {
+        parts.push_back({partial_.at(block) + offset, count});
+      }
+      offset += count * element();
+    }
+    void* const out = passes_on() ? result_.at(block) : own(block).data;
+    return mpi::make_reduce_scatter(lane(block), signature_, std::move(parts), out, stages_.link,
+                                    std::vector<size_t>(layout_->nodes.size(), total_));
+  }
+
+  OperationPtr node_out(size_t block) override {
+    if (!passes_on()) return nullptr;
+    std::vector<Source> sources(layout_->members());
+    std::vector<Sink> sinks(layout_->members());
+    const size_t place = layout_->place();
+    sinks[place % leaders_] = own(block);
+    if (leads()) {
+      size_t offset = 0;
+      size_t member = place;
+      for (const Source& row : rows(layout_->node, place, block)) {
+        sources[member] = {result_.at(block) + offset, row.count};
+        offset += row.count * element();
+        member += leaders_;
+      }
+    }
+    return std::make_unique<StreamExchange>(layout_->shm_group, signature_, count_,
+                                            std::move(sources), std::move(sinks),
+                                            StreamExchange::Cast::kUni);
+  }
+
+  const std::vector<Source> inputs_;
+  const Sink out_;
+  const size_t total_;
+  const Stages stages_;
+  const size_t leaders_;
+  BlockCut cut_;
+  Scratch partial_;  // of a leader: for the ranks of each node
+  Scratch result_;   // of a leader that passes on: for those of its own
+};
+
+// The sums of integers would need more bits than they have.
+bool goes_flat(Dtype dtype, ReduceOp op) {
+  return op == ReduceOp::kAvg && kind_of(dtype) == Kind::kInteger;
+}
+
+}  // namespace
+
+OperationPtr HierarchicalCommunicator::allreduce(uint64_t sequence, const void* in, void* out,
+                                                 size_t count, Dtype dtype, ReduceOp op) {
+  if (goes_flat(dtype, op)) return MpiCommunicator::allreduce(sequence, in, out, count, dtype, op);
+  const Signature signature{OpCode::kAllreduce, dtype, op, -1, sequence};
+  return std::make_unique<LeaderReduction>(layout_, signature, in, out, count);
+}
+
+OperationPtr HierarchicalCommunicator::reduce(uint64_t sequence, const void* in, void* out,
+                                              size_t count, Dtype dtype, ReduceOp op, int root) {
+  if (goes_flat(dtype, op)) {
+    return MpiCommunicator::reduce(sequence, in, out, count, dtype, op, root);
+  }
+  const Signature signature{OpCode::kReduce, dtype, op, root, sequence};
+  return std::make_unique<LeaderReduction>(layout_, signature, in, out, count);
+}
+
+OperationPtr HierarchicalCommunicator::reduce_scatter(uint64_t sequence,
+                                                      const std::vector<Source>& inputs, void* out,
+                                                      Dtype dtype, ReduceOp op) {
+  if (goes_flat(dtype, op)) {
+    return MpiCommunicator::reduce_scatter(sequence, inputs, out, dtype, op);
+  }
+  const Signature signature{OpCode::kReduceScatter, dtype, op, -1, sequence};
+  return std::make_unique<LeaderReduceScatter>(layout_, signature, inputs, out);
+}
+
+}  // namespace hbm::hierarchical
