@@ -1,9 +1,12 @@
 #include "box/server.h"
 
+#include <linux/magic.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <thread>
 #include <utility>
 
@@ -17,6 +20,7 @@
 #include "box/server_options.h"
 #include "box/verbs/common/load_library.h"
 #include "box/verbs/server/library.h"
+#include "memory/control_group.h"
 
 namespace hbm::box {
 namespace {
@@ -31,6 +35,34 @@ auto part(const char* name, Open&& open) {
   } catch (const Error& error) {
     throw Error(error.kind(),
                 std::string("the memory box cannot start: its ") + name + ": " + error.what());
+  }
+}
+
+// Whether the pages of segments count against the limit of a control group for good: those of a
+// file on a disk can be written back.
+bool stays_in_memory(const std::string& store) {
+  if (store.empty()) return true;
+  std::filesystem::path there = std::filesystem::absolute(store);
+  while (there.has_relative_path() && !std::filesystem::exists(there)) there = there.parent_path();
+  struct statfs system{};
+  return statfs(there.c_str(), &system) == 0 && system.f_type == TMPFS_MAGIC;
+}
+
+// The kernel would kill the box as soon as clients had written more than the limit.
+void require_memory(const ServerOptions& options) {
+  const memory::GroupLimit limit = memory::group_limit();
+  if (!stays_in_memory(options.store)) return;
+  const std::string asked = std::to_string(options.memory) + " bytes for segments were asked for";
+  if (options.memory > limit.bytes) {
+    throw Error(ErrorKind::kExhausted,
+                asked + ", and this process' control group may have " +
+                    std::to_string(limit.bytes) + " (" + limit.file +
+                    "): ask for less, or raise the container's or job's memory limit");
+  }
+  if (options.memory > limit.room) {
+    log::info("memory box: " + asked + ", and of the " + std::to_string(limit.bytes) +
+              " that this process' control groups may have (" + limit.file + ") " +
+              std::to_string(limit.room) + " are left: the kernel kills when they are used up");
   }
 }
 
@@ -118,6 +150,7 @@ Server::Parts::Parts(const ServerOptions& options, const std::vector<smb::Addres
   serving.accumulate_threads = threads(options.accumulate_threads, 8);
 
   pool = part("memory pool", [&] {
+    require_memory(options);
     return memory::Pool::create({.policy = options.policy,
                                  .capacity = options.memory,
                                  .smallest_block = options.smallest_block,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "memory/control_group.h"
 #include "memory/system_memory.h"
 
 namespace hbm::memory {
@@ -36,7 +37,9 @@ uint64_t room_on(const std::vector<int>& nodes, bool interleave) {
 
 uint64_t machine_room() {
   const MemInfo info = MemInfo::of_machine();
-  return less_margin(info.bytes("MemAvailable"), info.bytes("MemTotal"));
+  const GroupLimit group = group_limit();
+  return std::min(less_margin(info.bytes("MemAvailable"), info.bytes("MemTotal")),
+                  less_margin(group.room, std::min(group.bytes, info.bytes("MemTotal"))));
 }
 
 uint64_t shared_room() { return std::min(machine_room(), overcommit_room(MemInfo::of_machine())); }

@@ -3,7 +3,7 @@
 //
 // The kernel kills a process that touches a page of a full node it is bound to, so heaps, segments
 // and pools ask here before they let a page be touched. Figures are the kernel's, read at each call
-// (about 15 us a node); a container's own memory limit is not in them.
+// (about 15 us a node).
 //
 // Threads: every function may be called from any thread, for blocks that no other thread uses. Each
 // throws Error(kUnavailable) when the kernel's figures cannot be read.
@@ -23,7 +23,8 @@ namespace hbm::memory {
 // `interleave` the fullest node counts for all, because pages go to each in turn.
 uint64_t room_on(const std::vector<int>& nodes, bool interleave);
 
-// Bytes that ordinary memory can give, by the kernel's own estimate over the whole machine.
+// Bytes that ordinary memory can give, by the kernel's own estimate over the whole machine and over
+// this process' control groups (control_group.h).
 uint64_t machine_room();
 
 // The same for pages of a memfd: the kernel counts them against vm.overcommit_memory only

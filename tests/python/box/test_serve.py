@@ -9,8 +9,10 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import ProxyHandler, build_opener
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -31,6 +33,42 @@ def serve(*options: str, **settings: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=30,
     )
+
+
+@pytest.fixture
+def limited_group() -> Iterator[Path]:
+    """A control group of 120 MiB, where this process may make one."""
+    version2 = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+    top = Path("/sys/fs/cgroup") if version2 else Path("/sys/fs/cgroup/memory")
+    group = top / f"hbmcomm-test-{uuid4().hex}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made: {error}")
+    try:
+        try:
+            name = "memory.max" if version2 else "memory.limit_in_bytes"
+            (group / name).write_text(str(120 << 20))
+        except OSError as error:
+            pytest.skip(f"the control group takes no memory limit: {error}")
+        yield group
+    finally:
+        group.rmdir()
+
+
+def test_more_memory_than_its_control_group_has(limited_group: Path) -> None:
+    enter = f'echo $$ > {limited_group}/cgroup.procs && exec "$0" "$@"'
+    command = [sys.executable, "-m", "torch_hbmcomm.cli", "serve", "--listen", "127.0.0.1:0"]
+    process = subprocess.run(
+        ["sh", "-c", enter, *command, "--memory", "1GiB"],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "HBMCOMM_TOKEN": TOKEN},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert process.returncode == 1, process.stdout
+    assert "1073741824 bytes for segments were asked for" in process.stderr
+    assert f"may have 125829120 ({limited_group}/" in process.stderr
 
 
 def test_what_it_prints(socket_folder: Path) -> None:

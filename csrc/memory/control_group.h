@@ -1,0 +1,32 @@
+// The memory limits of this process' control groups (cgroup versions 1 and 2), which the kernel
+// enforces by killing.
+//
+// Threads: any.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace hbm::memory {
+
+struct GroupLimit {
+  uint64_t bytes = std::numeric_limits<uint64_t>::max();
+  std::string file;  // that has the limit; empty: there is none
+
+  // Bytes that may still be taken: the limit, less what is in use and is not file cache, which the
+  // kernel gives up when asked.
+  uint64_t room = std::numeric_limits<uint64_t>::max();
+};
+
+// The tightest limit, and separately the least room, of this process' groups and of those that
+// these are in, as far as they can be seen (a container may see some alone).
+GroupLimit group_limit();
+
+// The same of groups as /proc/self/cgroup has them ("0::/a/b" of version 2, "5:memory:/a/b" of
+// version 1), in a hierarchy that is mounted at `top` (/sys/fs/cgroup).
+GroupLimit group_limit(const std::string& groups, const std::filesystem::path& top);
+
+}  // namespace hbm::memory

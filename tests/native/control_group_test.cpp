@@ -1,0 +1,77 @@
+// The limits of control groups, in hierarchies made up of files.
+#include "memory/control_group.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <string>
+
+#include "memory/room.h"
+#include "scratch.h"
+
+namespace hbm::memory {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
+
+class ControlGroup : public testing::Test {
+ protected:
+  void file(const std::string& name, const std::string& text) const {
+    const fs::path path = scratch / name;
+    fs::create_directories(path.parent_path());
+    std::ofstream(path) << text << "\n";
+  }
+  GroupLimit limit(const std::string& groups) const { return group_limit(groups, scratch / ""); }
+
+  const Scratch scratch;
+};
+
+TEST_F(ControlGroup, HasNoLimit) {
+  EXPECT_EQ(limit("").bytes, kUnlimited);
+  file("a/memory.max", "max");
+  EXPECT_EQ(limit("0::/a\n").bytes, kUnlimited);
+  EXPECT_EQ(limit("0::/a\n").room, kUnlimited);
+  EXPECT_EQ(limit("4:cpu:/a\n").bytes, kUnlimited);
+}
+
+TEST_F(ControlGroup, OfVersion2) {
+  file("a/memory.max", "1000");
+  file("a/memory.current", "700");
+  file("a/memory.stat", "anon 500\nactive_file 150\ninactive_file 50");
+  file("a/b/memory.max", "max");
+  const GroupLimit found = limit("0::/a/b\n");
+  EXPECT_EQ(found.bytes, 1000u);
+  EXPECT_EQ(found.file, scratch / "a/memory.max");
+  EXPECT_EQ(found.room, 500u);
+}
+
+TEST_F(ControlGroup, OfVersion1) {
+  file("memory/memory.limit_in_bytes", "9223372036854771712");
+  file("memory/a/memory.limit_in_bytes", "5000");
+  file("memory/a/memory.usage_in_bytes", "4900");
+  file("memory/a/b/memory.limit_in_bytes", "3000");
+  file("memory/a/b/memory.usage_in_bytes", "900");
+  file("memory/a/b/memory.stat", "cache 1\ninactive_file 5\ntotal_inactive_file 400");
+  const GroupLimit found = limit("9:name=systemd:/\n4:cpu,memory:/a/b\n0::/\n");
+  EXPECT_EQ(found.bytes, 3000u);
+  EXPECT_EQ(found.file, scratch / "memory/a/b/memory.limit_in_bytes");
+  EXPECT_EQ(found.room, 100u) << "the group above has less left";
+}
+
+// A container's path is the host's, and the files are those of its own group.
+TEST_F(ControlGroup, OfAContainer) {
+  file("memory.max", "123");
+  EXPECT_EQ(limit("0::/../docker/x\n").bytes, 123u);
+}
+
+TEST_F(ControlGroup, BoundsTheRoomOfTheMachine) {
+  EXPECT_LE(machine_room(), group_limit().bytes);
+}
+
+}  // namespace
+}  // namespace hbm::memory
