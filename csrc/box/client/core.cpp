@@ -186,12 +186,17 @@ void Core::break_off(const std::string& why) {
   state_ = ConnectionState::kBroken;
   why_ = why;
   last_attempt_.clear();
-  since_ = std::chrono::system_clock::now();
-  broken_at_ = Clock::now();
-  warned_ = false;
   // A box that is closed before its clients is no cause for alarm, unless one of them wants it.
   const bool wanted = std::any_of(unfinished_.begin(), unfinished_.end(),
                                   [](const auto& operation) { return needs_box(*operation); });
+  if (std::exchange(answered_, false) || !wanted) {
+    since_ = std::chrono::system_clock::now();
+    broken_at_ = Clock::now();
+    warned_ = false;
+    fruitless_ = 0;
+  } else {
+    ++fruitless_;
+  }
   if (wanted) {
     warn_of_loss();
   } else {
@@ -215,6 +220,10 @@ std::string Core::outage() const {
       std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now() - since_);
   std::string text = "the box at " + dialer_.box() + " is unreachable since " + time_text(since_) +
                      " (" + std::to_string(lasts.count()) + " s): " + why_;
+  if (fruitless_ > 0) {
+    text += "; " + std::to_string(fruitless_) +
+            " connections since then broke before anything was answered over them";
+  }
   if (!last_attempt_.empty()) text += "; the last attempt to connect again: " + last_attempt_;
   return text;
 }

@@ -131,6 +131,7 @@ class Core {
   void keep();
   bool keep_on();  // one turn; false: it is time to stop
   void sleep(Clock::time_point until);
+  bool pause(Clock::duration delay);  // false: it is time to stop
   void reconnect();
   std::unique_ptr<transport::Transport> take_transport();
   void drop_transport();
@@ -164,6 +165,9 @@ class Core {
   std::chrono::system_clock::time_point since_{};
   Clock::time_point broken_at_{};
   bool warned_ = false;  // of this outage: once an operation has to wait for its end
+  // An outage goes on while connections break over which nothing was answered that was asked.
+  bool answered_ = true;   // over the connection that is up, or was last
+  unsigned fruitless_ = 0;  // connections of this outage over which nothing was
   smb::Id session_;
   smb::Id contents_;
   Clock::duration lease_{};

@@ -211,6 +211,7 @@ void Core::take_answers() {
 
 void Core::complete(OperationPointer operation) {
   const transport::TransportRequest& request = operation->request;
+  answered_ = true;
   if (operation->number > 0) {
     outstanding_.erase(operation->number);
   } else {

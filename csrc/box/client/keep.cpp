@@ -23,6 +23,10 @@ Clock::duration jittered(Clock::duration delay) {
   return delay / 2 + delay / 2 * std::uniform_int_distribution<>(0, 1000)(random) / 1000;
 }
 
+Clock::duration longer(Clock::duration delay) {
+  return std::min<Clock::duration>(delay * 2, kLongestDelay);
+}
+
 }  // namespace
 
 void Core::keep() {
@@ -87,6 +91,13 @@ void Core::reconnect() {
   const Lock drive(drive_);
   drop_transport();
   Clock::duration delay = kFirstDelay;
+  unsigned fruitless;
+  {
+    const Lock lock(mutex_);
+    fruitless = fruitless_;
+  }
+  for (unsigned i = 0; i < fruitless && delay < kLongestDelay; ++i) delay = longer(delay);
+  if (fruitless > 0 && !pause(jittered(delay))) return;
   for (;;) {
     Clock::duration left;
     {
@@ -105,8 +116,19 @@ void Core::reconnect() {
                  options_.connect_timeout);
     if (try_again(timeout)) return;
     sleep(Clock::now() + jittered(delay));
-    delay = std::min<Clock::duration>(delay * 2, kLongestDelay);
+    delay = longer(delay);
   }
+}
+
+bool Core::pause(Clock::duration delay) {
+  const auto until = Clock::now() + delay;
+  while (Clock::now() < until) {
+    sleep(until);
+    const Lock lock(mutex_);
+    if (stopping_) return false;
+    expire(Clock::now());
+  }
+  return true;
 }
 
 std::unique_ptr<transport::Transport> Core::take_transport() {

@@ -125,7 +125,8 @@ void Core::resume(transport::OpenedTransport& opened, std::vector<Renewal>& rene
     }
     again = unanswered(same_session, same_contents);
     state_ = ConnectionState::kUp;
-    log::write(warned_ || !same_contents ? log::Level::kWarn : log::Level::kInfo,
+    const bool said = fruitless_ > 0 && same_contents;
+    log::write((warned_ && !said) || !same_contents ? log::Level::kWarn : log::Level::kInfo,
                "connected again to the box at " + dialer_.box() +
                    (same_contents ? "" : ", which restarted without its data"));
   }
