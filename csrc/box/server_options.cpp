@@ -4,12 +4,15 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <atomic>
+#include <array>
 #include <chrono>
+#include <cinttypes>
+#include <cstdio>
 #include <filesystem>
 
 #include "base/error.h"
 #include "base/socket_files.h"
+#include "box/protocol/proof.h"
 
 namespace hbm::box {
 namespace {
@@ -104,10 +107,11 @@ std::vector<smb::Address> check(const ServerOptions& options) {
 }
 
 std::string new_socket_path() {
-  static std::atomic<unsigned> boxes{0};
   const std::string where = socket_directory();
   sweep_sockets(where, abandoned);
-  return where + "/" + kPrefix + std::to_string(getpid()) + "-" + std::to_string(boxes++) + kSuffix;
+  std::array<char, 17> random;
+  std::snprintf(random.data(), random.size(), "%016" PRIx64, smb::random_id().low);
+  return where + "/" + kPrefix + std::to_string(getpid()) + "-" + random.data() + kSuffix;
 }
 
 }  // namespace hbm::box

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 
 #include "base/descriptor.h"
@@ -146,6 +147,16 @@ TEST_F(ServerTest, RemovesSocketsThatKilledBoxesLeft) {
   const Server next(options_);
   EXPECT_FALSE(fs::exists(old));
   for (const fs::path& path : {alive, young, foreign}) EXPECT_TRUE(fs::exists(path)) << path;
+}
+
+// Whoever could foresee the name of a box's socket could keep it from starting.
+TEST_F(ServerTest, StartsWhereOthersTookNamesThatCanBeForeseen) {
+  for (int i = 0; i < 100; ++i) {
+    std::ofstream(sockets() + "/hbmcomm-box-" + std::to_string(getpid()) + "-" +
+                  std::to_string(i) + ".socket");
+  }
+  const Server first(options_), second(options_);
+  EXPECT_NE(first.urls().back(), second.urls().back());
 }
 
 TEST_F(ServerTest, AStoreHasOneServerAndIsFoundAgain) {
