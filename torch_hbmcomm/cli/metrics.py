@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import re
+import socket
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from socketserver import ThreadingMixIn
+from threading import Lock, Thread
 from types import TracebackType
 from typing import Any, NamedTuple
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -64,13 +70,14 @@ class Metrics:
         registry = CollectorRegistry()
         registry.register(_Box(server))
         try:
-            self._http, self._thread = start_http_server(
-                address.port, addr=address.host, registry=registry
-            )
+            self._http = _HttpServer(address)
         except OSError as error:
             raise OSError(
                 f"--metrics {self._host}:{address.port} cannot be listened on: {error}"
             ) from error
+        self._http.set_app(make_wsgi_app(registry))
+        self._thread = Thread(target=self._http.serve_forever, daemon=True)
+        self._thread.start()
 
     @property
     def url(self) -> str:
@@ -88,6 +95,59 @@ class Metrics:
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
+
+
+class _HttpServer(ThreadingMixIn, WSGIServer):
+    """Answers each connection in a thread of its own.
+
+    There are at most 16, of 10 s each: the oldest is closed for a new one, so that those who never
+    send a request keep nobody else from the box.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+    _MOST = 16
+    _SECONDS = 10.0
+
+    def __init__(self, address: Address) -> None:
+        self._lock = Lock()
+        self._open: dict[socket.socket, float] = {}  # in the order of arrival, which is the value
+        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family = found[0][0]
+        super().__init__((address.host, address.port), _Quiet)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            if len(self._open) == self._MOST:
+                self._end(next(iter(self._open)))
+            self._open[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Close the connections that are too old, twice a second."""
+        with self._lock:
+            before = time.monotonic() - self._SECONDS
+            for one in [one for one, since in self._open.items() if since < before]:
+                self._end(one)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Pass over a connection that broke."""
+
+    def _end(self, connection: socket.socket) -> None:
+        """Wake the connection's thread, which closes it."""
+        del self._open[connection]
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        """Log no requests."""
 
 
 class _Box(Collector):

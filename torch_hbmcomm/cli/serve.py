@@ -81,7 +81,7 @@ def serve(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Serve Prometheus text at http://HOST:PORT/metrics.",
+            help="Serve Prometheus text at http://HOST:PORT/metrics; 16 connections of 10 s.",
             show_default=False,
         ),
     ] = None,

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.request import ProxyHandler, build_opener
 from uuid import uuid4
@@ -243,3 +244,21 @@ def test_starting_imports_little() -> None:
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "torch_hbmcomm._smb" in imported
     assert not imported & {"torch", "numpy", "rich.console", "prometheus_client"}
+
+
+def test_idle_connections_to_the_metrics_are_bounded() -> None:
+    with BoxProcess("--metrics", "127.0.0.1:0") as process, ExitStack() as stack:
+        assert process.process.stdout is not None
+        address = process.process.stdout.readline().removeprefix("metrics: http://")
+        host, _, port = address.partition("/")[0].rpartition(":")
+        idle = [
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=30))
+            for _ in range(60)
+        ]
+        for one in idle[:-16]:
+            assert one.recv(1) == b"", "the oldest are closed"
+        assert len(list(Path(f"/proc/{process.process.pid}/fd").iterdir())) < 60
+        text = build_opener(ProxyHandler({})).open(f"http://{host}:{port}/metrics").read()
+        assert b"hbmcomm_box_capacity_bytes" in text
+        for one in idle:
+            assert one.recv(1) == b"", "those that are left are closed after a while"
