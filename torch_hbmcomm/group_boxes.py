@@ -71,7 +71,7 @@ class GroupBoxes:
         failures = []
         for url in invitation.near if near else invitation.far:
             try:
-                self.boxes.append(connect(url, invitation.token))
+                self.boxes.append(connect(url, invitation.token, timeout=self._timeout))
                 return
             except BoxError as error:
                 failures.append(str(error))
@@ -81,7 +81,7 @@ class GroupBoxes:
         """Connect to boxes that run already, at the addresses in `wanted`."""
         for url in _addresses(wanted):
             try:
-                self.boxes.append(connect(url))
+                self.boxes.append(connect(url, timeout=self._timeout))
             except ValueError as error:
                 raise ValueError(
                     f'parameter_server="{wanted}" (the option, or HBMCOMM_PARAMETER_SERVER): '

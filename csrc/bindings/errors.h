@@ -4,9 +4,21 @@
 
 #include <Python.h>
 
+#include <cstring>
+
 #include "base/error.h"
 
 namespace hbm {
+
+// Sets a Python exception. What is not UTF-8 in the text, which may come from another process,
+// becomes U+FFFD.
+inline void set_python_error(PyObject* type, const char* text) {
+  PyObject* const decoded =
+      PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(std::strlen(text)), "replace");
+  if (decoded == nullptr) return;  // which has set an error
+  PyErr_SetObject(type, decoded);
+  Py_DECREF(decoded);
+}
 
 // Sets Python's exception of an error's kind. `network` is that of kNetwork, on which the modules
 // differ.
@@ -24,7 +36,7 @@ inline void set_python_error(const Error& error, PyObject* network) {
         return PyExc_RuntimeError;
     }
   }();
-  PyErr_SetString(type, error.what());
+  set_python_error(type, error.what());
 }
 
 }  // namespace hbm

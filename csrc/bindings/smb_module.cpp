@@ -57,7 +57,7 @@ void translate(std::exception_ptr error) {
   try {
     if (error) std::rethrow_exception(error);
   } catch (const hbm::client::BoxError& ours) {
-    PyErr_SetString(by_cause[static_cast<size_t>(ours.cause())], ours.what());
+    hbm::set_python_error(by_cause[static_cast<size_t>(ours.cause())], ours.what());
   } catch (const hbm::Error& ours) {
     hbm::set_python_error(ours, box_error);
   }

@@ -29,7 +29,7 @@ from torch_hbmcomm.parameter_server.layout import Piece, TensorSpec, lay_out
 from torch_hbmcomm.parameter_server.replica import Replica, model_tensors
 from torch_hbmcomm.parameter_server.selection import AsyncLayerDrop, Selection, SendAll, layers_in
 from torch_hbmcomm.parameter_server.sharding import Boxes, connect_boxes
-from torch_hbmcomm.tensors import check_fills_memory
+from torch_hbmcomm.tensors import check_fills_memory, is_finite
 
 _log = logging.getLogger(__name__)
 
@@ -171,6 +171,7 @@ class AsyncParameterServer:
         self._check("load_state_dict()")
         if self._steps or self._loaded:
             raise RuntimeError("a checkpoint is loaded once, and before the first step")
+        _require_finite(self._model, state["model"])
         self._selection.load_state_dict(state)  # refuses what does not fit before anything moves
         self._model.load_state_dict(state["model"])
         roster = self._job.roster
@@ -336,3 +337,14 @@ def _agree_on_name(name: str, group: dist.ProcessGroup | None) -> str:
     names = [f"{name}/{secrets.token_hex(8)}"]
     dist.broadcast_object_list(names, group=group, group_src=0)
     return names[0]
+
+
+def _require_finite(model: nn.Module, weights: dict[str, Any]) -> None:
+    """Raise ValueError when a parameter's weights have a NaN or an infinity. Buffers may: masks."""
+    for name, _ in model.named_parameters():
+        found = weights.get(name)
+        if isinstance(found, torch.Tensor) and not is_finite(found):
+            raise ValueError(
+                f"the checkpoint's {name} is not finite (it has a NaN or an infinity), and every "
+                "worker would take it from the box: nothing was loaded; load an earlier checkpoint"
+            )

@@ -25,11 +25,14 @@ from torch_hbmcomm.parameter_server.layout import Layout, Piece
 
 _MARK_BYTES = 64  # behind the weights: a number that all shards of one job bear
 
+_LONGEST_WAIT = 300.0  # seconds that an operation may take, of a box that is given by its address
+
 Boxes = smb.Box | str | Sequence[smb.Box | str]
 
 
 def connect_boxes(boxes: Boxes, resources: ExitStack) -> list[smb.Box]:
-    """Connect to those that are given by their address; `resources` closes them.
+    """Connect to those that are given by their address; `resources` closes them. Their operations
+    raise smb.OperationTimeout after 300 s: a box that is stopped holds nobody for ever.
 
     Raises TypeError and ValueError for what names no box, smb.BoxError.
     """
@@ -37,7 +40,9 @@ def connect_boxes(boxes: Boxes, resources: ExitStack) -> list[smb.Box]:
         raise TypeError(f"box is an address, a Box, or several of them, not {boxes!r}")
     found = []
     for one in [boxes] if isinstance(boxes, smb.Box | str) else boxes:
-        found.append(resources.enter_context(smb.connect(one)) if isinstance(one, str) else one)
+        if isinstance(one, str):
+            one = resources.enter_context(smb.connect(one, timeout=_LONGEST_WAIT))
+        found.append(one)
     if not found:
         raise ValueError("box names no box")
     return found

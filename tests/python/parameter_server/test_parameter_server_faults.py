@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from harness.ps_workers import Boxes, parameter_server, together
 from torch import nn
 
 from torch_hbmcomm import smb
-from torch_hbmcomm.parameter_server import Downpour, ParameterServer
+from torch_hbmcomm.parameter_server import Downpour, ParameterServer, sharding
 from torch_hbmcomm.parameter_server.roster import Roster
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -291,6 +291,39 @@ def test_a_second_checkpoint(boxes: Boxes) -> None:
         ps.load_state_dict(state)
         with pytest.raises(RuntimeError, match="loaded once"):
             ps.load_state_dict(state)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_checkpoint_that_is_not_finite(boxes: Boxes, bad: float) -> None:
+    with parameter_server(boxes, network()) as ps:
+        before = ps.state_dict()
+        broken = {name: tensor.clone() for name, tensor in before["model"].items()}
+        name = next(iter(broken))
+        broken[name].view(-1)[0] = bad
+        with pytest.raises(ValueError, match=f"the checkpoint's {name} is not finite"):
+            ps.load_state_dict(before | {"model": broken})
+        for name, tensor in ps.state_dict()["model"].items():
+            assert torch.equal(tensor, before["model"][name])
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_box_that_is_stopped(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharding, "_LONGEST_WAIT", 1.0)
+    with BoxProcess() as box:
+        monkeypatch.setenv("HBMCOMM_TOKEN", TOKEN)
+        model = network()
+        ps = ParameterServer(model, sgd(model.parameters()), box=box.url, overlap=overlap)
+        ps.step()
+        box.stop()
+        try:
+            with pytest.raises(smb.OperationTimeout):
+                for _ in range(3):
+                    backward(model, 0)
+                    ps.step()
+        finally:
+            box.process.send_signal(signal.SIGCONT)
+        with suppress(smb.BoxError, RuntimeError):
+            ps.close()
 
 
 def test_a_parameter_that_is_unfrozen(boxes: Boxes) -> None:
