@@ -134,14 +134,16 @@ native-kills: $(INSTALLED)  ## kill a memory box a hundred times, with native cl
 native-aarch64: build/aarch64  ## the portable ones of them as AArch64, emulated
 
 .PHONY: fuzz
-fuzz: $(PACKAGES)  ## send the memory box whatever comes to mind, for FUZZ_SECONDS
+fuzz: $(PACKAGES)  ## send the memory box, and a client, whatever comes to mind, for FUZZ_SECONDS each
 	@scripts/system_packages.sh $(BUILD_PACKAGES) $(FULL_PACKAGES)
 	cmake -S tests/fuzz -B build/fuzz -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 	  -DCMAKE_CXX_COMPILER=clang++
 	$(COMPILE) build/fuzz
-	python tests/fuzz/smb_frames_corpus.py build/fuzz/corpus
-	build/fuzz/smb_frames -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/fuzz/ \
-	  build/fuzz/corpus
+	for target in smb_frames smb_replies; do \
+	  python tests/fuzz/$${target}_corpus.py build/fuzz/corpus/$$target && \
+	  build/fuzz/$$target -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/fuzz/ \
+	    build/fuzz/corpus/$$target || exit; \
+	done
 
 .PHONY: vm
 vm: build vm-programs  ## check where memory lies, in virtual machines that have HBM

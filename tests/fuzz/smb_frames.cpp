@@ -1,7 +1,8 @@
 // A libFuzzer target: a client that sends a stream connection whatever it likes.
 //
-// The first byte of the input says how: bit 0, after a proper Join; bit 1, to a box with a token;
-// the others, in pieces of 2^n - 1 bytes (0: in one). What the box sends must be proper frames.
+// The first byte of the input says how: bit 0, after a proper Join; bit 1, to a box with a token,
+// both: sealed, with the right tags; the others, in pieces of 2^n - 1 bytes (0: in one). What the
+// box sends must be proper frames.
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -12,10 +13,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "box/protocol/frame_stream.h"
+#include "box/protocol/proof.h"
 #include "box/server/listener/stream_connection.h"
 #include "smb_fake_handler.h"
 
@@ -36,17 +40,24 @@ class Replies final : public smb::FrameReceiver {
     return nullptr;
   }
   std::byte* place(const smb::Header&, std::span<const std::byte>) override { return nullptr; }
-  void frame(const smb::Header&, std::span<const std::byte>, Descriptor) override {}
+  void frame(const smb::Header& header, std::span<const std::byte> body, Descriptor) override {
+    if (header.opcode == smb::Opcode::kHello && body.size() == sizeof(hello)) {
+      std::memcpy(&hello, body.data(), sizeof(hello));
+    }
+  }
+
+  smb::Hello hello{};
 };
 
 class Conversation {
  public:
   explicit Conversation(const char* token)
       : context_{handler_,
-                 {token, "boot", "/socket", 0},
+                 {token, "boot", "/socket", 0, true},
                  1 << 20,
                  {8, std::chrono::seconds(5)},
-                 {0, std::chrono::seconds(1)}} {
+                 {0, std::chrono::seconds(1)}},
+        token_(token) {
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) != 0) fail("no socket");
     client_.emplace(Descriptor(ends[0]));
@@ -58,6 +69,37 @@ class Conversation {
 
   // False: the box has closed the connection.
   bool send(std::span<const uint8_t> bytes) {
+    if (!seal_) return send_plain(bytes);
+    const smb::PieceHeader header{static_cast<uint32_t>(bytes.size())};
+    std::vector<uint8_t> piece(sizeof(header) + bytes.size());
+    std::memcpy(piece.data(), &header, sizeof(header));
+    std::copy(bytes.begin(), bytes.end(), piece.begin() + sizeof(header));
+    const smb::Tag tag = seal_->next(std::as_bytes(std::span(piece)));
+    const auto* const first = reinterpret_cast<const uint8_t*>(tag.data());
+    piece.insert(piece.end(), first, first + tag.size());
+    return send_plain(piece);
+  }
+
+  bool join() {
+    client_->receive(replies_, UINT64_MAX);
+    struct {
+      smb::Header header;
+      smb::Join join;
+    } frame{};
+    frame.header.opcode = smb::Opcode::kJoin;
+    frame.header.body_bytes = sizeof(frame.join);
+    if (replies_.hello.sealed != 0) frame.join.flags = smb::Join::kSealed;
+    frame.join.proof = smb::client_proof(token_, replies_.hello, frame.join);
+    if (!send_plain({reinterpret_cast<const uint8_t*>(&frame), sizeof(frame)})) return false;
+    if (replies_.hello.sealed == 0) return true;
+    const smb::SealKeys keys = smb::seal_keys(token_, replies_.hello, frame.join);
+    client_->seal(keys.to_box, keys.to_client);
+    seal_.emplace(keys.to_box);
+    return true;
+  }
+
+ private:
+  bool send_plain(std::span<const uint8_t> bytes) {
     while (!bytes.empty()) {
       const ssize_t sent = ::send(client_->fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
       if (sent > 0) bytes = bytes.subspan(static_cast<size_t>(sent));
@@ -67,17 +109,6 @@ class Conversation {
     return true;
   }
 
-  bool join() {
-    struct {
-      smb::Header header;
-      smb::Join join;
-    } frame{};
-    frame.header.opcode = smb::Opcode::kJoin;
-    frame.header.body_bytes = sizeof(frame.join);
-    return send({reinterpret_cast<const uint8_t*>(&frame), sizeof(frame)});
-  }
-
- private:
   bool serve() {
     for (;;) {
       const auto next = connection_->serve(0);
@@ -93,6 +124,8 @@ class Conversation {
   std::optional<smb::FrameStream> client_;
   std::shared_ptr<box::StreamConnection> connection_;
   Replies replies_;
+  const std::string token_;
+  std::optional<smb::Seal> seal_;
 };
 
 }  // namespace
@@ -103,8 +136,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const uint8_t how = data[0];
   std::span<const uint8_t> input(data + 1, size - 1);
   hbm::Conversation conversation((how & 2) != 0 ? "token" : "");
-  if ((how & 1) != 0 && (how & 2) == 0 && !conversation.join()) return 0;
-  const size_t piece = how < 4 ? input.size() : (size_t{1} << std::min(how >> 2, 20)) - 1;
+  if ((how & 1) != 0 && !conversation.join()) return 0;
+  const size_t most = std::min<size_t>(input.size(), hbm::smb::kMostPieceBytes);
+  const size_t piece = how < 4 ? most : (size_t{1} << std::min(how >> 2, 18)) - 1;
   while (!input.empty()) {
     const auto part = input.first(std::min(piece, input.size()));
     if (!conversation.send(part)) break;

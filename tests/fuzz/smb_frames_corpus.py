@@ -59,6 +59,8 @@ SEEDS: dict[str, tuple[int, bytes]] = {
     "write": (JOINED, WRITE + READ),
     "write_refused": (JOINED, frame(10, transfer(0, 64, 9), bytes(64)) + PING),
     "write_empty": (JOINED, frame(10, transfer(0, 0))),
+    "sealed": (JOINED | TOKEN, WRITE + READ + PING),
+    "sealed_in_pieces": (JOINED | TOKEN | pieces(4), WRITE * 2 + b"".join(CONTROL)),
     "write_mismatch": (JOINED, frame(10, transfer(0, 64), bytes(8))),
     "write_in_pieces": (JOINED | pieces(4), WRITE * 2),
     "control": (JOINED, b"".join(CONTROL)),
