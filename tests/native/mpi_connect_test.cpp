@@ -13,7 +13,7 @@ namespace hbm::mpi {
 namespace {
 
 MpiState standing(int world_rank = -1, int world_size = 0, const std::string& world_id = "") {
-  return {"node", "new", world_id, world_rank, world_size};
+  return {"node", "new", world_id, world_rank, world_size, {}};
 }
 
 TEST(NodeKey, HbmcommNodeIdForcesRanksApart) {
@@ -25,13 +25,57 @@ TEST(NodeKey, HbmcommNodeIdForcesRanksApart) {
 }
 
 TEST(MpiState, GoesThroughTheStore) {
-  const MpiState sent{"a node", "new", "", 3, 4};
+  const MpiState sent{"a node", "new", "", 3, 4, {7, "boot", "1:2,3:4", "5:6", false}};
   const MpiState found = decode(encode(sent));
   EXPECT_EQ(found.node, "a node");
   EXPECT_EQ(found.new_world, "new");
   EXPECT_EQ(found.world_id, "");
   EXPECT_EQ(found.world_rank, 3);
   EXPECT_EQ(found.world_size, 4);
+  EXPECT_EQ(found.sharing.user, 7u);
+  EXPECT_EQ(found.sharing.boot_id, "boot");
+  EXPECT_EQ(found.sharing.namespaces, "1:2,3:4");
+  EXPECT_EQ(found.sharing.shm_folder, "5:6");
+  EXPECT_FALSE(found.sharing.shares);
+}
+
+SharingFacts sharing(unsigned user, const std::string& boot_id = "boot",
+                     const std::string& namespaces = "n", bool shares = true) {
+  return {user, boot_id, namespaces, "folder", shares};
+}
+
+TEST(Preconditions, RanksOfOneMachineHaveOneUser) {
+  expect_error(ErrorKind::kUnavailable,
+               {"ranks 0 and 2 of group g", "different users (0 and 5)", "UCX_TLS=tcp,self"},
+               [] { require_one_user({sharing(0), sharing(0), sharing(5)}, "group g"); });
+  require_one_user({sharing(5), sharing(5)}, "group g");
+  require_one_user({sharing(0), sharing(5, "another machine")}, "group g");
+  require_one_user({sharing(0), sharing(5, "boot", "another container")}, "group g");
+  require_one_user({sharing(0, "boot", "n", false), sharing(5, "boot", "n", false)}, "group g");
+}
+
+TEST(Preconditions, TheUsersOrderDecidesWhatUcxShares) {
+  const char* const before = std::getenv("UCX_TLS");
+  ASSERT_EQ(before, nullptr);
+  EXPECT_TRUE(own_sharing_facts().shares);
+  for (const char* chosen : {"^cma", "all", "tcp,sysv,self", "sm"}) {
+    setenv("UCX_TLS", chosen, 1);
+    EXPECT_TRUE(own_sharing_facts().shares) << chosen;
+  }
+  setenv("UCX_TLS", "tcp,self", 1);
+  EXPECT_FALSE(own_sharing_facts().shares);
+  unsetenv("UCX_TLS");
+}
+
+TEST(Preconditions, ShmFoldersAreCountedAndHaveRoom) {
+  std::vector<SharingFacts> ranks(4, sharing(0));
+  ranks[1].shm_folder = "another";
+  ranks[2].boot_id = "another";
+  EXPECT_EQ(sharing_shm_folder(ranks, 0), 2u);
+  EXPECT_EQ(sharing_shm_folder(ranks, 1), 1u);
+  require_shm_room(1);
+  expect_error(ErrorKind::kUnavailable, {"/dev/shm has", "KiB left", "SIGBUS", "--shm-size"},
+               [] { require_shm_room(size_t{1} << 40); });
 }
 
 TEST(MpiState, NodesAreNumberedByFirstAppearance) {

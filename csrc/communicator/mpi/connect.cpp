@@ -1,6 +1,7 @@
 #include "communicator/mpi/connect.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <functional>
@@ -44,6 +45,7 @@ MpiState own_state(const bootstrap::Participant& participant, const std::vector<
     own.node += "/" + std::to_string(node_of[static_cast<size_t>(participant.rank)]);
   }
   own.new_world = "hbm" + bootstrap::random_id();
+  own.sharing = own_sharing_facts();
   if (const World* world = World::current()) {
     own.world_id = world->id();
     own.world_rank = world->rank();
@@ -57,12 +59,27 @@ int creation_tag(const bootstrap::Participant& participant) {
   return static_cast<int>(std::hash<std::string>{}(participant.group) & 0x3fff);
 }
 
+// Makes sure, on every rank, that MPI_Init will not end a process.
+void require_preconditions(const bootstrap::Participant& participant,
+                           const std::vector<MpiState>& ranks) {
+  std::vector<SharingFacts> facts;
+  for (const MpiState& rank : ranks) facts.push_back(rank.sharing);
+  require_one_user(facts, participant.group);
+  gather(participant, "shared-memory", bootstrap::everyone(participant.size), [&] {
+    require_shm_room(sharing_shm_folder(facts, participant.rank));
+    return std::string();
+  });
+}
+
 }  // namespace
 
 std::string encode(const MpiState& state) {
   std::ostringstream text;
   text << std::quoted(state.node) << ' ' << std::quoted(state.new_world) << ' '
-       << std::quoted(state.world_id) << ' ' << state.world_rank << ' ' << state.world_size;
+       << std::quoted(state.world_id) << ' ' << state.world_rank << ' ' << state.world_size << ' '
+       << state.sharing.user << ' ' << std::quoted(state.sharing.boot_id) << ' '
+       << std::quoted(state.sharing.namespaces) << ' ' << std::quoted(state.sharing.shm_folder)
+       << ' ' << state.sharing.shares;
   return text.str();
 }
 
@@ -70,7 +87,9 @@ MpiState decode(const std::string& record) {
   std::istringstream text(record);
   MpiState state;
   text >> std::quoted(state.node) >> std::quoted(state.new_world) >> std::quoted(state.world_id) >>
-      state.world_rank >> state.world_size;
+      state.world_rank >> state.world_size >> state.sharing.user >>
+      std::quoted(state.sharing.boot_id) >> std::quoted(state.sharing.namespaces) >>
+      std::quoted(state.sharing.shm_folder) >> state.sharing.shares;
   return state;
 }
 
@@ -106,6 +125,7 @@ std::string node_key() {
     stat(shared, &found);  // zeros where there is none
     key += "/" + std::to_string(found.st_dev) + ":" + std::to_string(found.st_ino);
   }
+  key += "/" + std::to_string(geteuid());
   const char* forced = std::getenv("HBMCOMM_NODE_ID");
   return key + "/" + (forced != nullptr ? forced : "");
 }
@@ -124,6 +144,7 @@ MpiConnection connect(const bootstrap::Rendezvous& rendezvous, const std::vector
     world = World::current();
     for (const MpiState& rank : ranks) world_ranks.push_back(rank.world_rank);
   } else {
+    require_preconditions(participant, ranks);
     world = &World::form(participant.store, ranks[0].new_world, participant.rank, participant.size,
                          nodes_of(ranks), participant.deadline);
     world_ranks = bootstrap::everyone(participant.size);

@@ -9,6 +9,7 @@
 
 #include "bootstrap/rendezvous.h"
 #include "communicator/mpi/channel.h"
+#include "communicator/mpi/preconditions.h"
 
 namespace hbm::mpi {
 
@@ -19,6 +20,7 @@ struct MpiState {
   std::string world_id;   // of its MPI world; empty: none, or one that has no name yet
   int world_rank = -1;    // -1: MPI is not initialised
   int world_size = 0;
+  SharingFacts sharing;
 };
 
 // Writes the state as one line; decode() reads it.
@@ -33,7 +35,8 @@ bool share_a_world(const std::vector<MpiState>& ranks, const std::string& group)
 std::vector<int> nodes_of(const std::vector<MpiState>& ranks);
 
 // Names the memory that this process can share through MPICH: the kernel's boot, its /dev/shm, its
-// PID and user namespaces (within a node MPICH reads a peer's memory, by PID), and HBMCOMM_NODE_ID
+// PID and user namespaces (within a node MPICH reads a peer's memory, by PID), the user, and
+// HBMCOMM_NODE_ID
 // (which forces ranks of one machine apart).
 std::string node_key();
 
@@ -47,8 +50,9 @@ struct MpiConnection {
 // if they have none. All ranks call it. For a new world, MPI takes ranks as sharing a node if their
 // node_key() and their number in `node_of` (equal on all ranks; empty: not known) are equal.
 //
-// Throws Error(kUnavailable), saying what to do, if some rank has no MPI library or the group fits
-// no world, Error(kTimeout) naming ranks that do not come.
+// Throws Error(kUnavailable), saying what to do, if some rank has no MPI library, the group fits no
+// world, or MPI would end the processes (preconditions.h), Error(kTimeout) naming ranks that do not
+// come.
 MpiConnection connect(const bootstrap::Rendezvous& rendezvous, const std::vector<int>& node_of);
 
 // A communicator of some ranks of a connected group, in that order. They alone call it. Throws

@@ -15,6 +15,7 @@
 #include "base/threads.h"
 #include "communicator/mpi/library.h"
 #include "communicator/mpi/pmi.h"
+#include "communicator/mpi/preconditions.h"
 #include "progress/backoff.h"
 
 namespace hbm::mpi {
@@ -175,7 +176,10 @@ World& World::launched(Deadline deadline) {
   const MpiLibrary& found = library();
   const Api& mpi = *found.api;
   const bool ours = !is_initialised(mpi);
-  if (ours) require_launcher(found);
+  if (ours) {
+    require_launcher(found);
+    require_shm_room(1);  // at the least; all ranks of a machine look at the same
+  }
   if (ours && !run_abandonable([&mpi] { initialise(mpi); }, deadline)) {
     throw Error(ErrorKind::kTimeout,
                 "MPI_Init did not finish in time: not every rank that the launcher started came");

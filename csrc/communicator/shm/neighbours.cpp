@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <map>
@@ -91,6 +92,7 @@ class Exploration {
         });
     own_.reset();  // everybody has read the proof
     Neighbourhood all{partition(mapped), std::move(found_)};
+    warn_of_strangers(all.node_of);
     for (size_t r = 0; r < all.at.size(); ++r) {
       if (all.node_of[r] != all.node_of[self()]) all.at[r].reset();
       if (all.at[r]) remember_neighbour(neighbour_key(members_[r]), all.at[r]);
@@ -187,6 +189,23 @@ class Exploration {
     log::warn("the segment of rank " + std::to_string(rank) + " of " + participant_.group +
               " cannot be shared, so it counts as on another node: " + reason);
     return nullptr;
+  }
+
+  // By the first rank of a machine, once in a process: later groups are made of the same ranks.
+  void warn_of_strangers(const std::vector<int>& node_of) const {
+    if (participant_.rank != machine_.front()) return;
+    const auto stranger = std::find_if(machine_.begin(), machine_.end(), [&](int rank) {
+      return node_of[static_cast<size_t>(rank)] != node_of[self()];
+    });
+    static std::atomic<bool> warned{false};
+    if (stranger == machine_.end() || warned.exchange(true)) return;
+    log::warn("ranks " + std::to_string(participant_.rank) + " and " + std::to_string(*stranger) +
+              " of " + participant_.group + " run on one machine (" +
+              member(participant_.rank).host +
+              ") and do not share memory: they count as on different nodes, and MPI carries what "
+              "shared memory could. Give their containers one network or one directory "
+              "(HBMCOMM_SOCKET_DIR) and one user; HBMCOMM_LOG=info tells what failed; different "
+              "values of HBMCOMM_NODE_ID say that it is meant");
   }
 
   std::string mapped_by_this() const {

@@ -235,3 +235,14 @@ def test_containers(prepare: str) -> None:
         jobs = [stack.enter_context(Job(command, RANK=str(rank), **where)) for rank in range(2)]
         finished = [job.finish() for job in jobs]
     assert_done(Finished(max(f.code for f in finished), "".join(f.output for f in finished)), 2)
+
+
+@pytest.mark.skipif(not namespaces_work(), reason="namespaces are not permitted here")
+@pytest.mark.parametrize("command", [torchrun(2), mpiexec(2, "--init-method=mpi://")])
+def test_a_small_shm_is_an_error_and_no_signal(command: list[str | Path]) -> None:
+    shell = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && mount -t proc proc /proc && exec "$@"'
+    finished = run([*NAMESPACES, "sh", "-c", shell, "sh", *command], HBMCOMM_NODE="mpi")
+    assert finished.code != 0
+    assert "/dev/shm has 64 KiB left, and MPI needs" in finished.output, finished.output
+    for signal_name in ("SIGBUS (", "Signal 7", "Bus error", "BAD TERMINATION"):
+        assert signal_name not in finished.output, finished.output
