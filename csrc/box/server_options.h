@@ -52,7 +52,8 @@ struct ServerOptions {
 std::vector<smb::Address> check(const ServerOptions& options);
 
 // Returns the path of the Unix socket of this process's next box, where the options name none: a
-// new name in socket_directory(), which nobody can foresee. Removes sockets there that killed boxes have left.
+// new name in socket_directory(), which nobody can foresee. Removes sockets there that killed boxes
+// have left.
 std::string new_socket_path();
 
 }  // namespace hbm::box

@@ -69,9 +69,7 @@ TEST_F(ControlGroup, OfAContainer) {
   EXPECT_EQ(limit("0::/../docker/x\n").bytes, 123u);
 }
 
-TEST_F(ControlGroup, BoundsTheRoomOfTheMachine) {
-  EXPECT_LE(machine_room(), group_limit().bytes);
-}
+TEST_F(ControlGroup, BoundsTheRoomOfTheMachine) { EXPECT_LE(machine_room(), group_limit().bytes); }
 
 }  // namespace
 }  // namespace hbm::memory

@@ -152,8 +152,8 @@ TEST_F(ServerTest, RemovesSocketsThatKilledBoxesLeft) {
 // Whoever could foresee the name of a box's socket could keep it from starting.
 TEST_F(ServerTest, StartsWhereOthersTookNamesThatCanBeForeseen) {
   for (int i = 0; i < 100; ++i) {
-    std::ofstream(sockets() + "/hbmcomm-box-" + std::to_string(getpid()) + "-" +
-                  std::to_string(i) + ".socket");
+    std::ofstream(sockets() + "/hbmcomm-box-" + std::to_string(getpid()) + "-" + std::to_string(i) +
+                  ".socket");
   }
   const Server first(options_), second(options_);
   EXPECT_NE(first.urls().back(), second.urls().back());

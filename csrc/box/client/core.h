@@ -166,7 +166,7 @@ class Core {
   Clock::time_point broken_at_{};
   bool warned_ = false;  // of this outage: once an operation has to wait for its end
   // An outage goes on while connections break over which nothing was answered that was asked.
-  bool answered_ = true;   // over the connection that is up, or was last
+  bool answered_ = true;    // over the connection that is up, or was last
   unsigned fruitless_ = 0;  // connections of this outage over which nothing was
   smb::Id session_;
   smb::Id contents_;
