@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "bootstrap/gather.h"
 #include "process_group/segment_allocator.h"
+#include "process_group/store_connection.h"
 #include "process_group/types.h"
 
 namespace hbm {
@@ -46,12 +47,11 @@ ProcessGroupHbm::ProcessGroupHbm(const c10::intrusive_ptr<c10d::Store>& store, i
     : BackendBase(rank, size),
       options_(std::move(options)),
       name_("group \"" + std::move(name) + "\""),
-      c10d_store_(store),
       flight_record_(*this, global_ranks(*options_, size)),
       timeout_ms_(options_->timeout.count()) {
   log::set_rank(global_ranks(*options_, size)[static_cast<size_t>(rank)]);
   translated([&] {
-    connection_ = connect(Clock::now() + options_->timeout);
+    connection_ = connect(store, Clock::now() + options_->timeout);
     queue_ = OperationQueue::create(
         OperationQueue::Order::kOrdered, connection_.crowded,
         hooks([this](const std::exception_ptr& error) { collective_failed(error); }));
@@ -62,10 +62,11 @@ ProcessGroupHbm::ProcessGroupHbm(const c10::intrusive_ptr<c10d::Store>& store, i
   init();
 }
 
-GroupConnection ProcessGroupHbm::connect(Clock::time_point deadline) const {
+GroupConnection ProcessGroupHbm::connect(const c10::intrusive_ptr<c10d::Store>& store,
+                                         Clock::time_point deadline) const {
   const std::string& boxes = options_->parameter_server;
   const std::string kind = boxes.empty() ? "none" : boxes == "auto" ? boxes : "addresses";
-  return hbm::connect({.store = make_key_value(c10d_store_),
+  return hbm::connect({.store = connect_store(store, deadline).group,
                        .rank = rank_,
                        .size = size_,
                        .group = name_,

@@ -225,7 +225,8 @@ class ProcessGroupHbm final : public BackendBase {
   // The options of a group that comes from this one: `opts`, or without them this group's.
   c10::intrusive_ptr<GroupOptions> derived_options(
       const c10::intrusive_ptr<c10d::Backend::Options>& opts, const char* operation) const;
-  GroupConnection connect(std::chrono::steady_clock::time_point deadline) const;
+  GroupConnection connect(const c10::intrusive_ptr<c10d::Store>& store,
+                          std::chrono::steady_clock::time_point deadline) const;
   OperationQueue::Hooks hooks(std::function<void(const std::exception_ptr& error)> failed);
   // The call as the flight record keeps it.
   FlightRecord::Issued issued(const Call& call, uint64_t sequence) const;
@@ -240,7 +241,6 @@ class ProcessGroupHbm final : public BackendBase {
 
   const c10::intrusive_ptr<GroupOptions> options_;
   const std::string name_;
-  const c10::intrusive_ptr<c10d::Store> c10d_store_;
   GroupConnection connection_;
   FlightRecord flight_record_;
   std::shared_ptr<OperationQueue> queue_;  // of collectives

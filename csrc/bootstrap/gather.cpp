@@ -19,6 +19,7 @@ constexpr char kRelayed = '>';  // a problem of another rank, which the text nam
 
 // Lets the others read why this rank fails: the store may end with its process.
 constexpr std::chrono::seconds kLastWords{5};
+constexpr std::chrono::seconds kLookPatience{1};  // for who has come, after the deadline
 
 class ProblemElsewhere : public Error {
  public:
@@ -34,9 +35,9 @@ std::string list(const std::vector<int>& ranks) {
 void say_last_words(const Participant& participant, const std::string& key,
                     const std::string& problem, const std::vector<std::string>& others) {
   try {
-    participant.store->set(key, problem);
-    participant.store->wait(
-        others, std::min(participant.deadline, std::chrono::steady_clock::now() + kLastWords));
+    const auto until = std::min(participant.deadline, std::chrono::steady_clock::now() + kLastWords);
+    participant.store->set(key, problem, until);
+    await_keys(*participant.store, others, until);
   } catch (const Error& unreachable) {
     log::warn(std::string("cannot tell the other ranks why this one fails: ") + unreachable.what());
   }
@@ -44,9 +45,10 @@ void say_last_words(const Participant& participant, const std::string& key,
 
 [[noreturn]] void missed(const Participant& participant, const std::string& step,
                          const std::vector<int>& among, const std::vector<std::string>& keys) {
+  const auto until = std::chrono::steady_clock::now() + kLookPatience;
   std::vector<int> absent;
   for (size_t i = 0; i < among.size(); ++i) {
-    if (!participant.store->get(keys[i])) absent.push_back(among[i]);
+    if (!participant.store->has({keys[i]}, until)) absent.push_back(among[i]);
   }
   throw Error(ErrorKind::kTimeout,
               "rank " + std::to_string(participant.rank) + " of " + participant.group + " met " +
@@ -86,12 +88,14 @@ std::vector<std::string> gather(const Participant& participant, const std::strin
     say_last_words(participant, own_key, told, keys);
     std::rethrow_exception(own);  // in its own words and of its own kind
   }
-  participant.store->set(own_key, told);
-  if (!participant.store->wait(keys, participant.deadline)) missed(participant, step, among, keys);
+  participant.store->set(own_key, told, participant.deadline);
+  if (!await_keys(*participant.store, keys, participant.deadline)) {
+    missed(participant, step, among, keys);
+  }
 
   std::vector<std::string> heard(static_cast<size_t>(participant.size));
   for (size_t i = 0; i < among.size(); ++i) {
-    const std::string record = participant.store->get(keys[i]).value();
+    const std::string record = participant.store->get(keys[i], participant.deadline + kLookPatience).value();
     const std::string text = record.substr(1);
     if (record.front() == kRelayed) throw ProblemElsewhere(text);
     if (record.front() == kProblem) {

@@ -1,30 +1,57 @@
 // A key-value store shared by the ranks: what bootstrap needs of one. The process group puts a c10d
 // store behind it; tests put a map behind it.
+//
+// Threads: all functions may be called from any thread. Nothing waits in the store: whoever waits
+// for a key asks again and again (await_keys), so that one connection serves all of a process.
 #pragma once
 
 #include <chrono>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace hbm {
 
+// Each question has a deadline for its answer: Error(kTimeout) says that the store did not answer,
+// Error(kNetwork) that it is gone.
 class KeyValue {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
 
   virtual ~KeyValue() = default;
 
-  virtual void set(const std::string& key, const std::string& value) = 0;
+  virtual void set(const std::string& key, const std::string& value, Deadline deadline) = 0;
 
   // The value, or nothing if the key is not there now.
-  virtual std::optional<std::string> get(const std::string& key) = 0;
+  virtual std::optional<std::string> get(const std::string& key, Deadline deadline) = 0;
 
-  // Waits until all keys are there; false when the deadline came first.
-  virtual bool wait(const std::vector<std::string>& keys, Deadline deadline) = 0;
+  // Whether all keys are there now.
+  virtual bool has(const std::vector<std::string>& keys, Deadline deadline) = 0;
 
   // Adds to the integer behind the key (absent: 0) and returns the sum.
-  virtual long add(const std::string& key, long amount) = 0;
+  virtual long add(const std::string& key, long amount, Deadline deadline) = 0;
+};
+
+// Waits until all keys are there; false when the deadline came first. `check` is called between
+// the looks, and ends the wait by what it throws.
+bool await_keys(KeyValue& store, const std::vector<std::string>& keys, KeyValue::Deadline deadline,
+                const std::function<void()>& check = {});
+
+// The keys of a store that begin with a prefix, by the rest of their names.
+class PrefixedKeyValue final : public KeyValue {
+ public:
+  PrefixedKeyValue(std::shared_ptr<KeyValue> store, std::string prefix);
+
+  void set(const std::string& key, const std::string& value, Deadline deadline) override;
+  std::optional<std::string> get(const std::string& key, Deadline deadline) override;
+  bool has(const std::vector<std::string>& keys, Deadline deadline) override;
+  long add(const std::string& key, long amount, Deadline deadline) override;
+
+ private:
+  const std::shared_ptr<KeyValue> store_;
+  const std::string prefix_;
 };
 
 }  // namespace hbm

@@ -107,7 +107,7 @@ Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::
   // A store may outlive a group (torchrun's agent keeps one for the whole job), so each rank counts
   // its own rendezvous here: the n-th of one rank is the n-th of the others.
   const std::string counter = "hbm/rendezvous_count/" + std::to_string(rank);
-  const std::string prefix = "hbm/rendezvous" + std::to_string(store->add(counter, 1)) + "/";
+  const std::string prefix = "hbm/rendezvous" + std::to_string(store->add(counter, 1, deadline)) + "/";
   const Participant participant{std::move(store), prefix, rank, size, group, deadline};
   std::vector<Member> members;
   for (const std::string& record :

@@ -110,30 +110,30 @@ void ProcessGroupHbm::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
     const std::string prefix = connection_.rendezvous.participant.prefix + "monitored_barrier" +
                                std::to_string(number) + "/";
     const std::string verdict_key = prefix + "verdict";
-    const auto store = make_key_value(c10d_store_);
+    KeyValue& store = *connection_.rendezvous.participant.store;
     const std::string late = "monitored_barrier of " + name_ + " timed out after " +
                              std::to_string(timeout.count()) + " ms";
-    store->set(prefix + std::to_string(rank_), "1");
+    store.set(prefix + std::to_string(rank_), "1", deadline);
     if (rank_ != 0) {
       // Rank 0 may use the whole timeout itself; its verdict comes a little later.
       const std::string reached = "; Rank " + std::to_string(rank_) +
                                   " successfully reached monitoredBarrier, but received errors "
                                   "while waiting for send/recv from rank 0";
-      if (!store->wait({verdict_key}, deadline + timeout)) {
+      if (!await_keys(store, {verdict_key}, deadline + timeout)) {
         throw Error(ErrorKind::kTimeout, late + "; missing ranks: 0" + reached);
       }
-      const std::string verdict = store->get(verdict_key).value();
+      const std::string verdict = store.get(verdict_key, deadline + timeout).value();
       if (!verdict.empty()) throw Error(ErrorKind::kTimeout, verdict + reached);
       return;
     }
     std::vector<int> missing;
     for (int r = 1; r < size_; ++r) {
-      if (store->wait({prefix + std::to_string(r)}, deadline)) continue;
+      if (await_keys(store, {prefix + std::to_string(r)}, deadline)) continue;
       missing.push_back(r);
       if (!wait_all_ranks) break;
     }
     const std::string verdict = missing.empty() ? "" : late + "; " + missing_ranks(missing);
-    store->set(verdict_key, verdict);
+    store.set(verdict_key, verdict, deadline + timeout);
     if (missing.empty()) return;
     throw Error(ErrorKind::kTimeout,
                 verdict + "; " + torch_barrier_words(missing, wait_all_ranks, timeout));

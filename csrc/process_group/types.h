@@ -1,13 +1,10 @@
-// The border between c10d's vocabulary and ours: types, operators, errors and the store.
+// The border between c10d's vocabulary and ours: types, operators and errors.
 #pragma once
 
 #include <exception>
-#include <memory>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include "base/dtype.h"
-#include "bootstrap/key_value.h"
 
 namespace hbm {
 
@@ -33,9 +30,5 @@ auto translated(Call&& call) {
     std::rethrow_exception(to_torch(std::current_exception()));
   }
 }
-
-// A c10d store as a KeyValue: on a connection of its own where the store has such, so that a long
-// wait here blocks nobody else. Errors of the store become Error(kNetwork).
-std::shared_ptr<KeyValue> make_key_value(const c10::intrusive_ptr<c10d::Store>& store);
 
 }  // namespace hbm

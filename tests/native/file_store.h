@@ -5,6 +5,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
@@ -12,7 +13,6 @@
 #include <optional>
 #include <string>
 #include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -26,32 +26,27 @@ class FileStore final : public KeyValue {
   explicit FileStore(std::filesystem::path directory) : directory_(std::move(directory)) {}
 
   // A reader sees the old value or the new one: the file appears by a rename.
-  void set(const std::string& key, const std::string& value) override {
+  void set(const std::string& key, const std::string& value, Deadline /*deadline*/) override {
     const std::filesystem::path draft = file(key + "." + std::to_string(gettid()) + ".draft");
     std::ofstream(draft, std::ios::binary) << value;
     std::filesystem::rename(draft, file(key));
   }
 
-  std::optional<std::string> get(const std::string& key) override {
+  std::optional<std::string> get(const std::string& key, Deadline /*deadline*/) override {
     std::ifstream in(file(key), std::ios::binary);
     if (!in) return std::nullopt;
     return std::string(std::istreambuf_iterator<char>(in), {});
   }
 
-  bool wait(const std::vector<std::string>& keys, Deadline deadline) override {
-    for (const std::string& key : keys) {
-      while (!std::filesystem::exists(file(key))) {
-        if (std::chrono::steady_clock::now() >= deadline) return false;
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      }
-    }
-    return true;
+  bool has(const std::vector<std::string>& keys, Deadline /*deadline*/) override {
+    return std::ranges::all_of(
+        keys, [this](const auto& key) { return std::filesystem::exists(file(key)); });
   }
 
-  long add(const std::string& key, long amount) override {
+  long add(const std::string& key, long amount, Deadline deadline) override {
     const Lock lock(directory_ / "lock");
-    const long sum = std::stol(get(key).value_or("0")) + amount;
-    set(key, std::to_string(sum));
+    const long sum = std::stol(get(key, deadline).value_or("0")) + amount;
+    set(key, std::to_string(sum), deadline);
     return sum;
   }
 

@@ -165,15 +165,19 @@ class DeadlyStore final : public KeyValue {
   DeadlyStore(std::shared_ptr<KeyValue> store, std::string step)
       : store_(std::move(store)), step_("/" + std::move(step) + "/") {}
 
-  void set(const std::string& key, const std::string& value) override {
-    store_->set(key, value);
+  void set(const std::string& key, const std::string& value, Deadline deadline) override {
+    store_->set(key, value, deadline);
     if (key.find(step_) != std::string::npos) raise(SIGKILL);
   }
-  std::optional<std::string> get(const std::string& key) override { return store_->get(key); }
-  bool wait(const std::vector<std::string>& keys, Deadline deadline) override {
-    return store_->wait(keys, deadline);
+  std::optional<std::string> get(const std::string& key, Deadline deadline) override {
+    return store_->get(key, deadline);
   }
-  long add(const std::string& key, long amount) override { return store_->add(key, amount); }
+  bool has(const std::vector<std::string>& keys, Deadline deadline) override {
+    return store_->has(keys, deadline);
+  }
+  long add(const std::string& key, long amount, Deadline deadline) override {
+    return store_->add(key, amount, deadline);
+  }
 
  private:
   const std::shared_ptr<KeyValue> store_;

@@ -22,7 +22,7 @@ namespace hbm {
 // A rank's arguments to connect(). Version, kind of parameter server, staging_bytes and
 // HBMCOMM_NODE must be equal on all ranks.
 struct GroupSetup {
-  std::shared_ptr<KeyValue> store;  // the group's own
+  std::shared_ptr<KeyValue> store;      // the group's own
   int rank = 0;
   int size = 1;
   std::string group;  // as errors name it

@@ -22,8 +22,10 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kRound{250};
 constexpr std::chrono::milliseconds kReportPatience{200};
 constexpr std::chrono::milliseconds kEndPatience{1000};
-constexpr std::chrono::milliseconds kLostAfter{1000};    // of errors
-constexpr std::chrono::milliseconds kSilentAfter{5000};  // of no answer
+constexpr std::chrono::milliseconds kLostAfter{1000};  // of errors
+constexpr std::chrono::milliseconds kAnswerPatience{500};
+
+KeyValue::Deadline soon() { return Clock::now() + kAnswerPatience; }
 
 // Keys of a group in the store, behind its prefix.
 constexpr const char* kFailure = "failure";  // what broke the group: the latest report
@@ -70,7 +72,7 @@ struct FailureMonitor::Notes {
     changed.notify_all();
   }
   bool has_left_in_store(int rank) {
-    return setup.store->get(setup.prefix + kLeft + std::to_string(rank)).has_value();
+    return setup.store->has({setup.prefix + kLeft + std::to_string(rank)}, soon());
   }
 };
 
@@ -88,19 +90,19 @@ void FailureMonitor::Notes::round() {
   const std::vector<int> seen = setup.dead();
   std::set<int> gone(seen.begin(), seen.end());
   try {
-    if (report) setup.store->set(setup.prefix + kFailure, *report);
-    if (leave) setup.store->set(setup.prefix + kLeft + std::to_string(setup.rank), "1");
+    if (report) setup.store->set(setup.prefix + kFailure, *report, soon());
+    if (leave) setup.store->set(setup.prefix + kLeft + std::to_string(setup.rank), "1", soon());
     std::set<int> away;
     for (const int rank : asked) {
       if (has_left_in_store(rank)) away.insert(rank);
     }
     std::erase_if(gone, [&](int rank) { return has_left_in_store(rank); });
-    std::set<int> known = parse(setup.store->get(setup.prefix + kDeaths).value_or(""));
+    std::set<int> known = parse(setup.store->get(setup.prefix + kDeaths, soon()).value_or(""));
     if (!std::includes(known.begin(), known.end(), gone.begin(), gone.end())) {
       known.insert(gone.begin(), gone.end());
-      setup.store->set(setup.prefix + kDeaths, format(known));
+      setup.store->set(setup.prefix + kDeaths, format(known), soon());
     }
-    const auto failed = setup.store->get(setup.prefix + kFailure);
+    const auto failed = setup.store->get(setup.prefix + kFailure, soon());
     const std::lock_guard lock(mutex);
     if (to_report == report) to_report.reset();
     has_left = has_left || leave;
@@ -112,7 +114,8 @@ void FailureMonitor::Notes::round() {
   } catch (const Error& error) {
     const std::lock_guard lock(mutex);
     dead.insert(gone.begin(), gone.end());  // seen with our own eyes
-    trouble = error.what();
+    // A store that does not answer proves nothing.
+    if (error.kind() != ErrorKind::kTimeout) trouble = error.what();
   }
 }
 
@@ -196,13 +199,11 @@ void FailureMonitor::check(const Operation& operation) {
       throw Error(ErrorKind::kDeath, operation.describe() + ": " + name + " has died");
     }
   }
-  const auto silent = Clock::now() - notes_->answered;
-  const bool lost = !notes_->trouble.empty() && silent > kLostAfter;
-  if (!lost && silent <= kSilentAfter) return;
+  if (notes_->trouble.empty() || Clock::now() - notes_->answered <= kLostAfter) return;
   throw Error(ErrorKind::kNetwork,
               operation.describe() +
                   ": the store is gone, and with it the reports of other nodes' failures (" +
-                  (lost ? notes_->trouble : "it does not answer") + ")");
+                  notes_->trouble + ")");
 }
 
 void FailureMonitor::report(const std::string& failure) {

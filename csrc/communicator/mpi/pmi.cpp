@@ -102,13 +102,13 @@ std::string PmiResponder::answer(const std::string& line) {
     return "cmd=universe_size size=" + std::to_string(job_.size) + " rc=0";
   }
   if (command == "put") {
-    store_->set(job_.name + "/" + field(line, "key"), field(line, "value"));
+    store_->set(job_.name + "/" + field(line, "key"), field(line, "value"), job_.deadline);
     return "cmd=put_result rc=0 msg=success";
   }
   if (command == "get") {
     const std::string key = field(line, "key");
     const std::optional<std::string> value =
-        key == kMappingKey ? mapping_ : store_->get(job_.name + "/" + key);
+        key == kMappingKey ? mapping_ : store_->get(job_.name + "/" + key, job_.deadline);
     if (!value) return "cmd=get_result rc=-1 msg=key_not_found value=unknown";
     return "cmd=get_result rc=0 msg=success value=" + *value;
   }
@@ -122,8 +122,10 @@ std::string PmiResponder::answer(const std::string& line) {
 
 bool PmiResponder::barrier() {
   const std::string prefix = job_.name + "/barrier" + std::to_string(barriers_++);
-  if (store_->add(prefix, 1) == job_.size) store_->set(prefix + "/open", "1");
-  return store_->wait({prefix + "/open"}, job_.deadline);
+  if (store_->add(prefix, 1, job_.deadline) == job_.size) {
+    store_->set(prefix + "/open", "1", job_.deadline);
+  }
+  return await_keys(*store_, {prefix + "/open"}, job_.deadline);
 }
 
 }  // namespace hbm::mpi

@@ -158,8 +158,8 @@ World& World::form(std::shared_ptr<KeyValue> store, const std::string& id, int r
   require_pmi(found, rank, size);
   // Everyone has mapped the segment once everyone is out of MPI_Init.
   const std::string key = id + "/initialised";
-  if (store->add(key, 1) == size) store->set(key + "/all", "1");
-  if (!store->wait({key + "/all"}, deadline)) {
+  if (store->add(key, 1, deadline) == size) store->set(key + "/all", "1", deadline);
+  if (!await_keys(*store, {key + "/all"}, deadline)) {
     throw Error(ErrorKind::kTimeout, "not every rank came out of MPI_Init in time");
   }
   unlink_segments();

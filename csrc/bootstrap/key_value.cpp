@@ -1,0 +1,53 @@
+#include "bootstrap/key_value.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <thread>
+#include <utility>
+
+namespace hbm {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::steady_clock;
+
+constexpr microseconds kFirstPause{50};
+constexpr microseconds kLongestPause{10'000};
+constexpr microseconds kPausePerKey{100};  // so that a thousand ranks do not flood the store
+
+}  // namespace
+
+bool await_keys(KeyValue& store, const std::vector<std::string>& keys, KeyValue::Deadline deadline,
+                const std::function<void()>& check) {
+  const microseconds longest = std::max(kLongestPause, kPausePerKey * static_cast<int64_t>(keys.size()));
+  for (microseconds pause = kFirstPause;; pause = std::min(pause * 3 / 2, longest)) {
+    if (store.has(keys, deadline)) return true;
+    if (check) check();
+    const auto now = steady_clock::now();
+    if (now >= deadline) return false;
+    std::this_thread::sleep_until(std::min(now + pause, deadline));
+  }
+}
+
+PrefixedKeyValue::PrefixedKeyValue(std::shared_ptr<KeyValue> store, std::string prefix)
+    : store_(std::move(store)), prefix_(std::move(prefix)) {}
+
+void PrefixedKeyValue::set(const std::string& key, const std::string& value, Deadline deadline) {
+  store_->set(prefix_ + key, value, deadline);
+}
+
+std::optional<std::string> PrefixedKeyValue::get(const std::string& key, Deadline deadline) {
+  return store_->get(prefix_ + key, deadline);
+}
+
+bool PrefixedKeyValue::has(const std::vector<std::string>& keys, Deadline deadline) {
+  std::vector<std::string> prefixed;
+  for (const std::string& key : keys) prefixed.push_back(prefix_ + key);
+  return store_->has(prefixed, deadline);
+}
+
+long PrefixedKeyValue::add(const std::string& key, long amount, Deadline deadline) {
+  return store_->add(prefix_ + key, amount, deadline);
+}
+
+}  // namespace hbm

@@ -1,0 +1,31 @@
+// The connection of this process to a c10d store, which all of its groups share.
+//
+// A thread of its own makes every call, one after another, so that a store that does not answer (a
+// process that is stopped, a link that is cut) holds up nobody past a deadline; none of the calls
+// waits in the store. Groups of one store have PrefixStores above it: below them is one connection,
+// a clone of PyTorch's, which other code may block.
+//
+// Threads: all functions may be called from any thread, but for a forked child, which has to open a
+// store of its own.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "bootstrap/key_value.h"
+
+namespace hbm {
+
+// A group's way to its store.
+struct GroupStore {
+  std::shared_ptr<KeyValue> group;  // the group's own keys
+  std::shared_ptr<KeyValue> job;    // all keys; one object for all groups of the store
+};
+
+// Opens the connection, unless another group has done so and lives. Throws Error(kNetwork) if the
+// store is gone, Error(kTimeout) if it does not answer before the deadline.
+GroupStore connect_store(const c10::intrusive_ptr<c10d::Store>& store,
+                         KeyValue::Deadline deadline);
+
+}  // namespace hbm

@@ -1,0 +1,162 @@
+"""The c10d store of a job: its host dies, is stopped, or runs out of descriptors."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import time
+from datetime import timedelta
+from multiprocessing.connection import Connection
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import beyond_gloo
+from harness.cases import cases
+from harness.fates import Ranks, Said
+from harness.network import free_port
+
+pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
+
+SOON = 2.0  # seconds; the documents say one
+TIMEOUT = 60.0
+
+
+def served_by_rank_0() -> str:
+    return f"tcp://127.0.0.1:{free_port()}"
+
+
+def form(url: str, rank: int, size: int, timeout: float = TIMEOUT) -> None:
+    dist.init_process_group(
+        "hbm",
+        init_method=url,
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout),
+    )
+
+
+# A host that has died.
+
+
+def group_after_the_end_of_rank_0(pipe: Connection, rank: int, url: str) -> None:
+    form(url, rank, 3)
+    dist.all_reduce(torch.ones(4))
+    pipe.send("ready")
+    if rank == 0:
+        signal.pause()
+    pipe.recv()
+    pipe.send(time.monotonic())
+    dist.new_group([1, 2])
+
+
+@pytest.mark.parametrize("layout", ["aaa", "aab"])
+def test_new_group_after_the_death_of_the_stores_host(layout: str) -> None:
+    with Ranks(3, group_after_the_end_of_rank_0, served_by_rank_0(), layout=layout) as ranks:
+        ranks.hear(0, 1, 2)
+        ranks.signal(0, signal.SIGKILL)
+        ranks.processes[0].join()
+        ranks.tell(1, 2)
+        began = ranks.hear(1, 2)
+        for start, said in zip(began, ranks.hear(1, 2), strict=True):
+            assert said.error in ("DistNetworkError", "DistBackendError"), said
+            assert re.search(r"rank 0 \(pid \d+ on \S+\)( of group \"\d+\")? has died", said.text)
+            assert said.at - start < SOON, said
+
+
+# A host that does not answer.
+
+
+def sums_until_told(pipe: Connection, rank: int, url: str, size: int) -> int:
+    """All-reduces until rank 0 has been told to end; checks each sum, and returns their number."""
+    form(url, rank, size)
+    pipe.send("ready")
+    done = 0
+    goes_on = torch.ones(1)
+    while goes_on.item():
+        tensor = torch.full((1000,), float(rank + done))
+        dist.all_reduce(tensor)
+        assert (tensor == sum(other + done for other in range(size))).all()
+        done += 1
+        goes_on = torch.tensor([0.0 if rank == 0 and pipe.poll() else 1.0])
+        dist.broadcast(goes_on, 0)
+    dist.destroy_process_group()
+    return done
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("layout", ["aa", "ab", "aab"])
+def test_a_stopped_rank_is_not_dead(layout: str, victim: int) -> None:
+    size = len(layout)
+    with Ranks(size, sums_until_told, served_by_rank_0(), size, layout=layout) as ranks:
+        ranks.hear(*range(size))
+        time.sleep(0.5)
+        ranks.signal(victim, signal.SIGSTOP)
+        time.sleep(10)
+        ranks.signal(victim, signal.SIGCONT)
+        time.sleep(1)
+        ranks.tell(0)
+        said = ranks.hear(*range(size))
+    assert [each.error for each in said] == [""] * size, said
+    assert len({each.value for each in said}) == 1 and said[0].value > 0, said
+
+
+# Descriptors.
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def many_groups(pipe: Connection, rank: int, url: str, size: int, count: int) -> tuple[int, int]:
+    """The descriptors after a tenth of the groups, and after all of them."""
+    form(url, rank, size)
+    found = []
+    for number in range(count):
+        group = dist.new_group(list(range(size)))
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor, group=group)
+        assert tensor.item() == size
+        if number + 1 in (count // 10, count):
+            dist.barrier()
+            found.append(descriptors())
+    dist.barrier()
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize(
+    ("layout", "count"),
+    [
+        pytest.param("aaa", 20, id="one_node"),
+        pytest.param("aabb", 20, id="two_nodes"),
+        pytest.param("a" * 8, 100, id="8_ranks", marks=pytest.mark.full),
+    ],
+)
+def test_groups_take_no_descriptors(layout: str, count: int) -> None:
+    size = len(layout)
+    with Ranks(size, many_groups, served_by_rank_0(), size, count, layout=layout) as ranks:
+        for said in ranks.hear(*range(size)):
+            assert not said.error, said
+            few, many = said.value
+            assert many <= few, said
+
+
+def few_descriptors(pipe: Connection, rank: int, url: str, size: int, spare: int) -> None:
+    if rank == 0:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + spare, hard))
+    form(url, rank, size, timeout=3)
+    dist.all_reduce(torch.ones(1))
+
+
+@pytest.mark.parametrize("spare", cases([9, 12, 15], quick=["12"]))
+def test_too_few_descriptors_are_named(spare: int) -> None:
+    """Rank 0, which serves the store, cannot take in all connections."""
+    size = 6
+    with Ranks(size, few_descriptors, served_by_rank_0(), size, spare) as ranks:
+        said: list[Said] = ranks.hear(*range(size), limit=40)
+    assert any("ulimit -n" in each.text for each in said), said
