@@ -66,7 +66,11 @@ GroupConnection ProcessGroupHbm::connect(const c10::intrusive_ptr<c10d::Store>& 
                                          Clock::time_point deadline) const {
   const std::string& boxes = options_->parameter_server;
   const std::string kind = boxes.empty() ? "none" : boxes == "auto" ? boxes : "addresses";
-  return hbm::connect({.store = connect_store(store, deadline).group,
+  const GroupStore keys = connect_store(store, deadline);
+  return hbm::connect({.store = keys.group,
+                       .job_store = keys.job,
+                       .global_ranks = options_->global_ranks_in_group,
+                       .heartbeat = options_->heartbeat(),
                        .rank = rank_,
                        .size = size_,
                        .group = name_,

@@ -22,6 +22,9 @@ class Options:
             machine's memory); "smb://host:port[,host:port...]" or "smb+unix:///path" are boxes that
             run already; "" is none. Default: HBMCOMM_PARAMETER_SERVER, else "". Errors in
             it are raised on every rank when the group is formed.
+        heartbeat_timeout: seconds that another machine may not answer, at least 3, before a rank
+            on it counts as lost (a process that is stopped still answers). The group's timeout is
+            the upper bound. Default: HBMCOMM_HEARTBEAT_TIMEOUT, else the group's timeout.
 
     Raises:
         ValueError: a value that is not among these
@@ -34,6 +37,7 @@ class Options:
         staging_bytes: int | None = None,
         reduce_threads: int | None = None,
         parameter_server: str | None = None,
+        heartbeat_timeout: float | None = None,
     ) -> None: ...
     @property
     def memory(self) -> str: ...
@@ -41,6 +45,8 @@ class Options:
     def staging_bytes(self) -> int: ...
     @property
     def parameter_server(self) -> str: ...
+    @property
+    def heartbeat_timeout(self) -> float | None: ...
 
 class _GroupResource(Protocol):
     def close(self, patient: bool) -> None: ...

@@ -1,5 +1,6 @@
 #include "base/threads.h"
 
+#include <algorithm>
 #include <future>
 #include <memory>
 #include <thread>
@@ -7,11 +8,24 @@
 
 namespace hbm {
 
-bool run_abandonable(std::function<void()> call, std::chrono::steady_clock::time_point deadline) {
+namespace {
+
+constexpr std::chrono::milliseconds kCheckEvery{10};
+
+}  // namespace
+
+bool run_abandonable(std::function<void()> call, std::chrono::steady_clock::time_point deadline,
+                     const std::function<void()>& check) {
   auto task = std::make_shared<std::packaged_task<void()>>(std::move(call));
   std::future<void> result = task->get_future();
   std::thread([task] { (*task)(); }).detach();
-  if (result.wait_until(deadline) != std::future_status::ready) return false;
+  const auto step = [&] {
+    return check ? std::min(deadline, std::chrono::steady_clock::now() + kCheckEvery) : deadline;
+  };
+  while (result.wait_until(step()) != std::future_status::ready) {
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    if (check) check();
+  }
   result.get();
   return true;
 }

@@ -33,7 +33,9 @@ class SignalsHeldOff {
 // Runs a call that may never return (MPI_Init and MPI_Comm_create_group with a dead peer, for
 // example) on a new thread and waits for it. Returns true once it has returned (what it threw is
 // rethrown), false when the deadline came first: the thread then goes on alone, so `call` must own
-// all that it touches.
-bool run_abandonable(std::function<void()> call, std::chrono::steady_clock::time_point deadline);
+// all that it touches. `check` is called a hundred times a second meanwhile, and ends the wait by
+// what it throws.
+bool run_abandonable(std::function<void()> call, std::chrono::steady_clock::time_point deadline,
+                     const std::function<void()>& check = {});
 
 }  // namespace hbm

@@ -1,6 +1,9 @@
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+#include <numeric>
+
 #include "base/error.h"
 #include "base/log.h"
 #include "bindings/module.h"
@@ -28,6 +31,10 @@ c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>& 
   own->timeout = timeout;
   own->group_name = name;
   own->global_ranks_in_group = global_ranks;
+  if (global_ranks.empty()) {  // the default group
+    own->global_ranks_in_group.resize(static_cast<size_t>(size));
+    std::iota(own->global_ranks_in_group.begin(), own->global_ranks_in_group.end(), 0);
+  }
   return c10::make_intrusive<ProcessGroupHbm>(store, rank, size, own, name);
 }
 
@@ -109,20 +116,33 @@ void register_process_group(py::module_& m) {
   py::class_<GroupOptions, c10d::Backend::Options, c10::intrusive_ptr<GroupOptions>>(m, "Options")
       .def(py::init([](std::optional<std::string> memory, std::optional<int64_t> staging_bytes,
                        std::optional<int64_t> reduce_threads,
-                       const std::optional<std::string>& parameter_server) {
+                       const std::optional<std::string>& parameter_server,
+                       std::optional<double> heartbeat_timeout) {
              const auto defaults = GroupOptions::from_environment();
+             auto heartbeat = defaults->heartbeat_timeout;
+             if (heartbeat_timeout) {
+               heartbeat = std::chrono::milliseconds(
+                   static_cast<int64_t>(std::clamp(*heartbeat_timeout, 0.0, 1e9) * 1000));
+             }
              if (memory) memory::named_by_user(memory::parse_policy(*memory));
              return c10::make_intrusive<GroupOptions>(
                  memory.value_or(memory::policy_name(defaults->policy)),
                  staging_bytes.value_or(defaults->staging_bytes), reduce_threads,
-                 parameter_server.value_or(defaults->parameter_server));
+                 parameter_server.value_or(defaults->parameter_server), heartbeat);
            }),
            py::kw_only(), py::arg("memory") = py::none(), py::arg("staging_bytes") = py::none(),
-           py::arg("reduce_threads") = py::none(), py::arg("parameter_server") = py::none())
+           py::arg("reduce_threads") = py::none(), py::arg("parameter_server") = py::none(),
+           py::arg("heartbeat_timeout") = py::none())
       .def_property_readonly(
           "memory", [](const GroupOptions& self) { return memory::policy_name(self.policy); })
       .def_readonly("staging_bytes", &GroupOptions::staging_bytes)
-      .def_readonly("parameter_server", &GroupOptions::parameter_server);
+      .def_readonly("parameter_server", &GroupOptions::parameter_server)
+      .def_property_readonly("heartbeat_timeout", [](const GroupOptions& self) {
+        return self.heartbeat_timeout
+                   ? std::optional<double>(
+                         std::chrono::duration<double>(*self.heartbeat_timeout).count())
+                   : std::nullopt;
+      });
 
   py::class_<ProcessGroupHbm, c10d::Backend, c10::intrusive_ptr<ProcessGroupHbm>> group(
       m, "ProcessGroupHbm");

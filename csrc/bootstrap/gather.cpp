@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <exception>
 #include <numeric>
 #include <optional>
@@ -35,13 +36,58 @@ std::string list(const std::vector<int>& ranks) {
 void say_last_words(const Participant& participant, const std::string& key,
                     const std::string& problem, const std::vector<std::string>& others) {
   try {
-    const auto until = std::min(participant.deadline, std::chrono::steady_clock::now() + kLastWords);
+    const auto until =
+        std::min(participant.deadline, std::chrono::steady_clock::now() + kLastWords);
     participant.store->set(key, problem, until);
     await_keys(*participant.store, others, until);
   } catch (const Error& unreachable) {
     log::warn(std::string("cannot tell the other ranks why this one fails: ") + unreachable.what());
   }
 }
+
+// Reads the records of ranks while others are still to come.
+class Arrivals {
+ public:
+  using Arrived = std::function<void(int rank, const std::string& told)>;
+  Arrivals(const Participant& participant, const std::vector<int>& among,
+           const std::vector<std::string>& keys, const Arrived& arrived)
+      : participant_(participant), among_(among), keys_(keys), arrived_(arrived) {
+    for (size_t i = 0; i < among.size(); ++i) unread_.push_back(i);
+  }
+
+  // Looks for some of the unread, now and then.
+  void look() {
+    const auto now = std::chrono::steady_clock::now();
+    if (!arrived_ || now < next_look_) return;
+    for (size_t n = std::min(kMostLooks, unread_.size()); n > 0; --n) {
+      const size_t index = unread_.front();
+      unread_.pop_front();
+      const auto record = participant_.store->get(
+          keys_[index], std::max(participant_.deadline, now + kLookPatience));
+      if (record) {
+        tell(among_[index], *record);
+      } else {
+        unread_.push_back(index);
+      }
+    }
+    next_look_ = std::chrono::steady_clock::now() + kLookEvery;
+  }
+
+  void tell(int rank, const std::string& record) const {
+    if (arrived_ && record.front() == kResult) arrived_(rank, record.substr(1));
+  }
+
+ private:
+  static constexpr size_t kMostLooks = 64;
+  static constexpr std::chrono::milliseconds kLookEvery{20};
+
+  const Participant& participant_;
+  const std::vector<int>& among_;
+  const std::vector<std::string>& keys_;
+  const Arrived& arrived_;
+  std::deque<size_t> unread_;
+  std::chrono::steady_clock::time_point next_look_{};
+};
 
 [[noreturn]] void missed(const Participant& participant, const std::string& step,
                          const std::vector<int>& among, const std::vector<std::string>& keys) {
@@ -68,7 +114,8 @@ std::vector<int> everyone(int size) {
 
 std::vector<std::string> gather(const Participant& participant, const std::string& step,
                                 const std::vector<int>& among,
-                                const std::function<std::string()>& tell) {
+                                const std::function<std::string()>& tell,
+                                const std::function<void(int, const std::string&)>& arrived) {
   std::exception_ptr own;
   std::string told;
   try {
@@ -89,19 +136,26 @@ std::vector<std::string> gather(const Participant& participant, const std::strin
     std::rethrow_exception(own);  // in its own words and of its own kind
   }
   participant.store->set(own_key, told, participant.deadline);
-  if (!await_keys(*participant.store, keys, participant.deadline)) {
+  Arrivals arrivals(participant, among, keys, arrived);
+  const auto look = [&] {
+    arrivals.look();
+    participant.require_alive(among);
+  };
+  if (!await_keys(*participant.store, keys, participant.deadline, look)) {
     missed(participant, step, among, keys);
   }
 
   std::vector<std::string> heard(static_cast<size_t>(participant.size));
   for (size_t i = 0; i < among.size(); ++i) {
-    const std::string record = participant.store->get(keys[i], participant.deadline + kLookPatience).value();
+    const std::string record =
+        participant.store->get(keys[i], participant.deadline + kLookPatience).value();
     const std::string text = record.substr(1);
     if (record.front() == kRelayed) throw ProblemElsewhere(text);
     if (record.front() == kProblem) {
       throw ProblemElsewhere("rank " + std::to_string(among[i]) + " of " + participant.group +
                              " cannot take part: " + text);
     }
+    arrivals.tell(among[i], record);
     heard[static_cast<size_t>(among[i])] = text;
   }
   return heard;

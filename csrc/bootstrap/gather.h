@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bootstrap/key_value.h"
+#include "bootstrap/rank_watch.h"
 
 namespace hbm::bootstrap {
 
@@ -21,6 +22,12 @@ struct Participant {
   int size;
   std::string group;  // as errors name it
   KeyValue::Deadline deadline;
+  std::shared_ptr<RankWatch> watch = nullptr;  // null: nobody looks for deaths
+
+  // Throws Error(kDeath) if one of `ranks` has died.
+  void require_alive(const std::vector<int>& ranks) const {
+    if (watch) watch->check(ranks);
+  }
 };
 
 // The ranks 0 to size - 1.
@@ -31,10 +38,14 @@ std::vector<int> everyone(int size);
 //
 // An exception from `tell` is told as well. It is thrown here after the others have come, or some
 // seconds later; on the others it becomes Error(kUnavailable): "rank 2 of ... cannot take part: "
-// and its text. Throws Error(kTimeout) naming the ranks that did not come. Steps may be nested:
-// what a step within `tell` reports of another rank keeps its words.
+// and its text. Throws Error(kTimeout) naming the ranks that did not come, Error(kDeath) naming one
+// that has died before all have come. Steps may be nested: what a step within `tell` reports of
+// another rank keeps its words.
+//
+// `arrived` is called with what each rank tells, soon after it has done so.
 std::vector<std::string> gather(const Participant& participant, const std::string& step,
                                 const std::vector<int>& among,
-                                const std::function<std::string()>& tell);
+                                const std::function<std::string()>& tell,
+                                const std::function<void(int, const std::string&)>& arrived = {});
 
 }  // namespace hbm::bootstrap

@@ -5,12 +5,15 @@
 #include <thread>
 #include <utility>
 
+#include "base/error.h"
+
 namespace hbm {
 namespace {
 
 using std::chrono::microseconds;
 using std::chrono::steady_clock;
 
+constexpr std::chrono::seconds kAnswerPatience{1};  // beyond the deadline of a wait
 constexpr microseconds kFirstPause{50};
 constexpr microseconds kLongestPause{10'000};
 constexpr microseconds kPausePerKey{100};  // so that a thousand ranks do not flood the store
@@ -19,10 +22,17 @@ constexpr microseconds kPausePerKey{100};  // so that a thousand ranks do not fl
 
 bool await_keys(KeyValue& store, const std::vector<std::string>& keys, KeyValue::Deadline deadline,
                 const std::function<void()>& check) {
-  const microseconds longest = std::max(kLongestPause, kPausePerKey * static_cast<int64_t>(keys.size()));
+  const microseconds longest =
+      std::max(kLongestPause, kPausePerKey * static_cast<int64_t>(keys.size()));
   for (microseconds pause = kFirstPause;; pause = std::min(pause * 3 / 2, longest)) {
-    if (store.has(keys, deadline)) return true;
-    if (check) check();
+    const auto answer = std::max(deadline, steady_clock::now() + kAnswerPatience);
+    if (store.has(keys, answer)) return true;
+    try {
+      if (check) check();
+    } catch (const Error&) {
+      if (store.has(keys, answer)) return true;  // what was waited for came before that
+      throw;
+    }
     const auto now = steady_clock::now();
     if (now >= deadline) return false;
     std::this_thread::sleep_until(std::min(now + pause, deadline));

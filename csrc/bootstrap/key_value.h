@@ -34,8 +34,9 @@ class KeyValue {
   virtual long add(const std::string& key, long amount, Deadline deadline) = 0;
 };
 
-// Waits until all keys are there; false when the deadline came first. `check` is called between
-// the looks, and ends the wait by what it throws.
+// Waits until all keys are there; false when the deadline came first: a second later if the store
+// does not answer, which throws. `check` is called between the looks, and ends the wait by what it
+// throws.
 bool await_keys(KeyValue& store, const std::vector<std::string>& keys, KeyValue::Deadline deadline,
                 const std::function<void()>& check = {});
 

@@ -3,9 +3,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <iomanip>
 #include <random>
 #include <sstream>
@@ -27,8 +29,8 @@ std::string encode(const Member& member) {
   text << member.pid;
   for (const std::string* field :
        {&member.version, &member.chunk_bytes, &member.node_layer, &member.parameter_server,
-        &member.host, &member.process, &member.boot_id, &member.network_namespace,
-        &member.forced_node, &member.segment, &member.listener}) {
+        &member.host, &member.process, &member.boot_id, &member.pid_namespace, &member.started,
+        &member.network_namespace, &member.forced_node, &member.segment, &member.listener}) {
     text << ' ' << std::quoted(*field);
   }
   return text.str();
@@ -40,8 +42,8 @@ Member decode(const std::string& record) {
   text >> member.pid;
   for (std::string* field :
        {&member.version, &member.chunk_bytes, &member.node_layer, &member.parameter_server,
-        &member.host, &member.process, &member.boot_id, &member.network_namespace,
-        &member.forced_node, &member.segment, &member.listener}) {
+        &member.host, &member.process, &member.boot_id, &member.pid_namespace, &member.started,
+        &member.network_namespace, &member.forced_node, &member.segment, &member.listener}) {
     text >> std::quoted(*field);
   }
   return member;
@@ -61,6 +63,12 @@ void require_equal(const std::vector<Member>& members, std::string Member::* fie
 std::string environment(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr ? value : "";
+}
+
+std::string inode_of(const char* path) {
+  struct stat found{};
+  stat(path, &found);  // zeros where there is none
+  return std::to_string(found.st_ino);
 }
 
 std::string node_layer() {
@@ -84,6 +92,18 @@ std::string random_id() {
 
 const std::string& process_id() { return per_process<ProcessId>().text; }
 
+std::string start_of(long pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  std::getline(file, text);
+  // The name, in parentheses, may have spaces of its own; the start is the 20th word behind it.
+  std::istringstream words(text.substr(std::min(text.rfind(')') + 1, text.size())));
+  std::string word;
+  for (int number = 0; number < 20 && words >> word; ++number) {
+  }
+  return words ? word : std::string();
+}
+
 Member introduce(const std::string& version, size_t chunk_bytes) {
   Member self;
   self.version = version;
@@ -95,23 +115,37 @@ Member introduce(const std::string& version, size_t chunk_bytes) {
   self.pid = getpid();
   self.process = process_id();
   self.boot_id = boot_id();
-  struct stat network{};
-  stat("/proc/self/ns/net", &network);  // zeros where there is none
-  self.network_namespace = std::to_string(network.st_ino);
+  self.pid_namespace = inode_of("/proc/self/ns/pid");
+  self.started = start_of(getpid());
+  self.network_namespace = inode_of("/proc/self/ns/net");
   self.forced_node = environment("HBMCOMM_NODE_ID");
   return self;
 }
 
 Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::string& group,
-                KeyValue::Deadline deadline, const std::function<Member()>& self) {
+                KeyValue::Deadline deadline, const std::function<Member()>& self,
+                std::shared_ptr<RankWatch> watch) {
   // A store may outlive a group (torchrun's agent keeps one for the whole job), so each rank counts
   // its own rendezvous here: the n-th of one rank is the n-th of the others.
   const std::string counter = "hbm/rendezvous_count/" + std::to_string(rank);
-  const std::string prefix = "hbm/rendezvous" + std::to_string(store->add(counter, 1, deadline)) + "/";
-  const Participant participant{std::move(store), prefix, rank, size, group, deadline};
+  const std::string prefix =
+      "hbm/rendezvous" + std::to_string(store->add(counter, 1, deadline)) + "/";
+  const Participant participant{std::move(store), prefix,          rank, size, group,
+                                deadline,         std::move(watch)};
+  const auto introduced = [&participant](int other, const Member& member) {
+    if (participant.watch) participant.watch->met(other, member);
+  };
+  const auto tell = [&] {
+    const Member own = self();
+    introduced(rank, own);
+    return encode(own);
+  };
+  const auto arrived = [&](int other, const std::string& record) {
+    introduced(other, decode(record));
+  };
   std::vector<Member> members;
   for (const std::string& record :
-       gather(participant, "rendezvous", everyone(size), [&] { return encode(self()); })) {
+       gather(participant, "rendezvous", everyone(size), tell, arrived)) {
     members.push_back(decode(record));
   }
   require_equal(members, &Member::version, "the version of torch_hbmcomm", group);

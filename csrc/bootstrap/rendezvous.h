@@ -37,6 +37,8 @@ struct Member {
   long pid = 0;
   std::string process;            // process_id()
   std::string boot_id;            // of its kernel
+  std::string pid_namespace;      // within which its pid means it
+  std::string started;            // start_of() it
   std::string network_namespace;  // within which abstract Unix sockets are seen
   std::string forced_node;        // HBMCOMM_NODE_ID, which forces ranks of one machine apart
 
@@ -47,6 +49,10 @@ struct Member {
 
 // "3 (pid 4711 on host)", for errors.
 std::string rank_name(int rank, const Member& member);
+
+// When a process of this PID namespace started, by the kernel's clock; empty if /proc does not
+// tell.
+std::string start_of(long pid);
 
 // This process' own record. Throws Error(kInvalid) if HBMCOMM_NODE is neither "shm" nor "mpi".
 Member introduce(const std::string& version, size_t chunk_bytes);
@@ -59,9 +65,10 @@ struct Rendezvous {
 // Exchanges the records that each rank's `self` returns; an exception from it reaches every rank,
 // see gather(). Throws Error(kTimeout) naming the ranks that did not come, Error(kMismatch) when
 // what must be equal differs. `store` is the group's own; a second rendezvous of the same ranks in
-// the same store is told from the first.
+// the same store is told from the first. `watch` meets the ranks as they come.
 Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::string& group,
-                KeyValue::Deadline deadline, const std::function<Member()>& self);
+                KeyValue::Deadline deadline, const std::function<Member()>& self,
+                std::shared_ptr<RankWatch> watch = nullptr);
 
 // The ranks on the same machine as `rank`, itself included, ascending: of one kernel, and not
 // forced apart. Whether they share memory is not said.

@@ -11,6 +11,8 @@ namespace hbm {
 namespace {
 
 constexpr int64_t kLeastStagingBytes = 64 << 10;
+constexpr double kMostSeconds = 1e9;
+constexpr std::chrono::milliseconds kLeastHeartbeat{3000};  // a machine is asked each second
 
 std::string environment(const char* name, const std::string& fallback) {
   const char* value = std::getenv(name);
@@ -26,15 +28,33 @@ int64_t parse_threads(const std::string& text) {
   return threads;
 }
 
+std::optional<std::chrono::milliseconds> parse_seconds(const std::string& text) {
+  if (text.empty()) return std::nullopt;
+  double seconds = 0;
+  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  if (failure != std::errc() || end != text.data() + text.size() || !(seconds < kMostSeconds)) {
+    throw Error(ErrorKind::kInvalid,
+                "HBMCOMM_HEARTBEAT_TIMEOUT=" + text + " is not a number of seconds");
+  }
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
 }  // namespace
 
 GroupOptions::GroupOptions(const std::string& memory, int64_t staging,
                            std::optional<int64_t> reduce_threads,
-                           const std::string& parameter_server)
+                           const std::string& parameter_server,
+                           std::optional<milliseconds> heartbeat_timeout)
     : OptionsBase(kBackendName),
       policy(memory::parse_policy(memory)),
       staging_bytes(static_cast<uint64_t>(staging)),
-      parameter_server(parameter_server) {
+      parameter_server(parameter_server),
+      heartbeat_timeout(heartbeat_timeout) {
+  if (heartbeat_timeout && *heartbeat_timeout < kLeastHeartbeat) {
+    throw Error(ErrorKind::kInvalid,
+                "heartbeat_timeout is " + std::to_string(heartbeat_timeout->count()) +
+                    " ms; the least is " + std::to_string(kLeastHeartbeat.count()) + " ms");
+  }
   if (staging < kLeastStagingBytes) {
     throw Error(ErrorKind::kInvalid, "staging_bytes is " + std::to_string(staging) +
                                          "; the least is " + std::to_string(kLeastStagingBytes));
@@ -50,7 +70,8 @@ GroupOptions::GroupOptions(const GroupOptions& other, const std::string& backend
     : OptionsBase(backend, other.timeout),
       policy(other.policy),
       staging_bytes(other.staging_bytes),
-      parameter_server(other.parameter_server) {
+      parameter_server(other.parameter_server),
+      heartbeat_timeout(other.heartbeat_timeout) {
   group_name = other.group_name;
   group_desc = other.group_desc;
   global_ranks_in_group = other.global_ranks_in_group;
@@ -62,15 +83,17 @@ c10::intrusive_ptr<GroupOptions> GroupOptions::from_environment() {
   const std::string staging = environment("HBMCOMM_STAGING_BYTES", "1G");
   const std::string threads = environment("HBMCOMM_REDUCE_THREADS", "1");
   const std::string parameter_server = environment("HBMCOMM_PARAMETER_SERVER", "");
+  const std::string heartbeat = environment("HBMCOMM_HEARTBEAT_TIMEOUT", "");
   try {
     if (!named.empty()) memory::named_by_user(memory::parse_policy(named));
     return c10::make_intrusive<GroupOptions>(memory, parse_bytes(staging, "HBMCOMM_STAGING_BYTES"),
-                                             parse_threads(threads), parameter_server);
+                                             parse_threads(threads), parameter_server,
+                                             parse_seconds(heartbeat));
   } catch (const Error& error) {
-    throw Error(error.kind(), std::string(error.what()) +
-                                  " (from the environment: HBMCOMM_MEMORY=" + memory +
-                                  ", HBMCOMM_STAGING_BYTES=" + staging +
-                                  ", HBMCOMM_REDUCE_THREADS=" + threads + ")");
+    throw Error(error.kind(),
+                std::string(error.what()) + " (from the environment: HBMCOMM_MEMORY=" + memory +
+                    ", HBMCOMM_STAGING_BYTES=" + staging + ", HBMCOMM_REDUCE_THREADS=" + threads +
+                    ", HBMCOMM_HEARTBEAT_TIMEOUT=" + heartbeat + ")");
   }
 }
 

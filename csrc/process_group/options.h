@@ -2,6 +2,8 @@
 // field has an environment variable that gives its default.
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -15,24 +17,32 @@ inline constexpr const char* kBackendName = "hbm";
 inline constexpr const char* kGlooName = "gloo";  // under HBMCOMM_INSTEAD_OF=gloo
 
 struct GroupOptions final : OptionsBase {
+  using milliseconds = std::chrono::milliseconds;
+
   // Throws Error(kInvalid) for a value that makes no sense. Whether `parameter_server` does is not
   // looked at: what is wrong with it is told to all ranks, when the group is made.
   GroupOptions(const std::string& memory, int64_t staging_bytes,
-               std::optional<int64_t> reduce_threads, const std::string& parameter_server);
+               std::optional<int64_t> reduce_threads, const std::string& parameter_server,
+               std::optional<milliseconds> heartbeat_timeout);
   // The same for a group that calls itself `backend`.
   GroupOptions(const GroupOptions& other, const std::string& backend);
 
-  // Reads HBMCOMM_MEMORY, HBMCOMM_STAGING_BYTES, HBMCOMM_REDUCE_THREADS and
-  // HBMCOMM_PARAMETER_SERVER.
+  // Reads HBMCOMM_MEMORY, HBMCOMM_STAGING_BYTES, HBMCOMM_REDUCE_THREADS,
+  // HBMCOMM_PARAMETER_SERVER and HBMCOMM_HEARTBEAT_TIMEOUT.
   static c10::intrusive_ptr<GroupOptions> from_environment();
 
   c10::intrusive_ptr<c10d::Backend::Options> clone() const override {
     return c10::make_intrusive<GroupOptions>(*this);
   }
 
+  // The longest time that another machine may not answer: heartbeat_timeout, the group's timeout at
+  // most.
+  milliseconds heartbeat() const { return std::min(heartbeat_timeout.value_or(timeout), timeout); }
+
   const memory::Policy policy;
   const uint64_t staging_bytes;
   const std::string parameter_server;  // "auto", addresses of boxes, or empty: none
+  const std::optional<milliseconds> heartbeat_timeout;
 };
 
 // "1073741824", "512M" or "1G" to bytes; throws Error(kInvalid) naming `source`.

@@ -48,10 +48,17 @@ std::string strip_prefixes(StorePointer& store) {
   return prefix;
 }
 
-std::string name_of(c10d::Store& store) {
+// A store, as errors name it, and who serves it.
+struct StoreName {
+  std::string store;
+  std::string host;
+};
+
+StoreName name_of(c10d::Store& store) {
   const auto* const tcp = dynamic_cast<c10d::TCPStore*>(&store);
-  if (tcp == nullptr) return "the c10d store";
-  return "the c10d store at " + tcp->getHost() + ":" + std::to_string(tcp->getPort());
+  if (tcp == nullptr) return {"the c10d store", "whoever serves it"};
+  return {"the c10d store at " + tcp->getHost() + ":" + std::to_string(tcp->getPort()),
+          "the process that serves it (rank 0, unless it is torchrun's agent)"};
 }
 
 std::string cause_of(const std::exception& error) {
@@ -128,7 +135,7 @@ class StoreConnection final : public KeyValue {
 
   // What the thread and the callers share.
   struct State {
-    const std::string name;
+    const StoreName name;
 
     std::mutex mutex;  // guards the members below; never held while the store is asked
     std::condition_variable to_do;
@@ -138,7 +145,7 @@ class StoreConnection final : public KeyValue {
     bool stopping = false;
     std::string failure;  // why there is no connection; empty: none yet
 
-    explicit State(std::string store_name) : name(std::move(store_name)) {}
+    explicit State(StoreName store_name) : name(std::move(store_name)) {}
 
     void serve(StorePointer original) {
       StorePointer store;
@@ -200,20 +207,18 @@ class StoreConnection final : public KeyValue {
       std::unique_lock lock(mutex);
       requests.push_back(request);
       to_do.notify_one();
-      const bool woken =
-          done.wait_until(lock, deadline, [&] { return request->done || stopping; });
+      const bool woken = done.wait_until(lock, deadline, [&] { return request->done || stopping; });
       if (request->done && request->error) std::rethrow_exception(request->error);
       if (request->done) return;
       request->abandoned = true;
       lock.unlock();
-      if (woken) throw Error(ErrorKind::kAborted, name + " was asked while this process ends");
+      if (woken)
+        throw Error(ErrorKind::kAborted, name.store + " was asked while this process ends");
       silent();
     }
 
     std::string gone_text(const std::string& cause) const {
-      return name +
-             " is gone: the process that served it (rank 0, unless it is torchrun's agent) has "
-             "ended or refuses connections" +
+      return name.store + " is gone: " + name.host + " has ended or refuses connections" +
              shortage_of_descriptors() + " (" + cause + ")";
     }
 
@@ -223,10 +228,8 @@ class StoreConnection final : public KeyValue {
 
     [[noreturn]] void silent() const {
       throw Error(ErrorKind::kTimeout,
-                  name +
-                      " did not answer before the timeout: the process that serves it (rank 0, "
-                      "unless it is torchrun's agent) is stopped, has no open files left (ulimit "
-                      "-n), or cannot be reached" +
+                  name.store + " did not answer before the timeout: " + name.host +
+                      " is stopped, has no open files left (ulimit -n), or cannot be reached" +
                       shortage_of_descriptors());
     }
   };

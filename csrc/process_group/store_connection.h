@@ -25,7 +25,6 @@ struct GroupStore {
 
 // Opens the connection, unless another group has done so and lives. Throws Error(kNetwork) if the
 // store is gone, Error(kTimeout) if it does not answer before the deadline.
-GroupStore connect_store(const c10::intrusive_ptr<c10d::Store>& store,
-                         KeyValue::Deadline deadline);
+GroupStore connect_store(const c10::intrusive_ptr<c10d::Store>& store, KeyValue::Deadline deadline);
 
 }  // namespace hbm

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "base/log.h"
 #include "communicator/failure/failure_detector.h"
 #include "communicator/hierarchical/communicator.h"
@@ -82,11 +83,10 @@ std::shared_ptr<mpi::Channel> make_channel(const GroupSetup& setup, const GroupC
 
 // Chooses the communicator, and makes it and the peers.
 void join_ranks(const GroupSetup& setup, const shm::Neighbourhood& neighbours, size_t chunk_bytes,
-                GroupConnection& made) {
+                const std::shared_ptr<failure::GroupWatch>& watch, GroupConnection& made) {
   const std::vector<int>& node_of = neighbours.node_of;
   const auto make_peers = [&](std::shared_ptr<shm::ShmGroup> shm_group) {
-    return std::make_shared<failure::FailureDetector>(made.rendezvous, node_of,
-                                                      std::move(shm_group));
+    return std::make_shared<failure::FailureDetector>(made.rendezvous, watch, std::move(shm_group));
   };
   std::shared_ptr<shm::ShmGroup> shm_group;
   if (made.rendezvous.members.front().node_layer == bootstrap::kSharedMemory) {
@@ -114,25 +114,25 @@ void join_ranks(const GroupSetup& setup, const shm::Neighbourhood& neighbours, s
       hierarchical::make_node_layout(made.rendezvous, connection, node_of, shm_group, *channel));
 }
 
-}  // namespace
-
-GroupConnection connect(const GroupSetup& setup) {
+GroupConnection connect_watched(const GroupSetup& setup,
+                                const std::shared_ptr<failure::GroupWatch>& watch) {
   const size_t chunk_bytes = mpi::chunk_bytes(setup.staging_bytes, setup.size);
   mpi::sweep_abandoned();
   GroupConnection made;
   std::optional<shm::NeighbourListener> listener;
-  made.rendezvous =
-      bootstrap::meet(setup.store, setup.rank, setup.size, setup.group, setup.deadline, [&] {
-        prepare(setup, made);
-        // The version stands for the layout of messages and the cutting into chunks.
-        bootstrap::Member self = bootstrap::introduce(setup.version, chunk_bytes);
-        self.parameter_server = setup.parameter_server;
-        if (setup.size > 1 && self.node_layer == bootstrap::kSharedMemory) {
-          self.segment = memory::policy_name(setup.policy);
-          self.listener = listener.emplace().name();
-        }
-        return self;
-      });
+  const auto introduce = [&] {
+    prepare(setup, made);
+    // The version stands for the layout of messages and the cutting into chunks.
+    bootstrap::Member self = bootstrap::introduce(setup.version, chunk_bytes);
+    self.parameter_server = setup.parameter_server;
+    if (setup.size > 1 && self.node_layer == bootstrap::kSharedMemory) {
+      self.segment = memory::policy_name(setup.policy);
+      self.listener = listener.emplace().name();
+    }
+    return self;
+  };
+  made.rendezvous = bootstrap::meet(setup.store, setup.rank, setup.size, setup.group,
+                                    setup.deadline, introduce, watch);
 
   const std::vector<int> local = bootstrap::on_machine_of(setup.rank, made.rendezvous.members);
   const int local_size = static_cast<int>(local.size());
@@ -141,8 +141,27 @@ GroupConnection connect(const GroupSetup& setup) {
   const shm::Neighbourhood neighbours =
       listener ? shm::explore(made.rendezvous, *listener, made.segment) : shm::apart(setup.size);
   made.crowded = more_ranks_than_cores(local_size);
-  join_ranks(setup, neighbours, chunk_bytes, made);
+  join_ranks(setup, neighbours, chunk_bytes, watch, made);
+  watch->await_links(setup.deadline);
   return made;
+}
+
+}  // namespace
+
+GroupConnection connect(const GroupSetup& setup) {
+  const auto watch =
+      std::make_shared<failure::GroupWatch>(failure::WatchSetup{.name = setup.group,
+                                                                .rank = setup.rank,
+                                                                .global_ranks = setup.global_ranks,
+                                                                .store = setup.store,
+                                                                .job_store = setup.job_store,
+                                                                .heartbeat = setup.heartbeat});
+  try {
+    return connect_watched(setup, watch);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kNetwork) throw;
+    throw Error(error.kind(), error.what() + watch->deaths());
+  }
 }
 
 }  // namespace hbm

@@ -5,9 +5,11 @@
 // Threads: called once per group, by the thread that creates it.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "bootstrap/key_value.h"
 #include "bootstrap/rendezvous.h"
@@ -22,7 +24,10 @@ namespace hbm {
 // A rank's arguments to connect(). Version, kind of parameter server, staging_bytes and
 // HBMCOMM_NODE must be equal on all ranks.
 struct GroupSetup {
-  std::shared_ptr<KeyValue> store;      // the group's own
+  std::shared_ptr<KeyValue> store;      // the group's own keys
+  std::shared_ptr<KeyValue> job_store;  // of all groups; one object for those of one c10d store
+  std::vector<uint64_t> global_ranks;   // by rank; empty: unknown
+  std::chrono::milliseconds heartbeat;  // the longest silence of another machine
   int rank = 0;
   int size = 1;
   std::string group;  // as errors name it
@@ -45,7 +50,8 @@ struct GroupConnection {
 // All ranks of the group call it. Also binds this process to its cores, once, if HBMCOMM_BIND says
 // so.
 //
-// Throws Error(kInvalid) if staging_bytes or an environment variable makes no sense;
+// Throws Error(kDeath) naming a rank that dies meanwhile; Error(kNetwork) if the store is gone;
+// Error(kInvalid) if staging_bytes or an environment variable makes no sense;
 // Error(kTimeout) naming the ranks that do not come; Error(kMismatch) if ranks do not fit together;
 // Error(kUnavailable) if a rank lacks what it needs, such as an MPI library. What fails on one rank
 // reaches the others as in bootstrap::gather().

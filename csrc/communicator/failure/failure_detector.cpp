@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "communicator/failure/node_death_watch.h"
 
 namespace hbm::failure {
 namespace {
@@ -23,42 +22,26 @@ constexpr milliseconds kPartingPatience{1000};
 }  // namespace
 
 FailureDetector::FailureDetector(const bootstrap::Rendezvous& rendezvous,
-                                 const std::vector<int>& node_of,
+                                 std::shared_ptr<GroupWatch> watch,
                                  std::shared_ptr<shm::ShmGroup> shm_group)
-    : rank_(rendezvous.participant.rank), shm_group_(std::move(shm_group)) {
+    : rank_(rendezvous.participant.rank),
+      shm_group_(std::move(shm_group)),
+      watch_(std::move(watch)),
+      is_followed_((shm_group_ ? shm_group_->size() : 1) < rendezvous.members.size()) {
   for (size_t rank = 0; rank < rendezvous.members.size(); ++rank) {
     names_.push_back(bootstrap::rank_name(static_cast<int>(rank), rendezvous.members[rank]));
   }
-  const size_t here = shm_group_ ? shm_group_->size() : 1;
-  if (here < names_.size()) follow_other_nodes(rendezvous, node_of);
-}
-
-void FailureDetector::follow_other_nodes(const bootstrap::Rendezvous& rendezvous,
-                                         const std::vector<int>& node_of) {
-  const bootstrap::Participant& participant = rendezvous.participant;
-  const auto death_watch = std::make_shared<NodeDeathWatch>(rendezvous, node_of);
-  std::vector<std::string> names;
-  for (const std::string& name : names_) names.push_back("rank " + name);
-  const auto dead = [death_watch, shm_group = shm_group_] {
-    std::vector<int> ranks = death_watch->dead();
-    if (!shm_group) return ranks;
-    const std::vector<int> here = shm_group->dead();
-    ranks.insert(ranks.end(), here.begin(), here.end());
-    return ranks;
-  };
-  monitor_ = std::make_unique<FailureMonitor>(
-      FailureMonitor::MonitorSetup{participant.group, rank_, std::move(names), participant.store,
-                                   participant.prefix + "failures/", dead});
+  if (is_followed_) watch_->follow(rendezvous.participant.prefix);
 }
 
 void FailureDetector::check(const Operation& operation) {
   if (shm_group_) shm_group_->require_alive(operation.missing(), operation, [] { return false; });
-  if (monitor_) monitor_->check(operation);
+  if (is_followed_) watch_->check(operation);
 }
 
 // Whether a rank that is late may itself be waiting, for one on another node.
 bool FailureDetector::waits_for_neighbour(const Operation& operation) const {
-  if (!shm_group_ || !monitor_) return false;
+  if (!shm_group_ || !is_followed_) return false;
   const std::vector<int> missing = operation.missing();
   for (size_t i = 0; i < shm_group_->size(); ++i) {
     if (std::ranges::count(missing, shm_group_->member(i).rank) > 0) return true;
@@ -68,7 +51,7 @@ bool FailureDetector::waits_for_neighbour(const Operation& operation) const {
 
 std::vector<int> FailureDetector::dead() const {
   std::vector<int> ranks = shm_group_ ? shm_group_->dead() : std::vector<int>();
-  if (ranks.empty() && monitor_) ranks = monitor_->dead();
+  if (ranks.empty() && is_followed_) ranks = watch_->dead();
   return ranks;
 }
 
@@ -116,21 +99,19 @@ void FailureDetector::report_failure(const std::exception& error) {
   }
   const std::string report = "rank " + std::to_string(rank_) + ": " + error.what();
   if (shm_group_) shm_group_->report(report, /*death=*/false);
-  if (monitor_) monitor_->report(report);
+  if (is_followed_) watch_->report(report);
 }
 
 bool FailureDetector::group_failed() const {
-  return monitor_ || !shm_group_ || shm_group_->failed();
+  return is_followed_ || !shm_group_ || shm_group_->failed();
 }
 
 void FailureDetector::leave() {
   if (shm_group_) shm_group_->leave();
-  if (monitor_) monitor_->leave(kPartingPatience);
+  if (is_followed_) watch_->leave(kPartingPatience);
 }
 
-void FailureDetector::stop() {
-  if (monitor_) monitor_->stop();
-}
+void FailureDetector::stop() { watch_->stop(); }
 
 std::string FailureDetector::list(const std::vector<int>& ranks) const {
   std::string text;

@@ -1,6 +1,6 @@
 // The failure detector of a group: of the ranks on this node by their shared memory and pidfds
-// (communicator/shm/shm_group.h), of those on other nodes through the store (FailureMonitor) and by
-// connections between the nodes (NodeDeathWatch).
+// (communicator/shm/shm_group.h), of those on other nodes by what the failure monitor knows
+// (GroupWatch).
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "bootstrap/rendezvous.h"
-#include "communicator/failure/failure_monitor.h"
+#include "communicator/failure/group_watch.h"
 #include "communicator/peers.h"
 #include "communicator/shm/shm_group.h"
 
@@ -16,9 +16,9 @@ namespace hbm::failure {
 
 class FailureDetector final : public Peers {
  public:
-  // All ranks of the rendezvous call it. `node_of` numbers the ranks' nodes; `shm_group` is that of
-  // the ranks on this node, null where ranks do not share memory.
-  FailureDetector(const bootstrap::Rendezvous& rendezvous, const std::vector<int>& node_of,
+  // `watch` has met all ranks of the rendezvous; `shm_group` is that of the ranks on this node,
+  // null where ranks do not share memory.
+  FailureDetector(const bootstrap::Rendezvous& rendezvous, std::shared_ptr<GroupWatch> watch,
                   std::shared_ptr<shm::ShmGroup> shm_group);
 
   void check(const Operation& operation) override;
@@ -30,14 +30,14 @@ class FailureDetector final : public Peers {
   std::string list(const std::vector<int>& ranks) const override;
 
  private:
-  void follow_other_nodes(const bootstrap::Rendezvous& rendezvous, const std::vector<int>& node_of);
   bool waits_for_neighbour(const Operation& operation) const;
   std::vector<int> dead() const;
 
   const int rank_;
   std::vector<std::string> names_;                  // by rank: "3 (pid 4711 on host)"
   const std::shared_ptr<shm::ShmGroup> shm_group_;  // null: ranks share no memory
-  std::unique_ptr<FailureMonitor> monitor_;         // null: no rank is on another node
+  const std::shared_ptr<GroupWatch> watch_;
+  const bool is_followed_;  // some rank does not share this one's memory
 };
 
 }  // namespace hbm::failure

@@ -1,13 +1,15 @@
 #include "communicator/failure/failure_monitor.h"
 
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
-#include <condition_variable>
-#include <cstdlib>
-#include <mutex>
-#include <optional>
-#include <set>
+#include <cerrno>
+#include <fstream>
 #include <sstream>
-#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -17,220 +19,419 @@
 namespace hbm::failure {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
 
-constexpr std::chrono::milliseconds kRound{250};
-constexpr std::chrono::milliseconds kReportPatience{200};
-constexpr std::chrono::milliseconds kEndPatience{1000};
-constexpr std::chrono::milliseconds kLostAfter{1000};  // of errors
-constexpr std::chrono::milliseconds kAnswerPatience{500};
+constexpr milliseconds kRound{250};
+constexpr milliseconds kRoundWhileLinking{20};
+constexpr milliseconds kAnswerPatience{200};  // for the store's answer to a question
+constexpr milliseconds kLostAfter{1000};      // for the cause of the store's end to come to light
+constexpr milliseconds kLinkPatience{6000};
+constexpr const char* kLinks = "hbm/links/";  // + a process: where it listens
 
-KeyValue::Deadline soon() { return Clock::now() + kAnswerPatience; }
+KeyValue::Deadline soon() { return std::chrono::steady_clock::now() + kAnswerPatience; }
 
-// Keys of a group in the store, behind its prefix.
-constexpr const char* kFailure = "failure";  // what broke the group: the latest report
-constexpr const char* kDeaths = "deaths";    // ranks, separated by spaces
-constexpr const char* kLeft = "left/";       // + rank: it destroyed the group in good order
-
-std::set<int> parse(const std::string& ranks) {
-  std::istringstream words(ranks);
-  std::set<int> found;
-  for (int rank = 0; words >> rank;) found.insert(rank);
-  return found;
+bool has_ended(const Descriptor& pidfd) {
+  pollfd ended{pidfd.get(), POLLIN, 0};
+  return pidfd && poll(&ended, 1, 0) == 1;
 }
 
-std::string format(const std::set<int>& ranks) {
-  std::string text;
-  for (const int rank : ranks) text += (text.empty() ? "" : " ") + std::to_string(rank);
-  return text;
+// A pidfd of the process, or nothing where there can be none; `ended` if it is no more.
+Descriptor open_process(const bootstrap::Member& member, bool* ended) {
+  Descriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, member.pid, 0)));
+  *ended = !pidfd && errno == ESRCH;
+  if (!pidfd) return pidfd;
+  // Another process may have taken the number.
+  const std::string started = bootstrap::start_of(member.pid);
+  *ended = !started.empty() && !member.started.empty() && started != member.started;
+  return pidfd;
+}
+
+bool see_each_other(const bootstrap::Member& one, const bootstrap::Member& other) {
+  return one.boot_id == other.boot_id && one.pid_namespace == other.pid_namespace &&
+         one.forced_node == other.forced_node;
 }
 
 }  // namespace
 
-struct FailureMonitor::Notes {
-  const MonitorSetup setup;
+FailureMonitor& FailureMonitor::here() { return per_process<FailureMonitor>(); }
 
-  std::mutex mutex;  // guards the members below; never held while the store is asked
-  std::condition_variable changed;
-  bool stopping = false;
-  bool leaving = false;
-  bool has_left = false;
-  std::optional<std::string> to_report;
-  std::set<int> wanted;  // ranks that somebody waits for
-  std::set<int> dead;
-  std::set<int> left;
-  std::optional<std::string> failure;
-  std::string trouble;  // with the store; empty: none
-  Clock::time_point answered = Clock::now();
+void FailureMonitor::add(const std::shared_ptr<MonitoredGroup>& group) {
+  const std::lock_guard lock(mutex_);
+  groups_.insert(group);
+}
 
-  explicit Notes(MonitorSetup given) : setup(std::move(given)) {}
-
-  void round();
-  void stop() {
-    const std::lock_guard lock(mutex);
-    stopping = true;
-    changed.notify_all();
+void FailureMonitor::remove(const std::shared_ptr<MonitoredGroup>& group) {
+  const std::lock_guard lock(mutex_);
+  groups_.erase(group);
+  std::set<std::string> used;
+  std::set<KeyValue*> stores;
+  for (const auto& other : groups_) {
+    used.insert(other->processes.begin(), other->processes.end());
+    stores.insert(other->job_store.get());
   }
-  bool has_left_in_store(int rank) {
-    return setup.store->has({setup.prefix + kLeft + std::to_string(rank)}, soon());
-  }
-};
+  std::erase_if(processes_, [&](const auto& entry) { return !used.contains(entry.first); });
+  std::erase_if(wanted_links_, [&](const auto& entry) { return !used.contains(entry.first); });
+  std::erase_if(stores_, [&](const auto& entry) { return !stores.contains(entry.first); });
+  std::erase_if(listen_in_, [&](KeyValue* store) { return !stores.contains(store); });
+  changed_.notify_all();
+}
 
-// One look at everything; what cannot be had is left for the next.
-void FailureMonitor::Notes::round() {
-  std::optional<std::string> report;
-  std::set<int> asked;
-  bool leave = false;
-  {
-    const std::lock_guard lock(mutex);
-    report = to_report;
-    asked = wanted;
-    leave = leaving && !has_left;
+void FailureMonitor::meet(MonitoredGroup& group, int rank, const bootstrap::Member& member) {
+  const std::lock_guard lock(mutex_);
+  const auto r = static_cast<size_t>(rank);
+  group.processes.resize(std::max(group.processes.size(), r + 1));
+  group.ranks.resize(group.processes.size());
+  group.processes[r] = member.process;
+  group.ranks[r] = "rank " + bootstrap::rank_name(rank, member);
+  if (rank == group.rank) {
+    group.self = member;
+    return;
   }
-  const std::vector<int> seen = setup.dead();
-  std::set<int> gone(seen.begin(), seen.end());
-  try {
-    if (report) setup.store->set(setup.prefix + kFailure, *report, soon());
-    if (leave) setup.store->set(setup.prefix + kLeft + std::to_string(setup.rank), "1", soon());
-    std::set<int> away;
-    for (const int rank : asked) {
-      if (has_left_in_store(rank)) away.insert(rank);
+  if (member.process.empty() || member.process == group.self->process) return;
+  const std::string name = group.ranks[r] + " of " + group.name;
+  if (see_each_other(*group.self, member)) {
+    const auto [place, is_new] = processes_.try_emplace(member.process, Process{name, {}});
+    bool ended = false;
+    if (is_new) place->second.pidfd = open_process(member, &ended);
+    if (ended) mark_ended(member.process);
+    return;
+  }
+  processes_.try_emplace(member.process, Process{name, {}});
+  group.spans_nodes = true;
+  stores_.try_emplace(group.job_store.get(), std::make_shared<Store>(group.job_store));
+  if (group.rank == 0) listen_in_.insert(group.job_store.get());
+  if (rank == 0 && !linked_.contains(member.process)) {
+    const bool near = member.boot_id == group.self->boot_id &&
+                      member.network_namespace == group.self->network_namespace;
+    wanted_links_.emplace(member.process,
+                          Wanted{group.job_store, near, Clock::now() + kLinkPatience});
+  }
+  start();
+  wake();
+}
+
+// REQUIRES: mutex_ is held, as for all that follow without a lock of their own.
+void FailureMonitor::mark_ended(const std::string& process) {
+  if (!ended_.insert(process).second) return;
+  for (const auto& group : groups_) {
+    for (size_t rank = 0; rank < group->processes.size(); ++rank) {
+      if (group->processes[rank] != process) continue;
+      if (group->followed) {
+        group->undecided.insert(static_cast<int>(rank));
+      } else if (group->spans_nodes) {
+        tell_death(*group, rank);
+      }
     }
-    std::erase_if(gone, [&](int rank) { return has_left_in_store(rank); });
-    std::set<int> known = parse(setup.store->get(setup.prefix + kDeaths, soon()).value_or(""));
-    if (!std::includes(known.begin(), known.end(), gone.begin(), gone.end())) {
-      known.insert(gone.begin(), gone.end());
-      setup.store->set(setup.prefix + kDeaths, format(known), soon());
-    }
-    const auto failed = setup.store->get(setup.prefix + kFailure, soon());
-    const std::lock_guard lock(mutex);
-    if (to_report == report) to_report.reset();
-    has_left = has_left || leave;
-    left.insert(away.begin(), away.end());
-    dead.insert(known.begin(), known.end());
-    failure = failed;
-    trouble.clear();
-    answered = Clock::now();
-  } catch (const Error& error) {
-    const std::lock_guard lock(mutex);
-    dead.insert(gone.begin(), gone.end());  // seen with our own eyes
-    // A store that does not answer proves nothing.
-    if (error.kind() != ErrorKind::kTimeout) trouble = error.what();
+  }
+  wake();
+}
+
+void FailureMonitor::look_at_processes() {
+  for (const auto& [id, process] : processes_) {
+    if (has_ended(process.pidfd)) mark_ended(id);
   }
 }
 
-// The threads of this process. When it ends, they must be out of the store before the libraries'
-// own state goes.
-class FailureMonitor::Threads {
- public:
-  static Threads& all() { return per_process<Threads>(); }
+void FailureMonitor::tell(const MonitoredGroup& group, NewsLog::Entry entry) {
+  const auto store = stores_.find(group.job_store.get());
+  if (store != stores_.end()) store->second->to_tell.push_back(std::move(entry));
+}
 
-  void start(const std::shared_ptr<Notes>& notes) {
-    static std::once_flag once;
-    std::call_once(once, [] { std::atexit([] { all().end(); }); });
-    const std::lock_guard lock(mutex_);
-    std::thread([this, notes] { live(notes); }).detach();
-    running_.insert(notes.get());
+void FailureMonitor::tell_death(const MonitoredGroup& group, size_t rank) {
+  const std::string& process = group.processes[rank];
+  if (!told_.insert(process).second) return;
+  tell(group, {NewsLog::Entry::Kind::kDeath, process, group.ranks[rank]});
+}
+
+std::vector<std::string> FailureMonitor::ended(const MonitoredGroup& group,
+                                               const std::vector<int>& ranks) {
+  const std::lock_guard lock(mutex_);
+  look_at_processes();
+  std::vector<std::string> names;
+  for (const int rank : ranks) {
+    const auto r = static_cast<size_t>(rank);
+    if (r < group.processes.size() && !group.processes[r].empty()) {
+      if (ended_.contains(group.processes[r])) names.push_back(group.ranks[r]);
+      continue;
+    }
+    if (r >= group.global_ranks.size()) continue;
+    for (const auto& other : groups_) {
+      if (other->job_store != group.job_store) continue;
+      const auto place = std::ranges::find(other->global_ranks, group.global_ranks[r]);
+      const auto theirs = static_cast<size_t>(place - other->global_ranks.begin());
+      if (place == other->global_ranks.end() || theirs >= other->processes.size()) continue;
+      if (!ended_.contains(other->processes[theirs])) continue;
+      names.push_back(other->ranks[theirs] + " of " + other->name);
+      break;
+    }
   }
+  return names;
+}
 
-  // Stops a thread, and waits until it has let go of the store: a process that ended in the middle
-  // of a write would leave a FileStore that others read for ever.
-  void stop(Notes* notes) {
-    notes->stop();
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, kEndPatience, [&] { return !running_.contains(notes); });
+std::vector<std::string> FailureMonitor::ended() {
+  const std::lock_guard lock(mutex_);
+  look_at_processes();
+  std::vector<std::string> names;
+  for (const auto& [id, process] : processes_) {
+    if (ended_.contains(id)) names.push_back(process.name);
   }
+  return names;
+}
 
- private:
-  void live(std::shared_ptr<Notes> notes) {
-    Notes* const key = notes.get();
-    run(notes);
+void FailureMonitor::await_told(const MonitoredGroup& group, milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  const auto place = stores_.find(group.job_store.get());
+  if (place == stores_.end()) return;
+  const std::shared_ptr<Store> store = place->second;
+  const uint64_t next = store->begun + 1;
+  wake();
+  changed_.wait_for(lock, patience, [&] { return store->done >= next && store->to_tell.empty(); });
+}
+
+std::vector<std::string> FailureMonitor::await_links(const MonitoredGroup& group,
+                                                     KeyValue::Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  if (group.processes.empty()) return {};
+  const std::string& process = group.processes.front();
+  changed_.wait_until(lock, deadline, [&] {
+    return !wanted_links_.contains(process) || ended_.contains(process) || stopping_;
+  });
+  if (!unreachable_.contains(process)) return {};
+  return {group.ranks.front()};
+}
+
+void FailureMonitor::follow(MonitoredGroup& group, const std::string& prefix) {
+  const std::lock_guard lock(mutex_);
+  group.key = group.processes.front() + "/" + prefix + group.name;
+  group.left_prefix = prefix + "left/";
+  group.followed = true;
+  stores_.try_emplace(group.job_store.get(), std::make_shared<Store>(group.job_store));
+  for (size_t rank = 0; rank < group.processes.size(); ++rank) {
+    if (ended_.contains(group.processes[rank])) group.undecided.insert(static_cast<int>(rank));
+  }
+  start();
+  wake();
+}
+
+Findings FailureMonitor::look(MonitoredGroup& group, const std::vector<int>& missing) {
+  const std::lock_guard lock(mutex_);
+  group.wanted.insert(missing.begin(), missing.end());
+  Findings found{group.failure, group.dead, group.left, group.silent, {}};
+  const auto store = stores_.find(group.job_store.get());
+  if (store != stores_.end() && !store->second->trouble.empty() &&
+      Clock::now() - store->second->answered > kLostAfter) {
+    found.store_trouble = store->second->trouble;
+  }
+  return found;
+}
+
+void FailureMonitor::report(MonitoredGroup& group, const std::string& failure,
+                            milliseconds patience) {
+  {
     const std::lock_guard lock(mutex_);
-    notes.reset();  // with the store, if nobody else has it
-    running_.erase(key);
+    tell(group, {NewsLog::Entry::Kind::kFailure, group.key, failure});
+  }
+  await_told(group, patience);
+}
+
+bool FailureMonitor::leave(MonitoredGroup& group, milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  group.leaving = true;
+  wake();
+  return changed_.wait_for(lock, patience, [&] { return group.has_left; });
+}
+
+void FailureMonitor::start() {
+  if (thread_) return;
+  wake_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  thread_ = std::make_unique<BackgroundThread>([this] { run(); },
+                                               [this] {
+                                                 const std::lock_guard lock(mutex_);
+                                                 stopping_ = true;
+                                                 changed_.notify_all();
+                                                 wake();
+                                               });
+}
+
+void FailureMonitor::wake() {
+  if (wake_) eventfd_write(wake_.get(), 1);
+}
+
+void FailureMonitor::run() {
+  NodeLinks links(bootstrap::process_id());
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    lock.unlock();
+    wait(links);
+    const std::vector<std::string> ended = links.advance();
+    lock.lock();
+    for (const std::string& process : ended) {
+      linked_.erase(process);
+      mark_ended(process);
+    }
+    look_at_processes();
+    measure_silence(links);
+    const auto stores = stores_;
+    lock.unlock();
+    for (const auto& [keys, store] : stores) tend(*store, links);
+    lock.lock();
     changed_.notify_all();
   }
-
-  void end() {
-    std::unique_lock lock(mutex_);
-    for (Notes* const notes : running_) notes->stop();
-    changed_.wait_for(lock, kEndPatience, [this] { return running_.empty(); });
-  }
-
-  std::mutex mutex_;  // taken before that of Notes
-  std::condition_variable changed_;
-  std::set<Notes*> running_;  // guarded by mutex_
-};
-
-FailureMonitor::FailureMonitor(MonitorSetup setup)
-    : notes_(std::make_shared<Notes>(std::move(setup))) {
-  Threads::all().start(notes_);
 }
 
-void FailureMonitor::run(const std::shared_ptr<Notes>& notes) {
-  std::unique_lock lock(notes->mutex);
-  while (!notes->stopping) {
-    lock.unlock();
-    notes->round();
+// Waits for a link, a process or another thread to want something, and for the next round at most.
+void FailureMonitor::wait(const NodeLinks& links) {
+  std::vector<pollfd> waits;
+  std::optional<milliseconds> longest;
+  {
+    const std::lock_guard lock(mutex_);
+    waits.push_back({wake_.get(), POLLIN, 0});
+    for (const auto& [id, process] : processes_) {
+      if (process.pidfd && !ended_.contains(id)) waits.push_back({process.pidfd.get(), POLLIN, 0});
+    }
+    if (!stores_.empty()) longest = wanted_links_.empty() ? kRound : kRoundWhileLinking;
+  }
+  links.add_to(waits);
+  poll(waits.data(), waits.size(), longest ? static_cast<int>(longest->count()) : -1);
+  eventfd_t count = 0;
+  eventfd_read(wake_.get(), &count);
+}
+
+void FailureMonitor::measure_silence(const NodeLinks& links) {
+  for (const auto& group : groups_) {
+    if (!group->followed) continue;
+    for (size_t r = 0; r < group->processes.size(); ++r) {
+      const auto rank = static_cast<int>(r);
+      const auto silence = links.silence(group->processes[r]);
+      if (!silence || *silence <= group->heartbeat) continue;
+      if (!group->silent.insert_or_assign(rank, *silence).second) continue;
+      tell(*group, {NewsLog::Entry::Kind::kFailure, group->key,
+                    "rank " + std::to_string(group->rank) + ": " +
+                        silence_text(group->ranks[r], *silence)});
+    }
+  }
+}
+
+std::vector<std::shared_ptr<MonitoredGroup>> FailureMonitor::groups_of(const KeyValue* keys) const {
+  std::vector<std::shared_ptr<MonitoredGroup>> found;
+  for (const auto& group : groups_) {
+    if (group->job_store.get() == keys) found.push_back(group);
+  }
+  return found;
+}
+
+// Does all that goes through one store. What fails is done in the next round.
+void FailureMonitor::tend(Store& store, NodeLinks& links) {
+  KeyValue* const keys = store.keys.get();
+  std::unique_lock lock(mutex_);
+  const bool listen = listen_in_.contains(keys) && !store.listens;
+  std::deque<NewsLog::Entry> to_tell = store.to_tell;
+  const size_t telling = to_tell.size();
+  const uint64_t round = ++store.begun;
+  bool complete = false;
+  lock.unlock();
+  std::string trouble;
+  try {
+    if (listen) {
+      keys->set(kLinks + bootstrap::process_id(), links.listen(), soon());
+      store.listens = true;
+    }
+    link(keys, links);
+    ask_who_left(keys);
+    store.news.exchange(to_tell, soon(), [this](const NewsLog::Entry& entry) { apply(entry); });
+    complete = true;
+  } catch (const Error& error) {
+    // A store that does not answer proves nothing.
+    trouble = error.what();
+    if (error.kind() == ErrorKind::kTimeout) trouble.clear();
     lock.lock();
-    notes->changed.notify_all();
-    const bool urgent = notes->to_report || (notes->leaving && !notes->has_left);
-    if (!urgent || !notes->trouble.empty()) notes->changed.wait_for(lock, kRound);
-  }
-}
-
-void FailureMonitor::check(const Operation& operation) {
-  if (fork_.in_child()) return;
-  const std::vector<int> missing = operation.missing();
-  const std::lock_guard lock(notes_->mutex);
-  notes_->wanted.insert(missing.begin(), missing.end());
-  // First: who has died since may have ended because of it.
-  if (notes_->failure) {
-    throw Error(ErrorKind::kPeer, notes_->setup.group + " has failed: " + *notes_->failure);
-  }
-  for (const int rank : missing) {
-    const std::string& name = notes_->setup.names[static_cast<size_t>(rank)];
-    if (notes_->left.contains(rank)) {
-      throw Error(ErrorKind::kPeer, operation.describe() + ": " + notes_->setup.group +
-                                        " was destroyed on a rank that this one waits for, " +
-                                        name);
+    for (const auto& group : groups_of(keys)) {
+      const std::set<int> undecided = std::exchange(group->undecided, {});
+      for (const int rank : undecided) decide(*group, rank, /*has_left=*/false);
     }
-    if (notes_->dead.contains(rank)) {
-      throw Error(ErrorKind::kDeath, operation.describe() + ": " + name + " has died");
+    lock.unlock();
+  }
+  lock.lock();
+  const auto told = static_cast<std::ptrdiff_t>(telling - to_tell.size());
+  store.to_tell.erase(store.to_tell.begin(), store.to_tell.begin() + told);
+  if (complete) store.done = round;
+  store.trouble = trouble;
+  if (trouble.empty()) store.answered = Clock::now();
+}
+
+// Goes on with the calls to processes that this one has to link to.
+void FailureMonitor::link(KeyValue* keys, NodeLinks& links) {
+  std::unique_lock lock(mutex_);
+  const auto wanted = wanted_links_;
+  lock.unlock();
+  for (const auto& [process, how] : wanted) {
+    if (how.keys.get() != keys) continue;
+    const bool up = links.linked(process);
+    const bool late = Clock::now() >= how.until;
+    if (!up && !late && !links.calling(process)) {
+      if (const auto where = keys->get(kLinks + process, soon())) {
+        links.call(process, *where, how.near);
+      }
+    }
+    if (!up && !late) continue;
+    lock.lock();
+    wanted_links_.erase(process);
+    (up ? linked_ : unreachable_).insert(process);
+    changed_.notify_all();
+    lock.unlock();
+  }
+}
+
+// Tells who leaves here, and learns of those elsewhere that somebody waits for or that have ended.
+void FailureMonitor::ask_who_left(KeyValue* keys) {
+  std::unique_lock lock(mutex_);
+  for (const auto& group : groups_of(keys)) {
+    if (!group->followed) continue;
+    if (group->leaving && !group->has_left) {
+      lock.unlock();
+      group->store->set(group->left_prefix + std::to_string(group->rank), "1", soon());
+      lock.lock();
+      group->has_left = true;
+      changed_.notify_all();
+    }
+    std::set<int> asked = std::exchange(group->wanted, {});
+    asked.insert(group->undecided.begin(), group->undecided.end());
+    for (const int rank : asked) {
+      if (group->left.contains(rank) || group->dead.contains(rank)) continue;
+      lock.unlock();
+      const bool has_left = group->store->has({group->left_prefix + std::to_string(rank)}, soon());
+      lock.lock();
+      if (has_left || group->undecided.contains(rank)) decide(*group, rank, has_left);
     }
   }
-  if (notes_->trouble.empty() || Clock::now() - notes_->answered <= kLostAfter) return;
-  throw Error(ErrorKind::kNetwork,
-              operation.describe() +
-                  ": the store is gone, and with it the reports of other nodes' failures (" +
-                  notes_->trouble + ")");
 }
 
-void FailureMonitor::report(const std::string& failure) {
-  if (fork_.in_child()) return;
-  std::unique_lock lock(notes_->mutex);
-  notes_->to_report = failure;
-  notes_->changed.notify_all();
-  notes_->changed.wait_for(lock, kReportPatience, [this] { return !notes_->to_report; });
+void FailureMonitor::decide(MonitoredGroup& group, int rank, bool has_left) {
+  group.undecided.erase(rank);
+  if (has_left) {
+    group.left.insert(rank);
+    return;
+  }
+  if (!group.dead.insert(rank).second) return;
+  tell_death(group, static_cast<size_t>(rank));
 }
 
-std::vector<int> FailureMonitor::dead() const {
-  if (fork_.in_child()) return {};
-  const std::lock_guard lock(notes_->mutex);
-  return {notes_->dead.begin(), notes_->dead.end()};
+void FailureMonitor::apply(const NewsLog::Entry& entry) {
+  const std::lock_guard lock(mutex_);
+  if (entry.kind == NewsLog::Entry::Kind::kDeath) {
+    told_.insert(entry.about);
+    mark_ended(entry.about);
+    return;
+  }
+  for (const auto& group : groups_) {
+    if (group->key == entry.about) group->failure = entry.text;
+  }
 }
 
-void FailureMonitor::leave(std::chrono::milliseconds patience) {
-  if (fork_.in_child()) return;
-  std::unique_lock lock(notes_->mutex);
-  notes_->leaving = true;
-  notes_->changed.notify_all();
-  const bool told = notes_->changed.wait_for(lock, patience, [this] { return notes_->has_left; });
-  if (!told) log::info("cannot tell the other ranks of leaving " + notes_->setup.group);
-}
-
-void FailureMonitor::stop() {
-  if (!fork_.in_child()) Threads::all().stop(notes_.get());
+std::string silence_text(const std::string& rank, milliseconds silence) {
+  return "the machine of " + rank + " has not answered for " +
+         std::to_string(silence.count() / 1000) +
+         " s: it is down, or the network to it is cut (heartbeat_timeout)";
 }
 
 }  // namespace hbm::failure

@@ -1,67 +1,177 @@
-// Watches the ranks of a group over several nodes: who has died, who has left, and what has failed.
+// What this process knows of the processes of its groups: who has ended, whose machine is silent,
+// and what other processes have told of theirs. It alone decides that a rank has died, and only by
+// proof; docs/failures.md has the states and who decides what.
 //
-// A thread of its own does all that may block: it asks the store, looks at the connections between
-// nodes (NodeDeathWatch) and at the processes of this node, four times a second, and passes on what
-// it sees. Whoever waits for an operation reads its notes. So a death has a witness even while that
-// rank computes, and a store that does not answer delays nobody.
+// Processes of this node (the same kernel, PID namespace and HBMCOMM_NODE_ID) are seen by pidfd,
+// whoever asks. For groups of several nodes, or without shared memory, a thread of its own sees
+// those of other nodes by NodeLinks, and passes on through the store what it sees: four times a
+// second, or at once when a link or a process ends. So a death has a witness even while that rank
+// computes, and a store that does not answer delays nobody.
 //
-// Threads: every member may be called from any thread. The thread owns what it uses, and ends by
-// itself after stop(), also if the store never answers. stop() and the end of the process wait for
-// that, a second at most.
+// Threads: every member may be called from any thread. mutex_ is never held while the store is
+// asked; the links are the thread's alone.
 #pragma once
 
 #include <chrono>
-#include <functional>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "base/fork.h"
+#include "base/background_thread.h"
+#include "base/descriptor.h"
 #include "bootstrap/key_value.h"
-#include "progress/operation.h"
+#include "bootstrap/rendezvous.h"
+#include "communicator/failure/news_log.h"
+#include "communicator/failure/node_links.h"
 
 namespace hbm::failure {
 
+// A rank's arguments to GroupWatch.
+struct WatchSetup {
+  std::string name;  // of the group, as errors have it
+  int rank = 0;
+  std::vector<uint64_t> global_ranks;      // by rank; empty: unknown
+  std::shared_ptr<KeyValue> store;         // the group's own keys
+  std::shared_ptr<KeyValue> job_store;     // one object for all groups of the job
+  std::chrono::milliseconds heartbeat{0};  // the longest silence of another machine
+};
+
+// A group, as the monitor knows it.
+struct MonitoredGroup : WatchSetup {
+  explicit MonitoredGroup(WatchSetup setup) : WatchSetup(std::move(setup)) {}
+
+  // Guarded by the monitor's mutex.
+  std::optional<bootstrap::Member> self;
+  std::vector<std::string> processes;  // by rank; empty: not met yet
+  std::vector<std::string> ranks;      // by rank: "rank 3 (pid 4711 on host)"
+  std::string key;                     // names the group in the news; empty: it is being made
+  std::string left_prefix;             // of keys in `store`: + rank: it has left in good order
+  bool spans_nodes = false;
+  bool followed = false;
+  bool leaving = false;
+  bool has_left = false;
+  std::set<int> wanted;     // ranks that somebody waits for
+  std::set<int> undecided;  // whose process has ended: dead, or gone in good order
+  std::set<int> dead;
+  std::set<int> left;
+  std::map<int, std::chrono::milliseconds> silent;  // for longer than `heartbeat`
+  std::optional<std::string> failure;               // what broke it, on another rank
+};
+
+// The state of a group that an operation of it waits for.
+struct Findings {
+  std::optional<std::string> failure;
+  std::set<int> dead;
+  std::set<int> left;
+  std::map<int, std::chrono::milliseconds> silent;
+  std::string store_trouble;  // for a second and more; empty: none
+};
+
+// How errors tell of a machine that is silent.
+std::string silence_text(const std::string& rank, std::chrono::milliseconds silence);
+
 class FailureMonitor {
  public:
-  struct MonitorSetup {
-    std::string group;  // as errors name it
-    int rank;
-    std::vector<std::string> names;  // of the ranks, for errors: "rank 3 (pid 4711 on host)"
-    std::shared_ptr<KeyValue> store;
-    std::string prefix;  // of the group's keys
-    // Ranks whose death this rank can see; called by the thread.
-    std::function<std::vector<int>()> dead;
-  };
+  // The monitor of this process.
+  static FailureMonitor& here();
 
-  explicit FailureMonitor(MonitorSetup setup);
-  ~FailureMonitor() { stop(); }
-  FailureMonitor(const FailureMonitor&) = delete;
-  FailureMonitor& operator=(const FailureMonitor&) = delete;
+  void add(const std::shared_ptr<MonitoredGroup>& group);
+  void remove(const std::shared_ptr<MonitoredGroup>& group);
 
-  // Throws Error(kDeath), Error(kPeer) or Error(kNetwork) if the operation can never complete.
-  void check(const Operation& operation);
+  // Rank `rank` of the group is `member`; the caller itself among them.
+  void meet(MonitoredGroup& group, int rank, const bootstrap::Member& member);
 
-  // Tells all of a failure. The process may end soon after, so this waits a moment (200 ms at most)
-  // for the thread to have told the store.
-  void report(const std::string& failure);
+  // Names those of `ranks` of a group in the making whose process is known to have ended. Ranks
+  // that have not come are known by other groups.
+  std::vector<std::string> ended(const MonitoredGroup& group, const std::vector<int>& ranks);
 
-  // Ranks that are known to have died.
-  std::vector<int> dead() const;
+  // Names every process of a living group that has ended.
+  std::vector<std::string> ended();
 
-  // Tells all that this rank has left in good order; waits until that is in the store, or
+  // Waits until what is seen has been told to the other nodes, and what they have told is known, or
   // `patience` is over.
-  void leave(std::chrono::milliseconds patience);
+  void await_told(const MonitoredGroup& group, std::chrono::milliseconds patience);
 
-  void stop();
+  // Waits until this process has its links to the group's ranks on other nodes, or cannot get them;
+  // names the processes that it could not reach.
+  std::vector<std::string> await_links(const MonitoredGroup& group, KeyValue::Deadline deadline);
+
+  // The group has been made, under `prefix` of keys, and wants news from now on.
+  void follow(MonitoredGroup& group, const std::string& prefix);
+
+  // `missing`: the ranks that the caller waits for.
+  Findings look(MonitoredGroup& group, const std::vector<int>& missing);
+
+  void report(MonitoredGroup& group, const std::string& failure,
+              std::chrono::milliseconds patience);
+
+  // False if the others could not be told in time.
+  bool leave(MonitoredGroup& group, std::chrono::milliseconds patience);
 
  private:
-  struct Notes;
-  class Threads;
-  static void run(const std::shared_ptr<Notes>& notes);
+  using Clock = std::chrono::steady_clock;
 
-  const ForkGuard fork_;
-  const std::shared_ptr<Notes> notes_;
+  struct Process {
+    std::string name;  // "rank 3 (pid 4711 on host) of group "0""
+    Descriptor pidfd;  // none: on another node, or not to be had
+  };
+  // A store of groups over several nodes.
+  struct Store {
+    std::shared_ptr<KeyValue> keys;
+    NewsLog news;
+    std::deque<NewsLog::Entry> to_tell;
+    bool listens = false;  // this process has told where
+    uint64_t begun = 0;    // rounds
+    uint64_t done = 0;     // the last that reached the end
+    std::string trouble;   // empty: none
+    Clock::time_point answered = Clock::now();
+    explicit Store(std::shared_ptr<KeyValue> store) : keys(store), news(std::move(store)) {}
+  };
+  // A process that this one has to link to.
+  struct Wanted {
+    std::shared_ptr<KeyValue> keys;
+    bool near;  // in the same network namespace
+    Clock::time_point until;
+  };
+
+  void look_at_processes();
+  void mark_ended(const std::string& process);
+  void start();
+  void wake();
+  void run();
+  void wait(const NodeLinks& links);
+  void link(KeyValue* keys, NodeLinks& links);
+  void measure_silence(const NodeLinks& links);
+  void tend(Store& store, NodeLinks& links);
+  void ask_who_left(KeyValue* keys);
+  void decide(MonitoredGroup& group, int rank, bool has_left);
+  void tell_death(const MonitoredGroup& group, size_t rank);
+  void tell(const MonitoredGroup& group, NewsLog::Entry entry);
+  std::vector<std::shared_ptr<MonitoredGroup>> groups_of(const KeyValue* keys) const;
+  void apply(const NewsLog::Entry& entry);
+
+  std::mutex mutex_;  // guards all below, and what MonitoredGroup says
+  std::condition_variable changed_;
+  std::set<std::shared_ptr<MonitoredGroup>> groups_;
+  std::map<std::string, Process> processes_;  // of these groups
+  std::set<std::string> ended_;               // processes
+  std::set<std::string> told_;                // of these, in the news
+  std::set<std::string> linked_;              // processes
+  std::map<std::string, Wanted> wanted_links_;
+  std::set<std::string> unreachable_;  // processes that wanted_links_ has given up
+  std::map<KeyValue*, std::shared_ptr<Store>> stores_;
+  std::set<KeyValue*> listen_in_;  // stores whose groups have ranks that call this one
+  bool stopping_ = false;
+  Descriptor wake_;  // an eventfd
+  std::unique_ptr<BackgroundThread> thread_;
 };
 
 }  // namespace hbm::failure

@@ -138,6 +138,8 @@ MpiConnection connect(const bootstrap::Rendezvous& rendezvous, const std::vector
               [&] { return encode(own_state(participant, node_of)); })) {
     ranks.push_back(decode(record));
   }
+  const std::vector<int> everyone = bootstrap::everyone(participant.size);
+  const auto check = [&] { participant.require_alive(everyone); };
   std::vector<int> world_ranks;
   World* world = nullptr;
   if (share_a_world(ranks, participant.group)) {
@@ -146,10 +148,10 @@ MpiConnection connect(const bootstrap::Rendezvous& rendezvous, const std::vector
   } else {
     require_preconditions(participant, ranks);
     world = &World::form(participant.store, ranks[0].new_world, participant.rank, participant.size,
-                         nodes_of(ranks), participant.deadline);
-    world_ranks = bootstrap::everyone(participant.size);
+                         nodes_of(ranks), participant.deadline, check);
+    world_ranks = everyone;
   }
-  return {world->communicator(world_ranks, creation_tag(participant), participant.deadline),
+  return {world->communicator(world_ranks, creation_tag(participant), participant.deadline, check),
           world_ranks};
 }
 
@@ -160,7 +162,8 @@ std::shared_ptr<Comm> connect_some(const bootstrap::Rendezvous& rendezvous,
     world_ranks.push_back(group.world_ranks[static_cast<size_t>(rank)]);
   }
   return World::current()->communicator(world_ranks, creation_tag(rendezvous.participant),
-                                        rendezvous.participant.deadline);
+                                        rendezvous.participant.deadline,
+                                        [&] { rendezvous.participant.require_alive(ranks); });
 }
 
 }  // namespace hbm::mpi

@@ -140,7 +140,8 @@ World* World::current() {
 }
 
 World& World::form(std::shared_ptr<KeyValue> store, const std::string& id, int rank, int size,
-                   const std::vector<int>& node_of, Deadline deadline) {
+                   const std::vector<int>& node_of, Deadline deadline,
+                   const std::function<void()>& check) {
   const std::lock_guard lock(creation);
   const MpiLibrary& found = library();
   const Api& mpi = *found.api;
@@ -148,7 +149,7 @@ World& World::form(std::shared_ptr<KeyValue> store, const std::string& id, int r
   // Both outlive this call if MPI_Init never returns.
   auto responder =
       std::make_shared<PmiResponder>(store, PmiResponder::Job{id, rank, size, node_of, deadline});
-  if (!run_abandonable([&mpi, responder] { initialise(mpi); }, deadline)) {
+  if (!run_abandonable([&mpi, responder] { initialise(mpi); }, deadline, check)) {
     throw Error(ErrorKind::kTimeout,
                 "MPI_Init did not finish in time on rank " + std::to_string(rank) +
                     ": a rank ended while the ranks were connecting, or MPI found no way between "
@@ -159,7 +160,7 @@ World& World::form(std::shared_ptr<KeyValue> store, const std::string& id, int r
   // Everyone has mapped the segment once everyone is out of MPI_Init.
   const std::string key = id + "/initialised";
   if (store->add(key, 1, deadline) == size) store->set(key + "/all", "1", deadline);
-  if (!await_keys(*store, {key + "/all"}, deadline)) {
+  if (!await_keys(*store, {key + "/all"}, deadline, check)) {
     throw Error(ErrorKind::kTimeout, "not every rank came out of MPI_Init in time");
   }
   unlink_segments();
@@ -194,12 +195,12 @@ World& World::launched(Deadline deadline) {
 }
 
 std::shared_ptr<Comm> World::communicator(const std::vector<int>& world_ranks, int tag,
-                                          Deadline deadline) {
+                                          Deadline deadline, const std::function<void()>& check) {
   auto created = std::make_shared<CommHandle>();
   const auto create = [this, world_ranks, tag, created] {
     *created = mpi_.create(world_ranks, tag);
   };
-  if (!run_abandonable(create, deadline)) {
+  if (!run_abandonable(create, deadline, check)) {
     throw Error(
         ErrorKind::kTimeout,
         "MPI_Comm_create_group did not finish in time: a rank of the group ended meanwhile");

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,9 +33,11 @@ class World {
 
   // Forms a world of `size` processes through the PMI responder (pmi.h) and `store`. All `size`
   // processes call it, having met in the store before. `id` is the same on all and unique.
-  // Throws Error(kTimeout) at the deadline, Error(kUnavailable) without a library.
+  // Throws Error(kTimeout) at the deadline, Error(kUnavailable) without a library, and what
+  // `check`, which is called meanwhile, throws of a rank that cannot come.
   static World& form(std::shared_ptr<KeyValue> store, const std::string& id, int rank, int size,
-                     const std::vector<int>& node_of, Deadline deadline);
+                     const std::vector<int>& node_of, Deadline deadline,
+                     const std::function<void()>& check = {});
 
   // Initialises MPI through the launcher that started this process (mpiexec, srun), if nobody has
   // done so yet.
@@ -42,9 +45,9 @@ class World {
   static World& launched(Deadline deadline);
 
   // A communicator of the given world ranks, in that order. Only its members call; they have met
-  // before. `tag` tells creations apart that run at the same time.
+  // before. `tag` tells creations apart that run at the same time; `check` is as in form().
   std::shared_ptr<Comm> communicator(const std::vector<int>& world_ranks, int tag,
-                                     Deadline deadline);
+                                     Deadline deadline, const std::function<void()>& check = {});
 
   // Sends rank 0's `value` to every rank of the world. REQUIRES: all ranks call it. Throws
   // Error(kTimeout) when they do not before the deadline.

@@ -17,7 +17,7 @@ using std::chrono::milliseconds;
 
 constexpr int kUnknown = -1;
 constexpr milliseconds kStalled{1};  // until the kernel may take more descriptors
-constexpr milliseconds kLongestPoll{60'000};
+constexpr milliseconds kLongestPoll{20};
 
 std::string key_of(const Greeting& greeting) {
   const auto& key = greeting.key;
@@ -115,6 +115,8 @@ class DescriptorExchange {
     const auto left =
         std::chrono::ceil<milliseconds>(participant_.deadline - std::chrono::steady_clock::now());
     if (left.count() <= 0) late();
+    const std::set<int> expected = missing();
+    participant_.require_alive({expected.begin(), expected.end()});
     std::vector<pollfd> waits;
     for (const PeerConnection& connection : connections_) {
       if (!connection.received) waits.push_back({connection.socket.get(), POLLIN, 0});

@@ -88,7 +88,7 @@ class Ranks:
     def hear(self, *ranks: int, limit: float = LIMIT) -> list[Any]:
         """The next message of each of these ranks: what it sent, or at its end a Said."""
         deadline = time.monotonic() + limit
-        said = {}
+        said: dict[int, Any] = {}
         for rank in ranks:
             pipe = self._pipes[rank]
             ready = wait([pipe], max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,203 @@
+"""How long the other ranks take to notice that one was killed, over hbm and over Gloo in turn.
+
+    python -m benchmarks.failures --json failures.json
+
+A sample is one job: a rank is killed (SIGKILL), and the time until the slowest of the others has
+its error is taken. When it is killed:
+
+    allreduce  in the middle of small ones, which all ranks repeat
+    new_group  when all others wait for it there
+
+A layout names each rank's node, by HBMCOMM_NODE_ID: "aabb" is two nodes of two ranks, on this
+machine. To Gloo all layouts are the same. Where Gloo notices nothing, the time is the timeout.
+"""
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import product
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import torch.distributed as dist
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from torch_hbmcomm.bench import report
+from torch_hbmcomm.bench.report import Json, check_file, fail, finish, names
+from torch_hbmcomm.bench.result import (
+    Measurement,
+    Result,
+    check_counts,
+    check_names,
+    describe_machine,
+)
+
+_START_SECONDS = 60.0
+_BEFORE_SECONDS = 0.3  # that the ranks have before one is killed
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+BACKENDS = {"hbm": "hbm", "gloo": "PyTorch's own backend"}
+SITUATIONS = ("allreduce", "new_group")
+
+
+@dataclass(frozen=True)
+class FailurePlan:
+    """A choice of what to measure. Raises ValueError for what does not exist or is below its least.
+
+    timeout: of the operations, in seconds.
+    """
+
+    layouts: Sequence[str]
+    situations: Sequence[str]
+    timeout: float
+    rounds: int
+
+    def __post_init__(self) -> None:
+        check_names("situation", self.situations, SITUATIONS)
+        check_counts(self, {"timeout": 1, "rounds": 1})
+        if short := [layout for layout in self.layouts if len(layout) < 2]:
+            raise ValueError(f"a layout of two ranks or more is needed, not {short[0]!r}")
+
+
+def _rank(
+    pipe: Connection, rank: int, backend: str, layout: str, situation: str, timeout: float, url: str
+) -> None:
+    """Send "ready", then the moment of the error and its text."""
+    os.environ["HBMCOMM_NODE_ID"] = layout[rank]
+    torch.set_num_threads(1)
+    size = len(layout)
+    limit = timedelta(seconds=timeout)
+    dist.init_process_group(backend, init_method=url, rank=rank, world_size=size, timeout=limit)
+    dist.all_reduce(torch.ones(1))
+    pipe.send("ready")
+    text = ""
+    try:
+        if situation == "new_group":
+            if rank == size - 1:
+                signal.pause()
+            dist.new_group(list(range(size)), timeout=limit)
+        while True:
+            dist.all_reduce(torch.ones(1))
+    except RuntimeError as error:
+        text = str(error)
+    pipe.send((time.monotonic(), text))
+
+
+def _seconds(backend: str, layout: str, situation: str, timeout: float) -> tuple[float, bool]:
+    """Return the seconds until the slowest has its error, and whether all errors name the rank."""
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["torch", "torch.distributed"])
+    victim = len(layout) - 1
+    with tempfile.TemporaryDirectory(prefix="hbmcomm-bench-") as folder:
+        url = f"file://{Path(folder) / 'store'}"
+        ranks, pipes = [], []
+        try:
+            for rank in range(len(layout)):
+                ours, theirs = processes.Pipe()
+                arguments = (theirs, rank, backend, layout, situation, timeout, url)
+                process = processes.Process(target=_rank, args=arguments)
+                process.start()
+                theirs.close()
+                ranks.append(process)
+                pipes.append(ours)
+            for rank, pipe in enumerate(pipes):
+                _hear(pipe, rank, _START_SECONDS)
+            time.sleep(_BEFORE_SECONDS)
+            killed = time.monotonic()
+            ranks[victim].kill()
+            said = [
+                _hear(pipe, rank, 2 * timeout + _START_SECONDS)
+                for rank, pipe in enumerate(pipes[:victim])
+            ]
+        finally:
+            for process in ranks:
+                process.kill()
+                process.join()
+    named = all(f"rank {victim} (" in text for _, text in said)
+    return max(at for at, _ in said) - killed, named
+
+
+def _hear(pipe: Connection, rank: int, limit: float) -> tuple[float, str]:
+    if not pipe.poll(limit):
+        raise RuntimeError(f"rank {rank} said nothing for {limit:.0f} s")
+    try:
+        return pipe.recv()  # type: ignore[no-any-return]
+    except EOFError:
+        raise RuntimeError(f"rank {rank} ended without a word") from None
+
+
+def run(plan: FailurePlan) -> Result:
+    """Measure. Raises RuntimeError when a rank ends otherwise than by an error."""
+    found = []
+    for situation, layout in product(plan.situations, plan.layouts):
+        samples: dict[str, list[tuple[float, bool]]] = {name: [] for name in BACKENDS}
+        for _ in range(plan.rounds):
+            for name in BACKENDS:
+                samples[name].append(_seconds(name, layout, situation, plan.timeout))
+        of = {"situation": situation, "layout": layout}
+        for name, taken in samples.items():
+            times = [seconds * 1e6 for seconds, _ in taken]
+            named = sum(each for _, each in taken)
+            found.append(Measurement(of, name, times, values={"named": named}))
+    return Result(
+        benchmark="failures",
+        machine=describe_machine(),
+        plan={"rounds": plan.rounds, "timeout": plan.timeout},
+        contenders=BACKENDS,
+        measurements=found,
+    )
+
+
+def render(result: Result) -> RenderableType:
+    """Return a table of the times, and of how often every error named the rank."""
+
+    def entry(row: report.Row, one: Measurement) -> Text:
+        text = report.compared_with(one, row["hbm"], reference=True)
+        return text.append(f"\nnamed {one.values['named']} of {len(one.samples)}")
+
+    headings = {
+        "killed in": lambda one: str(one.of["situation"]),
+        "layout": lambda one: str(one.of["layout"]),
+    }
+    title = "From a rank's end to the last error"
+    return report.group([report.compared(title, result.measurements, headings, entry)], result)
+
+
+@app.command()
+def main(
+    layouts: Annotated[str, typer.Option(help="Each rank's node, as in aaaa,aabb.")] = "aaaa,aabb",
+    situations: Annotated[str, typer.Option(help="When it is killed.")] = ",".join(SITUATIONS),
+    timeout: Annotated[float, typer.Option(help="Of operations, in seconds.")] = 10,
+    rounds: Annotated[int, typer.Option(help="Jobs of each contender.")] = 7,
+    json: Json = None,
+) -> None:
+    """Measure how soon a death is noticed, over hbm and Gloo.
+
+    The exit status never depends on a time.
+    """
+    check_file(json)
+    try:
+        plan = FailurePlan(
+            layouts=names(layouts), situations=names(situations), timeout=timeout, rounds=rounds
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    try:
+        result = run(plan)
+    except RuntimeError as error:
+        fail(str(error))
+    finish(render(result), result, json)
+
+
+if __name__ == "__main__":
+    app()

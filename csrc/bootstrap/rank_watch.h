@@ -1,0 +1,30 @@
+// What sees the deaths of a group's ranks while the group is being made.
+// csrc/communicator/failure/group_watch.h implements it.
+//
+// Threads: all functions may be called from any thread.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace hbm::bootstrap {
+
+struct Member;
+
+class RankWatch {
+ public:
+  virtual ~RankWatch() = default;
+
+  // A rank has introduced itself.
+  virtual void met(int rank, const Member& member) = 0;
+
+  // Throws Error(kDeath) naming those of `ranks` that have died. Waits for nothing but, where it
+  // throws, for the word to be out (200 ms at most).
+  virtual void check(const std::vector<int>& ranks) = 0;
+
+  // What is known of ranks that have died, for an error that is the consequence: ". Rank 0 (pid
+  // 4711 on host) has died"; empty if there is none. Waits a moment for proof.
+  virtual std::string deaths() = 0;
+};
+
+}  // namespace hbm::bootstrap

@@ -1,0 +1,60 @@
+// One group's view of the failure monitor: while the group is being made, and afterwards where its
+// ranks do not all share memory.
+//
+// Threads: every member may be called from any thread. In a forked child, whose parent's the group
+// is, nothing is learnt or told.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/fork.h"
+#include "bootstrap/rank_watch.h"
+#include "communicator/failure/failure_monitor.h"
+#include "progress/operation.h"
+
+namespace hbm::failure {
+
+class GroupWatch final : public bootstrap::RankWatch {
+ public:
+  explicit GroupWatch(WatchSetup setup);
+  ~GroupWatch() override { stop(); }
+  GroupWatch(const GroupWatch&) = delete;
+  GroupWatch& operator=(const GroupWatch&) = delete;
+
+  void met(int rank, const bootstrap::Member& member) override;
+  void check(const std::vector<int>& ranks) override;
+  std::string deaths() override;
+
+  // Waits for the links to the ranks on other nodes; the log names those that cannot be reached.
+  void await_links(KeyValue::Deadline deadline);
+
+  // The group has been made, under `prefix` of keys. Those below REQUIRE it.
+  void follow(const std::string& prefix);
+
+  // Throws Error(kDeath), Error(kPeer) or Error(kNetwork) if the operation can never complete.
+  void check(const Operation& operation);
+
+  // Tells all of a failure. The process may end soon after, so this waits a moment (200 ms at most)
+  // for the store to have it.
+  void report(const std::string& failure);
+
+  // Ranks that have died.
+  std::vector<int> dead() const;
+
+  // Tells all that this rank has left in good order; waits until that is in the store, or
+  // `patience` is over.
+  void leave(std::chrono::milliseconds patience);
+
+  // Idempotent.
+  void stop();
+
+ private:
+  const ForkGuard fork_;
+  FailureMonitor& monitor_;
+  const std::shared_ptr<MonitoredGroup> group_;
+};
+
+}  // namespace hbm::failure

@@ -1,0 +1,44 @@
+#include "communicator/failure/news_log.h"
+
+#include <iterator>
+#include <optional>
+
+namespace hbm::failure {
+namespace {
+
+constexpr const char* kCount = "hbm/news/count";
+constexpr const char* kEntry = "hbm/news/";  // + number, from 1 on
+constexpr int kMostLooks = 40;               // for an entry that has a number alone
+
+std::string format(const NewsLog::Entry& entry) {
+  const char* kind = entry.kind == NewsLog::Entry::Kind::kDeath ? "death" : "failure";
+  return std::string(kind) + "\n" + entry.about + "\n" + entry.text;
+}
+
+NewsLog::Entry parse(const std::string& record) {
+  const size_t kind = record.find('\n');
+  const size_t about = record.find('\n', kind + 1);
+  return {record.substr(0, kind) == "death" ? NewsLog::Entry::Kind::kDeath
+                                            : NewsLog::Entry::Kind::kFailure,
+          record.substr(kind + 1, about - kind - 1), record.substr(about + 1)};
+}
+
+}  // namespace
+
+void NewsLog::exchange(std::deque<Entry>& entries, KeyValue::Deadline deadline,
+                       const std::function<void(const Entry&)>& heard) {
+  while (!entries.empty()) {
+    const long number = store_->add(kCount, 1, deadline);
+    store_->set(kEntry + std::to_string(number), format(entries.front()), deadline);
+    entries.pop_front();
+  }
+  const long count = std::stol(store_->get(kCount, deadline).value_or("0"));
+  for (; read_ < count; ++read_) missing_.emplace(read_ + 1, 0);
+  for (auto each = missing_.begin(); each != missing_.end();) {
+    const auto record = store_->get(kEntry + std::to_string(each->first), deadline);
+    if (record) heard(parse(*record));
+    each = record || ++each->second > kMostLooks ? missing_.erase(each) : std::next(each);
+  }
+}
+
+}  // namespace hbm::failure

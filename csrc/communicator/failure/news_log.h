@@ -1,0 +1,39 @@
+// What the processes of a job tell one another through the store: a list that each adds to, and
+// reads to the end. An entry that its writer did not live to write is passed over.
+//
+// Threads: one at a time.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "bootstrap/key_value.h"
+
+namespace hbm::failure {
+
+class NewsLog {
+ public:
+  struct Entry {
+    enum class Kind { kDeath, kFailure };
+    Kind kind;
+    std::string about;  // kDeath: a process' id; kFailure: a group's key
+    std::string text;
+  };
+
+  explicit NewsLog(std::shared_ptr<KeyValue> store) : store_(std::move(store)) {}
+
+  // Writes `entries`, dropping each once it is in the store, and hands over those that have come
+  // since the last call, the own ones among them. Throws what the store throws.
+  void exchange(std::deque<Entry>& entries, KeyValue::Deadline deadline,
+                const std::function<void(const Entry&)>& heard);
+
+ private:
+  const std::shared_ptr<KeyValue> store_;
+  long read_ = 0;                // entries that are known to have a number
+  std::map<long, int> missing_;  // of these, the unread: how often they were looked for
+};
+
+}  // namespace hbm::failure

@@ -1,0 +1,29 @@
+"""benchmarks.failures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.full
+def test_deaths_are_measured(tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    command = [sys.executable, "-m", "benchmarks.failures", "--json", str(file)]
+    options = ["--layouts", "aaa,aab", "--rounds", "1", "--timeout", "5"]
+    result = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    found = {
+        (each["situation"], each["layout"], each["contender"]): each["values"]["named"]
+        for each in json.loads(file.read_text())["measurements"]
+    }
+    for situation in ("allreduce", "new_group"):
+        for layout in ("aaa", "aab"):
+            assert found[situation, layout, "hbm"] == 1
+            assert (situation, layout, "gloo") in found

@@ -1,0 +1,131 @@
+"""A rank dies while the ranks form a group: the others are told soon, and not at the timeout."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import beyond_gloo
+from harness.cases import cases
+from harness.fates import Ranks, Said
+from harness.network import free_port
+from torch._C._distributed_c10d import TCPStore
+
+pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
+
+# Seconds. The documents say 50 ms and one second; a loaded machine needs more.
+SOON_ON_THE_NODE = 2.0
+SOON_ELSEWHERE = 5.0
+TIMEOUT = timedelta(seconds=60)
+LIMIT = 30.0
+
+
+def soon(layout: str) -> float:
+    return SOON_ON_THE_NODE if len(set(layout)) == 1 else SOON_ELSEWHERE
+
+
+def await_true(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def assert_named(said: list[Said], victim: int, killed: float, bound: float) -> None:
+    print([(each.error, round(each.at - killed, 3), each.text[:150]) for each in said])
+    for each in said:
+        assert each.error in ("DistBackendError", "DistNetworkError"), each
+        assert re.search(
+            rf"rank {victim} \(pid \d+ on \S+\)( of group \"\w+\")? has died", each.text
+        )
+        assert each.at - killed < bound, each
+
+
+def form(url: str, rank: int, size: int) -> None:
+    dist.init_process_group("hbm", init_method=url, rank=rank, world_size=size, timeout=TIMEOUT)
+
+
+def form_group(pipe: Connection, rank: int, url: str, size: int, port: int = 0) -> None:
+    """The last rank never comes, but for joining the store that rank 0 serves at `port`."""
+    if rank == size - 1:
+        if port:
+            TCPStore("127.0.0.1", port, size, False, TIMEOUT)
+        pipe.recv()
+    form(url, rank, size)
+
+
+@pytest.mark.parametrize(
+    ("layout", "victim"),
+    cases(["aaaa", "aabb", "abc"], [0, 1], quick=["aaaa-1", "aabb-0", "abc-1"]),
+)
+def test_death_in_init(layout: str, victim: int, tmp_path: Path) -> None:
+    size = len(layout)
+    store = tmp_path / "store"
+
+    def has_introduced_itself(rank: int) -> bool:
+        return f"rendezvous1/rendezvous/{rank}".encode() in store.read_bytes()
+
+    with Ranks(size, form_group, f"file://{store}", size, layout=layout) as ranks:
+        come = range(size - 1)
+        await_true(store.exists)
+        await_true(lambda: all(map(has_introduced_itself, come)))
+        time.sleep(0.5)  # in which the others hear of it
+        killed = ranks.signal(victim, signal.SIGKILL)
+        said = ranks.hear(*(rank for rank in come if rank != victim))
+    assert_named(said, victim, killed, soon(layout))
+
+
+@pytest.mark.parametrize("layout", cases(["aaa", "abc"], quick=["aaa"]))
+def test_death_of_the_stores_host_in_init(layout: str) -> None:
+    size = len(layout)
+    port = free_port()
+
+    def has_come(client: TCPStore, rank: int) -> bool:
+        return bool(client.check([f"default_pg/0//cpu//hbm/rendezvous1/rendezvous/{rank}"]))
+
+    with Ranks(size, form_group, f"tcp://127.0.0.1:{port}", size, port, layout=layout) as ranks:
+        client = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        await_true(lambda: all(has_come(client, rank) for rank in range(size - 1)))
+        time.sleep(0.5)
+        killed = ranks.signal(0, signal.SIGKILL)
+        said = ranks.hear(*range(1, size - 1))
+    assert_named(said, 0, killed, soon(layout))
+
+
+def form_second_group(pipe: Connection, rank: int, url: str, size: int) -> None:
+    """The last rank does not come to the second group."""
+    form(url, rank, size)
+    dist.all_reduce(torch.ones(1))
+    pipe.send("ready")
+    if rank == size - 1:
+        pipe.recv()
+    dist.new_group(list(range(size)), timeout=TIMEOUT)
+
+
+@pytest.mark.parametrize(
+    ("layout", "is_missing"),
+    cases(
+        ["aaa", "aab", "abb"],
+        {"missing": True, "come": False},
+        quick=["aaa-missing", "aaa-come", "aab-missing"],
+    ),
+)
+def test_death_in_new_group(layout: str, is_missing: bool, tmp_path: Path) -> None:
+    """The victim has come to the new group, or is the one that has not."""
+    size = len(layout)
+    victim = size - 1 if is_missing else 1
+    url = f"file://{tmp_path}/store"
+    with Ranks(size, form_second_group, url, size, layout=layout) as ranks:
+        ranks.hear(*range(size))
+        time.sleep(0.5)  # in which the others come
+        killed = ranks.signal(victim, signal.SIGKILL)
+        said = ranks.hear(*(rank for rank in range(size - 1) if rank != victim))
+    assert_named(said, victim, killed, soon(layout))
