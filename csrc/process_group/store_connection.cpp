@@ -88,7 +88,7 @@ class StoreConnection final : public KeyValue {
   // `original` is PyTorch's store.
   explicit StoreConnection(StorePointer original)
       : original_(std::move(original)),
-        state_(std::make_shared<State>(name_of(*original_))),
+        state_(std::make_shared<StoreThread>(name_of(*original_))),
         thread_([state = state_, store = original_]() mutable { state->serve(std::move(store)); },
                 [state = state_] { state->stop(); }) {}
 
@@ -126,7 +126,7 @@ class StoreConnection final : public KeyValue {
  private:
   using Call = std::function<void(c10d::Store&)>;
 
-  struct Request {
+  struct StoreRequest {
     Call call;
     bool done = false;
     bool abandoned = false;
@@ -134,18 +134,18 @@ class StoreConnection final : public KeyValue {
   };
 
   // What the thread and the callers share.
-  struct State {
+  struct StoreThread {
     const StoreName name;
 
     std::mutex mutex;  // guards the members below; never held while the store is asked
     std::condition_variable to_do;
     std::condition_variable done;
-    std::deque<std::shared_ptr<Request>> requests;
+    std::deque<std::shared_ptr<StoreRequest>> requests;
     bool is_open = false;
     bool stopping = false;
     std::string failure;  // why there is no connection; empty: none yet
 
-    explicit State(StoreName store_name) : name(std::move(store_name)) {}
+    explicit StoreThread(StoreName store_name) : name(std::move(store_name)) {}
 
     void serve(StorePointer original) {
       StorePointer store;
@@ -164,7 +164,7 @@ class StoreConnection final : public KeyValue {
           to_do.wait(lock);
           continue;
         }
-        const std::shared_ptr<Request> request = requests.front();
+        const std::shared_ptr<StoreRequest> request = requests.front();
         requests.pop_front();
         if (request->abandoned) continue;
         std::string broken = failure;
@@ -203,7 +203,7 @@ class StoreConnection final : public KeyValue {
       return true;
     }
 
-    void run(const std::shared_ptr<Request>& request, Deadline deadline) {
+    void run(const std::shared_ptr<StoreRequest>& request, Deadline deadline) {
       std::unique_lock lock(mutex);
       requests.push_back(request);
       to_do.notify_one();
@@ -244,7 +244,7 @@ class StoreConnection final : public KeyValue {
 
   void run(Call call, Deadline deadline) {
     fork_.require_owner("use its parent's connection to the c10d store");
-    auto request = std::make_shared<Request>();
+    auto request = std::make_shared<StoreRequest>();
     request->call = std::move(call);
     state_->run(request, deadline);
   }
@@ -259,7 +259,7 @@ class StoreConnection final : public KeyValue {
 
   const ForkGuard fork_;
   const StorePointer original_;
-  const std::shared_ptr<State> state_;
+  const std::shared_ptr<StoreThread> state_;
   BackgroundThread thread_;
 };
 

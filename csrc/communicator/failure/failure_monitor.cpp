@@ -26,7 +26,8 @@ constexpr milliseconds kRoundWhileLinking{20};
 constexpr milliseconds kAnswerPatience{200};  // for the store's answer to a question
 constexpr milliseconds kLostAfter{1000};      // for the cause of the store's end to come to light
 constexpr milliseconds kLinkPatience{6000};
-constexpr const char* kLinks = "hbm/links/";  // + a process: where it listens
+constexpr milliseconds kSilentDecision{2000};  // whether a rank had left that has ended
+constexpr const char* kLinks = "hbm/links/";   // + a process: where it listens
 
 KeyValue::Deadline soon() { return std::chrono::steady_clock::now() + kAnswerPatience; }
 
@@ -90,21 +91,21 @@ void FailureMonitor::meet(MonitoredGroup& group, int rank, const bootstrap::Memb
   if (member.process.empty() || member.process == group.self->process) return;
   const std::string name = group.ranks[r] + " of " + group.name;
   if (see_each_other(*group.self, member)) {
-    const auto [place, is_new] = processes_.try_emplace(member.process, Process{name, {}});
+    const auto [place, is_new] = processes_.try_emplace(member.process, WatchedProcess{name, {}});
     bool ended = false;
     if (is_new) place->second.pidfd = open_process(member, &ended);
     if (ended) mark_ended(member.process);
     return;
   }
-  processes_.try_emplace(member.process, Process{name, {}});
+  processes_.try_emplace(member.process, WatchedProcess{name, {}});
   group.spans_nodes = true;
-  stores_.try_emplace(group.job_store.get(), std::make_shared<Store>(group.job_store));
+  stores_.try_emplace(group.job_store.get(), std::make_shared<NewsStore>(group.job_store));
   if (group.rank == 0) listen_in_.insert(group.job_store.get());
-  if (rank == 0 && !linked_.contains(member.process)) {
+  if (rank == 0 && !linked_.contains(member.process) && !unreachable_.contains(member.process)) {
     const bool near = member.boot_id == group.self->boot_id &&
                       member.network_namespace == group.self->network_namespace;
     wanted_links_.emplace(member.process,
-                          Wanted{group.job_store, near, Clock::now() + kLinkPatience});
+                          WantedLink{group.job_store, near, Clock::now() + kLinkPatience});
   }
   start();
   wake();
@@ -117,7 +118,7 @@ void FailureMonitor::mark_ended(const std::string& process) {
     for (size_t rank = 0; rank < group->processes.size(); ++rank) {
       if (group->processes[rank] != process) continue;
       if (group->followed) {
-        group->undecided.insert(static_cast<int>(rank));
+        group->undecided.emplace(static_cast<int>(rank), Clock::now());
       } else if (group->spans_nodes) {
         tell_death(*group, rank);
       }
@@ -132,7 +133,7 @@ void FailureMonitor::look_at_processes() {
   }
 }
 
-void FailureMonitor::tell(const MonitoredGroup& group, NewsLog::Entry entry) {
+void FailureMonitor::tell(const MonitoredGroup& group, News entry) {
   const auto store = stores_.find(group.job_store.get());
   if (store != stores_.end()) store->second->to_tell.push_back(std::move(entry));
 }
@@ -140,7 +141,7 @@ void FailureMonitor::tell(const MonitoredGroup& group, NewsLog::Entry entry) {
 void FailureMonitor::tell_death(const MonitoredGroup& group, size_t rank) {
   const std::string& process = group.processes[rank];
   if (!told_.insert(process).second) return;
-  tell(group, {NewsLog::Entry::Kind::kDeath, process, group.ranks[rank]});
+  tell(group, {News::Kind::kDeath, process, group.ranks[rank]});
 }
 
 std::vector<std::string> FailureMonitor::ended(const MonitoredGroup& group,
@@ -182,22 +183,18 @@ void FailureMonitor::await_told(const MonitoredGroup& group, milliseconds patien
   std::unique_lock lock(mutex_);
   const auto place = stores_.find(group.job_store.get());
   if (place == stores_.end()) return;
-  const std::shared_ptr<Store> store = place->second;
+  const std::shared_ptr<NewsStore> store = place->second;
   const uint64_t next = store->begun + 1;
   wake();
   changed_.wait_for(lock, patience, [&] { return store->done >= next && store->to_tell.empty(); });
 }
 
-std::vector<std::string> FailureMonitor::await_links(const MonitoredGroup& group,
-                                                     KeyValue::Deadline deadline) {
+void FailureMonitor::await_links(const MonitoredGroup& group, KeyValue::Deadline deadline) {
   std::unique_lock lock(mutex_);
-  if (group.processes.empty()) return {};
   const std::string& process = group.processes.front();
   changed_.wait_until(lock, deadline, [&] {
     return !wanted_links_.contains(process) || ended_.contains(process) || stopping_;
   });
-  if (!unreachable_.contains(process)) return {};
-  return {group.ranks.front()};
 }
 
 void FailureMonitor::follow(MonitoredGroup& group, const std::string& prefix) {
@@ -205,9 +202,11 @@ void FailureMonitor::follow(MonitoredGroup& group, const std::string& prefix) {
   group.key = group.processes.front() + "/" + prefix + group.name;
   group.left_prefix = prefix + "left/";
   group.followed = true;
-  stores_.try_emplace(group.job_store.get(), std::make_shared<Store>(group.job_store));
+  stores_.try_emplace(group.job_store.get(), std::make_shared<NewsStore>(group.job_store));
   for (size_t rank = 0; rank < group.processes.size(); ++rank) {
-    if (ended_.contains(group.processes[rank])) group.undecided.insert(static_cast<int>(rank));
+    if (ended_.contains(group.processes[rank])) {
+      group.undecided.emplace(static_cast<int>(rank), Clock::now());
+    }
   }
   start();
   wake();
@@ -229,7 +228,7 @@ void FailureMonitor::report(MonitoredGroup& group, const std::string& failure,
                             milliseconds patience) {
   {
     const std::lock_guard lock(mutex_);
-    tell(group, {NewsLog::Entry::Kind::kFailure, group.key, failure});
+    tell(group, {News::Kind::kFailure, group.key, failure});
   }
   await_told(group, patience);
 }
@@ -305,7 +304,7 @@ void FailureMonitor::measure_silence(const NodeLinks& links) {
       const auto silence = links.silence(group->processes[r]);
       if (!silence || *silence <= group->heartbeat) continue;
       if (!group->silent.insert_or_assign(rank, *silence).second) continue;
-      tell(*group, {NewsLog::Entry::Kind::kFailure, group->key,
+      tell(*group, {News::Kind::kFailure, group->key,
                     "rank " + std::to_string(group->rank) + ": " +
                         silence_text(group->ranks[r], *silence)});
     }
@@ -321,11 +320,11 @@ std::vector<std::shared_ptr<MonitoredGroup>> FailureMonitor::groups_of(const Key
 }
 
 // Does all that goes through one store. What fails is done in the next round.
-void FailureMonitor::tend(Store& store, NodeLinks& links) {
+void FailureMonitor::tend(NewsStore& store, NodeLinks& links) {
   KeyValue* const keys = store.keys.get();
   std::unique_lock lock(mutex_);
   const bool listen = listen_in_.contains(keys) && !store.listens;
-  std::deque<NewsLog::Entry> to_tell = store.to_tell;
+  std::deque<News> to_tell = store.to_tell;
   const size_t telling = to_tell.size();
   const uint64_t round = ++store.begun;
   bool complete = false;
@@ -338,18 +337,13 @@ void FailureMonitor::tend(Store& store, NodeLinks& links) {
     }
     link(keys, links);
     ask_who_left(keys);
-    store.news.exchange(to_tell, soon(), [this](const NewsLog::Entry& entry) { apply(entry); });
+    store.news.exchange(to_tell, soon(), [this](const News& entry) { apply(entry); });
     complete = true;
   } catch (const Error& error) {
     // A store that does not answer proves nothing.
-    trouble = error.what();
-    if (error.kind() == ErrorKind::kTimeout) trouble.clear();
-    lock.lock();
-    for (const auto& group : groups_of(keys)) {
-      const std::set<int> undecided = std::exchange(group->undecided, {});
-      for (const int rank : undecided) decide(*group, rank, /*has_left=*/false);
-    }
-    lock.unlock();
+    const bool silent = error.kind() == ErrorKind::kTimeout;
+    if (!silent) trouble = error.what();
+    decide_unasked(keys, Clock::now() - (silent ? kSilentDecision : milliseconds(0)));
   }
   lock.lock();
   const auto told = static_cast<std::ptrdiff_t>(telling - to_tell.size());
@@ -377,6 +371,12 @@ void FailureMonitor::link(KeyValue* keys, NodeLinks& links) {
     lock.lock();
     wanted_links_.erase(process);
     (up ? linked_ : unreachable_).insert(process);
+    const auto name = processes_.find(process);
+    if (!up && name != processes_.end() && !ended_.contains(process)) {
+      log::warn("no connection to " + name->second.name +
+                "; its death, if no other rank of its node sees it, and that of its machine show "
+                "by the timeout only");
+    }
     changed_.notify_all();
     lock.unlock();
   }
@@ -395,13 +395,24 @@ void FailureMonitor::ask_who_left(KeyValue* keys) {
       changed_.notify_all();
     }
     std::set<int> asked = std::exchange(group->wanted, {});
-    asked.insert(group->undecided.begin(), group->undecided.end());
+    for (const auto& [rank, since] : group->undecided) asked.insert(rank);
     for (const int rank : asked) {
       if (group->left.contains(rank) || group->dead.contains(rank)) continue;
       lock.unlock();
       const bool has_left = group->store->has({group->left_prefix + std::to_string(rank)}, soon());
       lock.lock();
       if (has_left || group->undecided.contains(rank)) decide(*group, rank, has_left);
+    }
+  }
+}
+
+// Takes for dead those of whom the store cannot say whether they had left.
+void FailureMonitor::decide_unasked(KeyValue* keys, Clock::time_point ended_before) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& group : groups_of(keys)) {
+    const auto undecided = group->undecided;
+    for (const auto& [rank, since] : undecided) {
+      if (since <= ended_before) decide(*group, rank, /*has_left=*/false);
     }
   }
 }
@@ -416,9 +427,9 @@ void FailureMonitor::decide(MonitoredGroup& group, int rank, bool has_left) {
   tell_death(group, static_cast<size_t>(rank));
 }
 
-void FailureMonitor::apply(const NewsLog::Entry& entry) {
+void FailureMonitor::apply(const News& entry) {
   const std::lock_guard lock(mutex_);
-  if (entry.kind == NewsLog::Entry::Kind::kDeath) {
+  if (entry.kind == News::Kind::kDeath) {
     told_.insert(entry.about);
     mark_ended(entry.about);
     return;

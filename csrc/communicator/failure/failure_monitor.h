@@ -58,8 +58,9 @@ struct MonitoredGroup : WatchSetup {
   bool followed = false;
   bool leaving = false;
   bool has_left = false;
-  std::set<int> wanted;     // ranks that somebody waits for
-  std::set<int> undecided;  // whose process has ended: dead, or gone in good order
+  std::set<int> wanted;  // ranks that somebody waits for
+  // Ranks whose process has ended, since when: dead, or gone in good order.
+  std::map<int, std::chrono::steady_clock::time_point> undecided;
   std::set<int> dead;
   std::set<int> left;
   std::map<int, std::chrono::milliseconds> silent;  // for longer than `heartbeat`
@@ -100,9 +101,9 @@ class FailureMonitor {
   // `patience` is over.
   void await_told(const MonitoredGroup& group, std::chrono::milliseconds patience);
 
-  // Waits until this process has its links to the group's ranks on other nodes, or cannot get them;
-  // names the processes that it could not reach.
-  std::vector<std::string> await_links(const MonitoredGroup& group, KeyValue::Deadline deadline);
+  // Waits until this process has its link to the group's rank 0, if that is on another node, or
+  // cannot get it, which the log says once.
+  void await_links(const MonitoredGroup& group, KeyValue::Deadline deadline);
 
   // The group has been made, under `prefix` of keys, and wants news from now on.
   void follow(MonitoredGroup& group, const std::string& prefix);
@@ -119,24 +120,24 @@ class FailureMonitor {
  private:
   using Clock = std::chrono::steady_clock;
 
-  struct Process {
+  struct WatchedProcess {
     std::string name;  // "rank 3 (pid 4711 on host) of group "0""
     Descriptor pidfd;  // none: on another node, or not to be had
   };
   // A store of groups over several nodes.
-  struct Store {
+  struct NewsStore {
     std::shared_ptr<KeyValue> keys;
     NewsLog news;
-    std::deque<NewsLog::Entry> to_tell;
+    std::deque<News> to_tell;
     bool listens = false;  // this process has told where
     uint64_t begun = 0;    // rounds
     uint64_t done = 0;     // the last that reached the end
     std::string trouble;   // empty: none
     Clock::time_point answered = Clock::now();
-    explicit Store(std::shared_ptr<KeyValue> store) : keys(store), news(std::move(store)) {}
+    explicit NewsStore(std::shared_ptr<KeyValue> store) : keys(store), news(std::move(store)) {}
   };
   // A process that this one has to link to.
-  struct Wanted {
+  struct WantedLink {
     std::shared_ptr<KeyValue> keys;
     bool near;  // in the same network namespace
     Clock::time_point until;
@@ -150,24 +151,25 @@ class FailureMonitor {
   void wait(const NodeLinks& links);
   void link(KeyValue* keys, NodeLinks& links);
   void measure_silence(const NodeLinks& links);
-  void tend(Store& store, NodeLinks& links);
+  void tend(NewsStore& store, NodeLinks& links);
   void ask_who_left(KeyValue* keys);
+  void decide_unasked(KeyValue* keys, Clock::time_point ended_before);
   void decide(MonitoredGroup& group, int rank, bool has_left);
   void tell_death(const MonitoredGroup& group, size_t rank);
-  void tell(const MonitoredGroup& group, NewsLog::Entry entry);
+  void tell(const MonitoredGroup& group, News entry);
   std::vector<std::shared_ptr<MonitoredGroup>> groups_of(const KeyValue* keys) const;
-  void apply(const NewsLog::Entry& entry);
+  void apply(const News& entry);
 
   std::mutex mutex_;  // guards all below, and what MonitoredGroup says
   std::condition_variable changed_;
   std::set<std::shared_ptr<MonitoredGroup>> groups_;
-  std::map<std::string, Process> processes_;  // of these groups
-  std::set<std::string> ended_;               // processes
-  std::set<std::string> told_;                // of these, in the news
-  std::set<std::string> linked_;              // processes
-  std::map<std::string, Wanted> wanted_links_;
+  std::map<std::string, WatchedProcess> processes_;  // of these groups
+  std::set<std::string> ended_;                      // processes
+  std::set<std::string> told_;                       // of these, in the news
+  std::set<std::string> linked_;                     // processes
+  std::map<std::string, WantedLink> wanted_links_;
   std::set<std::string> unreachable_;  // processes that wanted_links_ has given up
-  std::map<KeyValue*, std::shared_ptr<Store>> stores_;
+  std::map<KeyValue*, std::shared_ptr<NewsStore>> stores_;
   std::set<KeyValue*> listen_in_;  // stores whose groups have ranks that call this one
   bool stopping_ = false;
   Descriptor wake_;  // an eventfd

@@ -1,6 +1,5 @@
 #include "communicator/failure/group_watch.h"
 
-#include <algorithm>
 #include <thread>
 #include <utility>
 
@@ -16,7 +15,6 @@ using Clock = std::chrono::steady_clock;
 constexpr milliseconds kReportPatience{200};
 constexpr milliseconds kProofPatience{300};  // from the end of a connection to that of its process
 constexpr milliseconds kLookEvery{10};
-constexpr milliseconds kLinkPatience{6000};
 
 std::string list(const std::vector<std::string>& names) {
   std::string text;
@@ -55,13 +53,7 @@ std::string GroupWatch::deaths() {
 }
 
 void GroupWatch::await_links(KeyValue::Deadline deadline) {
-  if (fork_.in_child()) return;
-  const auto until = std::min(deadline, Clock::now() + kLinkPatience);
-  for (const std::string& name : monitor_.await_links(*group_, until)) {
-    log::warn(group_->name + ": no connection to " + name +
-              "; its death, if no other rank of its node sees it, and that of its machine show by "
-              "the timeout only");
-  }
+  if (!fork_.in_child()) monitor_.await_links(*group_, deadline);
 }
 
 void GroupWatch::follow(const std::string& prefix) {

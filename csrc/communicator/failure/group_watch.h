@@ -28,7 +28,7 @@ class GroupWatch final : public bootstrap::RankWatch {
   void check(const std::vector<int>& ranks) override;
   std::string deaths() override;
 
-  // Waits for the links to the ranks on other nodes; the log names those that cannot be reached.
+  // Waits for the link to rank 0, if that is on another node.
   void await_links(KeyValue::Deadline deadline);
 
   // The group has been made, under `prefix` of keys. Those below REQUIRE it.

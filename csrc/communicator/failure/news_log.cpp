@@ -10,23 +10,22 @@ constexpr const char* kCount = "hbm/news/count";
 constexpr const char* kEntry = "hbm/news/";  // + number, from 1 on
 constexpr int kMostLooks = 40;               // for an entry that has a number alone
 
-std::string format(const NewsLog::Entry& entry) {
-  const char* kind = entry.kind == NewsLog::Entry::Kind::kDeath ? "death" : "failure";
+std::string format(const News& entry) {
+  const char* kind = entry.kind == News::Kind::kDeath ? "death" : "failure";
   return std::string(kind) + "\n" + entry.about + "\n" + entry.text;
 }
 
-NewsLog::Entry parse(const std::string& record) {
+News parse(const std::string& record) {
   const size_t kind = record.find('\n');
   const size_t about = record.find('\n', kind + 1);
-  return {record.substr(0, kind) == "death" ? NewsLog::Entry::Kind::kDeath
-                                            : NewsLog::Entry::Kind::kFailure,
+  return {record.substr(0, kind) == "death" ? News::Kind::kDeath : News::Kind::kFailure,
           record.substr(kind + 1, about - kind - 1), record.substr(about + 1)};
 }
 
 }  // namespace
 
-void NewsLog::exchange(std::deque<Entry>& entries, KeyValue::Deadline deadline,
-                       const std::function<void(const Entry&)>& heard) {
+void NewsLog::exchange(std::deque<News>& entries, KeyValue::Deadline deadline,
+                       const std::function<void(const News&)>& heard) {
   while (!entries.empty()) {
     const long number = store_->add(kCount, 1, deadline);
     store_->set(kEntry + std::to_string(number), format(entries.front()), deadline);

@@ -14,21 +14,21 @@
 
 namespace hbm::failure {
 
+struct News {
+  enum class Kind { kDeath, kFailure };
+  Kind kind;
+  std::string about;  // kDeath: a process' id; kFailure: a group's key
+  std::string text;
+};
+
 class NewsLog {
  public:
-  struct Entry {
-    enum class Kind { kDeath, kFailure };
-    Kind kind;
-    std::string about;  // kDeath: a process' id; kFailure: a group's key
-    std::string text;
-  };
-
   explicit NewsLog(std::shared_ptr<KeyValue> store) : store_(std::move(store)) {}
 
   // Writes `entries`, dropping each once it is in the store, and hands over those that have come
   // since the last call, the own ones among them. Throws what the store throws.
-  void exchange(std::deque<Entry>& entries, KeyValue::Deadline deadline,
-                const std::function<void(const Entry&)>& heard);
+  void exchange(std::deque<News>& entries, KeyValue::Deadline deadline,
+                const std::function<void(const News&)>& heard);
 
  private:
   const std::shared_ptr<KeyValue> store_;

@@ -121,7 +121,7 @@ bool ended(int socket) {
 NodeLinks::NodeLinks(std::string self) : self_(std::move(self)) {}
 
 NodeLinks::~NodeLinks() {
-  for (Link& link : links_) close(link);
+  for (NodeLink& link : links_) close(link);
   if (listener_) Inheritance::remove(listener_.get());
 }
 
@@ -143,7 +143,7 @@ std::string NodeLinks::listen() {
 }
 
 void NodeLinks::call(const std::string& process, const std::string& where, bool near) {
-  Link link{Step::kConnecting, process, {}, {}, 0, {}};
+  NodeLink link{Step::kConnecting, process, {}, {}, 0, {}};
   std::istringstream words(where);
   words >> link.port;
   for (std::string address; words >> address;) {
@@ -152,7 +152,7 @@ void NodeLinks::call(const std::string& process, const std::string& where, bool 
   if (try_next_address(link)) links_.push_back(std::move(link));
 }
 
-bool NodeLinks::try_next_address(Link& link) {
+bool NodeLinks::try_next_address(NodeLink& link) {
   while (!link.addresses.empty()) {
     const std::string address = link.addresses.front();
     link.addresses.erase(link.addresses.begin());
@@ -176,19 +176,20 @@ bool NodeLinks::try_next_address(Link& link) {
   return false;
 }
 
-void NodeLinks::close(Link& link) {
+void NodeLinks::close(NodeLink& link) {
   if (link.socket) Inheritance::remove(link.socket.get());
   link.socket = Descriptor();
   link.step = Step::kClosed;
 }
 
 bool NodeLinks::linked(const std::string& process) const {
-  return std::ranges::any_of(
-      links_, [&](const Link& link) { return link.process == process && link.step == Step::kUp; });
+  return std::ranges::any_of(links_, [&](const NodeLink& link) {
+    return link.process == process && link.step == Step::kUp;
+  });
 }
 
 bool NodeLinks::calling(const std::string& process) const {
-  return std::ranges::any_of(links_, [&](const Link& link) {
+  return std::ranges::any_of(links_, [&](const NodeLink& link) {
     return link.process == process &&
            (link.step == Step::kConnecting || link.step == Step::kGreeted);
   });
@@ -196,7 +197,7 @@ bool NodeLinks::calling(const std::string& process) const {
 
 void NodeLinks::add_to(std::vector<pollfd>& waits) const {
   if (listener_) waits.push_back({listener_.get(), POLLIN, 0});
-  for (const Link& link : links_) {
+  for (const NodeLink& link : links_) {
     const short events = link.step == Step::kConnecting ? POLLOUT : POLLIN;
     waits.push_back({link.socket.get(), events, 0});
   }
@@ -205,16 +206,16 @@ void NodeLinks::add_to(std::vector<pollfd>& waits) const {
 std::vector<std::string> NodeLinks::advance() {
   accept_callers();
   std::vector<std::string> dead;
-  for (Link& link : links_) {
+  for (NodeLink& link : links_) {
     const bool was_up = link.step == Step::kUp;
     advance(link);
     if (was_up && link.step == Step::kClosed) dead.push_back(link.process);
   }
-  std::erase_if(links_, [](const Link& link) { return link.step == Step::kClosed; });
+  std::erase_if(links_, [](const NodeLink& link) { return link.step == Step::kClosed; });
   return dead;
 }
 
-void NodeLinks::advance(Link& link) {
+void NodeLinks::advance(NodeLink& link) {
   const int socket = link.socket.get();
   const bool late = Clock::now() >= link.until;
   switch (link.step) {
@@ -272,7 +273,7 @@ void NodeLinks::accept_callers() {
     Descriptor caller(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!caller) return;
     const auto strangers = std::ranges::count_if(
-        links_, [](const Link& link) { return link.step == Step::kAccepted; });
+        links_, [](const NodeLink& link) { return link.step == Step::kAccepted; });
     if (static_cast<size_t>(strangers) >= kMostStrangers) continue;
     Inheritance::add(caller.get());
     links_.push_back(
@@ -282,7 +283,7 @@ void NodeLinks::accept_callers() {
 
 std::optional<milliseconds> NodeLinks::silence(const std::string& process) const {
   std::optional<milliseconds> least;
-  for (const Link& link : links_) {
+  for (const NodeLink& link : links_) {
     if (link.process != process || link.step != Step::kUp) continue;
     tcp_info info{};
     socklen_t length = sizeof info;

@@ -49,7 +49,7 @@ class NodeLinks {
  private:
   using Clock = std::chrono::steady_clock;
   enum class Step { kConnecting, kGreeted, kAccepted, kUp, kClosed };
-  struct Link {
+  struct NodeLink {
     Step step;
     std::string process;  // empty: a caller that has not said who it is
     Descriptor socket;
@@ -58,15 +58,15 @@ class NodeLinks {
     Clock::time_point until;  // of this step
   };
 
-  bool try_next_address(Link& link);
-  void advance(Link& link);
+  bool try_next_address(NodeLink& link);
+  void advance(NodeLink& link);
   void accept_callers();
-  void close(Link& link);
+  void close(NodeLink& link);
 
   const std::string self_;
   Descriptor listener_;
   std::string where_;
-  std::vector<Link> links_;
+  std::vector<NodeLink> links_;
 };
 
 }  // namespace hbm::failure
