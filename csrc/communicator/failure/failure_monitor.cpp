@@ -141,7 +141,7 @@ void FailureMonitor::tell(const MonitoredGroup& group, News entry) {
 void FailureMonitor::tell_death(const MonitoredGroup& group, size_t rank) {
   const std::string& process = group.processes[rank];
   if (!told_.insert(process).second) return;
-  tell(group, {News::Kind::kDeath, process, group.ranks[rank]});
+  tell(group, {NewsKind::kDeath, process, group.ranks[rank]});
 }
 
 std::vector<std::string> FailureMonitor::ended(const MonitoredGroup& group,
@@ -228,7 +228,7 @@ void FailureMonitor::report(MonitoredGroup& group, const std::string& failure,
                             milliseconds patience) {
   {
     const std::lock_guard lock(mutex_);
-    tell(group, {News::Kind::kFailure, group.key, failure});
+    tell(group, {NewsKind::kFailure, group.key, failure});
   }
   await_told(group, patience);
 }
@@ -304,7 +304,7 @@ void FailureMonitor::measure_silence(const NodeLinks& links) {
       const auto silence = links.silence(group->processes[r]);
       if (!silence || *silence <= group->heartbeat) continue;
       if (!group->silent.insert_or_assign(rank, *silence).second) continue;
-      tell(*group, {News::Kind::kFailure, group->key,
+      tell(*group, {NewsKind::kFailure, group->key,
                     "rank " + std::to_string(group->rank) + ": " +
                         silence_text(group->ranks[r], *silence)});
     }
@@ -429,7 +429,7 @@ void FailureMonitor::decide(MonitoredGroup& group, int rank, bool has_left) {
 
 void FailureMonitor::apply(const News& entry) {
   const std::lock_guard lock(mutex_);
-  if (entry.kind == News::Kind::kDeath) {
+  if (entry.kind == NewsKind::kDeath) {
     told_.insert(entry.about);
     mark_ended(entry.about);
     return;

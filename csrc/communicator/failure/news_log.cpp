@@ -11,14 +11,14 @@ constexpr const char* kEntry = "hbm/news/";  // + number, from 1 on
 constexpr int kMostLooks = 40;               // for an entry that has a number alone
 
 std::string format(const News& entry) {
-  const char* kind = entry.kind == News::Kind::kDeath ? "death" : "failure";
+  const char* kind = entry.kind == NewsKind::kDeath ? "death" : "failure";
   return std::string(kind) + "\n" + entry.about + "\n" + entry.text;
 }
 
 News parse(const std::string& record) {
   const size_t kind = record.find('\n');
   const size_t about = record.find('\n', kind + 1);
-  return {record.substr(0, kind) == "death" ? News::Kind::kDeath : News::Kind::kFailure,
+  return {record.substr(0, kind) == "death" ? NewsKind::kDeath : NewsKind::kFailure,
           record.substr(kind + 1, about - kind - 1), record.substr(about + 1)};
 }
 

@@ -14,9 +14,10 @@
 
 namespace hbm::failure {
 
+enum class NewsKind { kDeath, kFailure };
+
 struct News {
-  enum class Kind { kDeath, kFailure };
-  Kind kind;
+  NewsKind kind;
   std::string about;  // kDeath: a process' id; kFailure: a group's key
   std::string text;
 };
