@@ -104,7 +104,11 @@ class NodesTalk {
                                    uint64_t staging_bytes) {
     const auto folder = rank.directory / name;
     std::filesystem::create_directories(folder);
-    return connect({.store = std::make_shared<FileStore>(folder),
+    const auto store = std::make_shared<FileStore>(folder);
+    return connect({.store = store,
+                    .job_store = store,
+                    .global_ranks = {},
+                    .heartbeat = mpi::kPatience,
                     .rank = rank.rank,
                     .size = rank.size,
                     .group = "group " + name,
@@ -239,10 +243,11 @@ bool tells_of_a_difference(const std::exception_ptr& error) {
 // Returns when all ranks have called it.
 void part(const ForkedRank& rank) {
   FileStore store(rank.directory);
-  store.set("parts " + std::to_string(rank.rank), "");
+  const auto until = std::chrono::steady_clock::now() + mpi::kPatience;
+  store.set("parts " + std::to_string(rank.rank), "", until);
   std::vector<std::string> all;
   for (int r = 0; r < rank.size; ++r) all.push_back("parts " + std::to_string(r));
-  EXPECT_TRUE(store.wait(all, std::chrono::steady_clock::now() + mpi::kPatience));
+  EXPECT_TRUE(await_keys(store, all, until));
 }
 
 // The last ranks, from `first` on, differ. A rank that only sends may have its error in the next
