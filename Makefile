@@ -145,6 +145,10 @@ fuzz: $(PACKAGES)  ## send the memory box, and a client, whatever comes to mind,
 	    build/fuzz/corpus/$$target || exit; \
 	done
 
+.PHONY: soak
+soak: build  ## look for what groups leave behind, for 40 minutes, as with SOAK="--seed 7"
+	$(VENV)/bin/python tests/python/soak.py $(SOAK)
+
 .PHONY: vm
 vm: build vm-programs  ## check where memory lies, in virtual machines that have HBM
 	$(PYTEST) -m vm tests/vm

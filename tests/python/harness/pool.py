@@ -88,14 +88,18 @@ class Pool:
         function: Callable[..., Any],
         *arguments: Any,
         limit: float = LIMIT_SECONDS,
+        seed: int | None = None,
     ) -> list[Any]:
         """Calls function(Context, *arguments) in every rank; returns the results by rank.
+
+        `seed` is the context's, by default a new one.
 
         Raises RankFailure when a rank raises, dies, or has not answered within `limit` seconds.
         """
         __tracebackhide__ = True
         self._start()
-        seed = random.SystemRandom().randrange(1 << 31)
+        if seed is None:
+            seed = random.SystemRandom().randrange(1 << 31)
         request = pickle.dumps((function, arguments, seed))
         for pipe in self._pipes:
             pipe.send_bytes(request)
