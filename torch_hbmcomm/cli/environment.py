@@ -10,6 +10,7 @@ VARIABLES = {
     "HBMCOMM_BOX_MEMORY": "bytes of the box that parameter_server=auto makes (half the machine's)",
     "HBMCOMM_BOX_SEAL": "0: boxes and their clients do not sign what tcp carries (1, they do)",
     "HBMCOMM_BOX_TRANSPORT": "how C programs reach it: auto (the default), shm, tcp or verbs",
+    "HBMCOMM_HEARTBEAT_TIMEOUT": "seconds that another machine may not answer (the timeout)",
     "HBMCOMM_INSTEAD_OF": "gloo: groups that a program asks of Gloo are groups of hbm",
     "HBMCOMM_ISA": "instruction set of the reduction kernels, instead of the best one",
     "HBMCOMM_LOG": "lowest level shown: error, warn (the default), info or debug",
