@@ -97,12 +97,20 @@ std::string LeaderOperation::describe() const {
                        shm_group.member(shm_group.self()).rank, shm_group.group());
 }
 
+// Every stage counts: two live ranks may wait for one another in one block, and for a dead one in
+// the next.
 std::vector<int> LeaderOperation::missing() const {
-  for (size_t block = crossed_; block < started_; ++block) {
-    const OperationPtr& operation = on_link_[block % on_link_.size()];
-    if (operation) return operation->missing();
-  }
-  return in_node_ ? in_node_->missing() : std::vector<int>();
+  std::vector<int> ranks;
+  const auto add = [&ranks](const OperationPtr& operation) {
+    if (!operation) return;
+    const std::vector<int> its = operation->missing();
+    ranks.insert(ranks.end(), its.begin(), its.end());
+  };
+  for (size_t block = crossed_; block < started_; ++block) add(on_link_[block % on_link_.size()]);
+  add(in_node_);
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  return ranks;
 }
 
 void LeaderOperation::abandon() noexcept {
