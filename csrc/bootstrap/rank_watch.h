@@ -1,4 +1,4 @@
-// What sees the deaths of a group's ranks while the group is being made.
+// Sees the deaths of a group's ranks while the group is being made.
 // csrc/communicator/failure/group_watch.h implements it.
 //
 // Threads: all functions may be called from any thread.
@@ -22,7 +22,7 @@ class RankWatch {
   // throws, for the word to be out (200 ms at most).
   virtual void check(const std::vector<int>& ranks) = 0;
 
-  // What is known of ranks that have died, for an error that is the consequence: ". Rank 0 (pid
+  // Tells of ranks that have died, for an error that is the consequence: ". Rank 0 (pid
   // 4711 on host) has died"; empty if there is none. Waits a moment for proof.
   virtual std::string deaths() = 0;
 };

@@ -181,7 +181,7 @@ bool FrameInput::open_piece() {
   if (!seal_ || arrived < sizeof(PieceHeader) || arrived < piece_bytes()) return false;
   std::byte* const piece = buffer_.get() + next_piece_;
   const uint64_t untagged = seal_->open({piece, piece_bytes()}).size();
-  // What is left of the one before, a part of a head or of an element, moves up to it.
+  // The rest of the one before, a part of a head or of an element, moves up to it.
   const uint64_t left = buffered();
   std::memmove(piece + sizeof(PieceHeader) - left, buffer_.get() + begin_, left);
   begin_ = next_piece_ + sizeof(PieceHeader) - left;

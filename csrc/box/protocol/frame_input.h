@@ -60,7 +60,7 @@ class FrameInput {
 
   enum class Received { kIdle, kMore, kClosed };
 
-  // What comes after the frame that was taken last is sealed with `key`.
+  // Expects everything after the frame that was taken last to be sealed with `key`.
   void seal(const SealKey& key);
 
   // See FrameStream::receive. Returns after a frame that sets `paused`.

@@ -35,7 +35,7 @@ class FrameOutput {
   void queue(Header header, std::span<const std::byte> body, std::span<const std::byte> payload,
              std::shared_ptr<const void> hold, Descriptor descriptor);
 
-  // What is queued from now on is sealed with `key`. REQUIRES: nothing is queued.
+  // Seals with `key` all that is queued from now on. REQUIRES: nothing is queued.
   void seal(const SealKey& key) { seal_.emplace(key); }
 
   // Queued, and not sent; of copies, until all of one is sent.

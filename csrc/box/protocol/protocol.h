@@ -5,7 +5,7 @@
 // All integers are little-endian, and the structs are sent as they lie in memory. A request's reply
 // repeats its opcode and id; a reply whose status is not kOk has no body, and its payload is the
 // cause in words. The first frame on a connection is the box's Hello, the second the client's Join.
-// What follows the reply to that may be sealed: seal.h.
+// Everything after the reply to that may be sealed: seal.h.
 #pragma once
 
 #include <array>

@@ -135,7 +135,7 @@ void replace_file(const std::string& from, const std::string& path, bool sync) {
 // counts as long as it is there. File systems that give no leases tell nothing.
 bool may_be_written(const std::string& path) {
   const Descriptor file = open_file(path, O_RDONLY);
-  // Whoever opens the file meanwhile must not end this process by SIGIO.
+  // A process that opens the file meanwhile must not end this one by SIGIO.
   if (fcntl(file.get(), F_SETSIG, SIGURG) != 0) return true;
   return fcntl(file.get(), F_SETLEASE, F_RDLCK) != 0;
 }

@@ -294,7 +294,7 @@ void Store::compact() noexcept {
 
 std::vector<std::shared_ptr<BoxSegment>> Store::take_found() { return std::exchange(found_, {}); }
 
-// By their names in the directory. A process that has a segment mapped may still change it.
+// Names the files as the directory does. A process that has a segment mapped may still change it.
 std::vector<std::string> Store::files_at_rest() const {
   std::vector<std::string> files = {"journal", "sessions", "operations"};
   for (const auto& [serial, creation] : live_) {
