@@ -99,7 +99,7 @@ test-long: sanitize native build  ## what takes hours: sanitizers, soaks
 	$(MAKE) test-libraries
 	$(PYTEST) -m long
 
-test-%: build  ## run the collective conformance tests at N ranks: test-1 ... test-8
+test-%: accelerator  ## run the collective conformance tests at N ranks: test-1 ... test-8
 	HBMCOMM_TEST_RANKS=$* $(VENV)/bin/python -m pytest -m conformance
 
 .PHONY: test-libraries
@@ -122,6 +122,12 @@ native: $(INSTALLED)  ## build and run the native tests
 	$(CONFIGURE_TESTS)
 	$(COMPILE) $(BUILD) --target native_tests
 	$(CTEST) $(BUILD)
+
+.PHONY: accelerator
+accelerator: $(INSTALLED)  ## build the test accelerator
+	@scripts/system_packages.sh $(TEST_PACKAGES)
+	$(CONFIGURE_TESTS)
+	$(COMPILE) $(BUILD) --target accelerators
 
 .PHONY: native-kills
 native-kills: $(INSTALLED)  ## kill a memory box a hundred times, with native clients
@@ -167,6 +173,14 @@ bench: build  ## compile the native programs of the benchmarks, which benchmarks
 	@scripts/system_packages.sh $(TEST_PACKAGES)
 	$(CONFIGURE_TESTS)
 	$(COMPILE) $(BUILD) --target bench_programs
+
+.PHONY: report
+report: bench  ## repeat the papers' experiments in small, in build/report/quick, about 5 minutes
+	$(VENV)/bin/python -m benchmarks.report
+
+.PHONY: report-full
+report-full: bench  ## the same at the papers' sizes, in build/report/full, an hour or more
+	$(VENV)/bin/python -m benchmarks.report --full
 
 .PHONY: wheel
 wheel: $(PACKAGES)  ## make wheels and the sdist in dist/, as with TORCHES="2.13 2.15"

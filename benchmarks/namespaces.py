@@ -45,6 +45,21 @@ class Node:
         shown = _ip("-n", self.name, "-s", "-j", "link", "show", "dev", self.link)
         return int(json.loads(shown)[0]["stats64"]["rx"]["bytes"])
 
+    def cut(self) -> None:
+        """Take this end of the cable down: nothing crosses it any more."""
+        _ip("-n", self.name, "link", "set", self.link, "down")
+
+    def mend(self) -> None:
+        """Take this end of the cable up again."""
+        _ip("-n", self.name, "link", "set", self.link, "up")
+
+    def slow(self, rate: str) -> None:
+        """Limit what this node sends, to a rate as tc(8) writes it."""
+        _run(
+            *("tc", "-n", self.name, "qdisc", "add", "dev", self.link),
+            *("root", "tbf", "rate", rate, *_SHAPE),
+        )
+
 
 @contextmanager
 def two_nodes(rate: str | None) -> Iterator[tuple[Node, Node]]:
@@ -65,14 +80,10 @@ def two_nodes(rate: str | None) -> Iterator[tuple[Node, Node]]:
         ends = [[node.link, "netns", node.name] for node in nodes]
         _ip("link", "add", *ends[0], "type", "veth", "peer", "name", *ends[1])
         for node in nodes:
-            at = ["dev", node.link]
-            _ip("-n", node.name, "address", "add", f"{node.address}/24", *at)
+            _ip("-n", node.name, "address", "add", f"{node.address}/24", "dev", node.link)
             _ip("-n", node.name, "link", "set", node.link, "up")
             if rate is not None:
-                _run(
-                    *("tc", "-n", node.name, "qdisc", "add", *at),
-                    *("root", "tbf", "rate", rate, *_SHAPE),
-                )
+                node.slow(rate)
         for node in nodes:
             _await_up(node)
         yield nodes

@@ -1,5 +1,6 @@
 #include "pg_hbm.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 
 #include <algorithm>
@@ -78,7 +79,8 @@ GroupConnection ProcessGroupHbm::connect(const c10::intrusive_ptr<c10d::Store>& 
                        .version = HBM_VERSION,
                        .parameter_server = kind,
                        .policy = options_->policy,
-                       .staging_bytes = options_->staging_bytes});
+                       .staging_bytes = options_->staging_bytes,
+                       .reduce_threads = options_->reduce_threads});
 }
 
 ProcessGroupHbm::~ProcessGroupHbm() {
@@ -132,11 +134,9 @@ void ProcessGroupHbm::p2p_failed(const std::exception_ptr& error) {
     std::rethrow_exception(error);
   } catch (const Error& ours) {
     trace(ours);
-    if (ours.kind() == ErrorKind::kMismatch || ours.kind() == ErrorKind::kDeath) {
-      connection_.peers->report_failure(ours);
-    } else if (ours.kind() != ErrorKind::kPeer || !connection_.peers->group_failed()) {
-      return;
-    }
+    const bool heard = ours.kind() == ErrorKind::kPeer && connection_.peers->group_failed();
+    if (ours.kind() != ErrorKind::kMismatch && ours.kind() != ErrorKind::kDeath && !heard) return;
+    connection_.peers->report_failure(ours);
     queue_->abort(ours.what());
   } catch (const std::exception& other) {
     connection_.peers->report_failure(other);
@@ -170,13 +170,36 @@ void ProcessGroupHbm::check_list(size_t found, const char* operation, const char
   }
 }
 
+StagedTensors ProcessGroupHbm::stage(const at::Tensor& tensor, const char* operation) {
+  if (tensor.is_cpu()) return StagedTensors();
+  const std::lock_guard lock(device_mutex_);
+  const c10::Device own = device_streams_      ? device_streams_->device()
+                          : getBoundDeviceId() ? *getBoundDeviceId()
+                                               : tensor.device();
+  if (tensor.device() != own) {
+    throw Error(ErrorKind::kInvalid, std::string(operation) + ": the tensor is on " +
+                                         tensor.device().str() + ", and " + name_ + " works on " +
+                                         own.str() +
+                                         " on this rank; move the tensor, or make "
+                                         "another group for that device");
+  }
+  if (!device_streams_) device_streams_ = std::make_shared<DeviceStreams>(own);
+  device_streams_->require_no_capture(operation);
+  return StagedTensors(device_streams_);
+}
+
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTensors staged,
                                                     const MakeOperation& make) {
   queue_->require_owner(call.name);
+  const auto transfer = staged.take_transfer();
   auto work = c10::make_intrusive<WorkHbm>(rank_, call.type, title(call), call.inputs, call.outputs,
-                                           queue_);
+                                           queue_, transfer ? transfer->result() : nullptr);
   std::unique_lock issue(issue_mutex_);
   auto operation = make(sequence_ + 1);
+  if (transfer) {
+    transfer->issue();
+    operation = std::make_unique<DeviceOperation>(std::move(operation), transfer);
+  }
   const uint64_t sequence = ++sequence_;
   if (call.async || coalescing() || !queue_->try_claim(call.name)) {
     return submit(queue_, call, std::move(work), std::move(staged), std::move(operation), sequence,
@@ -195,6 +218,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTens
   queue_->run_claimed(*operation, timeout_or_default(call.timeout), std::move(frame));
   flight_record_.finish(number);
   work->bind(nullptr, sequence);
+  if (transfer) transfer->result()->block_current_stream();
   return work;
 }
 
@@ -213,9 +237,16 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run_p2p(
     const Call& call, StagedTensors staged,
     const std::function<std::unique_ptr<Operation>(std::shared_ptr<int>)>& make) {
   p2p_queue_->require_owner(call.name);
+  const auto transfer = staged.take_transfer();
   auto work = c10::make_intrusive<WorkHbm>(rank_, call.type, title(call), call.inputs, call.outputs,
-                                           p2p_queue_);
+                                           p2p_queue_, transfer ? transfer->result() : nullptr);
   auto operation = make(work->source_slot());
+  const bool sends = call.type == c10d::OpType::SEND;
+  if (transfer || (sends && !send_order_->empty())) {
+    operation = std::make_unique<DeviceOperation>(
+        std::move(operation), transfer,
+        sends ? SendOrder::Position(send_order_) : SendOrder::Position());
+  }
   return submit(p2p_queue_, call, std::move(work), std::move(staged), std::move(operation), 0, {});
 }
 
@@ -231,6 +262,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::submit(
   work->bind(ticket, sequence);
   record(call, sequence);
   queue->launch(ticket, call.async ? Mode::kAsync : Mode::kSync);
+  if (!call.async) work->block_current_stream();
   const std::lock_guard lock(coalescing_mutex_);
   if (coalescing_ == std::this_thread::get_id()) coalesced_.push_back(work);
   return work;
@@ -281,7 +313,8 @@ c10d::ErrorType ProcessGroupHbm::getError() {
 void ProcessGroupHbm::abort() {
   if (queue_->in_forked_child()) return;
   const std::string reason = name_ + " was aborted on rank " + std::to_string(rank_);
-  connection_.peers->report_failure(Error(ErrorKind::kAborted, reason));
+  // A group that has failed has told the others why already.
+  if (!queue_->broken()) connection_.peers->report_failure(Error(ErrorKind::kAborted, reason));
   queue_->abort(reason);
   p2p_queue_->abort(reason);
   close_resource(/*patient=*/false);
@@ -290,8 +323,10 @@ void ProcessGroupHbm::abort() {
 void ProcessGroupHbm::shutdown() {
   if (!queue_ || queue_->in_forked_child() || shut_down_.exchange(true)) return;
   part();
-  if (!queue_->broken()) connection_.peers->leave();
+  const bool failed = queue_->broken() != nullptr;
+  if (!failed) connection_.peers->leave();
   stop();
+  if (failed) connection_.communicator->give_up();
   close_resource(/*patient=*/true);
 }
 
@@ -327,6 +362,9 @@ void ProcessGroupHbm::part() {
     } else {
       log::info(name_ + " was destroyed before every rank came to do so: " + error.what());
     }
+  } catch (...) {  // Ctrl-C
+    queue_->unclaim();
+    throw;
   }
   queue_->unclaim();
 }
@@ -374,6 +412,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHbm::merge(
 bool ProcessGroupHbm::supportsTensorAlloc(c10::DeviceIndex /*device*/) { return true; }
 
 at::Tensor ProcessGroupHbm::allocateTensor(long size, at::TensorOptions options) {
+  if (!options.device().is_cpu()) return at::empty({size}, options);
   const at::ScalarType type = c10::typeMetaToScalarType(options.dtype());
   return c10::isComplexType(type) ? allocate(2 * size, c10::toRealValueType(type))
                                   : allocate(size, type);

@@ -25,6 +25,8 @@
 #include "communicator/communicator.h"
 #include "communicator/connect/connect.h"
 #include "process_group/checks.h"
+#include "process_group/device_operation.h"
+#include "process_group/device_streams.h"
 #include "process_group/flight_record.h"
 #include "process_group/options.h"
 #include "process_group/staged_tensors.h"
@@ -176,6 +178,11 @@ class ProcessGroupHbm final : public BackendBase {
   };
   using MakeOperation = std::function<std::unique_ptr<Operation>(uint64_t sequence)>;
 
+  // Returns an empty StagedTensors for tensors on the device of `tensor`, for `operation`. Throws
+  // Error(kInvalid) if that is another accelerator than the group's, and as
+  // DeviceStreams::require_no_capture().
+  StagedTensors stage(const at::Tensor& tensor, const char* operation);
+
   // Gives a collective its sequence number and its place in the queue.
   c10::intrusive_ptr<c10d::Work> run(const Call& call, StagedTensors staged,
                                      const MakeOperation& make);
@@ -250,6 +257,11 @@ class ProcessGroupHbm final : public BackendBase {
   mutable std::mutex resource_mutex_;  // guards the two below; taken alone
   std::shared_ptr<GroupResource> resource_;
   bool ended_ = false;
+
+  std::mutex device_mutex_;  // guards the member below; taken alone
+  // Those of the group's accelerator: the one that it was bound to, or of its first tensor on one.
+  std::shared_ptr<DeviceStreams> device_streams_;
+  const std::shared_ptr<SendOrder> send_order_ = std::make_shared<SendOrder>();
 
   std::mutex issue_mutex_;
   uint64_t sequence_ = 0;  // guarded by issue_mutex_

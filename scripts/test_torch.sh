@@ -21,4 +21,8 @@ unset HBMCOMM_TORCH
 
 PATH=$PWD/$folder/bin:$PATH
 export PATH
+# The test accelerator, where setup.py has just built the extension.
+build=build/$(python -c 'import sys; print(sys.implementation.cache_tag)')-elsewhere
+cmake -S csrc -B "$build" -DHBM_TESTS=ON -DMPI_INCLUDE="$(python scripts/mpi_include.py)"
+cmake --build "$build" --target accelerators
 exec python -m pytest "$@"

@@ -16,7 +16,10 @@ class Options:
             "preferred".
         staging_bytes: bound of the memory that messages are staged in. Default:
             HBMCOMM_STAGING_BYTES, else 1 GiB. Must be the same on every rank.
-        reduce_threads: None or 1 in this version: the thread that drives an operation reduces.
+        reduce_threads: threads, 1 to 64, that share large reductions and copies of tensors in
+            segments within a node; never more than the processors that this process may use,
+            divided by the ranks of its machine. Results have the same bits for any number. Default:
+            HBMCOMM_REDUCE_THREADS, else 1.
         parameter_server: memory boxes that the group is given, as smb.of(group): "auto" is one
             that rank 0 serves while the group lives, of HBMCOMM_BOX_MEMORY (default: half of the
             machine's memory); "smb://host:port[,host:port...]" or "smb+unix:///path" are boxes that
@@ -43,6 +46,8 @@ class Options:
     def memory(self) -> str: ...
     @property
     def staging_bytes(self) -> int: ...
+    @property
+    def reduce_threads(self) -> int: ...
     @property
     def parameter_server(self) -> str: ...
     @property

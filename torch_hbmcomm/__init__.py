@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch_hbmcomm.async_ddp import AsyncState as AsyncState
     from torch_hbmcomm.async_ddp import async_hook as async_hook
     from torch_hbmcomm.backend import Options as Options
+    from torch_hbmcomm.compression import bf16_hook as bf16_hook
     from torch_hbmcomm.groups import monitored_barrier as monitored_barrier
     from torch_hbmcomm.groups import split_group as split_group
     from torch_hbmcomm.layer_drop import LayerDrop as LayerDrop
@@ -38,6 +39,7 @@ __all__ = [
     "ParameterServer",
     "__version__",
     "async_hook",
+    "bf16_hook",
     "layer_drop_hook",
     "memory",
     "monitored_barrier",
@@ -53,6 +55,7 @@ _HOMES = {
     "Options": "torch_hbmcomm.backend",
     "ParameterServer": "torch_hbmcomm.parameter_server.server",
     "async_hook": "torch_hbmcomm.async_ddp",
+    "bf16_hook": "torch_hbmcomm.compression",
     "layer_drop_hook": "torch_hbmcomm.layer_drop",
     "monitored_barrier": "torch_hbmcomm.groups",
     "split_group": "torch_hbmcomm.groups",

@@ -1,6 +1,7 @@
-"""Registers the backend "hbm" when torch is imported (entry point torch.backends), or where that is
-switched off, when this package is. Loads nothing native unless HBMCOMM_ALLOCATOR asks for it, and
-puts hbm in the place of another backend where HBMCOMM_INSTEAD_OF says so."""
+"""Registers the backend "hbm" when torch is imported (entry point torch.backends), and when this
+package is: where the former is switched off, and for an accelerator that has come since. Loads
+nothing native unless HBMCOMM_ALLOCATOR asks for it, and puts hbm in the place of another backend
+where HBMCOMM_INSTEAD_OF says so."""
 
 from __future__ import annotations
 
@@ -15,13 +16,19 @@ from typing import Any
 
 
 def register() -> None:
-    """Register the backend "hbm" and the init method "mpi://", once."""
+    """Register the backend "hbm" and the init method "mpi://", once; and with each call, the
+    accelerator that PyTorch knows by now as one of hbm's devices."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available():
         return  # this PyTorch was built without torch.distributed
-    if "hbm" in distributed.Backend.backend_list:
+    backend = distributed.Backend
+    known = "hbm" in backend.backend_list
+    if not known:
+        backend.register_backend("hbm", _create, extended_api=True, devices=["cpu"])
+    # Not by register_backend(): that would make hbm the default of a device that has none yet.
+    backend.backend_capability["hbm"] = _devices()
+    if known:
         return
-    distributed.Backend.register_backend("hbm", _create, extended_api=True, devices=["cpu"])
     # torch.distributed.rendezvous is hidden behind a function of the same name.
     rendezvous: Any = sys.modules["torch.distributed.rendezvous"]
     rendezvous.register_rendezvous_handler("mpi", _rendezvous)
@@ -30,6 +37,12 @@ def register() -> None:
         from torch_hbmcomm.instead_of import take_the_place_of
 
         take_the_place_of(instead_of)
+
+
+def _devices() -> list[str]:
+    torch: Any = sys.modules["torch"]
+    accelerator = torch._C._get_accelerator().type  # "cpu" where there is none
+    return ["cpu"] if accelerator == "cpu" else ["cpu", accelerator]
 
 
 def register_with_torch() -> None:

@@ -43,6 +43,12 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
+def memory_shape(tensor: torch.Tensor) -> list[int]:
+    """Return the lengths of a tensor's dimensions in the order of memory, the outermost first."""
+    pairs = zip(tensor.stride(), tensor.shape, strict=True)
+    return [length for _, length in sorted(pairs, key=lambda pair: -pair[0])]
+
+
 def is_finite(values: torch.Tensor) -> bool:
     """Return whether all elements are finite.
 

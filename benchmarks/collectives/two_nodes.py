@@ -1,4 +1,4 @@
-"""allreduce between two nodes over a slow link, against what the link allows, and against Gloo.
+"""Collectives between two nodes over a slow link, against what it allows, and against Gloo.
 
     sudo .venv/bin/python -m benchmarks.collectives.two_nodes
 
@@ -6,16 +6,18 @@ Two network namespaces stand for the nodes. A virtual cable joins them, shaped t
 direction, and MPI may use nothing but TCP over it. Root and iproute2 are needed; everything is
 removed at the end.
 
-The bound. Each of n nodes holds a sum of its own ranks. However they proceed, a node must send at
-least (n-1)/n of a tensor's bytes for the others to reduce, and as much of what it has reduced for
-the others to have. So each direction of its link carries 2(n-1)/n x bytes: for two nodes, the
-tensor once. The link's rate is measured before, by TCP in both directions at a time, so that it
-counts payload; of the nominal rate, headers take some 5 %.
+The bound, of allreduce. Each of n nodes holds a sum of its own ranks. However they proceed, a node
+must send at least (n-1)/n of a tensor's bytes for the others to reduce, and as much of what it has
+reduced for the others to have. So each direction of its link carries 2(n-1)/n x bytes: for two
+nodes, the tensor once. The others are half of it (LEAST): of reduce_scatter's input and of
+all_gather's output a node gets the half that it lacks; a broadcast carries all; and of all_to_all's
+input each rank sends half to the other node. The link's rate is measured before, by TCP in both
+directions at a time, so that it counts payload; of the nominal rate, headers take some 5 %.
 """
 
 from __future__ import annotations
 
-import json
+import json as json_module
 import os
 import signal
 import socket
@@ -24,7 +26,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,14 +34,18 @@ from typing import Annotated, Any
 import torch
 import torch.distributed as dist
 import typer
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 
 from benchmarks.namespaces import Node, address, two_nodes
+from torch_hbmcomm.bench import report
+from torch_hbmcomm.bench.report import Json, check_file, finish
+from torch_hbmcomm.bench.result import Measurement, Result, describe_machine
 
 NODES = 2
 MIB = 1 << 20
-BACKENDS = ("hbm", "gloo")
+BACKENDS = {"hbm": "hbm, on plain tensors", "gloo": "PyTorch's own backend"}
+LINK = "link"  # what it needs for the least bytes, at the rate of TCP
 PORT = 29400  # of the namespaces' own
 PROBE_BYTES = 32 * MIB
 LIMIT = 600  # seconds, for the ranks
@@ -47,9 +53,19 @@ LIMIT = 600  # seconds, for the ranks
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def bytes_each_way(mib: int) -> float:
-    """Return the bytes that each direction of a node's link must carry."""
-    return 2 * (NODES - 1) / NODES * mib * MIB
+# What each direction of a node's link must carry, in tensors, with a number of ranks on each node.
+LEAST: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda ranks: 1,
+    "reduce_scatter": lambda ranks: 1 / 2,
+    "all_gather": lambda ranks: 1 / 2,
+    "broadcast": lambda ranks: 1,
+    "all_to_all": lambda ranks: ranks / 2,
+}
+
+
+def bytes_each_way(collective: str, mib: int, ranks: int) -> float:
+    """Return the bytes that the busier direction of a node's link must carry."""
+    return LEAST[collective](ranks) * mib * MIB
 
 
 def start(
@@ -83,12 +99,21 @@ def main(
     rounds: Annotated[int, typer.Option(help="of which the median is shown")] = 9,
     ranks: Annotated[int, typer.Option(help="on each node")] = 2,
     rate: Annotated[str, typer.Option(help="of the link, as tc(8) writes it")] = "1gbit",
+    collective: Annotated[list[str], typer.Option(help=", ".join(LEAST))] = ["all_reduce"],  # noqa: B006
+    json: Json = None,
 ) -> None:
-    """Measure allreduce of float32 between two nodes."""
+    """Measure collectives of float32 between two nodes."""
     if context.invoked_subcommand is not None:
         return
+    check_file(json)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    arguments = [f"--rounds={rounds}", *(f"--mib={size}" for size in mib)]
+    if unknown := set(collective) - set(LEAST):
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}; choose from {', '.join(LEAST)}")
+    arguments = [
+        f"--rounds={rounds}",
+        *(f"--mib={size}" for size in mib),
+        *(f"--collective={name}" for name in collective),
+    ]
     with two_nodes(rate) as nodes, ExitStack() as stack:
         processes = []
         for process in start(nodes, ranks, arguments):
@@ -99,27 +124,62 @@ def main(
         codes = [process.wait(timeout=LIMIT) for process in processes]
     if any(codes):
         raise SystemExit(f"ranks ended with {codes}")
-    found = json.loads(output.splitlines()[-1])
-    show(found["goodput"], found["rows"], ranks, rate)
+    found = json_module.loads(output.splitlines()[-1])
+    plan = {"nodes": NODES, "ranks": ranks, "rounds": rounds, "rate": rate}
+    result = Result(
+        benchmark="two_nodes",
+        machine=describe_machine(),
+        plan=plan,
+        contenders=BACKENDS,
+        references=[LINK],
+        notes=[
+            f"TCP over the link, both directions at a time: {found['goodput'] * 8 / 1e6:.0f} Mbit/s"
+        ],
+        measurements=list(measured(found["goodput"], found["rows"], ranks)),
+    )
+    finish(render(result), result, json)
 
 
-def show(goodput: float, rows: list[dict[str, Any]], ranks: int, rate: str) -> None:
-    table = Table(title=f"allreduce of float32: {NODES} nodes of {ranks} ranks, a link of {rate}")
-    for name in ("size", "bound", "hbm", "gloo", "hbm / bound", "gloo / hbm", "crossed"):
-        table.add_column(name, justify="right")
+def measured(goodput: float, rows: Sequence[dict[str, Any]], ranks: int) -> Iterator[Measurement]:
+    """Make the measurements, with what the link needs for the least bytes as a contender."""
     for row in rows:
-        hbm, gloo = row["seconds"]["hbm"], row["seconds"]["gloo"]
-        bound = bytes_each_way(row["mib"]) / goodput
+        of = {"collective": row["collective"], "mib": row["mib"]}
+        least = bytes_each_way(row["collective"], row["mib"], ranks)
+        yield Measurement(of, LINK, [least / goodput * 1e6], values={"crossed_bytes": least})
+        for backend in BACKENDS:
+            samples = [seconds * 1e6 for seconds in row["seconds"][backend]]
+            crossed = {"crossed_bytes": row["crossed"][backend]}
+            yield Measurement(of, backend, samples, values=crossed)
+
+
+def in_rows(result: Result) -> Iterator[dict[str, Measurement]]:
+    """Yield the measurements of each row by their contenders."""
+    rows: dict[tuple[str, int], dict[str, Measurement]] = {}
+    for one in result.measurements:
+        rows.setdefault((one.of["collective"], one.of["mib"]), {})[one.contender] = one
+    yield from rows.values()
+
+
+def render(result: Result) -> RenderableType:
+    """Return a table of the medians, beside what the link allows."""
+    ranks, rate = result.plan["ranks"], result.plan["rate"]
+    table = Table(title=f"float32: {NODES} nodes of {ranks} ranks, a link of {rate}")
+    table.add_column("collective")
+    for name in ("size", "bound", "hbm", "gloo", "hbm / bound", "gloo / hbm", "crossed", "/ least"):
+        table.add_column(name, justify="right")
+    for row in in_rows(result):
+        bound, hbm, gloo = (row[name].median for name in (LINK, "hbm", "gloo"))
+        crossed = row["hbm"].values["crossed_bytes"]
         table.add_row(
-            f"{row['mib']} MiB",
-            *(f"{seconds * 1e3:.1f} ms" for seconds in (bound, hbm, gloo)),
+            row["hbm"].of["collective"],
+            f"{row['hbm'].of['mib']} MiB",
+            *(f"{one / 1e3:.1f} ms" for one in (bound, hbm, gloo)),
             f"{hbm / bound:.3f}",
             f"{gloo / hbm:.2f}",
-            f"{row['crossed']['hbm'] / MIB:.1f} MiB",
+            f"{crossed / MIB:.1f} MiB",
+            f"{crossed / row[LINK].values['crossed_bytes']:.3f}",
         )
-    console = Console()
-    console.print(table)
-    console.print(f"TCP over the link, both directions at a time: {goodput * 8 / 1e6:.0f} Mbit/s")
+    return report.group([table], result)
 
 
 # A rank.
@@ -157,9 +217,10 @@ def connect(where: tuple[str, int]) -> socket.socket:
     raise TimeoutError(f"nobody listens at {where}")
 
 
-def received(node: int) -> int:
-    """Return the bytes that have come over the link."""
-    return int(Path(f"/sys/class/net/link{node}/statistics/rx_bytes").read_text())
+def carried(node: int) -> list[int]:
+    """Return the bytes that have come and gone over the link."""
+    statistics_of_link = Path(f"/sys/class/net/link{node}/statistics")
+    return [int((statistics_of_link / f"{way}_bytes").read_text()) for way in ("rx", "tx")]
 
 
 def largest(group: dist.ProcessGroup, value: float) -> float:
@@ -169,8 +230,54 @@ def largest(group: dist.ProcessGroup, value: float) -> float:
     return shared.item()
 
 
+class Call:
+    """A collective on tensors of a size, whose content it checks.
+
+    mib: of the whole tensor: all_gather's output, reduce_scatter's input.
+    """
+
+    def __init__(self, collective: str, mib: int):
+        self.collective = collective
+        self.ranks = dist.get_world_size()
+        self.whole = torch.empty(mib * MIB // 4 // self.ranks * self.ranks)
+        self.other = torch.empty_like(self.whole)
+        self.share = torch.empty(len(self.whole) // self.ranks)
+
+    def prepare(self) -> None:
+        broadcast = self.collective == "broadcast"
+        self.whole.fill_(0 if broadcast and dist.get_rank() != 0 else 1)
+        self.other.fill_(0)
+        self.share.fill_(1)
+
+    def run(self, group: dist.ProcessGroup) -> None:
+        if self.collective == "all_reduce":
+            dist.all_reduce(self.whole, group=group)
+        elif self.collective == "reduce_scatter":
+            dist.reduce_scatter_tensor(self.share, self.whole, group=group)
+        elif self.collective == "all_gather":
+            dist.all_gather_into_tensor(self.other, self.share, group=group)
+        elif self.collective == "broadcast":
+            dist.broadcast(self.whole, 0, group=group)
+        else:
+            dist.all_to_all_single(self.other, self.whole, group=group)
+
+    def check(self) -> None:
+        result, value = {
+            "all_reduce": (self.whole, self.ranks),
+            "reduce_scatter": (self.share, self.ranks),
+            "all_gather": (self.other, 1),
+            "broadcast": (self.whole, 1),
+            "all_to_all": (self.other, 1),
+        }[self.collective]
+        assert (result == value).all(), self.collective
+
+
 @app.command(hidden=True)
-def rank(mib: Annotated[list[int], typer.Option()], rounds: Annotated[int, typer.Option()]) -> None:
+def rank(
+    mib: Annotated[list[int], typer.Option()],
+    rounds: Annotated[int, typer.Option()],
+    collective: Annotated[list[str], typer.Option()],
+) -> None:
     """Run one of the ranks that the benchmark starts."""
     torch.set_num_threads(1)
     node = int(os.environ["HBMCOMM_NODE_ID"])
@@ -180,32 +287,33 @@ def rank(mib: Annotated[list[int], typer.Option()], rounds: Annotated[int, typer
     goodput = measured_goodput(node) if os.environ["LOCAL_RANK"] == "0" else float("inf")
     goodput = -largest(gloo, -goodput)
     rows = []
-    for size in mib:
-        data = torch.ones(size * MIB // 4)
-        seconds: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
-        crossed = dict.fromkeys(BACKENDS, float("inf"))
-        for turn in range(1 + rounds):
+    for name in collective:
+        for size in mib:
+            call = Call(name, size)
+            seconds: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
+            crossed = dict.fromkeys(BACKENDS, float("inf"))
+            for turn in range(1 + rounds):
+                for backend in BACKENDS:
+                    call.prepare()
+                    before = carried(node)
+                    dist.barrier(gloo)
+                    begin = time.perf_counter()
+                    call.run(groups[backend])
+                    spent = largest(gloo, time.perf_counter() - begin)
+                    call.check()
+                    ways = [now - then for now, then in zip(carried(node), before, strict=True)]
+                    crossed[backend] = min(crossed[backend], largest(gloo, max(ways)))
+                    if turn > 0:
+                        seconds[backend].append(spent)
             for backend in BACKENDS:
-                data.fill_(1)
-                before = received(node)
-                dist.barrier(gloo)
-                begin = time.perf_counter()
-                dist.all_reduce(data, group=groups[backend])
-                spent = largest(gloo, time.perf_counter() - begin)
-                assert (data == dist.get_world_size()).all()
-                crossed[backend] = min(crossed[backend], -largest(gloo, -(received(node) - before)))
-                if turn > 0:
-                    seconds[backend].append(spent)
-        for backend in BACKENDS:
-            if crossed[backend] < bytes_each_way(size):
-                raise RuntimeError(
-                    f"only {crossed[backend]:.0f} bytes of {backend} came over the link: the "
-                    f"others took another way"
-                )
-        medians = {backend: statistics.median(seconds[backend]) for backend in BACKENDS}
-        rows.append({"mib": size, "seconds": medians, "crossed": crossed})
+                if crossed[backend] < bytes_each_way(name, size, dist.get_world_size() // NODES):
+                    raise RuntimeError(
+                        f"only {crossed[backend]:.0f} bytes of {backend}'s {name} came over the "
+                        f"link: the others took another way"
+                    )
+            rows.append({"collective": name, "mib": size, "seconds": seconds, "crossed": crossed})
     if dist.get_rank() == 0:
-        print(json.dumps({"goodput": goodput, "rows": rows}), flush=True)
+        print(json_module.dumps({"goodput": goodput, "rows": rows}), flush=True)
     dist.destroy_process_group()
 
 

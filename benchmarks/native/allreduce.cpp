@@ -130,7 +130,7 @@ class WithinNode final : public Queued {
       self.listener = listener.name();
     });
     const auto neighbours = shm::explore(rendezvous, listener, segment);
-    return shm::join(rendezvous, segment, neighbours, kChunk, crowded(place));
+    return shm::join(rendezvous, segment, neighbours, kChunk, crowded(place), /*threads=*/1);
   }
 
   const bool zero_copy_;

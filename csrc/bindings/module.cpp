@@ -19,6 +19,7 @@ void translate(std::exception_ptr error) {
 
 PYBIND11_MODULE(_C, m) {
   pybind11::register_local_exception_translator(&translate);
+  hbm::register_interruption();
   hbm::register_layerdrop(m);
   hbm::register_memory(m);
   hbm::register_process_group(m);

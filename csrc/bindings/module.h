@@ -6,6 +6,7 @@
 
 namespace hbm {
 
+void register_interruption();                       // of waits, by Ctrl-C
 void register_layerdrop(pybind11::module_& m);      // layerdrop_*: torch_hbmcomm/layer_drop
 void register_memory(pybind11::module_& m);         // memory_*: torch_hbmcomm/memory.py
 void register_process_group(pybind11::module_& m);  // the process group and its bootstrap

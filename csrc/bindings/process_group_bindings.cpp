@@ -1,3 +1,4 @@
+#include <ATen/DeviceAccelerator.h>
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -127,7 +128,8 @@ void register_process_group(py::module_& m) {
              if (memory) memory::named_by_user(memory::parse_policy(*memory));
              return c10::make_intrusive<GroupOptions>(
                  memory.value_or(memory::policy_name(defaults->policy)),
-                 staging_bytes.value_or(defaults->staging_bytes), reduce_threads,
+                 staging_bytes.value_or(defaults->staging_bytes),
+                 reduce_threads.value_or(defaults->reduce_threads),
                  parameter_server.value_or(defaults->parameter_server), heartbeat);
            }),
            py::kw_only(), py::arg("memory") = py::none(), py::arg("staging_bytes") = py::none(),
@@ -136,6 +138,7 @@ void register_process_group(py::module_& m) {
       .def_property_readonly(
           "memory", [](const GroupOptions& self) { return memory::policy_name(self.policy); })
       .def_readonly("staging_bytes", &GroupOptions::staging_bytes)
+      .def_readonly("reduce_threads", &GroupOptions::reduce_threads)
       .def_readonly("parameter_server", &GroupOptions::parameter_server)
       .def_property_readonly("heartbeat_timeout", [](const GroupOptions& self) {
         return self.heartbeat_timeout
@@ -150,9 +153,12 @@ void register_process_group(py::module_& m) {
       .def(
           "allocate_tensor",
           [](ProcessGroupHbm& self, int64_t size, at::ScalarType dtype, const at::Device& device) {
+            if (at::isAccelerator(device.type())) {
+              return self.allocateTensor(size, at::TensorOptions().dtype(dtype).device(device));
+            }
             if (!device.is_cpu()) {
               throw Error(ErrorKind::kInvalid,
-                          "allocate_tensor: hbm has CPU memory, and none on " + device.str());
+                          "allocate_tensor: hbm has no memory on " + device.str());
             }
             return self.allocate(size, dtype);
           },

@@ -118,12 +118,15 @@ std::vector<std::string> gather(const Participant& participant, const std::strin
                                 const std::function<void(int, const std::string&)>& arrived) {
   std::exception_ptr own;
   std::string told;
+  bool is_death = false;
   try {
     told = kResult + tell();
   } catch (const ProblemElsewhere& error) {
     own = std::current_exception();
     told = kRelayed + std::string(error.what());
   } catch (const std::exception& error) {
+    const auto* const ours = dynamic_cast<const Error*>(&error);
+    is_death = ours != nullptr && ours->kind() == ErrorKind::kDeath;
     own = std::current_exception();
     told = kProblem + std::string(error.what());
   }
@@ -132,7 +135,8 @@ std::vector<std::string> gather(const Participant& participant, const std::strin
   std::vector<std::string> keys;
   for (const int rank : among) keys.push_back(prefix + std::to_string(rank));
   if (own) {
-    say_last_words(participant, own_key, told, keys);
+    // The others see a death for themselves, and do not come for the word of it.
+    if (!is_death) say_last_words(participant, own_key, told, keys);
     std::rethrow_exception(own);  // in its own words and of its own kind
   }
   participant.store->set(own_key, told, participant.deadline);

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <thread>
 #include <utility>
 
 #include "base/error.h"
+#include "base/interruption.h"
 
 namespace hbm {
 namespace {
@@ -35,6 +37,9 @@ bool await_keys(KeyValue& store, const std::vector<std::string>& keys, KeyValue:
     }
     const auto now = steady_clock::now();
     if (now >= deadline) return false;
+    if (pause == longest) {  // it takes a while, so look for Ctrl-C too
+      if (const std::exception_ptr why = interruption()) std::rethrow_exception(why);
+    }
     std::this_thread::sleep_until(std::min(now + pause, deadline));
   }
 }

@@ -120,6 +120,10 @@ class Communicator {
   // Wakes the threads of this process that sleep in Operation::wait().
   virtual void wake() noexcept {}
 
+  // The group has failed: messages of operations that were given up may still be on their way, so
+  // no later communicator may be taken for this one. REQUIRES: no operation is driven any more.
+  virtual void give_up() noexcept {}
+
   virtual CommunicatorMemory memory() const = 0;
 };
 

@@ -41,8 +41,12 @@ void copy_streamed(void* dst, const void* src, size_t bytes) noexcept {
 }  // namespace
 
 void copy_bytes(void* dst, const void* src, size_t bytes) noexcept {
+  copy_part(dst, src, bytes, bytes);
+}
+
+void copy_part(void* dst, const void* src, size_t bytes, [[maybe_unused]] size_t whole) noexcept {
 #if defined(__x86_64__)
-  if (bytes >= kStreamedBytes) {
+  if (whole >= kStreamedBytes && bytes >= kLine) {
     copy_streamed(dst, src, bytes);
     return;
   }

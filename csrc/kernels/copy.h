@@ -15,4 +15,7 @@ inline constexpr size_t kStreamedBytes = size_t{16} << 20;
 // REQUIRES: dst and src do not overlap. Neither needs alignment.
 void copy_bytes(void* dst, const void* src, size_t bytes) noexcept;
 
+// The same for a part of a copy that has `whole` bytes in all.
+void copy_part(void* dst, const void* src, size_t bytes, size_t whole) noexcept;
+
 }  // namespace hbm

@@ -97,7 +97,7 @@ uint64_t take_room(void* block, size_t bytes, Policy policy, const std::vector<i
   const uint64_t hbm = commit_hbm(block, bytes, policy, nodes);
   if (hbm == bytes) return hbm;
   // HBM is part of the machine: its share is in this room too.
-  const uint64_t room = shared_room();
+  const uint64_t room = shared_room(bytes);
   if (bytes > room) {
     throw Error(ErrorKind::kExhausted,
                 cannot_allocate(bytes, policy) + ": the machine can give " + std::to_string(room));

@@ -9,7 +9,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What the files of a version are called.
+// The names of a version's files.
 struct Names {
   const char* limit;
   const char* usage;

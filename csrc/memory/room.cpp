@@ -1,7 +1,9 @@
 #include "memory/room.h"
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
+#include <mutex>
 
 #include "memory/control_group.h"
 #include "memory/system_memory.h"
@@ -11,10 +13,17 @@ namespace {
 
 constexpr uint64_t kMarginBytes = uint64_t{32} << 20;
 constexpr uint64_t kMarginDivisor = 128;
+constexpr uint64_t kSharedDivisor = 64;
+constexpr uint64_t kMostShared = uint64_t{16} << 20;
+constexpr std::chrono::milliseconds kLookEvery{100};
 
 uint64_t less_margin(uint64_t free, uint64_t total) {
   const uint64_t margin = kMarginBytes + total / kMarginDivisor;
   return free > margin ? free - margin : 0;
+}
+
+uint64_t look_at_shared_room() {
+  return std::min(machine_room(), overcommit_room(MemInfo::of_machine()));
 }
 
 uint64_t node_room(int node) {
@@ -42,6 +51,25 @@ uint64_t machine_room() {
                   less_margin(group.room, std::min(group.bytes, info.bytes("MemTotal"))));
 }
 
-uint64_t shared_room() { return std::min(machine_room(), overcommit_room(MemInfo::of_machine())); }
+uint64_t shared_room(uint64_t bytes) {
+  using Clock = std::chrono::steady_clock;
+  static std::mutex mutex;
+  static Clock::time_point looked;  // these three are guarded by mutex
+  static uint64_t found = 0;
+  static uint64_t granted = 0;
+  // Another thread may have been looking when this process was forked.
+  const std::unique_lock lock(mutex, std::try_to_lock);
+  if (!lock) return look_at_shared_room();
+  const Clock::time_point now = Clock::now();
+  const uint64_t shared = std::min(found / kSharedDivisor, kMostShared);
+  if (bytes > shared || granted > shared - bytes || now - looked >= kLookEvery) {
+    found = look_at_shared_room();
+    looked = now;
+    granted = 0;
+  }
+  const uint64_t room = found - std::min(found, granted);
+  granted += bytes;
+  return room;
+}
 
 }  // namespace hbm::memory

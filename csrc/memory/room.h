@@ -3,7 +3,7 @@
 //
 // The kernel kills a process that touches a page of a full node it is bound to, so heaps, segments
 // and pools ask here before they let a page be touched. Figures are the kernel's, read at each call
-// (about 15 us a node).
+// (about 15 us a node, and as much a control group) but for those of shared_room().
 //
 // Threads: every function may be called from any thread, for blocks that no other thread uses. Each
 // throws Error(kUnavailable) when the kernel's figures cannot be read.
@@ -27,9 +27,13 @@ uint64_t room_on(const std::vector<int>& nodes, bool interleave);
 // this process' control groups (control_group.h).
 uint64_t machine_room();
 
-// The same for pages of a memfd: the kernel counts them against vm.overcommit_memory only
-// when they are touched, and then kills. Private memory is counted when it is mapped.
-uint64_t shared_room();
+// The same for `bytes` of a memfd: the kernel counts them against vm.overcommit_memory only when
+// they are touched, and then kills. Private memory is counted when it is mapped.
+//
+// Messages between the ranks of a node ask for each block that they go through, so requests of up
+// to 16 MiB together, and 1/64 of what there was, are answered by one look, for 100 ms: each gets
+// what that look found, less what was asked for since.
+uint64_t shared_room(uint64_t bytes);
 
 // Sees to it, ahead of use, that the nodes of a block can hold it: returns how many of its bytes
 // lie on `nodes` already or find room there (room_on()). When that is all of them their pages are

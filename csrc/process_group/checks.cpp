@@ -1,6 +1,9 @@
 #include "process_group/checks.h"
 
+#include <ATen/DeviceAccelerator.h>
+
 #include <algorithm>
+#include <cstddef>
 #include <string>
 
 #include "base/error.h"
@@ -11,11 +14,10 @@ void check_tensor(const at::Tensor& tensor, const char* argument) {
   if (!tensor.defined()) {
     throw Error(ErrorKind::kInvalid, std::string(argument) + " is not a tensor");
   }
-  if (!tensor.device().is_cpu()) {
-    throw Error(ErrorKind::kInvalid,
-                std::string(argument) + " is on device " + tensor.device().str() +
-                    "; hbm takes CPU tensors only (device tensors are not supported yet: move it "
-                    "with .cpu(), or use \"cpu:hbm,cuda:nccl\")");
+  if (!tensor.is_cpu() && !at::isAccelerator(tensor.device().type())) {
+    throw Error(ErrorKind::kInvalid, std::string(argument) + " is on device " +
+                                         tensor.device().str() +
+                                         "; hbm takes tensors on the CPU or an accelerator");
   }
   if (tensor.layout() != at::kStrided) {
     throw Error(ErrorKind::kInvalid,
@@ -31,6 +33,11 @@ void check_tensors(const std::vector<at::Tensor>& tensors, const char* argument)
       throw Error(ErrorKind::kInvalid, std::string(argument) + " mixes the types " +
                                            c10::toString(tensors.front().scalar_type()) + " and " +
                                            c10::toString(tensor.scalar_type()));
+    }
+    if (tensor.device() != tensors.front().device()) {
+      throw Error(ErrorKind::kInvalid, std::string(argument) + " mixes the devices " +
+                                           tensors.front().device().str() + " and " +
+                                           tensor.device().str());
     }
   }
 }
@@ -80,11 +87,17 @@ void check_disjoint(const std::vector<at::Tensor>& tensors, const char* argument
   }
 }
 
-void check_same_type(const at::Tensor& a, const at::Tensor& b, const char* operation) {
-  if (a.scalar_type() == b.scalar_type()) return;
-  throw Error(ErrorKind::kInvalid, std::string(operation) + ": the input is " +
-                                       c10::toString(a.scalar_type()) + " and the output " +
-                                       c10::toString(b.scalar_type()));
+void check_same_type(const at::Tensor& input, const at::Tensor& output, const char* operation) {
+  if (input.scalar_type() != output.scalar_type()) {
+    throw Error(ErrorKind::kInvalid, std::string(operation) + ": the input is " +
+                                         c10::toString(input.scalar_type()) + " and the output " +
+                                         c10::toString(output.scalar_type()));
+  }
+  if (input.device() != output.device()) {
+    throw Error(ErrorKind::kInvalid, std::string(operation) + ": the input is on " +
+                                         input.device().str() + " and the output on " +
+                                         output.device().str() + "; move one of them");
+  }
 }
 
 void check_same_count(const at::Tensor& a, const at::Tensor& b, const char* name_of_a,
@@ -104,9 +117,11 @@ void check_parts(const at::Tensor& whole, const at::Tensor& part, int ranks,
                   std::to_string(part.numel()) + "; it has " + std::to_string(whole.numel()));
 }
 
-void check_own_part(const void* own, const at::Tensor& whole, const at::Tensor& part,
+void check_own_part(int own, const at::Tensor& whole, const at::Tensor& part,
                     const char* operation) {
-  if (part.const_data_ptr() == own) return;
+  const size_t place = static_cast<size_t>(own) * part.nbytes();
+  const auto* begin = static_cast<const std::byte*>(whole.const_data_ptr());
+  if (part.const_data_ptr() == begin + place) return;
   check_disjoint({whole, part}, (std::string(operation) + ": input and output").c_str());
 }
 

@@ -10,10 +10,10 @@
 
 namespace hbm {
 
-// `tensor` is a dense CPU tensor; `argument` names it.
+// `tensor` is dense, on the CPU or an accelerator; `argument` names it.
 void check_tensor(const at::Tensor& tensor, const char* argument);
 
-// All are dense CPU tensors of one type.
+// All are so, of one type, and on one device.
 void check_tensors(const std::vector<at::Tensor>& tensors, const char* argument);
 
 // The only tensor of a list that must have one.
@@ -22,7 +22,8 @@ const at::Tensor& single(const std::vector<at::Tensor>& tensors, const char* arg
 // No two of the tensors share memory.
 void check_disjoint(const std::vector<at::Tensor>& tensors, const char* argument);
 
-void check_same_type(const at::Tensor& a, const at::Tensor& b, const char* operation);
+// The input and the output have one type, and are on one device.
+void check_same_type(const at::Tensor& input, const at::Tensor& output, const char* operation);
 
 void check_same_count(const at::Tensor& a, const at::Tensor& b, const char* name_of_a,
                       const char* name_of_b);
@@ -31,9 +32,8 @@ void check_same_count(const at::Tensor& a, const at::Tensor& b, const char* name
 void check_parts(const at::Tensor& whole, const at::Tensor& part, int ranks,
                  const char* name_of_whole, const char* name_of_part);
 
-// `part` may be this rank's part of `whole` (which lies at `own`), or lie elsewhere; not in
-// between.
-void check_own_part(const void* own, const at::Tensor& whole, const at::Tensor& part,
+// `part` may be rank `own`'s part of `whole`, or lie elsewhere; not in between.
+void check_own_part(int own, const at::Tensor& whole, const at::Tensor& part,
                     const char* operation);
 
 // No tensor of `inputs` shares memory with one of `outputs`, but for rank `own`'s, which may be one

@@ -18,7 +18,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::broadcast(std::vector<at::Tensor
     const at::Tensor& tensor = single(tensors, "broadcast");
     const int root = check_root(opts.rootRank, "broadcast");
     const Dtype dtype = to_dtype(tensor.scalar_type());
-    StagedTensors staged;
+    StagedTensors staged = stage(tensor, "broadcast");
     const Sink data = staged.in_place(tensor);
     return run({OpType::BROADCAST, "hbm:broadcast", tensors, tensors, opts.timeout, opts.asyncOp},
                std::move(staged), [&](uint64_t sequence) {
@@ -53,7 +53,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_part(
   check_disjoint(outputs, "all_gather: outputs");
   check_apart({input}, outputs, rank_, "all_gather");
   const Dtype dtype = to_dtype(input.scalar_type());
-  StagedTensors staged;
+  StagedTensors staged = stage(input, "all_gather");
   const Source in = staged.input(input);
   const std::vector<Sink> outs = staged.outputs(outputs);
   return run({OpType::ALLGATHER,
@@ -81,10 +81,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_base_part(
   check_same_type(input, output, "all_gather_into_tensor");
   check_parts(output, input, size_, "all_gather_into_tensor: the output", "the input");
   const Dtype dtype = to_dtype(input.scalar_type());
-  StagedTensors staged;
+  StagedTensors staged = stage(input, "all_gather_into_tensor");
   const Source in = staged.input(input);
   const std::vector<Sink> outs = split_evenly(staged.output(output), size_, element_size(dtype));
-  check_own_part(outs[static_cast<size_t>(rank_)].data, output, input, "all_gather_into_tensor");
+  check_own_part(rank_, output, input, "all_gather_into_tensor");
   return run({OpType::_ALLGATHER_BASE,
               "hbm:all_gather_into_tensor",
               {input},
@@ -142,7 +142,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather(
     check_disjoint(gathered, "gather: outputs");
     check_apart(inputs, gathered, rank_, "gather");
     const Dtype dtype = to_dtype(input.scalar_type());
-    StagedTensors staged;
+    StagedTensors staged = stage(input, "gather");
     const Source in = staged.input(input);
     const std::vector<Sink> outs = staged.outputs(gathered);
     return run({OpType::GATHER, "hbm:gather", inputs, gathered, opts.timeout, opts.asyncOp},
@@ -158,7 +158,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather_single(at::Tensor& output
     check_tensor(input, "gather_single: input");
     const int root = check_root(opts.rootRank, "gather_single");
     const Dtype dtype = to_dtype(input.scalar_type());
-    StagedTensors staged;
+    StagedTensors staged = stage(input, "gather_single");
     const Source in = staged.input(input);
     std::vector<Sink> outs;
     if (root == rank_) {
@@ -166,7 +166,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather_single(at::Tensor& output
       check_same_type(input, output, "gather_single");
       check_parts(output, input, size_, "gather_single: the output", "the input");
       outs = split_evenly(staged.output(output), size_, element_size(dtype));
-      check_own_part(outs[static_cast<size_t>(rank_)].data, output, input, "gather_single");
+      check_own_part(rank_, output, input, "gather_single");
     }
     return run({OpType::GATHER, "hbm:gather_single", {input}, {output}, opts.timeout, opts.asyncOp},
                std::move(staged), [&](uint64_t sequence) {
@@ -185,7 +185,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::scatter(
         root_list(inputs, root, "scatter", "scatter_list", output);
     check_apart(scattered, outputs, rank_, "scatter");
     const Dtype dtype = to_dtype(output.scalar_type());
-    StagedTensors staged;
+    StagedTensors staged = stage(output, "scatter");
     const std::vector<Source> ins = staged.inputs(scattered);
     const Sink out = staged.output(output);
     return run({OpType::SCATTER, "hbm:scatter", scattered, outputs, opts.timeout, opts.asyncOp},
@@ -272,7 +272,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall_base(at::Tensor& output
     check_same_type(input, output, "all_to_all_single");
     check_disjoint({input, output}, "all_to_all_single: input and output");
     const Dtype dtype = to_dtype(input.scalar_type());
-    StagedTensors staged;
+    StagedTensors staged = stage(input, "all_to_all_single");
     const auto sources = slices(staged.input(input), input, input_splits, size_, "input");
     const auto sinks = slices(staged.output(output), output, output_splits, size_, "output");
     check_same_count_self(sources, sinks, rank_, "all_to_all_single");
@@ -296,7 +296,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall(std::vector<at::Tensor>
     check_disjoint(outputs, "all_to_all: outputs");
     check_apart(inputs, outputs, -1, "all_to_all");
     const Dtype dtype = to_dtype(inputs.front().scalar_type());
-    StagedTensors staged;
+    StagedTensors staged = stage(inputs.front(), "all_to_all");
     const auto sources = staged.inputs(inputs);
     const auto sinks = staged.outputs(outputs);
     check_same_count_self(sources, sinks, rank_, "all_to_all");

@@ -11,6 +11,7 @@ namespace hbm {
 namespace {
 
 constexpr int64_t kLeastStagingBytes = 64 << 10;
+constexpr int64_t kMostThreads = 64;
 constexpr double kMostSeconds = 1e9;
 constexpr std::chrono::milliseconds kLeastHeartbeat{3000};  // a machine is asked each second
 
@@ -48,6 +49,7 @@ GroupOptions::GroupOptions(const std::string& memory, int64_t staging,
     : OptionsBase(kBackendName),
       policy(memory::parse_policy(memory)),
       staging_bytes(static_cast<uint64_t>(staging)),
+      reduce_threads(static_cast<size_t>(reduce_threads.value_or(1))),
       parameter_server(parameter_server),
       heartbeat_timeout(heartbeat_timeout) {
   if (heartbeat_timeout && *heartbeat_timeout < kLeastHeartbeat) {
@@ -59,10 +61,10 @@ GroupOptions::GroupOptions(const std::string& memory, int64_t staging,
     throw Error(ErrorKind::kInvalid, "staging_bytes is " + std::to_string(staging) +
                                          "; the least is " + std::to_string(kLeastStagingBytes));
   }
-  if (reduce_threads && *reduce_threads != 1) {
-    throw Error(ErrorKind::kUnsupported,
-                "reduce_threads=" + std::to_string(*reduce_threads) +
-                    ": in this version the thread that drives an operation reduces; use None or 1");
+  if (reduce_threads && (*reduce_threads < 1 || *reduce_threads > kMostThreads)) {
+    throw Error(ErrorKind::kInvalid, "reduce_threads is " + std::to_string(*reduce_threads) +
+                                         "; it must be between 1 and " +
+                                         std::to_string(kMostThreads));
   }
 }
 
@@ -70,6 +72,7 @@ GroupOptions::GroupOptions(const GroupOptions& other, const std::string& backend
     : OptionsBase(backend, other.timeout),
       policy(other.policy),
       staging_bytes(other.staging_bytes),
+      reduce_threads(other.reduce_threads),
       parameter_server(other.parameter_server),
       heartbeat_timeout(other.heartbeat_timeout) {
   group_name = other.group_name;

@@ -41,6 +41,7 @@ struct GroupOptions final : OptionsBase {
 
   const memory::Policy policy;
   const uint64_t staging_bytes;
+  const size_t reduce_threads;
   const std::string parameter_server;  // "auto", addresses of boxes, or empty: none
   const std::optional<milliseconds> heartbeat_timeout;
 };

@@ -37,7 +37,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::send(std::vector<at::Tensor>& te
   return translated([&] {
     const at::Tensor& tensor = single(tensors, "send");
     check_peer(to, tag, "send");
-    StagedTensors staged;
+    StagedTensors staged = stage(tensor, "send");
     const Source in = staged.input(tensor);
     const Dtype dtype = to_dtype(tensor.scalar_type());
     return run_p2p({OpType::SEND, "hbm:send", tensors, {}, c10d::kUnsetTimeout, true, {}, to},
@@ -50,7 +50,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::send(std::vector<at::Tensor>& te
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::receive(std::vector<at::Tensor>& tensors, int from,
                                                         int tag, OpType type, const char* name) {
   const at::Tensor& tensor = single(tensors, "recv");
-  StagedTensors staged;
+  StagedTensors staged = stage(tensor, "recv");
   const Sink out = staged.output(tensor);
   const Dtype dtype = to_dtype(tensor.scalar_type());
   return run_p2p({type, name, tensors, tensors, c10d::kUnsetTimeout, true, {}, from},

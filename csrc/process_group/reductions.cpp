@@ -28,7 +28,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce(std::vector<at::Tensor
     const Dtype dtype = to_dtype(tensor.scalar_type());
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
     if (auto work = allreduce_at_once(tensors, dtype, op, opts)) return work;
-    StagedTensors staged;
+    StagedTensors staged = stage(tensor, "all_reduce");
     const Sink data = op == ReduceOp::kPremulSum
                           ? staged.in_place_times(tensor, premul_factor(opts.reduceOp))
                           : staged.in_place(tensor);
@@ -53,8 +53,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_at_once(
   if (coalescing()) return nullptr;
   const auto sequence = reduce_inline(tensor, dtype, op, timeout_or_default(opts.timeout));
   if (!sequence) return nullptr;
-  auto work =
-      c10::make_intrusive<WorkHbm>(rank_, OpType::ALLREDUCE, nullptr, tensors, tensors, queue_);
+  auto work = c10::make_intrusive<WorkHbm>(rank_, OpType::ALLREDUCE, nullptr, tensors, tensors,
+                                           queue_, nullptr);
   work->bind(nullptr, *sequence);
   return work;
 }
@@ -93,7 +93,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_coalesced(
     const Dtype dtype = to_dtype(tensors.front().scalar_type());
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
     const double factor = op == ReduceOp::kPremulSum ? premul_factor(opts.reduceOp) : 1.0;
-    StagedTensors staged;
+    StagedTensors staged = stage(tensors.front(), "all_reduce_coalesced");
     const Sink data = staged.packed(tensors, factor);
     return run({OpType::ALLREDUCE_COALESCED, "hbm:all_reduce_coalesced", tensors, tensors,
                 opts.timeout, opts.asyncOp},
@@ -124,7 +124,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce(std::vector<at::Tensor>& 
     const int root = check_root(opts.rootRank, "reduce");
     const Dtype dtype = to_dtype(tensor.scalar_type());
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
-    StagedTensors staged;
+    StagedTensors staged = stage(tensor, "reduce");
     const Source in = reduction_input(staged, tensor, opts.reduceOp);
     const Sink out = root == rank_ ? staged.output(tensor) : Sink{};
     return run({OpType::REDUCE, "hbm:reduce", tensors, tensors, opts.timeout, opts.asyncOp},
@@ -152,7 +152,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce_scatter(
     check_apart(inputs.front(), outputs, rank_, "reduce_scatter");
     const Dtype dtype = to_dtype(output.scalar_type());
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
-    StagedTensors staged;
+    StagedTensors staged = stage(output, "reduce_scatter");
     std::vector<Source> sources;
     for (const at::Tensor& input : inputs.front()) {
       sources.push_back(reduction_input(staged, input, opts.reduceOp));
@@ -176,11 +176,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::_reduce_scatter_base(
     check_parts(input, output, size_, "reduce_scatter_tensor: the input", "the output");
     const Dtype dtype = to_dtype(output.scalar_type());
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
-    StagedTensors staged;
+    StagedTensors staged = stage(output, "reduce_scatter_tensor");
     const std::vector<Source> sources =
         split_evenly(reduction_input(staged, input, opts.reduceOp), size_, element_size(dtype));
-    check_own_part(sources[static_cast<size_t>(rank_)].data, input, output,
-                   "reduce_scatter_tensor");
+    check_own_part(rank_, input, output, "reduce_scatter_tensor");
     const Sink out = staged.output(output);
     return run({OpType::_REDUCE_SCATTER_BASE,
                 "hbm:reduce_scatter_tensor",

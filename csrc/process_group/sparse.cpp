@@ -58,6 +58,9 @@ class SparseAllreduce final : public Operation {
   std::vector<int> missing() const override {
     return stage_ ? stage_->missing() : std::vector<int>();
   }
+  std::vector<int> needed() const override {
+    return stage_ ? stage_->needed() : std::vector<int>();
+  }
   void abandon() noexcept override {
     if (stage_) stage_->abandon();
   }
@@ -121,7 +124,7 @@ void check_sparse(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& 
   if (!tensors.front().device().is_cpu()) {
     throw Error(ErrorKind::kInvalid, "all_reduce: the sparse tensor is on device " +
                                          tensors.front().device().str() +
-                                         "; hbm takes CPU tensors only");
+                                         "; hbm takes sparse tensors on the CPU only");
   }
   if (op.op_ != c10d::ReduceOp::SUM) {
     throw Error(ErrorKind::kUnsupported,

@@ -16,7 +16,7 @@ namespace hbm {
 namespace {
 
 // Plain copies of data, whoever drives: neither autograd nor inference mode has a say in them.
-void copy_all(const std::vector<std::pair<at::Tensor, at::Tensor>>& copies) {
+void copy_all(const Copies& copies) {
   const at::AutoDispatchBelowADInplaceOrView plain;
   for (const auto& [to, from] : copies) to.copy_(from);
 }
@@ -31,7 +31,7 @@ void check_writable(const at::Tensor& tensor) {
 }  // namespace
 
 bool StagedTensors::usable(const at::Tensor& tensor) {
-  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+  return tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
 const at::Tensor& StagedTensors::keep(at::Tensor tensor) {
@@ -39,10 +39,16 @@ const at::Tensor& StagedTensors::keep(at::Tensor tensor) {
   return kept_.back();
 }
 
+// Keeps a contiguous tensor of that shape and type on the host, with whatever content.
+const at::Tensor& StagedTensors::keep_twin(const at::Tensor& tensor) {
+  return keep(streams_ ? streams_->host_twin(tensor)
+                       : at::empty_like(tensor, at::MemoryFormat::Contiguous));
+}
+
 Source StagedTensors::input(const at::Tensor& tensor) {
   const auto count = static_cast<size_t>(tensor.numel());
   if (usable(tensor)) return {keep(tensor).const_data_ptr(), count};
-  const at::Tensor twin = keep(at::empty_like(tensor, at::MemoryFormat::Contiguous));
+  const at::Tensor twin = keep_twin(tensor);
   copies_in_.emplace_back(twin, tensor);
   return {twin.const_data_ptr(), count};
 }
@@ -51,7 +57,7 @@ Sink StagedTensors::output(const at::Tensor& tensor) {
   check_writable(tensor);
   const auto count = static_cast<size_t>(tensor.numel());
   if (usable(tensor)) return {keep(tensor).mutable_data_ptr(), count};
-  const at::Tensor twin = keep(at::empty_like(tensor, at::MemoryFormat::Contiguous));
+  const at::Tensor twin = keep_twin(tensor);
   copies_out_.emplace_back(tensor, twin);
   return {twin.mutable_data_ptr(), count};
 }
@@ -65,7 +71,7 @@ Sink StagedTensors::in_place(const at::Tensor& tensor) {
 }
 
 Source StagedTensors::input_times(const at::Tensor& tensor, double factor) {
-  const at::Tensor twin = keep(at::empty_like(tensor, at::MemoryFormat::Contiguous));
+  const at::Tensor twin = keep_twin(tensor);
   copies_in_.emplace_back(twin, tensor);
   scalings_.push_back({twin, factor});
   return {twin.const_data_ptr(), static_cast<size_t>(tensor.numel())};
@@ -80,7 +86,9 @@ Sink StagedTensors::in_place_times(const at::Tensor& tensor, double factor) {
 Sink StagedTensors::packed(const std::vector<at::Tensor>& tensors, double factor) {
   int64_t count = 0;
   for (const at::Tensor& tensor : tensors) count += tensor.numel();
-  const at::Tensor whole = keep(at::empty({count}, tensors.front().options()));
+  const at::TensorOptions options = tensors.front().options();
+  const at::Tensor whole =
+      keep(streams_ ? streams_->host_tensor(count, options) : at::empty({count}, options));
   int64_t start = 0;
   for (const at::Tensor& tensor : tensors) {
     check_writable(tensor);
@@ -105,15 +113,28 @@ std::vector<Sink> StagedTensors::outputs(const std::vector<at::Tensor>& tensors)
   return sinks;
 }
 
+std::function<void()> StagedTensors::take_scalings() {
+  if (scalings_.empty()) return {};
+  return [scalings = std::move(scalings_)] {
+    for (const auto& [tensor, factor] : scalings) {
+      scale(tensor.mutable_data_ptr(), tensor.const_data_ptr(), static_cast<size_t>(tensor.numel()),
+            to_dtype(tensor.scalar_type()), factor);
+    }
+  };
+}
+
+std::shared_ptr<DeviceTransfer> StagedTensors::take_transfer() {
+  if (!streams_) return nullptr;
+  return std::make_shared<DeviceTransfer>(streams_, std::exchange(copies_in_, {}),
+                                          std::exchange(copies_out_, {}), take_scalings());
+}
+
 Frame StagedTensors::take_frame(std::function<void()> at_end) {
   Frame frame;
   if (!copies_in_.empty() || !scalings_.empty()) {
-    frame.prologue = [copies = std::move(copies_in_), scalings = std::move(scalings_)] {
+    frame.prologue = [copies = std::move(copies_in_), scale_all = take_scalings()] {
       copy_all(copies);
-      for (const auto& [tensor, factor] : scalings) {
-        scale(tensor.mutable_data_ptr(), tensor.const_data_ptr(),
-              static_cast<size_t>(tensor.numel()), to_dtype(tensor.scalar_type()), factor);
-      }
+      if (scale_all) scale_all();
     };
   }
   frame.epilogue = [kept = std::move(kept_), copies = std::move(copies_out_),

@@ -2,7 +2,8 @@
 //
 // A tensor that is contiguous is used where it lies. Any other gets a contiguous twin, filled just
 // before the operation begins and copied back when it is complete, so that operations issued one
-// after the other on the same strided tensor see each other's results.
+// after the other on the same strided tensor see each other's results. A tensor on an accelerator
+// has its twin on the host (process_group/device_transfer.h copies).
 //
 // Threads: built by the issuing thread; the frame runs on the driving thread.
 #pragma once
@@ -13,12 +14,18 @@
 #include <vector>
 
 #include "communicator/communicator.h"
+#include "process_group/device_streams.h"
+#include "process_group/device_transfer.h"
 #include "progress/operation_queue.h"
 
 namespace hbm {
 
 class StagedTensors {
  public:
+  // `streams` are those of the device that all tensors of the operation lie on; null: the host.
+  explicit StagedTensors(std::shared_ptr<DeviceStreams> streams = nullptr)
+      : streams_(std::move(streams)) {}
+
   // Whether a tensor is used where it lies.
   static bool usable(const at::Tensor& tensor);
 
@@ -36,6 +43,10 @@ class StagedTensors {
   Source input_times(const at::Tensor& tensor, double factor);
   Sink in_place_times(const at::Tensor& tensor, double factor);
 
+  // Makes the copies between the device and the twins; null for tensors on the host. Called once,
+  // before take_frame(), which then leaves them out.
+  std::shared_ptr<DeviceTransfer> take_transfer();
+
   // Keeps all tensors alive until the operation is done. `at_end` runs after the results are in
   // place. Call once.
   Frame take_frame(std::function<void()> at_end);
@@ -47,10 +58,13 @@ class StagedTensors {
   };
 
   const at::Tensor& keep(at::Tensor tensor);
+  const at::Tensor& keep_twin(const at::Tensor& tensor);
+  std::function<void()> take_scalings();
 
+  std::shared_ptr<DeviceStreams> streams_;  // null: the tensors are on the host
   std::vector<at::Tensor> kept_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies_in_;   // to, from
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies_out_;  // to, from
+  Copies copies_in_;
+  Copies copies_out_;
   std::vector<Scaling> scalings_;
 };
 

@@ -3,6 +3,7 @@
 // older one lacks.
 #pragma once
 
+#include <c10/core/Stream.h>
 #include <torch/headeronly/version.h>
 
 #include <cstdint>
@@ -31,6 +32,16 @@ inline constexpr auto kAllgatherCoalesced = c10d::OpType::ALLGATHER_INTO_TENSOR_
 #else
 inline constexpr auto kAllgatherCoalesced = c10d::OpType::COALESCED;
 #endif
+
+// Whether what is queued on `stream` is recorded for a graph instead of done. A release without
+// DeviceGuardImplInterface::isStreamCapturing() does not tell.
+template <class Guard>
+bool capturing(const Guard& guard, const c10::Stream& stream) {
+  if constexpr (requires { guard.isStreamCapturing(stream); }) {
+    return guard.isStreamCapturing(stream);
+  }
+  return false;
+}
 
 // The options of a backend, which c10d clones for the groups that it makes of others.
 struct OptionsBase : c10d::Backend::Options {

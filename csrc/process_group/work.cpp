@@ -2,6 +2,7 @@
 
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
+#include <c10/core/StreamGuard.h>
 
 #include <atomic>
 #include <string>
@@ -15,8 +16,30 @@
 namespace hbm {
 namespace {
 
-c10::intrusive_ptr<c10::ivalue::Future> tensor_list_future() {
-  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+c10::intrusive_ptr<c10::ivalue::Future> tensor_list_future(const DeviceResult* on_device) {
+  std::vector<c10::Device> devices;
+  if (on_device != nullptr) devices.push_back(on_device->device());
+  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
+                                                  std::move(devices));
+}
+
+// A future records events of the current streams for those who wait for it; on a device that must
+// be the one that the results are queued on.
+void complete(c10::ivalue::Future& future, std::vector<at::Tensor> outputs,
+              const DeviceResult* on_device) {
+  c10::OptionalStreamGuard guard;
+  if (on_device != nullptr) guard.reset_stream(on_device->stream());
+  future.markCompleted(c10::IValue(std::move(outputs)));
+}
+
+// The same on a worker, which has nobody to throw to.
+void complete_or_fail(c10::ivalue::Future& future, std::vector<at::Tensor> outputs,
+                      const DeviceResult* on_device) {
+  try {
+    complete(future, std::move(outputs), on_device);
+  } catch (const std::exception&) {  // of the device
+    future.setErrorIfNeeded(std::current_exception());
+  }
 }
 
 // The profiler range that a c10d::Work has, without an operation.
@@ -52,8 +75,12 @@ constexpr std::pair<std::string_view, const char*> kGlooTitles[] = {
 
 WorkHbm::WorkHbm(int rank, c10d::OpType type, const char* title,
                  const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs,
-                 std::shared_ptr<OperationQueue> queue)
-    : Work(rank, type, title, inputs), outputs_(std::move(outputs)), queue_(std::move(queue)) {}
+                 std::shared_ptr<OperationQueue> queue,
+                 std::shared_ptr<const DeviceResult> on_device)
+    : Work(rank, type, title, inputs),
+      outputs_(std::move(outputs)),
+      queue_(std::move(queue)),
+      on_device_(std::move(on_device)) {}
 
 const char* range_title(const std::string& backend, const char* name) {
   if (!at::hasCallbacks()) return nullptr;
@@ -69,7 +96,9 @@ void WorkHbm::bind(std::shared_ptr<Ticket> ticket, uint64_t sequence) {
   sequence_ = sequence;
 }
 
-bool WorkHbm::isCompleted() { return done() || queue_->test(ticket_); }
+bool WorkHbm::isCompleted() {
+  return (done() || queue_->test(ticket_)) && (!on_device_ || on_device_->finished());
+}
 
 bool WorkHbm::isSuccess() const { return done() && exception() == nullptr; }
 
@@ -83,14 +112,22 @@ std::vector<at::Tensor> WorkHbm::result() {
   return outputs_;
 }
 
+void WorkHbm::block_current_stream() const {
+  if (on_device_ && done()) on_device_->block_current_stream();
+}
+
 bool WorkHbm::wait(std::chrono::milliseconds timeout) {
-  if (!ticket_) return true;
+  if (!ticket_) {
+    block_current_stream();
+    return true;
+  }
   const auto deadline = timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
   const bool done = queue_->wait(ticket_, deadline);
   TORCH_CHECK_WITH(DistBackendError, done, "wait() timed out after ", timeout.count(),
                    " ms; the operation (", c10d::opTypeToString(opType_), " #", sequence_,
                    " on rank ", rank_, ") goes on", torch_timeout_words(timeout));
   if (ticket_->error()) std::rethrow_exception(exception());
+  block_current_stream();
   return true;
 }
 
@@ -100,18 +137,19 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkHbm::getFuture() {
   {
     const std::lock_guard lock(future_mutex_);
     if (future_) return future_;
-    future_ = tensor_list_future();
+    future_ = tensor_list_future(on_device_.get());
   }
   if (!ticket_) {
-    future_->markCompleted(c10::IValue(outputs_));
+    complete(*future_, outputs_, on_device_.get());
     return future_;
   }
   // The callback holds what it needs, and no reference to this work: that would be a cycle.
-  queue_->when_done(ticket_, [future = future_, ticket = ticket_, outputs = outputs_]() mutable {
+  queue_->when_done(ticket_, [future = future_, ticket = ticket_, outputs = outputs_,
+                              on_device = on_device_]() mutable {
     if (ticket->error()) {
       future->setError(to_torch(ticket->error()));
     } else {
-      future->markCompleted(c10::IValue(std::move(outputs)));
+      complete_or_fail(*future, std::move(outputs), on_device.get());
     }
   });
   return future_;

@@ -12,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "process_group/device_transfer.h"
 #include "progress/operation_queue.h"
 
 namespace hbm {
@@ -23,9 +24,11 @@ const char* range_title(const std::string& backend, const char* name);
 
 class WorkHbm final : public c10d::Work {
  public:
-  // `title` names the profiler range; null for none.
+  // `title` names the profiler range; null for none. `on_device` is what the operation leaves on an
+  // accelerator; null for tensors on the host.
   WorkHbm(int rank, c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
-          std::vector<at::Tensor> outputs, std::shared_ptr<OperationQueue> queue);
+          std::vector<at::Tensor> outputs, std::shared_ptr<OperationQueue> queue,
+          std::shared_ptr<const DeviceResult> on_device);
 
   // Binds the work to its ticket, or to an operation that has succeeded already (no ticket). Called
   // once, before anyone else sees the work.
@@ -44,8 +47,13 @@ class WorkHbm final : public c10d::Work {
   std::vector<at::Tensor> result() override;
   void synchronize() override { wait(); }
 
+  // Makes the current stream wait for results on a device, once they are queued; nothing without
+  // them. REQUIRES: the operation is done.
+  void block_current_stream() const;
+
   // Throws the operation's error. On a timeout of this call alone (the operation goes on) throws
-  // DistBackendError.
+  // DistBackendError. Blocks the host until the results are there or, on a device, queued; then
+  // block_current_stream().
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
@@ -56,6 +64,7 @@ class WorkHbm final : public c10d::Work {
 
   const std::vector<at::Tensor> outputs_;
   const std::shared_ptr<OperationQueue> queue_;
+  const std::shared_ptr<const DeviceResult> on_device_;
   const std::shared_ptr<int> source_ = std::make_shared<int>(-1);
   std::shared_ptr<Ticket> ticket_;  // null: done
   uint64_t sequence_ = 0;

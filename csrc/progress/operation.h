@@ -35,11 +35,18 @@ class Operation {
   // Group ranks that this operation waits for: those that a timeout names.
   virtual std::vector<int> missing() const = 0;
 
+  // Group ranks without which it cannot complete: also those whose part in this step has come, but
+  // not that in a later one. The death of one on another node ends the operation.
+  virtual std::vector<int> needed() const { return missing(); }
+
   // Sleeps until poll() may find something new, at most until `until`. False, at once, if the
   // operation knows of no such notice: the caller then polls at intervals. Throws Error(kDeath)
   // when a rank that it waits for is known to be dead, Error(kPeer) when one has reported a
   // failure.
   virtual bool wait(std::chrono::steady_clock::time_point /*until*/) { return false; }
+
+  // Whether wait() sleeps, so that one may wait for this operation on behalf of others, too.
+  virtual bool gives_notice() const { return false; }
 
   // Gives up what is pending after an error or a timeout; memory that a late message may still be
   // written to stays alive until it cannot be. No call follows but the destructor.

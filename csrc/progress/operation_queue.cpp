@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/interruption.h"
 #include "progress/backoff.h"
 
 namespace hbm {
@@ -12,6 +13,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kWatchEvery{250};
 constexpr std::chrono::seconds kLingerFor{1};
+constexpr std::chrono::milliseconds kLingerForMessages{20};  // at kAdoptMessageAfter
+constexpr std::chrono::microseconds kAtOnce{0};
 constexpr std::chrono::milliseconds kFollowerLooks{20};
 constexpr std::chrono::milliseconds kLongestWait{10};  // then the clock and the state count again
 constexpr std::chrono::microseconds kGlance{20};       // cheaper than waking the worker
@@ -72,13 +75,15 @@ std::shared_ptr<Ticket> OperationQueue::enqueue(std::unique_ptr<Operation> opera
                                                 std::chrono::milliseconds timeout, Frame frame) {
   if (fork_.in_child()) require_owner(operation->describe().c_str());
   auto ticket = std::make_shared<Ticket>();
-  ticket->small_ = operation->self_sufficient();
   ticket->operation_ = operation.get();
   ticket->owned_ = std::move(operation);
   ticket->frame_ = std::move(frame);
   ticket->timeout_ = timeout;
   ticket->submitted_at_ = Clock::now();
   if (order_ == Order::kUnordered) step(*ticket);  // begins it, before it is shared
+  ticket->small_ = ticket->operation_->self_sufficient();
+  const bool large_message = order_ == Order::kUnordered && !ticket->small_;
+  ticket->patience_ = large_message ? kAdoptMessageAfter : kAdoptAfter;
 
   Lock lock(mutex_);
   if (broken_) {
@@ -126,8 +131,14 @@ void OperationQueue::run_claimed(Operation& operation, std::chrono::milliseconds
   Lock lock(mutex_);
   while (outcome.ticket == nullptr) {  // interrupted
     interrupted_.store(false, std::memory_order_relaxed);
+    if (outcome.interruption) {
+      const Error why(ErrorKind::kAborted, operation.describe() + " was interrupted by Ctrl-C");
+      outcome.ticket = &ticket;
+      outcome.error = std::make_exception_ptr(why);
+      break;
+    }
     if (broken_) {
-      outcome = {&ticket, std::make_exception_ptr(given_up(operation, broken_))};
+      outcome = {&ticket, std::make_exception_ptr(given_up(operation, broken_)), nullptr};
       break;
     }
     lock.unlock();
@@ -136,6 +147,7 @@ void OperationQueue::run_claimed(Operation& operation, std::chrono::milliseconds
   }
   settle(lock, outcome);
   lock.unlock();
+  if (outcome.interruption) std::rethrow_exception(outcome.interruption);
   if (outcome.error) std::rethrow_exception(outcome.error);
 }
 
@@ -148,7 +160,14 @@ void OperationQueue::unclaim() {
 void OperationQueue::launch(const std::shared_ptr<Ticket>& ticket, Mode mode) {
   Lock lock(mutex_);
   if (mode == Mode::kSync) {
-    drive(lock, ticket.get(), Clock::time_point::max());
+    try {
+      drive(lock, ticket.get(), Clock::time_point::max());
+    } catch (...) {  // an interruption: errors are in the ticket
+      lock.unlock();
+      abort("a synchronous operation was interrupted by Ctrl-C");
+      if (hooks_.failed) hooks_.failed(broken_);
+      throw;
+    }
     return;
   }
   if (!driving_) drive(lock, nullptr, Clock::time_point::min());  // often clears what is in front
@@ -157,8 +176,10 @@ void OperationQueue::launch(const std::shared_ptr<Ticket>& ticket, Mode mode) {
     drive(lock, nullptr, Clock::time_point::min());
     if (ticket->done()) return;
   }
-  ticket->wanted_ = driving_ || !ticket->begun_ || !ticket->small_;  // begun_ is the driver's
-  wake_worker(lock, ticket->wanted_);
+  if (order_ == Order::kOrdered && (driving_ || !ticket->begun_ || !ticket->small_)) {
+    ticket->patience_ = kAtOnce;  // begun_ is the driver's, if there is one
+  }
+  wake_worker(lock, ticket->patience_);
 }
 
 bool OperationQueue::wait(const std::shared_ptr<Ticket>& ticket, Clock::time_point deadline) {
@@ -184,8 +205,8 @@ void OperationQueue::when_done(const std::shared_ptr<Ticket>& ticket,
     if (!driving_) drive(lock, ticket.get(), Clock::now() + kGlance);
     if (!ticket->done()) {
       ticket->callbacks_.push_back(std::move(callback));
-      ticket->wanted_ = true;
-      wake_worker(lock, true);
+      ticket->patience_ = kAtOnce;
+      wake_worker(lock, kAtOnce);
       return;
     }
   }
@@ -231,10 +252,10 @@ void OperationQueue::drive(Lock& lock, const Ticket* target, Clock::time_point d
     if (target != nullptr && target->done()) return;
     if (leading && !ready_.empty()) return;
     if (driving_) {
-      if (deadline == Clock::time_point::max()) {
-        changed_.wait(lock);
-      } else if (changed_.wait_until(lock, deadline) == std::cv_status::timeout) {
-        return;
+      const Clock::time_point look = std::min(deadline, Clock::now() + kWatchEvery);
+      if (changed_.wait_until(lock, look) == std::cv_status::timeout) {
+        if (look == deadline) return;
+        throw_if_interrupted(lock);
       }
       continue;
     }
@@ -247,7 +268,15 @@ void OperationQueue::drive(Lock& lock, const Ticket* target, Clock::time_point d
     TicketOutcome outcome = poll_until(tickets, deadline);
     lock.lock();
     settle(lock, outcome);
+    if (outcome.interruption) std::rethrow_exception(outcome.interruption);
   } while (deadline == Clock::time_point::max() || Clock::now() < deadline);
+}
+
+void OperationQueue::throw_if_interrupted(Lock& lock) {
+  lock.unlock();
+  const std::exception_ptr why = interruption();
+  lock.lock();
+  if (why) std::rethrow_exception(why);
 }
 
 OperationQueue::TicketOutcome OperationQueue::poll_until(std::span<Ticket* const> tickets,
@@ -258,10 +287,10 @@ OperationQueue::TicketOutcome OperationQueue::poll_until(std::span<Ticket* const
     for (Ticket* const ticket : tickets) {
       try {
         const Progress progress = step(*ticket);
-        if (progress == Progress::kDone) return {ticket, nullptr};
+        if (progress == Progress::kDone) return {ticket, nullptr, nullptr};
         moved = moved || progress == Progress::kActive;
       } catch (...) {
-        return {ticket, std::current_exception()};
+        return {ticket, std::current_exception(), nullptr};
       }
     }
     if (interrupted_.load(std::memory_order_acquire)) return {};
@@ -276,12 +305,18 @@ OperationQueue::TicketOutcome OperationQueue::poll_until(std::span<Ticket* const
       const TicketOutcome outcome = watch(tickets);
       if (outcome.ticket) return outcome;  // the watch stays due, for the other tickets
       watch_due_ = Clock::time_point::max();
+      if (const std::exception_ptr why = interruption()) return {nullptr, nullptr, why};
     }
     Ticket* const first = tickets.front();
+    const bool all_notice = std::ranges::all_of(
+        tickets, [](const Ticket* ticket) { return ticket->operation_->gives_notice(); });
+    const bool may_sleep = tickets.size() == 1 || all_notice;
     try {
-      if (!first->operation_->wait(std::min(deadline, now + kLongestWait))) backoff.pause();
+      if (!may_sleep || !first->operation_->wait(std::min(deadline, now + kLongestWait))) {
+        backoff.pause();
+      }
     } catch (...) {
-      return {first, std::current_exception()};
+      return {first, std::current_exception(), nullptr};
     }
   }
 }
@@ -292,7 +327,7 @@ OperationQueue::TicketOutcome OperationQueue::watch(std::span<Ticket* const> tic
     try {
       hooks_.watch(*ticket->operation_);
     } catch (...) {
-      return {ticket, std::current_exception()};
+      return {ticket, std::current_exception(), nullptr};
     }
   }
   return {};
@@ -358,7 +393,7 @@ void OperationQueue::finish(Lock& lock, const Ticket* ended, std::exception_ptr 
   const bool callbacks = !ticket->callbacks_.empty();
   ticket->callbacks_.clear();
   changed_.notify_all();
-  if (callbacks) wake_worker(lock, true);
+  if (callbacks) wake_worker(lock, kAtOnce);
 }
 
 void OperationQueue::fail_pending(Lock& lock) {
@@ -383,16 +418,17 @@ std::vector<Ticket*> OperationQueue::active() const {
 
 std::shared_ptr<Ticket> OperationQueue::work_waiting(Clock::time_point now) const {
   for (const auto& ticket : pending_) {
-    if (ticket->wanted_ || now - ticket->submitted_at_ >= kAdoptAfter) return ticket;
+    if (now - ticket->submitted_at_ >= ticket->patience_) return ticket;
   }
   return nullptr;
 }
 
-// Sees to it that a worker leads, or will as soon as it looks; the lock is held.
-void OperationQueue::wake_worker(const Lock& /*held*/, bool hand_over) {
-  last_small_ = Clock::now();
+// Sees to it that a worker leads and looks within `patience`; the lock is held.
+void OperationQueue::wake_worker(const Lock& /*held*/, std::chrono::microseconds patience) {
+  last_issue_ = Clock::now();
+  if (patience == kAdoptMessageAfter) last_message_ = last_issue_;
   if (leading_) {
-    if (hand_over || !lingering_) work_.notify_one();
+    if (patience < looks_every_) work_.notify_one();
   } else if (followers_ > 0) {
     follow_.notify_one();
   } else {
@@ -435,7 +471,7 @@ void OperationQueue::work() {
 // does not lead meanwhile, and somebody is there to.
 void OperationQueue::run_callbacks(Lock& lock) {
   auto batch = std::exchange(ready_, {});
-  if (!pending_.empty()) wake_worker(lock, true);
+  if (!pending_.empty()) wake_worker(lock, kAtOnce);
   lock.unlock();
   for (const auto& callback : batch) callback();
   batch.clear();  // what they hold may lock this queue when it goes
@@ -448,14 +484,21 @@ void OperationQueue::lead(Lock& lock) {
     const Clock::time_point now = Clock::now();
     if (const std::shared_ptr<Ticket> ticket = work_waiting(now)) {
       drive(lock, ticket.get(), Clock::time_point::max(), /*leading=*/true);
-    } else if (!pending_.empty() || now - last_small_ < kLingerFor) {
-      lingering_ = true;
-      work_.wait_for(lock, kAdoptAfter);
-    } else {
-      lingering_ = false;
+      continue;
+    }
+    looks_every_ = look_again_after(now);
+    if (looks_every_ == kNever) {
       work_.wait(lock);
+    } else {
+      work_.wait_for(lock, looks_every_);
     }
   }
+}
+
+std::chrono::microseconds OperationQueue::look_again_after(Clock::time_point now) const {
+  if (now - last_message_ < kLingerForMessages) return kAdoptMessageAfter;
+  if (!pending_.empty() || now - last_issue_ < kLingerFor) return kAdoptAfter;
+  return kNever;
 }
 
 // Waits for a chance to lead or for callbacks; false when a second brought neither.

@@ -2,9 +2,10 @@
 //
 // Whoever needs an operation carries it. A synchronous caller drives its own; a small asynchronous
 // operation on an idle queue is begun at issue and finished by whoever waits for it, with no thread
-// hand-over; everything else is driven by the queue's worker thread. A worker that has seen small
-// operations stays half awake and adopts one that nobody has waited for within kAdoptAfter, so
-// progress never depends on the user calling wait().
+// hand-over, and so is a message (an operation of an unordered queue) of any size; everything else
+// is driven by the queue's worker thread. A worker that has seen such operations stays half awake
+// and adopts one that nobody has waited for within its patience, so progress never depends on the
+// user calling wait().
 //
 // Callbacks run on workers. The worker that leads (drives) stops doing so before it runs any, and
 // another takes over, so a callback may wait for operations of the same queue.
@@ -14,6 +15,9 @@
 //
 // An error in an ordered queue breaks it: what is queued behind fails with it, and so does every
 // later enqueue(). In an unordered queue only the operation itself fails.
+//
+// Ctrl-C ends a wait of the main thread (base/interruption.h). A synchronous operation is given up,
+// as by abort(); an asynchronous one goes on.
 //
 // Threads: every member may be called from any thread. Lock order: mutex_ only; hooks, operations,
 // prologues, epilogues and callbacks are called without it.
@@ -48,7 +52,7 @@ using Clock = std::chrono::steady_clock;
 
 enum class Mode {
   kSync,   // the caller waits: drive it here if the queue is idle
-  kAsync,  // begin it here if it is small and the queue is idle, else hand it to the worker
+  kAsync,  // begin it here if it can wait for a waiter, else hand it to the worker
 };
 
 // The steps around an operation, on the thread that drives it.
@@ -83,7 +87,8 @@ class Ticket {
   std::chrono::milliseconds timeout_{};  // counted from begin()
   Clock::time_point submitted_at_;
   bool small_ = false;
-  bool wanted_ = false;  // guarded by OperationQueue::mutex_: the worker shall drive
+  // Guarded by OperationQueue::mutex_: how long after its issue the worker adopts it.
+  std::chrono::microseconds patience_;
   std::vector<std::function<void()>> callbacks_;  // guarded by OperationQueue::mutex_
   std::exception_ptr error_;                      // written before done_ is released
   std::atomic<bool> done_{false};  // release in finish() pairs with acquire in done()
@@ -108,7 +113,9 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
 
   enum class Order { kOrdered, kUnordered };
 
+  // The patience with an operation that keeps no peer waiting, and with a large message.
   static constexpr std::chrono::milliseconds kAdoptAfter{50};
+  static constexpr std::chrono::microseconds kAdoptMessageAfter{200};
 
   // `crowded`: more ranks than cores here, see Backoff.
   static std::shared_ptr<OperationQueue> create(Order order, bool crowded, Hooks hooks);
@@ -163,9 +170,11 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
+  static constexpr auto kNever = std::chrono::microseconds::max();
   struct TicketOutcome {
     Ticket* ticket = nullptr;  // null: no ticket ended
     std::exception_ptr error;
+    std::exception_ptr interruption;  // for the thread that drove, whatever became of the ticket
   };
 
   OperationQueue(Order order, bool crowded, Hooks hooks);
@@ -176,11 +185,13 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   void settle(Lock& lock, TicketOutcome& outcome);
   void finish(Lock& lock, const Ticket* ticket, std::exception_ptr error);
   void interrupt();
+  void throw_if_interrupted(Lock& lock);
   [[noreturn]] void refuse(const std::string& operation) const;
   void fail_pending(Lock& lock);
   std::vector<Ticket*> active() const;
   std::shared_ptr<Ticket> work_waiting(Clock::time_point now) const;
-  void wake_worker(const Lock& held, bool hand_over);
+  void wake_worker(const Lock& held, std::chrono::microseconds patience);
+  std::chrono::microseconds look_again_after(Clock::time_point now) const;
   void start_worker();
   void work();
   void run_callbacks(Lock& lock);
@@ -199,9 +210,10 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   std::deque<std::shared_ptr<Ticket>> pending_;  // in order of issue
   bool driving_ = false;
   Clock::time_point watch_due_ = Clock::time_point::max();  // the driver's alone
-  bool lingering_ = false;                                  // the worker looks in every kAdoptAfter
+  std::chrono::microseconds looks_every_ = kNever;          // the leading worker, when it is idle
   bool stopping_ = false;
-  Clock::time_point last_small_;
+  Clock::time_point last_issue_;
+  Clock::time_point last_message_;  // issued with the shortest patience
   std::exception_ptr broken_;
   std::deque<std::function<void()>> ready_;  // callbacks of tickets that are done
   int workers_ = 0;                          // threads in work()

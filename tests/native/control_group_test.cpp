@@ -9,7 +9,6 @@
 #include <limits>
 #include <string>
 
-#include "memory/room.h"
 #include "scratch.h"
 
 namespace hbm::memory {
@@ -68,8 +67,6 @@ TEST_F(ControlGroup, OfAContainer) {
   file("memory.max", "123");
   EXPECT_EQ(limit("0::/../docker/x\n").bytes, 123u);
 }
-
-TEST_F(ControlGroup, BoundsTheRoomOfTheMachine) { EXPECT_LE(machine_room(), group_limit().bytes); }
 
 }  // namespace
 }  // namespace hbm::memory

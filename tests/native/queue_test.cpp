@@ -249,6 +249,51 @@ TEST_F(UnorderedQueueTest, ADriverTakesUpWhatComesLater) {
   driver.join();
 }
 
+TEST_F(UnorderedQueueTest, ALargeMessageIsLeftToWhoeverWaitsForItSoon) {
+  for (int round = 0; round < 20; ++round) {  // with a new worker, then with a lingering one
+    const auto op = script("op");
+    const Clock::time_point start = Clock::now();
+    const auto ticket = submit(op);
+    while (Clock::now() - start < OperationQueue::kAdoptMessageAfter / 2) {
+    }
+    op->ready = true;
+    EXPECT_TRUE(wait(ticket));
+    if (Clock::now() - start < OperationQueue::kAdoptMessageAfter) {
+      EXPECT_EQ(op->polled_by, this_thread());
+    }
+  }
+}
+
+TEST_F(UnorderedQueueTest, TheWorkerAdoptsALargeMessageThatNobodyWaitsFor) {
+  for (int round = 0; round < 2; ++round) {
+    const auto op = script("op");
+    const Clock::time_point start = Clock::now();
+    const auto ticket = submit(op);
+    op->ready = true;
+    EXPECT_TRUE(eventually([&] { return ticket->done(); }));
+    EXPECT_GE(Clock::now() - start, OperationQueue::kAdoptMessageAfter);
+    EXPECT_NE(op->polled_by, this_thread());
+  }
+}
+
+TEST_F(UnorderedQueueTest, NobodySleepsForOneThatGivesNoNotice) {
+  const auto first = script("first");
+  const auto second = script("second");  // fake operations give none
+  std::atomic<int> sleeps = 0;
+  first->on_wait = [&](auto) {
+    ++sleeps;
+    return true;
+  };
+  const auto first_ticket = enqueue(first);
+  const auto second_ticket = enqueue(second);
+  EXPECT_FALSE(queue_->wait(second_ticket, Clock::now() + milliseconds(5)));
+  EXPECT_EQ(sleeps, 0);
+  second->ready = true;
+  EXPECT_TRUE(wait(second_ticket));
+  first->ready = true;
+  EXPECT_TRUE(wait(first_ticket));
+}
+
 TEST_F(QueueTest, AForkedChildIsRefused) {
   const auto running = submit(script("running"));  // the worker drives at the time of the fork
   const pid_t child = fork();

@@ -25,6 +25,7 @@ struct Shape {
   int size;
   size_t chunk_bytes;
   size_t operations;
+  size_t threads = 1;  // more: with messages that are large enough to be shared by them
 };
 
 std::vector<size_t> sizes_worth_trying(size_t chunk) {
@@ -41,21 +42,29 @@ Speaker speaker(NodeRank& rank) {
     return std::shared_ptr<std::byte>(segment->allocate(bytes),
                                       [segment](std::byte* block) { segment->free(block); });
   };
-  return {.rank = rank.rank,
-          .size = rank.size,
-          .collectives = rank.collectives,
-          .ordered = rank.ordered,
-          .transfers = rank.transfers,
-          .sequence = &rank.sequence,
-          .sizes = sizes_worth_trying(rank.node.options.chunk_bytes),
-          .most_bytes = size_t{rank.size > 8 ? 64u : 700u} * 1024,
-          .memory = {in_segment, private_memory}};
+  const bool large = rank.node.options.threads > 1;
+  return {
+      .rank = rank.rank,
+      .size = rank.size,
+      .collectives = rank.collectives,
+      .ordered = rank.ordered,
+      .transfers = rank.transfers,
+      .sequence = &rank.sequence,
+      .sizes =
+          large ? std::vector{size_t{13}, 2 * Parallel::kLeastBytes, 4 * Parallel::kLeastBytes + 13}
+                : sizes_worth_trying(rank.node.options.chunk_bytes),
+      .most_bytes = large ? 9 * Parallel::kLeastBytes : size_t{rank.size > 8 ? 64u : 700u} * 1024,
+      .memory = {in_segment, private_memory}};
 }
 
 void converse(const Shape& shape, unsigned seed) {
   TestNode node({.size = shape.size,
                  .chunk_bytes = shape.chunk_bytes,
-                 .segment_bytes = size_t{shape.size > 8 ? 8u : 64u} << 20});
+                 .segment_bytes = size_t{shape.size > 8      ? 8u
+                                         : shape.threads > 1 ? 512u
+                                                             : 64u}
+                                  << 20,
+                 .threads = shape.threads});
   const size_t before = node.segments[0]->blocks();
   node.run([&](NodeRank& rank) {
     Conversation conversation(speaker(rank), seed);
@@ -76,10 +85,12 @@ INSTANTIATE_TEST_SUITE_P(Shapes, NodeCollectives,
                          testing::Values(Shape{1, 4096, 60}, Shape{2, 512, 250},
                                          Shape{2, 96 * 1024, 250}, Shape{3, 4096, 200},
                                          Shape{4, 64 * 1024, 150}, Shape{5, 1024, 100},
-                                         Shape{8, 8192, 80}, Shape{64, 512, 10}),
+                                         Shape{8, 8192, 80}, Shape{64, 512, 10},
+                                         Shape{2, 64 * 1024, 20, 3}),
                          [](const auto& info) {
                            return std::to_string(info.param.size) + "_ranks_chunks_of_" +
-                                  std::to_string(info.param.chunk_bytes);
+                                  std::to_string(info.param.chunk_bytes) +
+                                  (info.param.threads > 1 ? "_with_threads" : "");
                          });
 
 // HBM_STRESS_SECONDS=600 talks for ten minutes.

@@ -62,10 +62,11 @@ std::shared_ptr<ShmGroup> make_shm_group(TestNode& node, int rank) {
   const auto own = node.segments[static_cast<size_t>(rank)];
   // A queue's worker may drop the group of the node after the node has gone.
   const auto keep = std::make_shared<std::vector<std::shared_ptr<TestSegment>>>(node.segments);
-  return std::make_shared<ShmGroup>(ShmGroup::Setup{
-      "the test's group", std::move(members), static_cast<size_t>(rank), node.options.chunk_bytes,
-      node.options.crowded, keep, [own](size_t bytes) { return own->allocate(bytes); },
-      [own](std::byte* block) { own->free(block); }});
+  return std::make_shared<ShmGroup>(
+      ShmGroup::Setup{"the test's group", std::move(members), static_cast<size_t>(rank),
+                      node.options.chunk_bytes, node.options.crowded, node.options.threads, keep,
+                      [own](size_t bytes) { return own->allocate(bytes); },
+                      [own](std::byte* block) { own->free(block); }});
 }
 
 // Makes a queue as a process group has it: a failed collective fails for all, a failed transfer

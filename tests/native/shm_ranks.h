@@ -52,6 +52,7 @@ struct NodeOptions {
   size_t chunk_bytes = 64 * 1024;
   size_t segment_bytes = size_t{8} << 20;
   bool crowded = true;
+  size_t threads = 1;  // that share a rank's large reductions and copies
 };
 
 class TestNode;

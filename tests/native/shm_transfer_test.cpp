@@ -322,8 +322,8 @@ TEST(NodeTransfers, EndAtOnceWhenTheReceiverGivesUp) {
 TEST(NodeTransfers, ThatWereSpoiledAreRefused) {
   using Spoil = std::function<void(Envelope&, MessageTransfer&)>;
   const std::vector<std::pair<std::string, Spoil>> cases = {
-      {"as chunks of its message that are there: 3",
-       [](Envelope&, MessageTransfer& transfer) { transfer.filled = 3; }},
+      {"as chunks of its message that are there: " + std::to_string(kStagedChunks + 1),
+       [](Envelope&, MessageTransfer& transfer) { transfer.filled = kStagedChunks + 1; }},
       {"as chunks of its message that are there: 1000",
        [](Envelope&, MessageTransfer& transfer) { transfer.filled = 1000; }},
       {"a message of kind 7", [](Envelope& envelope, MessageTransfer&) { envelope.kind = 7; }},
@@ -357,6 +357,23 @@ TEST(NodeTransfers, ThatWereSpoiledAreRefused) {
   }
 }
 
+TEST(NodeTransfers, WithAFullMailboxNeedADriver) {
+  TestNode node({.size = 2});
+  NodeRank sender(node, 0), receiver(node, 1);
+  std::vector<float> data(1), found(1);
+  std::vector<OperationPtr> sends;
+  for (size_t i = 0; i <= kCells; ++i) {
+    sends.push_back(sender.collectives->send({data.data(), 1}, Dtype::kFloat32, 1, kTag));
+    sends.back()->begin();
+    EXPECT_EQ(sends.back()->self_sufficient(), i < kCells);
+  }
+  const OperationPtr taking = receive_operation(receiver, found, 0);
+  taking->begin();
+  EXPECT_EQ(taking->poll(), Progress::kDone);
+  EXPECT_EQ(sends.back()->poll(), Progress::kDone);
+  EXPECT_TRUE(sends.back()->self_sufficient());
+}
+
 TEST(NodeTransfers, WithoutRoomToStageFailAlone) {
   run_node({.size = 2, .segment_bytes = 64 * 1024}, [](NodeRank& rank) {
     std::vector<float> data(50'000, 1.0f), small(10, 2.0f), found(10);
@@ -366,6 +383,11 @@ TEST(NodeTransfers, WithoutRoomToStageFailAlone) {
       return;
     }
     expect_error(ErrorKind::kExhausted, {"no room"}, [&] { send(rank, data, 1); });
+    // So does one that is given up after it could not begin.
+    const OperationPtr late =
+        rank.collectives->send({data.data(), data.size()}, Dtype::kFloat32, 1, kTag);
+    expect_error(ErrorKind::kExhausted, {"no room"}, [&] { late->begin(); });
+    late->abandon();
     EXPECT_FALSE(end_of(rank, send(rank, small, 1)));
   });
 }

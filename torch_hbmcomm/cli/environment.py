@@ -19,7 +19,7 @@ VARIABLES = {
     "HBMCOMM_NODE": "how ranks of one node reach one another: shm (the default) or mpi",
     "HBMCOMM_NODE_ID": "sets ranks with different values apart, as if on different nodes",
     "HBMCOMM_PARAMETER_SERVER": "memory boxes of every group: auto, or addresses of running ones",
-    "HBMCOMM_REDUCE_THREADS": "threads that reduce",
+    "HBMCOMM_REDUCE_THREADS": "threads that share a rank's large reductions and copies (1)",
     "HBMCOMM_SOCKET_DIR": "where processes that share memory find each other (/dev/shm)",
     "HBMCOMM_STAGING_BYTES": "bound of the staging memory, in bytes",
     "HBMCOMM_TOKEN": "the token of a memory box; before HBMCOMM_TOKEN_FILE",

@@ -142,8 +142,8 @@ void Core::enqueue(const std::vector<ClientOperation*>& ready) {
 Failure Core::late(const ClientOperation& operation) const {
   const char* doubt = operation.number > 0 ? "; it may or may not have been carried out" : "";
   return failure(BoxError::Cause::kTimeout, operation.text() + ": not done within " +
-                                                std::to_string(options_.timeout.count()) + " ms" +
-                                                doubt);
+                                                std::to_string(options_.timeout.count()) +
+                                                " ms by the box at " + dialer_.box() + doubt);
 }
 
 void Core::fail(ClientOperation& operation, Failure failure) {

@@ -17,10 +17,10 @@
 
 #include <cstdint>
 
+#include "base/thread_pool.h"
 #include "box/server/storage/bound_operation.h"
 #include "box/server/storage/records.h"
 #include "box/server/storage/segment.h"
-#include "box/server/thread_pool.h"
 #include "kernels/accumulate.h"
 
 namespace hbm::box {

@@ -47,19 +47,22 @@ void bind_once(int local_rank, int local_size) {
   });
 }
 
-// Compares the largest group that this process has seen with the cores that it may use: the ranks
-// of other groups want theirs too.
-bool more_ranks_than_cores(int local_size) {
+// Ranks of the largest group that this process has seen: those of other groups want cores too.
+int most_ranks(int local_size) {
   static std::atomic<int> most{0};
   int seen = most.load();
   while (seen < local_size && !most.compare_exchange_weak(seen, local_size)) {
   }
+  return std::max(seen, local_size);
+}
+
+// The cores that this process may use.
+int allowed_cores() {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
-  const int cores = sched_getaffinity(0, sizeof(allowed), &allowed) == 0
-                        ? CPU_COUNT(&allowed)
-                        : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-  return std::max(seen, local_size) > cores;
+  return sched_getaffinity(0, sizeof(allowed), &allowed) == 0
+             ? CPU_COUNT(&allowed)
+             : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
 }
 
 // Takes what this rank needs of its machine, before the others come to rely on it.
@@ -83,7 +86,8 @@ std::shared_ptr<mpi::Channel> make_channel(const GroupSetup& setup, const GroupC
 
 // Chooses the communicator, and makes it and the peers.
 void join_ranks(const GroupSetup& setup, const shm::Neighbourhood& neighbours, size_t chunk_bytes,
-                const std::shared_ptr<failure::GroupWatch>& watch, GroupConnection& made) {
+                size_t threads, const std::shared_ptr<failure::GroupWatch>& watch,
+                GroupConnection& made) {
   const std::vector<int>& node_of = neighbours.node_of;
   const auto make_peers = [&](std::shared_ptr<shm::ShmGroup> shm_group) {
     return std::make_shared<failure::FailureDetector>(made.rendezvous, watch, std::move(shm_group));
@@ -91,7 +95,7 @@ void join_ranks(const GroupSetup& setup, const shm::Neighbourhood& neighbours, s
   std::shared_ptr<shm::ShmGroup> shm_group;
   if (made.rendezvous.members.front().node_layer == bootstrap::kSharedMemory) {
     shm_group = shm::join(made.rendezvous, made.segment, neighbours,
-                          std::min(kMostNodeChunk, chunk_bytes), made.crowded);
+                          std::min(kMostNodeChunk, chunk_bytes), made.crowded, threads);
     if (shm_group->size() == static_cast<size_t>(setup.size)) {
       made.peers = make_peers(shm_group);
       made.communicator = shm::make_communicator(shm_group);
@@ -140,8 +144,12 @@ GroupConnection connect_watched(const GroupSetup& setup,
   bind_once(static_cast<int>(local_rank), local_size);
   const shm::Neighbourhood neighbours =
       listener ? shm::explore(made.rendezvous, *listener, made.segment) : shm::apart(setup.size);
-  made.crowded = more_ranks_than_cores(local_size);
-  join_ranks(setup, neighbours, chunk_bytes, watch, made);
+  const int ranks = most_ranks(local_size);
+  const int cores = allowed_cores();
+  made.crowded = ranks > cores;
+  const auto cores_of_rank = static_cast<size_t>(std::max(1, cores / ranks));
+  join_ranks(setup, neighbours, chunk_bytes, std::min(setup.reduce_threads, cores_of_rank), watch,
+             made);
   watch->await_links(setup.deadline);
   return made;
 }

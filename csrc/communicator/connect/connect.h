@@ -36,6 +36,7 @@ struct GroupSetup {
   std::string parameter_server;  // its kind
   memory::Policy policy{};
   uint64_t staging_bytes = 0;
+  size_t reduce_threads = 1;  // may differ between ranks; bounded by the cores that there are
 };
 
 struct GroupConnection {

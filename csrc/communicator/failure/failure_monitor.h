@@ -1,5 +1,5 @@
-// What this process knows of the processes of its groups: who has ended, whose machine is silent,
-// and what other processes have told of theirs. It alone decides that a rank has died, and only by
+// Knows of the processes of this process' groups: who has ended, whose machine is silent, and what
+// other processes have told of theirs. It alone decides that a rank has died, and only by
 // proof; docs/failures.md has the states and who decides what.
 //
 // Processes of this node (the same kernel, PID namespace and HBMCOMM_NODE_ID) are seen by pidfd,

@@ -75,6 +75,9 @@ void GroupWatch::check(const Operation& operation) {
                                         " was destroyed on a rank that this one waits for, " +
                                         name);
     }
+  }
+  for (const int rank : operation.needed()) {
+    const std::string& name = group_->ranks[static_cast<size_t>(rank)];
     if (found.dead.contains(rank)) {
       throw Error(ErrorKind::kDeath, operation.describe() + ": " + name + " has died");
     }

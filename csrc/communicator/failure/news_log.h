@@ -1,5 +1,5 @@
-// What the processes of a job tell one another through the store: a list that each adds to, and
-// reads to the end. An entry that its writer did not live to write is passed over.
+// A list in the store, by which the processes of a job tell one another: each adds to it, and reads
+// it to the end. An entry that its writer did not live to write is passed over.
 //
 // Threads: one at a time.
 #pragma once

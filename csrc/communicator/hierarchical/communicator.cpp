@@ -10,6 +10,11 @@ HierarchicalCommunicator::HierarchicalCommunicator(std::shared_ptr<mpi::Channel>
 
 void HierarchicalCommunicator::wake() noexcept { layout_->shm_group->wake(); }
 
+void HierarchicalCommunicator::give_up() noexcept {
+  MpiCommunicator::give_up();
+  for (const std::shared_ptr<mpi::Channel>& lane : layout_->column) lane->communicator->leak();
+}
+
 CommunicatorMemory HierarchicalCommunicator::memory() const {
   CommunicatorMemory memory = MpiCommunicator::memory();
   memory.slots_bytes = layout_->shm_group->layout().total;

@@ -39,6 +39,7 @@ class HierarchicalCommunicator final : public mpi::MpiCommunicator {
   OperationPtr barrier(uint64_t sequence) override;
 
   void wake() noexcept override;
+  void give_up() noexcept override;
   CommunicatorMemory memory() const override;
 
  private:

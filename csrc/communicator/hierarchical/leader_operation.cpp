@@ -99,17 +99,30 @@ std::string LeaderOperation::describe() const {
 
 // Every stage counts: two live ranks may wait for one another in one block, and for a dead one in
 // the next.
-std::vector<int> LeaderOperation::missing() const {
+std::vector<int> LeaderOperation::ranks_of_stages(std::vector<int> (Operation::*list)()
+                                                      const) const {
   std::vector<int> ranks;
-  const auto add = [&ranks](const OperationPtr& operation) {
+  const auto add = [&ranks, list](const OperationPtr& operation) {
     if (!operation) return;
-    const std::vector<int> its = operation->missing();
+    const std::vector<int> its = (operation.get()->*list)();
     ranks.insert(ranks.end(), its.begin(), its.end());
   };
   for (size_t block = crossed_; block < started_; ++block) add(on_link_[block % on_link_.size()]);
   add(in_node_);
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  return ranks;
+}
+
+// Blocks that are not on the link yet need every leader of the column once more.
+std::vector<int> LeaderOperation::needed() const {
+  std::vector<int> ranks = ranks_of_stages(&Operation::needed);
+  const bool leads = std::ranges::any_of(on_link_, [](const auto& one) { return one != nullptr; });
+  if (!leads || started_ == blocks_) return ranks;
+  const mpi::Channel& column = *layout_->column.front();
+  for (int peer = 0; peer < column.size; ++peer) {
+    if (peer != column.rank) ranks.push_back(column.group_rank(peer));
+  }
   return ranks;
 }
 

@@ -34,7 +34,8 @@ class LeaderOperation : public Operation {
   Progress poll() final;
   bool wait(std::chrono::steady_clock::time_point until) final;
   std::string describe() const final;
-  std::vector<int> missing() const final;
+  std::vector<int> missing() const final { return ranks_of_stages(&Operation::missing); }
+  std::vector<int> needed() const final;
   void abandon() noexcept final;
   bool self_sufficient() const final { return false; }
 
@@ -63,7 +64,7 @@ class LeaderOperation : public Operation {
   virtual bool link_follows_node() const { return true; }
 
   size_t element() const { return element_size(signature_.dtype); }
-  // Of a link of block `block`.
+  // The channel of block `block`.
   const std::shared_ptr<mpi::Channel>& lane(size_t block) const {
     return layout_->column[block % mpi::kLanes];
   }
@@ -73,6 +74,7 @@ class LeaderOperation : public Operation {
   const size_t count_;
 
  private:
+  std::vector<int> ranks_of_stages(std::vector<int> (Operation::*list)() const) const;
   bool poll_link();
   bool poll_node();
   bool on_link() const { return started_ > crossed_; }

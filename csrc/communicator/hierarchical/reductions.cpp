@@ -3,6 +3,7 @@
 // result of a node has the tensor's type. A mean divides at the end; that of a type below 32 bits,
 // whose sum may overflow, divides each node's partial sum, before it is rounded.
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include "communicator/hierarchical/communicator.h"
@@ -211,7 +212,7 @@ class LeaderReduceScatter final : public LeaderOperation {
   bool leads() const { return layout_->place() < leaders_; }
   bool passes_on() const { return layout_->members() > leaders_; }
 
-  // What this rank has for the ranks of `node` that leader `place` reduces for.
+  // This rank's input for the ranks of `node` that leader `place` reduces for.
   Sources rows(size_t node, size_t place, size_t block) const {
     Sources found;
     const std::vector<int>& members = layout_->nodes[node];
@@ -286,9 +287,10 @@ class LeaderReduceScatter final : public LeaderOperation {
   Scratch result_;   // of a leader that passes on: for those of its own
 };
 
-// The sums of integers would need more bits than they have.
+// A mean of integers is exact, so a node's sum needs 64 bits.
 bool goes_flat(Dtype dtype, ReduceOp op) {
-  return op == ReduceOp::kAvg && kind_of(dtype) == Kind::kInteger;
+  return op == ReduceOp::kAvg && kind_of(dtype) == Kind::kInteger &&
+         element_size(dtype) < sizeof(uint64_t);
 }
 
 }  // namespace

@@ -89,8 +89,8 @@ size_t chunk_bytes(uint64_t staging_bytes, int size) {
 void abandon_requests(const std::shared_ptr<Comm>& communicator, std::vector<Request> requests,
                       memory::StagingBuffer memory) noexcept {
   AbandonedRequests given_up{communicator, std::move(requests), std::move(memory)};
-  if (at_rest(given_up)) return;
   communicator->leak();
+  if (at_rest(given_up)) return;
   const std::lock_guard lock(abandoned_mutex);
   abandoned().push_back(std::move(given_up));
 }

@@ -40,8 +40,9 @@ class Comm {
   // Asks MPI to give up a receive; the request still has to be completed.
   void cancel_receive(Request request) noexcept;
 
-  // Keeps the communicator from being freed: after an operation was given up, MPI still refers to
-  // it.
+  // Keeps the communicator from being freed after an operation was given up: MPI may still refer to
+  // it, and would give its id to the next communicator of the same ranks, which would take a late
+  // message for one of its own.
   void leak() noexcept { leaked_ = true; }
 
   const Api& mpi() const noexcept { return mpi_; }
@@ -95,8 +96,7 @@ size_t chunk_bytes(uint64_t staging_bytes, int size);
 // Messages that were given up on, with the staging memory that MPI may still touch: keeps `memory`
 // until every request (null ones are passed over) is complete. Receives are cancelled before; a
 // send cannot be. The memory is returned when MPI has let go of it, and never if it does not: a
-// late message may then land where nobody else looks. `communicator` is leaked unless all complete
-// at once.
+// late message may then land where nobody else looks. `communicator` is leaked.
 void abandon_requests(const std::shared_ptr<Comm>& communicator, std::vector<Request> requests,
                       memory::StagingBuffer memory) noexcept;
 

@@ -30,7 +30,7 @@ struct IncomingStream {
   size_t told;
 };
 
-// What a rank gives itself, copied in begin().
+// A rank's part for itself, copied in begin().
 struct OwnPart {
   Source source;
   Sink sink;

@@ -44,6 +44,9 @@ class MpiCommunicator : public Communicator {
   OperationPtr receive(Sink out, Dtype dtype, int from, int tag,
                        std::shared_ptr<int> source) override;
   int tags() const override { return channel_->communicator->user_tags(); }
+  void give_up() noexcept override {
+    if (channel_->communicator) channel_->communicator->leak();
+  }
   CommunicatorMemory memory() const override { return {0, sweep_abandoned()}; }
 
  protected:

@@ -22,6 +22,7 @@ class PairwiseExchange final : public Pipeline {
                    OwnPart local);
 
   void begin() override;
+  std::vector<int> needed() const override;
   bool self_sufficient() const override;
 
  private:
@@ -92,6 +93,18 @@ void PairwiseExchange::deliver(const Round& round, size_t part) {
     scatter_pieces(stream.pieces, element(), part * chunk_ * element(),
                    part_count(part, count) * element(), round.payload(stream.peer));
   }
+}
+
+std::vector<int> PairwiseExchange::needed() const {
+  std::vector<int> ranks = Pipeline::needed();
+  const auto add = [&](size_t count, int peer) {
+    if (parts_of(count) > posted()) ranks.push_back(channel_->group_rank(peer));
+  };
+  for (const IncomingStream& stream : incoming_) add(count_of(stream.pieces), stream.peer);
+  for (const OutgoingStream& stream : outgoing_) {
+    for (const int peer : stream.peers) add(count_of(stream.pieces), peer);
+  }
+  return ranks;
 }
 
 bool PairwiseExchange::self_sufficient() const {

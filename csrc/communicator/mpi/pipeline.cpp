@@ -6,7 +6,7 @@
 namespace hbm::mpi {
 namespace {
 
-// The ranks that several rounds wait for, each once, in ascending order.
+// The ranks of several rounds, each once, in ascending order.
 std::vector<int> merge(std::vector<int> a, const std::vector<int>& b) {
   a.insert(a.end(), b.begin(), b.end());
   std::sort(a.begin(), a.end());
@@ -136,6 +136,19 @@ std::vector<int> TwoPhase::missing() const {
   std::vector<int> ranks;
   if (awaits_first()) ranks = first_[passed_ % 2].missing();
   if (awaits_second()) ranks = merge(std::move(ranks), second_[finished_ % 2].missing());
+  return ranks;
+}
+
+// Blocks that are not posted yet need every peer once more. Two ranks that live may wait for one
+// another in this block while a third, whose messages for it have come, has died.
+std::vector<int> TwoPhase::needed() const {
+  const bool unposted = passed_ + 2 < blocks_;
+  const auto ranks_of = [unposted](const Round& round) {
+    return unposted ? round.peers() : round.needed();
+  };
+  std::vector<int> ranks;
+  if (unposted || awaits_first()) ranks = ranks_of(first_[passed_ % 2]);
+  if (awaits_second()) ranks = merge(std::move(ranks), ranks_of(second_[finished_ % 2]));
   return ranks;
 }
 

@@ -7,6 +7,7 @@
 // depends on earlier rounds only: by induction none waits for ever for a rank that takes part.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -60,6 +61,7 @@ class Pipeline : public GroupOperation {
   void begin() override;
   Progress poll() override;
   std::vector<int> missing() const override { return rounds_[next_ % 2].missing(); }
+  std::vector<int> needed() const override { return rounds_[next_ % 2].needed(); }
   void abandon() noexcept override;
 
  protected:
@@ -74,6 +76,7 @@ class Pipeline : public GroupOperation {
   virtual void deliver(const Round& round, size_t part) = 0;
 
   size_t parts() const { return parts_; }
+  size_t posted() const { return std::min(parts_, next_ + 2); }  // parts whose messages are
 
  private:
   void open(size_t part);
@@ -90,6 +93,7 @@ class TwoPhase : public GroupOperation {
   void begin() override;
   Progress poll() override;
   std::vector<int> missing() const override;
+  std::vector<int> needed() const override;
   void abandon() noexcept override;
   bool self_sufficient() const override { return false; }
 

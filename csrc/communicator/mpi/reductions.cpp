@@ -58,6 +58,7 @@ class OneShotReduction final : public GroupOperation {
   void begin() override;
   Progress poll() override;
   std::vector<int> missing() const override { return round_.missing(); }
+  std::vector<int> needed() const override { return round_.needed(); }
   void abandon() noexcept override { round_.abandon(); }
   bool self_sufficient() const override { return bytes() <= kEagerBytes; }
 

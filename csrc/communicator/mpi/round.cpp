@@ -126,6 +126,20 @@ std::vector<int> Round::missing() const {
   return silent.empty() ? unread : silent;
 }
 
+std::vector<int> Round::needed() const {
+  std::vector<int> ranks;
+  for (size_t i = 0; i < requests_.size(); ++i) {
+    if (requests_[i]) ranks.push_back(channel_->group_rank(pending_[i].peer));
+  }
+  return ranks;
+}
+
+std::vector<int> Round::peers() const {
+  std::vector<int> ranks;
+  for (const Pending& pending : pending_) ranks.push_back(channel_->group_rank(pending.peer));
+  return ranks;
+}
+
 void Round::abandon() noexcept {
   if (outstanding_ == 0) return;
   outstanding_ = 0;

@@ -51,8 +51,11 @@ class Round {
   // The payload that `peer` sent in this round; null if none was asked of it.
   const std::byte* payload(int peer) const;
 
-  // Ranks of the group that it waits for.
+  // Ranks of the group: those that it waits for first of all; those of messages that have not come
+  // or gone; those of all its messages.
   std::vector<int> missing() const;
+  std::vector<int> needed() const;
+  std::vector<int> peers() const;
   void abandon() noexcept;
 
  private:

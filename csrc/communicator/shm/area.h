@@ -79,7 +79,7 @@ struct Envelope {
   enum EnvelopeKind : uint32_t {
     kInline,    // the message follows
     kZeroCopy,  // the message lies in the sender's segment
-    kStaged,    // the message comes through the transfer's two chunks
+    kStaged,    // the message comes through the transfer's chunks
   };
   MessageHeader header;  // root: the tag
   uint32_t kind;
@@ -131,8 +131,8 @@ struct alignas(kCacheLine) MessageTransfer {
   }
 };
 
-inline constexpr size_t kStagedChunkBytes = size_t{128} * 1024;
-inline constexpr size_t kStagedChunks = 2;  // in flight
+inline constexpr size_t kStagedChunkBytes = size_t{32} * 1024;
+inline constexpr size_t kStagedChunks = 8;  // in flight
 
 // `filled` of a message that the sender gave up after the receiver had taken it.
 inline constexpr uint64_t kNoMore = ~uint64_t{0};

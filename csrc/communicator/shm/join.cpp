@@ -64,8 +64,8 @@ struct Ground {
 
 std::shared_ptr<ShmGroup> join(const bootstrap::Rendezvous& rendezvous,
                                std::shared_ptr<memory::SharedSegment> segment,
-                               const Neighbourhood& neighbourhood, size_t chunk_bytes,
-                               bool crowded) {
+                               const Neighbourhood& neighbourhood, size_t chunk_bytes, bool crowded,
+                               size_t threads) {
   OldAreas::all().sweep();
   const auto own = static_cast<size_t>(rendezvous.participant.rank);
   std::vector<int> local;
@@ -86,6 +86,7 @@ std::shared_ptr<ShmGroup> join(const bootstrap::Rendezvous& rendezvous,
   setup.group = rendezvous.participant.group;
   setup.chunk_bytes = chunk_bytes;
   setup.crowded = crowded;
+  setup.threads = threads;
   for (const int rank : local) {
     const auto r = static_cast<size_t>(rank);
     const bootstrap::Member& member = rendezvous.members[r];

@@ -12,7 +12,8 @@
 namespace hbm::shm {
 
 // Lays out an area in `segment`, tells the neighbours where, and joins them. All ranks of the
-// rendezvous call it, having explored. `chunk_bytes` is what an operation stages at a time.
+// rendezvous call it, having explored. `chunk_bytes` is what an operation stages at a time,
+// `threads` share a large one's work.
 //
 // The area goes back to the segment once every neighbour has left the group, or stays with the
 // process if one never does.
@@ -21,7 +22,7 @@ namespace hbm::shm {
 // Error(kExhausted) when there is no room for the area.
 std::shared_ptr<ShmGroup> join(const bootstrap::Rendezvous& rendezvous,
                                std::shared_ptr<memory::SharedSegment> segment,
-                               const Neighbourhood& neighbourhood, size_t chunk_bytes,
-                               bool crowded);
+                               const Neighbourhood& neighbourhood, size_t chunk_bytes, bool crowded,
+                               size_t threads);
 
 }  // namespace hbm::shm

@@ -191,7 +191,7 @@ class Exploration {
     return nullptr;
   }
 
-  // By the first rank of a machine, once in a process: later groups are made of the same ranks.
+  // The first rank of a machine does, once in a process: later groups have the same ranks.
   void warn_of_strangers(const std::vector<int>& node_of) const {
     if (participant_.rank != machine_.front()) return;
     const auto stranger = std::find_if(machine_.begin(), machine_.end(), [&](int rank) {

@@ -36,7 +36,9 @@ class TransferOperation : public Operation {
     return true;
   }
 
-  bool self_sufficient() const final { return bytes() <= Cell::kInlineBytes; }
+  bool gives_notice() const final { return true; }
+
+  bool self_sufficient() const override { return bytes() <= Cell::kInlineBytes; }
 
  protected:
   virtual Progress advance() = 0;
@@ -75,14 +77,20 @@ class ShmSend final : public TransferOperation {
     envelope_.header = header_;
     if (bytes() > Cell::kInlineBytes) prepare_transfer();  // throws if there is no room for it
     place_ = matcher_->enter(to_);
-    post();
+    post();  // before the first chunks, which the receiver then takes out as they come
+    fill();
   }
 
   std::vector<int> missing() const override { return {rank_of(to_)}; }
 
+  // Not with a full mailbox: somebody has to post it when there is room.
+  bool self_sufficient() const override {
+    return TransferOperation::self_sufficient() && (!place_ || posted_);
+  }
+
   void abandon() noexcept override {
     if (!posted_) {
-      matcher_->leave(to_, place_);
+      if (place_) matcher_->leave(to_, *place_);
       give_back();
     } else if (transfer_ != nullptr) {
       if (!transfer_->leave_open(MessageTransfer::kWithdrawn) && !transfer_->ended())
@@ -95,7 +103,7 @@ class ShmSend final : public TransferOperation {
 
  private:
   bool post() {
-    posted_ = posted_ || matcher_->post(to_, place_, envelope_, data_);
+    posted_ = posted_ || matcher_->post(to_, *place_, envelope_, data_);
     return posted_;
   }
 
@@ -103,9 +111,7 @@ class ShmSend final : public TransferOperation {
     if (!post()) return Progress::kIdle;
     if (transfer_ == nullptr) return Progress::kDone;
     if (transfer_->ended()) return finish();
-    if (!fill()) return Progress::kIdle;
-    shm_group().ring_transfers(to_);
-    return Progress::kActive;
+    return fill() ? Progress::kActive : Progress::kIdle;
   }
 
   Progress finish() {
@@ -140,16 +146,12 @@ class ShmSend final : public TransferOperation {
     transfer_ =
         matcher_->open_transfer(offset ? 0 : std::min(bytes(), kStagedChunks * kStagedChunkBytes));
     envelope_.transfer = *shm_group().offset_in_segment(transfer_, sizeof(MessageTransfer));
-    if (offset) {
-      envelope_.message = *offset;
-    } else {
-      fill();
-    }
+    if (offset) envelope_.message = *offset;
   }
 
   // Puts in what there is room for; false if there was none.
   bool fill() {
-    if (envelope_.kind == Envelope::kZeroCopy) return false;
+    if (envelope_.kind != Envelope::kStaged) return false;
     const uint64_t before = filled_;
     const uint64_t drained = transfer_->drained.load(std::memory_order_acquire);
     auto* const staging = reinterpret_cast<std::byte*>(transfer_ + 1);
@@ -158,13 +160,14 @@ class ShmSend final : public TransferOperation {
       copy_bytes(staging + filled_ % kStagedChunks * kStagedChunkBytes, data_ + first,
                  std::min(kStagedChunkBytes, bytes() - first));
       transfer_->filled.store(++filled_, std::memory_order_release);
+      if (posted_) shm_group().ring_transfers(to_);
     }
     return filled_ != before;
   }
 
   const std::byte* const data_;
   const size_t to_;
-  uint64_t place_ = 0;
+  std::optional<uint64_t> place_;  // among the sends to that member, from begin() on
   bool posted_ = false;
   Envelope envelope_{};
   MessageTransfer* transfer_ = nullptr;  // of a large message
@@ -251,8 +254,8 @@ class ShmReceive final : public TransferOperation {
   Progress copy_slice() {
     const ReceivedMessage& received = *expected_.received;
     const size_t slice = std::min(bytes() - copied_, kBytesAPoll);
-    copy_bytes(out_ + copied_, shm_group().at(received.from, received.envelope.message) + copied_,
-               slice);
+    shm_group().parallel().copy(
+        out_ + copied_, shm_group().at(received.from, received.envelope.message) + copied_, slice);
     copied_ += slice;
     return copied_ == bytes() ? finished() : Progress::kActive;
   }

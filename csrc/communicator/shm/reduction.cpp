@@ -10,8 +10,9 @@
 namespace hbm::shm {
 namespace {
 
-constexpr size_t kFewMembers = 3;                // up to here everybody reduces all of a chunk
-constexpr size_t kSliceBytes = size_t{4} << 20;  // after which a timeout or an abort is looked for
+constexpr size_t kFewMembers = 3;  // up to here everybody reduces all of a chunk
+constexpr size_t kSliceBytes = size_t{4}
+                               << 20;  // a thread, after which a timeout or an abort is looked for
 
 const std::byte* at(const void* data, size_t bytes) {
   return static_cast<const std::byte*>(data) + bytes;
@@ -122,10 +123,11 @@ Progress ShmReduction::zero_copy() {
   auto& sources = shm_group_->sources();
   auto& sinks = shm_group_->sinks();
   const size_t left = share(count_, shm_group_->self()).count - next_;
-  const size_t slice = std::min(left, kSliceBytes / element());
+  const size_t slice = std::min(left, kSliceBytes * shm_group_->parallel().threads() / element());
   if (slice > 0) {
-    reduce_to(sinks.data(), sink_count_, sources.data(), sources.size(), slice, signature_.dtype,
-              signature_.reduce_op, buffers_.divisor);
+    shm_group_->parallel().reduce_to(sinks.data(), sink_count_, sources.data(), sources.size(),
+                                     slice, signature_.dtype, signature_.reduce_op,
+                                     buffers_.divisor);
   }
   next_ += slice;
   if (slice < left) {

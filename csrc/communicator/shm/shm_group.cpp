@@ -38,6 +38,7 @@ ShmGroup::ShmGroup(Setup setup)
       self_(setup.self),
       layout_(members_.size(), setup.chunk_bytes),
       crowded_(setup.crowded),
+      parallel_(setup.threads),
       keep_(std::move(setup.keep)),
       allocate_(std::move(setup.allocate)),
       free_(std::move(setup.free)),
@@ -224,7 +225,9 @@ bool ShmGroup::failed() const noexcept {
 void ShmGroup::throw_failure() const {
   const FailureReport& record = control(0).failure;
   if (record.death != 0) throw Error(ErrorKind::kDeath, text_of(record));
-  throw Error(ErrorKind::kPeer, group_ + " has failed: " + text_of(record));
+  const std::string text = text_of(record);
+  const std::string prefix = group_ + " has failed: ";  // which another node's report has already
+  throw Error(ErrorKind::kPeer, text.starts_with(prefix) ? text : prefix + text);
 }
 
 std::byte* ShmGroup::address_in_segment(size_t index, uint64_t offset, size_t bytes) const {

@@ -27,6 +27,7 @@
 
 #include "base/fork.h"
 #include "communicator/shm/area.h"
+#include "kernels/parallel.h"
 #include "progress/operation.h"
 
 namespace hbm::shm {
@@ -53,6 +54,7 @@ class ShmGroup {
     size_t self;  // index of this rank among them
     size_t chunk_bytes;
     bool crowded;                // more ranks than cores here
+    size_t threads;              // that share this rank's large reductions and copies
     std::shared_ptr<void> keep;  // what the members' memory belongs to
     // Blocks of this rank's segment; allocate() throws Error(kExhausted).
     std::function<std::byte*(size_t)> allocate;
@@ -141,6 +143,9 @@ class ShmGroup {
   std::byte* allocate(size_t bytes) const { return allocate_(bytes); }
   void free(std::byte* block) const { free_(block); }
 
+  // Does this rank's large reductions and copies.
+  const Parallel& parallel() const noexcept { return parallel_; }
+
   // Room for an address of each member, for whoever drives.
   std::vector<const void*>& sources() noexcept { return sources_; }
   std::vector<void*>& sinks() noexcept { return sinks_; }
@@ -164,6 +169,7 @@ class ShmGroup {
   const size_t self_;
   const AreaLayout layout_;
   const bool crowded_;
+  const Parallel parallel_;
   const std::shared_ptr<void> keep_;
   const std::function<std::byte*(size_t)> allocate_;
   const std::function<void(std::byte*)> free_;

@@ -208,7 +208,7 @@ void StreamExchange::begin() {
   Streams::begin();
   const Sink& own = sinks_[shm_group_->self()];
   if (own.count > 0 && own.data != own_source_.data) {
-    copy_bytes(own.data, own_source_.data, own.count * element());
+    shm_group_->parallel().copy(own.data, own_source_.data, own.count * element());
   }
 }
 
@@ -230,7 +230,7 @@ bool StreamExchange::deliver(size_t round) {
 
 void StreamExchange::copy_out(size_t index, size_t offset, size_t bytes,
                               const std::byte* from) const {
-  copy_bytes(static_cast<std::byte*>(sinks_[index].data) + offset, from, bytes);
+  shm_group_->parallel().copy(static_cast<std::byte*>(sinks_[index].data) + offset, from, bytes);
 }
 
 PieceExchange::PieceExchange(std::shared_ptr<ShmGroup> shm_group, const Signature& signature,
@@ -281,8 +281,8 @@ bool ShmReduceScatter::deliver(size_t round) {
         sources[i] = shm_group_->data(shm_group_->slot(i)) + incoming(i).offset + in_round;
       }
     }
-    reduce(out_ + reduced_, sources.data(), sources.size(), mine.size() / element(),
-           signature_.dtype, how_.op, how_.divisor);
+    shm_group_->parallel().reduce(out_ + reduced_, sources.data(), sources.size(),
+                                  mine.size() / element(), signature_.dtype, how_.op, how_.divisor);
     reduced_ += mine.size();
   }
   return reduced_ >= end;

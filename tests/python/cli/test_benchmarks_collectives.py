@@ -76,7 +76,8 @@ def test_allreduce_is_measured_beside_busy_processes(tmp_path: Path) -> None:
 
 def test_contenders_are_those_of_the_installed_command_and_more() -> None:
     assert list(main.contenders()) == [
-        "hbm-zero-copy", "hbm-staged", "hbm-mpi", "gloo", "mpich", "deepspeed", "nothing", "bound",
+        "hbm-zero-copy", "hbm-staged", "hbm-mpi", "gloo", "mpich", "mpi-objects", "deepspeed",
+        "nothing", "bound",
     ]  # fmt: skip
 
 

@@ -274,6 +274,7 @@ def refused_start(context: Context, environment_only: bool, options: dict[str, A
         ({"memory": "fastest"}, "fastest"),
         ({"staging_bytes": -1}, "-1"),
         ({"reduce_threads": -2}, "-2"),
+        ({"reduce_threads": 65}, "between 1 and 64"),
         ({"no_such_option": 1}, "no_such_option"),
         ({"parameter_server": "http://nowhere"}, "http://nowhere"),
     ],
@@ -282,6 +283,14 @@ def refused_start(context: Context, environment_only: bool, options: dict[str, A
 def test_wrong_option(bare_pool: Pool, options: dict[str, Any], words: str) -> None:
     for message in bare_pool.run(refused_start, False, options):
         assert words in message, message
+
+
+def test_default_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch_hbmcomm as hbmcomm
+
+    monkeypatch.setenv("HBMCOMM_REDUCE_THREADS", "3")
+    assert hbmcomm.Options().reduce_threads == 3
+    assert hbmcomm.Options(reduce_threads=64).reduce_threads == 64
 
 
 @pytest.mark.ranks(1)

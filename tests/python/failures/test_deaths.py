@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -184,6 +187,72 @@ def test_death_on_another_node(layout: str, victim: int, call: Call, url: str) -
     victim %= len(layout)
     survivors = Job(len(layout), layout).run(call, Fate(victim), url)
     assert_told(survivors, victim, SOON_ELSEWHERE, OPERATIONS[call])
+
+
+def last_rank_stays_away(folder: Path, call: Call, rank: int, size: int) -> None:
+    """Do the operation. To the second one the last rank does not come, and fails once rank 1 has
+    been told of a death."""
+    came, told = folder / "came", folder / "told"
+    if rank == size - 1 and came.exists():
+        deadline = time.monotonic() + 2 * SOON_ELSEWHERE
+        while not told.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        raise RuntimeError("it stayed away")
+    try:
+        call(rank, size)
+    except dist.DistBackendError:
+        told.touch()
+        raise
+    if rank == size - 1:
+        came.touch()
+
+
+def broadcast_from_0(rank: int, size: int) -> None:
+    dist.broadcast(torch.ones(LARGE), 0)
+
+
+def all_gather_large(rank: int, size: int) -> None:
+    dist.all_gather_into_tensor(torch.ones(size * LARGE), torch.ones(LARGE))
+
+
+@pytest.mark.parametrize(
+    ("call", "job"),
+    cases(
+        [broadcast_from_0, all_reduce_large, all_gather_large],
+        {"abc": Job(3, "abc"), "mpi": Job(3, environment=OVER_MPI)},
+        quick=["broadcast_from_0-abc", "all_reduce_large-mpi"],
+    ),
+)
+def test_a_late_rank_does_not_hide_a_death(job: Job, call: Call, url: str, tmp_path: Path) -> None:
+    """Rank 1 has all that rank 0 has sent, and waits for rank 2, which computes; rank 0 dies."""
+    waiting, _ = job.run(partial(last_rank_stays_away, tmp_path, call), Fate(0), url)
+    assert_told([waiting], 0, SOON_ELSEWHERE, rf"#2 .*{LARGE} float32")
+
+
+def ring_while_rank_2_is_stopped(folder: Path, rank: int, size: int) -> None:
+    """Go round. From the second time on rank 2 is stopped until rank 1 has failed and left."""
+    came, told = folder / "came", folder / "told"
+    if rank == 2 and came.exists():
+        left = f"until [ -e {told} ]; do sleep 0.05; done; sleep 1"
+        with subprocess.Popen(["sh", "-c", f"{left}; kill -CONT {os.getpid()}"]):
+            os.kill(os.getpid(), signal.SIGSTOP)
+    try:
+        ring(rank, size)
+    except dist.DistBackendError:
+        if rank == 1:
+            told.touch()
+        raise
+    if rank == 2:
+        came.touch()
+
+
+@pytest.mark.full
+def test_who_failed_for_a_death_elsewhere_is_not_named(url: str, tmp_path: Path) -> None:
+    """Rank 1 hears from rank 0 that rank 3 has died, and leaves before its neighbour looks."""
+    call = partial(ring_while_rank_2_is_stopped, tmp_path)
+    survivors = Job(4, "baac").run(call, Fate(3), url)
+    assert_told(survivors, 3, 2 * SOON_ELSEWHERE, "send|recv")
+    assert survivors[1].text == survivors[2].text
 
 
 @pytest.mark.parametrize(

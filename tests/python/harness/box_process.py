@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -17,16 +18,27 @@ TOKEN = "a token for tests"
 
 
 class BoxProcess:
-    """`hbmcomm serve`, at a port that stays the same when it is started again."""
+    """`hbmcomm serve`, at a port that stays the same when it is started again.
 
-    def __init__(self, *options: str, port: int | None = None) -> None:
+    launcher: words before the command, as those that run it in a network namespace.
+    """
+
+    def __init__(
+        self,
+        *options: str,
+        port: int | None = None,
+        host: str = "127.0.0.1",
+        launcher: Sequence[str] = (),
+    ) -> None:
         self.port = port or free_port()
         self.options = options
+        self.host = host
+        self.launcher = launcher
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "torch_hbmcomm.cli", "serve"]
-        command += ["--listen", f"127.0.0.1:{self.port}", *self.options]
+        command = [*self.launcher, sys.executable, "-m", "torch_hbmcomm.cli", "serve"]
+        command += ["--listen", f"{self.host}:{self.port}", *self.options]
         environ = os.environ | {
             "PYTHONPATH": str(ROOT),
             "HBMCOMM_TOKEN": TOKEN,

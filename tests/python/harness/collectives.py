@@ -23,6 +23,7 @@ from harness.data import (
     assert_same,
     bits,
     gathered,
+    placed,
     random_bits,
     random_numbers,
     shared_out,
@@ -153,7 +154,7 @@ def check_move(context: Context, move: Callable[..., Tensors]) -> None:
         raw = bits(data).reshape(size, dtype.itemsize)
         over_gloo = BY_GLOO.get(move.__name__, move)
         expected = over_gloo(context, context.gloo, raw.clone(), False)
-        got = move(context, None, data.clone(), async_op)
+        got = [tensor.cpu() for tensor in move(context, None, placed(context, data), async_op)]
         expected_bits = torch.cat([bits(t) for t in expected]) if expected else raw[:0].flatten()
         got_bits = torch.cat([bits(t) for t in got]) if got else raw[:0].flatten()
         assert_same(got_bits, expected_bits, what)
@@ -219,7 +220,7 @@ def check_reduction(
     for dtype, size, async_op in cases:
         data = random_numbers(context, size, dtype, small=name in ("product", "premul_sum"))
         inputs.append(data.clone())
-        results.append(reduction(context, data, reduce_op(name), async_op))
+        results.append(reduction(context, placed(context, data), reduce_op(name), async_op).cpu())
     of_case = zip(cases, shared_out(context, inputs), shared_out(context, results), strict=True)
     for (dtype, size, async_op), everyone, got in of_case:
         if not everyone:

@@ -33,6 +33,7 @@ class Context:
     gloo: dist.ProcessGroup | None  # None in a bare pool, whose ranks have no group yet
     folder: Path  # shared by the ranks of the pool, private to it
     seed: int  # the same on every rank, new for every call
+    device: str = "cpu"  # of the tensors that tests of any device use
     shared_random: random.Random = field(init=False)  # draws the same values on every rank
     own_random: random.Random = field(init=False)  # draws other values on every rank
     generator: torch.Generator = field(init=False)  # for data: other values on every rank

@@ -77,6 +77,11 @@ def random_numbers(
     return random_bits(context, full, dtype)
 
 
+def placed(context: Context, tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of `tensor` on the context's device, which may still be on its way there."""
+    return tensor.to(context.device).clone()
+
+
 def gathered(context: Context, tensor: torch.Tensor) -> list[torch.Tensor]:
     """Every rank's tensor (same shape and dtype everywhere), by way of Gloo."""
     mine = bits(tensor)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+_CLONE_NEWNET, _CLONE_NEWNS = 0x40000000, 0x20000
+_MS_REC, _MS_SLAVE, _MNT_DETACH = 1 << 14, 1 << 19, 2
 _FIRST = 20000
 _reservations: list[socket.socket] = []  # until this process ends
 
@@ -54,3 +58,19 @@ def skip_unless_namespaces_work() -> None:
     except subprocess.CalledProcessError as error:
         pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
     subprocess.run(["ip", "netns", "delete", name], check=True)
+
+
+def enter_namespace(network: str) -> None:
+    """Enter the network namespace, and see its devices in /sys."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(function: Any, *arguments: Any) -> None:
+        if function(*arguments) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {network}")
+
+    with open(f"/run/netns/{network}") as namespace:
+        call(libc.setns, namespace.fileno(), _CLONE_NEWNET)
+    call(libc.unshare, _CLONE_NEWNS)
+    call(libc.mount, None, b"/", None, _MS_SLAVE | _MS_REC, None)
+    call(libc.umount2, b"/sys", _MNT_DETACH)
+    call(libc.mount, b"sysfs", b"/sys", b"sysfs", 0, None)

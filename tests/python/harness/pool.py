@@ -59,7 +59,8 @@ class Pool:
     """`size` ranks with their groups formed; `bare` leaves forming groups to the test's functions.
 
     `timeout` is the timeout of the group under test; a call's own limit is an argument of run().
-    `environment` is set in the ranks before they form a group.
+    `environment` is set in the ranks before they form a group. On the `device` "late", the ranks
+    have the test accelerator.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class Pool:
         bare: bool = False,
         timeout: float = 60,
         environment: dict[str, str] | None = None,
+        device: str = "cpu",
     ) -> None:
         self.size = size
+        self._device = device
         self._timeout = None if bare else timedelta(seconds=timeout)
         self._environment = environment or {}
         self._processes: list[BaseProcess] = []
@@ -143,7 +146,15 @@ class Pool:
             ours, theirs = processes.Pipe()
             process = processes.Process(
                 target=_enter,
-                args=(theirs, self._folder, rank, self.size, self._timeout, self._environment),
+                args=(
+                    theirs,
+                    self._folder,
+                    rank,
+                    self.size,
+                    self._timeout,
+                    self._environment,
+                    self._device,
+                ),
             )
             process.start()
             theirs.close()
@@ -216,6 +227,7 @@ def _enter(
     size: int,
     timeout: timedelta | None,
     environment: dict[str, str],
+    device: str,
 ) -> None:
     os.environ.update(environment)
-    worker.main(pipe, folder, rank, size, timeout)
+    worker.main(pipe, folder, rank, size, timeout, device)

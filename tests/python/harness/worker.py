@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 from torch.distributed.distributed_c10d import _get_default_group
 
+from harness import accelerator
 from harness.context import BACKEND, Context
 
 FORMING = timedelta(seconds=60)
@@ -63,7 +64,14 @@ def form_groups(folder: Path, rank: int, size: int, timeout: timedelta) -> dist.
     return gloo
 
 
-def main(pipe: Connection, folder: Path, rank: int, size: int, timeout: timedelta | None) -> None:
+def main(
+    pipe: Connection,
+    folder: Path,
+    rank: int,
+    size: int,
+    timeout: timedelta | None,
+    device: str = "cpu",
+) -> None:
     """Entry point of the process. No `timeout`: a bare rank, which forms no group by itself."""
     log = os.open(log_path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
@@ -77,6 +85,8 @@ def main(pipe: Connection, folder: Path, rank: int, size: int, timeout: timedelt
 
     gloo: dist.ProcessGroup | None = None
     try:
+        if device == accelerator.NAME:
+            accelerator.load()
         if timeout is not None:
             gloo = form_groups(folder, rank, size, timeout)
     except Exception as error:
@@ -90,7 +100,7 @@ def main(pipe: Connection, folder: Path, rank: int, size: int, timeout: timedelt
             break
         answer: Ok | Error
         try:
-            answer = Ok(function(Context(rank, size, gloo, folder, seed), *arguments))
+            answer = Ok(function(Context(rank, size, gloo, folder, seed, device), *arguments))
         except Exception as error:
             answer = Error(type(error).__name__, traceback.format_exc())
         sys.stdout.flush()

@@ -1,10 +1,13 @@
-#include "box/server/thread_pool.h"
+#include "base/thread_pool.h"
 
 #include <algorithm>
 #include <exception>
+#include <system_error>
 #include <utility>
 
-namespace hbm::box {
+#include "base/threads.h"
+
+namespace hbm {
 
 struct ThreadPool::Task {
   const std::function<void(uint32_t)>& part;
@@ -17,6 +20,17 @@ struct ThreadPool::Task {
 
 ThreadPool::ThreadPool(unsigned helpers) {
   for (unsigned i = 0; i < helpers; ++i) helpers_.emplace_back([this] { help(); });
+}
+
+void ThreadPool::grow(unsigned helpers) {
+  const std::lock_guard lock(mutex_);
+  if (helpers_.size() >= helpers) return;
+  const SignalsHeldOff held;
+  try {
+    while (helpers_.size() < helpers) helpers_.emplace_back([this] { help(); });
+  } catch (const std::system_error&) {
+    return;  // those that there are do the work
+  }
 }
 
 ThreadPool::~ThreadPool() {
@@ -69,4 +83,4 @@ void ThreadPool::work(Task& task, std::unique_lock<std::mutex>& lock) {
   }
 }
 
-}  // namespace hbm::box
+}  // namespace hbm

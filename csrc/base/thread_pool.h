@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-namespace hbm::box {
+namespace hbm {
 
 class ThreadPool {
  public:
@@ -17,6 +17,10 @@ class ThreadPool {
   ~ThreadPool();  // REQUIRES: no run() is under way.
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
+
+  // Sees to it that there are so many helpers, as far as the process may have threads.
+  // Threads: any.
+  void grow(unsigned helpers);
 
   // Calls part(0) .. part(parts - 1), each once, on the calling thread and on helpers that have
   // nothing to do, and returns when all have returned. One part takes no lock and wakes nobody.
@@ -37,4 +41,4 @@ class ThreadPool {
   std::vector<std::thread> helpers_;
 };
 
-}  // namespace hbm::box
+}  // namespace hbm

@@ -1,0 +1,200 @@
+"""all_reduce and training steps of ranks that share one accelerator, over hbm and Gloo in turn,
+beside copies alone.
+
+    python -m benchmarks.gpu --json gpu.json
+
+A call ends when the device has the result. `copies` moves as many bytes to the host and back in
+pinned memory, both ways at once, with no ranks involved: what staging through the host cannot beat.
+`issue` is the time in which an asynchronous call returns.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import torch.distributed as dist
+import typer
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from torch_hbmcomm.bench.ranks import join, launch, leave
+from torch_hbmcomm.bench.report import check_file, fail
+from torch_hbmcomm.bench.result import Measurement, Result, describe_machine, measurements
+from torch_hbmcomm.bench.rounds import Samples, interleave, timed
+
+SIZES = [8, 64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30]  # bytes
+_MOST_SAMPLES = 5  # of a turn
+_WIDTH, _LAYERS = 4096, 6  # about 100 M parameters
+_BATCH = 64
+CONTENDERS = {
+    "hbm": "through shared memory",
+    "gloo": "PyTorch's own backend",
+    "copies": "to the host and back, without communication",
+}
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+Call = Callable[[], object]
+
+
+def groups(device: torch.device) -> dict[str, dist.ProcessGroup]:
+    """Make a group of all ranks over each backend that takes the device's tensors."""
+    made = {"hbm": dist.new_group(backend=f"{device.type}:hbm")}
+    if device.type == "cuda":  # the only one that Gloo takes
+        made["gloo"] = dist.new_group(backend="cuda:gloo")
+    return made
+
+
+def all_reduces(
+    device: torch.device, by_name: dict[str, dist.ProcessGroup], size: int
+) -> dict[str, Call]:
+    """Return an all_reduce of `size` bytes of float32 over each group, and the copies alone."""
+    tensor = torch.zeros(size // 4, device=device)
+
+    def over(group: dist.ProcessGroup) -> Call:
+        def call() -> None:
+            dist.all_reduce(tensor, group=group)
+            torch.accelerator.synchronize(device)
+
+        return call
+
+    return {name: over(group) for name, group in by_name.items()} | {"copies": copies(tensor)}
+
+
+def copies(tensor: torch.Tensor) -> Call:
+    down = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    up, other = torch.empty_like(down).pin_memory(), torch.empty_like(tensor)
+    streams = [torch.Stream(device=tensor.device) for _ in range(2)]
+
+    def call() -> None:
+        with streams[0]:
+            down.copy_(tensor, non_blocking=True)
+        with streams[1]:
+            other.copy_(up, non_blocking=True)
+        for stream in streams:
+            stream.synchronize()
+
+    return call
+
+
+def issues(
+    device: torch.device, by_name: dict[str, dist.ProcessGroup], size: int
+) -> dict[str, list[float]]:
+    """Return, for each group, the microseconds in which asynchronous calls returned."""
+    tensor = torch.zeros(size // 4, device=device)
+    found: dict[str, list[float]] = {}
+    for name, group in by_name.items():
+        works: list[dist.Work | None] = []
+
+        def call(group: dist.ProcessGroup = group, works: list[dist.Work | None] = works) -> None:
+            works.append(dist.all_reduce(tensor, group=group, async_op=True))
+
+        found[name] = []
+        for _ in range(20):
+            found[name] += timed(call)(1, 1)
+            for work in works:
+                if work is not None:
+                    work.wait()
+            works.clear()
+            torch.accelerator.synchronize(device)
+    return found
+
+
+def training_steps(
+    device: torch.device, by_name: dict[str, dist.ProcessGroup], width: int = _WIDTH
+) -> dict[str, Call]:
+    """Return a step under DistributedDataParallel over each group."""
+
+    def over(group: dist.ProcessGroup) -> Call:
+        layers = [layer for _ in range(_LAYERS) for layer in (nn.Linear(width, width), nn.ReLU())]
+        model = DistributedDataParallel(nn.Sequential(*layers).to(device), process_group=group)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        batch = torch.randn(_BATCH, width).to(device)
+
+        def call() -> None:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+            torch.accelerator.synchronize(device)
+
+        return call
+
+    return {name: over(group) for name, group in by_name.items()}
+
+
+def measure_rank(rounds: int, sizes: list[int]) -> dict[str, dict[str, Samples]]:
+    """Measure on one rank; returns each row's samples."""
+    join()
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None
+    device = torch.device(accelerator.type, 0)
+    by_name = groups(device)
+    rows: dict[str, dict[str, Samples]] = {}
+
+    def take(row: str, calls: dict[str, Call]) -> None:
+        turns = {name: timed(call) for name, call in calls.items()}
+        rows[row] = interleave(
+            turns, rounds, barrier=dist.barrier, agree=_least, most_samples=_MOST_SAMPLES
+        )
+
+    for size in sizes:
+        take(f"all_reduce {size}", all_reduces(device, by_name, size))
+    found = issues(device, by_name, 16 << 20)
+    rows["issue"] = {name: Samples(beside=samples) for name, samples in found.items()}
+    take("ddp", training_steps(device, by_name))
+    leave()
+    return rows
+
+
+def _least(number: int) -> int:
+    """Return the least of all ranks' numbers."""
+    agreed = torch.tensor(number)
+    dist.all_reduce(agreed, dist.ReduceOp.MIN)
+    return int(agreed)
+
+
+def slowest(ranks: list[dict[str, dict[str, Samples]]]) -> list[Measurement]:
+    """Make the measurements of all rows, each sample that of the slowest rank."""
+    found = []
+    for row, contenders in ranks[0].items():
+        samples = {}
+        for name, one in contenders.items():
+            everyone = [rank[row][name] for rank in ranks]
+            samples[name] = Samples(
+                one.calls,
+                [max(each) for each in zip(*(s.beside for s in everyone), strict=True)],
+                [max(each) for each in zip(*(s.alone for s in everyone), strict=True)],
+            )
+        found += measurements({"row": row}, samples)
+    return found
+
+
+@app.command()
+def main(
+    json: Annotated[Path, typer.Option(help="Write the result to this file.")],
+    ranks: Annotated[int, typer.Option(help="Ranks, which share the device.")] = 2,
+    rounds: Annotated[int, typer.Option(help="Turns of each contender.")] = 7,
+) -> None:
+    """Measure on the accelerator that PyTorch finds."""
+    check_file(json)
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        fail("PyTorch finds no accelerator on this machine")
+    plan = {"ranks": ranks, "rounds": rounds, "device": str(accelerator)}
+    result = Result(
+        benchmark="gpu",
+        machine=describe_machine(),
+        plan=plan,
+        contenders=CONTENDERS,
+        references=["copies"],
+        unavailable={"nccl": "refuses ranks that share a device"},
+        measurements=slowest(launch(ranks, measure_rank, rounds, SIZES)),
+    )
+    json.write_text(result.to_json())
+    for one in result.measurements:
+        print(f"{one.of['row']:24} {one.contender:8} {one.median:12.1f} us")
+
+
+if __name__ == "__main__":
+    app()

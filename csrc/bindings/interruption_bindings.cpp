@@ -1,0 +1,46 @@
+// Lets Ctrl-C end a collective: the check that base/interruption.h asks for.
+#include <pybind11/pybind11.h>
+
+#include <csignal>
+#include <exception>
+
+#include "base/interruption.h"
+#include "bindings/module.h"
+
+namespace py = pybind11;
+
+namespace hbm {
+namespace {
+
+// Whether Ctrl-C raises KeyboardInterrupt, and no other signal has a handler in Python. Such a
+// handler may do anything, as destroy the group, so it runs between operations, not within one.
+bool only_ctrl_c() {
+  // The built-in module: that of Python code would handle the signal half-way.
+  const py::module_ signals = py::module_::import("_signal");
+  const py::object getsignal = signals.attr("getsignal");
+  if (!getsignal(SIGINT).is(signals.attr("default_int_handler"))) return false;
+  for (int number = 1; number < NSIG; ++number) {
+    if (number == SIGINT) continue;
+    // An int, or None, says that Python has no handler.
+    if (PyCallable_Check(getsignal(number).ptr()) != 0) return false;
+  }
+  return true;
+}
+
+std::exception_ptr keyboard_interrupt() {
+  if (Py_IsInitialized() == 0) return nullptr;
+  const py::gil_scoped_acquire lock;
+  try {
+    if (!only_ctrl_c()) return nullptr;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+void register_interruption() { set_interruption_check(&keyboard_interrupt); }
+
+}  // namespace hbm

@@ -1,0 +1,89 @@
+#include "process_group/device_operation.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace hbm {
+
+SendOrder::Position::Position(std::shared_ptr<SendOrder> order) : order_(std::move(order)) {
+  const std::lock_guard lock(order_->mutex_);
+  number_ = ++order_->issued_;
+  order_->waiting_.push_back(number_);
+}
+
+bool SendOrder::Position::is_first() const {
+  if (!order_) return true;
+  const std::lock_guard lock(order_->mutex_);
+  return order_->waiting_.front() == number_;
+}
+
+void SendOrder::Position::let_go() noexcept {
+  if (!order_) return;
+  {
+    const std::lock_guard lock(order_->mutex_);
+    std::erase(order_->waiting_, number_);
+  }
+  order_.reset();
+}
+
+bool SendOrder::empty() const {
+  const std::lock_guard lock(mutex_);
+  return waiting_.empty();
+}
+
+DeviceOperation::DeviceOperation(OperationPtr operation, std::shared_ptr<DeviceTransfer> transfer,
+                                 SendOrder::Position position)
+    : operation_(std::move(operation)),
+      transfer_(std::move(transfer)),
+      position_(std::move(position)) {}
+
+void DeviceOperation::begin() {
+  if (transfer_) transfer_->start_to_host();
+  begin_on_host();
+}
+
+bool DeviceOperation::begin_on_host() {
+  if ((transfer_ && !transfer_->arrived()) || !position_.is_first()) return false;
+  if (transfer_) transfer_->prepare();
+  begun_ = true;
+  operation_->begin();
+  position_.let_go();
+  return true;
+}
+
+Progress DeviceOperation::poll() {
+  if (!begun_ && !begin_on_host()) return Progress::kIdle;
+  const Progress progress = operation_->poll();
+  if (progress == Progress::kDone && transfer_) transfer_->start_to_device();
+  return progress;
+}
+
+std::string DeviceOperation::describe() const {
+  if (begun_ || !transfer_) return operation_->describe();
+  return operation_->describe() + ", whose input has not come from " +
+         transfer_->streams().device().str() + " yet,";
+}
+
+std::vector<int> DeviceOperation::missing() const {
+  return begun_ ? operation_->missing() : std::vector<int>();
+}
+
+std::vector<int> DeviceOperation::needed() const {
+  return begun_ ? operation_->needed() : std::vector<int>();
+}
+
+bool DeviceOperation::wait(std::chrono::steady_clock::time_point until) {
+  return begun_ && operation_->wait(until);
+}
+
+void DeviceOperation::abandon() noexcept {
+  position_.let_go();
+  if (begun_) operation_->abandon();
+}
+
+bool DeviceOperation::self_sufficient() const {
+  const bool waits = (transfer_ && transfer_->reads()) || !position_.is_first();
+  return !waits && operation_->self_sufficient();
+}
+
+}  // namespace hbm

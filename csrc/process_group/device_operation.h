@@ -1,0 +1,77 @@
+// An operation on tensors of an accelerator: one of the communicator's on the host, between the
+// copies to the host and those back.
+//
+// Threads: as Operation. SendOrder: any.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "communicator/communicator.h"
+#include "process_group/device_transfer.h"
+#include "progress/operation.h"
+
+namespace hbm {
+
+// The sends of a group whose input is still on its way to the host, in the order of issue. Messages
+// of one rank to another with one tag are matched in the order in which they are sent, so one whose
+// input is there waits for those before it.
+class SendOrder {
+ public:
+  // A send's position in it, from now until it is let go or destroyed.
+  class Position {
+   public:
+    Position() = default;
+    explicit Position(std::shared_ptr<SendOrder> order);
+    Position(Position&&) noexcept = default;
+    Position& operator=(Position&&) = delete;
+    ~Position() { let_go(); }
+
+    bool is_first() const;
+    void let_go() noexcept;
+
+   private:
+    std::shared_ptr<SendOrder> order_;  // null: let go
+    uint64_t number_ = 0;
+  };
+
+  bool empty() const;
+
+ private:
+  mutable std::mutex mutex_;  // guards the two below
+  std::deque<uint64_t> waiting_;
+  uint64_t issued_ = 0;
+};
+
+class DeviceOperation final : public Operation {
+ public:
+  // `transfer` is null for an operation without tensors on a device, a send that waits for those
+  // before it. `position` is that of a send, else default-made.
+  DeviceOperation(OperationPtr operation, std::shared_ptr<DeviceTransfer> transfer,
+                  SendOrder::Position position = {});
+
+  void begin() override;
+  Progress poll() override;
+  std::string describe() const override;
+  std::vector<int> missing() const override;
+  std::vector<int> needed() const override;
+  bool wait(std::chrono::steady_clock::time_point until) override;
+  bool gives_notice() const override { return begun_ && operation_->gives_notice(); }
+  void abandon() noexcept override;
+  bool peers_may_write() const override { return begun_ && operation_->peers_may_write(); }
+  bool self_sufficient() const override;
+
+ private:
+  // Begins the operation on the host if its input is there and all sends before it have begun.
+  bool begin_on_host();
+
+  const OperationPtr operation_;
+  const std::shared_ptr<DeviceTransfer> transfer_;
+  SendOrder::Position position_;
+  bool begun_ = false;  // on the host
+};
+
+}  // namespace hbm

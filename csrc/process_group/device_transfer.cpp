@@ -1,0 +1,174 @@
+#include "process_group/device_transfer.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/StreamGuard.h>
+
+#include <algorithm>
+#include <iterator>
+#include <mutex>
+
+namespace hbm {
+namespace {
+
+// Queues the copies. Neither autograd nor inference mode has a say in them.
+void queue(const Copies& copies, const c10::Stream& stream) {
+  const c10::StreamGuard guard(stream);
+  const at::AutoDispatchBelowADInplaceOrView plain;
+  for (const auto& [to, from] : copies) {
+    // A copy to the host would resolve these there at once, before its bytes have arrived.
+    to.copy_(from.resolve_conj().resolve_neg(), /*non_blocking=*/true);
+  }
+}
+
+// Returns `if_lost` for a lost device: nobody knows what it may still write, and no more will come.
+bool is_over(const c10::Event& event, bool if_lost) {
+  try {
+    return event.query();
+  } catch (const std::exception&) {
+    return if_lost;
+  }
+}
+
+// The twins of operations that have ended, until their copies are over too: looked through when the
+// next transfer is made.
+class LeftTwins {
+ public:
+  static LeftTwins& of_process() {
+    static auto* const left = new LeftTwins;  // outlives whatever uses it
+    return *left;
+  }
+
+  // With no event they are kept for good.
+  void keep(std::vector<at::Tensor> twins, std::optional<c10::Event> over) {
+    const std::lock_guard lock(mutex_);
+    left_.push_back({std::move(twins), std::move(over)});
+  }
+
+  void free_unused() {
+    std::vector<Twins> unused;  // goes after the lock
+    const std::lock_guard lock(mutex_);
+    const auto first = std::partition(left_.begin(), left_.end(), [](const Twins& each) {
+      return !each.over || !is_over(*each.over, /*if_lost=*/false);
+    });
+    std::move(first, left_.end(), std::back_inserter(unused));
+    left_.erase(first, left_.end());
+  }
+
+ private:
+  struct Twins {
+    std::vector<at::Tensor> tensors;
+    std::optional<c10::Event> over;
+  };
+
+  std::mutex mutex_;  // guards the member below
+  std::vector<Twins> left_;
+};
+
+}  // namespace
+
+DeviceResult::DeviceResult(c10::Stream stream, const Copies& to_device) : stream_(stream) {
+  for (const auto& [tensor, twin] : to_device) written_.push_back(memory_of(tensor));
+}
+
+DeviceResult::AddressRange DeviceResult::memory_of(const at::Tensor& tensor) {
+  const auto begin = reinterpret_cast<uintptr_t>(tensor.storage().data());
+  return {begin, begin + tensor.storage().nbytes()};
+}
+
+void DeviceResult::block_current_stream() const {
+  if (event_) event_->block(c10::impl::VirtualGuardImpl(device().type()).getStream(device()));
+}
+
+bool DeviceResult::finished() const {
+  return ended_.load(std::memory_order_acquire) && (!event_ || is_over(*event_, /*if_lost=*/true));
+}
+
+bool DeviceResult::is_read_by(const Copies& copies) const {
+  for (const auto& [twin, tensor] : copies) {
+    const AddressRange read = memory_of(tensor);
+    for (const AddressRange& written : written_) {
+      if (read.begin < written.end && written.begin < read.end) return true;
+    }
+  }
+  return false;
+}
+
+DeviceTransfer::DeviceTransfer(std::shared_ptr<DeviceStreams> streams, Copies to_host,
+                               Copies to_device, std::function<void()> prepare)
+    : streams_(std::move(streams)),
+      result_(std::make_shared<DeviceResult>(streams_->to_device(), to_device)),
+      reads_(!to_host.empty()),
+      prepare_(std::move(prepare)),
+      issued_(streams_->record(streams_->current())),
+      to_host_(std::move(to_host)),
+      to_device_(std::move(to_device)) {
+  LeftTwins::of_process().free_unused();
+}
+
+void DeviceTransfer::issue() {
+  if (streams_->is_result_read_by(to_host_, result_)) return;
+  started_ = true;
+  try {
+    copy_to_host();
+  } catch (...) {
+    failed_ = std::current_exception();
+  }
+}
+
+void DeviceTransfer::start_to_host() {
+  if (std::exchange(started_, true)) return;
+  streams_->record(streams_->to_device()).block(streams_->to_host());
+  copy_to_host();
+}
+
+void DeviceTransfer::copy_to_host() {
+  if (to_host_.empty()) return;
+  const c10::Stream stream = streams_->to_host();
+  issued_.block(stream);
+  for (const auto& [twin, tensor] : to_host_) streams_->keep_for(tensor, stream);
+  in_doubt_ = true;
+  queue(to_host_, stream);
+  copied_ = streams_->record(stream);
+  in_doubt_ = false;
+}
+
+bool DeviceTransfer::arrived() const {
+  if (failed_) std::rethrow_exception(failed_);
+  return !copied_ || copied_->query();
+}
+
+void DeviceTransfer::prepare() const {
+  if (prepare_) prepare_();
+}
+
+void DeviceTransfer::start_to_device() {
+  if (!to_device_.empty()) {
+    const c10::Stream stream = streams_->to_device();
+    issued_.block(stream);
+    for (const auto& [tensor, twin] : to_device_) streams_->keep_for(tensor, stream);
+    in_doubt_ = true;
+    queue(to_device_, stream);
+    result_->event_ = streams_->record(stream);
+    copied_ = streams_->record(stream);
+    in_doubt_ = false;
+  }
+  let_go();
+}
+
+// Leaves the twins to be freed when no copy can use them, and frees the rest.
+void DeviceTransfer::let_go() noexcept {
+  result_->end();
+  std::vector<at::Tensor> twins;
+  for (const auto& [twin, tensor] : to_host_) twins.push_back(twin);
+  for (const auto& [tensor, twin] : to_device_) twins.push_back(twin);
+  if (in_doubt_) {
+    LeftTwins::of_process().keep(std::move(twins), std::nullopt);
+  } else if (copied_ && !is_over(*copied_, /*if_lost=*/false)) {
+    LeftTwins::of_process().keep(std::move(twins), std::move(copied_));
+  }
+  copied_.reset();
+  to_host_.clear();
+  to_device_.clear();
+}
+
+}  // namespace hbm

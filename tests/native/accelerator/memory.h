@@ -1,0 +1,51 @@
+// The memory of the test accelerator.
+//
+// Device memory is mapped twice: tensors have addresses that the host cannot touch (PROT_NONE), and
+// streams use the other mapping. A freed block is overwritten by the stream that it was allocated
+// on, and given out again at once, unless other streams were recorded as its users.
+//
+// Pinned host memory is counted. Freeing it while a copy of a stream uses it is a violation, which
+// is counted too; the block is then kept.
+//
+// Threads: every function may be called from any thread.
+#pragma once
+
+#include <c10/core/Allocator.h>
+#include <c10/core/Stream.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace late {
+
+inline constexpr int kDevices = 2;
+
+// The address at which streams reach `device_address`.
+std::byte* by_stream(const void* device_address);
+
+// The device that has this address; -1 for none.
+int device_of(const void* address);
+
+c10::Allocator* device_allocator();
+c10::Allocator* pinned_allocator();
+
+// Makes the block wait for `stream` before it is given out again.
+void record_use(const void* device_address, const c10::Stream& stream);
+
+// A copy of a stream that uses host memory is queued, or over.
+void begin_use_of_host(const void* address, size_t bytes);
+void end_use_of_host(const void* address, size_t bytes);
+
+bool is_pinned(const void* address);
+
+struct PinnedCounts {
+  int64_t in_use = 0;         // blocks
+  int64_t allocated = 0;      // blocks, since the start
+  int64_t freed_in_copy = 0;  // violations
+};
+PinnedCounts pinned_counts();
+
+// The next allocations of pinned memory fail, while `fails`.
+void fail_pinned(bool fails);
+
+}  // namespace late

@@ -1,0 +1,50 @@
+// How much room the kernel's figures leave, and how often they are read.
+#include "memory/room.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <optional>
+#include <thread>
+
+#include "expect_error.h"
+#include "memory/control_group.h"
+#include "memory_fixture.h"
+
+namespace hbm::memory {
+namespace {
+
+using std::chrono::milliseconds;
+
+// The answer when no file can be opened; nothing if it took one.
+std::optional<uint64_t> room_without_files(uint64_t bytes) {
+  set_limit(RLIMIT_NOFILE, 0);
+  std::optional<uint64_t> room;
+  try {
+    room = shared_room(bytes);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUnavailable);
+  }
+  set_limit(RLIMIT_NOFILE, 64);
+  return room;
+}
+
+TEST(Room, IsWithinTheControlGroups) { EXPECT_LE(machine_room(), group_limit().bytes); }
+
+TEST(Room, SmallRequestsShareALook) {
+  in_child([] {
+    std::optional<uint64_t> again;
+    while (!again) {  // a busy machine may take longer between the two than a look is good for
+      std::this_thread::sleep_for(milliseconds(110));
+      const uint64_t first = shared_room(kMiB);
+      again = room_without_files(kMiB);
+      if (again) EXPECT_EQ(*again, first - kMiB);
+    }
+    EXPECT_FALSE(room_without_files(*again / 32)) << "a large request needs a look of its own";
+    std::this_thread::sleep_for(milliseconds(110));
+    EXPECT_FALSE(room_without_files(kMiB)) << "the look is too old";
+  });
+}
+
+}  // namespace
+}  // namespace hbm::memory

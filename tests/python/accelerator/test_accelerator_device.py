@@ -1,0 +1,118 @@
+"""The test accelerator itself: each kind of ordering mistake shows on it, so that the tests of this
+folder can fail."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[1]
+BEGIN = f"""
+import ctypes, sys
+sys.path.insert(0, {str(FOLDER)!r})
+import torch
+from harness import accelerator
+late = accelerator.load()
+late.set_longest_delay(0)
+side = torch.Stream(device="late")
+tensor = torch.zeros(1000, device="late")
+host = torch.empty(1000, pin_memory=True)
+late.synchronize()
+late.hold()
+"""
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", BEGIN + script], capture_output=True, text=True, timeout=100
+    )
+
+
+MISTAKES = {
+    "the host reads device memory": (
+        "print(ctypes.c_float.from_address(tensor.data_ptr()).value)",
+        -signal.SIGSEGV,
+    ),
+    "a copy that does not wait for the producer": (
+        """
+tensor.fill_(7.0)
+with side:
+    host.copy_(tensor, non_blocking=True)
+side.synchronize()
+assert host[0].item() == 0.0
+late.release()
+""",
+        0,
+    ),
+    "a result read before its event": (
+        """
+with side:
+    host.zero_()
+late.release()
+late.synchronize()
+with side:
+    late.hold()
+    host.copy_(tensor.fill_(7.0), non_blocking=True)
+assert host[0].item() == 0.0
+with side:
+    late.release()
+side.synchronize()
+assert host[0].item() == 7.0
+""",
+        0,
+    ),
+    "memory that another stream still uses, not recorded": (
+        """
+late.release()
+tensor.fill_(7.0)
+late.synchronize()
+with side:
+    late.hold()
+    host.copy_(tensor, non_blocking=True)
+del tensor
+late.synchronize()
+with side:
+    late.release()
+side.synchronize()
+assert host[0].item() != 7.0
+""",
+        0,
+    ),
+    "the same, recorded": (
+        """
+late.release()
+tensor.fill_(7.0)
+late.synchronize()
+with side:
+    late.hold()
+    host.copy_(tensor, non_blocking=True)
+tensor.record_stream(side)
+del tensor
+late.synchronize()
+with side:
+    late.release()
+side.synchronize()
+assert host[0].item() == 7.0
+""",
+        0,
+    ),
+    "pinned memory that is freed while a copy uses it": (
+        """
+host.copy_(tensor, non_blocking=True)
+del host
+assert late.pinned_counts()["freed_in_copy"] == 1
+late.release()
+""",
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize(("script", "code"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_mistakes_show(script: str, code: int) -> None:
+    done = run(script)
+    assert done.returncode == code, done.stderr

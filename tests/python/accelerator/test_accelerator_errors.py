@@ -1,0 +1,142 @@
+"""Errors of operations on an accelerator's tensors name their cause, and leave memory that copies
+use alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import Context, Pool, RankFailure, accelerator, beyond_gloo
+from harness.pool import DIED
+from torch.distributed.distributed_c10d import _get_default_group
+
+pytestmark = [beyond_gloo, pytest.mark.ranks(2)]
+
+COUNT = 50_000
+
+
+def check_devices(context: Context) -> None:
+    own, other = torch.ones(4, device="late:0"), torch.ones(4, device="late:1")
+    dist.all_reduce(own)
+    with pytest.raises(
+        ValueError, match=r"all_reduce: the tensor is on late:1, and group .* late:0"
+    ):
+        dist.all_reduce(other)
+    backend: Any = _get_default_group()._get_backend(torch.device("late"))
+    whole = torch.ones(4 * context.size, device="late:0")
+    with pytest.raises(ValueError, match="the input is on cpu and the output on late:0"):
+        backend._allgather_base(whole, torch.ones(4)).wait()
+    with pytest.raises(ValueError, match="mixes the devices late:0 and late:1"):
+        backend.allgather([[own.clone(), other.clone()]], [own]).wait()
+    sparse = torch.eye(3).to_sparse()
+    dist.all_reduce(sparse)  # the CPU's goes on working
+    second = dist.new_group(backend="hbm")
+    dist.all_reduce(other, group=second)
+    assert other.cpu().tolist() == [context.size] * 4
+    dist.destroy_process_group(second)
+    dist.barrier()
+
+
+def test_another_device(late_pool: Pool) -> None:
+    late_pool.run(check_devices)
+
+
+def check_capture(context: Context) -> None:
+    late = accelerator.load()
+    tensor = torch.ones(4, device=context.device)
+    late.set_capturing(True)
+    with pytest.raises(ValueError, match="the current stream of late:0 records a graph"):
+        dist.all_reduce(tensor)
+    late.set_capturing(False)
+    dist.all_reduce(tensor)
+    assert tensor.cpu().tolist() == [context.size] * 4
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.Stream, "is_capturing"), reason="this PyTorch cannot tell of a capture"
+)
+def test_graph_capture(late_pool: Pool) -> None:
+    late_pool.run(check_capture)
+
+
+def check_no_pinned_memory(context: Context) -> None:
+    late = accelerator.load()
+    tensor = torch.ones(4, device=context.device)
+    late.fail_pinned(True)
+    with pytest.raises(torch.OutOfMemoryError, match="no memory on the host, pinned for late:0"):
+        dist.all_reduce(tensor)
+    late.fail_pinned(False)
+    dist.all_reduce(tensor)
+    assert tensor.cpu().tolist() == [context.size] * 4
+
+
+def test_out_of_pinned_memory(late_pool: Pool) -> None:
+    late_pool.run(check_no_pinned_memory)
+
+
+def check_timeout(context: Context) -> None:
+    """The device of one rank does not come to the operation: each rank knows why, from itself or
+    from the one that was first to time out."""
+    late = accelerator.load()
+    tensor = torch.ones(COUNT, device=context.device)
+    dist.all_reduce(tensor)
+    if context.rank == 0:
+        late.hold()
+    tensor.fill_(1.0)
+    with pytest.raises(
+        dist.DistBackendError, match=r"whose input has not come from late:0|missing ranks: 0"
+    ):
+        dist.all_reduce(tensor)
+    del tensor
+    counts = late.pinned_counts()
+    assert counts["freed_in_copy"] == 0
+    late.release()
+    late.synchronize()
+    assert late.pinned_counts()["freed_in_copy"] == 0
+
+
+def test_timeout_while_the_device_is_late(impatient_late_pool: Pool) -> None:
+    impatient_late_pool.run(check_timeout)
+
+
+def check_lost(context: Context) -> None:
+    late = accelerator.load()
+    tensor = torch.ones(COUNT, device=context.device)
+    dist.all_reduce(tensor)
+    dist.barrier()
+    if context.rank == 0:
+        late.lose()
+    with pytest.raises(RuntimeError, match="the test accelerator is lost"):
+        dist.all_reduce(tensor)
+    assert late.pinned_counts()["freed_in_copy"] == 0
+
+
+def test_lost_device(own_late_pool: Pool) -> None:
+    own_late_pool.run(check_lost)
+
+
+def check_death(context: Context) -> None:
+    late = accelerator.load()
+    tensor = torch.ones(1_000_000, device=context.device)
+    dist.all_reduce(tensor)
+    if context.rank == 1:
+        works = [dist.all_reduce(tensor, async_op=True) for _ in range(3)]
+        assert works
+        time.sleep(context.own_random.random() * 0.02)
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(dist.DistBackendError, match="rank 1"):
+        for _ in range(1000):
+            dist.all_reduce(tensor)
+    late.synchronize()
+    assert late.pinned_counts()["freed_in_copy"] == 0
+
+
+def test_rank_that_dies(own_late_pool: Pool) -> None:
+    with pytest.raises(RankFailure) as caught:
+        own_late_pool.run(check_death)
+    assert caught.value.kinds == {1: DIED}, str(caught.value)

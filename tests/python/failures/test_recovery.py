@@ -1,0 +1,294 @@
+"""After a failure: another group in the same process, restarts, signals, exit codes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import beyond_gloo, jobs
+from harness.network import free_port
+from harness.pool import processes
+from torch.distributed.distributed_c10d import _get_default_group
+
+pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
+
+LIMIT = 90.0  # seconds, for a job
+SOON = 10.0  # seconds, for what is prompt; a busy machine needs them
+TRAINING = Path(jobs.JOB_SCRIPT).with_name("recovering.py")
+
+
+def form(store: Path, rank: int, size: int, seconds: float = LIMIT) -> None:
+    dist.init_process_group(
+        "hbm",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=seconds),
+    )
+
+
+def total(rank: int) -> float:
+    """The sum of all ranks' numbers, over tensors small and large."""
+    found = []
+    for count in (1, 200_000):
+        data = torch.full((count,), rank + 1.0)
+        dist.all_reduce(data)
+        assert (data == data[0]).all()
+        found.append(float(data[0]))
+    assert found[0] == found[1]
+    return found[0]
+
+
+@contextmanager
+def forked(
+    size: int, live: Callable[..., None], *arguments: Any
+) -> Iterator[tuple[list[BaseProcess], list[Connection]]]:
+    """Processes of live(pipe, rank, *arguments), killed at the end."""
+    ranks: list[BaseProcess] = []
+    pipes: list[Connection] = []
+    try:
+        for rank in range(size):
+            ours, theirs = processes.Pipe()
+            process: BaseProcess = processes.Process(target=live, args=(theirs, rank, *arguments))
+            process.start()
+            theirs.close()
+            ranks.append(process)
+            pipes.append(ours)
+        yield ranks, pipes
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join()
+
+
+def hear(pipe: Connection) -> Any:
+    assert pipe.poll(LIMIT), "it says nothing"
+    return pipe.recv()
+
+
+# -- another group in the same process -----------------------------------------------------------
+
+
+def outlive(
+    pipe: Connection, rank: int, folder: Path, layout: str, victims: tuple[int, ...]
+) -> None:
+    """Form a group; as long as a rank dies, form another of those that are left."""
+    torch.set_num_threads(1)
+    os.environ["HBMCOMM_NODE_ID"] = layout[rank]
+    living = list(range(len(layout)))
+    for attempt, victim in enumerate((*victims, None)):
+        form(folder / f"store{attempt}", living.index(rank), len(living))
+        pipe.send(total(rank))
+        if rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if victim is not None:
+            try:
+                while True:
+                    dist.all_reduce(torch.ones(1000))
+            except dist.DistBackendError as error:
+                pipe.send(str(error))
+            _get_default_group().abort()
+            living.remove(victim)
+        dist.destroy_process_group()
+    pipe.close()
+
+
+def check_survivors(folder: Path, layout: str, victims: tuple[int, ...]) -> None:
+    with forked(len(layout), outlive, folder, layout, victims) as (ranks, pipes):
+        living = set(range(len(layout)))
+        for victim in (*victims, None):
+            expected = float(sum(rank + 1 for rank in living))
+            assert {hear(pipes[rank]) for rank in living} == {expected}
+            if victim is not None:
+                living.remove(victim)
+                for rank in living:
+                    assert "has died" in hear(pipes[rank])
+        for rank in living:
+            ranks[rank].join(LIMIT)
+            assert ranks[rank].exitcode == 0
+
+
+@pytest.mark.parametrize(
+    ("layout", "victims"),
+    [("aaaa", (2, 0)), pytest.param("aaa", (1,), marks=pytest.mark.full)],
+)
+def test_survivors_form_another_group(
+    layout: str, victims: tuple[int, ...], tmp_path: Path
+) -> None:
+    """On one node, the first rank's death included."""
+    check_survivors(tmp_path, layout, victims)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("layout", "victims"), [("aab", (1,)), ("abc", (2,))])
+def test_survivors_form_another_group_over_mpi(
+    layout: str, victims: tuple[int, ...], tmp_path: Path
+) -> None:
+    """The MPI world still has the dead rank; the communicator of the living does without it."""
+    check_survivors(tmp_path, layout, victims)
+
+
+# -- torchrun ------------------------------------------------------------------------------------
+
+
+def elastic(nodes: str, *options: str) -> list[str | Path]:
+    return [jobs.BIN / "torchrun", f"--nnodes={nodes}", "--nproc-per-node=2", *options, TRAINING]
+
+
+@pytest.mark.full
+def test_torchrun_restarts_and_training_resumes(tmp_path: Path) -> None:
+    steps = 10
+    options = ("--standalone", "--max-restarts=1")
+    finished = jobs.run([*elastic("1", *options), tmp_path, str(steps), "1"], LIMIT * 2)
+    assert finished.code == 0, finished.output
+    for rank in range(2):
+        line = rf"rank {rank} of 2: weight {steps} after {steps} steps, from step (\d+)"
+        resumed = re.search(line, finished.output)
+        assert resumed, finished.output
+        assert int(resumed[1]) == steps // 2
+
+
+@pytest.mark.full
+def test_elastic_membership(tmp_path: Path) -> None:
+    """The second of two nodes goes away for good; the first goes on alone."""
+    steps = 300
+    point = f"127.0.0.1:{free_port()}"
+
+    def agent(host: str) -> list[str | Path]:
+        waits = "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3"
+        rendezvous = ("--rdzv-backend=c10d", f"--rdzv-endpoint={point}", "--rdzv-id=job")
+        options = (*rendezvous, f"--rdzv-conf=is_host={host},{waits}", "--max-restarts=3")
+        return [*elastic("1:2", *options), tmp_path, str(steps), "-1"]
+
+    with jobs.Job(agent("true"), HBMCOMM_NODE_ID="a") as first:
+        with jobs.Job(agent("false"), HBMCOMM_NODE_ID="b"):
+            deadline = time.monotonic() + LIMIT
+            while not list(tmp_path.glob("began*-4")):
+                assert time.monotonic() < deadline, "the two nodes do not train together"
+                time.sleep(0.05)
+        for worker in tmp_path.glob("pid*-b"):  # which outlive their agent
+            pid = int(worker.name.removeprefix("pid").removesuffix("-b"))
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        finished = first.finish(LIMIT * 2)
+    assert finished.code == 0, finished.output
+    for rank in range(2):
+        line = rf"rank {rank} of 2: weight {steps} after {steps} steps, from step [1-9]"
+        assert re.search(line, finished.output), finished.output
+
+
+# -- signals and exit codes ----------------------------------------------------------------------
+
+
+def wait_small() -> None:
+    dist.all_reduce(torch.ones(1))
+
+
+def wait_async() -> None:
+    works = [dist.all_reduce(torch.ones(200_000), async_op=True) for _ in range(3)]
+    assert works[-1] is not None
+    works[-1].wait()
+
+
+def wait_recv() -> None:
+    dist.recv(torch.ones(1), 1)
+
+
+def wait_new_group() -> None:
+    dist.new_group()
+
+
+def wait_for_ever(pipe: Connection, rank: int, store: Path, call: Callable[[], None]) -> None:
+    """Rank 0 waits for rank 1, which does nothing."""
+    torch.set_num_threads(1)
+    form(store, rank, 2, 10 * LIMIT)
+    total(rank)
+    pipe.send("formed")
+    if rank == 1:
+        pipe.recv()
+        return
+    try:
+        call()
+    except BaseException as error:
+        pipe.send(type(error).__name__)
+        raise
+
+
+@pytest.mark.parametrize("call", [wait_small, wait_async, wait_recv, wait_new_group])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 1)]
+)
+def test_a_signal_ends_a_wait(
+    number: signal.Signals, code: int, call: Callable[[], None], tmp_path: Path
+) -> None:
+    """Ctrl-C by KeyboardInterrupt, which multiprocessing turns into an exit code of 1."""
+    with forked(2, wait_for_ever, tmp_path / "store", call) as (ranks, pipes):
+        for pipe in pipes:
+            assert hear(pipe) == "formed"
+        time.sleep(0.2)  # it waits by now, mostly; it must end in any case
+        pid = ranks[0].pid
+        assert pid is not None
+        os.kill(pid, number)
+        start = time.monotonic()
+        ranks[0].join(LIMIT)
+        assert time.monotonic() - start < SOON
+        assert ranks[0].exitcode == code
+        if number == signal.SIGINT:
+            assert hear(pipes[0]) == "KeyboardInterrupt"
+
+
+END = """
+import sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+rank, store, way = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+minute = timedelta(seconds=60)
+dist.init_process_group("hbm", init_method=store, rank=rank, world_size=2, timeout=minute)
+dist.all_reduce(torch.ones(1))
+if rank == 1:
+    sys.exit(5)  # its group is as it is
+try:
+    while True:
+        dist.all_reduce(torch.ones(1))
+except dist.DistBackendError:
+    if way == "raise":
+        raise
+if way == "destroy":
+    dist.destroy_process_group()
+sys.exit(7 if way == "exit" else 0)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("way", "code"), [("raise", 1), ("exit", 7), ("destroy", 0)])
+def test_exit_codes_stay_what_they_were(way: str, code: int, tmp_path: Path) -> None:
+    """After another rank's end, however this one takes it."""
+    store = f"file://{tmp_path}/store"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", END, str(rank), store, way],
+            env=jobs.environment(),
+            stderr=subprocess.DEVNULL,
+        )
+        for rank in range(2)
+    ]
+    try:
+        assert [rank.wait(LIMIT) for rank in ranks] == [code, 5]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()

@@ -1,0 +1,53 @@
+"""The test accelerator (tests/native/accelerator): a device "late" under PrivateUse1, whose memory
+the host cannot touch and whose streams run late on threads of their own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import backend_registration
+
+from torch_hbmcomm import _autoload
+
+NAME = "late"
+# What tests of any accelerator run on: HBMCOMM_TEST_DEVICE names a real one.
+DEVICE = os.environ.get("HBMCOMM_TEST_DEVICE", NAME)
+_BUILD = Path(__file__).resolve().parents[3] / "build"
+
+
+@cache
+def load() -> Any:
+    """Make it PyTorch's accelerator in this process, and hbm serve it; return its native module.
+
+    REQUIRES: this process forks no more, for the streams are threads.
+    """
+    module = _module()
+    backend_registration.rename_privateuse1_backend(NAME)
+    torch._register_device_module(NAME, module)
+    backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
+    _autoload.register()
+    return module
+
+
+def _module() -> Any:
+    major, minor = torch.__version__.split(".")[:2]
+    tag = sys.implementation.cache_tag
+    name = f"accelerator/torch_{major}_{minor}/late_accelerator{EXTENSION_SUFFIXES[0]}"
+    # In the Makefile's folder, or that of scripts/test_torch.sh, which comes after it.
+    built = sorted(_BUILD.glob(f"{tag}*/{name}"))
+    if not built:
+        raise FileNotFoundError(
+            f"there is no {name} in a folder of {_BUILD}; run `make accelerator`"
+        )
+    spec = importlib.util.spec_from_file_location("late_accelerator", built[0])
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,115 @@
+"""Draws the fault matrix into docs/failures.md, between two marks.
+
+As a program, in tests/python: python -m harness.faults.page
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.faults.matrix import (
+    CELLS,
+    FAULTS,
+    GAPS,
+    MEANINGS,
+    MODES,
+    MOMENTS,
+    RULES,
+    Cell,
+    Fault,
+    Mode,
+    Moment,
+    Place,
+    Verdict,
+    covering,
+    gap,
+    rule,
+    verdict,
+)
+
+BEGIN = "<!-- Drawn from tests/python/harness/faults/matrix.py. -->"
+END = "<!-- The end of what is drawn. -->"
+
+
+def drawn_into(page: str) -> str:
+    """Return the page with the section as the table has it."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{section()}\n{END}{after}"
+
+
+def section() -> str:
+    """Return the section, below its heading."""
+    parts = [
+        _table(("fault", "is"), [(fault.value, text) for fault, text in FAULTS.items()]),
+        _table(("moment", "is"), [(moment.value, text) for moment, text in MOMENTS.items()]),
+        _table(("mode", "is"), [(mode.value, text) for mode, text in MODES.items()]),
+        _table(("verdict", "means"), [(one.value, text) for one, text in MEANINGS.items()]),
+        "Cells have their verdicts from these rules, the first that applies:",
+        _table(("verdict", "because", "cells"), _rules()),
+        _count(),
+    ]
+    for modes, rows in _grids():
+        names = " and ".join(mode.value for mode in modes)
+        parts.append(f"**{names.capitalize()}**; where the places differ, one node / two nodes:")
+        parts.append(_table(("", *(moment.value for moment in Moment)), rows))
+    if GAPS:
+        parts.append("In cells with a star the product does not do so yet:")
+        parts.append(_table(("cells", "what is missing"), _gaps()))
+    return "\n\n".join(parts) + "\n"
+
+
+def _rules() -> list[tuple[str, ...]]:
+    """Return the rules in their order; those that say the same, once."""
+    counts = dict.fromkeys(((one.verdict.value, one.reason) for one in RULES), 0)
+    for cell in CELLS:
+        counts[verdict(cell).value, rule(cell).reason] += 1
+    return [(*words, str(count)) for words, count in counts.items()]
+
+
+def _gaps() -> list[tuple[str, ...]]:
+    return [(str(sum(gap(cell) is one for cell in CELLS)), one.reason) for one in GAPS]
+
+
+def _count() -> str:
+    senseless = sum(verdict(cell) is Verdict.NO_SENSE for cell in CELLS)
+    return (
+        f"{senseless} of {len(CELLS)} cells make no sense. {len(covering())} cells have every pair "
+        "of\nvalues of two axes that can meet: the quick and the full tier run these,\n"
+        "`make test-long` the others."
+    )
+
+
+def _grids() -> list[tuple[list[Mode], list[tuple[str, ...]]]]:
+    """Return a table for each mode; modes with the same table together."""
+    grids: list[tuple[list[Mode], list[tuple[str, ...]]]] = []
+    for mode in Mode:
+        rows = [
+            (fault.value, *(_cell(fault, moment, mode) for moment in Moment)) for fault in Fault
+        ]
+        for modes, known in grids:
+            if known == rows:
+                modes.append(mode)
+                break
+        else:
+            grids.append(([mode], rows))
+    return grids
+
+
+def _cell(fault: Fault, moment: Moment, mode: Mode) -> str:
+    found = []
+    for place in Place:
+        cell = Cell(fault, moment, place, mode)
+        found.append(verdict(cell).value + ("*" if gap(cell) else ""))
+    return found[0] if len(set(found)) == 1 else " / ".join(found)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+if __name__ == "__main__":
+    page = Path(__file__).resolve().parents[4] / "docs" / "failures.md"
+    page.write_text(drawn_into(page.read_text()))
