@@ -10,6 +10,11 @@ import torch
 from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.parameter_server.rules import Rule
 
+_LOW_RANK = (
+    'target="low_rank" needs averages over all workers in every step, and each worker of a '
+    'parameter server sends for itself: choose "bytes" or "paper"'
+)
+
 BUFFERS = ("shared", "local")
 
 
@@ -82,6 +87,8 @@ class AsyncConfig:
                 "the weights, not what the optimizer changed: of a layer that is dropped nothing "
                 "would add up and be made up for later. Use Downpour, or leave drop out"
             )
+        if drop.target == "low_rank":
+            raise ValueError(f"drop.{_LOW_RANK}")
         if drop.cache_dtype is not None:
             raise ValueError(
                 f'drop.cache_dtype={drop.cache_dtype} has no meaning in mode="async": there is no '
@@ -114,4 +121,6 @@ class SyncConfig:
             return f"push_every={self.push_every}; it is a number of steps, at least 1"
         if not isinstance(self.drop, LayerDrop | None):
             return f"drop={self.drop!r} is no hbmcomm.LayerDrop"
+        if self.drop is not None and self.drop.target == "low_rank":
+            return f"drop.{_LOW_RANK}"
         return None

@@ -41,7 +41,7 @@ class AsyncJob:
             try:
                 self.roster = Roster(boxes[0], name, config.timeout, self._temporary)
             except MemoryError as error:
-                raise too_small(boxes[0], layout, 0) from error
+                raise too_small(boxes[0], layout, 0, error) from error
             leaving.callback(self.roster.leave)
             self.leads = self.roster.leads()
             if not self.leads:
@@ -95,4 +95,4 @@ class AsyncJob:
         try:
             return LayerVersions(box, self._name, layers, mode, self._temporary)
         except MemoryError as error:
-            raise too_small(box, layout, 0) from error
+            raise too_small(box, layout, 0, error) from error

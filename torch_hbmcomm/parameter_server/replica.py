@@ -11,7 +11,7 @@ from torch import nn
 from torch_hbmcomm.parameter_server.layout import Layout, Piece, placed
 from torch_hbmcomm.parameter_server.rules import Rule
 from torch_hbmcomm.parameter_server.sharding import ShardedWeights
-from torch_hbmcomm.tensors import flat
+from torch_hbmcomm.tensors import flat, is_finite
 
 
 @dataclass(frozen=True)
@@ -178,6 +178,9 @@ class Replica:
 def model_tensors(model: nn.Module, shared_buffers: bool) -> list[tuple[str, torch.Tensor, str]]:
     """Return names, tensors and kinds (of TensorSpec) of all that a model has.
 
+    A buffer with elements that are not finite is a constant, as causal masks are: it has no
+    differences that could be added.
+
     Raises ValueError where nothing is trained.
     """
     found: list[tuple[str, torch.Tensor, str]] = [
@@ -185,12 +188,16 @@ def model_tensors(model: nn.Module, shared_buffers: bool) -> list[tuple[str, tor
         for name, parameter in model.named_parameters()
     ]
     found += [
-        (name, buffer, "buffer" if shared_buffers and buffer.is_floating_point() else "constant")
+        (name, buffer, "buffer" if shared_buffers and _is_averaged(buffer) else "constant")
         for name, buffer in model.named_buffers()
     ]
     if not any(kind == "parameter" for _, _, kind in found):
         raise ValueError("the model has no parameter that requires a gradient")
     return found
+
+
+def _is_averaged(buffer: torch.Tensor) -> bool:
+    return buffer.is_floating_point() and is_finite(buffer)
 
 
 def _view(memory: memoryview, dtype: str) -> torch.Tensor:

@@ -13,6 +13,7 @@ from torch import nn
 from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.parameter_server.asynchronous import AsyncParameterServer
 from torch_hbmcomm.parameter_server.config import BUFFERS, AsyncConfig, SyncConfig
+from torch_hbmcomm.parameter_server.own_steps import OwnSteps
 from torch_hbmcomm.parameter_server.rules import Rule, named
 from torch_hbmcomm.parameter_server.sharding import Boxes
 from torch_hbmcomm.parameter_server.synchronous import SyncParameterServer
@@ -110,6 +111,7 @@ class ParameterServer:
                 )
             sync_config = SyncConfig(server, dedicated, buffers, push_every, drop)
             self._worker = SyncParameterServer(model, optimizer, sync_config, group)
+            self._steps = OwnSteps(optimizer)
             return
         if mode != "async":
             raise ValueError(f'mode is "async" or "sync", not {mode!r}')
@@ -135,6 +137,7 @@ class ParameterServer:
             drop=drop,
         )
         self._worker = AsyncParameterServer(model, optimizer, config, name, box, group)
+        self._steps = OwnSteps(optimizer)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step the optimizer, and share the update; after backward(). Returns what closure returns.
@@ -142,8 +145,11 @@ class ParameterServer:
         An update that is not finite is left out and counted (stats()["refused"]), and a
         RuntimeWarning names the parameter; in mode="async" this worker alone leaves it out, and
         goes on with the box's weights.
+
+        Until close() the optimizer's own step() raises RuntimeError.
         """
-        return self._worker.step(closure)
+        with self._steps.allowed():
+            return self._worker.step(closure)
 
     def pull(self) -> None:
         """Send what was not sent yet, and make the box's weights the model's, without rounding.
@@ -165,7 +171,9 @@ class ParameterServer:
         """Run the dedicated server of mode="sync"; returns when all workers have closed."""
         if not isinstance(self._worker, SyncParameterServer):
             raise ValueError('serve() belongs to mode="sync"; the asynchronous mode has a box')
-        self._worker.serve(after_update)
+        with self._steps.allowed():
+            self._worker.serve(after_update)
+        self._steps.release()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what to save: under "model" the weights by name, as the model's own state_dict()
@@ -204,7 +212,9 @@ class ParameterServer:
 
         In mode="sync" it returns when all workers have closed.
         """
-        self._worker.close()
+        with self._steps.allowed():
+            self._worker.close()
+        self._steps.release()
 
     def __enter__(self) -> ParameterServer:
         return self
@@ -220,6 +230,7 @@ class ParameterServer:
             self.close()
         elif isinstance(self._worker, AsyncParameterServer):
             self._worker.close(send=False)
+            self._steps.release()
 
 
 def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

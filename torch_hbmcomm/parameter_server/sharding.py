@@ -115,7 +115,7 @@ class ShardedWeights:
                 size = max(layout.slot_bytes[index], _MARK_BYTES)
                 slots.append(box.alloc(size, temporary=True))
             except MemoryError as error:
-                raise too_small(box, layout, index) from error
+                raise too_small(box, layout, index, error) from error
         self._weights = ShardedSegment(boxes, weights)
         self._slots = ShardedSegment(boxes, slots)
         self.pushed_bytes = 0
@@ -217,11 +217,12 @@ class ShardedWeights:
         return not self._weights.zero_copy[piece.box] and piece.slot_dtype != piece.dtype
 
 
-def too_small(box: smb.Box, layout: Layout, index: int) -> MemoryError:
+def too_small(box: smb.Box, layout: Layout, index: int, cause: MemoryError) -> MemoryError:
     """Make the error of a box, the one of that index, that has no room for a job."""
     return MemoryError(
         f"the box {box.url} is too small: it has to hold {layout.weights_bytes[index]} bytes of "
-        f"weights, once, {layout.slot_bytes[index]} bytes for each worker, and 1 MiB besides"
+        f"weights, once, {layout.slot_bytes[index]} bytes for each worker, and 1 MiB besides "
+        f"({cause})"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -20,6 +21,7 @@ from torch import nn
 
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server import Downpour, ParameterServer, sharding
+from torch_hbmcomm.parameter_server.own_steps import OwnSteps
 from torch_hbmcomm.parameter_server.roster import Roster
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -333,3 +335,49 @@ def test_a_parameter_that_is_unfrozen(boxes: Boxes) -> None:
         model.first.weight.requires_grad_(True)
         with pytest.raises(RuntimeError, match=r"first\.weight was frozen"):
             ps.step()
+
+
+# -- what does not train as it looks -------------------------------------------------------------
+
+
+def test_a_mask_of_infinities(boxes: Boxes) -> None:
+    """A causal mask: minus infinity less minus infinity is no difference."""
+    model = network()
+    mask = torch.full((3, 3), -math.inf).triu(1)
+    model.register_buffer("mask", mask.clone())
+    with parameter_server(boxes, model) as ps:
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        ps.step()
+        ps.pull()
+        assert ps.stats()["refused"] == 0
+        for parameter, old in zip(model.parameters(), before, strict=True):
+            assert not torch.equal(parameter.detach(), old)
+        assert torch.equal(model.get_buffer("mask"), mask)
+
+
+def test_steps_of_the_optimizer_alone(boxes: Boxes) -> None:
+    model = network()
+    optimizer = sgd(model.parameters())
+    with boxes.connected() as connections:
+        ps = ParameterServer(model, optimizer, box=connections)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        with pytest.raises(RuntimeError, match=r"optimizer\.step\(\) beside a ParameterServer"):
+            optimizer.step()
+        for parameter, old in zip(model.parameters(), before, strict=True):
+            assert torch.equal(parameter.detach(), old)
+        ps.step()
+        ps.close()
+        optimizer.step()  # the model is the worker's own again
+
+
+def test_a_server_that_was_given_up_is_in_nobodys_way() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1)
+    steps = OwnSteps(optimizer)
+    with pytest.raises(RuntimeError, match="beside a ParameterServer"):
+        optimizer.step()
+    del steps
+    optimizer.step()

@@ -33,6 +33,7 @@ from harness.synchronous import (
 )
 from torch import nn
 
+import torch_hbmcomm as hbmcomm
 from torch_hbmcomm.parameter_server.config import SyncConfig
 from torch_hbmcomm.parameter_server.synchronous import SyncParameterServer
 
@@ -328,6 +329,26 @@ def check_roles(context: Context) -> None:
 @pytest.mark.ranks(2, 3)
 def test_roles(pool: Pool) -> None:
     pool.run(check_roles)
+
+
+def check_serving_again(context: Context) -> None:
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        ps = hbmcomm.ParameterServer(model, optimizer, mode="sync", dedicated=True)
+        if context.rank == 0:
+            assert "beside a ParameterServer" in raised(RuntimeError, optimizer.step)
+            ps.serve()
+            optimizer.step()  # it serves nobody any more
+        else:
+            backward(model, context, 0, context.rank, context.size)
+            ps.step()
+            ps.close()
+
+
+@pytest.mark.ranks(2)
+def test_serving_again_with_the_same_optimizer(pool: Pool) -> None:
+    pool.run(check_serving_again)
 
 
 def check_closure(context: Context) -> None:
