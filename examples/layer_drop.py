@@ -1,8 +1,8 @@
 """Train the network of ddp_digits.py and send a tenth of its gradients.
 
-A layer whose gradients are small waits in each rank's cache until they have added up to something
-(layer-wise dropping with error feedback), so that a slow network carries a tenth of the bytes. Then
-the training runs once more with all of them, for comparison.
+Of each layer a low-rank approximation is sent in each step; the rest waits in each rank's cache
+(error feedback), so that a slow network carries a tenth of the bytes. Then the training runs once
+more with all of them, for comparison.
 
     torchrun --standalone --nproc-per-node 2 examples/layer_drop.py
 
@@ -73,7 +73,7 @@ def train(ratio: float, epochs: int, console: Console) -> Run:
 
 def report(runs: list[Run], console: Console) -> bool:
     table = Table("ratio", title="\nHandwritten digits", title_justify="left")
-    for heading in ("test accuracy", "sent by each rank", "of all", "layers in the last step"):
+    for heading in ("test accuracy", "sent by each rank", "of all", "sent whole in the last step"):
         table.add_column(heading, justify="right")
     for run in runs:
         table.add_row(f"{run.ratio:.0%}", f"{run.accuracy:.1%}", f"{run.sent / 1e6:.1f} MB",

@@ -42,7 +42,8 @@ class Contender:
 
 
 def dropping(ratio: float) -> Contender:
-    return Contender(f"R = {ratio:g}", "drop", {"ratio": ratio})
+    """Return the hook, or a parameter server, whose layers are sent whole or not at all."""
+    return Contender(f"R = {ratio:g}", "drop", {"ratio": ratio, "target": "bytes"})
 
 
 PLAIN = Contender("DDP")
@@ -50,6 +51,7 @@ NOTHING_DROPPED = dropping(0)
 PAPERS_RULE = Contender(
     f"R = {RATIO:g}, the paper's rule", "drop", {"ratio": RATIO, "target": "paper"}
 )
+LOW_RANK = Contender(f"R = {RATIO:g}, low rank", "drop", {"ratio": RATIO, "target": "low_rank"})
 BFLOAT16 = Contender("bfloat16", "bf16")
 POWER_SGD = Contender("PowerSGD", "PowerSGD")
 GLOO = Contender("DDP over Gloo", gloo=True)
@@ -57,4 +59,4 @@ GLOO = Contender("DDP over Gloo", gloo=True)
 
 def of_ddp(plan: Plan) -> list[Contender]:
     """Return the contenders under DDP besides PLAIN and NOTHING_DROPPED."""
-    return [*map(dropping, plan.ratios), PAPERS_RULE, BFLOAT16, POWER_SGD, GLOO]
+    return [*map(dropping, plan.ratios), PAPERS_RULE, LOW_RANK, BFLOAT16, POWER_SGD, GLOO]

@@ -47,10 +47,14 @@ class Averager:
         dist.all_reduce(values, group=self._decisions)
         return values.div_(self._ranks)
 
-    def start(self, gradients: torch.Tensor) -> torch.futures.Future[Any]:
-        """Start to average gradients, in place, which the caller has multiplied by factor()."""
+    def start(self, gradients: torch.Tensor, beside: bool = False) -> torch.futures.Future[Any]:
+        """Start to average gradients, in place, which the caller has multiplied by factor().
+
+        beside: on the communicator of the decisions
+        """
         op = dist.ReduceOp.AVG if self._divides(gradients.dtype) else dist.ReduceOp.SUM
-        work = dist.all_reduce(gradients, op, group=self._group, async_op=True)
+        group = self._decisions if beside else self._group
+        work = dist.all_reduce(gradients, op, group=group, async_op=True)
         future: torch.futures.Future[Any] = work.get_future()
         return future
 
@@ -93,4 +97,10 @@ def _options(group: dist.ProcessGroup) -> Any:
     own = cpu_backend(group).options
     # Only who names a policy is warned that there is no HBM for it.
     named = None if own.memory == Options().memory else own.memory
-    return Options(memory=named, staging_bytes=own.staging_bytes, parameter_server="")
+    return Options(
+        memory=named,
+        staging_bytes=own.staging_bytes,
+        reduce_threads=own.reduce_threads,
+        heartbeat_timeout=own.heartbeat_timeout,
+        parameter_server="",
+    )

@@ -13,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.layer_drop.decision import Layer, Shape, layers_of
-from torch_hbmcomm.tensors import check_dense
+from torch_hbmcomm.layer_drop.ranks import Matrix, matrix_of
+from torch_hbmcomm.tensors import check_dense, memory_shape
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -24,6 +25,7 @@ class BucketLayers:
 
     names, begins, counts: of its parameters, in its order; begins and counts in elements.
     wire: the dtype in which survivors travel.
+    matrices: by parameter, where it can be approximated; None: it is always sent whole.
     """
 
     names: tuple[str, ...]
@@ -31,6 +33,12 @@ class BucketLayers:
     counts: tuple[int, ...]
     layers: Sequence[Layer]
     wire: torch.dtype
+    matrices: tuple[Matrix | None, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all on the wire."""
+        return sum(self.counts) * self.wire.itemsize
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """Add up values of parameters to values of layers."""
@@ -140,7 +148,13 @@ class Buckets:
             for name, parameter in zip(names, parameters, strict=True)
         ]
         begins = tuple(accumulate(counts[:-1], initial=0))
-        return BucketLayers(names, begins, counts, layers_of(shapes, self._config), wire)
+        layers = layers_of(shapes, self._config)
+        always = {member for layer in layers if layer.always for member in layer.members}
+        matrices = tuple(
+            None if index in always else matrix_of(name, memory_shape(parameter), wire.itemsize)
+            for index, (name, parameter) in enumerate(zip(names, parameters, strict=True))
+        )
+        return BucketLayers(names, begins, counts, layers, wire, matrices)
 
 
 class _Parameters:
@@ -153,7 +167,8 @@ class _Parameters:
         self._complete = False
         if model is not None:
             check_dense(model)
-            for name, parameter in model.named_parameters():
+            for full_name, parameter in model.named_parameters():
+                name = full_name.replace("_orig_mod.", "")  # of a model that torch.compile wraps
                 if parameter.requires_grad:
                     check_dtype(name, parameter.dtype)
                     self._add(name, parameter)

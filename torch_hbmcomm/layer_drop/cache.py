@@ -62,6 +62,12 @@ class Cache:
         moments, nonzero = found.t().tolist()
         return moments, [flag == 0 for flag in nonzero]
 
+    def accumulated(self, name: str) -> torch.Tensor:
+        """Return what accumulate() has made in this step, flat; it may be changed in place."""
+        cache = self._changes[name]
+        assert cache is not None, f"{name} was packed twice in a step"
+        return cache
+
     def pack(
         self,
         names: Sequence[str],
@@ -79,7 +85,7 @@ class Cache:
         """
         if not names:
             return
-        caches = [self._changed(name) for name in names]
+        caches = [self.accumulated(name) for name in names]
         parts = [slice(cache.numel()) for cache in caches] if parts is None else parts
         packed = [cache[part] for cache, part in zip(caches, parts, strict=True)]
         self._native.layerdrop_pack(packed, wire, factor, 1 / factor)
@@ -148,11 +154,6 @@ class Cache:
         dtype = torch.float64 if wide else self._dtype or torch.float32
         rooms.append(torch.empty(gradient.numel(), dtype=dtype))
         return rooms[-1]
-
-    def _changed(self, name: str) -> torch.Tensor:
-        cache = self._changes[name]
-        assert cache is not None, f"{name} was packed twice in a step"
-        return cache
 
 
 def _shaped(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -11,10 +11,14 @@ import torch
 
 Representative = Literal["mean", "l1", "l2"]
 Granularity = Literal["parameter", "module"]
-Target = Literal["bytes", "paper"]
+Target = Literal["low_rank", "bytes", "paper"]
 
 CACHE_DTYPES = (torch.float32, torch.bfloat16)  # float16 would overflow when gradients add up
 
+_OF_WHOLE_LAYERS = (
+    *("every", "representative", "granularity"),
+    *("always_send", "max_age", "fixed_threshold"),
+)
 _AGE_FACTOR = 4  # times the mean wait of 1 / (1 - ratio) steps
 _LEAST_AGE = 8
 
@@ -26,10 +30,13 @@ class LayerDrop:
 
     A layer whose representative value is below a threshold is not sent; its gradients are added up
     in a cache (equation 1) and sent when the sum's representative reaches the threshold (equation
-    2).
+    2). With target="low_rank" all layers are sent in every step, but not whole: a low-rank
+    approximation of what is cached, and the rest stays cached.
+
+    To reproduce the paper: target="paper", max_age=math.inf, always_send=False.
 
     Args:
-        ratio: R, the part of all gradients that is dropped, in [0, 1); 0 drops nothing
+        ratio: R, the part of all gradients that is not sent, in [0, 1); with 0 all is sent
         every: steps between two searches for the threshold (Algorithm 1)
         warmup: first steps, in which everything is sent; without a fixed_threshold the first one
             always is
@@ -39,14 +46,17 @@ class LayerDrop:
             parameters that share a bucket)
         min_numel: a layer with fewer elements is always sent, and so is one without a parameter of
             two dimensions
-        max_age: steps that a layer waits at most before it is sent; None: four times the mean
-            wait, 4 / (1 - ratio), and at least 8
+        always_send: whether there are such layers
+        max_age: steps that a layer waits at most before it is sent; math.inf: for ever; None: four
+            times the mean wait, 4 / (1 - ratio), and at least 8
         cache_dtype: of the caches; None: float32 (float64 for float64). With bfloat16, what
             rounding takes away in each step is lost.
         fixed_threshold: instead of one that is searched for
         target: "bytes": between two searches the threshold follows the bytes really sent, so that
             their mean is 1 - ratio of all; it also falls with a layer's age, so that few wait to
             the limit. "paper": it stays as it was found, and more is sent, because caches grow.
+            "low_rank", under DDP only: there is no threshold, and of what follows `ratio` only
+            warmup, min_numel and cache_dtype have a meaning.
 
     Raises:
         ValueError, TypeError: an argument is out of its range, or of another type
@@ -58,7 +68,8 @@ class LayerDrop:
     representative: Representative = "mean"
     granularity: Granularity = "parameter"
     min_numel: int = 4096
-    max_age: int | None = None
+    always_send: bool = True
+    max_age: float | None = None
     cache_dtype: torch.dtype | None = None
     fixed_threshold: float | None = None
     target: Target = "bytes"
@@ -66,7 +77,7 @@ class LayerDrop:
     def __post_init__(self) -> None:
         for name, least in (("every", 1), ("warmup", 0), ("min_numel", 0), ("max_age", 1)):
             value = getattr(self, name)
-            if (name, value) == ("max_age", None):
+            if name == "max_age" and value in (None, math.inf):
                 continue
             if not isinstance(value, Integral) or isinstance(value, bool):
                 raise TypeError(f"{name} is a whole number, not {value!r}")
@@ -94,8 +105,20 @@ class LayerDrop:
         if threshold is not None and not (threshold >= 0 and math.isfinite(threshold)):
             raise ValueError(f"fixed_threshold is a finite number from 0 up, not {threshold}")
 
+        if self.target == "low_rank":
+            self._check_low_rank()
+
+    def _check_low_rank(self) -> None:
+        defaults = LayerDrop()
+        for name in _OF_WHOLE_LAYERS:
+            if getattr(self, name) != getattr(defaults, name):
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is for layers that are sent whole or not at "
+                    'all: choose target="bytes" or "paper", and not "low_rank"'
+                )
+
     @property
-    def oldest(self) -> int:
+    def oldest(self) -> float:
         """The steps that a layer waits at most: max_age, or its default."""
         if self.max_age is not None:
             return self.max_age

@@ -79,7 +79,8 @@ def _layer(shapes: Sequence[Shape], members: tuple[int, ...], config: LayerDrop)
         members=members,
         numel=numel,
         nbytes=sum(shape.numel * shape.width for shape in own),
-        always=numel < config.min_numel or all(shape.dimensions < 2 for shape in own),
+        always=config.always_send
+        and (numel < config.min_numel or all(s.dimensions < 2 for s in own)),
     )
 
 

@@ -5,6 +5,7 @@ without `from __future__ import annotations`.
 """
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch_hbmcomm.layer_drop.buckets import BucketLayers, Buckets
 from torch_hbmcomm.layer_drop.cache import Cache, own_share
 from torch_hbmcomm.layer_drop.config import Granularity, LayerDrop, Representative, Target
 from torch_hbmcomm.layer_drop.decision import DropRule
+from torch_hbmcomm.layer_drop.low_rank import BucketFactors, LowRankRule
 from torch_hbmcomm.layer_drop.optimizer import UpdateSkipper, move_to_gradients, optimizers_of
 from torch_hbmcomm.layer_drop.statistics import (
     Statistics,
@@ -31,12 +33,19 @@ _log = logging.getLogger("torch_hbmcomm.layer_drop")
 
 
 def layer_drop_hook(
-    state: "LayerDropState", bucket: GradBucket
+    state: "LayerDropState", bucket: GradBucket, *shards: torch.Tensor
 ) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket but for the layers that are dropped, as LayerDropState says.
+    """Average a bucket but for what waits, as LayerDropState says.
 
     Register it with ``ddp.register_comm_hook(state, layer_drop_hook)``.
+
+    Raises TypeError for another state, and under FullyShardedDataParallel.
     """
+    if shards or not isinstance(bucket, GradBucket):
+        raise TypeError(
+            "layer_drop_hook is for DistributedDataParallel, and FullyShardedDataParallel has "
+            "called it: there each rank has a part of the gradients only"
+        )
     if not isinstance(state, LayerDropState):
         raise TypeError(
             "layer_drop_hook is registered with a LayerDropState, not with "
@@ -46,21 +55,26 @@ def layer_drop_hook(
 
 
 class LayerDropState:
-    """Layer-wise dropping with error feedback (Lee et al. 2020, sections 4 and 5) under DDP.
+    """A part of the gradients in each step, the rest later, under DDP.
 
         ddp = DistributedDataParallel(model)
         state = hbmcomm.LayerDropState(None, ratio=0.9, model=ddp)  # on every rank of the group
         ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
         ...  # the training loop as it was
 
-    Each rank adds its gradients to a cache. Layers whose accumulated gradient reaches the threshold
-    are averaged over the ranks, and leave the cache; the others are zero in .grad, and wait.
-    Nothing is lost: what was sent and what is cached add up to all gradients. DropRule in
-    layer_drop/decision.py decides.
+    Each rank adds its gradients to a cache. What is averaged over the ranks leaves it, and the rest
+    waits. Nothing is lost: what was sent and what is cached add up to all gradients.
 
-    All ranks decide alike: the layers' moments are averaged in a small synchronous allreduce for
-    each bucket, on a communicator of this state's own; then the survivors of the bucket are packed
-    at its beginning, and averaged in one asynchronous allreduce over the group.
+    **target="low_rank"** (default): of each matrix of gradients an approximation is averaged, whose
+    rank follows from the budget of bytes and from where they take most out of the caches (Vogels et
+    al. 2019; low_rank.py). A bucket takes two allreduces on a communicator of this state's own, of
+    the left factors and of what decides, which are waited for; and one over the group, of the right
+    factors and of what is sent whole, packed at the bucket's beginning.
+
+    **target="bytes", "paper"**: layers are sent whole or not at all (Lee et al. 2020, sections 4
+    and 5; decision.py). Those whose accumulated gradient reaches a threshold are averaged; the
+    others are zero in .grad. The layers' moments are averaged in a small synchronous allreduce for
+    each bucket, the survivors in one asynchronous one.
 
     **The threshold** concerns the whole model, while a bucket is decided before later ones exist:
     it is searched for with the values of one step, every `every` steps, and used from the next one
@@ -68,11 +82,12 @@ class LayerDropState:
 
     Args:
         group: the model's, on any CPU backend; None is the default one
-        ratio: see LayerDrop, as for every, warmup, representative, granularity, min_numel, max_age,
-            cache_dtype, fixed_threshold and target; all of them the same on every rank
+        ratio: see LayerDrop, as for every, warmup, representative, granularity, min_numel,
+            always_send, max_age, cache_dtype, fixed_threshold and target; all of them the same on
+            every rank
         model: needed for checkpoints and for layers that are modules, and checked to have this
             group
-        wire_dtype: torch.bfloat16: survivors of float32 travel as that, and what rounding takes
+        wire_dtype: torch.bfloat16: gradients of float32 travel as that, and what rounding takes
             away stays in the cache
         skip_update: a layer that is dropped keeps its parameters and its optimizer's state in that
             step; a zero gradient would still let weight decay and momentum change them
@@ -111,10 +126,11 @@ class LayerDropState:
         representative: Representative = "mean",
         granularity: Granularity = "parameter",
         min_numel: int = 4096,
-        max_age: int | None = None,
+        always_send: bool = True,
+        max_age: float | None = None,
         cache_dtype: torch.dtype | None = None,
         fixed_threshold: float | None = None,
-        target: Target = "bytes",
+        target: Target = "low_rank",
         model: DistributedDataParallel | None = None,
         wire_dtype: torch.dtype | None = None,
         skip_update: bool = False,
@@ -129,6 +145,7 @@ class LayerDropState:
             representative=representative,
             granularity=granularity,
             min_numel=min_numel,
+            always_send=always_send,
             max_age=max_age,
             cache_dtype=cache_dtype,
             fixed_threshold=fixed_threshold,
@@ -150,7 +167,7 @@ class LayerDropState:
         optimizers = optimizers_of(optimizer, skip_update, self._buckets.parameters)
         self._skipper = UpdateSkipper(optimizers) if skip_update else None
         self._log_every = log_every
-        self._rule = DropRule(self._config)
+        self._rule = self._new_rule()
         self._cache = Cache(cache_dtype, recoverable=self._scaler is not None)
         self._statistics = Statistics()
         self._averager = Averager(self._group)
@@ -162,6 +179,10 @@ class LayerDropState:
         self._finite = self._direct = True
         self._dropped: list[str] = []
 
+    def _new_rule(self) -> LowRankRule | DropRule:
+        low_rank = self._config.target == "low_rank"
+        return LowRankRule(self._config) if low_rank else DropRule(self._config)
+
     # -- a step, from the hook downwards ---------------------------------------------------------
 
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -171,8 +192,10 @@ class LayerDropState:
             self._begin_step()
         if self._direct:
             future = self._average_all(layers, bucket.buffer())
+        elif isinstance(self._rule, LowRankRule):
+            future = self._approximate(self._rule, layers, bucket.buffer())
         else:
-            future = self._average_some(layers, bucket.buffer())
+            future = self._average_some(self._rule, layers, bucket.buffer())
         if self._buckets.close(bucket):
             warn_if_little_can_be_dropped(self._config, self._buckets.layers)
         if bucket.is_last() and self._skipper is not None:
@@ -193,56 +216,119 @@ class LayerDropState:
     ) -> torch.futures.Future[torch.Tensor]:
         """Average the whole bucket: nothing is decided or cached."""
         self._statistics.count_all(layers, buffer)
+        if isinstance(self._rule, LowRankRule):
+            self._rule.end_bucket(layers, told=0, sent=layers.nbytes)
         work = self._averager.start(self._averager.scaled(buffer))
         return work.then(lambda future: _value(future, buffer))
 
     def _average_some(
-        self, layers: BucketLayers, buffer: torch.Tensor
+        self, rule: DropRule, layers: BucketLayers, buffer: torch.Tensor
     ) -> torch.futures.Future[torch.Tensor]:
-        """Cache the bucket, pack the parameters that are sent at its beginning, and average them;
-        then spread them over the bucket again, which is zero elsewhere."""
-        sent = self._decide(layers, buffer)
-        counts = [layers.counts[index] for index in sent]
-        wire = buffer.view(layers.wire)[: sum(counts)]
-        if not counts:
+        """Cache the bucket, and average the parameters of the layers that the rule sends, unless a
+        gradient is zero on all ranks."""
+        moments, zeros = self._accumulate(layers, buffer, self._config.squares)
+        told = torch.tensor([moments, zeros], dtype=torch.float64)
+        moments, zeros = self._averager.agree(told).tolist()
+        idle = {name for name, zero in zip(layers.names, zeros, strict=True) if zero == 1}
+        of_layers = layers.sums(moments)
+        decisions = rule.decide(layers.layers, of_layers, idle)
+        self._warn(layers, of_layers)
+        gone = [layer for layer, goes in zip(layers.layers, decisions, strict=True) if goes]
+        elements = sum(layer.numel for layer in gone)
+        self._statistics.count(layers, len(gone), elements, buffer, told.nbytes)
+        sent = [i for layer in gone for i in layer.members if layers.names[i] not in idle]
+        return self._send(layers, buffer, sorted(sent))
+
+    def _approximate(
+        self, rule: LowRankRule, layers: BucketLayers, buffer: torch.Tensor
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Cache the bucket, and average an approximation of each matrix that has a rank, and the
+        whole of what is no matrix, unless a gradient is zero on all ranks.
+
+        A matrix goes whole, too, whose cache or left factor is not finite.
+        """
+        moments, zeros = self._accumulate(layers, buffer)
+        factors = BucketFactors(rule, layers, self._cache, self._wire_factor(layers))
+        lefts = self._averager.start(factors.lefts, beside=True)
+        energies = [0.0 if one is None else rule.energy(one) for one in layers.matrices]
+        told = torch.tensor([moments, zeros, energies], dtype=torch.float64)
+        moments, zeros, energies = self._averager.agree(told).tolist()
+        lefts.wait()
+        awake = {i for i, zero in enumerate(zeros) if zero < 1 and moments[i] != 0}
+        factors.choose({i for i in awake if math.isfinite(moments[i])})
+        waits = {
+            i
+            for i, matrix in enumerate(layers.matrices)
+            if matrix is not None and rule.rank(matrix) == 0 and math.isfinite(moments[i])
+        }
+        if rule.sends_all:
+            waits.clear()
+        whole = sorted(awake.difference(factors.chosen, waits))
+        self._warn(layers, layers.sums(moments))
+        elements = sum(layers.counts[index] for index in whole) + factors.numel
+        sent = (elements + factors.lefts.numel()) * layers.wire.itemsize
+        told_bytes = told.nbytes + factors.lefts.nbytes
+        self._statistics.count(layers, len(whole), elements, buffer, told_bytes)
+        rule.end_bucket(layers, moments, energies, told=told.nbytes, sent=sent)
+        return self._send(layers, buffer, whole, factors)
+
+    def _accumulate(
+        self, layers: BucketLayers, buffer: torch.Tensor, squares: bool = False
+    ) -> tuple[list[float], list[bool]]:
+        """Add the bucket, unscaled, to the cache."""
+        gradients = buffer.split(layers.counts)
+        return self._cache.accumulate(layers.names, gradients, 1 / self._scale(), squares)
+
+    def _send(
+        self,
+        layers: BucketLayers,
+        buffer: torch.Tensor,
+        whole: Sequence[int],
+        factors: BucketFactors | None = None,
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Pack parameters, by index, and right factors at the bucket's beginning, and average them;
+        then spread them over the bucket, which is zero elsewhere."""
+        approximated = () if factors is None else factors.chosen
+        self._dropped += [
+            name
+            for index, name in enumerate(layers.names)
+            if index not in whole and index not in approximated
+        ]
+        counts = [layers.counts[index] for index in whole]
+        end = sum(counts)
+        wire = buffer.view(layers.wire)[: end + (0 if factors is None else factors.numel)]
+        if not wire.numel():
             buffer.zero_()
             done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
             done.set_result(buffer)
             return done
-        factor = self._scale() * self._averager.factor(layers.wire)
-        self._cache.pack([layers.names[index] for index in sent], wire, factor)
-        begins = [layers.begins[index] for index in sent]
+        self._cache.pack(
+            [layers.names[index] for index in whole], wire[:end], self._wire_factor(layers)
+        )
+        if factors is not None:
+            factors.take_out(wire[end:])
+        begins = [layers.begins[index] for index in whole]
+        scale = self._scale()
 
         def unpack(future: torch.futures.Future[Any]) -> torch.Tensor:
             future.value()  # raises what the allreduce did
-            if not self._unpack(wire, buffer, begins, counts):
+            rights = wire[end:].clone()  # unpacking the rest writes over them
+            finite = self._unpack(wire[:end], buffer, begins, counts)
+            if factors is not None:
+                finite &= factors.restore(rights, buffer, scale)
+            if not finite:
                 self._finite = False
             return buffer
 
         return self._averager.start(wire).then(unpack)
 
-    def _decide(self, layers: BucketLayers, buffer: torch.Tensor) -> list[int]:
-        """Cache the bucket. Returns the indices of the parameters that are sent: those of the
-        layers that the rule sends, unless a gradient is zero on all ranks."""
-        moments, zeros = self._cache.accumulate(
-            layers.names, buffer.split(layers.counts), 1 / self._scale(), self._config.squares
-        )
-        told = torch.tensor([moments, zeros], dtype=torch.float64)
-        moments, zeros = self._averager.agree(told).tolist()
-        idle = {name for name, zero in zip(layers.names, zeros, strict=True) if zero == 1}
-        of_layers = layers.sums(moments)
-        decisions = self._rule.decide(layers.layers, of_layers, idle)
+    def _warn(self, layers: BucketLayers, moments: Sequence[float]) -> None:
         if self._scaler is None:
-            warn_not_finite(layers.layers, of_layers)
-        self._statistics.count(layers, decisions, buffer, told)
-        sent = sorted(
-            member
-            for layer, goes in zip(layers.layers, decisions, strict=True)
-            for member in layer.members
-            if goes and layers.names[member] not in idle
-        )
-        self._dropped += [layers.names[i] for i in set(range(len(layers.names))).difference(sent)]
-        return sent
+            warn_not_finite(layers.layers, moments)
+
+    def _wire_factor(self, layers: BucketLayers) -> float:
+        """Return what unscaled values are multiplied by on the wire."""
+        return self._scale() * self._averager.factor(layers.wire)
 
     def _scale(self) -> float:
         """Return the factor that the scaler has put on gradients."""
@@ -261,7 +347,10 @@ class LayerDropState:
             self._statistics.refuse_step()
             return
         self._cache.commit()
-        self._rule.end_step(self._statistics.overhead)
+        if isinstance(self._rule, LowRankRule):
+            self._rule.end_step()
+        else:
+            self._rule.end_step(self._statistics.overhead)
         self._statistics.end_step()
         steps = self._statistics.steps
         if self._log_every and steps % self._log_every == 0 and self._group.rank() == 0:
@@ -294,6 +383,7 @@ class LayerDropState:
             "rank": self._group.rank(),
             "ranks": self._group.size(),
             "names": list(self._buckets.parameters),
+            "target": self._config.target,
             "rule": self._rule.state_dict(),
             "caches": self._cache.state_dict(self._buckets.parameters),
             "statistics": self._statistics.state_dict(),
@@ -307,14 +397,20 @@ class LayerDropState:
                 were then, which may be another number than now. Their caches are handed out and
                 added up, so that the sum over the ranks stays.
 
-        Raises ValueError for those of another model, rank or number of ranks; then nothing has
-        changed.
+        Raises ValueError for those of another model, rank or number of ranks, and for those of
+        target="low_rank" with another one, and the other way round; then nothing has changed.
         """
         self._check_named("load_state_dict()")
         self._settle()
         parameters = self._buckets.parameters
         own = own_share(state, self._group.rank(), self._group.size(), list(parameters))
-        rule = DropRule(self._config)
+        saved = own.common.get("target", "bytes")
+        if (saved == "low_rank") != (self._config.target == "low_rank"):
+            raise ValueError(
+                f'the checkpoint is of target="{saved}", and this state is of '
+                f'target="{self._config.target}": use the same one'
+            )
+        rule = self._new_rule()
         rule.load_state_dict(own.common["rule"])
         self._cache.load_state_dict([one["caches"] for one in own.states], parameters)
         self._rule = rule

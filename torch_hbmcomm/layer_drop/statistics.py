@@ -52,23 +52,23 @@ class Statistics:
         self._step.sent_elements += buffer.numel()
 
     def count(
-        self, bucket: BucketLayers, sent: Sequence[bool], buffer: torch.Tensor, told: torch.Tensor
+        self, bucket: BucketLayers, whole: int, elements: int, buffer: torch.Tensor, told: int
     ) -> None:
-        """Count a bucket of which some layers were sent.
+        """Count a bucket of which a part was sent.
 
         Args:
-            sent: by layer
+            whole: layers that were sent whole
+            elements: values that this rank sent of gradients
             buffer: the bucket's gradients
-            told: values that each rank told all others to decide
+            told: bytes that it sent to decide
         """
-        gone = [layer for layer, goes in zip(bucket.layers, sent, strict=True) if goes]
         self.layers += len(bucket.layers)
-        self.sent_layers += len(gone)
-        self.overhead += told.nbytes
+        self.sent_layers += whole
+        self.overhead += told
         self._step.gradient_bytes += buffer.nbytes
-        self._step.sent_bytes += told.nbytes + sum(layer.nbytes for layer in gone)
+        self._step.sent_bytes += told + elements * bucket.wire.itemsize
         self._step.elements += buffer.numel()
-        self._step.sent_elements += sum(layer.numel for layer in gone)
+        self._step.sent_elements += elements
 
     def end_step(self) -> None:
         """Add the step to the totals."""

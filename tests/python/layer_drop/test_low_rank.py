@@ -1,0 +1,246 @@
+"""layer_drop_hook's default: what waits travels as a low-rank approximation of its cache."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import Context, Pool
+from harness.data import assert_same
+from harness.layer_drop_ddp import SHAPES, Weighted, wrapped
+from harness.layer_drop_low_rank import PowerSgd
+from harness.pairwise import in_turn
+from torch.nn.parallel import DistributedDataParallel
+
+import torch_hbmcomm as hbmcomm
+
+pytestmark = pytest.mark.ranks(1, 2, 4)
+
+STEPS = 14
+MATRICES = {"all.1": (61, 101), "all.3": (80, 80), "all.5": (97, 89), "all.7": (41, 217)}
+RATIOS = [0.5, 0.7, 0.8]
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"gradient_as_bucket_view": True},
+    {"bucket_cap_mb": 25},
+    {"static_graph": True},
+]
+
+
+def started(
+    context: Context, ddp_options: Any = None, backend: str = "hbm", **options: Any
+) -> tuple[DistributedDataParallel, hbmcomm.LayerDropState]:
+    group = dist.new_group(backend=backend)
+    ddp = wrapped(Weighted(), process_group=group, **(ddp_options or {}))
+    state = hbmcomm.LayerDropState(group, model=ddp, **options)
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    return ddp, state
+
+
+def normal(context: Context, rank: int, step: int) -> list[torch.Tensor]:
+    """Gradients of which a part goes on in one direction."""
+    draw = torch.Generator().manual_seed(context.seed + 1000 * step + rank)
+    steady = torch.Generator().manual_seed(context.seed)
+    found = []
+    for shape in SHAPES:
+        noise = torch.randn(shape, generator=draw)
+        if len(shape) > 1:
+            left = torch.randn((*shape[:-1], 1), generator=steady)
+            noise += left * torch.randn(shape[-1], generator=steady)
+        found.append(noise)
+    return found
+
+
+def backward(ddp: DistributedDataParallel, weights: list[torch.Tensor]) -> list[torch.Tensor]:
+    ddp.zero_grad()
+    ddp(*weights).backward()
+    found = [parameter.grad for parameter in ddp.parameters()]
+    assert all(gradient is not None for gradient in found)
+    return [gradient for gradient in found if gradient is not None]
+
+
+def cached(state: hbmcomm.LayerDropState) -> list[torch.Tensor]:
+    caches = state.state_dict()["caches"]
+    return [caches.get(f"all.{i}", torch.zeros(shape)) for i, shape in enumerate(SHAPES)]
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor, about: str) -> None:
+    distance = (found.double() - expected).norm() / (expected.norm() + 1e-9)
+    assert distance < 1e-4, f"{about}: {distance:.1e} away"
+
+
+def follow(context: Context, ratio: float, way: Any, backend: str) -> None:
+    ddp, state = started(context, way, backend, ratio=ratio)
+    reference = PowerSgd()
+    for step in range(STEPS):
+        ranks = dict(state.state_dict()["rule"]["ranks"])
+        of_ranks = [normal(context, rank, step) for rank in range(context.size)]
+        expected = reference.step(of_ranks, ranks, MATRICES if step > 0 else {})
+        found = backward(ddp, of_ranks[context.rank])
+        for index, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+            assert_near(ours, theirs, f"step {step}, parameter {index}")
+            of_all = [torch.empty_like(ours) for _ in range(context.size)]
+            dist.all_gather(of_all, ours)
+            for other in of_all:
+                assert_same(other, ours, f"step {step}, parameter {index} on another rank")
+    for index, (ours, theirs) in enumerate(
+        zip(cached(state), reference.caches[context.rank], strict=True)
+    ):
+        assert_near(ours, theirs, f"the cache of parameter {index}")
+    assert len(set(ranks.values())) > 1, "ranks follow the energy"
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_approximations_are_power_sgds(pool: Pool, ratio: float) -> None:
+    number = RATIOS.index(ratio)
+    backend = in_turn(["hbm", "gloo"], number, pool.size)
+    pool.run(follow, ratio, in_turn(WAYS, number, pool.size), backend)
+
+
+def stand_for_all(context: Context) -> None:
+    """One rank that has the average of all gradients, beside all ranks."""
+    ddp, state = started(context, ratio=0.8)
+    groups = [dist.new_group([rank]) for rank in range(context.size)]
+    alone = wrapped(Weighted(), process_group=groups[context.rank])
+    other = hbmcomm.LayerDropState(groups[context.rank], model=alone, ratio=0.8)
+    alone.register_comm_hook(other, hbmcomm.layer_drop_hook)
+    for step in range(STEPS):
+        of_ranks = [normal(context, rank, step) for rank in range(context.size)]
+        mean = [torch.stack(parts).mean(0) for parts in zip(*of_ranks, strict=True)]
+        found, expected = backward(ddp, of_ranks[context.rank]), backward(alone, mean)
+        for index, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+            assert_near(ours, theirs.double(), f"step {step}, parameter {index}")
+    assert state.summary()["sent_bytes"] == other.summary()["sent_bytes"]
+
+
+@pytest.mark.ranks(4)
+def test_one_rank_stands_for_all(pool: Pool) -> None:
+    """benchmarks/layer_drop/accuracy.py lets one process stand for all ranks."""
+    pool.run(stand_for_all)
+
+
+def keep_everything(context: Context, options: Any) -> None:
+    """What was sent and what is cached add up to all gradients, but for rounding in each step."""
+    ddp, state = started(context, ratio=0.8, **options)
+    sent = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
+    computed = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
+    rounded = torch.zeros(len(SHAPES), dtype=torch.float64)
+    for step in range(STEPS):
+        own = normal(context, context.rank, step)
+        for index, came in enumerate(backward(ddp, own)):
+            computed[index] += own[index]
+            sent[index] += came.double() * context.size
+            rounded[index] += 1e-6 * own[index].norm()
+            if "wire_dtype" in options:  # a rank's own rounding stays cached, that of sums is lost
+                rounded[index] += came.norm() * (context.size - 1) / 2**9
+    dist.all_reduce(rounded)
+    for index, (cache, gone, whole) in enumerate(zip(cached(state), sent, computed, strict=True)):
+        both = torch.stack([cache.double(), whole])
+        dist.all_reduce(both)
+        assert (gone + both[0] - both[1]).norm() <= rounded[index], f"parameter {index}"
+
+
+@pytest.mark.parametrize("options", [{}, {"wire_dtype": torch.bfloat16}, {"warmup": 5}])
+def test_nothing_is_lost_by_approximating(pool: Pool, options: Any) -> None:
+    pool.run(keep_everything, options)
+
+
+def leave_unused(context: Context) -> None:
+    """A matrix that nobody used keeps its cache; one that rank 0 alone used is averaged."""
+    ddp, state = started(context, {"find_unused_parameters": True}, ratio=0.8)
+    applied, total = torch.zeros(SHAPES[3]), torch.zeros(SHAPES[3])
+    for step in range(STEPS):
+        weights: list[torch.Tensor | None] = [*normal(context, context.rank, step)]
+        if step % 3 == 2 or (step % 3 == 1 and context.rank > 0):
+            weights[3] = None
+        ddp.zero_grad()
+        ddp(*weights).backward()
+        came = ddp.module.all[3].grad
+        assert (came is None) == (step % 3 == 2)
+        if came is not None:
+            applied += came * context.size
+        if weights[3] is not None:
+            total += weights[3]
+    total += 0
+    held = cached(state)[3] - total
+    dist.all_reduce(held)
+    assert_near(applied, -held.double(), "sent and cached")
+
+
+def test_unused_matrices_keep_their_caches(pool: Pool) -> None:
+    pool.run(leave_unused)
+
+
+def scale_losses(context: Context) -> None:
+    """Steps that the scaler skips leave no trace."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024, growth_interval=100)
+    ddp, state = started(context, ratio=0.8, scaler=scaler)
+    twin, other = started(context, ratio=0.8)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1)
+    reference = torch.optim.SGD(twin.parameters(), lr=1)
+    for step in range(STEPS):
+        own = normal(context, context.rank, step)
+        broken = step in (1, 6)
+        if broken and context.rank == step % context.size:
+            own[3][0, 0] = float("inf")
+        optimizer.zero_grad()
+        scaler.scale(ddp(*own)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if not broken:
+            backward(twin, own)
+            reference.step()
+    assert state.summary()["refused_steps"] == 2
+    for index, (ours, theirs) in enumerate(zip(ddp.parameters(), twin.parameters(), strict=True)):
+        assert_near(ours.detach(), theirs.detach().double(), f"parameter {index}")
+    assert state.state_dict()["rule"]["ranks"] == other.state_dict()["rule"]["ranks"]
+
+
+@pytest.mark.ranks(1, 2)
+def test_skipped_steps_leave_no_trace_in_factors(pool: Pool) -> None:
+    pool.run(scale_losses)
+
+
+def resume(context: Context) -> None:
+    ddp, state = started(context, ratio=0.8)
+    for step in range(8):
+        backward(ddp, normal(context, context.rank, step))
+    saved = copy.deepcopy(state.state_dict())
+    again, other = started(context, {"bucket_cap_mb": 25}, ratio=0.8)
+    other.load_state_dict(saved)
+    for step in range(8, 20):
+        own = normal(context, context.rank, step)
+        for ours, theirs in zip(backward(ddp, own), backward(again, own), strict=True):
+            assert_same(ours, theirs, f"step {step}")
+    assert state.summary() == other.summary()
+
+
+def test_resuming_goes_on_with_the_same_factors(pool: Pool) -> None:
+    pool.run(resume)
+
+
+def channels_last(context: Context) -> None:
+    """A gradient is a matrix in the order of its memory."""
+    model = Weighted(shapes=[(32, 16, 3, 3)])
+    model.all[0] = torch.nn.Parameter(model.all[0].detach().to(memory_format=torch.channels_last))
+    ddp = wrapped(model)
+    state = hbmcomm.LayerDropState(model=ddp, ratio=0.8)
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    for _ in range(3):
+        ddp.zero_grad()
+        outer = torch.randn(32, 1, generator=torch.Generator().manual_seed(context.seed))
+        inner = torch.randn(3, 3, 16, generator=torch.Generator().manual_seed(1 + context.seed))
+        weights = (outer * inner.view(1, -1)).view(32, 3, 3, 16).permute(0, 3, 1, 2)
+        ddp(weights).backward()
+        gradient = model.all[0].grad
+        assert gradient is not None
+        assert_near(gradient, weights.double(), "of rank 1")
+    assert state.summary()["sent_share"] < 0.7
+
+
+@pytest.mark.ranks(1, 2)
+def test_memory_order(pool: Pool) -> None:
+    pool.run(channels_last)

@@ -1,0 +1,35 @@
+"""bf16_hook: gradients that travel as bfloat16.
+
+DDP compares the hook's annotations with classes, so they must not be strings: this module does
+without `from __future__ import annotations`.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+
+from torch_hbmcomm.groups import chosen_group
+
+
+def bf16_hook(
+    group: dist.ProcessGroup | None, bucket: GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket over the ranks of the model's group, as bfloat16; None is the default one.
+
+    Register it with ``ddp.register_comm_hook(group, bf16_hook)``. It does what PyTorch's
+    bf16_compress_hook does, which DDP refuses where there is no GPU. What rounding takes away is
+    lost; LayerDropState(ratio=0, wire_dtype=torch.bfloat16) keeps it for the next step.
+    """
+    chosen = chosen_group(group)
+    buffer = bucket.buffer()
+    narrow = buffer.to(torch.bfloat16).div_(chosen.size())
+    work = dist.all_reduce(narrow, group=chosen, async_op=True)
+
+    def widen(future: torch.futures.Future[Any]) -> torch.Tensor:
+        future.value()  # raises what the allreduce did
+        return buffer.copy_(narrow)
+
+    done: torch.futures.Future[torch.Tensor] = work.get_future().then(widen)
+    return done

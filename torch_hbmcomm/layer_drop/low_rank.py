@@ -1,0 +1,284 @@
+"""Low-rank approximations of what is cached, by warm-started power iteration with error feedback
+(Vogels et al. 2019, *PowerSGD: Practical low-rank gradient compression for distributed
+optimization*, Algorithm 1).
+
+A cache is a matrix M, of another content on each rank of the group. What comes back is L Rᵀ: L is
+an orthonormal basis of the mean over the ranks of M R', where R' is R of the step before; R is the
+mean of Mᵀ L. Each rank takes its own part, L Lᵀ M, out of its cache: what was sent and what is
+cached add up to all gradients.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torch_hbmcomm.layer_drop.buckets import BucketLayers
+from torch_hbmcomm.layer_drop.cache import Cache
+from torch_hbmcomm.layer_drop.config import LayerDrop
+from torch_hbmcomm.layer_drop.ranks import Matrix, first_ranks, next_ranks
+
+_REPAY = 50
+"""Steps in which bytes beyond the budget, which ranks do not hit, are saved again."""
+
+_EVERY = 5
+"""Steps between two choices of ranks, over which energies are added up: one step's say little."""
+
+
+@dataclass
+class _Step:
+    """Findings of one step so far. Bytes: of all gradients, of what no rank changes, sent."""
+
+    matrices: dict[str, Matrix] = field(default_factory=dict)
+    energies: dict[str, float] = field(default_factory=dict)
+    rights: dict[str, torch.Tensor] = field(default_factory=dict)
+    waited: dict[str, int] = field(default_factory=dict)
+    whole: int = 0
+    fixed: int = 0
+    sent: int = 0
+
+
+class LowRankRule:
+    """Chooses the rank of each matrix for the next step, by its energy and a budget of bytes, and
+    keeps the factors R.
+
+    A step is keep() for what is sent and end_bucket() for each bucket, then end_step() or
+    cancel_step(). All ranks of the group are told the same, and choose the same.
+
+    waited: steps since a parameter was sent, for those that no rank is left for.
+    """
+
+    threshold = -1.0  # there is none
+
+    def __init__(self, config: LayerDrop) -> None:
+        self._config = config
+        self._steps = 0
+        self._owed = 0.0  # bytes sent beyond the budget
+        self._ranks: dict[str, int] = {}
+        self._energies: defaultdict[str, float] = defaultdict(
+            float
+        )  # added up since ranks were chosen
+        self._rights: dict[str, torch.Tensor] = {}
+        self.waited: dict[str, int] = {}
+        self._step = _Step()
+
+    @property
+    def sends_all(self) -> bool:
+        """Whether everything is sent whole in this step."""
+        return self._config.ratio == 0 or not self._ranks or self._steps < self._config.warmup
+
+    def rank(self, matrix: Matrix) -> int:
+        return self._ranks.get(matrix.name, 0)
+
+    def energy(self, matrix: Matrix) -> float:
+        """Return the squared norm of the last column of R; 0 before there is one."""
+        right = self._rights.get(matrix.name)
+        return 0.0 if right is None else float(right[:, -1].double().square().sum())
+
+    def directions(self, matrix: Matrix, dtype: torch.dtype) -> torch.Tensor:
+        """Return R', with columns of norm 1.
+
+        Half of them are of the step before: gradients go on in the directions that were sent. The
+        other half is random, the same on every rank of the group: what is left in the caches lies
+        in other directions.
+        """
+        seed = zlib.crc32(f"{matrix.name} {self._steps}".encode())
+        known = self._rights.get(matrix.name, torch.empty(matrix.columns, 0))
+        known = known[:, : (self.rank(matrix) + 1) // 2].to(dtype)
+        shape = matrix.columns, self.rank(matrix) - known.shape[1]
+        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+        return torch.nn.functional.normalize(torch.cat([known, drawn], dim=1), dim=0)
+
+    def keep(self, matrix: Matrix, right: torch.Tensor) -> None:
+        """Keep R for the next step."""
+        self._step.rights[matrix.name] = right
+
+    def end_bucket(
+        self,
+        layers: BucketLayers,
+        moments: Sequence[float] = (),
+        energies: Sequence[float] = (),
+        *,
+        told: int,
+        sent: int,
+    ) -> None:
+        """Take in what a bucket tells of the next step.
+
+        Args:
+            moments: sums of absolute values that are cached, by parameter
+            energies: energy() by parameter; both averaged over the ranks of the group, or none
+                where everything was sent
+            told: bytes that this rank sent to decide
+            sent: bytes that it sent of gradients
+        """
+        step = self._step
+        step.whole += layers.nbytes
+        step.fixed += layers.nbytes + told
+        step.sent += sent + told
+        for index, matrix in enumerate(layers.matrices):
+            if matrix is None:
+                continue
+            step.matrices[matrix.name] = matrix
+            step.fixed -= matrix.nbytes
+            energy = energies[index] if energies and math.isfinite(energies[index]) else 0.0
+            if moments and self.rank(matrix) == 0 and 0 < moments[index] < math.inf:
+                step.waited[matrix.name] = self.waited.get(matrix.name, 0) + 1
+                too_long = step.waited[matrix.name] > self._config.oldest - _EVERY
+                energy = math.inf if too_long else _expected_energy(matrix, moments[index])
+            step.energies[matrix.name] = energy
+
+    def end_step(self) -> None:
+        """End the step, and choose the ranks of the next one."""
+        step, self._step, sent_all = self._step, _Step(), self.sends_all
+        self._steps += 1
+        self._rights |= step.rights
+        self.waited = step.waited
+        allowed = (1 - self._config.ratio) * step.whole
+        if not sent_all:
+            self._owed += step.sent - allowed
+        budget = allowed - step.fixed - self._owed / _REPAY
+        matrices = list(step.matrices.values())
+        phase = self._steps % _EVERY
+        if phase != 1:  # in the step after a choice energies are still those of the ranks before
+            for name, energy in step.energies.items():
+                self._energies[name] += energy
+        if not self._ranks:
+            self._ranks = first_ranks(matrices, budget)
+        elif phase == 0:
+            self._ranks = next_ranks(matrices, self._ranks, self._energies, budget)
+            self._energies.clear()
+
+    def cancel_step(self) -> None:
+        """Forget everything since end_step()."""
+        self._step = _Step()
+
+    def forget_waiting(self) -> None:
+        """Forget between two steps which parameters wait: everything was sent by other means."""
+        self.waited = {}
+        self.cancel_step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what load_state_dict() takes, between two steps."""
+        return {
+            "steps": self._steps,
+            "owed": self._owed,
+            "ranks": dict(self._ranks),
+            "energies": dict(self._energies),
+            "rights": {name: right.clone() for name, right in self._rights.items()},
+            "waited": dict(self.waited),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on as the rule that was saved."""
+        self._steps = int(state["steps"])
+        self._owed = float(state["owed"])
+        self._ranks = dict(state["ranks"])
+        self._energies = defaultdict(float, state["energies"])
+        self._rights = {name: right.clone() for name, right in state["rights"].items()}
+        self.waited = dict(state["waited"])
+        self.cancel_step()
+
+
+def _expected_energy(matrix: Matrix, moment: float) -> float:
+    """Return what a column would take of a matrix whose elements are all of one size, and whose
+    directions of one energy."""
+    return moment**2 / (matrix.rows * matrix.columns) / min(matrix.rows, matrix.columns)
+
+
+class BucketFactors:
+    """The factors of one bucket's matrices, each lot packed one after another.
+
+    Average `lefts` over the ranks; then choose(), take_out(), average what that filled, restore().
+
+    Args:
+        cache: which has accumulated the bucket
+        factor: what values are multiplied by on the wire
+
+    lefts: M R' of all matrices of a rank above 0.
+    """
+
+    def __init__(
+        self, rule: LowRankRule, layers: BucketLayers, cache: Cache, factor: float
+    ) -> None:
+        self._rule, self._layers, self._cache, self._factor = rule, layers, cache, factor
+        self._matrices = {
+            index: matrix
+            for index, matrix in enumerate(layers.matrices)
+            if matrix is not None and rule.rank(matrix) > 0
+        }
+        self._bases: dict[int, torch.Tensor] = {}  # L of those that were chosen
+        self.lefts = torch.empty(
+            sum(rule.rank(matrix) * matrix.rows for matrix in self._matrices.values()),
+            dtype=layers.wire,
+        )
+        for matrix, left in zip(self._matrices.values(), self._split_lefts(), strict=True):
+            values = self._cached(matrix)
+            left.copy_((values @ rule.directions(matrix, values.dtype)).mul_(factor))
+
+    def choose(self, indices: Collection[int]) -> None:
+        """Leave out the parameters that are not in indices, and those whose left factor is not
+        finite, as when it is too large for the wire."""
+        for index, left in zip(self._matrices, self._split_lefts(), strict=True):
+            if index in indices and left.isfinite().all():
+                # Householder reflections: orthonormal even where columns depend on each other.
+                wide = torch.promote_types(left.dtype, torch.float32)
+                self._bases[index] = torch.linalg.qr(left.to(wide)).Q
+
+    @property
+    def chosen(self) -> Collection[int]:
+        return self._bases.keys()
+
+    @property
+    def numel(self) -> int:
+        """The elements of all R that were chosen."""
+        return sum(self._matrices[i].columns * left.shape[1] for i, left in self._bases.items())
+
+    def take_out(self, wire: torch.Tensor) -> None:
+        """Move L Lᵀ M out of the caches, Mᵀ L into the wire. What rounding to the type of the wire
+        takes away stays cached."""
+        for (index, left), right in zip(self._bases.items(), self._split(wire), strict=True):
+            matrix = self._matrices[index]
+            values = self._cached(matrix)
+            left = left.to(values.dtype)
+            right.copy_((values.T @ left).mul_(self._factor))
+            rest = values.sub_(left @ (right.to(values.dtype) / self._factor).T)
+            self._cache.accumulated(matrix.name).copy_(rest.view(-1))
+
+    def restore(self, wire: torch.Tensor, buffer: torch.Tensor, scale: float) -> bool:
+        """Write L Rᵀ into the bucket. Returns whether all of it is finite.
+
+        scale: what the averages on the wire are multiplied by
+        """
+        finite = bool(wire.isfinite().all())
+        for (index, left), right in zip(self._bases.items(), self._split(wire), strict=True):
+            matrix, begin = self._matrices[index], self._layers.begins[index]
+            right = right.to(left.dtype)
+            part = buffer[begin : begin + self._layers.counts[index]]
+            part.view(matrix.rows, matrix.columns).copy_(left @ right.T)
+            if finite:
+                self._rule.keep(matrix, right / scale)
+        return finite
+
+    def _cached(self, matrix: Matrix) -> torch.Tensor:
+        values = self._cache.accumulated(matrix.name).view(matrix.rows, matrix.columns)
+        return values.to(torch.promote_types(values.dtype, torch.float32))
+
+    def _split_lefts(self) -> Iterator[torch.Tensor]:
+        begin = 0
+        for matrix in self._matrices.values():
+            shape = matrix.rows, self._rule.rank(matrix)
+            yield self.lefts[begin : begin + math.prod(shape)].view(shape)
+            begin += math.prod(shape)
+
+    def _split(self, wire: torch.Tensor) -> Iterator[torch.Tensor]:
+        begin = 0
+        for index, left in self._bases.items():
+            shape = self._matrices[index].columns, left.shape[1]
+            yield wire[begin : begin + math.prod(shape)].view(shape)
+            begin += math.prod(shape)

@@ -1,0 +1,103 @@
+"""Chooses the ranks of low-rank approximations: the next byte goes where it takes most energy out
+of the caches.
+
+Every rank of the group plans alike, from numbers that are equal on all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_NEXT = 2 / 3
+"""The energy that one more column is expected to take, in that of the last column: spectra fall. It
+also keeps two layers of equal worth from passing a column to and fro."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A parameter's gradient as a matrix, in the order of its memory.
+
+    width: bytes of an element on the wire.
+    """
+
+    name: str
+    rows: int
+    columns: int
+    width: int
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the whole."""
+        return self.width * self.rows * self.columns
+
+    @property
+    def cost(self) -> int:
+        """The bytes of one rank: a column of each factor."""
+        return self.width * (self.rows + self.columns)
+
+    @property
+    def most(self) -> int:
+        """The largest rank that has fewer bytes than the whole; no rank above 0 may have."""
+        return (self.rows * self.columns - 1) // (self.rows + self.columns)
+
+
+def matrix_of(name: str, shape: Sequence[int], width: int) -> Matrix | None:
+    """Return a gradient of this shape, its dimensions in the order of memory, as the matrix whose
+    ranks cost least; None where even rank 1 has as many bytes as the whole."""
+    numel = math.prod(shape)
+    if numel == 0:
+        return None
+    rows = [math.prod(shape[:split]) for split in range(1, len(shape))]
+    splits = [Matrix(name, one, numel // one, width) for one in rows]
+    best = min(splits, key=lambda matrix: matrix.cost, default=None)
+    return None if best is None or best.most < 1 else best
+
+
+def first_ranks(matrices: Sequence[Matrix], budget: float) -> dict[str, int]:
+    """Return the largest rank that all can have within a budget of bytes, for each less where it
+    cannot have so many; at least 0."""
+    ranks = dict.fromkeys((matrix.name for matrix in matrices), 0)
+    growing = list(matrices)
+    while growing and sum(matrix.cost for matrix in growing) <= budget:
+        for matrix in growing:
+            ranks[matrix.name] += 1
+            budget -= matrix.cost
+        growing = [matrix for matrix in growing if ranks[matrix.name] < matrix.most]
+    return ranks
+
+
+def next_ranks(
+    matrices: Sequence[Matrix],
+    ranks: Mapping[str, int],
+    energies: Mapping[str, float],
+    budget: float,
+) -> dict[str, int]:
+    """Move each rank by at most one towards equal energy for the bytes of every last column.
+
+    As many as the budget allows have a rank of at least 1: what none has waits.
+
+    Args:
+        energies: the squared norm that the last column of each took out of its cache; for rank 0
+            what the first one is expected to take
+        budget: bytes for all together
+    """
+    planned: dict[str, int] = {}
+    firsts: list[tuple[float, Matrix]] = []  # columns of matrices that have no other
+    others: list[tuple[float, Matrix]] = []
+    for matrix in matrices:
+        rank = min(ranks[matrix.name], matrix.most)
+        planned[matrix.name] = max(rank - 1, 0)
+        budget -= matrix.cost * planned[matrix.name]
+        worth = energies[matrix.name] / matrix.cost
+        (firsts if rank < 2 else others).append((worth, matrix))
+        if 0 < rank < matrix.most:
+            others.append((worth * _NEXT, matrix))
+    for offers in (firsts, others):
+        offers.sort(key=lambda offer: -offer[0])
+    for _, matrix in firsts + others:
+        if matrix.cost <= budget:
+            planned[matrix.name] += 1
+            budget -= matrix.cost
+    return planned
