@@ -1,0 +1,89 @@
+"""Repeats the papers' experiments and writes one page: python -m benchmarks.report --help"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.plot import read
+from benchmarks.report import page
+from benchmarks.report.dropping import TABLE_1
+from benchmarks.report.experiment import Experiment, Run
+from benchmarks.report.memory_box import ASYNC_SGD, CLIENTS
+from benchmarks.report.nodes import NODES
+from benchmarks.report.processes import PROCESSES
+from torch_hbmcomm.bench.result import Result
+
+EXPERIMENTS = {one.name: one for one in (PROCESSES, CLIENTS, ASYNC_SGD, TABLE_1, NODES)}
+_LAST_LINES = 3
+
+app = typer.Typer(add_completion=False)
+
+
+def measure(run: Run, quick: bool, file: Path) -> str | None:
+    """Run a benchmark that writes `file`; return None, or why there is none."""
+    unfinished = file.with_suffix(".part")
+    command = [sys.executable, "-m", run.module, *(run.quick if quick else run.arguments)]
+    done = subprocess.run(
+        [*command, f"--json={unfinished}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    if done.returncode == 0 and unfinished.exists():
+        unfinished.rename(file)
+        return None
+    unfinished.unlink(missing_ok=True)
+    said = done.stdout.decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
+    return f"{' '.join(command[1:])} ended with {done.returncode}: {' '.join(said)}"
+
+
+def results_of(experiment: Experiment, place: Path) -> dict[str, Result]:
+    """Read the results of an experiment's runs, by their names."""
+    files = {run.name: place / f"{run.name}.json" for run in experiment.runs}
+    return {name: read(file.read_text()) for name, file in files.items() if file.exists()}
+
+
+def chosen(only: str | None) -> list[Experiment]:
+    """Return the experiments that `only` names, separated by commas; all for None."""
+    names = list(EXPERIMENTS) if only is None else only.split(",")
+    unknown = [name for name in names if name not in EXPERIMENTS]
+    if unknown:
+        raise typer.BadParameter(
+            f"no experiment {', '.join(unknown)}; there are: {', '.join(EXPERIMENTS)}"
+        )
+    return [EXPERIMENTS[name] for name in names]
+
+
+@app.command()
+def report(
+    only: Annotated[str | None, typer.Option(help="Names separated by commas.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="The papers' sizes, for hours.")] = False,
+    folder: Annotated[Path, typer.Option(help="For the page and the JSON.")] = Path("build/report"),
+) -> None:
+    """Measure what has no JSON in the folder yet, and write the page from all of it.
+
+    The exit status is 1 when a benchmark failed; the page then says which, and why.
+    """
+    experiments = chosen(only)
+    place = folder / ("full" if full else "quick")
+    place.mkdir(parents=True, exist_ok=True)
+    failures: dict[str, str] = {}
+    for experiment in experiments:
+        for run in experiment.runs:
+            file = place / f"{run.name}.json"
+            if file.exists():
+                continue
+            typer.echo(f"{experiment.name}: {run.name}", err=True)
+            if cause := measure(run, not full, file):
+                typer.echo(cause, err=True)
+                failures[run.name] = cause
+    results = [(experiment, results_of(experiment, place)) for experiment in experiments]
+    typer.echo(page.write(place, results, failures, quick=not full))
+    if failures:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,109 @@
+"""benchmarks.report."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.collectives.two_nodes import measured
+from benchmarks.report import page
+from benchmarks.report.__main__ import EXPERIMENTS, measure
+from benchmarks.report.experiment import Run
+from benchmarks.report.memory_box import ASYNC_SGD
+from benchmarks.report.nodes import NODES
+from torch_hbmcomm.bench.result import Measurement, Result
+
+ROOT = Path(__file__).resolve().parents[3]
+MACHINE = {"cpu": "a processor", "cores": 2, "torch": "2", "time": "now"}
+
+
+def report(folder: Path, only: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.report", f"--folder={folder}", f"--only={only}"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.full
+def test_a_report_measures_what_it_has_no_json_of(tmp_path: Path) -> None:
+    first = report(tmp_path, "box-clients")
+    assert first.returncode == 0, first.stderr
+    file = tmp_path / "quick" / "box-clients.json"
+    measured = file.stat().st_mtime_ns
+    text = (tmp_path / "quick" / "report.md").read_text()
+    for one in json.loads(file.read_text())["measurements"]:
+        assert f"| {one['contender']} | {one['clients']} |" in text
+    assert "<table>" in (tmp_path / "quick" / "report.html").read_text()
+    assert (tmp_path / "quick" / "box-clients.png").exists()
+
+    again = report(tmp_path, "box-clients")
+    assert again.returncode == 0, again.stderr
+    assert file.stat().st_mtime_ns == measured
+
+
+def test_an_unknown_experiment_is_named(tmp_path: Path) -> None:
+    refused = report(tmp_path, "box-clients,horoscope")
+    assert refused.returncode == 2
+    assert "horoscope" in refused.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_fails_leaves_no_json_and_a_reason(tmp_path: Path) -> None:
+    run = Run("bad", "benchmarks.box", [], ["--sections=horoscope"])
+    cause = measure(run, quick=True, file=tmp_path / "bad.json")
+    assert cause is not None
+    assert "horoscope" in cause
+    assert not list(tmp_path.iterdir())
+
+    failures = {ASYNC_SGD.runs[0].name: cause}
+    text = page.write(tmp_path, [(ASYNC_SGD, {})], failures, quick=True).read_text()
+    assert f"Not measured: `{ASYNC_SGD.name}`: {cause}" in text
+
+
+def turn(model: str, contender: str, ms: float) -> Measurement:
+    of: Mapping[str, Any] = {
+        "section": "node",
+        "scenario": "sequential",
+        "model": model,
+        "workers": 2,
+    }
+    return Measurement(of, contender, (ms,), unit="ms")
+
+
+def test_ratios_are_of_the_medians_of_each_cell() -> None:
+    measured = [
+        turn(model, contender, ms)
+        for model, ours, theirs in (("a", 2, 4), ("b", 1, 3), ("c", 2, 20))
+        for contender, ms in (("hbm shm", ours), ("MPI", theirs))
+    ]
+    measured.append(turn("d", "MPI", 5))  # no cell: the box was not measured there
+    result = Result("async_sgd", MACHINE, {}, measurements=measured)
+    rows = ASYNC_SGD.table({ASYNC_SGD.name: result}).rows
+    assert list(rows[0]) == ["sequential", "3", "3.00", "5.00", "2 of 3"]
+
+
+def test_names_of_runs_differ() -> None:
+    names = [run.name for experiment in EXPERIMENTS.values() for run in experiment.runs]
+    assert len(set(names)) == len(names)
+
+
+def test_nodes_stand_beside_what_the_link_needs() -> None:
+    rows = [
+        {
+            "collective": "broadcast",
+            "mib": 2,
+            "seconds": {"hbm": [0.2, 0.3, 0.9], "gloo": [0.6, 0.6, 0.6]},
+            "crossed": {"hbm": 3 << 20, "gloo": 8 << 20},
+        }
+    ]
+    measurements = list(measured(goodput=10 << 20, rows=rows, ranks=2))
+    result = Result("two_nodes", MACHINE, {"ranks": 2}, measurements=measurements)
+    found = list(NODES.table({"nodes-2x2": result}).rows[0])
+    assert found == [
+        *("broadcast", "2 x 2", "2 MiB"),
+        *("200.0", "300.0", "600.0", "1.50", "3.00", "1.50", "4.00"),
+    ]
