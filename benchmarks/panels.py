@@ -74,4 +74,5 @@ def _draw(axes: Any, panel: Panel) -> None:
     axes.set_ylabel(panel.y)
     axes.tick_params(axis="x", labelsize="x-small")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="x-small")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize="x-small")

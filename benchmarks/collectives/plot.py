@@ -1,15 +1,15 @@
-"""Plots: latency above, bandwidth below, one column for each collective and type."""
+"""Plots: latency and, beside it, bandwidth of each collective and type."""
 
 from benchmarks.panels import Panel
 from torch_hbmcomm.bench.result import Result
 
 
 def panels(result: Result) -> tuple[list[Panel], int]:
-    """Return the panels and the number of columns."""
+    """Return the panels and the number of columns: two collectives in a row."""
     sized = [one for one in result.measurements if one.of["bytes"]]
-    columns = list(dict.fromkeys((one.of["collective"], one.of["dtype"]) for one in sized))
-    above, below = [], []
-    for collective, dtype in columns:
+    kinds = list(dict.fromkeys((one.of["collective"], one.of["dtype"]) for one in sized))
+    found = []
+    for collective, dtype in kinds:
         latency = Panel(f"{collective}, {dtype}", y="median latency, µs", logarithmic=True)
         bandwidth = Panel("", "bytes", "size / latency, GB/s", logarithmic=True)
         for name in result.contenders:
@@ -24,6 +24,5 @@ def panels(result: Result) -> tuple[list[Panel], int]:
                 sizes = [size for size, _ in points]
                 latency.lines[name] = (sizes, [time for _, time in points], style)
                 bandwidth.lines[name] = (sizes, [size / time / 1e3 for size, time in points], style)
-        above.append(latency)
-        below.append(bandwidth)
-    return above + below, len(columns)
+        found += [latency, bandwidth]
+    return found, 2 * min(2, len(kinds))
