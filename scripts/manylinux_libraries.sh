@@ -23,13 +23,13 @@ curl -fsSL "https://github.com/memkind/memkind/archive/refs/tags/v$MEMKIND.tar.g
 echo /usr/local/lib >/etc/ld.so.conf.d/libraries.conf
 ldconfig
 
-# The PyTorches whose headers and libraries the extension is compiled against. They are the same for
-# every Python.
+# The PyTorches whose headers and libraries the extension is compiled against, in the folders that
+# HBMCOMM_TORCH names by their releases. They are the same for every Python.
 [ "${HBMCOMM_WITHOUT_TORCH:-0}" = 0 ] || exit 0
-for release in 2.11 2.12 2.13 2.14 2.15; do
-  python3.11 -m pip download --no-deps --only-binary :all: --dest "/opt/torch/$release" \
-    --index-url https://download.pytorch.org/whl/cpu "torch==$release.*"
-  (cd "/opt/torch/$release" &&
+for folder in $(echo "$HBMCOMM_TORCH" | tr : ' '); do
+  python3.11 -m pip download --no-deps --only-binary :all: --dest "$folder" \
+    --index-url https://download.pytorch.org/whl/cpu "torch==$(basename "$folder").*"
+  (cd "$folder" &&
     unzip -q ./*.whl 'torch/version.py' 'torch/include/*' torch/lib/libc10.so \
       torch/lib/libtorch_cpu.so torch/lib/libtorch_python.so && rm ./*.whl)
 done

