@@ -3,7 +3,8 @@
     python -m benchmarks.layer_drop.accuracy --task convolutions --optimizer AdamW --seeds 5
 
 Plain training, layer_drop_hook with its defaults, and PyTorch's PowerSGD at the largest rank within
-the same bytes, with one start and one order of data for each seed.
+the same bytes, with one start and one order of data for each seed. With `--contenders bfloat16` the
+hook sends as many bytes of bfloat16, which are twice as many numbers.
 
 One process stands for 4 ranks: it averages the gradients of 4 ranks' batches itself. The hook's
 approximations and those of PowerSGD are linear in the gradients of the ranks but for the basis,
@@ -34,6 +35,7 @@ import torch_hbmcomm as hbmcomm
 from benchmarks.layer_drop.tasks import TASKS, Task
 
 RANKS = 4
+CONTENDERS = ("hook", "PowerSGD", "bfloat16")
 _VANILLA = 2  # first steps that PowerSGD sends whole, the fewest that PyTorch takes
 _LEAST_SAVED = 2  # PowerSGD approximates what then has at most this part of its elements
 
@@ -74,8 +76,14 @@ def _register(
     ddp: DistributedDataParallel, contender: str, ratio: float, steps: int
 ) -> Callable[[], float]:
     """Register the contender's hook. Returns a function that tells what part it has sent."""
-    if contender == "hook":
-        state = hbmcomm.LayerDropState(model=ddp, ratio=ratio, log_every=None)
+    if contender in ("hook", "bfloat16"):
+        narrow = contender == "bfloat16"
+        state = hbmcomm.LayerDropState(
+            model=ddp,
+            ratio=1 - 2 * (1 - ratio) if narrow else ratio,
+            wire_dtype=torch.bfloat16 if narrow else None,
+            log_every=None,
+        )
         ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
         return lambda: state.summary()["sent_bytes"] / state.summary()["gradient_bytes"]
     if contender == "PowerSGD":
@@ -113,6 +121,7 @@ def main() -> None:
     parser.add_argument("--task", choices=TASKS, default="digits")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default=None)
     parser.add_argument("--ratios", default="0.9,0.95")
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS[:2])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--json", type=Path, help="append a line for each contender to this file")
@@ -128,7 +137,7 @@ def main() -> None:
         table = Table("", "bytes", "beside plain", "by seed", title=title)
         table.add_row("plain", "100 %", "", " ".join(f"{value:.3f}" for value in plain))
         for ratio in map(float, args.ratios.split(",")):
-            for contender in ("hook", "PowerSGD"):
+            for contender in args.contenders:
                 runs = [train(task, optimizer, contender, ratio, s, args.steps) for s in seeds]
                 row = _row(plain, runs) | {"contender": contender, "ratio": ratio}
                 row |= {"task": args.task, "optimizer": optimizer, "steps": args.steps}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -154,6 +154,11 @@ class Buckets:
             None if index in always else matrix_of(name, memory_shape(parameter), wire.itemsize)
             for index, (name, parameter) in enumerate(zip(names, parameters, strict=True))
         )
+        if self._config.target == "low_rank":  # where each parameter is a layer
+            layers = [
+                replace(layer, always=matrix is None)
+                for layer, matrix in zip(layers, matrices, strict=True)
+            ]
         return BucketLayers(names, begins, counts, layers, wire, matrices)
 
 

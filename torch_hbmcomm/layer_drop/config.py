@@ -22,6 +22,9 @@ _OF_WHOLE_LAYERS = (
 _AGE_FACTOR = 4  # times the mean wait of 1 / (1 - ratio) steps
 _LEAST_AGE = 8
 
+_MIN_NUMEL = 4096
+_MIN_NUMEL_OF_MATRICES = 64  # of which rank 1 takes a quarter; below, there is little to save
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDrop:
@@ -44,8 +47,9 @@ class LayerDrop:
             of the absolute values, "l1" or "l2" norm
         granularity: what a layer is: a "parameter", or all of a "module"'s together (under DDP its
             parameters that share a bucket)
-        min_numel: a layer with fewer elements is always sent, and so is one without a parameter of
-            two dimensions
+        min_numel: a layer with fewer elements is always sent whole, and so is one without a
+            parameter of two dimensions; None: 4096, and with target="low_rank", where a small
+            matrix has a rank as well, 64
         always_send: whether there are such layers
         max_age: steps that a layer waits at most before it is sent; math.inf: for ever; None: four
             times the mean wait, 4 / (1 - ratio), and at least 8
@@ -67,7 +71,7 @@ class LayerDrop:
     warmup: int = 0
     representative: Representative = "mean"
     granularity: Granularity = "parameter"
-    min_numel: int = 4096
+    min_numel: int | None = None
     always_send: bool = True
     max_age: float | None = None
     cache_dtype: torch.dtype | None = None
@@ -77,7 +81,8 @@ class LayerDrop:
     def __post_init__(self) -> None:
         for name, least in (("every", 1), ("warmup", 0), ("min_numel", 0), ("max_age", 1)):
             value = getattr(self, name)
-            if name == "max_age" and value in (None, math.inf):
+            unlimited = name == "max_age" and value == math.inf
+            if unlimited or (name in ("min_numel", "max_age") and value is None):
                 continue
             if not isinstance(value, Integral) or isinstance(value, bool):
                 raise TypeError(f"{name} is a whole number, not {value!r}")
@@ -116,6 +121,13 @@ class LayerDrop:
                     f"{name}={getattr(self, name)!r} is for layers that are sent whole or not at "
                     'all: choose target="bytes" or "paper", and not "low_rank"'
                 )
+
+    @property
+    def least_numel(self) -> int:
+        """The elements of the smallest layer that is not always sent: min_numel, or its default."""
+        if self.min_numel is not None:
+            return self.min_numel
+        return _MIN_NUMEL_OF_MATRICES if self.target == "low_rank" else _MIN_NUMEL
 
     @property
     def oldest(self) -> float:

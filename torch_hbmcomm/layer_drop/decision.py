@@ -80,7 +80,7 @@ def _layer(shapes: Sequence[Shape], members: tuple[int, ...], config: LayerDrop)
         numel=numel,
         nbytes=sum(shape.numel * shape.width for shape in own),
         always=config.always_send
-        and (numel < config.min_numel or all(s.dimensions < 2 for s in own)),
+        and (numel < config.least_numel or all(s.dimensions < 2 for s in own)),
     )
 
 

@@ -90,9 +90,10 @@ class LayerDropState:
         wire_dtype: torch.bfloat16: gradients of float32 travel as that, and what rounding takes
             away stays in the cache
         skip_update: a layer that is dropped keeps its parameters and its optimizer's state in that
-            step; a zero gradient would still let weight decay and momentum change them
-        optimizer: needed for skip_update: the one that has the model's parameters, or several that
-            have them between them
+            step; a zero gradient would still let weight decay and momentum change them. None: with
+            target="bytes" alone, whatever optimizer steps, unless it is given a closure
+        optimizer: needed for skip_update=True: the one that has the model's parameters, or several
+            that have them between them
         scaler: the GradScaler whose scaled losses are differentiated, with one optimizer for the
             whole model. Gradients are cached unscaled; a step that it skips is undone here.
             Takes a second cache.
@@ -125,7 +126,7 @@ class LayerDropState:
         warmup: int = 0,
         representative: Representative = "mean",
         granularity: Granularity = "parameter",
-        min_numel: int = 4096,
+        min_numel: int | None = None,
         always_send: bool = True,
         max_age: float | None = None,
         cache_dtype: torch.dtype | None = None,
@@ -133,7 +134,7 @@ class LayerDropState:
         target: Target = "low_rank",
         model: DistributedDataParallel | None = None,
         wire_dtype: torch.dtype | None = None,
-        skip_update: bool = False,
+        skip_update: bool | None = None,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         scaler: torch.amp.GradScaler | None = None,
         log_every: int | None = 100,
@@ -165,7 +166,8 @@ class LayerDropState:
         self._wire_dtype = wire_dtype
         self._scaler = _enabled(scaler)
         optimizers = optimizers_of(optimizer, skip_update, self._buckets.parameters)
-        self._skipper = UpdateSkipper(optimizers) if skip_update else None
+        skips = target == "bytes" if skip_update is None else skip_update
+        self._skipper = UpdateSkipper(optimizers) if skips else None
         self._log_every = log_every
         self._rule = self._new_rule()
         self._cache = Cache(cache_dtype, recoverable=self._scaler is not None)

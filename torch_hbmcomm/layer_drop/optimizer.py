@@ -4,10 +4,15 @@ they apply what is still cached (drain).
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from torch_hbmcomm.layer_drop.averaging import Averager
 from torch_hbmcomm.layer_drop.cache import Cache
@@ -17,17 +22,46 @@ Optimizer = torch.optim.Optimizer
 
 class UpdateSkipper:
     """Hides the gradients of the parameters in `dropped` while an optimizer steps: with zeros,
-    weight decay and momentum would move them."""
+    weight decay and momentum would move them.
 
-    def __init__(self, optimizers: Iterable[Optimizer]) -> None:
+    Args:
+        optimizers: those that step the model, which are refused a closure; None: all that step
+            in this process, but for steps with a closure, in which nothing is hidden
+    """
+
+    def __init__(self, optimizers: Iterable[Optimizer] | None) -> None:
         self.dropped: Iterable[torch.Tensor] = ()
         self._hidden: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._found = optimizers is None
+        if optimizers is None:
+            self._watch_all()
+            return
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(self._hide)
             optimizer.register_step_post_hook(self._show)
 
+    def _watch_all(self) -> None:
+        """Watch every optimizer of the process, as long as this object lives."""
+        own = weakref.ref(self)
+
+        def hide(optimizer: Optimizer, arguments: Any, named: Any) -> None:
+            if (skipper := own()) is not None:
+                skipper._hide(optimizer, arguments, named)
+
+        def show(*_: Any) -> None:
+            if (skipper := own()) is not None:
+                skipper._show()
+
+        for handle in (
+            register_optimizer_step_pre_hook(hide),
+            register_optimizer_step_post_hook(show),
+        ):
+            weakref.finalize(self, handle.remove)
+
     def _hide(self, _: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if any(argument is not None for argument in (*arguments[1:], named.get("closure"))):
+            if self._found:
+                return
             raise ValueError(
                 "skip_update=True has to know which layers were dropped before the optimizer "
                 "steps: call backward() first, and step() without a closure"
@@ -45,18 +79,18 @@ class UpdateSkipper:
 
 def optimizers_of(
     given: Optimizer | Sequence[Optimizer] | None,
-    skip_update: bool,
+    skip_update: bool | None,
     parameters: Mapping[str, torch.Tensor],
-) -> Sequence[Optimizer]:
-    """Return the optimizers for skip_update: none without it.
+) -> Sequence[Optimizer] | None:
+    """Return the optimizers that were given for skip_update; None for none.
 
-    Raises TypeError and ValueError unless they are given with skip_update alone, and have all
+    Raises TypeError and ValueError unless they are given with skip_update=True alone, and have all
     parameters between them.
     """
-    if skip_update is not (given is not None):
+    if (skip_update is True) is not (given is not None):
         raise ValueError("skip_update=True and optimizer=... go together: the one needs the other")
     if given is None:
-        return ()
+        return None
     optimizers = given if isinstance(given, Sequence) else (given,)
     for optimizer in optimizers:
         if not isinstance(optimizer, Optimizer):

@@ -79,6 +79,8 @@ def next_ranks(
     As many as the budget allows have a rank of at least 1: what none has waits.
 
     Args:
+        ranks: of the steps before; a matrix that is not there, as after a checkpoint that sent it
+            whole, had none
         energies: the squared norm that the last column of each took out of its cache; for rank 0
             what the first one is expected to take
         budget: bytes for all together
@@ -87,7 +89,7 @@ def next_ranks(
     firsts: list[tuple[float, Matrix]] = []  # columns of matrices that have no other
     others: list[tuple[float, Matrix]] = []
     for matrix in matrices:
-        rank = min(ranks[matrix.name], matrix.most)
+        rank = min(ranks.get(matrix.name, 0), matrix.most)
         planned[matrix.name] = max(rank - 1, 0)
         budget -= matrix.cost * planned[matrix.name]
         worth = energies[matrix.name] / matrix.cost

@@ -119,10 +119,11 @@ def warn_if_little_can_be_dropped(config: LayerDrop, layers: Sequence[Layer]) ->
     always = sum(layer.numel for layer in layers if layer.always)
     total = sum(layer.numel for layer in layers)
     if always > (1 - config.ratio) * total:
+        thin = ", one row" if config.target == "low_rank" else ""
         warnings.warn(
             f"layers that are always sent are {always / total:.0%} of the model, and "
-            f"ratio={config.ratio} would send {1 - config.ratio:.0%}: they have one dimension, or "
-            f"fewer than min_numel={config.min_numel} elements",
+            f"ratio={config.ratio} would send {1 - config.ratio:.0%}: they have one "
+            f"dimension{thin}, or fewer than min_numel={config.least_numel} elements",
             RuntimeWarning,
             stacklevel=2,
         )

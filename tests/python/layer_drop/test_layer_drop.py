@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import itertools
 import math
 from typing import Any
@@ -17,6 +18,7 @@ from harness.layer_drop_ddp import SHAPES, Paper, Weighted, gradients, wrapped
 from harness.pairwise import in_turn
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 import torch_hbmcomm as hbmcomm
 
@@ -235,17 +237,19 @@ def optimizer_of(kind: str, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.125, momentum=0.5, weight_decay=0.25)
 
 
-def skip_updates(context: Context, kind: str) -> None:
-    """Beside an optimizer that never hears of a dropped layer."""
+def skip_updates(context: Context, kind: str, given: bool) -> None:
+    """Beside an optimizer that never hears of a dropped layer.
+
+    given: the state is told of the optimizer; otherwise it finds it
+    """
     ddp, twin = wrapped(Weighted()), Weighted()
     with torch.no_grad():
         for ours, theirs in zip(ddp.parameters(), twin.parameters(), strict=True):
             ours.fill_(1)
             theirs.fill_(1)
     optimizer, expected = optimizer_of(kind, ddp), optimizer_of(kind, twin)
-    state = hbmcomm.LayerDropState(
-        ratio=0.7, target="bytes", model=ddp, skip_update=True, optimizer=optimizer
-    )
+    options: Any = {"skip_update": True, "optimizer": optimizer} if given else {}
+    state = hbmcomm.LayerDropState(ratio=0.7, target="bytes", model=ddp, **options)
     ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
     paper = Paper(ratio=0.7, max_age=13)
     dropped = 0
@@ -262,9 +266,54 @@ def skip_updates(context: Context, kind: str) -> None:
     assert dropped
 
 
+@pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
-def test_dropped_layers_are_not_updated(pool: Pool, kind: str) -> None:
-    pool.run(skip_updates, kind)
+def test_dropped_layers_are_not_updated(pool: Pool, kind: str, given: bool) -> None:
+    pool.run(skip_updates, kind, given)
+
+
+def find_the_optimizer(context: Context, options: Any, with_closure: bool, moves: bool) -> None:
+    """Let an optimizer of strong weight decay step after one step's backward() that dropped all."""
+    ddp, state = started(fixed_threshold=1e9, always_send=False, **options)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1, weight_decay=0.5)
+    with torch.no_grad():
+        for parameter in ddp.parameters():
+            parameter.fill_(1)
+    backward(ddp, [*gradients(context.seed, context.rank, 0, context.size)])
+    optimizer.step(*([lambda: 0.0] if with_closure else []))
+    assert state.summary()["sent_layers"] == 0
+    for parameter in ddp.parameters():
+        assert_same(parameter.detach(), torch.full_like(parameter, 0.5 if moves else 1), "weight")
+        assert parameter.grad is not None
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize(
+    ("options", "with_closure", "moves"),
+    [
+        ({}, False, False),
+        ({}, True, True),
+        ({"skip_update": False}, False, True),
+        ({"target": "paper"}, False, True),
+    ],
+)
+def test_an_optimizer_is_found(pool: Pool, options: Any, with_closure: bool, moves: bool) -> None:
+    pool.run(find_the_optimizer, options, with_closure, moves)
+
+
+def forget_the_state(context: Context) -> None:
+    gc.collect()
+    watching = len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)
+    state = hbmcomm.LayerDropState(target="bytes")
+    assert len(_global_optimizer_pre_hooks) == watching[0] + 1
+    del state
+    gc.collect()
+    assert watching == (len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks))
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_state_that_is_gone_watches_no_optimizer(pool: Pool) -> None:
+    pool.run(forget_the_state)
 
 
 def scale_losses(context: Context) -> None:

@@ -292,9 +292,17 @@ def drop_little(context: Context) -> None:
             ddp(torch.ones(3, 50)).sum().backward()
     assert not caught  # the second time
     again = wrapped(nn.Linear(50, 50))
-    again.register_comm_hook(hbmcomm.LayerDropState(), hbmcomm.layer_drop_hook)
+    again.register_comm_hook(hbmcomm.LayerDropState(min_numel=4096), hbmcomm.layer_drop_hook)
     with pytest.warns(RuntimeWarning, match=r"always sent are 100% of the model.*min_numel=4096"):
         again(torch.ones(3, 50)).sum().backward()
+    whole = wrapped(nn.Linear(50, 50))
+    whole.register_comm_hook(hbmcomm.LayerDropState(target="bytes"), hbmcomm.layer_drop_hook)
+    with pytest.warns(RuntimeWarning, match=r"always sent are 100% of the model.*min_numel=4096"):
+        whole(torch.ones(3, 50)).sum().backward()
+    thin = wrapped(nn.Linear(5000, 1))
+    thin.register_comm_hook(hbmcomm.LayerDropState(), hbmcomm.layer_drop_hook)
+    with pytest.warns(RuntimeWarning, match=r"100% of the model.*one row, .*min_numel=64 elements"):
+        thin(torch.ones(3, 5000)).sum().backward()
 
 
 def test_a_model_of_small_layers(pool: Pool) -> None:

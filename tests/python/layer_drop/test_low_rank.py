@@ -20,7 +20,10 @@ import torch_hbmcomm as hbmcomm
 pytestmark = pytest.mark.ranks(1, 2, 4)
 
 STEPS = 14
-MATRICES = {"all.1": (61, 101), "all.3": (80, 80), "all.5": (97, 89), "all.7": (41, 217)}
+MATRICES = {
+    **{"all.1": (61, 101), "all.2": (15, 7), "all.3": (80, 80)},
+    **{"all.5": (97, 89), "all.7": (41, 217)},
+}
 RATIOS = [0.5, 0.7, 0.8]
 WAYS: list[dict[str, Any]] = [
     {},
@@ -230,6 +233,46 @@ def resume(context: Context) -> None:
 
 def test_resuming_goes_on_with_the_same_factors(pool: Pool) -> None:
     pool.run(resume)
+
+
+def approximate_more(context: Context) -> None:
+    """A checkpoint of a state that sent small matrices whole, which have a rank from now on."""
+    small = 2  # the only matrix of fewer than 4096 elements
+    ddp, state = started(context, ratio=0.7, min_numel=4096)
+    for step in range(8):
+        backward(ddp, normal(context, context.rank, step))
+    again, other = started(context, ratio=0.7)
+    other.load_state_dict(state.state_dict())
+    total, came = torch.zeros(SHAPES[small]), torch.zeros(SHAPES[small], dtype=torch.float64)
+    for step in range(8, 24):
+        own = normal(context, context.rank, step)
+        total += own[small]
+        came += backward(again, own)[small].double() * context.size
+    assert other.state_dict()["rule"]["ranks"][f"all.{small}"] > 0
+    rest = total - cached(other)[small]
+    dist.all_reduce(rest)
+    assert rest.any()
+    assert_near(came.float(), rest.double(), "what came")
+
+
+def test_a_checkpoint_that_sent_small_matrices_whole(pool: Pool) -> None:
+    pool.run(approximate_more)
+
+
+def send_small(context: Context) -> None:
+    """Matrices of 24 x 24 elements, of which rank 1 takes a twelfth."""
+    ddp = wrapped(Weighted(shapes=[(24, 24)] * 12))
+    state = hbmcomm.LayerDropState(model=ddp, ratio=0.9)
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    for _ in range(100):
+        backward(ddp, [torch.randn(24, 24) for _ in range(12)])
+    counts = state.summary()
+    assert 0.09 < counts["sent_bytes"] / counts["gradient_bytes"] < 0.11
+
+
+@pytest.mark.ranks(1, 2)
+def test_small_matrices_are_approximated(pool: Pool) -> None:
+    pool.run(send_small)
 
 
 def channels_last(context: Context) -> None:
