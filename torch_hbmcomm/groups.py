@@ -34,7 +34,8 @@ def monitored_barrier(
         wait_all_ranks: name every missing rank, instead of the first
 
     Raises:
-        DistBackendError: on every rank that came, naming the missing ones
+        DistBackendError: on every rank that came, naming the missing ones; at once for a rank that
+            has died, with `wait_all_ranks` as soon as all others have come
         ValueError: the group's CPU backend is not hbm
     """
     backend = hbm_backend(chosen_group(group), "monitored_barrier")

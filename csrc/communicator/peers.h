@@ -35,6 +35,10 @@ class Peers {
   // rank may give up a single transfer, whose peer then gets that error.
   virtual bool group_failed() const = 0;
 
+  // Ranks that are known to have died: whose process has ended before they left the group;
+  // ascending. Does not wait.
+  virtual std::vector<int> dead() const = 0;
+
   // Tells the other ranks that this one destroys the group in good order. Waits up to 1 s for the
   // store.
   virtual void leave() = 0;

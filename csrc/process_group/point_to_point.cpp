@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "pg_hbm.h"
+#include "process_group/monitored_barrier.h"
 #include "process_group/types.h"
 
 namespace hbm {
@@ -84,20 +85,6 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::barrier(const c10d::BarrierOptio
   });
 }
 
-namespace {
-
-// The words of Gloo's rank 0 on a barrier that `missing` did not reach; programs look for them.
-std::string torch_barrier_words(const std::vector<int>& missing, bool all, milliseconds timeout) {
-  const std::string span = std::to_string(timeout.count()) + " ms";
-  std::string ranks;
-  for (const int rank : missing) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
-  return "Rank 0 timed out in monitoredBarrier after " + span + ": " + (all ? "Ranks " : "Rank ") +
-         ranks + " failed to pass monitoredBarrier in " + span;
-}
-
-}  // namespace
-
-// Goes over the store, so that it can tell who is missing even when MPI is stuck.
 void ProcessGroupHbm::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   translated([&] {
     uint64_t number = 0;
@@ -106,37 +93,10 @@ void ProcessGroupHbm::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
       number = ++barriers_;
     }
     const milliseconds timeout = timeout_or_default(opts.timeout);
-    const auto deadline = Clock::now() + timeout;
-    const std::string prefix = connection_.rendezvous.participant.prefix + "monitored_barrier" +
-                               std::to_string(number) + "/";
-    const std::string verdict_key = prefix + "verdict";
-    KeyValue& store = *connection_.rendezvous.participant.store;
-    const std::string late = "monitored_barrier of " + name_ + " timed out after " +
-                             std::to_string(timeout.count()) + " ms";
-    store.set(prefix + std::to_string(rank_), "1", deadline);
-    if (rank_ != 0) {
-      // Rank 0 may use the whole timeout itself; its verdict comes a little later.
-      const std::string reached = "; Rank " + std::to_string(rank_) +
-                                  " successfully reached monitoredBarrier, but received errors "
-                                  "while waiting for send/recv from rank 0";
-      if (!await_keys(store, {verdict_key}, deadline + timeout)) {
-        throw Error(ErrorKind::kTimeout, late + "; missing ranks: 0" + reached);
-      }
-      const std::string verdict = store.get(verdict_key, deadline + timeout).value();
-      if (!verdict.empty()) throw Error(ErrorKind::kTimeout, verdict + reached);
-      return;
-    }
-    std::vector<int> missing;
-    for (int r = 1; r < size_; ++r) {
-      if (await_keys(store, {prefix + std::to_string(r)}, deadline)) continue;
-      missing.push_back(r);
-      if (!wait_all_ranks) break;
-    }
-    const std::string verdict = missing.empty() ? "" : late + "; " + missing_ranks(missing);
-    store.set(verdict_key, verdict, deadline + timeout);
-    if (missing.empty()) return;
-    throw Error(ErrorKind::kTimeout,
-                verdict + "; " + torch_barrier_words(missing, wait_all_ranks, timeout));
+    bootstrap::Participant participant = connection_.rendezvous.participant;
+    participant.prefix += "monitored_barrier" + std::to_string(number) + "/";
+    participant.deadline = Clock::now() + timeout;
+    MonitoredBarrier(std::move(participant), *connection_.peers, timeout).pass(wait_all_ranks);
   });
 }
 

@@ -51,7 +51,11 @@ bool FailureDetector::waits_for_neighbour(const Operation& operation) const {
 
 std::vector<int> FailureDetector::dead() const {
   std::vector<int> ranks = shm_group_ ? shm_group_->dead() : std::vector<int>();
-  if (ranks.empty() && is_followed_) ranks = watch_->dead();
+  if (!is_followed_) return ranks;
+  for (const int rank : watch_->dead()) {
+    if (std::ranges::count(ranks, rank) == 0) ranks.push_back(rank);
+  }
+  std::ranges::sort(ranks);
   return ranks;
 }
 

@@ -25,13 +25,13 @@ class FailureDetector final : public Peers {
   std::exception_ptr explain(const Operation& operation, const std::exception_ptr& error) override;
   void report_failure(const std::exception& error) override;
   bool group_failed() const override;
+  std::vector<int> dead() const override;
   void leave() override;
   void stop() override;
   std::string list(const std::vector<int>& ranks) const override;
 
  private:
   bool waits_for_neighbour(const Operation& operation) const;
-  std::vector<int> dead() const;
 
   const int rank_;
   std::vector<std::string> names_;                  // by rank: "3 (pid 4711 on host)"

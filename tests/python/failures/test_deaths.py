@@ -9,7 +9,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -18,10 +20,11 @@ import torch.distributed as dist
 from harness import Context, Pool, beyond_gloo
 from harness.cases import cases
 from harness.deaths import Call, Fate, Job, Survivor
+from harness.fates import Ranks
 from harness.network import free_port
 from torch.distributed.distributed_c10d import _get_default_group
 
-from torch_hbmcomm import memory
+from torch_hbmcomm import memory, monitored_barrier
 
 pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
 
@@ -298,6 +301,69 @@ def test_death_of_the_store(job: Job, call: Call) -> None:
         assert survivor.kind in ("DistBackendError", "DistNetworkError"), survivor
         assert re.search("has died|the store is gone", survivor.text), survivor
         assert survivor.seconds < SOON_ELSEWHERE, survivor
+
+
+# monitored_barrier
+
+
+def pass_monitored_barrier(rank: int, size: int) -> None:
+    monitored_barrier()
+
+
+@pytest.mark.parametrize(
+    ("layout", "victim"),
+    cases(["aaa", "aab"], [0, 1, 2], quick=["aaa-0", "aaa-2", "aab-0", "aab-2"]),
+)
+def test_monitored_barrier_does_not_wait_for_the_dead(layout: str, victim: int, url: str) -> None:
+    survivors = Job(3, layout).run(pass_monitored_barrier, Fate(victim), url)
+    bound = SOON_ON_THE_NODE if layout == "aaa" else SOON_ELSEWHERE
+    assert_told(survivors, victim, bound, r"^monitored_barrier of group \S+: rank")
+    reached = "successfully reached monitoredBarrier, but received errors while waiting"
+    for survivor in survivors:
+        if survivor.rank == 0:  # Gloo's words
+            assert f"Rank {victim} failed to pass monitoredBarrier in" in survivor.text, survivor
+        else:
+            assert f"Rank {survivor.rank} {reached}" in survivor.text, survivor
+
+
+def test_monitored_barrier_of_a_store_that_has_gone() -> None:
+    survivors = Job(3).run(pass_monitored_barrier, Fate(0), served_by_rank_0())
+    report(survivors)
+    for survivor in survivors:
+        assert survivor.kind in ("DistBackendError", "DistNetworkError"), survivor
+        told = r"(?s)^monitored_barrier of .*rank 0 \(pid .* has died"
+        assert re.search(told, survivor.text), survivor
+        assert survivor.seconds < SOON_ON_THE_NODE, survivor
+
+
+def name_all_the_missing(pipe: Connection, rank: int, url: str, timeout: float) -> None:
+    dist.init_process_group("hbm", init_method=url, rank=rank, world_size=4)
+    pipe.send("ready")
+    pipe.recv()
+    monitored_barrier(timeout=timedelta(seconds=timeout), wait_all_ranks=True)
+
+
+@pytest.mark.parametrize(
+    ("dead", "late", "timeout"), [([1, 3], [], 60), ([3], [1], 3)], ids=["dead", "dead-and-late"]
+)
+def test_monitored_barrier_names_all_the_missing(
+    dead: list[int], late: list[int], timeout: float, url: str
+) -> None:
+    """It waits for all others, but for none that has died."""
+    with Ranks(4, name_all_the_missing, url, timeout) as ranks:
+        ranks.hear(*range(4))
+        for rank in dead:
+            ranks.signal(rank, signal.SIGKILL)
+        ranks.tell(0, 2)
+        said = ranks.hear(0, 2, limit=30)
+    print([each.text for each in said])
+    for each in said:
+        assert each.error == "DistBackendError", each
+        named = re.findall(r"rank (\d) \(pid \d+ on \S+\) has died", each.text)
+        assert named == [str(rank) for rank in dead], each
+        missing = re.findall(r"missing ranks: 1 \(pid \d+ on \S+\), 3 \(pid \d+ on", each.text)
+        assert len(missing) == len(late), each
+    assert "Ranks 1, 3 failed to pass monitoredBarrier in" in said[0].text, said
 
 
 # Stopped ranks, and abort().

@@ -1,0 +1,135 @@
+#include "process_group/monitored_barrier.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+
+namespace hbm {
+namespace {
+
+constexpr const char* kVerdictKey = "verdict";
+
+std::vector<int> dead_among(const std::vector<int>& ranks, const Peers& peers) {
+  std::vector<int> dead = peers.dead();
+  std::erase_if(dead, [&](int rank) { return std::ranges::count(ranks, rank) == 0; });
+  return dead;
+}
+
+// The words of Gloo's rank 0; programs look for them.
+std::string torch_words(const std::vector<int>& missing, bool wait_all_ranks,
+                        const std::string& duration) {
+  std::string ranks;
+  for (const int rank : missing) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+  return (wait_all_ranks ? "Ranks " : "Rank ") + ranks + " failed to pass monitoredBarrier in " +
+         duration;
+}
+
+// The words of Gloo's other ranks.
+std::string torch_words(int rank) {
+  return "; Rank " + std::to_string(rank) +
+         " successfully reached monitoredBarrier, but received errors while waiting for send/recv "
+         "from rank 0";
+}
+
+}  // namespace
+
+MonitoredBarrier::MonitoredBarrier(bootstrap::Participant participant, const Peers& peers,
+                                   std::chrono::milliseconds timeout)
+    : participant_(std::move(participant)),
+      peers_(peers),
+      timeout_(timeout),
+      name_("monitored_barrier of " + participant_.group),
+      duration_(std::to_string(timeout.count()) + " ms") {}
+
+void MonitoredBarrier::pass(bool wait_all_ranks) const {
+  try {
+    participant_.store->set(key_of(participant_.rank), "1", participant_.deadline);
+    if (participant_.rank == 0) {
+      decide(wait_all_ranks);
+    } else {
+      await_verdict();
+    }
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kNetwork) throw;
+    throw Error(error.kind(), name_ + ": " + error.what() + participant_.watch->deaths());
+  }
+}
+
+void MonitoredBarrier::decide(bool wait_all_ranks) const {
+  std::vector<int> missing;
+  for (int rank = 1; rank < participant_.size; ++rank) {
+    const std::optional<int> absent = await_rank(rank, wait_all_ranks);
+    if (!absent) continue;
+    missing.push_back(*absent);
+    if (!wait_all_ranks) break;
+  }
+  const std::vector<int> dead = dead_among(missing, peers_);
+  const bool late = dead.size() < missing.size();
+  std::string verdict;
+  if (late) {
+    verdict = name_ + " timed out after " + duration_ + "; missing ranks: " + peers_.list(missing);
+  }
+  if (!dead.empty()) verdict += (late ? "; " : name_ + ": ") + deaths(dead);
+  participant_.store->set(participant_.prefix + kVerdictKey, verdict,
+                          participant_.deadline + timeout_);
+  if (missing.empty()) return;
+  throw Error(dead.empty() ? ErrorKind::kTimeout : ErrorKind::kDeath,
+              verdict + "; " +
+                  (late ? "Rank 0 timed out in monitoredBarrier after " + duration_ + ": " : "") +
+                  torch_words(missing, wait_all_ranks, duration_));
+}
+
+void MonitoredBarrier::await_verdict() const {
+  // Rank 0 may use the whole timeout itself; its verdict comes a little later.
+  const auto deadline = participant_.deadline + timeout_;
+  const std::string key = participant_.prefix + kVerdictKey;
+  const auto look = [this] {
+    if (dead_among({0}, peers_).empty()) return;
+    throw Error(ErrorKind::kDeath, name_ + ": " + deaths({0}) + torch_words(participant_.rank));
+  };
+  if (!await_keys(*participant_.store, {key}, deadline, look)) {
+    throw Error(ErrorKind::kTimeout, name_ + " timed out after " + duration_ + "; missing ranks: " +
+                                         peers_.list({0}) + torch_words(participant_.rank));
+  }
+  const std::string verdict = participant_.store->get(key, deadline).value();
+  if (!verdict.empty()) throw Error(ErrorKind::kPeer, verdict + torch_words(participant_.rank));
+}
+
+// Waits for one rank, and returns the one that is missing: it, or, unless all are to be named,
+// another that has died.
+std::optional<int> MonitoredBarrier::await_rank(int rank, bool wait_all_ranks) const {
+  int absent = rank;
+  const auto look = [&] {
+    for (const int dead : peers_.dead()) {
+      if (dead != rank && (wait_all_ranks || has_come(dead))) continue;
+      absent = dead;
+      throw Error(ErrorKind::kDeath, deaths({dead}));
+    }
+  };
+  try {
+    if (await_keys(*participant_.store, {key_of(rank)}, participant_.deadline, look)) return {};
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kDeath) throw;
+  }
+  return absent;
+}
+
+bool MonitoredBarrier::has_come(int rank) const {
+  return participant_.store->has({key_of(rank)}, participant_.deadline + timeout_);
+}
+
+std::string MonitoredBarrier::key_of(int rank) const {
+  return participant_.prefix + std::to_string(rank);
+}
+
+// "rank 2 (pid 4711 on host) has died, rank 3 (pid 4712 on host) has died"
+std::string MonitoredBarrier::deaths(const std::vector<int>& ranks) const {
+  std::string text;
+  for (const int rank : ranks) {
+    text += (text.empty() ? "rank " : ", rank ") + peers_.list({rank}) + " has died";
+  }
+  return text;
+}
+
+}  // namespace hbm
