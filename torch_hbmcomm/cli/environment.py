@@ -15,6 +15,7 @@ VARIABLES = {
     "HBMCOMM_ISA": "instruction set of the reduction kernels, instead of the best one",
     "HBMCOMM_LOG": "lowest level shown: error, warn (the default), info or debug",
     "HBMCOMM_MEMORY": "where memory comes from: preferred (the default), bind, interleave or ddr",
+    "HBMCOMM_MPI_INCLUDE": "directory of MPICH's mpi.h, for native tests and benchmarks (found)",
     "HBMCOMM_MPI_LIB": "path of the MPI library to load",
     "HBMCOMM_NODE": "how ranks of one node reach one another: shm (the default) or mpi",
     "HBMCOMM_NODE_ID": "sets ranks with different values apart, as if on different nodes",
@@ -22,9 +23,15 @@ VARIABLES = {
     "HBMCOMM_REDUCE_THREADS": "threads that share a rank's large reductions and copies (1)",
     "HBMCOMM_SOCKET_DIR": "where processes that share memory find each other (/dev/shm)",
     "HBMCOMM_STAGING_BYTES": "bound of the staging memory, in bytes",
+    "HBMCOMM_TEST_BACKEND": "backend that the tests run on (hbm)",
+    "HBMCOMM_TEST_DEVICE": "device type that the tests of accelerators run on (late, their own)",
+    "HBMCOMM_TEST_RANKS": "number of ranks of the tests (all sizes)",
+    "HBMCOMM_TEST_SLURM_PORTS": "three ports of the tests' Slurm cluster (chosen)",
     "HBMCOMM_TOKEN": "the token of a memory box; before HBMCOMM_TOKEN_FILE",
     "HBMCOMM_TOKEN_FILE": "file with the token of a memory box (~/.config/hbmcomm/token)",
+    "HBMCOMM_TORCH": "folders of unpacked wheels of PyTorch that a build has an extension for",
     "HBMCOMM_VERBS_LIB": "path of libhbm_verbs.so, the box's transport over RDMA",
+    "HBMCOMM_WITHOUT_TORCH": "1: a build has the memory box alone",
 }
 
 
@@ -45,8 +52,12 @@ def launcher(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that begin with HBMCOMM_, sorted."""
-    return {name: environ[name] for name in sorted(environ) if name.startswith("HBMCOMM_")}
+    """Return the variables that begin with HBMCOMM_, sorted; of a token only that it is set."""
+    return {
+        name: "(not shown)" if name == "HBMCOMM_TOKEN" else environ[name]
+        for name in sorted(environ)
+        if name.startswith("HBMCOMM_")
+    }
 
 
 def unknown(names: Mapping[str, str]) -> dict[str, str]:

@@ -275,6 +275,21 @@ def test_every_setting_that_the_sources_name_is_known() -> None:
     assert named - set(environment.VARIABLES) == set()
 
 
+def test_every_setting_that_is_documented_is_known() -> None:
+    page = (ROOT / "docs" / "environment.md").read_text()
+    assert set(re.findall(r"`(HBMCOMM_[A-Z_]+)", page)) == set(environment.VARIABLES)
+
+
+def test_info_does_not_show_the_token(
+    stand_in: StandIn, no_settings: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(FakeExtension())
+    monkeypatch.setenv("HBMCOMM_TOKEN", "not to be shown")
+    shown = invoke("info", "--json").output
+    assert "not to be shown" not in shown
+    assert json.loads(shown)["settings"]["set"] == {"HBMCOMM_TOKEN": "(not shown)"}
+
+
 @pytest.mark.parametrize(
     ("environ", "name"),
     [
