@@ -1,5 +1,5 @@
 /* The Soft Memory Box in C: the eight functions of Ahn et al. 2018, Table 1, under the paper's
- * names, and one that says what went wrong. Link with -lhbmsmb.
+ * names, one that deletes, and one that says what went wrong. Link with -lhbmsmb.
  *
  * A process is a client of one box, named by the environment: HBMCOMM_BOX (smb://host:port or
  * smb+unix:///path), HBMCOMM_BOX_TRANSPORT (auto, shm, tcp or verbs), HBMCOMM_BOX_SEAL (1, or 0 as
@@ -53,6 +53,10 @@ void* shm_alloc(uint64_t* key, uint64_t size, int shmflg);
  * nobody can attach any more, and its memory goes with the last attachment. `ptr`: as shm_alloc()
  * returned it; NULL does nothing. */
 void shm_free(void* ptr);
+
+/* Takes the key of the segment that `ptr` points into away, whoever made it: nobody can attach any
+ * more. Attachments and copies stay until shm_free(), and the memory goes with the last of them. */
+int smb_delete(void* ptr);
 
 /* The key of the segment that `ptr` points into; 0 with errno set if it points into none. */
 unsigned long shm_get_key(void* ptr);

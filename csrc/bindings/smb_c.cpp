@@ -30,15 +30,17 @@ using hbm::client::Segment;
 struct Copy {
   Segment segment;
   std::unique_ptr<std::byte[]> memory;
+  bool deleted = false;  // by smb_delete()
 };
 
 struct Place {
+  std::shared_ptr<Client> client;
   std::shared_ptr<Copy> copy;
   uint64_t offset = 0;
 };
 
 struct Process {
-  std::mutex mutex;  // guards both below; not held while the box is asked
+  std::mutex mutex;  // guards both below, and Copy::deleted; not held while the box is asked
   std::shared_ptr<Client> client;
   std::map<const std::byte*, std::shared_ptr<Copy>> copies;  // by where they begin
 };
@@ -93,20 +95,26 @@ Result guarded(Result failed, Call call) noexcept {
   }
 }
 
+// REQUIRES: the mutex is held.
+const std::shared_ptr<Client>& client_of(const Process& one) {
+  if (!one.client) throw BoxError(BoxError::Cause::kClosed, "call smb_init() first");
+  return one.client;
+}
+
 std::shared_ptr<Client> connected() {
   const std::lock_guard lock(process().mutex);
-  if (!process().client) throw BoxError(BoxError::Cause::kClosed, "call smb_init() first");
-  return process().client;
+  return client_of(process());
 }
 
 Place find(const void* pointer) {
   const auto* const at = static_cast<const std::byte*>(pointer);
   const std::lock_guard lock(process().mutex);
+  const auto& client = client_of(process());
   auto after = process().copies.upper_bound(at);
   if (after != process().copies.begin()) {
     const auto& [begin, copy] = *--after;
     const auto offset = static_cast<uint64_t>(at - begin);
-    if (offset < copy->segment.size()) return {copy, offset};
+    if (offset < copy->segment.size()) return {client, copy, offset};
   }
   throw Error(ErrorKind::kInvalid, "the pointer is not into what shm_alloc() returned");
 }
@@ -202,6 +210,7 @@ void shm_free(void* ptr) {
   guarded(0, [=] {
     const auto client = connected();
     std::shared_ptr<Copy> copy;
+    bool deletes = false;
     {
       const std::lock_guard lock(process().mutex);
       const auto found = process().copies.find(static_cast<std::byte*>(ptr));
@@ -210,14 +219,25 @@ void shm_free(void* ptr) {
       }
       copy = std::move(found->second);
       process().copies.erase(found);
+      deletes = copy->segment.created() && !copy->deleted;
     }
     try {
-      if (copy->segment.created()) client->remove(copy->segment);
+      if (deletes) client->remove(copy->segment);
     } catch (...) {  // as when another process took the key away first
       client->free(copy->segment);
       throw;
     }
     client->free(copy->segment);
+    return 0;
+  });
+}
+
+int smb_delete(void* ptr) {
+  return guarded(-1, [=] {
+    const Place place = find(ptr);
+    place.client->remove(place.copy->segment);
+    const std::lock_guard lock(process().mutex);
+    place.copy->deleted = true;
     return 0;
   });
 }
@@ -229,7 +249,7 @@ unsigned long shm_get_key(void* ptr) {
 int shm_rsync(void* ptr, size_t size) {
   return guarded(-1, [=] {
     const Place place = find(ptr);
-    connected()->read(place.copy->segment, place.offset, static_cast<std::byte*>(ptr), size);
+    place.client->read(place.copy->segment, place.offset, static_cast<std::byte*>(ptr), size);
     return 0;
   });
 }
@@ -237,7 +257,7 @@ int shm_rsync(void* ptr, size_t size) {
 int shm_wsync(void* ptr, size_t size) {
   return guarded(-1, [=] {
     const Place place = find(ptr);
-    connected()->write(place.copy->segment, place.offset, static_cast<std::byte*>(ptr), size);
+    place.client->write(place.copy->segment, place.offset, static_cast<std::byte*>(ptr), size);
     return 0;
   });
 }
@@ -246,11 +266,11 @@ int shm_accum(void* dst, void* src, size_t size, unsigned int type) {
   return guarded(-1, [=] {
     const Place target = find(dst);
     const Place source = find(src);
-    connected()->accumulate(target.copy->segment, source.copy->segment,
-                            {.dtype = dtype_of(type),
-                             .bytes = size,
-                             .target_offset = target.offset,
-                             .source_offset = source.offset});
+    target.client->accumulate(target.copy->segment, source.copy->segment,
+                              {.dtype = dtype_of(type),
+                               .bytes = size,
+                               .target_offset = target.offset,
+                               .source_offset = source.offset});
     return 0;
   });
 }
