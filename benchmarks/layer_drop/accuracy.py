@@ -33,6 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torch_hbmcomm as hbmcomm
 from benchmarks.layer_drop.tasks import TASKS, Task
+from torch_hbmcomm.bench.result import Unavailable
 
 RANKS = 4
 CONTENDERS = ("hook", "PowerSGD", "bfloat16")
@@ -127,7 +128,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="append a line for each contender to this file")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    task = TASKS[args.task]()
+    try:
+        task = TASKS[args.task]()
+    except Unavailable as error:
+        parser.error(str(error))
     optimizer = args.optimizer or next(iter(task.rates))
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)

