@@ -145,7 +145,7 @@ fuzz: $(PACKAGES)  ## send the memory box, and a client, whatever comes to mind,
 	cmake -S tests/fuzz -B build/fuzz -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 	  -DCMAKE_CXX_COMPILER=clang++
 	$(COMPILE) build/fuzz
-	for target in smb_frames smb_replies; do \
+	for target in smb_frames smb_replies verbs_frames; do \
 	  python tests/fuzz/$${target}_corpus.py build/fuzz/corpus/$$target && \
 	  build/fuzz/$$target -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/fuzz/ \
 	    build/fuzz/corpus/$$target || exit; \

@@ -46,6 +46,22 @@ int request_body_bytes(Opcode opcode) noexcept {
   return -1;
 }
 
+uint32_t reply_body_bytes(Opcode opcode) noexcept {
+  switch (opcode) {
+    case Opcode::kHello:
+      return sizeof(Hello);
+    case Opcode::kJoin:
+      return sizeof(Joined);
+    case Opcode::kAlloc:
+    case Opcode::kAttach:
+      return sizeof(Allocated);
+    case Opcode::kFetchAdd:
+      return sizeof(Fetched);
+    default:
+      return 0;
+  }
+}
+
 const char* malformed_request(const Header& header) noexcept {
   if (const char* cause = malformed(header)) return cause;
   if (header.status != Status::kOk) return "a request has no status";

@@ -264,6 +264,9 @@ concept Body = std::is_trivially_copyable_v<T> && sizeof(T) <= kMaxBody;
 // The bytes of a request's body, and whether a payload may follow; negative: no request at all.
 int request_body_bytes(Opcode opcode) noexcept;
 
+// The bytes of a reply's body, where its status is kOk.
+uint32_t reply_body_bytes(Opcode opcode) noexcept;
+
 // Null, or what is wrong with a request's header: sizes, magic, version, opcode. Whoever receives
 // frames asks before it believes any of the sizes.
 const char* malformed_request(const Header& header) noexcept;

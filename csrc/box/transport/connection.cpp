@@ -15,18 +15,6 @@ using smb::Status;
 constexpr uint64_t kReceivedAtOnce = kSliceBytes;  // then slices are asked for anew
 constexpr uint32_t kLongestCause = 64u << 10;
 
-uint32_t reply_body_bytes(Opcode opcode) {
-  switch (opcode) {
-    case Opcode::kAlloc:
-    case Opcode::kAttach:
-      return sizeof(smb::Allocated);
-    case Opcode::kFetchAdd:
-      return sizeof(smb::Fetched);
-    default:
-      return 0;
-  }
-}
-
 }  // namespace
 
 Connection::Connection(std::unique_ptr<FrameStream> stream, std::string box, Requester& requester)
@@ -93,7 +81,7 @@ const char* Connection::check(const Header& header) {
     if (header.body_bytes != 0) return "an error has no body";
     return header.payload_bytes > kLongestCause ? "its cause is too long" : nullptr;
   }
-  if (header.body_bytes != reply_body_bytes(header.opcode)) return "its body has another size";
+  if (header.body_bytes != smb::reply_body_bytes(header.opcode)) return "its body has another size";
   uint32_t payload = 0;
   if (header.opcode == Opcode::kStats) payload = header.payload_bytes;  // any
   if (header.opcode == Opcode::kRead) payload = std::get<Slice>(sent->of).transfer.bytes;

@@ -121,9 +121,7 @@ Connector::ConnectionEvent Connector::request(rdma_cm_id* id, const CallMessage&
   const auto outcome = next();
   if (!outcome) failed("it did not answer in time");
   if (outcome->refusal) {
-    RefusalMessage no = *outcome->refusal;
-    no.cause[sizeof(no.cause) - 1] = '\0';
-    throw transport::Refused(no.status, no.cause);
+    throw transport::Refused(outcome->refusal->status, cause_of(*outcome->refusal));
   }
   return *outcome;
 }

@@ -1,8 +1,9 @@
 // A client's control requests and their replies: frames of box/protocol/protocol.h as messages on
 // one lane.
 //
-// A request is one message. A reply is one too, or several in a row when it is longer than
-// kReplyBytes, for whose further ones the device of the box waits until a buffer is free here.
+// A request is one message. A reply is one too, or several in a row (reply_assembly.h) when it is
+// longer than kReplyBytes, for whose further ones the device of the box waits until a buffer is
+// free here.
 //
 // Threads: one at a time.
 #pragma once
@@ -12,12 +13,10 @@
 #include <deque>
 #include <memory>
 #include <optional>
-#include <span>
-#include <unordered_map>
-#include <vector>
 
 #include "box/protocol/seal.h"
 #include "box/transport/transport.h"
+#include "box/verbs/client/reply_assembly.h"
 #include "box/verbs/client/verbs_lane.h"
 #include "box/verbs/common/buffer_pool.h"
 #include "box/verbs/common/domain.h"
@@ -37,7 +36,7 @@ class RequestChannel {
   void open(ibv_qp* queue_pair, uint32_t inline_bytes, const std::optional<smb::SealKeys>& keys);
 
   void put(transport::TransportRequest& request) { unsent_.push_back(&request); }
-  bool idle() const noexcept { return unsent_.empty() && asked_.empty(); }
+  bool idle() const noexcept { return unsent_.empty() && assembly_.idle(); }
 
   // Chains the requests for which there is room.
   void send(VerbsLane& lane);
@@ -50,18 +49,14 @@ class RequestChannel {
 
  private:
   void receive(uint32_t slot);
-  transport::TransportRequest* answer(std::span<const std::byte> frame);
 
   ibv_qp* queue_pair_ = nullptr;
   uint32_t inline_bytes_ = 0;
   std::optional<smb::Seal> of_requests_;
-  std::optional<smb::Seal> of_replies_;
   BufferPool requests_;
   BufferPool replies_;
   std::deque<transport::TransportRequest*> unsent_;
-  std::unordered_map<uint64_t, transport::TransportRequest*> asked_;
-  uint64_t last_id_ = 0;
-  std::vector<std::byte> partial_;  // of a reply in several messages
+  ReplyAssembly assembly_;
 };
 
 }  // namespace hbm::verbs

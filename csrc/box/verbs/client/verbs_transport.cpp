@@ -151,11 +151,11 @@ bool VerbsTransport::refused_here(const transport::Slice& slice) {
                    "no segment is attached as " + std::to_string(transfer.handle));
     return true;
   }
-  const uint64_t size = remote->second.size;
-  if (transfer.offset <= size && transfer.bytes <= size - transfer.offset) return false;
+  if (remote->second.contains(transfer)) return false;
   slices_.finish(slice, Status::kRange,
                  std::to_string(transfer.bytes) + " B at " + std::to_string(transfer.offset) +
-                     " are past the end of a segment of " + std::to_string(size) + " B");
+                     " are past the end of a segment of " + std::to_string(remote->second.size) +
+                     " B");
   return true;
 }
 
@@ -235,8 +235,7 @@ bool VerbsTransport::finish(const Posted& posted, bool arrived) {
 bool VerbsTransport::answered(transport::TransportRequest& request) {
   if (request.status == Status::kOk) {
     if (request.opcode == Opcode::kAlloc || request.opcode == Opcode::kAttach) {
-      const std::string cause = grant(request);
-      if (!cause.empty()) throw transport::Broken(cause);
+      grant(request);
     } else if (request.opcode == Opcode::kFree) {
       remote_segments_.erase(handle_of(request));
     }
@@ -245,21 +244,14 @@ bool VerbsTransport::answered(transport::TransportRequest& request) {
   return true;
 }
 
-std::string VerbsTransport::grant(transport::TransportRequest& request) {
-  if (request.reply.size() != sizeof(smb::Allocated) ||
-      request.payload.size() != lanes_.size() * sizeof(uint32_t)) {
-    return "the memory box granted a segment without its keys";
-  }
-  const auto allocated = read_as<smb::Allocated>(request.reply);
+void VerbsTransport::grant(transport::TransportRequest& request) {
+  RemoteSegment segment = granted_segment(request, lanes_.size());
   auto grant = std::make_shared<transport::Grant>();
   grant->handle = handle_of(request);
-  grant->size = allocated.size;
-  RemoteSegment& remote = remote_segments_[grant->handle];
-  remote = {allocated.address, allocated.size, std::vector<uint32_t>(lanes_.size())};
-  std::memcpy(remote.rkeys.data(), request.payload.data(), request.payload.size());
+  grant->size = segment.size;
+  remote_segments_.insert_or_assign(grant->handle, std::move(segment));
   request.payload.clear();
   request.granted = std::move(grant);
-  return {};
 }
 
 bool VerbsTransport::sleep(std::chrono::nanoseconds most) {

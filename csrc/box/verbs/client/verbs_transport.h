@@ -26,6 +26,7 @@
 #include "box/transport/transport.h"
 #include "box/verbs/client/connector.h"
 #include "box/verbs/client/local_buffers.h"
+#include "box/verbs/client/remote_segment.h"
 #include "box/verbs/client/request_channel.h"
 #include "box/verbs/client/verbs_lane.h"
 
@@ -50,12 +51,6 @@ class VerbsTransport final : public transport::Transport {
   std::shared_ptr<void> register_memory(std::byte* memory, uint64_t bytes) override;
 
  private:
-  struct RemoteSegment {  // an attached one
-    uint64_t address = 0;
-    uint64_t size = 0;
-    std::vector<uint32_t> rkeys;  // by lane
-  };
-
   void connect(const transport::TransportOptions& opening, const smb::Id& session);
   ibv_qp_init_attr attributes(uint32_t receives) const;
   bool idle() const noexcept;
@@ -69,7 +64,7 @@ class VerbsTransport final : public transport::Transport {
   bool take_in(const ibv_wc& completion);
   bool finish(const Posted& posted, bool arrived);
   bool answered(transport::TransportRequest& request);
-  std::string grant(transport::TransportRequest& request);
+  void grant(transport::TransportRequest& request);
   bool sleep(std::chrono::nanoseconds most);  // true: someone called wake()
   [[noreturn]] void fail(const std::string& cause);
   void quit(const std::vector<Posted>& failed);

@@ -56,4 +56,8 @@ RefusalMessage refusal(smb::Status status, std::string_view cause) {
   return refusal;
 }
 
+std::string cause_of(const RefusalMessage& refusal) {
+  return {refusal.cause, strnlen(refusal.cause, sizeof(refusal.cause))};
+}
+
 }  // namespace hbm::verbs

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "box/protocol/protocol.h"
@@ -77,6 +78,9 @@ std::optional<smb::SealKeys> seal_keys(const CallMessage& call, std::string_view
                                        const smb::Hello& hello);
 
 RefusalMessage refusal(smb::Status status, std::string_view cause);
+
+// The words of a refusal, whether they end with a zero or not.
+std::string cause_of(const RefusalMessage& refusal);
 
 // The struct that private data start with, if they are long enough and carry its magic; what the
 // connection manager delivers is padded with zeros.

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "box/server/request_handler.h"
 #include "box/verbs/common/buffer_pool.h"
+#include "box/verbs/server/request_message.h"
 
 namespace hbm::verbs {
 namespace {
@@ -20,24 +21,6 @@ T read_as(std::span<const std::byte> bytes) {
   T value;
   std::memcpy(&value, bytes.data(), sizeof(value));
   return value;
-}
-
-// The handle of the attachment that a request makes or ends.
-uint32_t handle_of(Opcode opcode, std::span<const std::byte> body) {
-  if (opcode == Opcode::kAlloc) return read_as<smb::Alloc>(body).handle;
-  if (opcode == Opcode::kAttach) return read_as<smb::Attach>(body).handle;
-  if (opcode == Opcode::kFree) return read_as<smb::Release>(body).handle;
-  return 0;
-}
-
-// Says what is wrong with a message, of which `header` is the first part; null: nothing.
-const char* malformed(const smb::Header& header, size_t message_bytes) {
-  if (const char* cause = malformed_request(header)) return cause;
-  if (header.opcode == Opcode::kJoin) return "a queue pair is let in by its connection request";
-  if (header.opcode == Opcode::kRead || header.opcode == Opcode::kWrite) {
-    return "over RDMA reads and writes are one-sided";
-  }
-  return sizeof(header) + header.body_bytes == message_bytes ? nullptr : "it has another size";
 }
 
 void put_keys(box::Reply& reply, uint64_t address, const std::vector<uint32_t>& keys) {
@@ -94,21 +77,13 @@ void Peer::doom(const std::string& cause) {
 
 void Peer::arrived(std::span<const std::byte> message) {
   seen_.store(Clock::now(), std::memory_order_relaxed);
-  if (of_requests_) {
-    try {
-      message = of_requests_->open(message);
-    } catch (const Error& error) {
-      return doom(error.what());
-    }
+  RequestMessage request;
+  try {
+    request = parse_request(of_requests_ ? of_requests_->open(message) : message);
+  } catch (const Error& error) {
+    return doom(error.what());
   }
-  smb::Header header;
-  if (message.size() < sizeof(header)) return doom("its message has no header");
-  std::memcpy(&header, message.data(), sizeof(header));
-  if (const char* cause = malformed(header, message.size())) {
-    return doom(std::string("its message is no request: ") + cause);
-  }
-  const auto body = message.subspan(sizeof(header));
-  const uint32_t handle = handle_of(header.opcode, body);
+  const smb::Header& header = request.header;
   {
     const std::scoped_lock lock(mutex_);
     if (closed_ || doomed()) return;
@@ -120,9 +95,9 @@ void Peer::arrived(std::span<const std::byte> message) {
     ++unanswered_;
   }
   context_->handler.submit(
-      session_, header.opcode, body,
-      [self = shared_from_this(), id = header.id, opcode = header.opcode,
-       handle](box::Reply reply) { self->answer(id, opcode, handle, std::move(reply)); });
+      session_, header.opcode, request.body,
+      [self = shared_from_this(), id = header.id, opcode = header.opcode, handle = request.handle](
+          box::Reply reply) { self->answer(id, opcode, handle, std::move(reply)); });
 }
 
 void Peer::answer(uint64_t id, Opcode opcode, uint32_t handle, box::Reply reply) {

@@ -14,7 +14,6 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "box/protocol/proof.h"
 #include "box/server/request_handler.h"
 #include "box/verbs/common/buffer_pool.h"
 
@@ -66,27 +65,11 @@ ibv_context* device_of(const rdma_cm_id& listener) {
 
 }  // namespace
 
-uint32_t Challenges::give(bool token_required) {
-  if (challenges_.size() == kMost) challenges_.erase(challenges_.begin());
-  IssuedChallenge& challenge = challenges_[++last_];
-  challenge.hello.nonce = smb::random_nonce();
-  challenge.hello.token_required = token_required ? 1 : 0;
-  challenge.until = std::chrono::steady_clock::now() + kLongest;
-  return last_;
-}
-
-IssuedChallenge* Challenges::find(uint32_t number) {
-  const auto challenge = challenges_.find(number);
-  if (challenge == challenges_.end()) return nullptr;
-  if (std::chrono::steady_clock::now() <= challenge->second.until) return &challenge->second;
-  challenges_.erase(challenge);
-  return nullptr;
-}
-
 VerbsListener::VerbsListener(box::RequestHandler& handler, const VerbsListenerOptions& options)
     : options_(options),
       channel_(rdma_create_event_channel()),
-      log_(/*most=*/20, /*interval=*/seconds(60)) {
+      log_(/*most=*/20, /*interval=*/seconds(60)),
+      challenges_(options.token, options.seal, options.max_lanes) {
   if (channel_ == nullptr || first_device() == nullptr) {
     throw Error(ErrorKind::kUnavailable, "this host has no RDMA device");
   }
@@ -197,43 +180,21 @@ void VerbsListener::answer(CmId id, const std::optional<CallMessage>& call, uint
 }
 
 void VerbsListener::challenge(rdma_cm_id& id) {
-  ChallengeMessage challenge{
-      ChallengeMessage::kMagic, challenges_.give(!options_.token.empty()), {}};
-  smb::Hello& hello = challenges_.find(challenge.ticket)->hello;
-  hello.sealed = options_.seal ? hello.token_required : 0;
-  challenge.hello = hello;
+  const ChallengeMessage challenge = challenges_.issue();
   rdma_reject(&id, &challenge, sizeof(challenge));
 }
 
 void VerbsListener::let_in(CmId&& id, const CallMessage& call, uint8_t reads) {
-  IssuedChallenge* const ticket = challenges_.find(call.ticket);
-  if (ticket == nullptr) {
-    throw box::Refusal(smb::Status::kDenied,
-                       "its challenge was met already, or was given out too long ago; try again");
-  }
-  if (!options_.token.empty() && !proves(call, options_.token, ticket->hello)) {
-    challenges_.end(call.ticket);
-    throw box::Refusal(smb::Status::kDenied, "the token is wrong");
-  }
-  if (call.lanes > options_.max_lanes || call.lane != ticket->lanes_let_in ||
-      call.lane >= call.lanes) {
-    throw box::Refusal(smb::Status::kMalformed, "queue pair " + std::to_string(call.lane) + " of " +
-                                                    std::to_string(call.lanes) +
-                                                    " does not come next, or is too many");
-  }
-  const bool seals = (call.flags & smb::Join::kSealed) != 0;
-  if (seals != (ticket->hello.sealed != 0)) {
-    throw box::Refusal(smb::Status::kUnsupported, smb::seal_mismatch(seals));
-  }
-  std::shared_ptr<Peer> peer = ticket->peer.lock();
+  IssuedChallenge& challenge = challenges_.met_by(call);
+  std::shared_ptr<Peer> peer = challenge.peer.lock();
   if (call.lane == 0) {
-    peer = welcome(call, ticket->hello);
-    ticket->peer = peer;
+    peer = welcome(call, challenge.hello);
+    challenge.peer = peer;
   } else if (peer == nullptr || peer->closed()) {
     throw box::Refusal(smb::Status::kExpired, "its other queue pairs are closed");
   }
-  accept(std::move(id), call, *ticket, peer, reads);
-  if (++ticket->lanes_let_in == call.lanes) challenges_.end(call.ticket);
+  accept(std::move(id), call, challenge, peer, reads);
+  challenges_.let_in(call);
 }
 
 std::shared_ptr<Peer> VerbsListener::welcome(const CallMessage& call, const smb::Hello& hello) {
@@ -255,7 +216,7 @@ std::shared_ptr<Peer> VerbsListener::welcome(const CallMessage& call, const smb:
   return peer;
 }
 
-void VerbsListener::accept(CmId&& id, const CallMessage& call, const IssuedChallenge& ticket,
+void VerbsListener::accept(CmId&& id, const CallMessage& call, const IssuedChallenge& challenge,
                            const std::shared_ptr<Peer>& peer, uint8_t reads) {
   ibv_qp_init_attr attributes{};
   attributes.send_cq = attributes.recv_cq = context_->queues.completions();
@@ -271,7 +232,7 @@ void VerbsListener::accept(CmId&& id, const CallMessage& call, const IssuedChall
     throw box::Refusal(smb::Status::kExhausted, error.what());
   }
   const WelcomeMessage welcome{WelcomeMessage::kMagic, 0,
-                               welcome_proof(call, options_.token, ticket.hello)};
+                               welcome_proof(call, options_.token, challenge.hello)};
   rdma_conn_param with{};
   with.private_data = &welcome;
   with.private_data_len = sizeof(welcome);

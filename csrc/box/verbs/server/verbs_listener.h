@@ -13,7 +13,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,41 +26,11 @@
 #include "box/server/request_handler.h"
 #include "box/verbs/common/domain.h"
 #include "box/verbs/common/handshake.h"
+#include "box/verbs/server/challenges.h"
 #include "box/verbs/server/library.h"
 #include "box/verbs/server/peer.h"
 
 namespace hbm::verbs {
-
-struct IssuedChallenge {
-  smb::Hello hello{};
-  std::chrono::steady_clock::time_point until{};
-  std::weak_ptr<Peer> peer;  // from its lane 0 on
-  uint32_t lanes_let_in = 0;
-};
-
-// Challenges that were issued and not met yet: so many, for so long; the oldest goes first.
-//
-// A ticket is good for every lane of one client, each lane once.
-//
-// Threads: one at a time.
-class Challenges {
- public:
-  static constexpr size_t kMost = 512;
-  static constexpr std::chrono::seconds kLongest{5};
-
-  // A new one, with a fresh nonce; its number.
-  uint32_t give(bool token_required);
-
-  const smb::Hello& hello(uint32_t number) const { return challenges_.at(number).hello; }
-
-  // Null: it does not exist, or not any more.
-  IssuedChallenge* find(uint32_t number);
-  void end(uint32_t number) { challenges_.erase(number); }
-
- private:
-  uint32_t last_ = 0;
-  std::map<uint32_t, IssuedChallenge> challenges_;  // the oldest first, until the numbers wrap
-};
 
 class VerbsListener final : public box::Listener {
  public:
@@ -88,7 +57,7 @@ class VerbsListener final : public box::Listener {
   void challenge(rdma_cm_id& id);
   void let_in(CmId&& id, const CallMessage& call, uint8_t reads);
   std::shared_ptr<Peer> welcome(const CallMessage& call, const smb::Hello& hello);
-  void accept(CmId&& id, const CallMessage& call, const IssuedChallenge& ticket,
+  void accept(CmId&& id, const CallMessage& call, const IssuedChallenge& challenge,
               const std::shared_ptr<Peer>& peer, uint8_t reads);
   void leave(std::shared_ptr<Peer> peer);
   void sweep();

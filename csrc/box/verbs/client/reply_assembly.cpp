@@ -1,0 +1,90 @@
+#include "box/verbs/client/reply_assembly.h"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+namespace hbm::verbs {
+namespace {
+
+using smb::Opcode;
+using smb::Status;
+
+smb::Header header_of(std::span<const std::byte> frame) {
+  if (frame.size() < sizeof(smb::Header)) {
+    throw transport::Broken("the memory box sent a message without a header");
+  }
+  smb::Header header;
+  std::memcpy(&header, frame.data(), sizeof(header));
+  return header;
+}
+
+uint64_t frame_bytes(const smb::Header& header) {
+  return sizeof(header) + uint64_t{header.body_bytes} + header.payload_bytes;
+}
+
+// Statistics, and the keys of a segment, which who reads them counts.
+bool has_payload(Opcode opcode) {
+  return opcode == Opcode::kStats || opcode == Opcode::kAlloc || opcode == Opcode::kAttach;
+}
+
+}  // namespace
+
+uint64_t ReplyAssembly::expect(transport::TransportRequest& request) {
+  asked_.emplace(++last_id_, &request);
+  return last_id_;
+}
+
+transport::TransportRequest* ReplyAssembly::take(std::span<const std::byte> message) {
+  message = opened(message);
+  if (partial_.empty() && is_whole(message)) return &answer(message);
+  partial_.insert(partial_.end(), message.begin(), message.end());
+  if (!is_whole(partial_)) return nullptr;
+  return &answer(std::exchange(partial_, {}));
+}
+
+std::span<const std::byte> ReplyAssembly::opened(std::span<const std::byte> message) {
+  if (!seal_) return message;
+  try {
+    return seal_->open(message);
+  } catch (const smb::Forged& forged) {
+    throw transport::Broken(forged.what());
+  }
+}
+
+bool ReplyAssembly::is_whole(std::span<const std::byte> frame) const {
+  const smb::Header header = header_of(frame);
+  const char* cause = malformed(header);
+  if (cause == nullptr && frame.size() > frame_bytes(header)) cause = "it goes on past its end";
+  if (cause == nullptr) return frame.size() == frame_bytes(header);
+  throw transport::Broken(std::string("the memory box sent what is no reply: ") + cause);
+}
+
+const char* ReplyAssembly::malformed(const smb::Header& header) const {
+  if (const char* cause = malformed_reply(header)) return cause;
+  const auto asked = asked_.find(header.id);
+  if (asked == asked_.end()) return "it answers nothing that was asked";
+  if (asked->second->opcode != header.opcode) return "it answers another kind of request";
+  if (header.status != Status::kOk) return header.body_bytes == 0 ? nullptr : "an error has a body";
+  if (header.body_bytes != smb::reply_body_bytes(header.opcode)) return "its body has another size";
+  return header.payload_bytes == 0 || has_payload(header.opcode) ? nullptr : "it has a payload";
+}
+
+transport::TransportRequest& ReplyAssembly::answer(std::span<const std::byte> frame) {
+  const smb::Header header = header_of(frame);
+  const auto asked = asked_.find(header.id);
+  transport::TransportRequest& request = *asked->second;
+  asked_.erase(asked);
+  const auto body = frame.subspan(sizeof(header), header.body_bytes);
+  const auto payload = frame.subspan(sizeof(header) + header.body_bytes);
+  request.status = header.status;
+  request.reply.assign(body.begin(), body.end());
+  if (header.status == Status::kOk) {
+    request.payload.assign(payload.begin(), payload.end());
+  } else {
+    request.cause.assign(reinterpret_cast<const char*>(payload.data()), payload.size());
+  }
+  return request;
+}
+
+}  // namespace hbm::verbs

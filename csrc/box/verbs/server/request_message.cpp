@@ -1,0 +1,51 @@
+#include "box/verbs/server/request_message.h"
+
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+
+namespace hbm::verbs {
+namespace {
+
+using smb::Opcode;
+
+template <class T>
+T read_as(std::span<const std::byte> bytes) {
+  T value;
+  std::memcpy(&value, bytes.data(), sizeof(value));
+  return value;
+}
+
+uint32_t handle_of(Opcode opcode, std::span<const std::byte> body) {
+  if (opcode == Opcode::kAlloc) return read_as<smb::Alloc>(body).handle;
+  if (opcode == Opcode::kAttach) return read_as<smb::Attach>(body).handle;
+  if (opcode == Opcode::kFree) return read_as<smb::Release>(body).handle;
+  return 0;
+}
+
+// Says what is wrong with a message, of which `header` is the first part; null: nothing.
+const char* malformed(const smb::Header& header, size_t message_bytes) {
+  if (const char* cause = malformed_request(header)) return cause;
+  if (header.opcode == Opcode::kJoin) return "a queue pair is let in by its connection request";
+  if (header.opcode == Opcode::kRead || header.opcode == Opcode::kWrite) {
+    return "over RDMA reads and writes are one-sided";
+  }
+  return sizeof(header) + header.body_bytes == message_bytes ? nullptr : "it has another size";
+}
+
+}  // namespace
+
+RequestMessage parse_request(std::span<const std::byte> message) {
+  if (message.size() < sizeof(smb::Header)) {
+    throw Error(ErrorKind::kNetwork, "its message has no header");
+  }
+  const auto header = read_as<smb::Header>(message);
+  if (const char* cause = malformed(header, message.size())) {
+    throw Error(ErrorKind::kNetwork, std::string("its message is no request: ") + cause);
+  }
+  const auto body = message.subspan(sizeof(header));
+  return {header, body, handle_of(header.opcode, body)};
+}
+
+}  // namespace hbm::verbs

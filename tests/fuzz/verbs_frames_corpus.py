@@ -1,0 +1,107 @@
+"""Writes the seeds of verbs_frames.cpp, one file each, into a folder: what either end may send."""
+
+import struct
+import sys
+from pathlib import Path
+
+TO_BOX, ANSWER, REQUESTS, REPLIES = range(4)  # bits of the first byte, see verbs_frames.cpp
+TOKEN, PROPERLY = 4, 8
+SEALED_JOIN = 4  # smb::Join::kSealed
+SEQUENCE = struct.pack("<QQ", 1, 0)
+LANES = 4
+PING, ALLOC, ATTACH, FREE, DELETE, ACCUMULATE, FETCH_ADD, STATS = 4, 5, 6, 7, 8, 11, 12, 13
+ORDER = (ALLOC, ATTACH, FREE, DELETE, ACCUMULATE, FETCH_ADD, STATS, PING)  # the client's requests
+REPLY_BYTES = 4096  # of a message
+
+
+def call(lane: int, lanes: int, ticket: int = 1, flags: int = 0) -> bytes:
+    return struct.pack("<4sIQQ12x16xHBB", b"SPQ1", ticket, 0, 0, flags, lane, lanes)
+
+
+def calls(lanes: int, flags: int = 0) -> list[bytes]:
+    return [call(0, 0, 0), *(call(lane, lanes, flags=flags) for lane in range(lanes))]
+
+
+def frame(
+    opcode: int,
+    body: bytes = b"",
+    payload: bytes = b"",
+    *,
+    status: int = 0,
+    number: int = 1,
+    version: int = 3,
+) -> bytes:
+    header = struct.pack(
+        "<4sBBHIIQ", b"SMB1", version, opcode, status, len(body), len(payload), number
+    )
+    return header + body + payload
+
+
+def reply(opcode: int, body: bytes = b"", payload: bytes = b"", status: int = 0) -> bytes:
+    number = ORDER.index(opcode) + 1
+    return frame(opcode, body, payload, status=status, number=number)
+
+
+CONTROL = [
+    frame(ALLOC, SEQUENCE + struct.pack("<QQQIIII", 0, 0, 4096, 1, 0, 0, 0)),
+    frame(ATTACH, struct.pack("<QQQII", 1, 2, 4096, 1, 0)),
+    frame(FREE, SEQUENCE + bytes(8)),
+    frame(DELETE, SEQUENCE + bytes(8)),
+    frame(ACCUMULATE, SEQUENCE + struct.pack("<QQQdIIBBB5x", 0, 4096, 4096, 1.0, 1, 2, 11, 10, 1)),
+    frame(FETCH_ADD, SEQUENCE + struct.pack("<QqII", 0, 5, 1, 0)),
+    frame(STATS, bytes(8)),
+    frame(PING),
+    frame(3),
+]
+GRANT = struct.pack("<QQQIIQ", 1, 2, 4096, 1, 0, 1 << 40)
+LONG = reply(STATS, b"", bytes(2 * REPLY_BYTES))
+ANSWERS = [
+    reply(ALLOC, GRANT, bytes(4 * LANES)),
+    reply(ATTACH, GRANT, bytes(4 * LANES)),
+    *map(reply, (FREE, DELETE, ACCUMULATE, PING)),
+    reply(FETCH_ADD, bytes(8)),
+    reply(STATS, b"", bytes(300)),
+]
+
+SEEDS: dict[str, tuple[int, list[bytes]]] = {
+    "let_in": (TO_BOX, calls(LANES)),
+    "let_in_with_token": (TO_BOX | TOKEN | PROPERLY, calls(LANES, SEALED_JOIN)),
+    "wrong_token": (TO_BOX | TOKEN, calls(LANES, SEALED_JOIN)),
+    "unsealed": (TO_BOX | TOKEN | PROPERLY, calls(1)),
+    "too_many_lanes": (TO_BOX, calls(LANES + 1)),
+    "other_number_of_lanes": (TO_BOX, [call(0, 0, 0), call(0, 2), call(1, 4)]),
+    "no_challenge": (TO_BOX, [call(0, 1, 7)]),
+    "short_call": (TO_BOX, [call(0, 0)[:55]]),
+    "challenge": (ANSWER | TOKEN, [struct.pack("<4sI32sII", b"SPQ2", 1, bytes(32), 1, 1)]),
+    "refusal": (ANSWER, [struct.pack("<4sH138s", b"SPQ3", 2, b"no")]),
+    "endless_refusal": (ANSWER, [struct.pack("<4sH138s", b"SPQ3", 2, b"\xff" * 138)]),
+    "welcome": (ANSWER, [struct.pack("<4sI32s", b"SPQ4", 0, bytes(32)) + bytes(156)]),
+    "requests": (REQUESTS, CONTROL),
+    "sealed_requests": (REQUESTS | TOKEN | PROPERLY, CONTROL),
+    "forged_requests": (REQUESTS | TOKEN, CONTROL),
+    "read": (REQUESTS, [frame(9, bytes(16))]),
+    "join": (REQUESTS, [frame(2, bytes(88))]),
+    "old_version": (REQUESTS, [frame(PING, version=2)]),
+    "short_request": (REQUESTS, [CONTROL[0][:40]]),
+    "replies": (REPLIES, ANSWERS),
+    "replies_backwards": (REPLIES, ANSWERS[::-1]),
+    "sealed_replies": (REPLIES | TOKEN | PROPERLY, ANSWERS),
+    "forged_replies": (REPLIES | TOKEN, ANSWERS),
+    "long_reply": (REPLIES, [LONG[at : at + REPLY_BYTES] for at in range(0, 8400, REPLY_BYTES)]),
+    "refusals": (REPLIES, [reply(opcode, b"", b"no \xff", status=8) for opcode in ORDER]),
+    "answered_twice": (REPLIES, [reply(PING)] * 2),
+    "too_few_keys": (REPLIES, [reply(ALLOC, GRANT, bytes(4))]),
+    "short_reply": (REPLIES, [ANSWERS[0][:20]]),
+}
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (what, messages) in SEEDS.items():
+        sent = b"".join(struct.pack("<H", len(message)) + message for message in messages)
+        (folder / name).write_bytes(bytes([what]) + sent)
+
+
+if __name__ == "__main__":
+    main()

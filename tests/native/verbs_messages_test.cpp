@@ -1,0 +1,337 @@
+// What the two ends of an RDMA connection make of each other's messages, without a device.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "box/server/request_handler.h"
+#include "box/verbs/client/remote_segment.h"
+#include "box/verbs/client/reply_assembly.h"
+#include "box/verbs/common/handshake.h"
+#include "box/verbs/server/challenges.h"
+#include "box/verbs/server/request_message.h"
+#include "expect_error.h"
+
+namespace hbm::verbs {
+namespace {
+
+using smb::Opcode;
+using smb::Status;
+using Message = std::vector<std::byte>;
+
+// By opcode: the bytes of a request's body, of a reply's, and whether a reply has a payload.
+struct Kind {
+  size_t request;
+  size_t reply;
+  bool payload;
+};
+const std::map<Opcode, Kind> kKinds{
+    {Opcode::kLeave, {0, 0, false}},       {Opcode::kPing, {0, 0, false}},
+    {Opcode::kAlloc, {56, 40, true}},      {Opcode::kAttach, {32, 40, true}},
+    {Opcode::kFree, {24, 0, false}},       {Opcode::kDelete, {24, 0, false}},
+    {Opcode::kAccumulate, {64, 0, false}}, {Opcode::kFetchAdd, {40, 8, false}},
+    {Opcode::kStats, {8, 0, true}}};
+
+class VerbsMessages : public testing::Test {
+ protected:
+  Message random_bytes(size_t count) {
+    Message bytes(count);
+    for (std::byte& one : bytes) one = std::byte(random_());
+    return bytes;
+  }
+
+  size_t below(size_t bound) { return random_() % bound; }
+
+  static Message message_of(const smb::Header& header, const Message& rest) {
+    Message message(sizeof(header));
+    std::memcpy(message.data(), &header, sizeof(header));
+    message.insert(message.end(), rest.begin(), rest.end());
+    return message;
+  }
+
+  const unsigned seed_ = std::random_device()();
+  std::mt19937_64 random_{seed_};
+  const testing::ScopedTrace trace_{__FILE__, __LINE__, "seed " + std::to_string(seed_)};
+};
+
+TEST_F(VerbsMessages, RequestsAreTakenApart) {
+  for (const auto& [opcode, kind] : kKinds) {
+    smb::Header header;
+    header.opcode = opcode;
+    header.body_bytes = static_cast<uint32_t>(kind.request);
+    header.id = random_();
+    const Message body = random_bytes(kind.request);
+    const Message message = message_of(header, body);
+    const RequestMessage request = parse_request(message);
+    EXPECT_EQ(request.header.id, header.id);
+    EXPECT_TRUE(std::ranges::equal(request.body, body));
+    // Where docs/design/wire-protocol.md has the handle.
+    const std::map<Opcode, size_t> handles{
+        {Opcode::kAlloc, 40}, {Opcode::kAttach, 24}, {Opcode::kFree, 16}};
+    uint32_t handle = 0;
+    if (handles.contains(opcode)) std::memcpy(&handle, &body[handles.at(opcode)], sizeof(handle));
+    EXPECT_EQ(request.handle, handle) << smb::opcode_name(opcode);
+    for (size_t bytes = 0; bytes < message.size(); ++bytes) {
+      EXPECT_THROW(parse_request(std::span(message).first(bytes)), Error);
+    }
+  }
+}
+
+TEST_F(VerbsMessages, OnlyRequestsAreTaken) {
+  for (int round = 0; round < 20'000; ++round) {
+    smb::Header header;
+    header.opcode = static_cast<Opcode>(below(20));
+    const auto kind = kKinds.find(header.opcode);
+    const size_t usual = kind == kKinds.end() ? 16 : kind->second.request;
+    header.body_bytes = static_cast<uint32_t>(below(4) == 0 ? below(300) : usual);
+    if (below(8) == 0) header.payload_bytes = static_cast<uint32_t>(below(3));
+    if (below(8) == 0) header.status = static_cast<Status>(below(3));
+    if (below(16) == 0) header.version = static_cast<uint8_t>(below(5));
+    if (below(16) == 0) header.magic ^= 1u << below(32);
+    const size_t rest = below(8) == 0 ? below(300) : header.body_bytes;
+    const bool good = kind != kKinds.end() && header.body_bytes == usual &&
+                      header.payload_bytes == 0 && header.status == Status::kOk &&
+                      header.version == 3 && header.magic == smb::kMagic && rest == usual;
+    const Message message = message_of(header, random_bytes(rest));
+    if (good) {
+      EXPECT_EQ(parse_request(message).body.size(), usual);
+    } else {
+      EXPECT_THROW(parse_request(message), Error);
+    }
+  }
+}
+
+// A request and the reply that a box gives to it.
+struct Asked {
+  transport::TransportRequest request;
+  Message body;
+  Message payload;
+  Message frame;
+};
+
+class VerbsReplies : public VerbsMessages, public testing::WithParamInterface<bool> {
+ protected:
+  void SetUp() override { connect(); }
+
+  void connect() {
+    assembly_.emplace();
+    asked_.clear();
+    if (!GetParam()) return;
+    smb::SealKey key;
+    for (std::byte& one : key) one = std::byte(random_());
+    assembly_->seal(key);
+    sender_.emplace(key);
+  }
+
+  void ask() {
+    const auto kind = std::next(kKinds.begin(), static_cast<long>(below(kKinds.size())));
+    Asked& asked = *asked_.emplace_back(std::make_unique<Asked>());
+    asked.request.opcode = kind->first;
+    smb::Header header;
+    header.opcode = kind->first;
+    header.id = assembly_->expect(asked.request);
+    const bool good = below(4) != 0;
+    header.status = good ? Status::kOk : static_cast<Status>(1 + below(13));
+    if (good) asked.body = random_bytes(kind->second.reply);
+    if (!good || kind->second.payload) asked.payload = random_bytes(below(20'000));
+    header.body_bytes = static_cast<uint32_t>(asked.body.size());
+    header.payload_bytes = static_cast<uint32_t>(asked.payload.size());
+    Message rest = asked.body;
+    rest.insert(rest.end(), asked.payload.begin(), asked.payload.end());
+    asked.frame = message_of(header, rest);
+  }
+
+  transport::TransportRequest* send(std::span<const std::byte> part) {
+    Message message(part.begin(), part.end());
+    if (sender_) {
+      const smb::Tag tag = sender_->next(message);
+      message.insert(message.end(), tag.begin(), tag.end());
+    }
+    return assembly_->take(message);
+  }
+
+  std::optional<smb::Seal> sender_;
+  std::optional<ReplyAssembly> assembly_;
+  std::vector<std::unique_ptr<Asked>> asked_;
+};
+
+TEST_P(VerbsReplies, AreGivenToTheirRequestsWhateverTheirOrderAndParts) {
+  for (int i = 0; i < 300; ++i) ask();
+  std::ranges::shuffle(asked_, random_);
+  for (const auto& asked : asked_) {
+    transport::TransportRequest* answered = nullptr;
+    std::span<const std::byte> left(asked->frame);
+    while (!left.empty()) {
+      ASSERT_EQ(answered, nullptr) << "before its reply was whole";
+      const size_t least = left.size() == asked->frame.size() ? sizeof(smb::Header) : 1;
+      const auto part = left.first(std::min(left.size(), least + below(4096)));
+      answered = send(part);
+      left = left.subspan(part.size());
+    }
+    ASSERT_EQ(answered, &asked->request);
+    EXPECT_EQ(answered->reply, asked->body);
+    const bool good = answered->status == Status::kOk;
+    const auto cause = std::as_bytes(std::span(answered->cause));
+    EXPECT_TRUE(std::ranges::equal(good ? std::span<const std::byte>(answered->payload) : cause,
+                                   asked->payload));
+  }
+  EXPECT_TRUE(assembly_->idle());
+}
+
+TEST_P(VerbsReplies, OthersBreakTheConnection) {
+  for (int round = 0; round < 2'000; ++round) {
+    connect();
+    ask();
+    Message frame = asked_.front()->frame;
+    smb::Header header;
+    std::memcpy(&header, frame.data(), sizeof(header));
+    const size_t wrong = below(6);
+    if (wrong == 0) header.id += 1 + below(5);
+    if (wrong == 1) header.opcode = header.opcode == Opcode::kPing ? Opcode::kFree : Opcode::kPing;
+    if (wrong == 2) header.body_bytes += 1;
+    if (wrong == 3) header.status = static_cast<Status>(14 + below(100));
+    if (wrong == 4) frame.push_back({});
+    if (wrong == 5) frame.resize(below(sizeof(header)));
+    if (wrong < 5) std::memcpy(frame.data(), &header, sizeof(header));
+    EXPECT_THROW(send(frame), transport::Broken) << "wrong: " << wrong;
+  }
+}
+
+TEST_P(VerbsReplies, AreAnsweredOnce) {
+  ask();
+  send(asked_.front()->frame);
+  EXPECT_THROW(send(asked_.front()->frame), transport::Broken);
+}
+
+INSTANTIATE_TEST_SUITE_P(Verbs, VerbsReplies, testing::Bool(), [](const auto& each) {
+  return std::string(each.param ? "sealed" : "unsealed");
+});
+
+TEST_F(VerbsMessages, ATagThatIsNotTheNextBreaksTheConnection) {
+  smb::SealKey key{};
+  ReplyAssembly assembly;
+  assembly.seal(key);
+  EXPECT_THROW(assembly.take(random_bytes(100)), transport::Broken);
+  EXPECT_THROW(assembly.take(random_bytes(3)), transport::Broken);
+}
+
+TEST_F(VerbsMessages, ASegmentHasAKeyForEachLane) {
+  for (size_t lanes = 1; lanes <= 16; ++lanes) {
+    transport::TransportRequest request;
+    const smb::Allocated allocated{{1, 2}, random_(), 1, 0, random_()};
+    request.reply.resize(sizeof(allocated));
+    std::memcpy(request.reply.data(), &allocated, sizeof(allocated));
+    request.payload = random_bytes(lanes * sizeof(uint32_t));
+    const RemoteSegment segment = granted_segment(request, lanes);
+    EXPECT_EQ(segment.address, allocated.address);
+    EXPECT_EQ(segment.size, allocated.size);
+    EXPECT_EQ(std::memcmp(segment.rkeys.data(), request.payload.data(), request.payload.size()), 0);
+    EXPECT_THROW(granted_segment(request, lanes + 1), transport::Broken);
+    request.reply.pop_back();
+    EXPECT_THROW(granted_segment(request, lanes), transport::Broken);
+  }
+}
+
+// The handshake.
+
+CallMessage call(const ChallengeMessage& challenge, uint32_t lane, uint32_t lanes) {
+  CallMessage made{};
+  made.magic = CallMessage::kMagic;
+  made.ticket = challenge.ticket;
+  made.lane = static_cast<uint8_t>(lane);
+  made.lanes = static_cast<uint8_t>(lanes);
+  if (challenge.hello.sealed != 0) made.flags = smb::Join::kSealed;
+  return made;
+}
+
+void expect_refused(Status status, Challenges& challenges, const CallMessage& call) {
+  try {
+    challenges.met_by(call);
+    ADD_FAILURE() << "it was let in";
+  } catch (const box::Refusal& refusal) {
+    EXPECT_EQ(refusal.status(), status) << refusal.what();
+  }
+}
+
+TEST(VerbsChallenges, LetEachLaneInOnceAndInOrder) {
+  Challenges challenges("", /*seal=*/true, /*max_lanes=*/4);
+  for (uint32_t lanes = 1; lanes <= 4; ++lanes) {
+    const ChallengeMessage challenge = challenges.issue();
+    EXPECT_EQ(challenge.hello.token_required, 0u);
+    for (uint32_t lane = 0; lane < lanes; ++lane) {
+      for (uint32_t other = 0; other < 6; ++other) {
+        if (other == lane) continue;
+        expect_refused(Status::kMalformed, challenges, call(challenge, other, lanes));
+      }
+      challenges.met_by(call(challenge, lane, lanes));
+      challenges.let_in(call(challenge, lane, lanes));
+    }
+    expect_refused(Status::kDenied, challenges, call(challenge, 0, lanes));
+  }
+  expect_refused(Status::kMalformed, challenges, call(challenges.issue(), 0, 5));
+}
+
+// The box has reserved room for as many lanes as the first call named.
+TEST(VerbsChallenges, AClientKeepsToItsNumberOfLanes) {
+  Challenges challenges("", /*seal=*/true, /*max_lanes=*/16);
+  const ChallengeMessage challenge = challenges.issue();
+  challenges.let_in(call(challenge, 0, 2));
+  expect_refused(Status::kMalformed, challenges, call(challenge, 1, 16));
+  challenges.met_by(call(challenge, 1, 2));
+}
+
+TEST(VerbsChallenges, AskForTheToken) {
+  const std::string token = "sesame";
+  Challenges challenges(token, /*seal=*/true, /*max_lanes=*/4);
+  const ChallengeMessage challenge = challenges.issue();
+  EXPECT_EQ(challenge.hello.token_required, 1u);
+  EXPECT_EQ(challenge.hello.sealed, 1u);
+  CallMessage proved = call(challenge, 0, 2);
+  prove(proved, token, challenge.hello);
+  challenges.met_by(proved);
+  challenges.let_in(proved);
+
+  CallMessage guessed = call(challenge, 1, 2);
+  prove(guessed, "guess", challenge.hello);
+  expect_refused(Status::kDenied, challenges, guessed);
+  prove(guessed, token, challenge.hello);  // too late
+  expect_refused(Status::kDenied, challenges, guessed);
+}
+
+TEST(VerbsChallenges, BothEndsSealOrNeither) {
+  const std::string token = "sesame";
+  for (const bool seal : {false, true}) {
+    Challenges challenges(token, seal, /*max_lanes=*/4);
+    const ChallengeMessage challenge = challenges.issue();
+    CallMessage other = call(challenge, 0, 1);
+    other.flags ^= smb::Join::kSealed;
+    prove(other, token, challenge.hello);
+    expect_refused(Status::kUnsupported, challenges, other);
+  }
+}
+
+TEST(VerbsChallenges, TheOldestIsForgotten) {
+  Challenges challenges("", /*seal=*/true, /*max_lanes=*/4);
+  const ChallengeMessage first = challenges.issue();
+  const ChallengeMessage second = challenges.issue();
+  for (size_t i = 2; i <= Challenges::kMost; ++i) challenges.issue();
+  expect_refused(Status::kDenied, challenges, call(first, 0, 1));
+  challenges.met_by(call(second, 0, 1));
+}
+
+TEST(VerbsHandshake, ARefusalNeedsNoEnd) {
+  const RefusalMessage sent = refusal(Status::kDenied, std::string(300, 'x'));
+  EXPECT_EQ(cause_of(sent), std::string(137, 'x'));
+  RefusalMessage endless = sent;
+  std::ranges::fill(endless.cause, 'y');
+  EXPECT_EQ(cause_of(endless), std::string(138, 'y'));
+}
+
+}  // namespace
+}  // namespace hbm::verbs
