@@ -5,7 +5,7 @@ import typer
 from benchmarks.collectives.bound import Bound
 from benchmarks.collectives.deepspeed import DeepSpeed
 from benchmarks.collectives.mpi_objects import MpiObjects
-from benchmarks.collectives.native import NATIVE, HbmBelow, MpichBelow
+from benchmarks.collectives.native import NATIVE, HbmBelow, MpichBelow, MpiInC
 from torch_hbmcomm.bench import collectives as installed
 from torch_hbmcomm.bench.collectives import SMALL, Collective
 from torch_hbmcomm.bench.contenders import OVER_MPI, Contender
@@ -24,6 +24,7 @@ def contenders() -> dict[str, Contender]:
         HbmBelow("hbm-mpi", known["hbm-mpi"].about, node=OVER_MPI),
         known["gloo"],
         MpichBelow(),
+        MpiInC(),
         MpiObjects(),
         DeepSpeed(),
         known["nothing"],

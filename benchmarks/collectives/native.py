@@ -1,5 +1,5 @@
-"""allreduce_native: allreduce called in a loop of C++, below Python and the dispatcher, whose costs
-hide the rest at small sizes.
+"""Collectives called in loops of C++: allreduce_native, below Python and the dispatcher, whose
+costs hide the rest at small sizes; and MPI's own.
 
 Each rank starts a native program of its own, which is one rank of the same job.
 """
@@ -26,31 +26,35 @@ NATIVE = "allreduce_native"
 class NativeRank:
     """One rank's native program, from its start to the end of this process.
 
-    kind: "zero-copy" or "staged", hbm on one node; "mpi", hbm over MPI; "mpich", MPI itself.
+    arguments: what comes behind those that all such programs have, its place among the ranks and
+        the folder of MPI's library.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, program: str, *arguments: str) -> None:
         place = [tempfile.mkdtemp(prefix="hbmcomm-bench-") if dist.get_rank() == 0 else None]
         dist.broadcast_object_list(place)
         libraries = os.path.join(sysconfig.get_path("data"), "lib")
         self._program = programs.Program(
-            "allreduce", place[0], dist.get_rank(), dist.get_world_size(), kind, libraries
+            program, place[0], dist.get_rank(), dist.get_world_size(), libraries, *arguments
         )
         self._program.ask("ready")
         dist.barrier()  # all have met
         if dist.get_rank() == 0:
             shutil.rmtree(str(place[0]))
 
-    def prepare(self, buffers: Buffers) -> Timed:
-        """Return the loop. Raises PeerFailed where the program finds a wrong sum."""
-        self._program.ask("prepare", buffers.size, str(buffers.dtype).removeprefix("torch."))
+    def prepare(self, buffers: Buffers, *words: str) -> Timed:
+        """Return the loop. words: come before the size and the type. Raises PeerFailed where the
+        program finds a wrong outcome."""
+        dtype = str(buffers.dtype).removeprefix("torch.")
+        self._program.ask("prepare", *words, buffers.size, dtype)
         return self._program.timed("run")
 
 
 @cache
-def _rank(kind: str) -> NativeRank:
-    """Return the native program of a kind. All ranks ask for the same ones in the same order."""
-    return NativeRank(kind)
+def _rank(program: str, *arguments: str) -> NativeRank:
+    """Return a native program, one for each kind. All ranks ask for the same ones in the same
+    order."""
+    return NativeRank(program, *arguments)
 
 
 class HbmBelow(Hbm):
@@ -64,7 +68,7 @@ class HbmBelow(Hbm):
             return super().prepare(collective, buffers)
         over_mpi = self._node == OVER_MPI
         kind = "mpi" if over_mpi else "zero-copy" if self.zero_copy else "staged"
-        return _rank(kind).prepare(buffers)
+        return _rank("allreduce", kind).prepare(buffers)
 
 
 class MpichBelow(Mpich):
@@ -76,7 +80,28 @@ class MpichBelow(Mpich):
     def prepare(self, collective: str, buffers: Buffers) -> Timed:
         if collective != NATIVE:
             return super().prepare(collective, buffers)
-        return _rank("mpich").prepare(buffers)
+        return _rank("mpi_collectives").prepare(buffers, "allreduce")
+
+
+class MpiInC(Contender):
+    """MPI in a program without Python, which every rank has: the series C of Woo et al. 2020."""
+
+    name = "mpi-c"
+    about = "MPI itself, in place, in a program without Python"
+    dtypes = Mpich.dtypes
+
+    def why_unavailable(self) -> str | None:
+        over_mpi = Hbm(self.name, self.about, node=OVER_MPI)
+        return programs.why_unavailable() or over_mpi.why_unavailable()
+
+    def offers(self, collective: str, dtype: str, size: int) -> bool:
+        return collective in ("allreduce", "broadcast", "gather") and dtype in self.dtypes
+
+    def open(self) -> None:
+        """Do nothing: the program starts with the first cell."""
+
+    def prepare(self, collective: str, buffers: Buffers) -> Timed:
+        return _rank("mpi_collectives").prepare(buffers, collective)
 
 
 def _offers(contender: Contender, collective: str, dtype: str) -> bool:

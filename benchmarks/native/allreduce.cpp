@@ -1,17 +1,14 @@
 // One rank of an allreduce below PyTorch's dispatcher: the program "allreduce DIRECTORY RANK SIZE
-// KIND LIBRARIES". Ranks meet by files in the directory; MPI's library is looked for in LIBRARIES.
+// LIBRARIES KIND". Ranks meet by files in the directory; MPI's library is looked for in LIBRARIES.
 //
 // Kinds: "zero-copy" and "staged", hbm within a node, on memory of the segment and on other memory;
-// "mpi", hbm over MPI; "mpich", MPI itself, in place.
+// "mpi", hbm over MPI.
 //
 //   ready               answers once all have met
 //   prepare BYTES TYPE  memory for it, and a sum that is checked
 //   run SAMPLES CALLS   all ranks are told the same
-#include <dlfcn.h>
-#include <mpi.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -23,16 +20,14 @@
 #include "base/error.h"
 #include "bootstrap/rendezvous.h"
 #include "communicator/message.h"
-#include "communicator/mpi/abi.h"
 #include "communicator/mpi/channel.h"
 #include "communicator/mpi/communicator.h"
-#include "communicator/mpi/connect.h"
 #include "communicator/mpi/library.h"
 #include "communicator/shm/join.h"
 #include "communicator/shm/neighbour_listener.h"
 #include "communicator/shm/neighbours.h"
 #include "communicator/shm/reduction.h"
-#include "file_store.h"
+#include "meeting.h"
 #include "memory/segment.h"
 #include "memory/staging.h"
 #include "program.h"
@@ -41,28 +36,10 @@
 namespace hbm::bench {
 namespace {
 
-constexpr std::chrono::seconds kPatience{60};
 constexpr uint64_t kStagingBytes = 64 << 20;
-constexpr size_t kChunk = 128 << 10;  // as a process group's within a node
 constexpr memory::Policy kPolicy = memory::Policy::kPreferred;
 
-struct Place {
-  std::string directory;
-  int rank;
-  int size;
-};
-
-bool crowded(const Place& place) { return place.size > sysconf(_SC_NPROCESSORS_ONLN); }
-
-bootstrap::Rendezvous meet(const Place& place,
-                           const std::function<void(bootstrap::Member&)>& tell) {
-  return bootstrap::meet(std::make_shared<FileStore>(place.directory), place.rank, place.size,
-                         "the benchmark", Clock::now() + kPatience, [&] {
-                           auto self = bootstrap::introduce("benchmark", kChunk);
-                           tell(self);
-                           return self;
-                         });
-}
+bool crowded(const RankPlace& place) { return place.size > sysconf(_SC_NPROCESSORS_ONLN); }
 
 // A way of adding up what all ranks have.
 class Way {
@@ -75,7 +52,7 @@ class Way {
 // hbm: a queue that a small operation is run on by its caller, as a process group does it.
 class Queued : public Way {
  public:
-  explicit Queued(const Place& place, std::function<void()> wake = {})
+  explicit Queued(const RankPlace& place, std::function<void()> wake = {})
       : queue_(OperationQueue::create(OperationQueue::Order::kOrdered, crowded(place),
                                       {{}, {}, {}, std::move(wake), [](const std::vector<int>&) {
                                          return std::string("missing ranks");
@@ -103,7 +80,7 @@ class Queued : public Way {
 
 class WithinNode final : public Queued {
  public:
-  WithinNode(const Place& place, bool zero_copy) : WithinNode(place, zero_copy, join(place)) {}
+  WithinNode(const RankPlace& place, bool zero_copy) : WithinNode(place, zero_copy, join(place)) {}
 
   void* allocate(size_t bytes) override {
     return zero_copy_ ? memory::process_segment(kPolicy)->allocate(bytes) : Queued::allocate(bytes);
@@ -117,12 +94,12 @@ class WithinNode final : public Queued {
   }
 
  private:
-  WithinNode(const Place& place, bool zero_copy, std::shared_ptr<shm::ShmGroup> group)
+  WithinNode(const RankPlace& place, bool zero_copy, std::shared_ptr<shm::ShmGroup> group)
       : Queued(place, [group] { group->wake(); }),
         zero_copy_(zero_copy),
         group_(std::move(group)) {}
 
-  static std::shared_ptr<shm::ShmGroup> join(const Place& place) {
+  static std::shared_ptr<shm::ShmGroup> join(const RankPlace& place) {
     const auto segment = memory::process_segment(kPolicy);
     shm::NeighbourListener listener;
     const auto rendezvous = meet(place, [&](bootstrap::Member& self) {
@@ -137,21 +114,20 @@ class WithinNode final : public Queued {
   const std::shared_ptr<shm::ShmGroup> group_;
 };
 
-std::shared_ptr<mpi::Channel> connect(const Place& place) {
+std::shared_ptr<mpi::Channel> connect(const RankPlace& place) {
   const auto channel = std::make_shared<mpi::Channel>();
   channel->rank = place.rank;
   channel->size = place.size;
   channel->group = "the benchmark";
   channel->chunk_bytes = mpi::chunk_bytes(kStagingBytes, place.size);
   channel->staging = memory::process_staging(kPolicy, kStagingBytes);
-  const auto rendezvous = meet(place, [](bootstrap::Member&) {});
-  if (place.size > 1) channel->communicator = mpi::connect(rendezvous, {}).communicator;
+  if (place.size > 1) channel->communicator = connect_by_mpi(place).communicator;
   return channel;
 }
 
 class OverMpi final : public Queued {
  public:
-  explicit OverMpi(const Place& place) : Queued(place), communicator_(connect(place)) {}
+  explicit OverMpi(const RankPlace& place) : Queued(place), communicator_(connect(place)) {}
 
   void allreduce(void* data, size_t count, Dtype dtype) override {
     run(*communicator_.allreduce(next(), data, data, count, dtype, ReduceOp::kSum));
@@ -161,51 +137,11 @@ class OverMpi final : public Queued {
   mpi::MpiCommunicator communicator_;
 };
 
-class MpiItself final : public Way {
- public:
-  explicit MpiItself(const Place& place) : channel_(connect(place)) {}
-
-  void* allocate(size_t bytes) override {
-    pages_ = std::make_unique<Pages>(bytes);
-    return pages_->bytes().data();
-  }
-
-  void allreduce(void* data, size_t count, Dtype dtype) override {
-    mpi::library().api->check(allreduce_(MPI_IN_PLACE, data, static_cast<int>(count),
-                                         type_of(dtype), MPI_SUM, MPI_COMM_WORLD),
-                              "MPI_Allreduce");
-  }
-
- private:
-  using AllreduceFunction = decltype(::MPI_Allreduce);
-
-  static MPI_Datatype type_of(Dtype dtype) {
-    if (dtype == Dtype::kFloat32) return MPI_FLOAT;
-    if (dtype == Dtype::kFloat64) return MPI_DOUBLE;
-    throw Error(ErrorKind::kUnsupported,
-                std::string("MPI is measured in float32 and float64, not ") + dtype_name(dtype));
-  }
-
-  // Finds MPI_Allreduce in the MPI library that is loaded already; mpi::library() has only the
-  // functions that hbm calls.
-  static AllreduceFunction* function() {
-    void* const library = dlopen(mpi::library().path.c_str(), RTLD_NOW | RTLD_NOLOAD);
-    void* const found = library == nullptr ? nullptr : dlsym(library, "MPI_Allreduce");
-    if (found == nullptr) throw Error(ErrorKind::kUnavailable, dlerror());
-    return reinterpret_cast<AllreduceFunction*>(found);
-  }
-
-  const std::shared_ptr<mpi::Channel> channel_;  // keeps the world
-  AllreduceFunction* const allreduce_ = function();
-  std::unique_ptr<Pages> pages_;
-};
-
-std::unique_ptr<Way> make_way(const std::string& kind, const Place& place) {
+std::unique_ptr<Way> make_way(const std::string& kind, const RankPlace& place) {
   if (kind == "zero-copy" || kind == "staged") {
     return std::make_unique<WithinNode>(place, kind == "zero-copy");
   }
   if (kind == "mpi") return std::make_unique<OverMpi>(place);
-  if (kind == "mpich") return std::make_unique<MpiItself>(place);
   throw Error(ErrorKind::kInvalid, "no kind \"" + kind + "\"");
 }
 
@@ -233,7 +169,7 @@ Dtype dtype_of(const std::string& name) {
 
 class Rank {
  public:
-  Rank(Place place, std::string kind) : place_(std::move(place)), kind_(std::move(kind)) {}
+  Rank(RankPlace place, std::string kind) : place_(std::move(place)), kind_(std::move(kind)) {}
 
   void ready() { way_ = make_way(kind_, place_); }
 
@@ -262,7 +198,7 @@ class Rank {
   }
 
  private:
-  const Place place_;
+  const RankPlace place_;
   const std::string kind_;
   std::unique_ptr<Way> way_;
   std::byte* data_ = nullptr;
@@ -276,8 +212,8 @@ class Rank {
 int main(int argc, char** argv) {
   using namespace hbm::bench;
   if (argc != 6) return 2;
-  hbm::mpi::set_search_path({argv[5]});
-  Rank rank({argv[1], std::stoi(argv[2]), std::stoi(argv[3])}, argv[4]);
+  hbm::mpi::set_search_path({argv[4]});
+  Rank rank({argv[1], std::stoi(argv[2]), std::stoi(argv[3])}, argv[5]);
   return serve(
       {{"ready",
         [&](const Words&) {

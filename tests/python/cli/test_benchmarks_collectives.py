@@ -56,6 +56,32 @@ def test_allreduce_is_measured_below_the_dispatcher(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@needs_programs
+@pytest.mark.parametrize("processes", [2, 3])
+def test_mpi_is_measured_without_python(tmp_path: Path, processes: int) -> None:
+    """Each outcome is checked before it is timed."""
+    file = tmp_path / "out.json"
+    collectives = ["broadcast", "gather", "allreduce"]
+    result = run(
+        "benchmarks.collectives",
+        *("--ranks", str(processes), "--contenders", "mpi-c", "--sizes", "48,3MiB"),
+        *("--dtype", "float32,float64", "--collectives", ",".join(collectives)),
+        *("--rounds", "1", "--startup-rounds", "0", "--json", str(file)),
+    )
+    assert result.returncode == 0, result.stderr
+    measured = [
+        (entry["collective"], entry["dtype"], entry["bytes"])
+        for entry in json.loads(file.read_text())["measurements"]
+    ]
+    assert sorted(measured) == sorted(
+        (collective, dtype, size)
+        for collective in collectives
+        for dtype in ("float32", "float64")
+        for size in (48, 3 << 20)
+    )
+
+
+@pytest.mark.full
 def test_allreduce_is_measured_beside_busy_processes(tmp_path: Path) -> None:
     """Every sum is checked after each block."""
     file = tmp_path / "out.json"
@@ -76,8 +102,8 @@ def test_allreduce_is_measured_beside_busy_processes(tmp_path: Path) -> None:
 
 def test_contenders_are_those_of_the_installed_command_and_more() -> None:
     assert list(main.contenders()) == [
-        "hbm-zero-copy", "hbm-staged", "hbm-mpi", "gloo", "mpich", "mpi-objects", "deepspeed",
-        "nothing", "bound",
+        "hbm-zero-copy", "hbm-staged", "hbm-mpi", "gloo", "mpich", "mpi-c", "mpi-objects",
+        "deepspeed", "nothing", "bound",
     ]  # fmt: skip
 
 

@@ -1,0 +1,23 @@
+#include "meeting.h"
+
+#include <memory>
+
+#include "file_store.h"
+
+namespace hbm::bench {
+
+bootstrap::Rendezvous meet(const RankPlace& place,
+                           const std::function<void(bootstrap::Member&)>& tell) {
+  return bootstrap::meet(std::make_shared<FileStore>(place.directory), place.rank, place.size,
+                         "the benchmark", std::chrono::steady_clock::now() + kPatience, [&] {
+                           auto self = bootstrap::introduce("benchmark", kChunk);
+                           tell(self);
+                           return self;
+                         });
+}
+
+mpi::MpiConnection connect_by_mpi(const RankPlace& place) {
+  return mpi::connect(meet(place, [](bootstrap::Member&) {}), {});
+}
+
+}  // namespace hbm::bench
