@@ -17,6 +17,7 @@ from benchmarks.box.plot import panels as of_box
 from benchmarks.collectives.plot import panels as of_collectives
 from benchmarks.layer_drop.plot import panels as of_layer_drop
 from benchmarks.panels import Panel, save
+from benchmarks.scaling.plot import panels as of_scaling
 from torch_hbmcomm.bench.report import machine_line
 from torch_hbmcomm.bench.result import Measurement, Result
 
@@ -25,6 +26,7 @@ _PANELS: dict[str, Callable[[Result], tuple[list[Panel], int]]] = {
     "box": of_box,
     "async_sgd": of_async_sgd,
     "layer_drop": of_layer_drop,
+    "scaling": of_scaling,
 }
 
 

@@ -15,6 +15,7 @@ PLAIN = "hbm shm"
 ZERO_COPY = "hbm shm zero-copy"
 TCP = "hbm tcp"
 MPI = "MPI"
+MPI_SLEEPING = "MPI sleeping"
 MPI_TCP = "MPI tcp"
 RPC = "RPC"
 
@@ -80,13 +81,16 @@ def _box(
 
 
 @contextmanager
-def _mpi(over_tcp: bool, plan: Plan, workers: int, place: Place) -> Iterator[Participants]:
+def _mpi(
+    over_tcp: bool, sleeping: bool, plan: Plan, workers: int, place: Place
+) -> Iterator[Participants]:
     launcher: list[str] = []
     if place.server is not None and place.workers is not None:
         ends = [part for node in (place.server, place.workers) for part in (node.name, node.link)]
         launcher = ["sh", "-c", _AT_ITS_END, "sh", *ends]
     environment = OVER_TCP if over_tcp else {}
-    with mpi_ranks("benchmarks.async_sgd.mpi_rank", 1 + workers, environment, launcher) as ranks:
+    role = f"benchmarks.async_sgd.mpi_{'sleeping_' if sleeping else ''}rank"
+    with mpi_ranks(role, 1 + workers, environment, launcher) as ranks:
         yield Participants(ranks)
 
 
@@ -118,13 +122,13 @@ def _over_box(name: str, about: str, way: str, transport: str, copies: int) -> C
     )
 
 
-def _over_mpi(name: str, about: str, transport: str) -> Contender:
+def _over_mpi(name: str, about: str, transport: str, sleeping: bool = False) -> Contender:
     return Contender(
         name,
         f"MPI_Send and MPI_Recv with rank 0 as the server, over {about}",
         transport,
         lambda workers: 2 + 2 * workers,
-        functools.partial(_mpi, transport == "tcp"),
+        functools.partial(_mpi, transport == "tcp", sleeping),
     )
 
 
@@ -146,6 +150,9 @@ CONTENDERS = {
             copies=2,
         ),
         _over_mpi(MPI, "shared memory", "shm"),
+        _over_mpi(
+            MPI_SLEEPING, "shared memory; ranks sleep until it is their turn", "shm", sleeping=True
+        ),
         Contender(
             RPC,
             "PyTorch's RPC: a call brings the gradients and returns the weights",

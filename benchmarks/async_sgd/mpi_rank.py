@@ -9,9 +9,10 @@ from benchmarks.async_sgd.gradients import Array, check_multiple
 from benchmarks.async_sgd.worker import Worker
 from torch_hbmcomm.bench.peer import obey
 
-_SERVER = 0
+SERVER = 0
+DATA = 0  # the tag of gradients and weights
 _PROBE_SECONDS = 1e-3
-_world = MPI.COMM_WORLD
+world = MPI.COMM_WORLD
 
 
 class _Afterwards:
@@ -35,7 +36,7 @@ class _Afterwards:
 
     def _probe(self) -> None:
         while not self._over.wait(_PROBE_SECONDS):
-            _world.Iprobe()
+            world.Iprobe()
 
 
 class MpiServer(_Afterwards):
@@ -50,10 +51,14 @@ class MpiServer(_Afterwards):
     def serve(self, exchanges: int) -> None:
         status = MPI.Status()
         for _ in range(exchanges):
-            _world.Recv(self._received, MPI.ANY_SOURCE, status=status)
+            world.Recv(self._received, self.next_worker(), DATA, status)
             np.add(self._weights, self._received, out=self._weights)
-            _world.Send(self._weights, status.Get_source())
+            world.Send(self._weights, status.Get_source(), DATA)
         self.go_on()
+
+    def next_worker(self) -> int:
+        """Return whose gradients are received next: whoever's come first."""
+        return int(MPI.ANY_SOURCE)
 
     def check(self, factor: int) -> None:
         check_multiple(self._weights, factor)
@@ -72,10 +77,10 @@ class MpiWorker(_Afterwards, Worker):
         return times
 
     def exchange(self) -> None:
-        _world.Send(self.gradients, _SERVER)
-        _world.Recv(self.weights, _SERVER)
+        world.Send(self.gradients, SERVER, DATA)
+        world.Recv(self.weights, SERVER, DATA)
 
 
 if __name__ == "__main__":
-    rank = _world.Get_rank()
-    obey(MpiServer() if rank == _SERVER else MpiWorker(), rank)
+    rank = world.Get_rank()
+    obey(MpiServer() if rank == SERVER else MpiWorker(), rank)

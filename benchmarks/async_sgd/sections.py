@@ -25,7 +25,12 @@ _TITLES = {
     "parallel": "an iteration whose communication overlaps the next one's computation, and in "
     "brackets what of it is not hidden",
 }
-_RATIOS = (("MPI", "hbm shm"), ("MPI", "hbm shm zero-copy"), ("MPI tcp", "hbm tcp"))
+_RATIOS = (
+    ("MPI", "hbm shm"),
+    ("MPI sleeping", "hbm shm"),
+    ("MPI", "hbm shm zero-copy"),
+    ("MPI tcp", "hbm tcp"),
+)
 
 
 def _node(plan: Plan, findings: Findings) -> None:

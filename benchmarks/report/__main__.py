@@ -11,14 +11,18 @@ import typer
 
 from benchmarks.plot import read
 from benchmarks.report import page
+from benchmarks.report.connections import CONNECTIONS
 from benchmarks.report.dropping import TABLE_1
 from benchmarks.report.experiment import Experiment, Run
 from benchmarks.report.memory_box import ASYNC_SGD, CLIENTS
 from benchmarks.report.nodes import NODES
 from benchmarks.report.processes import PROCESSES
+from benchmarks.report.scaling import SCALING
 from torch_hbmcomm.bench.result import Result
 
-EXPERIMENTS = {one.name: one for one in (PROCESSES, CLIENTS, ASYNC_SGD, TABLE_1, NODES)}
+EXPERIMENTS = {
+    one.name: one for one in (PROCESSES, CLIENTS, ASYNC_SGD, CONNECTIONS, TABLE_1, NODES, SCALING)
+}
 _LAST_LINES = 3
 
 app = typer.Typer(add_completion=False)

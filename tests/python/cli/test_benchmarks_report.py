@@ -14,6 +14,7 @@ import pytest
 from benchmarks.collectives.two_nodes import measured
 from benchmarks.report import page
 from benchmarks.report.__main__ import EXPERIMENTS, measure
+from benchmarks.report.connections import CONNECTIONS
 from benchmarks.report.experiment import Run
 from benchmarks.report.memory_box import ASYNC_SGD
 from benchmarks.report.nodes import NODES
@@ -84,6 +85,37 @@ def test_ratios_are_of_the_medians_of_each_cell() -> None:
     result = Result("async_sgd", MACHINE, {}, measurements=measured)
     rows = ASYNC_SGD.table({ASYNC_SGD.name: result}).rows
     assert list(rows[0]) == ["sequential", "3", "3.00", "5.00", "2 of 3"]
+
+
+def test_a_peer_that_sleeps_has_ratios_of_its_own() -> None:
+    peers = {"hbm shm": 2.0, "MPI": 8.0, "MPI sleeping": 3.0}
+    measured = [turn("a", contender, ms) for contender, ms in peers.items()]
+    result = Result("async_sgd", MACHINE, {}, measurements=measured)
+    rows = ASYNC_SGD.table({ASYNC_SGD.name: result}).rows
+    assert [list(row) for row in rows] == [
+        ["sequential", "1", "4.00", "4.00", "1 of 1"],
+        ["sequential, MPI sleeping", "1", "1.50", "1.50", "0 of 1"],
+    ]
+
+
+def test_connections_stand_beside_one_another() -> None:
+    of = {"section": "tcp", "operation": "read", "bytes": 1 << 20, "clients": 1}
+    results = {
+        run.name: Result(
+            "box",
+            MACHINE,
+            {},
+            measurements=[
+                Measurement(of, "hbm tcp", [us, us, 3 * us]),
+                Measurement(of, "sockets", [1.0]),
+            ],
+        )
+        for run, us in zip(CONNECTIONS.runs[:2], (1048.576, 524.288), strict=True)
+    }
+    [row] = CONNECTIONS.table(results).rows
+    assert list(row) == ["read", "1 MiB", "1.00 (3.0)", "2.00 (3.0)", "-", "-", "-"]
+    [panel] = CONNECTIONS.panels(results)
+    assert list(panel.lines) == ["connections: 1", "connections: 2"]
 
 
 def test_names_of_runs_differ() -> None:

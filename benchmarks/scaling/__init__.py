@@ -1,0 +1,1 @@
+"""How time grows with ranks: measured here, fitted, and carried to clusters: docs/scaling.md."""
