@@ -22,6 +22,8 @@ _OF_WHOLE_LAYERS = (
 _AGE_FACTOR = 4  # times the mean wait of 1 / (1 - ratio) steps
 _LEAST_AGE = 8
 
+_RELAXATION = 1.2
+
 _MIN_NUMEL = 4096
 _MIN_NUMEL_OF_MATRICES = 64  # of which rank 1 takes a quarter; below, there is little to save
 
@@ -61,6 +63,9 @@ class LayerDrop:
             the limit. "paper": it stays as it was found, and more is sent, because caches grow.
             "low_rank", under DDP only: there is no threshold, and of what follows `ratio` only
             warmup, min_numel and cache_dtype have a meaning.
+        relaxation: with target="low_rank": what is sent of an approximation, in (0, 2), and taken
+            out of the cache. Above 1 the cache owes the rest to the next gradients, which go on in
+            the same directions: training lags less behind. Not at all: 1
 
     Raises:
         ValueError, TypeError: an argument is out of its range, or of another type
@@ -77,6 +82,7 @@ class LayerDrop:
     cache_dtype: torch.dtype | None = None
     fixed_threshold: float | None = None
     target: Target = "bytes"
+    relaxation: float = _RELAXATION
 
     def __post_init__(self) -> None:
         for name, least in (("every", 1), ("warmup", 0), ("min_numel", 0), ("max_age", 1)):
@@ -88,12 +94,16 @@ class LayerDrop:
                 raise TypeError(f"{name} is a whole number, not {value!r}")
             if value < least:
                 raise ValueError(f"{name} is at least {least}, not {value}")
-        for name in ("ratio", "fixed_threshold"):
+        for name in ("ratio", "fixed_threshold", "relaxation"):
             value = getattr(self, name)
             if not isinstance(value, Real) and (name, value) != ("fixed_threshold", None):
                 raise TypeError(f"{name} is a number, not {value!r}")
         if not 0 <= self.ratio < 1:
             raise ValueError(f"ratio is in [0, 1), not {self.ratio}: with 1 nothing would be sent")
+        if not 0 < self.relaxation < 2:
+            raise ValueError(
+                f"relaxation is in (0, 2), not {self.relaxation}: beyond, caches would only grow"
+            )
         for name, choices in (
             ("representative", Representative),
             ("granularity", Granularity),
@@ -112,6 +122,11 @@ class LayerDrop:
 
         if self.target == "low_rank":
             self._check_low_rank()
+        elif self.relaxation != _RELAXATION:
+            raise ValueError(
+                f"relaxation={self.relaxation} is for approximations: choose "
+                f'target="low_rank", and not "{self.target}"'
+            )
 
     def _check_low_rank(self) -> None:
         defaults = LayerDrop()

@@ -83,8 +83,8 @@ class LayerDropState:
     Args:
         group: the model's, on any CPU backend; None is the default one
         ratio: see LayerDrop, as for every, warmup, representative, granularity, min_numel,
-            always_send, max_age, cache_dtype, fixed_threshold and target; all of them the same on
-            every rank
+            always_send, max_age, cache_dtype, fixed_threshold, target and relaxation; all of them
+            the same on every rank
         model: needed for checkpoints and for layers that are modules, and checked to have this
             group
         wire_dtype: torch.bfloat16: gradients of float32 travel as that, and what rounding takes
@@ -132,6 +132,7 @@ class LayerDropState:
         cache_dtype: torch.dtype | None = None,
         fixed_threshold: float | None = None,
         target: Target = "low_rank",
+        relaxation: float = LayerDrop.relaxation,
         model: DistributedDataParallel | None = None,
         wire_dtype: torch.dtype | None = None,
         skip_update: bool | None = None,
@@ -151,6 +152,7 @@ class LayerDropState:
             cache_dtype=cache_dtype,
             fixed_threshold=fixed_threshold,
             target=target,
+            relaxation=relaxation,
         )
         if wire_dtype not in (None, torch.bfloat16):
             raise ValueError(f"wire_dtype is None or torch.bfloat16, not {wire_dtype}")

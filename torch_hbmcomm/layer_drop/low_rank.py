@@ -6,6 +6,9 @@ A cache is a matrix M, of another content on each rank of the group. What comes 
 an orthonormal basis of the mean over the ranks of M R', where R' is R of the step before; R is the
 mean of Mᵀ L. Each rank takes its own part, L Lᵀ M, out of its cache: what was sent and what is
 cached add up to all gradients.
+
+Both are multiplied by a relaxation w, as in successive over-relaxation: what comes back is w L Rᵀ,
+and the cache keeps M less w L Lᵀ M. With w > 1 it owes what the next gradients will bring.
 """
 
 from __future__ import annotations
@@ -58,6 +61,7 @@ class LowRankRule:
 
     def __init__(self, config: LayerDrop) -> None:
         self._config = config
+        self.relaxation = config.relaxation
         self._steps = 0
         self._owed = 0.0  # bytes sent beyond the budget
         self._ranks: dict[str, int] = {}
@@ -240,18 +244,19 @@ class BucketFactors:
         return sum(self._matrices[i].columns * left.shape[1] for i, left in self._bases.items())
 
     def take_out(self, wire: torch.Tensor) -> None:
-        """Move L Lᵀ M out of the caches, Mᵀ L into the wire. What rounding to the type of the wire
-        takes away stays cached."""
+        """Move w L Lᵀ M out of the caches, w Mᵀ L into the wire. What rounding to the type of the
+        wire takes away stays cached."""
+        factor = self._factor * self._rule.relaxation
         for (index, left), right in zip(self._bases.items(), self._split(wire), strict=True):
             matrix = self._matrices[index]
             values = self._cached(matrix)
             left = left.to(values.dtype)
-            right.copy_((values.T @ left).mul_(self._factor))
+            right.copy_((values.T @ left).mul_(factor))
             rest = values.sub_(left @ (right.to(values.dtype) / self._factor).T)
             self._cache.accumulated(matrix.name).copy_(rest.view(-1))
 
     def restore(self, wire: torch.Tensor, buffer: torch.Tensor, scale: float) -> bool:
-        """Write L Rᵀ into the bucket. Returns whether all of it is finite.
+        """Write w L Rᵀ into the bucket. Returns whether all of it is finite.
 
         scale: what the averages on the wire are multiplied by
         """
@@ -262,7 +267,7 @@ class BucketFactors:
             part = buffer[begin : begin + self._layers.counts[index]]
             part.view(matrix.rows, matrix.columns).copy_(left @ right.T)
             if finite:
-                self._rule.keep(matrix, right / scale)
+                self._rule.keep(matrix, right / (scale * self._rule.relaxation))
         return finite
 
     def _cached(self, matrix: Matrix) -> torch.Tensor:

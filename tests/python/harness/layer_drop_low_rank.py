@@ -13,8 +13,12 @@ import torch
 @dataclass
 class PowerSgd:
     """PowerSGD (Vogels et al. 2019, Algorithm 1) with a rank of its own for each matrix and step;
-    of the columns that it starts from every other one is new in each step."""
+    of the columns that it starts from every other one is new in each step.
 
+    relaxation: what is sent of an approximation, and leaves the caches.
+    """
+
+    relaxation: float = 1.2
     caches: list[list[torch.Tensor]] = field(default_factory=list)  # by rank
     rights: dict[str, torch.Tensor] = field(default_factory=dict)
     steps: int = 0
@@ -63,6 +67,6 @@ class PowerSgd:
         self.rights[name] = mean.view(rows, columns).T @ basis
         for cache in self.caches:
             own = cache[index].view(rows, columns)
-            own -= basis @ (basis.T @ own)
+            own -= self.relaxation * basis @ (basis.T @ own)
         approximation: torch.Tensor = (basis @ self.rights[name].T).view(mean.shape)
-        return approximation
+        return self.relaxation * approximation
