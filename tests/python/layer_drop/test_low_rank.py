@@ -150,7 +150,8 @@ def keep_everything(context: Context, options: Any) -> None:
             sent[index] += came.double() * context.size
             rounded[index] += 2e-7 * own[index].norm()
             if "wire_dtype" in options:  # a rank's own rounding stays cached, that of sums is lost
-                rounded[index] += came.norm() * (context.size - 1) / 2**9
+                half = torch.finfo(torch.bfloat16).eps / 2  # of a unit: what one rounding loses
+                rounded[index] += came.norm() * (context.size - 1) * half
     dist.all_reduce(rounded)
     for index, (cache, gone, whole) in enumerate(zip(cached(state), sent, computed, strict=True)):
         both = torch.stack([cache.double(), whole])
