@@ -105,7 +105,7 @@ ASYNC_SGD = Experiment(
     differs=(
         "All on one machine of two cores, with computation as a sleep. MPI's ranks wait in a busy"
         " loop there, which takes the processor from others; those of MPI sleeping ask for a turn"
-        " and sleep until it comes, which is the fairer peer."
+        " and sleep until it comes, which is fairer where they are more than the cores."
     ),
     found=(
         "Sequential: communication by MPI takes 2.1 times as long on average.",

@@ -15,6 +15,7 @@ from benchmarks.collectives.two_nodes import measured
 from benchmarks.report import page
 from benchmarks.report.__main__ import EXPERIMENTS, measure
 from benchmarks.report.connections import CONNECTIONS
+from benchmarks.report.dropping import TABLE_1
 from benchmarks.report.experiment import Run
 from benchmarks.report.memory_box import ASYNC_SGD
 from benchmarks.report.nodes import NODES
@@ -96,6 +97,24 @@ def test_a_peer_that_sleeps_has_ratios_of_its_own() -> None:
         ["sequential", "1", "4.00", "4.00", "1 of 1"],
         ["sequential, MPI sleeping", "1", "1.50", "1.50", "0 of 1"],
     ]
+
+
+def test_communication_that_is_less_than_nothing_is_not_shown() -> None:
+    measured = [
+        Measurement({"case": "1 Gbit/s"}, who, values={"time_share": share, "bytes_share": 0.25})
+        for who, share in (("R = 0.9", 0.5), ("R = 0.99", -2.42))
+    ]
+    result = Result("layer_drop", MACHINE, {}, measurements=measured)
+    assert [list(row) for row in TABLE_1.table({TABLE_1.name: result}).rows] == [
+        ["1 Gbit/s", "R = 0.9", "-50.0%", "-75.0%"],
+        ["1 Gbit/s", "R = 0.99", "-", "-75.0%"],
+    ]
+
+
+def test_a_quick_report_has_the_cable_that_its_words_name() -> None:
+    for run in NODES.runs:
+        assert "--rate=200mbit" in run.quick and "--rate=200mbit" in run.arguments
+    assert "200 Mbit/s" in NODES.differs
 
 
 def test_connections_stand_beside_one_another() -> None:
