@@ -106,7 +106,7 @@ class WithinNode final : public Queued {
       self.segment = memory::policy_name(kPolicy);
       self.listener = listener.name();
     });
-    const auto neighbours = shm::explore(rendezvous, listener, segment);
+    const auto neighbours = shm::explore(rendezvous, listener, segment, kChunk);
     return shm::join(rendezvous, segment, neighbours, kChunk, crowded(place), /*threads=*/1);
   }
 

@@ -53,6 +53,7 @@ class Arrivals {
            const std::vector<std::string>& keys, const Arrived& arrived)
       : participant_(participant), among_(among), keys_(keys), arrived_(arrived) {
     for (size_t i = 0; i < among.size(); ++i) unread_.push_back(i);
+    records_.resize(among.size());
   }
 
   // Looks for some of the unread, now and then.
@@ -65,7 +66,7 @@ class Arrivals {
       const auto record = participant_.store->get(
           keys_[index], std::max(participant_.deadline, now + kLookPatience));
       if (record) {
-        tell(among_[index], *record);
+        take(index, *record);
       } else {
         unread_.push_back(index);
       }
@@ -73,11 +74,24 @@ class Arrivals {
     next_look_ = std::chrono::steady_clock::now() + kLookEvery;
   }
 
-  void tell(int rank, const std::string& record) const {
-    if (arrived_ && record.front() == kResult) arrived_(rank, record.substr(1));
+  // Returns the records of all. REQUIRES: all have come.
+  std::vector<std::string> all() {
+    std::vector<std::string> keys;
+    for (const size_t index : unread_) keys.push_back(keys_[index]);
+    if (!keys.empty()) {
+      const std::vector<std::string> found =
+          participant_.store->get_all(keys, participant_.deadline + kLookPatience);
+      for (size_t i = 0; i < found.size(); ++i) take(unread_[i], found[i]);
+    }
+    return std::move(records_);
   }
 
  private:
+  void take(size_t index, const std::string& record) {
+    records_[index] = record;
+    if (arrived_ && record.front() == kResult) arrived_(among_[index], record.substr(1));
+  }
+
   static constexpr size_t kMostLooks = 64;
   static constexpr std::chrono::milliseconds kLookEvery{20};
 
@@ -85,16 +99,23 @@ class Arrivals {
   const std::vector<int>& among_;
   const std::vector<std::string>& keys_;
   const Arrived& arrived_;
+  std::vector<std::string> records_;
   std::deque<size_t> unread_;
-  std::chrono::steady_clock::time_point next_look_{};
+  std::chrono::steady_clock::time_point next_look_ = std::chrono::steady_clock::now() + kLookEvery;
 };
 
-[[noreturn]] void missed(const Participant& participant, const std::string& step,
-                         const std::vector<int>& among, const std::vector<std::string>& keys) {
+}  // namespace
+
+std::string step_key(const Participant& participant, const std::string& step, int rank) {
+  return participant.prefix + step + "/" + std::to_string(rank);
+}
+
+void throw_missing(const Participant& participant, const std::string& step,
+                   const std::vector<int>& among) {
   const auto until = std::chrono::steady_clock::now() + kLookPatience;
   std::vector<int> absent;
-  for (size_t i = 0; i < among.size(); ++i) {
-    if (!participant.store->has({keys[i]}, until)) absent.push_back(among[i]);
+  for (const int rank : among) {
+    if (!participant.store->has({step_key(participant, step, rank)}, until)) absent.push_back(rank);
   }
   throw Error(ErrorKind::kTimeout,
               "rank " + std::to_string(participant.rank) + " of " + participant.group + " met " +
@@ -103,8 +124,6 @@ class Arrivals {
                   "); missing ranks: " + list(absent) +
                   ". Did they start, and with the same world size?");
 }
-
-}  // namespace
 
 std::vector<int> everyone(int size) {
   std::vector<int> ranks(static_cast<size_t>(size));
@@ -130,10 +149,9 @@ std::vector<std::string> gather(const Participant& participant, const std::strin
     own = std::current_exception();
     told = kProblem + std::string(error.what());
   }
-  const std::string prefix = participant.prefix + step + "/";
-  const std::string own_key = prefix + std::to_string(participant.rank);
+  const std::string own_key = step_key(participant, step, participant.rank);
   std::vector<std::string> keys;
-  for (const int rank : among) keys.push_back(prefix + std::to_string(rank));
+  for (const int rank : among) keys.push_back(step_key(participant, step, rank));
   if (own) {
     // The others see a death for themselves, and do not come for the word of it.
     if (!is_death) say_last_words(participant, own_key, told, keys);
@@ -146,20 +164,18 @@ std::vector<std::string> gather(const Participant& participant, const std::strin
     participant.require_alive(among);
   };
   if (!await_keys(*participant.store, keys, participant.deadline, look)) {
-    missed(participant, step, among, keys);
+    throw_missing(participant, step, among);
   }
 
+  const std::vector<std::string> records = arrivals.all();
   std::vector<std::string> heard(static_cast<size_t>(participant.size));
   for (size_t i = 0; i < among.size(); ++i) {
-    const std::string record =
-        participant.store->get(keys[i], participant.deadline + kLookPatience).value();
-    const std::string text = record.substr(1);
-    if (record.front() == kRelayed) throw ProblemElsewhere(text);
-    if (record.front() == kProblem) {
+    const std::string text = records[i].substr(1);
+    if (records[i].front() == kRelayed) throw ProblemElsewhere(text);
+    if (records[i].front() == kProblem) {
       throw ProblemElsewhere("rank " + std::to_string(among[i]) + " of " + participant.group +
                              " cannot take part: " + text);
     }
-    arrivals.tell(among[i], record);
     heard[static_cast<size_t>(among[i])] = text;
   }
   return heard;

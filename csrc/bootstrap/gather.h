@@ -30,6 +30,13 @@ struct Participant {
   }
 };
 
+// The key behind which a rank tells what it does in a step.
+std::string step_key(const Participant& participant, const std::string& step, int rank);
+
+// Throws Error(kTimeout) naming those of `among` that have told nothing in the step.
+[[noreturn]] void throw_missing(const Participant& participant, const std::string& step,
+                                const std::vector<int>& among);
+
 // The ranks 0 to size - 1.
 std::vector<int> everyone(int size);
 
@@ -42,7 +49,8 @@ std::vector<int> everyone(int size);
 // that has died before all have come. Steps may be nested: what a step within `tell` reports of
 // another rank keeps its words.
 //
-// `arrived` is called with what each rank tells, soon after it has done so.
+// `arrived` is called with what each rank tells, once for each: while others are still to come, if
+// that takes more than some milliseconds.
 std::vector<std::string> gather(const Participant& participant, const std::string& step,
                                 const std::vector<int>& among,
                                 const std::function<std::string()>& tell,

@@ -22,6 +22,13 @@ constexpr microseconds kPausePerKey{100};  // so that a thousand ranks do not fl
 
 }  // namespace
 
+std::vector<std::string> KeyValue::get_all(const std::vector<std::string>& keys,
+                                           Deadline deadline) {
+  std::vector<std::string> values;
+  for (const std::string& key : keys) values.push_back(get(key, deadline).value());
+  return values;
+}
+
 bool await_keys(KeyValue& store, const std::vector<std::string>& keys, KeyValue::Deadline deadline,
                 const std::function<void()>& check) {
   const microseconds longest =
@@ -55,14 +62,23 @@ std::optional<std::string> PrefixedKeyValue::get(const std::string& key, Deadlin
   return store_->get(prefix_ + key, deadline);
 }
 
+std::vector<std::string> PrefixedKeyValue::get_all(const std::vector<std::string>& keys,
+                                                   Deadline deadline) {
+  return store_->get_all(prefixed(keys), deadline);
+}
+
 bool PrefixedKeyValue::has(const std::vector<std::string>& keys, Deadline deadline) {
-  std::vector<std::string> prefixed;
-  for (const std::string& key : keys) prefixed.push_back(prefix_ + key);
-  return store_->has(prefixed, deadline);
+  return store_->has(prefixed(keys), deadline);
 }
 
 long PrefixedKeyValue::add(const std::string& key, long amount, Deadline deadline) {
   return store_->add(prefix_ + key, amount, deadline);
+}
+
+std::vector<std::string> PrefixedKeyValue::prefixed(const std::vector<std::string>& keys) const {
+  std::vector<std::string> all;
+  for (const std::string& key : keys) all.push_back(prefix_ + key);
+  return all;
 }
 
 }  // namespace hbm

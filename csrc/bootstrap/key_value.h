@@ -27,6 +27,10 @@ class KeyValue {
   // The value, or nothing if the key is not there now.
   virtual std::optional<std::string> get(const std::string& key, Deadline deadline) = 0;
 
+  // The values of keys, in their order. REQUIRES: has(keys). Asks for one after the other, where a
+  // store has no better way.
+  virtual std::vector<std::string> get_all(const std::vector<std::string>& keys, Deadline deadline);
+
   // Whether all keys are there now.
   virtual bool has(const std::vector<std::string>& keys, Deadline deadline) = 0;
 
@@ -47,10 +51,14 @@ class PrefixedKeyValue final : public KeyValue {
 
   void set(const std::string& key, const std::string& value, Deadline deadline) override;
   std::optional<std::string> get(const std::string& key, Deadline deadline) override;
+  std::vector<std::string> get_all(const std::vector<std::string>& keys,
+                                   Deadline deadline) override;
   bool has(const std::vector<std::string>& keys, Deadline deadline) override;
   long add(const std::string& key, long amount, Deadline deadline) override;
 
  private:
+  std::vector<std::string> prefixed(const std::vector<std::string>& keys) const;
+
   const std::shared_ptr<KeyValue> store_;
   const std::string prefix_;
 };

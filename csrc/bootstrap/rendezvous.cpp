@@ -20,6 +20,8 @@
 namespace hbm::bootstrap {
 namespace {
 
+constexpr const char* kStep = "rendezvous";
+
 struct ProcessId {
   const std::string text = random_id();
 };
@@ -58,6 +60,29 @@ void require_equal(const std::vector<Member>& members, std::string Member::* fie
                                           " has " + members[r].*field +
                                           "; it must be the same on every rank");
   }
+}
+
+std::string prefix_of(long rendezvous) {
+  return "hbm/rendezvous" + std::to_string(rendezvous) + "/";
+}
+
+// A store may outlive a group (torchrun's agent keeps one for the whole job): the n-th rendezvous
+// of one rank in it is the n-th of the others. Returns the first in which this rank has told
+// nothing.
+long next_rendezvous(Participant participant) {
+  const auto is_past = [&](long rendezvous) {
+    participant.prefix = prefix_of(rendezvous);
+    return participant.store->has({step_key(participant, kStep, participant.rank)},
+                                  participant.deadline);
+  };
+  long past = 0;
+  long next = 1;
+  for (; is_past(next); next *= 2) past = next;
+  while (next - past > 1) {
+    const long middle = past + (next - past) / 2;
+    (is_past(middle) ? past : next) = middle;
+  }
+  return next;
 }
 
 std::string environment(const char* name) {
@@ -125,13 +150,8 @@ Member introduce(const std::string& version, size_t chunk_bytes) {
 Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::string& group,
                 KeyValue::Deadline deadline, const std::function<Member()>& self,
                 std::shared_ptr<RankWatch> watch) {
-  // A store may outlive a group (torchrun's agent keeps one for the whole job), so each rank counts
-  // its own rendezvous here: the n-th of one rank is the n-th of the others.
-  const std::string counter = "hbm/rendezvous_count/" + std::to_string(rank);
-  const std::string prefix =
-      "hbm/rendezvous" + std::to_string(store->add(counter, 1, deadline)) + "/";
-  const Participant participant{std::move(store), prefix,          rank, size, group,
-                                deadline,         std::move(watch)};
+  Participant participant{std::move(store), {}, rank, size, group, deadline, std::move(watch)};
+  participant.prefix = prefix_of(next_rendezvous(participant));
   const auto introduced = [&participant](int other, const Member& member) {
     if (participant.watch) participant.watch->met(other, member);
   };
@@ -144,8 +164,7 @@ Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::
     introduced(other, decode(record));
   };
   std::vector<Member> members;
-  for (const std::string& record :
-       gather(participant, "rendezvous", everyone(size), tell, arrived)) {
+  for (const std::string& record : gather(participant, kStep, everyone(size), tell, arrived)) {
     members.push_back(decode(record));
   }
   require_equal(members, &Member::version, "the version of torch_hbmcomm", group);

@@ -114,6 +114,19 @@ class StoreConnection final : public KeyValue {
         deadline);
   }
 
+  std::vector<std::string> get_all(const std::vector<std::string>& keys,
+                                   Deadline deadline) override {
+    return ask<std::vector<std::string>>(
+        [keys](c10d::Store& store) {
+          std::vector<std::string> values;
+          for (const std::vector<uint8_t>& value : store.multiGet(keys)) {
+            values.emplace_back(value.begin(), value.end());
+          }
+          return values;
+        },
+        deadline);
+  }
+
   bool has(const std::vector<std::string>& keys, Deadline deadline) override {
     return ask<bool>([keys](c10d::Store& store) { return store.check(keys); }, deadline);
   }

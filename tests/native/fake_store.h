@@ -31,6 +31,13 @@ class FakeStore final : public KeyValue {
     return std::ranges::all_of(keys, [this](const auto& key) { return values_.contains(key); });
   }
 
+  std::vector<std::string> keys() {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::string> all;
+    for (const auto& [key, value] : values_) all.push_back(key);
+    return all;
+  }
+
   long add(const std::string& key, long amount, Deadline /*deadline*/) override {
     const std::lock_guard lock(mutex_);
     std::string& value = values_.try_emplace(key, "0").first->second;

@@ -25,13 +25,6 @@
 namespace hbm::memory {
 namespace {
 
-// The address space in use.
-uint64_t mapped_bytes() {
-  uint64_t pages = 0;
-  std::ifstream("/proc/self/statm") >> pages;
-  return pages * kPage;
-}
-
 TEST(Policy, NamesGoBothWays) {
   for (Policy policy : kAllPolicies) EXPECT_EQ(parse_policy(policy_name(policy)), policy);
   expect_error(ErrorKind::kInvalid, {"preferred, bind, interleave and ddr"},

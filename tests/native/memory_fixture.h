@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <vector>
 
@@ -92,6 +93,13 @@ inline uint64_t bytes_anywhere(const void* address, size_t bytes) {
 
 // A request that the node cannot meet, however little of it is in use.
 inline size_t too_much() { return MemInfo::of_node(0).bytes("MemTotal"); }
+
+// The address space in use.
+inline uint64_t mapped_bytes() {
+  uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * kPage;
+}
 
 // Sets a limit of this process and of those that it forks.
 inline void set_limit(int resource, uint64_t bytes) {

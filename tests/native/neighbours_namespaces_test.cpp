@@ -62,7 +62,8 @@ Neighbourhood explore_as(const ForkedRank& rank) {
         return self;
       });
   return explore(rendezvous, listener,
-                 memory::SharedSegment::create(memory::Policy::kDdr, 64 << 20));
+                 memory::SharedSegment::create(memory::Policy::kDdr, 64 << 20),
+                 /*chunk_bytes=*/4096);
 }
 
 // Ranks 2 and 3 isolate themselves first, each for itself.

@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -13,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <regex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -49,12 +51,12 @@ struct Explorer {
     const auto rendezvous = bootstrap::meet(store, rank, size, "group g", in(patience), [&] {
       bootstrap::Member self = bootstrap::introduce("1.0", 4096);
       self.segment = segment_name;
-      self.listener = listener.name();
+      self.listener = is_reachable ? listener.name() : "nobody";
       return self;
     });
     participant = rendezvous.participant;
     hold();
-    return shm::explore(rendezvous, listener, segment);
+    return shm::explore(rendezvous, listener, segment, /*chunk_bytes=*/4096);
   }
 
   // Each rank writes to its segment and to those of its neighbours, and all see it.
@@ -89,6 +91,7 @@ struct Explorer {
   int size;
   milliseconds patience = kPatience;
   std::string segment_name = "ddr";
+  bool is_reachable = true;  // by ranks that call it
   std::shared_ptr<SharedSegment> segment =
       SharedSegment::create(memory::Policy::kDdr, kSegmentBytes);
   bootstrap::Participant participant;
@@ -142,8 +145,54 @@ TEST(Explore, RanksMayBeThreads) {
       });
     }
     for (std::thread& thread : threads) thread.join();
+    // But for the test's own, and those that ranks leave only where a step takes long.
+    const std::regex others("/(done|calls|mapped)/[0-9]+$");
+    const auto own_keys = std::ranges::count_if(
+        store->keys(), [&](const std::string& key) { return !std::regex_search(key, others); });
+    EXPECT_LE(own_keys, 4 + 4);
   };
   EXPECT_EQ(run_forked(explore_on_threads), 0);  // later tests fork, so here no thread may start
+}
+
+TEST(Explore, TheAreaIsToldToThoseWhoMeetForTheFirstTime) {
+  run_forked_ranks(4, [](const ForkedRank& forked) {
+    Explorer rank(forked);
+    const Neighbourhood first = rank.explore();
+    ASSERT_TRUE(first.area);
+    EXPECT_EQ(first.area->members(), 4u);
+    for (size_t r = 0; r < 4; ++r) {
+      const std::byte* const base =
+          first.at[r] ? first.at[r]->memory->base() : rank.segment->base();
+      EXPECT_EQ(reinterpret_cast<const Control*>(base + first.areas[r])->magic, kAreaMagic);
+    }
+    EXPECT_FALSE(rank.explore().area);
+    rank.told("done", "");
+  });
+}
+
+TEST(Explore, ARankThatNobodyCanCallIsOnAnotherNode) {
+  run_forked_ranks(4, [](const ForkedRank& forked) {
+    Explorer rank(forked);
+    rank.is_reachable = rank.rank != 2;
+    const Neighbourhood found = rank.explore();
+    expect_nodes(found, rank.rank, {0, 0, 1, 0});
+    EXPECT_FALSE(found.area);
+    rank.expect_shared(found);
+  });
+}
+
+TEST(Explore, ARankThatCanMapNobodyIsOnAnotherNode) {
+  if (!memory::kSpaceIsOurs) GTEST_SKIP() << "a sanitizer needs the address space";
+  run_forked_ranks(4, [](const ForkedRank& forked) {
+    Explorer rank(forked);
+    const Neighbourhood found = rank.explore([&] {
+      if (rank.rank != 1) return;
+      memory::set_limit(RLIMIT_AS, memory::mapped_bytes() + kSegmentBytes / 4);
+    });
+    expect_nodes(found, rank.rank, {0, 1, 0, 0});
+    EXPECT_FALSE(found.area);
+    rank.expect_shared(found);
+  });
 }
 
 TEST(Explore, NamesARankThatNeverComes) {
@@ -159,7 +208,7 @@ TEST(Explore, NamesARankThatNeverComes) {
   });
 }
 
-// Its process is killed when it has told the others of one step.
+// Its process is killed when it has told the others of one step, or been counted in it.
 class DeadlyStore final : public KeyValue {
  public:
   DeadlyStore(std::shared_ptr<KeyValue> store, std::string step)
@@ -176,7 +225,9 @@ class DeadlyStore final : public KeyValue {
     return store_->has(keys, deadline);
   }
   long add(const std::string& key, long amount, Deadline deadline) override {
-    return store_->add(key, amount, deadline);
+    const long sum = store_->add(key, amount, deadline);
+    if (key.find(step_) != std::string::npos) raise(SIGKILL);
+    return sum;
   }
 
  private:
@@ -185,10 +236,11 @@ class DeadlyStore final : public KeyValue {
 };
 
 TEST(Explore, NamesARankThatIsKilledMeanwhile) {
-  for (const char* step : {"rendezvous", "calls1"}) {
-    const auto explore = [step](const ForkedRank& forked) {
+  for (const std::string step : {"rendezvous", "calls", "calls1"}) {
+    const auto explore = [&step](const ForkedRank& forked) {
       Explorer rank(forked);
       rank.patience = milliseconds(1500);
+      rank.is_reachable = step != "calls1" || rank.rank != 3;  // or they do without that step
       if (rank.rank == 1) rank.store = std::make_shared<DeadlyStore>(rank.store, step);
       try {
         rank.explore();

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <functional>
@@ -91,6 +92,26 @@ TEST(Rendezvous, ASecondOneIsToldFromTheFirst) {
   });
 }
 
+TEST(Rendezvous, ThousandsAreToldApart) {
+  const auto store = std::make_shared<FakeStore>();
+  std::set<std::string> prefixes;
+  for (int round = 0; round < 3000; ++round) {
+    const Rendezvous rendezvous = meet(store, 0, 1, "group g", in(kPatience), member);
+    EXPECT_TRUE(prefixes.insert(rendezvous.participant.prefix).second);
+  }
+  EXPECT_EQ(store->keys().size(), 3000u);
+}
+
+TEST(Rendezvous, OneThatTimedOutCounts) {
+  const auto store = std::make_shared<FakeStore>();
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    expect_error(ErrorKind::kTimeout, {"missing ranks: 1"},
+                 [&] { meet(store, 0, 2, "group g", in(milliseconds(50)), member); });
+  }
+  EXPECT_EQ(store->keys(), (std::vector<std::string>{"hbm/rendezvous1/rendezvous/0",
+                                                     "hbm/rendezvous2/rendezvous/0"}));
+}
+
 TEST(Rendezvous, NamesTheRanksThatDidNotCome) {
   const auto store = std::make_shared<FakeStore>();
   on_ranks(4, [&](int rank) {
@@ -139,6 +160,28 @@ TEST(Rendezvous, FurtherStepsAreAmongSome) {
     const auto heard = gather(rendezvous.participant, "step", {0, 2, 3},
                               [&] { return std::to_string(rank * rank); });
     EXPECT_EQ(heard, (std::vector<std::string>{"0", "", "4", "9"}));
+  });
+}
+
+TEST(Rendezvous, TellsOfEachArrivalOnceAndOfTheEarlyOnesSoon) {
+  const auto store = std::make_shared<FakeStore>();
+  constexpr int kSize = 5;
+  std::atomic<int> seen{0};  // by ranks 0 to 3, of one another
+  on_ranks(kSize, [&](int rank) {
+    if (rank == kSize - 1) {  // comes once the others know of each other
+      while (seen.load() < (kSize - 1) * (kSize - 1)) std::this_thread::sleep_for(milliseconds(1));
+    }
+    Participant own{store, "p/", rank, kSize, "group g", in(kPatience)};
+    std::vector<std::string> told(kSize);
+    const auto heard = gather(
+        own, "step", everyone(kSize), [&] { return "of " + std::to_string(rank); },
+        [&](int other, const std::string& text) {
+          std::string& place = told[static_cast<size_t>(other)];
+          EXPECT_TRUE(place.empty()) << other;
+          place = text;
+          if (other < kSize - 1) ++seen;
+        });
+    EXPECT_EQ(told, heard);
   });
 }
 

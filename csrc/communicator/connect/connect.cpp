@@ -28,6 +28,9 @@ namespace {
 
 constexpr size_t kMostNodeChunk = 128 << 10;  // larger ones leave the processor's cache
 
+// Staged within the node at a time.
+size_t node_chunk(size_t chunk_bytes) { return std::min(kMostNodeChunk, chunk_bytes); }
+
 memory::BindMode bind_mode() {
   const char* wanted = std::getenv("HBMCOMM_BIND");
   return memory::parse_bind_mode(wanted != nullptr && *wanted != '\0' ? wanted : "none");
@@ -94,8 +97,8 @@ void join_ranks(const GroupSetup& setup, const shm::Neighbourhood& neighbours, s
   };
   std::shared_ptr<shm::ShmGroup> shm_group;
   if (made.rendezvous.members.front().node_layer == bootstrap::kSharedMemory) {
-    shm_group = shm::join(made.rendezvous, made.segment, neighbours,
-                          std::min(kMostNodeChunk, chunk_bytes), made.crowded, threads);
+    shm_group = shm::join(made.rendezvous, made.segment, neighbours, node_chunk(chunk_bytes),
+                          made.crowded, threads);
     if (shm_group->size() == static_cast<size_t>(setup.size)) {
       made.peers = make_peers(shm_group);
       made.communicator = shm::make_communicator(shm_group);
@@ -143,7 +146,8 @@ GroupConnection connect_watched(const GroupSetup& setup,
   const auto local_rank = std::find(local.begin(), local.end(), setup.rank) - local.begin();
   bind_once(static_cast<int>(local_rank), local_size);
   const shm::Neighbourhood neighbours =
-      listener ? shm::explore(made.rendezvous, *listener, made.segment) : shm::apart(setup.size);
+      listener ? shm::explore(made.rendezvous, *listener, made.segment, node_chunk(chunk_bytes))
+               : shm::apart(setup.size);
   const int ranks = most_ranks(local_size);
   const int cores = allowed_cores();
   made.crowded = ranks > cores;

@@ -1,64 +1,36 @@
 #include "communicator/shm/join.h"
 
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "base/fork.h"
-
 namespace hbm::shm {
 namespace {
 
-// A block of the segment that neighbours may still look at when its group is gone.
-struct OldArea {
-  std::shared_ptr<memory::SharedSegment> segment;
-  std::byte* block;
-  size_t members;
-};
-
-class OldAreas {
- public:
-  static OldAreas& all() {
-    static auto* const areas = new OldAreas;
-    return *areas;
-  }
-
-  void add(OldArea area) {
-    if (fork_.in_child()) return;
-    const std::lock_guard lock(mutex_);
-    areas_.push_back(std::move(area));
-  }
-
-  // Gives back those that nobody looks at any more.
-  void sweep() {
-    if (fork_.in_child()) return;
-    const std::lock_guard lock(mutex_);
-    std::erase_if(areas_, [](const OldArea& area) {
-      if (!ShmGroup::released(area.block, area.members)) return false;
-      area.segment->free(area.block);
-      return true;
-    });
-  }
-
- private:
-  const ForkGuard fork_;
-  std::mutex mutex_;
-  std::vector<OldArea> areas_;  // guarded by mutex_
-};
-
 // The memory under a ShmGroup: its own area, and the neighbours' segments.
 struct Ground {
-  OldArea own;
+  std::shared_ptr<GroupArea> own;
   std::vector<std::shared_ptr<const Neighbour>> neighbours;
-
-  Ground(OldArea area, std::vector<std::shared_ptr<const Neighbour>> at)
-      : own(std::move(area)), neighbours(std::move(at)) {}
-  ~Ground() {
-    OldAreas::all().add(std::move(own));
-    OldAreas::all().sweep();
-  }
 };
+
+// Where the areas of this node's ranks are, and this rank's own.
+struct Areas {
+  std::vector<uint64_t> offsets;  // by rank in the group
+  std::shared_ptr<GroupArea> own;
+};
+
+Areas exchange_areas(const bootstrap::Rendezvous& rendezvous,
+                     const std::shared_ptr<memory::SharedSegment>& segment,
+                     const std::vector<int>& local, size_t chunk_bytes) {
+  Areas areas;
+  for (const std::string& told : gather(rendezvous.participant, "areas", local, [&] {
+         areas.own = std::make_shared<GroupArea>(segment, local.size(), chunk_bytes);
+         return std::to_string(areas.own->tell());
+       })) {
+    areas.offsets.push_back(told.empty() ? 0 : std::stoull(told));
+  }
+  return areas;
+}
 
 }  // namespace
 
@@ -66,21 +38,15 @@ std::shared_ptr<ShmGroup> join(const bootstrap::Rendezvous& rendezvous,
                                std::shared_ptr<memory::SharedSegment> segment,
                                const Neighbourhood& neighbourhood, size_t chunk_bytes, bool crowded,
                                size_t threads) {
-  OldAreas::all().sweep();
+  GroupArea::sweep();
   const auto own = static_cast<size_t>(rendezvous.participant.rank);
   std::vector<int> local;
   for (int rank = 0; rank < rendezvous.participant.size; ++rank) {
     const auto r = static_cast<size_t>(rank);
     if (neighbourhood.node_of[r] == neighbourhood.node_of[own]) local.push_back(rank);
   }
-
-  const AreaLayout layout(local.size(), chunk_bytes);
-  std::byte* area = nullptr;
-  const auto offsets = bootstrap::gather(rendezvous.participant, "areas", local, [&] {
-    area = static_cast<std::byte*>(segment->allocate(layout.total));
-    format_area(area, layout);
-    return std::to_string(segment->offset_of(area));
-  });
+  const Areas areas = neighbourhood.area ? Areas{neighbourhood.areas, neighbourhood.area}
+                                         : exchange_areas(rendezvous, segment, local, chunk_bytes);
 
   ShmGroup::Setup setup;
   setup.group = rendezvous.participant.group;
@@ -95,9 +61,9 @@ std::shared_ptr<ShmGroup> join(const bootstrap::Rendezvous& rendezvous,
     setup.members.push_back({rank, "rank " + bootstrap::rank_name(rank, member),
                              r == own ? segment->base() : neighbour->memory->base(),
                              r == own ? segment->size() : neighbour->memory->size(),
-                             std::stoull(offsets[r]), r == own ? -1 : neighbour->pidfd.get()});
+                             areas.offsets[r], r == own ? -1 : neighbour->pidfd.get()});
   }
-  setup.keep = std::make_shared<Ground>(OldArea{segment, area, local.size()}, neighbourhood.at);
+  setup.keep = std::make_shared<Ground>(Ground{areas.own, neighbourhood.at});
   setup.allocate = [segment](size_t bytes) {
     return static_cast<std::byte*>(segment->allocate(bytes));
   };

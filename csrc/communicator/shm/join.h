@@ -11,12 +11,9 @@
 
 namespace hbm::shm {
 
-// Lays out an area in `segment`, tells the neighbours where, and joins them. All ranks of the
-// rendezvous call it, having explored. `chunk_bytes` is what an operation stages at a time,
-// `threads` share a large one's work.
-//
-// The area goes back to the segment once every neighbour has left the group, or stays with the
-// process if one never does.
+// Lays out an area in `segment`, unless exploring has, tells the neighbours where, and joins them.
+// All ranks of the rendezvous call it, having explored. `chunk_bytes` is what an operation stages
+// at a time, the same as when exploring; `threads` share a large one's work.
 //
 // What fails on one rank of the node reaches the others as in bootstrap::gather(); throws
 // Error(kExhausted) when there is no room for the area.

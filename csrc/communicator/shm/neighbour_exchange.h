@@ -21,8 +21,9 @@ struct Greeting {
   uint64_t segment_bytes = 0;    //
   uint64_t proof_offset = 0;     // where in the segment
   std::array<char, 32> proof{};  // these bytes lie
+  uint64_t area_offset = 0;      // where in the segment its area is; 0: to be told later
 };
-static_assert(sizeof(Greeting) == 112);
+static_assert(sizeof(Greeting) == 120);
 
 struct Introduction {
   Greeting greeting;

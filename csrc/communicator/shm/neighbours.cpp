@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -16,6 +17,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/log.h"
+#include "bootstrap/agreement.h"
 #include "bootstrap/rendezvous.h"
 #include "communicator/shm/neighbour_exchange.h"
 #include "memory/shared_memory.h"
@@ -27,6 +29,12 @@ namespace {
 constexpr char kKnown = 'k';    // a neighbour already
 constexpr char kCalled = 'c';   // called
 constexpr char kNothing = '-';  // could not be reached, or has to call itself
+
+// What all ranks may find of the others on their machines; who is alone there finds both.
+constexpr unsigned kAllKnown = 1;   // neighbours already
+constexpr unsigned kAllCalled = 2;  // by the lower rank of each two, and none of them is known
+// The same, after they have met.
+constexpr unsigned kAllMapped = 1;
 
 Descriptor own_pidfd() {
   Descriptor made(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
@@ -76,22 +84,55 @@ bool holds(const SharedMapping& memory, const Greeting& greeting) {
 class Exploration {
  public:
   Exploration(const bootstrap::Rendezvous& rendezvous, NeighbourListener& listener,
-              const std::shared_ptr<memory::SharedSegment>& segment)
+              const std::shared_ptr<memory::SharedSegment>& segment, size_t chunk_bytes)
       : participant_(rendezvous.participant),
         members_(rendezvous.members),
         listener_(listener),
         segment_(segment),
+        chunk_bytes_(chunk_bytes),
         machine_(on_machine_of(participant_.rank, members_)),
         found_(members_.size()) {}
 
   Neighbourhood run() {
-    const auto mapped =
-        gather(participant_, "neighbours", bootstrap::everyone(participant_.size), [this] {
-          if (machine_.size() > 1) meet_machine();
-          return mapped_by_this();
-        });
+    const unsigned expected = find_expected();
+    if ((expected & kAllKnown) != 0) return settle(machines());
+    if ((expected & kAllCalled) != 0) {
+      if (meet_all()) return settle(machines(), std::move(area_));
+      return settle(partition(gather_mapped([this] { rethrow_problem(); })));
+    }
+    return settle(partition(gather_mapped([this] {
+      if (machine_.size() > 1) meet_machine();
+    })));
+  }
+
+ private:
+  size_t self() const { return static_cast<size_t>(participant_.rank); }
+  const bootstrap::Member& member(int rank) const { return members_[static_cast<size_t>(rank)]; }
+
+  // The node of each rank, if the ranks of a machine are one.
+  std::vector<int> machines() const {
+    std::map<std::pair<std::string, std::string>, int> numbers;
+    std::vector<int> node_of;
+    for (const bootstrap::Member& each : members_) {
+      const auto number = static_cast<int>(numbers.size());
+      node_of.push_back(
+          numbers.try_emplace({each.boot_id, each.forced_node}, number).first->second);
+    }
+    return node_of;
+  }
+
+  // Tells all whom this rank has mapped after `meet`, or why that failed.
+  std::vector<std::string> gather_mapped(const std::function<void()>& meet) {
+    return gather(participant_, "neighbours", bootstrap::everyone(participant_.size), [&] {
+      meet();
+      return mapped_by_this();
+    });
+  }
+
+  // `area` is this rank's, if all of its node have exchanged theirs.
+  Neighbourhood settle(std::vector<int> node_of, std::shared_ptr<GroupArea> area = nullptr) {
     own_.reset();  // everybody has read the proof
-    Neighbourhood all{partition(mapped), std::move(found_)};
+    Neighbourhood all{std::move(node_of), std::move(found_), std::move(area), std::move(areas_)};
     warn_of_strangers(all.node_of);
     for (size_t r = 0; r < all.at.size(); ++r) {
       if (all.node_of[r] != all.node_of[self()]) all.at[r].reset();
@@ -100,9 +141,69 @@ class Exploration {
     return all;
   }
 
- private:
-  size_t self() const { return static_cast<size_t>(participant_.rank); }
-  const bootstrap::Member& member(int rank) const { return members_[static_cast<size_t>(rank)]; }
+  // Calls the ranks of this machine, if none is known, and returns what holds on all ranks.
+  unsigned find_expected() {
+    unsigned facts = kAllKnown | kAllCalled;
+    for (const int rank : machine_) {
+      if (rank == participant_.rank) continue;
+      const auto r = static_cast<size_t>(rank);
+      found_[r] = known_neighbour(neighbour_key(members_[r]));
+      facts &= found_[r] ? ~kAllCalled : ~kAllKnown;
+    }
+    if (machine_.size() > 1 && facts == kAllCalled && !call_all()) facts = 0;
+    vouch(participant_, "calls", facts);
+    return problem_ ? 0 : held_by_all(participant_, "calls");
+  }
+
+  bool call_all() {
+    if (differ_in_network()) return false;
+    try {
+      own_ = prepare(segment_, member(participant_.rank));
+      area_ = std::make_shared<GroupArea>(segment_, machine_.size(), chunk_bytes_);
+      return std::ranges::all_of(machine_, [this](int rank) {
+        return rank <= participant_.rank || call(rank) == kCalled;
+      });
+    } catch (const std::exception&) {
+      problem_ = std::current_exception();
+      return false;
+    }
+  }
+
+  // Exchanges descriptors with all ranks of this machine, which have called one another. Returns
+  // whether all ranks of the group have mapped all of theirs.
+  bool meet_all() {
+    std::map<std::string, int> peers;
+    for (const int rank : machine_) {
+      if (rank != participant_.rank) peers.emplace(neighbour_key(member(rank)), rank);
+    }
+    try {
+      if (!peers.empty()) exchange_with(peers);
+    } catch (const Error& error) {
+      // The others see these for themselves.
+      if (error.kind() == ErrorKind::kDeath || error.kind() == ErrorKind::kTimeout) throw;
+      problem_ = std::current_exception();
+    }
+    const bool mapped = std::ranges::all_of(peers, [this](const auto& peer) {
+      return found_[static_cast<size_t>(peer.second)] != nullptr;
+    });
+    vouch(participant_, "mapped", mapped ? kAllMapped : 0);
+    return !problem_ && held_by_all(participant_, "mapped") == kAllMapped;
+  }
+
+  void exchange_with(const std::map<std::string, int>& peers) {
+    areas_.assign(members_.size(), 0);
+    areas_[self()] = own_->introduction.greeting.area_offset = area_->tell();
+    for (auto& [rank, other] :
+         exchange(participant_, own_->introduction, std::move(called_), listener_, peers)) {
+      const auto r = static_cast<size_t>(rank);
+      areas_[r] = other.greeting.area_offset;
+      found_[r] = map(rank, std::move(other));
+    }
+  }
+
+  void rethrow_problem() const {
+    if (problem_) std::rethrow_exception(problem_);
+  }
 
   void meet_machine() {
     if (differ_in_network()) {
@@ -136,14 +237,13 @@ class Exploration {
   // does not (no group of it used the neighbour any more), a second round makes up for it.
   void call_the_unknown() {
     std::string mine(members_.size(), kNothing);
-    for (const int rank : machine_) {
-      if (rank == participant_.rank) continue;
-      const auto r = static_cast<size_t>(rank);
-      found_[r] = known_neighbour(neighbour_key(members_[r]));
+    for (const auto& [rank, socket] : called_) mine[static_cast<size_t>(rank)] = kCalled;
+    for (size_t r = 0; r < found_.size(); ++r) {
       if (found_[r]) mine[r] = kKnown;
     }
     for (int round = 1; round == 1 || one_sided(); ++round) {
       calls_ = gather(participant_, "calls" + std::to_string(round), machine_, [&] {
+        rethrow_problem();
         for (const int rank : machine_) {
           const auto r = static_cast<size_t>(rank);
           if (round > 1 && calls_[r][self()] != kKnown) found_[r].reset();
@@ -218,11 +318,15 @@ class Exploration {
   const std::vector<bootstrap::Member>& members_;
   NeighbourListener& listener_;
   const std::shared_ptr<memory::SharedSegment>& segment_;
+  const size_t chunk_bytes_;
   const std::vector<int> machine_;                       // ranks on this machine, with this one
   std::vector<std::shared_ptr<const Neighbour>> found_;  // by rank
   std::vector<std::string> calls_;                       // by rank: what it says of each rank
   std::map<int, Descriptor> called_;
-  std::optional<Own> own_;  // once some rank does not know this one
+  std::vector<uint64_t> areas_;           // by rank: where its area is
+  std::optional<Own> own_;                // once some rank does not know this one
+  std::shared_ptr<GroupArea> area_;       // for as many as are on this machine
+  std::exception_ptr problem_ = nullptr;  // why this rank cannot go on
 };
 
 // The neighbours that this process has already, for all its groups.
@@ -239,8 +343,8 @@ Neighbourhood apart(int size) {
 }
 
 Neighbourhood explore(const bootstrap::Rendezvous& rendezvous, NeighbourListener& listener,
-                      const std::shared_ptr<memory::SharedSegment>& segment) {
-  return Exploration(rendezvous, listener, segment).run();
+                      const std::shared_ptr<memory::SharedSegment>& segment, size_t chunk_bytes) {
+  return Exploration(rendezvous, listener, segment, chunk_bytes).run();
 }
 
 std::vector<int> partition(const std::vector<std::string>& mapped) {

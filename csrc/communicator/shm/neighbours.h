@@ -5,6 +5,9 @@
 // no wait that the rendezvous's deadline does not bound. What a process knows of another is kept as
 // long as some group uses it, so a further group of the same ranks needs no sockets.
 //
+// What all expect, that no two ranks of a machine know each other or that all do, and that all can
+// share memory, takes a few keys of the store; anything else, some for each rank.
+//
 // Threads: all functions may be called from any thread, also for several groups at a time.
 #pragma once
 
@@ -15,6 +18,7 @@
 #include "base/descriptor.h"
 #include "base/shared_mapping.h"
 #include "bootstrap/rendezvous.h"
+#include "communicator/shm/group_area.h"
 #include "communicator/shm/neighbour_listener.h"
 #include "memory/segment.h"
 
@@ -31,18 +35,22 @@ struct Neighbourhood {
   std::vector<int> node_of;  // group rank -> number of its node (numbered by first rank)
   // Group rank -> neighbour; null: this rank, or on another node.
   std::vector<std::shared_ptr<const Neighbour>> at;
+  // This rank's area, if the neighbours have been told of it, and where each of theirs is, by rank.
+  std::shared_ptr<GroupArea> area = nullptr;
+  std::vector<uint64_t> areas = {};
 };
 
 // Every rank a node of its own.
 Neighbourhood apart(int size);
 
 // Finds out which ranks of a group that has met share memory with this one. All ranks call it, each
-// with the segment and the listener that its Member names; all get the same nodes.
+// with the segment and the listener that its Member names; all get the same nodes. `chunk_bytes` is
+// what an operation of the group stages at a time.
 //
 // What fails on one rank is thrown there and reaches all as in bootstrap::gather(). Throws
 // Error(kTimeout) or Error(kPeer) naming ranks that did not come, or ended.
 Neighbourhood explore(const bootstrap::Rendezvous& rendezvous, NeighbourListener& listener,
-                      const std::shared_ptr<memory::SharedSegment>& segment);
+                      const std::shared_ptr<memory::SharedSegment>& segment, size_t chunk_bytes);
 
 // The parts of explore().
 

@@ -28,7 +28,7 @@ from harness.jobs import (
     torchrun,
 )
 from harness.network import free_port
-from torch._C._distributed_c10d import DebugLevel, HashStore, set_debug_level
+from torch._C._distributed_c10d import DebugLevel, HashStore, TCPStore, set_debug_level
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -73,6 +73,33 @@ def test_tcp(bare_pool: Pool) -> None:
 @pytest.mark.ranks(2, 4)
 def test_file(bare_pool: Pool, tmp_path: Path) -> None:
     bare_pool.run(by_url, f"file://{tmp_path}/store")
+
+
+def keys_of_groups(context: Context, port: int) -> tuple[int, int]:
+    """Return how many keys of hbm's are in the store after a first group, and after a second,
+    but for those that ranks leave only where a step takes long."""
+    store = TCPStore("127.0.0.1", port, context.size, is_master=context.rank == 0)
+
+    def use_and_count(group: dist.ProcessGroup | None) -> int:
+        dist.all_reduce(torch.ones(1), group=group)
+        late = re.compile(r"/(calls|mapped)/\d+$")
+        count = sum("hbm/" in key and not late.search(key) for key in store.list_keys())
+        dist.barrier()
+        return count
+
+    dist.init_process_group("hbm", store=store, rank=context.rank, world_size=context.size)
+    counts = use_and_count(None), use_and_count(dist.new_group())
+    dist.destroy_process_group()
+    return counts
+
+
+@beyond_gloo
+@pytest.mark.ranks(2, 8)
+def test_few_keys(bare_pool: Pool) -> None:
+    """One key for each rank in a first group, and two in further ones."""
+    for first, second in bare_pool.run(keys_of_groups, free_port()):
+        assert first <= bare_pool.size + 4
+        assert second - first <= 2 * bare_pool.size + 4
 
 
 def by_hash_store(context: Context) -> None:

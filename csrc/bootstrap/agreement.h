@@ -1,0 +1,24 @@
+// A step of bootstrap in which the ranks find out what holds on all of them. It takes two keys of
+// the store, however many they are, and each rank's part in it as many questions.
+//
+// Threads: as gather.h.
+#pragma once
+
+#include <string>
+
+#include "bootstrap/gather.h"
+
+namespace hbm::bootstrap {
+
+inline constexpr int kMostFacts = 2;
+
+// Says which facts hold on this rank: the bits 0 to kMostFacts - 1. Once for each `step`, by every
+// rank. Does not wait for the others.
+void vouch(const Participant& participant, const std::string& step, unsigned facts);
+
+// Returns the facts that hold on all ranks, the same on all, once all have vouched. REQUIRES: this
+// rank has. Throws Error(kTimeout) naming the ranks that did not come, Error(kDeath) naming one
+// that has died before all have come.
+unsigned held_by_all(const Participant& participant, const std::string& step);
+
+}  // namespace hbm::bootstrap

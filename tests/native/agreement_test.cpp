@@ -1,0 +1,121 @@
+// What holds on all ranks, as a step of bootstrap finds it out.
+#include "bootstrap/agreement.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "expect_error.h"
+#include "fake_store.h"
+
+namespace hbm::bootstrap {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kPatience{60'000};
+
+Participant participant(const std::shared_ptr<FakeStore>& store, int rank, int size,
+                        milliseconds patience = kPatience) {
+  return {store, "p/", rank, size, "group g", std::chrono::steady_clock::now() + patience};
+}
+
+// Each rank on a thread of its own: act(rank).
+void on_threads(int size, const std::function<void(int)>& act) {
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < size; ++rank) ranks.emplace_back(act, rank);
+  for (std::thread& rank : ranks) rank.join();
+}
+
+TEST(Agreement, HoldsWhatHoldsOnEachRank) {
+  const auto seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  for (int round = 0; round < 20; ++round) {
+    const int size = 1 + static_cast<int>(random() % 9);
+    std::vector<unsigned> facts;
+    unsigned expected = (1U << kMostFacts) - 1;
+    for (int rank = 0; rank < size; ++rank) {
+      // Mostly all of them, so that sometimes they hold on all.
+      facts.push_back(random() % 8 == 0 ? random() % (1U << kMostFacts) : (1U << kMostFacts) - 1);
+      expected &= facts.back();
+    }
+    const auto store = std::make_shared<FakeStore>();
+    on_threads(size, [&](int rank) {
+      const Participant own = participant(store, rank, size);
+      vouch(own, "step", facts[static_cast<size_t>(rank)]);
+      EXPECT_EQ(held_by_all(own, "step"), expected);
+    });
+  }
+}
+
+TEST(Agreement, StepsAreToldApart) {
+  const auto store = std::make_shared<FakeStore>();
+  on_threads(3, [&](int rank) {
+    const Participant own = participant(store, rank, 3);
+    vouch(own, "one", 1);
+    vouch(own, "other", rank == 1 ? 1 : 3);
+    EXPECT_EQ(held_by_all(own, "other"), 1u);
+    EXPECT_EQ(held_by_all(own, "one"), 1u);
+  });
+}
+
+TEST(Agreement, NamesTheRanksThatDidNotCome) {
+  const auto store = std::make_shared<FakeStore>();
+  on_threads(4, [&](int rank) {
+    if (rank % 2 == 1) return;
+    const Participant own = participant(store, rank, 4, milliseconds(1500));
+    vouch(own, "step", 1);
+    expect_error(ErrorKind::kTimeout,
+                 {"rank " + std::to_string(rank) + " of group g met 2 of 4", "(step: step)",
+                  "missing ranks: 1, 3."},
+                 [&] { held_by_all(own, "step"); });
+  });
+}
+
+// Finds rank 1 dead.
+class Witness final : public RankWatch {
+ public:
+  void met(int /*rank*/, const Member& /*member*/) override {}
+  void check(const std::vector<int>& ranks) override {
+    for (const int rank : ranks) {
+      if (rank == 1) throw Error(ErrorKind::kDeath, "rank 1 has died");
+    }
+  }
+  std::string deaths() override { return {}; }
+};
+
+TEST(Agreement, EndsWithTheDeathOfARank) {
+  const auto store = std::make_shared<FakeStore>();
+  on_threads(3, [&](int rank) {
+    if (rank == 1) return;
+    Participant own = participant(store, rank, 3);
+    own.watch = std::make_shared<Witness>();
+    vouch(own, "step", 1);
+    expect_error(ErrorKind::kDeath, {"rank 1 has died"}, [&] { held_by_all(own, "step"); });
+  });
+}
+
+TEST(Agreement, WhatAllSaidBeforeADeathCounts) {
+  const auto store = std::make_shared<FakeStore>();
+  for (int rank = 0; rank < 3; ++rank) vouch(participant(store, rank, 3), "step", 2);
+  Participant own = participant(store, 0, 3);
+  own.watch = std::make_shared<Witness>();
+  EXPECT_EQ(held_by_all(own, "step"), 2u);
+}
+
+TEST(Agreement, TakesTwoKeys) {
+  const auto store = std::make_shared<FakeStore>();
+  for (int rank = 0; rank < 100; ++rank) vouch(participant(store, rank, 100), "step", 1);
+  EXPECT_EQ(held_by_all(participant(store, 7, 100), "step"), 1u);
+  EXPECT_EQ(store->keys().size(), 2u);
+}
+
+}  // namespace
+}  // namespace hbm::bootstrap
