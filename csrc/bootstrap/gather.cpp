@@ -181,4 +181,13 @@ std::vector<std::string> gather(const Participant& participant, const std::strin
   return heard;
 }
 
+std::optional<std::string> await_told(const Participant& participant, const std::string& step,
+                                      int rank, KeyValue::Deadline until) {
+  const std::string key = step_key(participant, step, rank);
+  if (!await_keys(*participant.store, {key}, until, {}, participant.deadline)) return std::nullopt;
+  const std::string record =
+      participant.store->get_all({key}, participant.deadline + kLookPatience).front();
+  return record.front() == kResult ? std::optional(record.substr(1)) : std::nullopt;
+}
+
 }  // namespace hbm::bootstrap

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -55,5 +56,10 @@ std::vector<std::string> gather(const Participant& participant, const std::strin
                                 const std::vector<int>& among,
                                 const std::function<std::string()>& tell,
                                 const std::function<void(int, const std::string&)>& arrived = {});
+
+// What `rank` tells in a step, once it does; nothing if that is not by `until`, or it cannot go on.
+// A store that does not answer throws at the participant's deadline.
+std::optional<std::string> await_told(const Participant& participant, const std::string& step,
+                                      int rank, KeyValue::Deadline until);
 
 }  // namespace hbm::bootstrap

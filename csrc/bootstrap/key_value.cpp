@@ -30,16 +30,16 @@ std::vector<std::string> KeyValue::get_all(const std::vector<std::string>& keys,
 }
 
 bool await_keys(KeyValue& store, const std::vector<std::string>& keys, KeyValue::Deadline deadline,
-                const std::function<void()>& check) {
+                const std::function<void()>& check, KeyValue::Deadline answer) {
   const microseconds longest =
       std::max(kLongestPause, kPausePerKey * static_cast<int64_t>(keys.size()));
   for (microseconds pause = kFirstPause;; pause = std::min(pause * 3 / 2, longest)) {
-    const auto answer = std::max(deadline, steady_clock::now() + kAnswerPatience);
-    if (store.has(keys, answer)) return true;
+    const auto patience = std::max({deadline, answer, steady_clock::now() + kAnswerPatience});
+    if (store.has(keys, patience)) return true;
     try {
       if (check) check();
     } catch (const Error&) {
-      if (store.has(keys, answer)) return true;  // what was waited for came before that
+      if (store.has(keys, patience)) return true;  // what was waited for came before that
       throw;
     }
     const auto now = steady_clock::now();

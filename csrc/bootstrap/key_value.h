@@ -38,11 +38,11 @@ class KeyValue {
   virtual long add(const std::string& key, long amount, Deadline deadline) = 0;
 };
 
-// Waits until all keys are there; false when the deadline came first: a second later if the store
-// does not answer, which throws. `check` is called between the looks, and ends the wait by what it
-// throws.
+// Waits until all keys are there; false when the deadline came first. A store that does not answer
+// throws at `answer`, or a second after the deadline if that is later. `check` is called between
+// the looks, and ends the wait by what it throws.
 bool await_keys(KeyValue& store, const std::vector<std::string>& keys, KeyValue::Deadline deadline,
-                const std::function<void()>& check = {});
+                const std::function<void()>& check = {}, KeyValue::Deadline answer = {});
 
 // The keys of a store that begin with a prefix, by the rest of their names.
 class PrefixedKeyValue final : public KeyValue {

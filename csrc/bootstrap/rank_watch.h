@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "bootstrap/key_value.h"
+
 namespace hbm::bootstrap {
 
 struct Member;
@@ -17,6 +19,9 @@ class RankWatch {
 
   // A rank has introduced itself.
   virtual void met(int rank, const Member& member) = 0;
+
+  // Waits until rank 0, which has been met, would see this rank's death, or until the deadline.
+  virtual void await_sight(KeyValue::Deadline deadline) = 0;
 
   // Throws Error(kDeath) naming those of `ranks` that have died. Waits for nothing but, where it
   // throws, for the word to be out (200 ms at most).

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <fstream>
 #include <iomanip>
 #include <random>
@@ -20,7 +22,18 @@
 namespace hbm::bootstrap {
 namespace {
 
+using std::chrono::steady_clock;
+
 constexpr const char* kStep = "rendezvous";
+constexpr std::chrono::seconds kFirstPatience{5};  // for rank 0 to introduce itself,
+constexpr int kFirstShare = 4;                     // at most this part of the time that there is
+constexpr std::chrono::seconds kSightPatience{1};
+
+// How long the others wait for rank 0 before they introduce themselves.
+KeyValue::Deadline first_patience(KeyValue::Deadline deadline) {
+  const auto now = steady_clock::now();
+  return now + std::min<steady_clock::duration>(kFirstPatience, (deadline - now) / kFirstShare);
+}
 
 struct ProcessId {
   const std::string text = random_id();
@@ -32,7 +45,8 @@ std::string encode(const Member& member) {
   for (const std::string* field :
        {&member.version, &member.chunk_bytes, &member.node_layer, &member.parameter_server,
         &member.host, &member.process, &member.boot_id, &member.pid_namespace, &member.started,
-        &member.network_namespace, &member.forced_node, &member.segment, &member.listener}) {
+        &member.network_namespace, &member.forced_node, &member.segment, &member.listener,
+        &member.links}) {
     text << ' ' << std::quoted(*field);
   }
   return text.str();
@@ -45,7 +59,8 @@ Member decode(const std::string& record) {
   for (std::string* field :
        {&member.version, &member.chunk_bytes, &member.node_layer, &member.parameter_server,
         &member.host, &member.process, &member.boot_id, &member.pid_namespace, &member.started,
-        &member.network_namespace, &member.forced_node, &member.segment, &member.listener}) {
+        &member.network_namespace, &member.forced_node, &member.segment, &member.listener,
+        &member.links}) {
     text >> std::quoted(*field);
   }
   return member;
@@ -155,9 +170,22 @@ Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::
   const auto introduced = [&participant](int other, const Member& member) {
     if (participant.watch) participant.watch->met(other, member);
   };
-  const auto tell = [&] {
-    const Member own = self();
+  Member own;
+  std::exception_ptr problem;
+  try {
+    own = self();
     introduced(rank, own);
+  } catch (const std::exception&) {
+    problem = std::current_exception();
+  }
+  if (!problem && participant.watch && rank != 0) {
+    if (const auto record = await_told(participant, kStep, 0, first_patience(deadline))) {
+      introduced(0, decode(*record));
+      participant.watch->await_sight(std::min(deadline, steady_clock::now() + kSightPatience));
+    }
+  }
+  const auto tell = [&] {
+    if (problem) std::rethrow_exception(problem);
     return encode(own);
   };
   const auto arrived = [&](int other, const std::string& record) {

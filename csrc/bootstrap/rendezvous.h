@@ -45,6 +45,8 @@ struct Member {
   // For communicator/shm/neighbours.h; empty where it is not used.
   std::string segment;   // which of its segments it offers: unique within the process
   std::string listener;  // where it listens for them
+
+  std::string links;  // where rank 0 takes links: communicator/failure/node_links.h
 };
 
 // "3 (pid 4711 on host)", for errors.
@@ -65,7 +67,8 @@ struct Rendezvous {
 // Exchanges the records that each rank's `self` returns; an exception from it reaches every rank,
 // see gather(). Throws Error(kTimeout) naming the ranks that did not come, Error(kMismatch) when
 // what must be equal differs. `store` is the group's own; a second rendezvous of the same ranks in
-// the same store is told from the first. `watch` meets the ranks as they come.
+// the same store is told from the first. `watch` meets the ranks as they come: rank 0 first, so
+// that the death of any that has introduced itself is seen.
 Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::string& group,
                 KeyValue::Deadline deadline, const std::function<Member()>& self,
                 std::shared_ptr<RankWatch> watch = nullptr);

@@ -83,6 +83,7 @@ TEST(Agreement, NamesTheRanksThatDidNotCome) {
 class Witness final : public RankWatch {
  public:
   void met(int /*rank*/, const Member& /*member*/) override {}
+  void await_sight(KeyValue::Deadline /*deadline*/) override {}
   void check(const std::vector<int>& ranks) override {
     for (const int rank : ranks) {
       if (rank == 1) throw Error(ErrorKind::kDeath, "rank 1 has died");

@@ -136,10 +136,12 @@ GroupConnection connect_watched(const GroupSetup& setup,
       self.segment = memory::policy_name(setup.policy);
       self.listener = listener.emplace().name();
     }
+    if (setup.size > 1 && setup.rank == 0) self.links = watch->listen();
     return self;
   };
   made.rendezvous = bootstrap::meet(setup.store, setup.rank, setup.size, setup.group,
                                     setup.deadline, introduce, watch);
+  watch->all_met();
 
   const std::vector<int> local = bootstrap::on_machine_of(setup.rank, made.rendezvous.members);
   const int local_size = static_cast<int>(local.size());

@@ -27,7 +27,6 @@ constexpr milliseconds kAnswerPatience{200};  // for the store's answer to a que
 constexpr milliseconds kLostAfter{1000};      // for the cause of the store's end to come to light
 constexpr milliseconds kLinkPatience{6000};
 constexpr milliseconds kSilentDecision{2000};  // whether a rank had left that has ended
-constexpr const char* kLinks = "hbm/links/";   // + a process: where it listens
 
 KeyValue::Deadline soon() { return std::chrono::steady_clock::now() + kAnswerPatience; }
 
@@ -73,7 +72,8 @@ void FailureMonitor::remove(const std::shared_ptr<MonitoredGroup>& group) {
   std::erase_if(processes_, [&](const auto& entry) { return !used.contains(entry.first); });
   std::erase_if(wanted_links_, [&](const auto& entry) { return !used.contains(entry.first); });
   std::erase_if(stores_, [&](const auto& entry) { return !stores.contains(entry.first); });
-  std::erase_if(listen_in_, [&](KeyValue* store) { return !stores.contains(store); });
+  std::erase_if(greeted_, [&](const auto& process) { return !used.contains(process); });
+  drop_unused_listener();
   changed_.notify_all();
 }
 
@@ -100,15 +100,42 @@ void FailureMonitor::meet(MonitoredGroup& group, int rank, const bootstrap::Memb
   processes_.try_emplace(member.process, WatchedProcess{name, {}});
   group.spans_nodes = true;
   stores_.try_emplace(group.job_store.get(), std::make_shared<NewsStore>(group.job_store));
-  if (group.rank == 0) listen_in_.insert(group.job_store.get());
   if (rank == 0 && !linked_.contains(member.process) && !unreachable_.contains(member.process)) {
     const bool near = member.boot_id == group.self->boot_id &&
                       member.network_namespace == group.self->network_namespace;
     wanted_links_.emplace(member.process,
-                          WantedLink{group.job_store, near, Clock::now() + kLinkPatience});
+                          WantedLink{member.links, near, Clock::now() + kLinkPatience});
   }
+  if (ended_.contains(member.process)) tell_death(group, r);
   start();
   wake();
+}
+
+std::string FailureMonitor::listen(MonitoredGroup& group) {
+  std::unique_lock lock(mutex_);
+  group.listens = true;
+  if (!thread_) {
+    if (!links_) links_ = std::make_unique<NodeLinks>(bootstrap::process_id());
+    return where_ = links_->listen();
+  }
+  wants_listener_ = true;
+  wake();
+  changed_.wait(lock, [this] { return !wants_listener_ || stopping_; });
+  return where_;
+}
+
+void FailureMonitor::all_met(MonitoredGroup& group) {
+  const std::lock_guard lock(mutex_);
+  group.listens = group.spans_nodes;
+  drop_unused_listener();
+}
+
+// REQUIRES: mutex_ is held. Once the thread runs, links stay.
+void FailureMonitor::drop_unused_listener() {
+  const auto listens = [](const auto& group) { return group->listens; };
+  if (thread_ || std::ranges::any_of(groups_, listens)) return;
+  links_.reset();
+  where_.clear();
 }
 
 // REQUIRES: mutex_ is held, as for all that follow without a lock of their own.
@@ -189,6 +216,15 @@ void FailureMonitor::await_told(const MonitoredGroup& group, milliseconds patien
   changed_.wait_for(lock, patience, [&] { return store->done >= next && store->to_tell.empty(); });
 }
 
+void FailureMonitor::await_greeting(const MonitoredGroup& group, KeyValue::Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  const std::string& process = group.processes.front();
+  changed_.wait_until(lock, deadline, [&] {
+    return !wanted_links_.contains(process) || greeted_.contains(process) ||
+           ended_.contains(process) || stopping_;
+  });
+}
+
 void FailureMonitor::await_links(const MonitoredGroup& group, KeyValue::Deadline deadline) {
   std::unique_lock lock(mutex_);
   const std::string& process = group.processes.front();
@@ -242,6 +278,7 @@ bool FailureMonitor::leave(MonitoredGroup& group, milliseconds patience) {
 
 void FailureMonitor::start() {
   if (thread_) return;
+  if (!links_) links_ = std::make_unique<NodeLinks>(bootstrap::process_id());
   wake_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   thread_ = std::make_unique<BackgroundThread>([this] { run(); },
                                                [this] {
@@ -257,8 +294,8 @@ void FailureMonitor::wake() {
 }
 
 void FailureMonitor::run() {
-  NodeLinks links(bootstrap::process_id());
   std::unique_lock lock(mutex_);
+  NodeLinks& links = *links_;
   while (!stopping_) {
     lock.unlock();
     wait(links);
@@ -270,12 +307,16 @@ void FailureMonitor::run() {
     }
     look_at_processes();
     measure_silence(links);
+    link(links);
+    if (std::exchange(wants_listener_, false)) where_ = links.listen();
     const auto stores = stores_;
+    changed_.notify_all();
     lock.unlock();
-    for (const auto& [keys, store] : stores) tend(*store, links);
+    for (const auto& [keys, store] : stores) tend(*store);
     lock.lock();
     changed_.notify_all();
   }
+  links_.reset();
 }
 
 // Waits for a link, a process or another thread to want something, and for the next round at most.
@@ -320,10 +361,9 @@ std::vector<std::shared_ptr<MonitoredGroup>> FailureMonitor::groups_of(const Key
 }
 
 // Does all that goes through one store. What fails is done in the next round.
-void FailureMonitor::tend(NewsStore& store, NodeLinks& links) {
+void FailureMonitor::tend(NewsStore& store) {
   KeyValue* const keys = store.keys.get();
   std::unique_lock lock(mutex_);
-  const bool listen = listen_in_.contains(keys) && !store.listens;
   std::deque<News> to_tell = store.to_tell;
   const size_t telling = to_tell.size();
   const uint64_t round = ++store.begun;
@@ -331,11 +371,6 @@ void FailureMonitor::tend(NewsStore& store, NodeLinks& links) {
   lock.unlock();
   std::string trouble;
   try {
-    if (listen) {
-      keys->set(kLinks + bootstrap::process_id(), links.listen(), soon());
-      store.listens = true;
-    }
-    link(keys, links);
     ask_who_left(keys);
     store.news.exchange(to_tell, soon(), [this](const News& entry) { apply(entry); });
     complete = true;
@@ -353,23 +388,16 @@ void FailureMonitor::tend(NewsStore& store, NodeLinks& links) {
   if (trouble.empty()) store.answered = Clock::now();
 }
 
-// Goes on with the calls to processes that this one has to link to.
-void FailureMonitor::link(KeyValue* keys, NodeLinks& links) {
-  std::unique_lock lock(mutex_);
-  const auto wanted = wanted_links_;
-  lock.unlock();
-  for (const auto& [process, how] : wanted) {
-    if (how.keys.get() != keys) continue;
+// Goes on with the calls to processes that this one has to link to. REQUIRES: mutex_ is held.
+void FailureMonitor::link(NodeLinks& links) {
+  std::erase_if(wanted_links_, [&](const auto& wanted) {
+    const auto& [process, how] = wanted;
     const bool up = links.linked(process);
-    const bool late = Clock::now() >= how.until;
-    if (!up && !late && !links.calling(process)) {
-      if (const auto where = keys->get(kLinks + process, soon())) {
-        links.call(process, *where, how.near);
-      }
+    if (!up && Clock::now() < how.until) {
+      if (!links.calling(process)) links.call(process, how.where, how.near);
+      if (links.greeted(process)) greeted_.insert(process);
+      return false;
     }
-    if (!up && !late) continue;
-    lock.lock();
-    wanted_links_.erase(process);
     (up ? linked_ : unreachable_).insert(process);
     const auto name = processes_.find(process);
     if (!up && name != processes_.end() && !ended_.contains(process)) {
@@ -377,9 +405,8 @@ void FailureMonitor::link(KeyValue* keys, NodeLinks& links) {
                 "; its death, if no other rank of its node sees it, and that of its machine show "
                 "by the timeout only");
     }
-    changed_.notify_all();
-    lock.unlock();
-  }
+    return true;
+  });
 }
 
 // Tells who leaves here, and learns of those elsewhere that somebody waits for or that have ended.

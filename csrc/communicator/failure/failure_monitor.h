@@ -55,6 +55,7 @@ struct MonitoredGroup : WatchSetup {
   std::string key;                     // names the group in the news; empty: it is being made
   std::string left_prefix;             // of keys in `store`: + rank: it has left in good order
   bool spans_nodes = false;
+  bool listens = false;  // it has told others where this process takes links
   bool followed = false;
   bool leaving = false;
   bool has_left = false;
@@ -90,6 +91,13 @@ class FailureMonitor {
   // Rank `rank` of the group is `member`; the caller itself among them.
   void meet(MonitoredGroup& group, int rank, const bootstrap::Member& member);
 
+  // Begins to take links for a group that is being made, unless another has, and returns where.
+  std::string listen(MonitoredGroup& group);
+
+  // Takes no links any more if the group, of which all ranks have been met, needs none and no other
+  // does.
+  void all_met(MonitoredGroup& group);
+
   // Names those of `ranks` of a group in the making whose process is known to have ended. Ranks
   // that have not come are known by other groups.
   std::vector<std::string> ended(const MonitoredGroup& group, const std::vector<int>& ranks);
@@ -100,6 +108,9 @@ class FailureMonitor {
   // Waits until what is seen has been told to the other nodes, and what they have told is known, or
   // `patience` is over.
   void await_told(const MonitoredGroup& group, std::chrono::milliseconds patience);
+
+  // Waits until the group's rank 0, if that is on another node, would see the end of this process.
+  void await_greeting(const MonitoredGroup& group, KeyValue::Deadline deadline);
 
   // Waits until this process has its link to the group's rank 0, if that is on another node, or
   // cannot get it, which the log says once.
@@ -129,17 +140,16 @@ class FailureMonitor {
     std::shared_ptr<KeyValue> keys;
     NewsLog news;
     std::deque<News> to_tell;
-    bool listens = false;  // this process has told where
-    uint64_t begun = 0;    // rounds
-    uint64_t done = 0;     // the last that reached the end
-    std::string trouble;   // empty: none
+    uint64_t begun = 0;   // rounds
+    uint64_t done = 0;    // the last that reached the end
+    std::string trouble;  // empty: none
     Clock::time_point answered = Clock::now();
     explicit NewsStore(std::shared_ptr<KeyValue> store) : keys(store), news(std::move(store)) {}
   };
   // A process that this one has to link to.
   struct WantedLink {
-    std::shared_ptr<KeyValue> keys;
-    bool near;  // in the same network namespace
+    std::string where;  // it listens
+    bool near;          // in the same network namespace
     Clock::time_point until;
   };
 
@@ -149,9 +159,10 @@ class FailureMonitor {
   void wake();
   void run();
   void wait(const NodeLinks& links);
-  void link(KeyValue* keys, NodeLinks& links);
+  void link(NodeLinks& links);
+  void drop_unused_listener();
   void measure_silence(const NodeLinks& links);
-  void tend(NewsStore& store, NodeLinks& links);
+  void tend(NewsStore& store);
   void ask_who_left(KeyValue* keys);
   void decide_unasked(KeyValue* keys, Clock::time_point ended_before);
   void decide(MonitoredGroup& group, int rank, bool has_left);
@@ -168,9 +179,12 @@ class FailureMonitor {
   std::set<std::string> told_;                       // of these, in the news
   std::set<std::string> linked_;                     // processes
   std::map<std::string, WantedLink> wanted_links_;
+  std::set<std::string> greeted_;      // of these, who know this process
   std::set<std::string> unreachable_;  // processes that wanted_links_ has given up
   std::map<KeyValue*, std::shared_ptr<NewsStore>> stores_;
-  std::set<KeyValue*> listen_in_;  // stores whose groups have ranks that call this one
+  std::unique_ptr<NodeLinks> links_;  // the thread's alone, once that runs
+  std::string where_;                 // they are taken; empty: nowhere
+  bool wants_listener_ = false;       // the thread is to listen
   bool stopping_ = false;
   Descriptor wake_;  // an eventfd
   std::unique_ptr<BackgroundThread> thread_;

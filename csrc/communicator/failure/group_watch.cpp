@@ -33,6 +33,16 @@ void GroupWatch::met(int rank, const bootstrap::Member& member) {
   if (!fork_.in_child()) monitor_.meet(*group_, rank, member);
 }
 
+void GroupWatch::await_sight(KeyValue::Deadline deadline) {
+  if (!fork_.in_child()) monitor_.await_greeting(*group_, deadline);
+}
+
+std::string GroupWatch::listen() { return fork_.in_child() ? "" : monitor_.listen(*group_); }
+
+void GroupWatch::all_met() {
+  if (!fork_.in_child()) monitor_.all_met(*group_);
+}
+
 void GroupWatch::check(const std::vector<int>& ranks) {
   if (fork_.in_child()) return;
   if (monitor_.ended(*group_, ranks).empty()) return;

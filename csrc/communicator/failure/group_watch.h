@@ -25,8 +25,15 @@ class GroupWatch final : public bootstrap::RankWatch {
   GroupWatch& operator=(const GroupWatch&) = delete;
 
   void met(int rank, const bootstrap::Member& member) override;
+  void await_sight(KeyValue::Deadline deadline) override;
   void check(const std::vector<int>& ranks) override;
   std::string deaths() override;
+
+  // Begins to take links, and returns where, for bootstrap::Member::links. Rank 0 does.
+  std::string listen();
+
+  // All ranks have been met: takes no links any more if none is on another node.
+  void all_met();
 
   // Waits for the link to rank 0, if that is on another node.
   void await_links(KeyValue::Deadline deadline);

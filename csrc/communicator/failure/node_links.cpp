@@ -195,6 +195,12 @@ bool NodeLinks::calling(const std::string& process) const {
   });
 }
 
+bool NodeLinks::greeted(const std::string& process) const {
+  return std::ranges::any_of(links_, [&](const NodeLink& link) {
+    return link.process == process && (link.step == Step::kGreeted || link.step == Step::kUp);
+  });
+}
+
 void NodeLinks::add_to(std::vector<pollfd>& waits) const {
   if (listener_) waits.push_back({listener_.get(), POLLIN, 0});
   for (const NodeLink& link : links_) {
@@ -249,7 +255,8 @@ void NodeLinks::advance(NodeLink& link) {
     case Step::kAccepted:
       if (ready(socket, POLLIN)) {
         const std::string hello = receive(socket, kHello.size() + 2 * kIdLength);
-        if (hello.starts_with(std::string(kHello) + self_) && send_all(socket, kReply)) {
+        if (hello.starts_with(std::string(kHello) + self_)) {
+          send_all(socket, kReply);  // if it has ended meanwhile, that shows next
           keep_asking(socket);
           link.process = hello.substr(kHello.size() + kIdLength);
           link.step = Step::kUp;

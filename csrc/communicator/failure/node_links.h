@@ -34,9 +34,11 @@ class NodeLinks {
   // so they count only if the other process is `near`, in the same network namespace.
   void call(const std::string& process, const std::string& where, bool near);
 
-  // Whether there is a link to the process, or a call under way.
+  // Whether there is a link to the process, or a call under way, or this process has told the other
+  // who it is: from then on that one learns of this one's end.
   bool linked(const std::string& process) const;
   bool calling(const std::string& process) const;
+  bool greeted(const std::string& process) const;
 
   void add_to(std::vector<pollfd>& waits) const;
 
