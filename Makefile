@@ -26,6 +26,7 @@ TEST_PACKAGES := iproute2 libgtest-dev mpich
 AARCH64_PACKAGES := g++-aarch64-linux-gnu googletest qemu-user
 FULL_PACKAGES := $(AARCH64_PACKAGES) clang iperf3 libclang-rt-dev munge slurm-wlm
 LONG_PACKAGES := debootstrap
+TIDY_PACKAGES := clang clang-tidy
 VM_PACKAGES := busybox-static ibverbs-providers ibverbs-utils kmod perftest qemu-system-x86 \
   rdma-core rdmacm-utils xz-utils zstd
 
@@ -63,7 +64,7 @@ help:  ## list the targets
 
 .PHONY: deps
 deps:  ## install missing system packages (root or passwordless sudo), or name them
-	@scripts/system_packages.sh $(BUILD_PACKAGES) $(TEST_PACKAGES) $(FULL_PACKAGES) $(LONG_PACKAGES) $(VM_PACKAGES)
+	@scripts/system_packages.sh $(BUILD_PACKAGES) $(TEST_PACKAGES) $(FULL_PACKAGES) $(LONG_PACKAGES) $(TIDY_PACKAGES) $(VM_PACKAGES)
 
 .PHONY: venv
 venv: $(PACKAGES)  ## create .venv with all Python packages
@@ -150,6 +151,15 @@ fuzz: $(PACKAGES)  ## send the memory box, and a client, whatever comes to mind,
 	  build/fuzz/$$target -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/fuzz/ \
 	    build/fuzz/corpus/$$target || exit; \
 	done
+
+# Clang reads neither GCC's precompiled headers nor kernels/, which is for GCC.
+.PHONY: tidy
+tidy: $(PACKAGES)  ## look for faults in csrc/ with clang-tidy, by the checks of .clang-tidy
+	@scripts/system_packages.sh $(BUILD_PACKAGES) $(TIDY_PACKAGES)
+	cmake -S csrc -B build/tidy -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DCCACHE=OFF \
+	  -DCMAKE_CXX_COMPILER_LAUNCHER= -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON \
+	  -DCMAKE_EXPORT_COMPILE_COMMANDS=ON
+	run-clang-tidy -quiet -p build/tidy '/csrc/(?!kernels/)'
 
 .PHONY: soak
 soak: build  ## look for what groups leave behind, for 40 minutes, as with SOAK="--seed 7"

@@ -127,7 +127,8 @@ Client::Client(const ClientOptions& options) : core_(std::make_shared<Core>(opti
 
 Client::~Client() {
   if (core_->in_forked_child()) {
-    new std::shared_ptr<Core>(std::move(core_));  // its thread and its locks are the parent's
+    // Its thread and its locks are the parent's.
+    new std::shared_ptr<Core>(std::move(core_));  // NOLINT(bugprone-unhandled-exception-at-new)
     return;
   }
   core_->close(std::chrono::milliseconds(0));

@@ -82,7 +82,7 @@ std::string why_unavailable_or_throw(memkind_t kind) {
   return why_unavailable(kind);
 }
 
-void named_by_user(Policy policy) noexcept {
+void named_by_user(Policy policy) {
   if (policy != Policy::kPreferred) return;
   preferred_was_named.store(true, std::memory_order_relaxed);
   // Warns now of absent HBM if that was only said at level info. memkind's verdict does not change.

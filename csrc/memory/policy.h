@@ -43,7 +43,7 @@ std::string why_unavailable_or_throw(memkind_t kind);
 
 // The user has named the policy; it is not the default. That kPreferred finds no HBM is a warning
 // then, and level info else.
-void named_by_user(Policy policy) noexcept;
+void named_by_user(Policy policy);
 
 // Whether blocks under the policy come from HBM. False for kDdr, and for kPreferred on a machine
 // without HBM, which the log then says once a process: see named_by_user().
