@@ -1,5 +1,6 @@
 // A step of bootstrap in which the ranks find out what holds on all of them. It takes two keys of
-// the store, however many they are, and each rank's part in it as many questions.
+// the store, however many they are, and each rank's part in it as many questions; where ranks wait
+// for others for 200 ms, one more for each.
 //
 // Threads: as gather.h.
 #pragma once

@@ -62,9 +62,9 @@ class Arrivals {
     if (!arrived_ || now < next_look_) return;
     for (size_t n = std::min(kMostLooks, unread_.size()); n > 0; --n) {
       const size_t index = unread_.front();
-      unread_.pop_front();
       const auto record = participant_.store->get(
           keys_[index], std::max(participant_.deadline, now + kLookPatience));
+      unread_.pop_front();
       if (record) {
         take(index, *record);
       } else {
@@ -184,7 +184,15 @@ std::vector<std::string> gather(const Participant& participant, const std::strin
 std::optional<std::string> await_told(const Participant& participant, const std::string& step,
                                       int rank, KeyValue::Deadline until) {
   const std::string key = step_key(participant, step, rank);
-  if (!await_keys(*participant.store, {key}, until, {}, participant.deadline)) return std::nullopt;
+  const auto look = [&] { participant.require_alive(everyone(participant.size)); };
+  try {
+    if (!await_keys(*participant.store, {key}, until, look, participant.deadline)) {
+      return std::nullopt;
+    }
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kDeath) throw;
+    return std::nullopt;
+  }
   const std::string record =
       participant.store->get_all({key}, participant.deadline + kLookPatience).front();
   return record.front() == kResult ? std::optional(record.substr(1)) : std::nullopt;

@@ -21,9 +21,8 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kPatience{60'000};
 
-Participant participant(const std::shared_ptr<FakeStore>& store, int rank, int size,
-                        milliseconds patience = kPatience) {
-  return {store, "p/", rank, size, "group g", std::chrono::steady_clock::now() + patience};
+Participant participant(const std::shared_ptr<FakeStore>& store, int rank, int size) {
+  return {store, "p/", rank, size, "group g", std::chrono::steady_clock::now() + kPatience};
 }
 
 // Each rank on a thread of its own: act(rank).
@@ -68,10 +67,16 @@ TEST(Agreement, StepsAreToldApart) {
 
 TEST(Agreement, NamesTheRanksThatDidNotCome) {
   const auto store = std::make_shared<FakeStore>();
+  std::vector<Participant> all;
+  for (int rank = 0; rank < 4; ++rank) {
+    all.push_back(participant(store, rank, 4));
+    if (rank % 2 == 0) vouch(all.back(), "step", 1);
+  }
+  const auto deadline = std::chrono::steady_clock::now() + milliseconds(1500);
+  for (Participant& own : all) own.deadline = deadline;
   on_threads(4, [&](int rank) {
     if (rank % 2 == 1) return;
-    const Participant own = participant(store, rank, 4, milliseconds(1500));
-    vouch(own, "step", 1);
+    const Participant& own = all[static_cast<size_t>(rank)];
     expect_error(ErrorKind::kTimeout,
                  {"rank " + std::to_string(rank) + " of group g met 2 of 4", "(step: step)",
                   "missing ranks: 1, 3."},
@@ -91,6 +96,13 @@ class Witness final : public RankWatch {
   }
   std::string deaths() override { return {}; }
 };
+
+TEST(Gather, DoesNotWaitForWhatARankTellsOnceOneHasDied) {
+  Participant own = participant(std::make_shared<FakeStore>(), 2, 3);
+  own.watch = std::make_shared<Witness>();
+  EXPECT_EQ(await_told(own, "step", 0, own.deadline), std::nullopt);
+  EXPECT_LT(std::chrono::steady_clock::now(), own.deadline);
+}
 
 TEST(Agreement, EndsWithTheDeathOfARank) {
   const auto store = std::make_shared<FakeStore>();

@@ -28,7 +28,8 @@ from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.layer_drop.ranks import Matrix, first_ranks, next_ranks
 
 _REPAY = 50
-"""Steps in which bytes beyond the budget, which ranks do not hit, are saved again."""
+"""Steps in which bytes beyond the budget, which ranks do not hit, are saved again; at most a whole
+budget in each, where what is always sent exceeds it."""
 
 _EVERY = 5
 """Steps between two choices of ranks, over which energies are added up: one step's say little."""
@@ -78,7 +79,8 @@ class LowRankRule:
         return self._config.ratio == 0 or not self._ranks or self._steps < self._config.warmup
 
     def rank(self, matrix: Matrix) -> int:
-        return self._ranks.get(matrix.name, 0)
+        """Return the rank in this step; 0: sent whole or, unless sends_all, waiting."""
+        return 0 if self.sends_all else self._ranks.get(matrix.name, 0)
 
     def energy(self, matrix: Matrix) -> float:
         """Return the squared norm of the last column of R; 0 before there is one."""
@@ -94,6 +96,8 @@ class LowRankRule:
         """
         seed = zlib.crc32(f"{matrix.name} {self._steps}".encode())
         known = self._rights.get(matrix.name, torch.empty(matrix.columns, 0))
+        if known.shape[0] != matrix.columns:  # of a checkpoint in another memory format
+            known = torch.empty(matrix.columns, 0)
         known = known[:, : (self.rank(matrix) + 1) // 2].to(dtype)
         shape = matrix.columns, self.rank(matrix) - known.shape[1]
         drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
@@ -131,7 +135,8 @@ class LowRankRule:
             step.matrices[matrix.name] = matrix
             step.fixed -= matrix.nbytes
             energy = energies[index] if energies and math.isfinite(energies[index]) else 0.0
-            if moments and self.rank(matrix) == 0 and 0 < moments[index] < math.inf:
+            waits = not self.sends_all and self.rank(matrix) == 0
+            if waits and moments and 0 < moments[index] < math.inf:
                 step.waited[matrix.name] = self.waited.get(matrix.name, 0) + 1
                 too_long = step.waited[matrix.name] > self._config.oldest - _EVERY
                 energy = math.inf if too_long else _expected_energy(matrix, moments[index])
@@ -145,7 +150,7 @@ class LowRankRule:
         self.waited = step.waited
         allowed = (1 - self._config.ratio) * step.whole
         if not sent_all:
-            self._owed += step.sent - allowed
+            self._owed = min(self._owed + step.sent - allowed, _REPAY * allowed)
         budget = allowed - step.fixed - self._owed / _REPAY
         matrices = list(step.matrices.values())
         phase = self._steps % _EVERY
@@ -154,7 +159,7 @@ class LowRankRule:
                 self._energies[name] += energy
         if not self._ranks:
             self._ranks = first_ranks(matrices, budget)
-        elif phase == 0:
+        elif phase == 0 and not sent_all and any(self._energies.values()):
             self._ranks = next_ranks(matrices, self._ranks, self._energies, budget)
             self._energies.clear()
 

@@ -66,6 +66,10 @@ class UpdateSkipper:
                 "skip_update=True has to know which layers were dropped before the optimizer "
                 "steps: call backward() first, and step() without a closure"
             )
+        for parameter, gradient in self._hidden:  # by a step that raised
+            if parameter.grad is None:
+                parameter.grad = gradient
+        self._hidden.clear()
         for parameter in self.dropped:
             if parameter.grad is not None:
                 self._hidden.append((parameter, parameter.grad))

@@ -82,7 +82,8 @@ def next_ranks(
         ranks: of the steps before; a matrix that is not there, as after a checkpoint that sent it
             whole, had none
         energies: the squared norm that the last column of each took out of its cache; for rank 0
-            what the first one is expected to take
+            what the first one is expected to take, or math.inf: it has waited too long, and has
+            its turn even beyond the budget
         budget: bytes for all together
     """
     planned: dict[str, int] = {}
@@ -98,8 +99,8 @@ def next_ranks(
             others.append((worth * _NEXT, matrix))
     for offers in (firsts, others):
         offers.sort(key=lambda offer: -offer[0])
-    for _, matrix in firsts + others:
-        if matrix.cost <= budget:
+    for worth, matrix in firsts + others:
+        if matrix.cost <= budget or worth == math.inf:
             planned[matrix.name] += 1
             budget -= matrix.cost
     return planned

@@ -212,9 +212,11 @@ class ParameterServer:
 
         In mode="sync" it returns when all workers have closed.
         """
-        with self._steps.allowed():
-            self._worker.close()
-        self._steps.release()
+        try:
+            with self._steps.allowed():
+                self._worker.close()
+        finally:
+            self._steps.release()
 
     def __enter__(self) -> ParameterServer:
         return self
@@ -228,9 +230,10 @@ class ParameterServer:
         """Close; after an exception leave at once, and send nothing any more."""
         if kind is None:
             self.close()
-        elif isinstance(self._worker, AsyncParameterServer):
+            return
+        self._steps.release()
+        if isinstance(self._worker, AsyncParameterServer):
             self._worker.close(send=False)
-            self._steps.release()
 
 
 def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -26,6 +26,7 @@ constexpr milliseconds kRoundWhileLinking{20};
 constexpr milliseconds kAnswerPatience{200};  // for the store's answer to a question
 constexpr milliseconds kLostAfter{1000};      // for the cause of the store's end to come to light
 constexpr milliseconds kLinkPatience{6000};
+constexpr milliseconds kListenPatience{1000};  // for the thread, which may have no way to be woken
 constexpr milliseconds kSilentDecision{2000};  // whether a rank had left that has ended
 
 KeyValue::Deadline soon() { return std::chrono::steady_clock::now() + kAnswerPatience; }
@@ -120,7 +121,7 @@ std::string FailureMonitor::listen(MonitoredGroup& group) {
   }
   wants_listener_ = true;
   wake();
-  changed_.wait(lock, [this] { return !wants_listener_ || stopping_; });
+  changed_.wait_for(lock, kListenPatience, [this] { return !wants_listener_ || stopping_; });
   return where_;
 }
 
@@ -395,7 +396,11 @@ void FailureMonitor::link(NodeLinks& links) {
     const bool up = links.linked(process);
     if (!up && Clock::now() < how.until) {
       if (!links.calling(process)) links.call(process, how.where, how.near);
-      if (links.greeted(process)) greeted_.insert(process);
+      if (links.greeted(process)) {
+        greeted_.insert(process);
+      } else {
+        greeted_.erase(process);
+      }
       return false;
     }
     (up ? linked_ : unreachable_).insert(process);

@@ -32,7 +32,7 @@ class GroupWatch final : public bootstrap::RankWatch {
   // Begins to take links, and returns where, for bootstrap::Member::links. Rank 0 does.
   std::string listen();
 
-  // All ranks have been met: takes no links any more if none is on another node.
+  // All ranks have been met: takes no links any more if no group has any on another node.
   void all_met();
 
   // Waits for the link to rank 0, if that is on another node.

@@ -25,7 +25,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kConnectPatience{500};  // for each address
 constexpr milliseconds kHelloPatience{5000};
 constexpr milliseconds kReplyPatience{60'000};
-constexpr size_t kMostStrangers = 64;  // callers that have not said who they are
+constexpr milliseconds kAcceptPause{200};  // after there was no descriptor for a caller
+constexpr size_t kMostStrangers = 64;      // callers that have not said who they are
 constexpr std::string_view kHello = "hbm link ";
 constexpr std::string_view kReply = "hbm link up";
 constexpr size_t kIdLength = 32;
@@ -202,7 +203,7 @@ bool NodeLinks::greeted(const std::string& process) const {
 }
 
 void NodeLinks::add_to(std::vector<pollfd>& waits) const {
-  if (listener_) waits.push_back({listener_.get(), POLLIN, 0});
+  if (listener_ && Clock::now() >= accept_after_) waits.push_back({listener_.get(), POLLIN, 0});
   for (const NodeLink& link : links_) {
     const short events = link.step == Step::kConnecting ? POLLOUT : POLLIN;
     waits.push_back({link.socket.get(), events, 0});
@@ -276,15 +277,20 @@ void NodeLinks::advance(NodeLink& link) {
 }
 
 void NodeLinks::accept_callers() {
-  while (listener_) {
+  while (listener_ && Clock::now() >= accept_after_) {
     Descriptor caller(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!caller) return;
+    if (!caller) {
+      // The caller stays in the queue, and would wake poll() at once.
+      if (errno != EAGAIN && errno != EINTR) accept_after_ = Clock::now() + kAcceptPause;
+      return;
+    }
     const auto strangers = std::ranges::count_if(
         links_, [](const NodeLink& link) { return link.step == Step::kAccepted; });
     if (static_cast<size_t>(strangers) >= kMostStrangers) continue;
     Inheritance::add(caller.get());
     links_.push_back(
         {Step::kAccepted, {}, std::move(caller), {}, 0, Clock::now() + kHelloPatience});
+    advance(links_.back());  // who has said hello is no stranger any more
   }
 }
 

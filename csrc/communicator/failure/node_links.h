@@ -69,6 +69,7 @@ class NodeLinks {
   Descriptor listener_;
   std::string where_;
   std::vector<NodeLink> links_;
+  Clock::time_point accept_after_{};  // when there may be a descriptor for a caller again
 };
 
 }  // namespace hbm::failure

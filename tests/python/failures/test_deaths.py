@@ -28,7 +28,7 @@ from torch_hbmcomm import memory, monitored_barrier
 
 pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
 
-# Seconds. The documents say 100 ms and about half a second; a loaded machine needs more.
+# Seconds. The documents say 50 ms and a second; a loaded machine needs more.
 SOON_ON_THE_NODE = 2.0
 SOON_ELSEWHERE = 5.0
 LARGE = 1 << 22  # elements

@@ -34,7 +34,7 @@ _TYPES = {
 
 def library() -> ctypes.CDLL:
     """Return libhbmsmb.so, whose functions have the types that the header declares."""
-    loaded = ctypes.CDLL(str(Path(torch_hbmcomm.__path__[0]) / "libhbmsmb.so"), use_errno=True)
+    loaded = ctypes.CDLL(str(Path(torch_hbmcomm.__path__[-1]) / "libhbmsmb.so"), use_errno=True)
     for name, (result, arguments) in _TYPES.items():
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, arguments

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 import torch_hbmcomm as hbmcomm
 from torch_hbmcomm.layer_drop.averaging import _options as options_beside
+from torch_hbmcomm.layer_drop.optimizer import UpdateSkipper
 
 pytestmark = pytest.mark.ranks(1, 2, 3)
 
@@ -267,6 +268,33 @@ def step_with_a_closure(context: Context) -> None:
 
 def test_a_closure(pool: Pool) -> None:
     pool.run(step_with_a_closure)
+
+
+class FailingOnce(torch.optim.SGD):
+    fails = True
+
+    def step(self, closure: Any = None) -> Any:
+        if self.fails:
+            raise ArithmeticError("deliberate")
+        return super().step(closure)
+
+
+def test_gradients_come_back_after_a_step_that_raised() -> None:
+    parameters = [torch.zeros(2, requires_grad=True) for _ in range(2)]
+    optimizer = FailingOnce(parameters, lr=1)
+    skipper = UpdateSkipper([optimizer])
+    skipper.dropped = parameters[:1]
+    for parameter in parameters:
+        parameter.grad = torch.ones(2)
+    with pytest.raises(ArithmeticError):
+        optimizer.step()
+    parameters[1].grad = torch.full((2,), 2.0)
+    skipper.dropped = parameters[1:]
+    optimizer.fails = False
+    optimizer.step()
+    assert [parameter.tolist() for parameter in parameters] == [[-1, -1], [0, 0]]
+    for parameter, wanted in zip(parameters, (1.0, 2.0), strict=True):
+        assert parameter.grad is not None and parameter.grad.tolist() == [wanted] * 2
 
 
 def meet_unevenly(context: Context) -> None:

@@ -164,6 +164,59 @@ def test_nothing_is_lost_by_approximating(pool: Pool, options: Any) -> None:
     pool.run(keep_everything, options)
 
 
+def send_everything(context: Context, options: Any) -> None:
+    """Gradients come rounded to bfloat16, and not as approximations."""
+    ddp, state = started(context, wire_dtype=torch.bfloat16, **options)
+    for step in range(STEPS):
+        of_ranks = [normal(context, rank, step) for rank in range(context.size)]
+        found = backward(ddp, of_ranks[context.rank])
+        for index, parts in enumerate(zip(*of_ranks, strict=True)):
+            mean = torch.stack(parts).double().mean(0)
+            if mean.numel() > 1:
+                assert (found[index] - mean).norm() < 0.02 * mean.norm(), f"parameter {index}"
+    assert state.summary()["waiting"] == 0
+
+
+@pytest.mark.parametrize("options", [{"ratio": 0}, {"ratio": 0.8, "warmup": STEPS}])
+def test_nothing_is_approximated_where_everything_is_sent(pool: Pool, options: Any) -> None:
+    pool.run(send_everything, options)
+
+
+def warm_up(context: Context) -> None:
+    ddp, state = started(context, ratio=0.8, warmup=12)
+    backward(ddp, normal(context, context.rank, 0))
+    ranks = state.state_dict()["rule"]["ranks"]
+    for step in range(1, 12):
+        backward(ddp, normal(context, context.rank, step))
+    assert state.state_dict()["rule"]["ranks"] == ranks
+
+
+def test_ranks_stay_while_everything_is_sent(pool: Pool) -> None:
+    pool.run(warm_up)
+
+
+def lack_a_budget(context: Context) -> None:
+    """What is always sent is more than the budget; matrices come after 4 / (1 - ratio) steps all
+    the same."""
+    model = Weighted(shapes=[(64, 64), (2000,), (64, 100)])
+    ddp = wrapped(model)
+    state = hbmcomm.LayerDropState(model=ddp, ratio=0.9)
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    came = [0, 0, 0]
+    for step in range(100):
+        draw = torch.Generator().manual_seed(context.seed + step)
+        weights = [torch.randn(one.shape, generator=draw) for one in model.all]
+        for index, gradient in enumerate(backward(ddp, weights)):
+            came[index] += bool(gradient.any())
+    assert came[1] == 100
+    assert all(2 <= came[index] < 50 for index in (0, 2)), came
+
+
+@pytest.mark.ranks(1, 2)
+def test_no_matrix_waits_for_ever(pool: Pool) -> None:
+    pool.run(lack_a_budget)
+
+
 def leave_unused(context: Context) -> None:
     """A matrix that nobody used keeps its cache; one that rank 0 alone used is averaged."""
     ddp, state = started(context, {"find_unused_parameters": True}, ratio=0.8)
@@ -300,3 +353,25 @@ def channels_last(context: Context) -> None:
 @pytest.mark.ranks(1, 2)
 def test_memory_order(pool: Pool) -> None:
     pool.run(channels_last)
+
+
+def load_channels_last(context: Context) -> None:
+    """A state of a model in another memory format: caches go on, and factors begin anew."""
+    saved: dict[str, Any] = {}
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        model = Weighted(shapes=[(32, 16, 3, 3)])
+        model.all[0] = torch.nn.Parameter(model.all[0].detach().to(memory_format=memory_format))
+        ddp = wrapped(model)
+        state = hbmcomm.LayerDropState(model=ddp, ratio=0.8)
+        ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+        if saved:
+            state.load_state_dict(saved)
+        for _ in range(3):
+            ddp.zero_grad()
+            ddp(torch.randn(32, 16, 3, 3, generator=context.generator)).backward()
+        saved = state.state_dict()
+
+
+@pytest.mark.ranks(1, 2)
+def test_states_of_another_memory_format(pool: Pool) -> None:
+    pool.run(load_channels_last)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -51,6 +52,13 @@ def test_ranks_go_where_the_energy_is() -> None:
     assert sum(ranks.values()) == 40
     assert 17 <= ranks["a"] - ranks["b"] <= 25  # 0.8 ** 21 is a hundredth
     assert max(ranks[name] for name in "bcd") - min(ranks[name] for name in "bcd") <= 1
+
+
+def test_a_matrix_that_has_waited_too_long_comes_beyond_the_budget() -> None:
+    found = [Matrix("late", 64, 64, 4), Matrix("early", 64, 64, 4), Matrix("large", 64, 64, 4)]
+    energies = {"late": math.inf, "early": 1.0, "large": 5.0}
+    ranks = {"late": 0, "early": 0, "large": 2}
+    assert next_ranks(found, ranks, energies, -10.0) == {"late": 1, "early": 0, "large": 1}
 
 
 def test_a_matrix_of_rank_0_comes_when_its_cache_has_grown() -> None:

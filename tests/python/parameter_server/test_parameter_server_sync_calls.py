@@ -351,6 +351,22 @@ def test_serving_again_with_the_same_optimizer(pool: Pool) -> None:
     pool.run(check_serving_again)
 
 
+def check_given_up(context: Context) -> None:
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.raises(ArithmeticError),
+        hbmcomm.ParameterServer(model, optimizer, mode="sync") as ps,
+    ):
+        raise ArithmeticError("deliberate")
+    optimizer.step()
+    assert ps.stats()["updates"] == 0
+
+
+def test_the_optimizer_is_free_after_an_error(fresh_pool: Pool) -> None:
+    fresh_pool.run(check_given_up)
+
+
 def check_closure(context: Context) -> None:
     model = model_of()
     ps = make(context, model)
