@@ -185,7 +185,7 @@ bench: build  ## compile the native programs of the benchmarks, which benchmarks
 	$(COMPILE) $(BUILD) --target bench_programs
 
 .PHONY: report
-report: bench  ## repeat the papers' experiments in small, in build/report/quick, about 5 minutes
+report: bench  ## repeat the papers' experiments in small, in build/report/quick, some minutes
 	$(VENV)/bin/python -m benchmarks.report
 
 .PHONY: report-full

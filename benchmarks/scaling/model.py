@@ -1,4 +1,4 @@
-"""What measurements on few ranks say of many.
+"""A model that carries measurements on few ranks on to many.
 
 A time grows with the ranks p as a + b p + c p^2. On this machine all ranks share its cores: b is
 what each does for itself, and c what each does for every other. Where each rank has a core of its

@@ -57,9 +57,9 @@ std::vector<std::string> gather(const Participant& participant, const std::strin
                                 const std::function<std::string()>& tell,
                                 const std::function<void(int, const std::string&)>& arrived = {});
 
-// What `rank` tells in a step, once it does; nothing if that is not by `until`, if it cannot go on,
-// or if any rank is known to have died: gather() says which.
-// A store that does not answer throws at the participant's deadline.
+// Returns the text that `rank` tells in a step, once it does; nothing if that is not by `until`, if
+// it cannot go on, or if any rank is known to have died: gather() names it. A store that does not
+// answer throws at the participant's deadline.
 std::optional<std::string> await_told(const Participant& participant, const std::string& step,
                                       int rank, KeyValue::Deadline until);
 

@@ -68,7 +68,7 @@ class Sender {
   std::optional<smb::Seal> seal_;
 };
 
-// What a box may have let in under one challenge.
+// The lanes of a client that a box has let in under one challenge.
 struct ClientLanes {
   smb::Hello hello{};
   uint32_t named = 0;

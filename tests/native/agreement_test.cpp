@@ -1,4 +1,4 @@
-// What holds on all ranks, as a step of bootstrap finds it out.
+// Agreement of all ranks on the facts that hold on each.
 #include "bootstrap/agreement.h"
 
 #include <gtest/gtest.h>

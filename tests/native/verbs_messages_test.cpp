@@ -1,4 +1,4 @@
-// What the two ends of an RDMA connection make of each other's messages, without a device.
+// The messages of an RDMA connection, parsed at both ends without a device.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ using smb::Opcode;
 using smb::Status;
 using Message = std::vector<std::byte>;
 
-// By opcode: the bytes of a request's body, of a reply's, and whether a reply has a payload.
+// The bytes of an opcode's request and reply, without payload, and whether its reply has a payload.
 struct Kind {
   size_t request;
   size_t reply;

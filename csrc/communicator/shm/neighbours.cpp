@@ -30,7 +30,7 @@ constexpr char kKnown = 'k';    // a neighbour already
 constexpr char kCalled = 'c';   // called
 constexpr char kNothing = '-';  // could not be reached, or has to call itself
 
-// What all ranks may find of the others on their machines; who is alone there finds both.
+// Facts about the other ranks of a rank's machine, for agreement.h; both hold where there are none.
 constexpr unsigned kAllKnown = 1;   // neighbours already
 constexpr unsigned kAllCalled = 2;  // by the lower rank of each two, and none of them is known
 // The same, after they have met.

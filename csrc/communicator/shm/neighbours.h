@@ -5,8 +5,8 @@
 // no wait that the rendezvous's deadline does not bound. What a process knows of another is kept as
 // long as some group uses it, so a further group of the same ranks needs no sockets.
 //
-// What all expect, that no two ranks of a machine know each other or that all do, and that all can
-// share memory, takes a few keys of the store; anything else, some for each rank.
+// The usual case takes a few keys of the store: no two ranks of a machine know each other, or all
+// do, and all can share memory. Any other takes some for each rank.
 //
 // Threads: all functions may be called from any thread, also for several groups at a time.
 #pragma once

@@ -1,7 +1,6 @@
 """The table: faults, moments, places and modes, and what each of their combinations must lead to.
 
-Verdicts come from RULES, the first that applies. GAPS are cells in which the product is known not
-to do that yet: their tests are expected to fail.
+Verdicts come from RULES, the first that applies.
 """
 
 from __future__ import annotations
@@ -158,12 +157,6 @@ class Rule:
     reason: str
 
 
-@dataclass(frozen=True)
-class Gap:
-    cells: Selection
-    reason: str
-
-
 def _cells(
     faults: frozenset[Fault] | Fault | None = None,
     moments: frozenset[Moment] | Moment | None = None,
@@ -256,8 +249,6 @@ RULES = [
     Rule(_cells(RANK_ENDS), Verdict.TOLD, "A death is proven, and told at once."),
 ]
 
-GAPS: list[Gap] = []
-
 CELLS = [Cell(*values) for values in product(Fault, Moment, Place, Mode)]
 
 
@@ -268,11 +259,6 @@ def rule(cell: Cell) -> Rule:
 
 def verdict(cell: Cell) -> Verdict:
     return rule(cell).verdict
-
-
-def gap(cell: Cell) -> Gap | None:
-    """Return why the cell is known to fail, or None."""
-    return next((gap for gap in GAPS if gap.cells.has(cell)), None)
 
 
 def sensible() -> list[Cell]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from harness.faults.matrix import (
     CELLS,
     FAULTS,
-    GAPS,
     MEANINGS,
     MODES,
     MOMENTS,
@@ -23,7 +22,6 @@ from harness.faults.matrix import (
     Place,
     Verdict,
     covering,
-    gap,
     rule,
     verdict,
 )
@@ -54,9 +52,6 @@ def section() -> str:
         names = " and ".join(mode.value for mode in modes)
         parts.append(f"**{names.capitalize()}**; where the places differ, one node / two nodes:")
         parts.append(_table(("", *(moment.value for moment in Moment)), rows))
-    if GAPS:
-        parts.append("In cells with a star the product does not do so yet:")
-        parts.append(_table(("cells", "what is missing"), _gaps()))
     return "\n\n".join(parts) + "\n"
 
 
@@ -66,10 +61,6 @@ def _rules() -> list[tuple[str, ...]]:
     for cell in CELLS:
         counts[verdict(cell).value, rule(cell).reason] += 1
     return [(*words, str(count)) for words, count in counts.items()]
-
-
-def _gaps() -> list[tuple[str, ...]]:
-    return [(str(sum(gap(cell) is one for cell in CELLS)), one.reason) for one in GAPS]
 
 
 def _count() -> str:
@@ -98,10 +89,7 @@ def _grids() -> list[tuple[list[Mode], list[tuple[str, ...]]]]:
 
 
 def _cell(fault: Fault, moment: Moment, mode: Mode) -> str:
-    found = []
-    for place in Place:
-        cell = Cell(fault, moment, place, mode)
-        found.append(verdict(cell).value + ("*" if gap(cell) else ""))
+    found = [verdict(Cell(fault, moment, place, mode)).value for place in Place]
     return found[0] if len(set(found)) == 1 else " / ".join(found)
 
 
