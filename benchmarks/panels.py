@@ -16,6 +16,7 @@ class Panel:
     category.
     bars: by name, the lengths; labels: the categories of the bars. Stacked bars lie across.
     shaded: the height up to which the background is grey.
+    lowest: the lower end of the axis, of lines.
     """
 
     title: str
@@ -27,6 +28,7 @@ class Panel:
     stacked: bool = False
     logarithmic: bool = False
     shaded: float = 0.0
+    lowest: float = 0.0
 
 
 def save(panels: Sequence[Panel], columns: int, title: str, path: Path) -> None:
@@ -68,7 +70,7 @@ def _draw(axes: Any, panel: Panel) -> None:
         axes.set_xscale("log")
         axes.set_yscale("log")
     elif panel.lines:
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(bottom=panel.lowest)
     axes.set_title(panel.title, fontsize="medium")
     axes.set_xlabel(panel.x)
     axes.set_ylabel(panel.y)

@@ -1,5 +1,7 @@
 """Plots of what `--json` wrote: python -m benchmarks.plot RESULT.json PLOT.png
 
+The records of benchmarks.layer_drop.accuracy have a line for each contender: RECORDS.jsonl.
+
 REQUIRES: matplotlib, which the extra "bench" installs.
 """
 
@@ -15,6 +17,7 @@ from typing import Any
 from benchmarks.async_sgd.plot import panels as of_async_sgd
 from benchmarks.box.plot import panels as of_box
 from benchmarks.collectives.plot import panels as of_collectives
+from benchmarks.layer_drop.curves import panels as of_accuracy
 from benchmarks.layer_drop.plot import panels as of_layer_drop
 from benchmarks.panels import Panel, save
 from benchmarks.scaling.plot import panels as of_scaling
@@ -67,15 +70,27 @@ def plot(result: Result, path: Path) -> None:
     save(panels, columns, machine_line(result), path)
 
 
+def plot_records(text: str, path: Path) -> None:
+    """Write the figure of lines of JSON. Raises ValueError where there is nothing to show."""
+    panels, columns = of_accuracy([json.loads(line) for line in text.splitlines()])
+    if not panels:
+        raise ValueError("there is nothing to plot: the records have no curves")
+    save(panels, columns, "what training loses with a part of the bytes", path)
+
+
 def main() -> None:
     if len(sys.argv) != 3:
-        sys.exit("usage: python -m benchmarks.plot RESULT.json PLOT.png")
+        sys.exit("usage: python -m benchmarks.plot RESULT.json|RECORDS.jsonl PLOT.png")
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         sys.exit("plots need matplotlib; install it with: pip install 'torch_hbmcomm[bench]'")
     try:
-        plot(read(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))
+        source, path = Path(sys.argv[1]), Path(sys.argv[2])
+        if source.suffix == ".jsonl":
+            plot_records(source.read_text(), path)
+        else:
+            plot(read(source.read_text()), path)
     except (OSError, ValueError) as error:
         sys.exit(f"benchmarks.plot: {error}")
 

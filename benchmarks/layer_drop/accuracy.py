@@ -6,11 +6,10 @@ Plain training, layer_drop_hook with its defaults, and PyTorch's PowerSGD at the
 the same bytes, with one start and one order of data for each seed. With `--contenders bfloat16` the
 hook sends as many bytes of bfloat16, which are twice as many numbers.
 
-One process stands for 4 ranks: it averages the gradients of 4 ranks' batches itself. The hook's
-approximations and those of PowerSGD are linear in the gradients of the ranks but for the basis,
-which they take of the average, so that one rank with the average finds what 4 ranks find (a test
-compares them: tests/python/layer_drop/test_low_rank.py). Models with BatchNorm, whose statistics
-are of one rank's batch, cannot be measured so.
+One process stands for 4 ranks (learning.py). With `--megabits 100` there are 4 ranks on two hosts,
+which are network namespaces with a cable of that rate between them: that needs root, and adds the
+time until a contender is as good as plain training is in the end. `python -m benchmarks.plot` draws
+what `--json` wrote.
 """
 
 from __future__ import annotations
@@ -20,101 +19,25 @@ import json
 import math
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
-from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-from torch.nn.parallel import DistributedDataParallel
 
-import torch_hbmcomm as hbmcomm
-from benchmarks.layer_drop.tasks import TASKS, Task
+from benchmarks.layer_drop.cluster import two_hosts
+from benchmarks.layer_drop.learning import CONTENDERS, OPTIMIZERS, PLAIN, Learned, learn
+from benchmarks.layer_drop.tasks import TASKS
 from torch_hbmcomm.bench.result import Unavailable
 
-RANKS = 4
-CONTENDERS = ("hook", "PowerSGD", "bfloat16")
-_VANILLA = 2  # first steps that PowerSGD sends whole, the fewest that PyTorch takes
-_LEAST_SAVED = 2  # PowerSGD approximates what then has at most this part of its elements
+_NODES = (0, 0, 1, 1)
+_NEAR = {"accuracy": 0.5, "loss": 0.02}  # of plain's final quality: as good, but for chance
 
-OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter], float], torch.optim.Optimizer]] = {
-    "AdamW": lambda parameters, rate: torch.optim.AdamW(parameters, rate),
-    "momentum": lambda parameters, rate: torch.optim.SGD(parameters, rate, momentum=0.9),
-    "SGD": lambda parameters, rate: torch.optim.SGD(parameters, rate),
-}
-
-
-def train(
-    task: Task, optimizer: str, contender: str, ratio: float, seed: int, steps: int
-) -> tuple[float, float]:
-    """Return the quality in the end, and the part of the gradients' bytes that was sent."""
-    torch.manual_seed(seed)
-    ddp = DistributedDataParallel(task.model())
-    share = _register(ddp, contender, ratio, steps)
-    rate = task.rates[optimizer]
-    steps_it = OPTIMIZERS[optimizer](ddp.parameters(), rate)
-    draw = torch.Generator().manual_seed(seed)
-    for step in range(steps):
-        for group in steps_it.param_groups:
-            group["lr"] = rate * _schedule(step, steps)
-        inputs, targets = task.examples(RANKS * task.batch, draw)
-        steps_it.zero_grad()
-        task.loss(ddp(inputs), targets).backward()
-        steps_it.step()
-    return task.quality(ddp.module), share()
-
-
-def _schedule(step: int, steps: int) -> float:
-    """Warm up over a tenth of the steps; fall to a twentieth along a cosine."""
-    cosine = (1 + math.cos(math.pi * step / steps)) / 2
-    return min(1.0, (step + 1) / (0.1 * steps)) * (0.05 + 0.95 * cosine)
-
-
-def _register(
-    ddp: DistributedDataParallel, contender: str, ratio: float, steps: int
-) -> Callable[[], float]:
-    """Register the contender's hook. Returns a function that tells what part it has sent."""
-    if contender in ("hook", "bfloat16"):
-        narrow = contender == "bfloat16"
-        state = hbmcomm.LayerDropState(
-            model=ddp,
-            ratio=1 - 2 * (1 - ratio) if narrow else ratio,
-            wire_dtype=torch.bfloat16 if narrow else None,
-            log_every=None,
-        )
-        ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
-        return lambda: state.summary()["sent_bytes"] / state.summary()["gradient_bytes"]
-    if contender == "PowerSGD":
-        parameters = [parameter for parameter in ddp.parameters() if parameter.requires_grad]
-        rank, share = power_sgd_rank([list(one.shape) for one in parameters], 1 - ratio)
-        power = powerSGD_hook.PowerSGDState(
-            None, matrix_approximation_rank=rank, start_powerSGD_iter=_VANILLA
-        )
-        ddp.register_comm_hook(power, powerSGD_hook.powerSGD_hook)
-        return lambda: (_VANILLA + (steps - _VANILLA) * share) / steps
-    return lambda: 1.0
-
-
-def power_sgd_rank(shapes: list[list[int]], share: float) -> tuple[int, float]:
-    """Return the largest rank, at least 1, at which PowerSGD sends at most that share of all
-    elements in a step, and what it sends."""
-
-    def sent(rank: int) -> float:
-        found = 0
-        for shape in shapes:
-            numel, rows = math.prod(shape), shape[0]
-            factors = rank * (rows + numel // rows)
-            compressed = len(shape) > 1 and factors * _LEAST_SAVED < numel
-            found += factors if compressed else numel
-        return found / sum(map(math.prod, shapes))
-
-    rank = 1
-    while sent(rank + 1) <= share:
-        rank += 1
-    return rank, sent(rank)
+Train = Callable[..., Learned]
 
 
 def main() -> None:
@@ -125,51 +48,112 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS[:2])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--megabits", type=int, help="rate of the cable between two real hosts")
     parser.add_argument("--json", type=Path, help="append a line for each contender to this file")
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    optimizer = args.optimizer or next(iter(TASKS[args.task].rates))
+    terms = {"task": args.task, "optimizer": optimizer, "steps": args.steps}
+    title = f"{args.task}, {optimizer}, {args.steps} steps, {args.seeds} seeds"
+    table = Table("", "bytes", "beside plain", "seconds", "by seed", title=title)
     try:
-        task = TASKS[args.task]()
+        with _one_process(args.task) if args.megabits is None else _hosts(args) as train:
+
+            def measure(contender: str, ratio: float) -> list[Learned]:
+                seeds = range(args.seeds)
+                told = {"optimizer": optimizer, "contender": contender, "ratio": ratio}
+                return [train(**told, seed=seed, steps=args.steps) for seed in seeds]
+
+            plain = measure(PLAIN, 0)
+            cases = [(PLAIN, 0.0, plain)]
+            for ratio in map(float, args.ratios.split(",")):
+                cases += [(one, ratio, measure(one, ratio)) for one in args.contenders]
     except Unavailable as error:
         parser.error(str(error))
-    optimizer = args.optimizer or next(iter(task.rates))
-    with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
-        seeds = range(args.seeds)
-        plain = [train(task, optimizer, "plain", 0, seed, args.steps)[0] for seed in seeds]
-        title = f"{args.task}, {optimizer}, {args.steps} steps, {args.seeds} seeds"
-        table = Table("", "bytes", "beside plain", "by seed", title=title)
-        table.add_row("plain", "100 %", "", " ".join(f"{value:.3f}" for value in plain))
-        for ratio in map(float, args.ratios.split(",")):
-            for contender in args.contenders:
-                runs = [train(task, optimizer, contender, ratio, s, args.steps) for s in seeds]
-                row = _row(plain, runs) | {"contender": contender, "ratio": ratio}
-                row |= {"task": args.task, "optimizer": optimizer, "steps": args.steps}
-                _show(table, row)
-                if args.json is not None:
-                    with args.json.open("a") as file:
-                        file.write(json.dumps(row) + "\n")
-        dist.destroy_process_group()
+    for contender, ratio, runs in cases:
+        row = _row(plain, runs) | {"contender": contender, "ratio": ratio} | terms
+        row["megabits"] = args.megabits
+        if args.megabits is not None:
+            row |= _times(plain, runs)
+        _show(table, row)
+        if args.json is not None:
+            with args.json.open("a") as file:
+                file.write(json.dumps(row) + "\n")
     Console().print(table)
 
 
-def _row(plain: list[float], runs: list[tuple[float, float]]) -> dict[str, object]:
-    differences = [value - base for (value, _), base in zip(runs, plain, strict=True)]
+@contextmanager
+def _one_process(task: str) -> Iterator[Train]:
+    """Yield a function that trains in this process, which stands for all ranks."""
+    torch.set_num_threads(1)
+    chosen = TASKS[task]()
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+        yield lambda **terms: list(learn(chosen, **terms))[-1]
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _hosts(args: argparse.Namespace) -> Iterator[Train]:
+    """Yield a function that trains on two hosts."""
+    with two_hosts(
+        "benchmarks.layer_drop.learning_rank", _NODES, args.megabits, task=args.task
+    ) as hosts:
+
+        def train(**terms: Any) -> Learned:
+            hosts.all("begin", **terms)
+            found = hosts.all("look")[0]
+            while found["steps"][-1] < terms["steps"]:
+                found = hosts.all("look")[0]
+            return Learned(**found)
+
+        yield train
+
+
+def _row(plain: Sequence[Learned], runs: Sequence[Learned]) -> dict[str, Any]:
+    """Return the record of a contender: means over the seeds, and each of them."""
+    differences = [
+        run.quality[-1] - base.quality[-1] for run, base in zip(runs, plain, strict=True)
+    ]
     several = len(runs) > 1
     return {
-        "share": statistics.fmean(share for _, share in runs),
+        "share": statistics.fmean(run.share for run in runs),
         "difference": statistics.fmean(differences),
         "error": statistics.stdev(differences) / math.sqrt(len(runs)) if several else None,
-        "plain": plain,
+        "qualities": [run.quality[-1] for run in runs],
         "differences": differences,
+        "steps_at": runs[0].steps,
+        "quality_at": _means([run.quality for run in runs]),
     }
 
 
-def _show(table: Table, row: dict[str, object]) -> None:
+def _times(plain: Sequence[Learned], runs: Sequence[Learned]) -> dict[str, Any]:
+    """Return when a contender was how far, and as good as plain training in the end."""
+    aim = statistics.fmean(base.quality[-1] for base in plain)
+    aim -= _NEAR["loss" if aim < 0 else "accuracy"]
+    seconds, quality = _means([run.seconds for run in runs]), _means([run.quality for run in runs])
+    until = (at for at, found in zip(seconds, quality, strict=True) if found >= aim)
+    return {"seconds_at": seconds, "seconds_to_plain": next(until, None)}
+
+
+def _means(curves: Sequence[Sequence[float]]) -> list[float]:
+    return [statistics.fmean(points) for points in zip(*curves, strict=True)]
+
+
+def _show(table: Table, row: dict[str, Any]) -> None:
     error = f" ± {row['error']:.3f}" if row["error"] is not None else ""
-    each = " ".join(f"{value:+.3f}" for value in row["differences"])  # type: ignore[attr-defined]
-    name = f"{row['contender']}, R = {row['ratio']}"
-    table.add_row(name, f"{row['share']:.2%}", f"{row['difference']:+.3f}{error}", each)
+    each = " ".join(f"{value:+.3f}" for value in row["differences"])
+    name = row["contender"]
+    if name == PLAIN:
+        each = " ".join(f"{value:.3f}" for value in row["qualities"])
+    else:
+        name += f", R = {row['ratio']}"
+    seconds = ""
+    if "seconds_at" in row:
+        until = row["seconds_to_plain"]
+        seconds = f"{row['seconds_at'][-1]:.0f}, as good as plain "
+        seconds += "never" if until is None else f"after {until:.0f}"
+    difference = f"{row['difference']:+.3f}{error}"
+    table.add_row(name, f"{row['share']:.2%}", difference, seconds, each)
 
 
 if __name__ == "__main__":

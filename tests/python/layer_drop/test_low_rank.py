@@ -16,6 +16,8 @@ from harness.pairwise import in_turn
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_hbmcomm as hbmcomm
+from torch_hbmcomm.layer_drop.optimizer import MomentumDamper
+from torch_hbmcomm.layer_drop.ranks import Matrix
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
 
@@ -196,7 +198,7 @@ def test_ranks_stay_while_everything_is_sent(pool: Pool) -> None:
 
 
 def lack_a_budget(context: Context) -> None:
-    """What is always sent is more than the budget; matrices come after 4 / (1 - ratio) steps all
+    """More than the budget is always sent; matrices come after 4 / (1 - ratio) steps all
     the same."""
     model = Weighted(shapes=[(64, 64), (2000,), (64, 100)])
     ddp = wrapped(model)
@@ -289,6 +291,106 @@ def resume(context: Context) -> None:
 
 def test_resuming_goes_on_with_the_same_factors(pool: Pool) -> None:
     pool.run(resume)
+
+
+def damp(context: Context, damping: float) -> None:
+    """SGD's momentum loses its part along the columns of what came; Adam's first moment nothing."""
+    ddp, state = started(context, dtype=torch.float64, ratio=0.8, damping=damping)
+    parameters = list(ddp.parameters())
+    momentum = torch.optim.SGD(parameters[:-1], lr=0, momentum=0.9)
+    adam = torch.optim.AdamW(parameters[-1:], lr=0, betas=(0.9, 0.999))
+    expected = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
+    for step in range(STEPS):
+        ranks = dict(state.state_dict()["rule"]["ranks"])
+        came = backward(ddp, wide_normal(context, context.rank, step))
+        momentum.step()
+        adam.step()
+        for index, gradient in enumerate(came[:-1]):
+            if (rank := ranks.get(f"all.{index}", 0)) > 0:
+                rows, columns = MATRICES[f"all.{index}"]
+                basis = torch.linalg.svd(gradient.view(rows, columns)).U[:, :rank]
+                along = basis @ (basis.T @ expected[index].view(rows, columns))
+                expected[index] -= damping * along.view(gradient.shape)
+            expected[index].mul_(0.9).add_(gradient)
+            found = momentum.state[parameters[index]]["momentum_buffer"]
+            assert_near(found, expected[index], f"step {step}, the momentum of parameter {index}")
+        expected[-1].mul_(0.9).add_(came[-1], alpha=0.1)
+        assert_near(adam.state[parameters[-1]]["exp_avg"], expected[-1], f"step {step}, Adam")
+    assert any(rank > 0 for name, rank in ranks.items() if name != f"all.{len(SHAPES) - 1}")
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("damping", [0, 0.5, 1])
+def test_momentum_is_damped_along_what_was_sent(pool: Pool, damping: float) -> None:
+    pool.run(damp, damping)
+
+
+class Outer(torch.optim.Optimizer):
+    """An optimizer that has another one step, and no state, as ZeroRedundancyOptimizer."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups[0]["params"], {})
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+@pytest.mark.parametrize("found_inf", [None, 0.0, 1.0])
+@pytest.mark.parametrize("wrapped_in", [lambda inner: inner, Outer], ids=["alone", "within"])
+def test_momentum_is_damped_in_the_step_that_uses_it(wrapped_in: Any, found_inf: Any) -> None:
+    """Not by an outer optimizer's, nor by one that a fused optimizer refuses for a GradScaler."""
+    weight = torch.nn.Parameter(torch.zeros(6, 5))
+    inner = torch.optim.SGD([weight], lr=0.1, momentum=0.5, fused=True)
+    outer = wrapped_in(inner)
+    weight.grad = torch.randn(6, 5)
+    inner.step()
+    before = inner.state[weight]["momentum_buffer"].clone()
+    damper = MomentumDamper(0.5)
+    basis = torch.linalg.qr(torch.randn(6, 2)).Q
+    damper.add(weight, Matrix("weight", 6, 5, 4), basis)
+    if found_inf is not None:
+        inner.found_inf = torch.tensor(found_inf)  # type: ignore[attr-defined]
+    weight.grad = torch.zeros(6, 5)
+    outer.step()
+    expected = before if found_inf else 0.5 * (before - 0.5 * basis @ (basis.T @ before))
+    torch.testing.assert_close(inner.state[weight]["momentum_buffer"], expected)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "relaxation", "damping"),
+    [
+        *((0.5, 1.04, 0), (0.8, 1.1, 0), (0.9, 1.2, 0)),
+        *((0.925, 1.2, 0.25), (0.95, 1.2, 0.5), (0.99, 1.2, 0.5)),
+    ],
+)
+def test_defaults_follow_the_budget(ratio: float, relaxation: float, damping: float) -> None:
+    config = hbmcomm.LayerDrop(ratio=ratio, target="low_rank")
+    assert (config.relaxed, config.damped) == pytest.approx((relaxation, damping))
+    given = hbmcomm.LayerDrop(ratio=ratio, target="low_rank", relaxation=1.5, damping=0.1)
+    assert (given.relaxed, given.damped) == (1.5, 0.1)
+
+
+def run_late(context: Context) -> None:
+    """Gradients become small, while large ones wait: the matrix goes whole, and is named once."""
+    ddp = wrapped(Weighted(shapes=[(64, 64), (10,)]))
+    state = hbmcomm.LayerDropState(model=ddp, ratio=0.95)
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    whole = []
+    with pytest.warns(RuntimeWarning, match="the loss is at risk: .* waited in all.0 ") as warned:
+        for step in range(120):
+            noise = torch.randn(64, 64, generator=context.generator)
+            backward(ddp, [noise * (1 if step < 40 else 1e-4), torch.ones(10)])
+            if step > 0 and state.summary()["sent_layers"] == 2:
+                whole.append(step)
+                assert "all.0" not in state.state_dict()["caches"]
+    assert whole and min(whole) > 45, whole
+    assert sum("at risk" in str(warning.message) for warning in warned) == 1
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_matrix_goes_whole_before_too_much_waits(pool: Pool) -> None:
+    pool.run(run_late)
 
 
 def approximate_more(context: Context) -> None:
