@@ -8,6 +8,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -46,6 +47,9 @@ class FakeHandler final : public RequestHandler {
     granted_ = std::move(segment);
     may_write_ = may_write;
   }
+
+  // Sets the words in which kDelete is refused.
+  void refuse_with(std::string cause) { refusal_ = std::move(cause); }
 
   std::atomic<int> joined{0};
   std::atomic<int> left_again{0};
@@ -129,7 +133,7 @@ class FakeHandler final : public RequestHandler {
       reply.payload.resize(sizeof(smb::StatsTotals));
     } else if (opcode == smb::Opcode::kDelete) {
       reply.status = smb::Status::kNoSuchKey;
-      reply.cause = "no such key";
+      reply.cause = refusal_;
     }
     return reply;
   }
@@ -153,6 +157,7 @@ class FakeHandler final : public RequestHandler {
   const std::shared_ptr<BoxSegment> segment_ = std::make_shared<BoxSegment>();
   std::shared_ptr<BoxSegment> granted_;
   bool may_write_ = false;
+  std::string refusal_ = "no such key";
 
   const Answers answers_;
   std::mutex mutex_;  // guards all below

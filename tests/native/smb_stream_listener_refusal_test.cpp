@@ -73,6 +73,18 @@ TEST_P(StreamListenerTest, SaysWhyTheHandlerRefuses) {
   expect_refused(client, Status::kExpired, "the session is not known");
 }
 
+TEST_P(StreamListenerTest, TellsTheFirst64KiBOfACause) {
+  constexpr size_t kMost = 64 << 10;
+  Box box;
+  const auto client = joined(address(box));
+  for (const size_t bytes : {kMost, kMost + 1, 3 * kMost}) {
+    box.handler.refuse_with(std::string(bytes, 'x'));
+    const smb::Frame reply = client->ask(Opcode::kDelete, bytes_of(smb::Release{}));
+    EXPECT_EQ(reply.header.status, Status::kNoSuchKey);
+    EXPECT_EQ(reply.text(), std::string(kMost, 'x'));
+  }
+}
+
 TEST_P(StreamListenerTest, TakesNothingButAJoinFirst) {
   Box box;
   for (const Opcode opcode : {Opcode::kPing, Opcode::kRead, Opcode::kWrite, Opcode::kLeave}) {

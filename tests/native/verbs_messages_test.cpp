@@ -15,6 +15,7 @@
 #include "box/verbs/client/reply_assembly.h"
 #include "box/verbs/common/handshake.h"
 #include "box/verbs/server/challenges.h"
+#include "box/verbs/server/reply_message.h"
 #include "box/verbs/server/request_message.h"
 #include "expect_error.h"
 
@@ -201,6 +202,32 @@ TEST_P(VerbsReplies, OthersBreakTheConnection) {
     if (wrong < 5) std::memcpy(frame.data(), &header, sizeof(header));
     EXPECT_THROW(send(frame), transport::Broken) << "wrong: " << wrong;
   }
+}
+
+TEST_P(VerbsReplies, TellTheFirst64KiBOfACause) {
+  constexpr size_t kMost = 64 << 10;
+  for (const size_t bytes : {size_t{0}, below(kMost), kMost, kMost + 1, kMost + below(kMost)}) {
+    connect();
+    transport::TransportRequest request;
+    request.opcode = Opcode::kAlloc;
+    const std::string cause(bytes, static_cast<char>('a' + below(26)));
+    const box::Reply refused = box::refused(Status::kExhausted, cause);
+    const Message frame = reply_message(assembly_->expect(request), Opcode::kAlloc, refused);
+    ASSERT_EQ(send(frame), &request);
+    EXPECT_EQ(request.status, Status::kExhausted);
+    EXPECT_EQ(request.cause, cause.substr(0, kMost));
+  }
+}
+
+TEST_P(VerbsReplies, ALongerCauseBreaksTheConnection) {
+  transport::TransportRequest request;
+  request.opcode = Opcode::kFree;
+  smb::Header header;
+  header.opcode = Opcode::kFree;
+  header.status = Status::kNotAttached;
+  header.id = assembly_->expect(request);
+  header.payload_bytes = (64 << 10) + 1;
+  EXPECT_THROW(send(message_of(header, {})), transport::Broken);
 }
 
 TEST_P(VerbsReplies, AreAnsweredOnce) {

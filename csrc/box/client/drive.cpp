@@ -45,20 +45,17 @@ void write_elements(std::byte* shared, const std::byte* local, size_t bytes) {
 
 template <class T>
 T reply_of(const transport::TransportRequest& request) {
-  T reply;
-  if (request.reply.size() != sizeof reply) {
+  if (request.reply.size() != sizeof(T)) {
     throw Error(ErrorKind::kNetwork, std::string("the box's reply to ") +
                                          smb::opcode_name(request.opcode) + " has " +
                                          std::to_string(request.reply.size()) + " bytes, not " +
-                                         std::to_string(sizeof reply));
+                                         std::to_string(sizeof(T)));
   }
-  std::memcpy(&reply, request.reply.data(), sizeof reply);
-  return reply;
+  return smb::read_as<T>(request.reply);
 }
 
 std::shared_ptr<Attachment> attachment_of(const transport::TransportRequest& request) {
-  smb::Alloc asked;
-  std::memcpy(&asked, request.body.data(), sizeof asked);
+  const auto asked = smb::read_as<smb::Alloc>(request.body);
   const auto given = reply_of<smb::Allocated>(request);
   return std::shared_ptr<Attachment>(new Attachment{
       .key = given.key,

@@ -75,7 +75,9 @@ const char* malformed_request(const Header& header) noexcept {
 const char* malformed_reply(const Header& header) noexcept {
   if (const char* cause = malformed(header)) return cause;
   if (header.status > Status::kInternal) return "its status does not exist";
-  return nullptr;
+  if (header.status == Status::kOk) return nullptr;
+  if (header.body_bytes != 0) return "an error has no body";
+  return header.payload_bytes > kMaxCause ? "its cause is too long" : nullptr;
 }
 
 bool sequenced(Opcode opcode) noexcept {

@@ -8,11 +8,15 @@
 // Everything after the reply to that may be sealed: seal.h.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <span>
+#include <string_view>
 #include <type_traits>
 
 namespace hbm::smb {
@@ -23,6 +27,7 @@ inline constexpr uint32_t kMagic = 0x31424D53;  // "SMB1"
 inline constexpr uint8_t kVersion = 3;
 inline constexpr uint32_t kMaxBody = 256;          // bytes
 inline constexpr uint32_t kMaxPayload = 1u << 20;  // bytes; larger reads and writes go in slices
+inline constexpr uint32_t kMaxCause = 64u << 10;   // bytes; of these, of a cause in words
 inline constexpr uint32_t kWindow = 64;            // a client's sequenced requests in flight
 
 // 128 bits that name a segment (chosen at random by the box unless the user picks them), a session
@@ -261,6 +266,14 @@ enum class TransportKind : uint32_t { kShm, kTcp, kVerbs };
 template <class T>
 concept Body = std::is_trivially_copyable_v<T> && sizeof(T) <= kMaxBody;
 
+// The struct that `bytes` begin with. REQUIRES: they are as many.
+template <Body T>
+T read_as(std::span<const std::byte> bytes) noexcept {
+  T value;
+  std::memcpy(&value, bytes.data(), sizeof(value));
+  return value;
+}
+
 // The bytes of a request's body, and whether a payload may follow; negative: no request at all.
 int request_body_bytes(Opcode opcode) noexcept;
 
@@ -271,6 +284,11 @@ uint32_t reply_body_bytes(Opcode opcode) noexcept;
 // frames asks before it believes any of the sizes.
 const char* malformed_request(const Header& header) noexcept;
 const char* malformed_reply(const Header& header) noexcept;
+
+// The part of a cause's words that travels: the first kMaxCause bytes.
+inline std::span<const char> sent_cause(std::string_view cause) noexcept {
+  return std::span(cause).first(std::min<size_t>(cause.size(), kMaxCause));
+}
 
 bool sequenced(Opcode opcode) noexcept;
 const char* opcode_name(Opcode opcode) noexcept;

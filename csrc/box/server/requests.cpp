@@ -1,6 +1,5 @@
 #include "box/server/requests.h"
 
-#include <cstring>
 #include <new>
 #include <string>
 
@@ -12,13 +11,6 @@
 
 namespace hbm::box {
 namespace {
-
-template <smb::Body T>
-T read(std::span<const std::byte> body) {
-  T value;
-  std::memcpy(&value, body.data(), sizeof value);
-  return value;
-}
 
 // Runs `action`; what it throws becomes the reply.
 template <class Action>
@@ -97,7 +89,7 @@ Reply Requests::carry_out_unsequenced(Session& session, smb::Opcode opcode,
     case smb::Opcode::kLeave:
       return leave(session);
     case smb::Opcode::kAttach:
-      return attach(session, read<smb::Attach>(body));
+      return attach(session, smb::read_as<smb::Attach>(body));
     default:
       throw Refusal(smb::Status::kMalformed,
                     std::string(smb::opcode_name(opcode)) + " is no request to carry out");
@@ -106,7 +98,7 @@ Reply Requests::carry_out_unsequenced(Session& session, smb::Opcode opcode,
 
 Reply Requests::carry_out_sequenced(Session& session, smb::Opcode opcode,
                                     std::span<const std::byte> body) {
-  const auto sequence = read<smb::Sequence>(body);
+  const auto sequence = smb::read_as<smb::Sequence>(body);
   switch (session.window.turn(sequence)) {
     case ReplyWindow::Turn::kSaved:
       return answer_again(session, opcode, body);
@@ -127,23 +119,23 @@ Reply Requests::carry_out_new(Session& session, smb::Opcode opcode,
                               std::span<const std::byte> body) {
   switch (opcode) {
     case smb::Opcode::kAlloc:
-      return alloc(session, read<smb::Alloc>(body));
+      return alloc(session, smb::read_as<smb::Alloc>(body));
     case smb::Opcode::kFree:
-      return free(session, read<smb::Release>(body));
+      return free(session, smb::read_as<smb::Release>(body));
     case smb::Opcode::kDelete:
-      return remove(session, read<smb::Release>(body));
+      return remove(session, smb::read_as<smb::Release>(body));
     case smb::Opcode::kAccumulate:
-      return accumulate(session, read<smb::Accumulate>(body));
+      return accumulate(session, smb::read_as<smb::Accumulate>(body));
     default:
-      return fetch_add(session, read<smb::FetchAdd>(body));
+      return fetch_add(session, smb::read_as<smb::FetchAdd>(body));
   }
 }
 
 Reply Requests::answer_again(const Session& session, smb::Opcode opcode,
                              std::span<const std::byte> body) {
-  Reply reply = session.window.saved(read<smb::Sequence>(body).number);
+  Reply reply = session.window.saved(smb::read_as<smb::Sequence>(body).number);
   if (opcode == smb::Opcode::kAlloc && reply.status == smb::Status::kOk) {
-    const SessionAttachment attachment = attached(session, read<smb::Alloc>(body).handle);
+    const SessionAttachment attachment = attached(session, smb::read_as<smb::Alloc>(body).handle);
     reply.granted = attachment.segment;
     reply.may_write = attachment.may_write;
   }
@@ -152,14 +144,14 @@ Reply Requests::answer_again(const Session& session, smb::Opcode opcode,
 
 Reply Requests::answer_from_record(Session& session, smb::Opcode opcode,
                                    std::span<const std::byte> body) {
-  const RequestOutcome* outcome = session.record.outcome(read<smb::Sequence>(body).number);
+  const RequestOutcome* outcome = session.record.outcome(smb::read_as<smb::Sequence>(body).number);
   if (outcome == nullptr) {
     throw Refusal(smb::Status::kMalformed, "how the request ended is known no more");
   }
   if (outcome->status != smb::Status::kOk) {
     throw Refusal(outcome->status, "it was refused so before the box was restarted");
   }
-  if (opcode == smb::Opcode::kAlloc) return alloc_again(session, read<smb::Alloc>(body));
+  if (opcode == smb::Opcode::kAlloc) return alloc_again(session, smb::read_as<smb::Alloc>(body));
   if (opcode != smb::Opcode::kFetchAdd) return {};
   return with_body(smb::Fetched{outcome->value});
 }

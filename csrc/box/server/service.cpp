@@ -1,7 +1,6 @@
 #include "box/server/service.h"
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <string>
 #include <utility>
@@ -87,8 +86,7 @@ Reply Service::carry_out(Session& session, const QueuedRequest& request) {
 }
 
 Reply Service::stats(const Session& session, std::span<const std::byte> body) const {
-  smb::StatsQuery query;
-  std::memcpy(&query, body.data(), sizeof query);
+  const auto query = smb::read_as<smb::StatsQuery>(body);
   Reply reply;
   try {
     reply.payload = page(statistics(), query, {session.identity().id, session.keys(), salt_});

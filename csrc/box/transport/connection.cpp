@@ -13,7 +13,6 @@ using smb::Opcode;
 using smb::Status;
 
 constexpr uint64_t kReceivedAtOnce = kSliceBytes;  // then slices are asked for anew
-constexpr uint32_t kLongestCause = 64u << 10;
 
 }  // namespace
 
@@ -70,17 +69,12 @@ short Connection::events() const noexcept {
 
 const char* Connection::check(const Header& header) {
   if (const char* cause = malformed_reply(header)) return cause;
-  if (header.opcode == Opcode::kHello && header.status != Status::kOk) {
-    return header.payload_bytes > kLongestCause ? "its cause is too long" : nullptr;
-  }
+  if (header.opcode == Opcode::kHello && header.status != Status::kOk) return nullptr;
   const Sent* const sent = find(header.id);
   if (sent == nullptr) return "it answers nothing that was asked";
   if (header.opcode != sent->opcode) return "it answers another kind of request";
   if (sent->end > asked_ - stream_->queued_bytes()) return "it answers what was not sent yet";
-  if (header.status != Status::kOk) {
-    if (header.body_bytes != 0) return "an error has no body";
-    return header.payload_bytes > kLongestCause ? "its cause is too long" : nullptr;
-  }
+  if (header.status != Status::kOk) return nullptr;
   if (header.body_bytes != smb::reply_body_bytes(header.opcode)) return "its body has another size";
   uint32_t payload = 0;
   if (header.opcode == Opcode::kStats) payload = header.payload_bytes;  // any

@@ -39,8 +39,7 @@ void sleep_on(std::span<pollfd> polled, nanoseconds most) {
 }
 
 std::shared_ptr<Grant> grant_of(const TransportRequest& request) {
-  smb::Allocated allocated;
-  std::memcpy(&allocated, request.reply.data(), sizeof(allocated));
+  const auto allocated = smb::read_as<smb::Allocated>(request.reply);
   auto grant = std::make_shared<Grant>();
   grant->handle = grant_request(request).handle;
   grant->size = allocated.size;

@@ -15,7 +15,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -42,12 +41,10 @@ struct GrantRequest {
 // REQUIRES: `request` is one of the two, with a body of its size.
 inline GrantRequest grant_request(const TransportRequest& request) noexcept {
   if (request.opcode == smb::Opcode::kAlloc) {
-    smb::Alloc alloc;
-    std::memcpy(&alloc, request.body.data(), sizeof(alloc));
+    const auto alloc = smb::read_as<smb::Alloc>(request.body);
     return {alloc.handle, alloc.flags};
   }
-  smb::Attach attach;
-  std::memcpy(&attach, request.body.data(), sizeof(attach));
+  const auto attach = smb::read_as<smb::Attach>(request.body);
   return {attach.handle, attach.flags};
 }
 

@@ -19,13 +19,6 @@ std::span<const std::byte> bytes_of(const T& body) {
   return std::as_bytes(std::span(&body, 1));
 }
 
-template <smb::Body T>
-T read_body(std::span<const std::byte> body) {
-  T read;
-  std::memcpy(&read, body.data(), sizeof(read));
-  return read;
-}
-
 [[noreturn]] void malformed(const char* cause) {
   throw Error(ErrorKind::kNetwork, std::string("a frame is malformed: ") + cause);
 }
@@ -50,7 +43,7 @@ const char* StreamConnection::check(const smb::Header& header) {
 }
 
 std::byte* StreamConnection::place(const smb::Header& /*header*/, std::span<const std::byte> body) {
-  begin_write(read_body<smb::Transfer>(body));  // no other request has a payload
+  begin_write(smb::read_as<smb::Transfer>(body));  // no other request has a payload
   return writing_.at;
 }
 
@@ -58,13 +51,13 @@ void StreamConnection::frame(const smb::Header& header, std::span<const std::byt
                              Descriptor /*descriptor*/) {
   switch (header.opcode) {
     case smb::Opcode::kJoin:
-      join(read_body<smb::Join>(body));
+      join(smb::read_as<smb::Join>(body));
       break;
     case smb::Opcode::kRead:
-      read(read_body<smb::Transfer>(body));
+      read(smb::read_as<smb::Transfer>(body));
       break;
     case smb::Opcode::kWrite:
-      if (header.payload_bytes == 0) begin_write(read_body<smb::Transfer>(body));
+      if (header.payload_bytes == 0) begin_write(smb::read_as<smb::Transfer>(body));
       end_write();
       break;
     default:
@@ -147,7 +140,7 @@ void StreamConnection::refuse(const smb::Header& request, smb::Status status,
                               const std::string& cause) {
   const auto text = std::make_shared<const std::string>(
       cause.empty() ? std::string(smb::status_name(status)) : cause);
-  stream_->queue(reply_to(request, status), {}, std::as_bytes(std::span(*text)), text);
+  stream_->queue(reply_to(request, status), {}, std::as_bytes(smb::sent_cause(*text)), text);
 }
 
 void StreamConnection::reject(smb::Status status, const std::string& cause) {

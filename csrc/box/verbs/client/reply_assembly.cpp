@@ -1,6 +1,5 @@
 #include "box/verbs/client/reply_assembly.h"
 
-#include <cstring>
 #include <string>
 #include <utility>
 
@@ -14,9 +13,7 @@ smb::Header header_of(std::span<const std::byte> frame) {
   if (frame.size() < sizeof(smb::Header)) {
     throw transport::Broken("the memory box sent a message without a header");
   }
-  smb::Header header;
-  std::memcpy(&header, frame.data(), sizeof(header));
-  return header;
+  return smb::read_as<smb::Header>(frame);
 }
 
 uint64_t frame_bytes(const smb::Header& header) {
@@ -65,7 +62,7 @@ const char* ReplyAssembly::malformed(const smb::Header& header) const {
   const auto asked = asked_.find(header.id);
   if (asked == asked_.end()) return "it answers nothing that was asked";
   if (asked->second->opcode != header.opcode) return "it answers another kind of request";
-  if (header.status != Status::kOk) return header.body_bytes == 0 ? nullptr : "an error has a body";
+  if (header.status != Status::kOk) return nullptr;
   if (header.body_bytes != smb::reply_body_bytes(header.opcode)) return "its body has another size";
   return header.payload_bytes == 0 || has_payload(header.opcode) ? nullptr : "it has a payload";
 }

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -23,21 +22,14 @@ using smb::Status;
 constexpr int kCompletionsAtOnce = 32;
 constexpr std::chrono::microseconds kSpin{20};  // before sleeping: a small transfer's round trip
 
-template <class T>
-T read_as(const std::vector<std::byte>& bytes) {
-  T value;
-  std::memcpy(&value, bytes.data(), sizeof(value));
-  return value;
-}
-
 uint32_t handle_of(const transport::TransportRequest& request) {
   switch (request.opcode) {
     case Opcode::kAlloc:
-      return read_as<smb::Alloc>(request.body).handle;
+      return smb::read_as<smb::Alloc>(request.body).handle;
     case Opcode::kAttach:
-      return read_as<smb::Attach>(request.body).handle;
+      return smb::read_as<smb::Attach>(request.body).handle;
     default:
-      return read_as<smb::Release>(request.body).handle;
+      return smb::read_as<smb::Release>(request.body).handle;
   }
 }
 

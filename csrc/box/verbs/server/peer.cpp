@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "box/server/request_handler.h"
 #include "box/verbs/common/buffer_pool.h"
+#include "box/verbs/server/reply_message.h"
 #include "box/verbs/server/request_message.h"
 
 namespace hbm::verbs {
@@ -16,15 +17,8 @@ namespace {
 using smb::Opcode;
 using smb::Status;
 
-template <class T>
-T read_as(std::span<const std::byte> bytes) {
-  T value;
-  std::memcpy(&value, bytes.data(), sizeof(value));
-  return value;
-}
-
 void put_keys(box::Reply& reply, uint64_t address, const std::vector<uint32_t>& keys) {
-  auto allocated = read_as<smb::Allocated>(reply.body);
+  auto allocated = smb::read_as<smb::Allocated>(reply.body);
   allocated.address = address;
   std::memcpy(reply.body.data(), &allocated, sizeof(allocated));
   reply.payload.resize(keys.size() * sizeof(keys[0]));
@@ -127,21 +121,8 @@ void Peer::answer(uint64_t id, Opcode opcode, uint32_t handle, box::Reply reply)
 }
 
 void Peer::queue(uint64_t id, Opcode opcode, const box::Reply& reply) {
-  const bool good = reply.status == Status::kOk;
-  const auto payload =
-      good ? std::span<const std::byte>(reply.payload) : std::as_bytes(std::span(reply.cause));
-  smb::Header header;
-  header.opcode = opcode;
-  header.status = reply.status;
-  header.body_bytes = good ? static_cast<uint32_t>(reply.body.size()) : 0;
-  header.payload_bytes = static_cast<uint32_t>(std::min<size_t>(payload.size(), smb::kMaxPayload));
-  header.id = id;
   std::vector<std::byte>& bytes = unsent_.emplace_back().bytes;
-  bytes.resize(sizeof(header) + header.body_bytes + header.payload_bytes);
-  std::memcpy(bytes.data(), &header, sizeof(header));
-  std::ranges::copy(std::span(reply.body).first(header.body_bytes), bytes.begin() + sizeof(header));
-  std::ranges::copy(payload.first(header.payload_bytes),
-                    bytes.begin() + sizeof(header) + header.body_bytes);
+  bytes = reply_message(id, opcode, reply);
   if (of_replies_) seal(bytes);
 }
 

@@ -1,6 +1,5 @@
 #include "box/verbs/server/request_message.h"
 
-#include <cstring>
 #include <string>
 
 #include "base/error.h"
@@ -10,17 +9,10 @@ namespace {
 
 using smb::Opcode;
 
-template <class T>
-T read_as(std::span<const std::byte> bytes) {
-  T value;
-  std::memcpy(&value, bytes.data(), sizeof(value));
-  return value;
-}
-
 uint32_t handle_of(Opcode opcode, std::span<const std::byte> body) {
-  if (opcode == Opcode::kAlloc) return read_as<smb::Alloc>(body).handle;
-  if (opcode == Opcode::kAttach) return read_as<smb::Attach>(body).handle;
-  if (opcode == Opcode::kFree) return read_as<smb::Release>(body).handle;
+  if (opcode == Opcode::kAlloc) return smb::read_as<smb::Alloc>(body).handle;
+  if (opcode == Opcode::kAttach) return smb::read_as<smb::Attach>(body).handle;
+  if (opcode == Opcode::kFree) return smb::read_as<smb::Release>(body).handle;
   return 0;
 }
 
@@ -40,7 +32,7 @@ RequestMessage parse_request(std::span<const std::byte> message) {
   if (message.size() < sizeof(smb::Header)) {
     throw Error(ErrorKind::kNetwork, "its message has no header");
   }
-  const auto header = read_as<smb::Header>(message);
+  const auto header = smb::read_as<smb::Header>(message);
   if (const char* cause = malformed(header, message.size())) {
     throw Error(ErrorKind::kNetwork, std::string("its message is no request: ") + cause);
   }

@@ -1,0 +1,29 @@
+#include "box/verbs/server/reply_message.h"
+
+#include <algorithm>
+#include <span>
+
+namespace hbm::verbs {
+
+std::vector<std::byte> reply_message(uint64_t id, smb::Opcode opcode, const box::Reply& reply) {
+  std::span<const std::byte> body;
+  std::span<const std::byte> payload = std::as_bytes(smb::sent_cause(reply.cause));
+  if (reply.status == smb::Status::kOk) {
+    body = reply.body;
+    payload = reply.payload;
+  }
+  smb::Header header;
+  header.opcode = opcode;
+  header.status = reply.status;
+  header.body_bytes = static_cast<uint32_t>(body.size());
+  header.payload_bytes = static_cast<uint32_t>(payload.size());
+  header.id = id;
+  std::vector<std::byte> message;
+  message.reserve(sizeof(header) + body.size() + payload.size());
+  for (const auto part : {std::as_bytes(std::span(&header, 1)), body, payload}) {
+    message.insert(message.end(), part.begin(), part.end());
+  }
+  return message;
+}
+
+}  // namespace hbm::verbs
