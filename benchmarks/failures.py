@@ -1,4 +1,4 @@
-"""How long the other ranks take to notice that one was killed, over hbm and over Gloo in turn.
+"""How long the other ranks take to notice that one was killed, over hbm, Gloo and MPI in turn.
 
     python -m benchmarks.failures --json failures.json
 
@@ -9,15 +9,20 @@ its error is taken. When it is killed:
     new_group  when all others wait for it there
 
 A layout names each rank's node, by HBMCOMM_NODE_ID: "aabb" is two nodes of two ranks, on this
-machine. To Gloo all layouts are the same. Where Gloo notices nothing, the time is the timeout.
+machine. To Gloo all layouts are the same. Where nobody notices anything, the time is the timeout.
+
+MPI is MPICH in programs without Python, built by `make bench`, which meet without a launcher: one
+would end them all. It takes part in allreduce alone.
 """
 
 import multiprocessing
 import os
 import signal
+import sysconfig
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import product
@@ -31,7 +36,9 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+from benchmarks.programs import program, why_unavailable
 from torch_hbmcomm.bench import report
+from torch_hbmcomm.bench.peer import PeerFailed
 from torch_hbmcomm.bench.report import Json, check_file, fail, finish, names
 from torch_hbmcomm.bench.result import (
     Measurement,
@@ -46,7 +53,8 @@ _BEFORE_SECONDS = 0.3  # that the ranks have before one is killed
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-BACKENDS = {"hbm": "hbm", "gloo": "PyTorch's own backend"}
+MPI = "mpich"
+CONTENDERS = {"hbm": "hbm", "gloo": "PyTorch's own backend", MPI: "MPI itself, without a launcher"}
 SITUATIONS = ("allreduce", "new_group")
 
 
@@ -76,9 +84,11 @@ def _rank(
     os.environ["HBMCOMM_NODE_ID"] = layout[rank]
     torch.set_num_threads(1)
     size = len(layout)
-    limit = timedelta(seconds=timeout)
-    dist.init_process_group(backend, init_method=url, rank=rank, world_size=size, timeout=limit)
+    start, limit = timedelta(seconds=_START_SECONDS), timedelta(seconds=timeout)
+    dist.init_process_group(backend, init_method=url, rank=rank, world_size=size, timeout=start)
     dist.all_reduce(torch.ones(1))
+    group = dist.new_group(timeout=limit)
+    dist.all_reduce(torch.ones(1), group=group)
     pipe.send("ready")
     text = ""
     try:
@@ -87,7 +97,7 @@ def _rank(
                 signal.pause()
             dist.new_group(list(range(size)), timeout=limit)
         while True:
-            dist.all_reduce(torch.ones(1))
+            dist.all_reduce(torch.ones(1), group=group)
     except RuntimeError as error:
         text = str(error)
     pipe.send((time.monotonic(), text))
@@ -127,6 +137,40 @@ def _seconds(backend: str, layout: str, situation: str, timeout: float) -> tuple
     return max(at for at, _ in said) - killed, named
 
 
+def _seconds_of_mpi(layout: str, timeout: float) -> tuple[float, bool]:
+    """The same of programs that call MPI_Allreduce."""
+    size = len(layout)
+    victim = size - 1
+    libraries = Path(sysconfig.get_path("data")) / "lib"
+    with tempfile.TemporaryDirectory(prefix="hbmcomm-bench-") as folder, ExitStack() as stack:
+        ranks = []
+        for rank, node in enumerate(layout):
+            launcher = ["env", f"HBMCOMM_NODE_ID={node}"]
+            started = program("mpi_collectives", folder, rank, size, libraries, launcher=launcher)
+            ranks.append(stack.enter_context(started))
+        for each in ranks:
+            stack.callback(each.kill)
+        for words in (("ready",), ("prepare", "allreduce", 4, "float32")):
+            for each in ranks:
+                each.tell(*words)
+            for each in ranks:
+                each.answer()
+        for each in ranks:
+            each.tell("run", 1, 1 << 60)
+        time.sleep(_BEFORE_SECONDS)
+        killed = time.monotonic()
+        ranks[victim].kill()
+        named = True
+        for each in ranks[:victim]:
+            if not each.says(killed + timeout - time.monotonic()):
+                return timeout, False
+            try:
+                each.answer()
+            except PeerFailed as error:
+                named &= f"rank {victim}" in str(error)
+        return time.monotonic() - killed, named
+
+
 def _hear(pipe: Connection, rank: int, limit: float) -> tuple[float, str]:
     if not pipe.poll(limit):
         raise RuntimeError(f"rank {rank} said nothing for {limit:.0f} s")
@@ -139,11 +183,18 @@ def _hear(pipe: Connection, rank: int, limit: float) -> tuple[float, str]:
 def run(plan: FailurePlan) -> Result:
     """Measure. Raises RuntimeError when a rank ends otherwise than by an error."""
     found = []
+    cause = why_unavailable()
     for situation, layout in product(plan.situations, plan.layouts):
-        samples: dict[str, list[tuple[float, bool]]] = {name: [] for name in BACKENDS}
+        has_mpi = cause is None and situation == "allreduce"
+        samples: dict[str, list[tuple[float, bool]]] = {
+            name: [] for name in CONTENDERS if name != MPI or has_mpi
+        }
         for _ in range(plan.rounds):
-            for name in BACKENDS:
-                samples[name].append(_seconds(name, layout, situation, plan.timeout))
+            for name, taken in samples.items():
+                if name == MPI:
+                    taken.append(_seconds_of_mpi(layout, plan.timeout))
+                else:
+                    taken.append(_seconds(name, layout, situation, plan.timeout))
         of = {"situation": situation, "layout": layout}
         for name, taken in samples.items():
             times = [seconds * 1e6 for seconds, _ in taken]
@@ -153,7 +204,8 @@ def run(plan: FailurePlan) -> Result:
         benchmark="failures",
         machine=describe_machine(),
         plan={"rounds": plan.rounds, "timeout": plan.timeout},
-        contenders=BACKENDS,
+        contenders=CONTENDERS,
+        unavailable={MPI: cause} if cause else {},
         measurements=found,
     )
 
@@ -181,7 +233,7 @@ def main(
     rounds: Annotated[int, typer.Option(help="Jobs of each contender.")] = 7,
     json: Json = None,
 ) -> None:
-    """Measure how soon a death is noticed, over hbm and Gloo.
+    """Measure how soon a death is noticed, over hbm, Gloo and MPI.
 
     The exit status never depends on a time.
     """

@@ -5,6 +5,7 @@ They read a line of words and answer with one: "ok" and numbers, or "error" and 
 
 from __future__ import annotations
 
+import select
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -60,6 +61,13 @@ class Program:
         if not line.startswith("ok"):
             raise PeerFailed(f"{self._name}: {line.removeprefix('error ').strip() or 'has ended'}")
         return [float(word) for word in line.split()[1:]]
+
+    def says(self, seconds: float) -> bool:
+        """Whether it answers, or ends, within so long; answer() then tells."""
+        return bool(select.select([self._of], [], [], max(seconds, 0.0))[0])
+
+    def kill(self) -> None:
+        self._process.kill()
 
     def timed(self, *words: object) -> Timed:
         """Return the program's loop for rounds. words: come before the number of samples and the

@@ -67,7 +67,7 @@ GroupConnection ProcessGroupHbm::connect(const c10::intrusive_ptr<c10d::Store>& 
                                          Clock::time_point deadline) const {
   const std::string& boxes = options_->parameter_server;
   const std::string kind = boxes.empty() ? "none" : boxes == "auto" ? boxes : "addresses";
-  const GroupStore keys = connect_store(store, deadline);
+  const GroupStore keys = connect_store(store);
   return hbm::connect({.store = keys.group,
                        .job_store = keys.job,
                        .global_ranks = options_->global_ranks_in_group,

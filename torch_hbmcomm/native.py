@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -34,6 +33,7 @@ def load() -> ModuleType:
     if not _has_module(folder):
         raise ImportError(_advice(package, found))
     _bound_arenas()
+    _keep_to_own_processor()
     places = sys.modules["torch_hbmcomm"].__path__
     if str(folder) not in places:
         places.insert(0, str(folder))
@@ -119,7 +119,15 @@ def _bound_arenas() -> None:
         os.environ.setdefault("MEMKIND_ARENA_NUM_PER_KIND", str(most))
 
 
+def _keep_to_own_processor() -> None:
+    """Have hwloc, by which memkind looks for high-bandwidth memory, leave out what it would run on
+    each processor in turn to find out: on a busy machine the thread waits for a turn on each, and
+    the kernel's files tell all that memkind asks for."""
+    os.environ.setdefault("HWLOC_COMPONENTS", "-x86")
+
+
 def _mpi_directories() -> list[str]:
-    """Return where PyPI's mpich puts its libraries: beside the Python that installed it."""
-    roots = [sysconfig.get_path("data"), sys.prefix, sys.base_prefix]
-    return [os.path.join(root, "lib") for root in dict.fromkeys(roots)]
+    """Return where PyPI's mpich puts its libraries: beside the Python that installed it, or in the
+    folder "local" there, as Debian's Python has it."""
+    roots = dict.fromkeys([sys.prefix, sys.base_prefix])
+    return [os.path.join(root, *local, "lib") for root in roots for local in ((), ("local",))]

@@ -5,7 +5,14 @@ import typer
 from benchmarks.collectives.bound import Bound
 from benchmarks.collectives.deepspeed import DeepSpeed
 from benchmarks.collectives.mpi_objects import MpiObjects
-from benchmarks.collectives.native import NATIVE, HbmBelow, MpichBelow, MpiInC
+from benchmarks.collectives.native import (
+    NATIVE,
+    HbmBelow,
+    IntelMpi,
+    MpichBelow,
+    MpiInC,
+    StandardAbi,
+)
 from torch_hbmcomm.bench import collectives as installed
 from torch_hbmcomm.bench.collectives import SMALL, Collective
 from torch_hbmcomm.bench.contenders import OVER_MPI, Contender
@@ -22,9 +29,11 @@ def contenders() -> dict[str, Contender]:
         HbmBelow("hbm-zero-copy", known["hbm-zero-copy"].about, zero_copy=True),
         HbmBelow("hbm-staged", known["hbm-staged"].about),
         HbmBelow("hbm-mpi", known["hbm-mpi"].about, node=OVER_MPI),
+        StandardAbi(),
         known["gloo"],
         MpichBelow(),
         MpiInC(),
+        IntelMpi(),
         MpiObjects(),
         DeepSpeed(),
         known["nothing"],

@@ -11,6 +11,7 @@ import shutil
 import sysconfig
 import tempfile
 from functools import cache
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -21,6 +22,7 @@ from torch_hbmcomm.bench.mpich import Mpich
 from torch_hbmcomm.bench.rounds import Timed
 
 NATIVE = "allreduce_native"
+INTEL_MPI = Path(__file__).resolve().parents[2] / "build/mpi/impi-rt"
 
 
 class NativeRank:
@@ -28,14 +30,21 @@ class NativeRank:
 
     arguments: what comes behind those that all such programs have, its place among the ranks and
         the folder of MPI's library.
+    mpi: that it loads MPI from; else the one that is found first.
     """
 
-    def __init__(self, program: str, *arguments: str) -> None:
+    def __init__(self, program: str, *arguments: str, mpi: Path | None = None) -> None:
         place = [tempfile.mkdtemp(prefix="hbmcomm-bench-") if dist.get_rank() == 0 else None]
         dist.broadcast_object_list(place)
         libraries = os.path.join(sysconfig.get_path("data"), "lib")
         self._program = programs.Program(
-            program, place[0], dist.get_rank(), dist.get_world_size(), libraries, *arguments
+            program,
+            place[0],
+            dist.get_rank(),
+            dist.get_world_size(),
+            libraries,
+            *arguments,
+            launcher=["env", f"HBMCOMM_MPI_LIB={mpi}"] if mpi else [],
         )
         self._program.ask("ready")
         dist.barrier()  # all have met
@@ -51,10 +60,10 @@ class NativeRank:
 
 
 @cache
-def _rank(program: str, *arguments: str) -> NativeRank:
+def _rank(program: str, *arguments: str, mpi: Path | None = None) -> NativeRank:
     """Return a native program, one for each kind. All ranks ask for the same ones in the same
     order."""
-    return NativeRank(program, *arguments)
+    return NativeRank(program, *arguments, mpi=mpi)
 
 
 class HbmBelow(Hbm):
@@ -69,6 +78,30 @@ class HbmBelow(Hbm):
         over_mpi = self._node == OVER_MPI
         kind = "mpi" if over_mpi else "zero-copy" if self.zero_copy else "staged"
         return _rank("allreduce", kind).prepare(buffers)
+
+
+class StandardAbi(Contender):
+    """hbm over the MPI library beside this Python, by the standard ABI of MPI 5; the native loop
+    alone, since a process has one MPI library."""
+
+    name = "hbm-mpi-abi"
+    about = "hbm-mpi's native loop with libmpi_abi.so.1, the library of MPI 5's standard ABI"
+
+    _LIBRARY = Path(sysconfig.get_path("data"), "lib", "libmpi_abi.so.1")
+
+    def why_unavailable(self) -> str | None:
+        if not self._LIBRARY.exists():
+            return f"{self._LIBRARY} is not there: pip install 'mpich>=5'"
+        return programs.why_unavailable()
+
+    def offers(self, collective: str, dtype: str, size: int) -> bool:
+        return _offers(self, collective, dtype)
+
+    def open(self) -> None:
+        """Do nothing: the program starts with the first cell."""
+
+    def prepare(self, collective: str, buffers: Buffers) -> Timed:
+        return _rank("allreduce", "mpi", mpi=self._LIBRARY).prepare(buffers)
 
 
 class MpichBelow(Mpich):
@@ -102,6 +135,28 @@ class MpiInC(Contender):
 
     def prepare(self, collective: str, buffers: Buffers) -> Timed:
         return _rank("mpi_collectives").prepare(buffers, collective)
+
+
+class IntelMpi(MpiInC):
+    """Intel MPI in such a program, as PyPI's impi-rt has it: in a folder of its own, because it has
+    files of the same names as the package mpich."""
+
+    name = "intel-mpi"
+    about = "Intel MPI, in place, in a program without Python"
+    library = INTEL_MPI / "lib/libmpi.so.12"
+
+    def why_unavailable(self) -> str | None:
+        if not self.library.exists():
+            folder = os.path.relpath(INTEL_MPI)
+            return f"pip install --ignore-installed --prefix {folder} impi-rt"
+        return super().why_unavailable()
+
+    def offers(self, collective: str, dtype: str, size: int) -> bool:
+        return _offers(self, collective, dtype) or super().offers(collective, dtype, size)
+
+    def prepare(self, collective: str, buffers: Buffers) -> Timed:
+        of_mpi = "allreduce" if collective == NATIVE else collective
+        return _rank("mpi_collectives", mpi=self.library).prepare(buffers, of_mpi)
 
 
 def _offers(contender: Contender, collective: str, dtype: str) -> bool:

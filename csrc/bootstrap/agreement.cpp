@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
 
 namespace hbm::bootstrap {
 namespace {
@@ -15,12 +18,35 @@ constexpr int kFieldBits = 20;
 constexpr long kField = (1L << kFieldBits) - 1;
 
 constexpr milliseconds kUsual{200};      // after which a rank tells the others that it is there
-constexpr milliseconds kPatience{1000};  // for the store's answer to that
+constexpr milliseconds kPatience{1000};  // for that, and for the store's answer
+constexpr milliseconds kLookEvery{10};
 
 long field(long sum, int number) { return (sum >> (kFieldBits * number)) & kField; }
 
 std::string verdict_key(const Participant& participant, const std::string& step) {
   return participant.prefix + step + "/all";
+}
+
+std::string count_key(const Participant& participant, const std::string& step) {
+  return participant.prefix + step + "/count";
+}
+
+// Waits until all who have come have told so, or a moment is over, so that nobody takes one of them
+// for missing. Returns whether these are all ranks.
+bool await_those_who_came(const Participant& participant, const std::string& step) {
+  const auto until = steady_clock::now() + kPatience;
+  const long sum =
+      std::stol(participant.store->get(count_key(participant, step), until).value_or("0"));
+  const long come = field(sum, kMostFacts);
+  std::vector<int> silent = everyone(participant.size);
+  for (;;) {
+    std::erase_if(silent, [&](int rank) {
+      return participant.store->has({step_key(participant, step, rank)}, until + kPatience);
+    });
+    const auto told = participant.size - static_cast<long>(silent.size());
+    if (told >= come || steady_clock::now() >= until) return come == participant.size;
+    std::this_thread::sleep_for(kLookEvery);
+  }
 }
 
 }  // namespace
@@ -30,8 +56,7 @@ void vouch(const Participant& participant, const std::string& step, unsigned fac
   for (int fact = 0; fact < kMostFacts; ++fact) {
     if (((facts >> fact) & 1) != 0) own += 1L << (kFieldBits * fact);
   }
-  const long sum =
-      participant.store->add(participant.prefix + step + "/count", own, participant.deadline);
+  const long sum = participant.store->add(count_key(participant, step), own, participant.deadline);
   if (field(sum, kMostFacts) != participant.size) return;
   unsigned common = 0;  // this rank is the last
   for (int fact = 0; fact < kMostFacts; ++fact) {
@@ -56,9 +81,13 @@ unsigned held_by_all(const Participant& participant, const std::string& step) {
   };
   const std::string key = verdict_key(participant, step);
   if (!await_keys(*participant.store, {key}, participant.deadline, look)) {
-    throw_missing(participant, step, all);
+    const bool all_came = await_those_who_came(participant, step);
+    if (!all_came || !await_keys(*participant.store, {key}, steady_clock::now() + kPatience)) {
+      throw_missing(participant, step, all);
+    }
   }
-  const auto verdict = participant.store->get_all({key}, participant.deadline + kPatience);
+  const auto verdict = participant.store->get_all(
+      {key}, std::max(participant.deadline, steady_clock::now()) + kPatience);
   return static_cast<unsigned>(std::stoul(verdict.front()));
 }
 

@@ -33,6 +33,10 @@ std::string list(const std::vector<int>& ranks) {
   return text;
 }
 
+void warn_of_silence(const Error& unreachable) {
+  log::warn(std::string("cannot tell the other ranks why this one fails: ") + unreachable.what());
+}
+
 void say_last_words(const Participant& participant, const std::string& key,
                     const std::string& problem, const std::vector<std::string>& others) {
   try {
@@ -41,7 +45,7 @@ void say_last_words(const Participant& participant, const std::string& key,
     participant.store->set(key, problem, until);
     await_keys(*participant.store, others, until);
   } catch (const Error& unreachable) {
-    log::warn(std::string("cannot tell the other ranks why this one fails: ") + unreachable.what());
+    warn_of_silence(unreachable);
   }
 }
 
@@ -117,12 +121,19 @@ void throw_missing(const Participant& participant, const std::string& step,
   for (const int rank : among) {
     if (!participant.store->has({step_key(participant, step, rank)}, until)) absent.push_back(rank);
   }
-  throw Error(ErrorKind::kTimeout,
-              "rank " + std::to_string(participant.rank) + " of " + participant.group + " met " +
-                  std::to_string(among.size() - absent.size()) + " of " +
-                  std::to_string(among.size()) + " ranks before the timeout (step: " + step +
-                  "); missing ranks: " + list(absent) +
-                  ". Did they start, and with the same world size?");
+  const std::string own =
+      "rank " + std::to_string(participant.rank) + " of " + participant.group + " met ";
+  if (absent.empty()) {
+    throw Error(ErrorKind::kTimeout, own + "all " + std::to_string(among.size()) +
+                                         " ranks, but the timeout came before the last of them "
+                                         "was done (step: " +
+                                         step + "); it is stopped, or has died");
+  }
+  throw Error(ErrorKind::kTimeout, own + std::to_string(among.size() - absent.size()) + " of " +
+                                       std::to_string(among.size()) +
+                                       " ranks before the timeout (step: " + step +
+                                       "); missing ranks: " + list(absent) +
+                                       ". Did they start, and with the same world size?");
 }
 
 std::vector<int> everyone(int size) {
@@ -179,6 +190,15 @@ std::vector<std::string> gather(const Participant& participant, const std::strin
     heard[static_cast<size_t>(among[i])] = text;
   }
   return heard;
+}
+
+void decline(const Participant& participant, const std::string& step, const std::string& why) {
+  try {
+    participant.store->set(step_key(participant, step, participant.rank), kProblem + why,
+                           std::chrono::steady_clock::now() + kLookPatience);
+  } catch (const Error& unreachable) {
+    warn_of_silence(unreachable);
+  }
 }
 
 std::optional<std::string> await_told(const Participant& participant, const std::string& step,

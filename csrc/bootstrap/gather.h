@@ -57,6 +57,10 @@ std::vector<std::string> gather(const Participant& participant, const std::strin
                                 const std::function<std::string()>& tell,
                                 const std::function<void(int, const std::string&)>& arrived = {});
 
+// Tells the others that this rank cannot go on, in place of calling gather(), and waits for none of
+// them. Gives up soon where the store does not answer.
+void decline(const Participant& participant, const std::string& step, const std::string& why);
+
 // Returns the text that `rank` tells in a step, once it does; nothing if that is not by `until`, if
 // it cannot go on, or if any rank is known to have died: gather() names it. A store that does not
 // answer throws at the participant's deadline.

@@ -11,6 +11,7 @@
 #include <exception>
 #include <fstream>
 #include <iomanip>
+#include <optional>
 #include <random>
 #include <sstream>
 #include <utility>
@@ -46,7 +47,7 @@ std::string encode(const Member& member) {
        {&member.version, &member.chunk_bytes, &member.node_layer, &member.parameter_server,
         &member.host, &member.process, &member.boot_id, &member.pid_namespace, &member.started,
         &member.network_namespace, &member.forced_node, &member.segment, &member.listener,
-        &member.links}) {
+        &member.processors, &member.most_ranks, &member.links}) {
     text << ' ' << std::quoted(*field);
   }
   return text.str();
@@ -60,7 +61,7 @@ Member decode(const std::string& record) {
        {&member.version, &member.chunk_bytes, &member.node_layer, &member.parameter_server,
         &member.host, &member.process, &member.boot_id, &member.pid_namespace, &member.started,
         &member.network_namespace, &member.forced_node, &member.segment, &member.listener,
-        &member.links}) {
+        &member.processors, &member.most_ranks, &member.links}) {
     text >> std::quoted(*field);
   }
   return member;
@@ -98,6 +99,18 @@ long next_rendezvous(Participant participant) {
     (is_past(middle) ? past : next) = middle;
   }
   return next;
+}
+
+// Waits for rank 0's record. A wait that Ctrl-C ends counts as a rendezvous of this rank, too.
+std::optional<std::string> await_first(const Participant& participant) {
+  try {
+    return await_told(participant, kStep, 0, first_patience(participant.deadline));
+  } catch (const Error&) {
+    throw;
+  } catch (...) {
+    decline(participant, kStep, "its wait was interrupted");
+    throw;
+  }
 }
 
 std::string environment(const char* name) {
@@ -179,7 +192,7 @@ Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::
     problem = std::current_exception();
   }
   if (!problem && participant.watch && rank != 0) {
-    if (const auto record = await_told(participant, kStep, 0, first_patience(deadline))) {
+    if (const auto record = await_first(participant)) {
       introduced(0, decode(*record));
       participant.watch->await_sight(std::min(deadline, steady_clock::now() + kSightPatience));
     }

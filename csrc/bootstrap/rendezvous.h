@@ -46,6 +46,10 @@ struct Member {
   std::string segment;   // which of its segments it offers: unique within the process
   std::string listener;  // where it listens for them
 
+  // For communicator/connect/crowd.h: where it may run, and how many want to.
+  std::string processors;
+  std::string most_ranks;
+
   std::string links;  // where rank 0 takes links: communicator/failure/node_links.h
 };
 

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "base/dtype.h"
@@ -33,6 +34,13 @@ struct Signature {
   ReduceOp reduce_op{};  // kSum where nothing is reduced
   int32_t root = -1;     // group rank, -1 for rootless operations; send and recv: the tag
   uint64_t sequence = 0;
+
+  // The type of partial results between the stages of a mean of integers, where it is wider than
+  // that of the tensors. Not in headers: `dtype` and the layout decide it.
+  std::optional<Dtype> partial = std::nullopt;
+
+  // The type of what is reduced.
+  Dtype operands() const { return partial.value_or(dtype); }
 };
 
 struct MessageHeader {

@@ -39,6 +39,11 @@ class Peers {
   // ascending. Does not wait.
   virtual std::vector<int> dead() const = 0;
 
+  // Ranks that are known to have destroyed the group in good order; ascending. Those of `wanted`
+  // that lie on other nodes are asked for, so that they are known some moments later. Does not
+  // wait.
+  virtual std::vector<int> left(const std::vector<int>& wanted) const = 0;
+
   // Tells the other ranks that this one destroys the group in good order. Waits up to 1 s for the
   // store.
   virtual void leave() = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <functional>
 #include <sstream>
 
 namespace hbm::memory {
@@ -42,18 +43,19 @@ void tighten(GroupLimit& tightest, const fs::path& group, const Names& names) {
   tightest.room = std::min(tightest.room, limit - std::min(limit, used));
 }
 
-bool names_memory(const std::string& controllers) {
+bool names(const std::string& controllers, const std::string& wanted) {
   std::istringstream list(controllers);
   for (std::string one; std::getline(list, one, ',');) {
-    if (one == "memory") return true;
+    if (one == wanted) return true;
   }
   return false;
 }
 
-}  // namespace
+using Visit = std::function<void(const fs::path& group, bool version2)>;
 
-GroupLimit group_limit(const std::string& groups, const fs::path& top) {
-  GroupLimit tightest;
+// Visits the groups of a controller, and those that they are in.
+void visit_groups(const std::string& groups, const fs::path& top, const std::string& controller,
+                  const Visit& visit) {
   std::istringstream lines(groups);
   for (std::string line; std::getline(lines, line);) {
     const size_t first = line.find(':');
@@ -61,20 +63,63 @@ GroupLimit group_limit(const std::string& groups, const fs::path& top) {
     if (second == std::string::npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const bool version2 = controllers.empty();
-    if (!version2 && !names_memory(controllers)) continue;
-    const fs::path root = version2 ? top : top / "memory";
-    const Names& names = version2 ? kVersion2 : kVersion1;
+    if (!version2 && !names(controllers, controller)) continue;
+    const fs::path root = version2 ? top : top / controller;
     fs::path group = fs::path(line.substr(second + 1)).relative_path();
-    for (; !group.empty(); group = group.parent_path()) tighten(tightest, root / group, names);
-    tighten(tightest, root, names);
+    for (; !group.empty(); group = group.parent_path()) visit(root / group, version2);
+    visit(root, version2);
   }
+}
+
+// The groups of this process.
+std::string own_groups() {
+  std::ostringstream groups;
+  groups << std::ifstream("/proc/self/cgroup").rdbuf();
+  return groups.str();
+}
+
+constexpr const char* kMounted = "/sys/fs/cgroup";
+
+// Microseconds of processor time in each period; no quota is "max", or -1.
+struct Quota {
+  int64_t each = -1;
+  int64_t period = 0;
+};
+
+Quota quota_of(const fs::path& group, bool version2) {
+  Quota quota;
+  if (version2) {
+    std::ifstream file(group / "cpu.max");
+    if (!(file >> quota.each >> quota.period)) return {};
+  } else {
+    std::ifstream(group / "cpu.cfs_quota_us") >> quota.each;
+    std::ifstream(group / "cpu.cfs_period_us") >> quota.period;
+  }
+  return quota;
+}
+
+}  // namespace
+
+GroupLimit group_limit(const std::string& groups, const fs::path& top) {
+  GroupLimit tightest;
+  visit_groups(groups, top, "memory", [&](const fs::path& group, bool version2) {
+    tighten(tightest, group, version2 ? kVersion2 : kVersion1);
+  });
   return tightest;
 }
 
-GroupLimit group_limit() {
-  std::ostringstream groups;
-  groups << std::ifstream("/proc/self/cgroup").rdbuf();
-  return group_limit(groups.str(), "/sys/fs/cgroup");
+GroupLimit group_limit() { return group_limit(own_groups(), kMounted); }
+
+int quota_cores(const std::string& groups, const fs::path& top) {
+  int64_t least = std::numeric_limits<int>::max();
+  visit_groups(groups, top, "cpu", [&](const fs::path& group, bool version2) {
+    const Quota quota = quota_of(group, version2);
+    if (quota.each <= 0 || quota.period <= 0) return;
+    least = std::min(least, std::max<int64_t>(1, quota.each / quota.period));
+  });
+  return static_cast<int>(least);
 }
+
+int quota_cores() { return quota_cores(own_groups(), kMounted); }
 
 }  // namespace hbm::memory

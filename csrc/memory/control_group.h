@@ -1,5 +1,6 @@
-// The memory limits of this process' control groups (cgroup versions 1 and 2), which the kernel
-// enforces by killing.
+// The limits of this process' control groups (cgroup versions 1 and 2): of memory, which the kernel
+// enforces by killing, and of processor time, which it enforces by halting a group's processes for
+// the rest of a period.
 //
 // Threads: any.
 #pragma once
@@ -28,5 +29,12 @@ GroupLimit group_limit();
 // The same of groups as /proc/self/cgroup has them ("0::/a/b" of version 2, "5:memory:/a/b" of
 // version 1), in a hierarchy that is mounted at `top` (/sys/fs/cgroup).
 GroupLimit group_limit(const std::string& groups, const std::filesystem::path& top);
+
+// The processors that may work all the time under the tightest quota of processor time, rounded
+// down, and at least 1; the largest number where there is no quota.
+int quota_cores();
+
+// The same of groups and a hierarchy as above.
+int quota_cores(const std::string& groups, const std::filesystem::path& top);
 
 }  // namespace hbm::memory

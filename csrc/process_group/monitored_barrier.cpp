@@ -10,12 +10,6 @@ namespace {
 
 constexpr const char* kVerdictKey = "verdict";
 
-std::vector<int> dead_among(const std::vector<int>& ranks, const Peers& peers) {
-  std::vector<int> dead = peers.dead();
-  std::erase_if(dead, [&](int rank) { return std::ranges::count(ranks, rank) == 0; });
-  return dead;
-}
-
 // The words of Gloo's rank 0; programs look for them.
 std::string torch_words(const std::vector<int>& missing, bool wait_all_ranks,
                         const std::string& duration) {
@@ -64,17 +58,18 @@ void MonitoredBarrier::decide(bool wait_all_ranks) const {
     missing.push_back(*absent);
     if (!wait_all_ranks) break;
   }
-  const std::vector<int> dead = dead_among(missing, peers_);
-  const bool late = dead.size() < missing.size();
+  const Gone gone = gone_among(missing);
+  const bool late = gone.dead.size() + gone.left.size() < missing.size();
   std::string verdict;
   if (late) {
     verdict = name_ + " timed out after " + duration_ + "; missing ranks: " + peers_.list(missing);
   }
-  if (!dead.empty()) verdict += (late ? "; " : name_ + ": ") + deaths(dead);
+  if (!gone.empty()) verdict += (late ? "; " : name_ + ": ") + tell(gone);
   participant_.store->set(participant_.prefix + kVerdictKey, verdict,
                           participant_.deadline + timeout_);
   if (missing.empty()) return;
-  throw Error(dead.empty() ? ErrorKind::kTimeout : ErrorKind::kDeath,
+  const ErrorKind kind = late ? ErrorKind::kTimeout : ErrorKind::kPeer;
+  throw Error(gone.dead.empty() ? kind : ErrorKind::kDeath,
               verdict + "; " +
                   (late ? "Rank 0 timed out in monitoredBarrier after " + duration_ + ": " : "") +
                   torch_words(missing, wait_all_ranks, duration_));
@@ -85,8 +80,10 @@ void MonitoredBarrier::await_verdict() const {
   const auto deadline = participant_.deadline + timeout_;
   const std::string key = participant_.prefix + kVerdictKey;
   const auto look = [this] {
-    if (dead_among({0}, peers_).empty()) return;
-    throw Error(ErrorKind::kDeath, name_ + ": " + deaths({0}) + torch_words(participant_.rank));
+    const Gone gone = gone_among({0});
+    if (gone.empty()) return;
+    throw Error(gone.dead.empty() ? ErrorKind::kPeer : ErrorKind::kDeath,
+                name_ + ": " + tell(gone) + torch_words(participant_.rank));
   };
   if (!await_keys(*participant_.store, {key}, deadline, look)) {
     throw Error(ErrorKind::kTimeout, name_ + " timed out after " + duration_ + "; missing ranks: " +
@@ -97,22 +94,34 @@ void MonitoredBarrier::await_verdict() const {
 }
 
 // Waits for one rank, and returns the one that is missing: it, or, unless all are to be named,
-// another that has died.
+// another that will not come any more.
 std::optional<int> MonitoredBarrier::await_rank(int rank, bool wait_all_ranks) const {
   int absent = rank;
   const auto look = [&] {
-    for (const int dead : peers_.dead()) {
-      if (dead != rank && (wait_all_ranks || has_come(dead))) continue;
-      absent = dead;
-      throw Error(ErrorKind::kDeath, deaths({dead}));
+    std::vector<int> gone = peers_.dead();
+    const std::vector<int> left = peers_.left({rank});
+    gone.insert(gone.end(), left.begin(), left.end());
+    for (const int each : gone) {
+      if (each != rank && (wait_all_ranks || has_come(each))) continue;
+      absent = each;
+      throw Error(ErrorKind::kPeer, "it will not come any more");
     }
   };
   try {
     if (await_keys(*participant_.store, {key_of(rank)}, participant_.deadline, look)) return {};
   } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kDeath) throw;
+    if (error.kind() != ErrorKind::kPeer) throw;
   }
   return absent;
+}
+
+MonitoredBarrier::Gone MonitoredBarrier::gone_among(const std::vector<int>& ranks) const {
+  const auto is_other = [&ranks](int rank) { return std::ranges::count(ranks, rank) == 0; };
+  Gone gone{peers_.dead(), peers_.left(ranks)};
+  std::erase_if(gone.dead, is_other);
+  std::erase_if(gone.left, is_other);
+  std::erase_if(gone.dead, [&](int rank) { return std::ranges::count(gone.left, rank) > 0; });
+  return gone;
 }
 
 bool MonitoredBarrier::has_come(int rank) const {
@@ -123,12 +132,14 @@ std::string MonitoredBarrier::key_of(int rank) const {
   return participant_.prefix + std::to_string(rank);
 }
 
-// "rank 2 (pid 4711 on host) has died, rank 3 (pid 4712 on host) has died"
-std::string MonitoredBarrier::deaths(const std::vector<int>& ranks) const {
+// "rank 2 (pid 4711 on host) has died, rank 3 (pid 4712 on host) has destroyed the group"
+std::string MonitoredBarrier::tell(const Gone& gone) const {
   std::string text;
-  for (const int rank : ranks) {
-    text += (text.empty() ? "rank " : ", rank ") + peers_.list({rank}) + " has died";
-  }
+  const auto add = [&](int rank, const char* fate) {
+    text += (text.empty() ? "rank " : ", rank ") + peers_.list({rank}) + fate;
+  };
+  for (const int rank : gone.dead) add(rank, " has died");
+  for (const int rank : gone.left) add(rank, " has destroyed the group");
   return text;
 }
 

@@ -24,18 +24,26 @@ class MonitoredBarrier {
                    std::chrono::milliseconds timeout);
 
   // Returns when all ranks have come. Otherwise every rank that has come throws an error that names
-  // a missing one: a rank that has died, at once, or one that had not come by the deadline. With
-  // `wait_all_ranks` it names all of them, and waits until every rank has come or died, or for the
-  // deadline. Throws Error(kNetwork) if the store is gone.
+  // a missing one: a rank that has died, or has left the group in good order, at once, or one that
+  // had not come by the deadline. With `wait_all_ranks` it names all of them, and waits until every
+  // rank has come, died or left, or for the deadline. Throws Error(kNetwork) if the store is gone.
   void pass(bool wait_all_ranks) const;
 
  private:
+  // Ranks that will not come any more.
+  struct Gone {
+    std::vector<int> dead;
+    std::vector<int> left;
+    bool empty() const noexcept { return dead.empty() && left.empty(); }
+  };
+
   void decide(bool wait_all_ranks) const;
   void await_verdict() const;
   std::optional<int> await_rank(int rank, bool wait_all_ranks) const;
   bool has_come(int rank) const;
   std::string key_of(int rank) const;
-  std::string deaths(const std::vector<int>& ranks) const;
+  Gone gone_among(const std::vector<int>& ranks) const;
+  std::string tell(const Gone& gone) const;
 
   const bootstrap::Participant participant_;
   const Peers& peers_;

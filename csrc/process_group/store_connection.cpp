@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <condition_variable>
 #include <deque>
@@ -12,6 +13,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
@@ -20,6 +22,7 @@
 #include "base/descriptor.h"
 #include "base/error.h"
 #include "base/fork.h"
+#include "base/log.h"
 #include "base/threads.h"
 
 namespace hbm {
@@ -29,7 +32,8 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 using StorePointer = c10::intrusive_ptr<c10d::Store>;
 
-constexpr milliseconds kOpenPatience{200};  // before PyTorch's own connection is asked
+constexpr milliseconds kOpenPatience{200};  // before the original is asked whether it answers
+constexpr milliseconds kOpenAgain{10000};
 constexpr rlim_t kFewDescriptors = 8;
 
 struct PrefixReader : c10d::PrefixStore {
@@ -87,19 +91,12 @@ class StoreConnection final : public KeyValue {
  public:
   // `original` is PyTorch's store.
   explicit StoreConnection(StorePointer original)
-      : original_(std::move(original)),
-        state_(std::make_shared<StoreThread>(name_of(*original_))),
-        thread_([state = state_, store = original_]() mutable { state->serve(std::move(store)); },
-                [state = state_] { state->stop(); }) {}
+      : state_(std::make_shared<StoreThread>(std::move(original))),
+        thread_([state = state_] { state->serve(); }, [state = state_] { state->stop(); }) {}
 
-  // Waits until the clone is connected. A clone of a store that has gone would try for minutes; so
-  // PyTorch's own connection, which is open, is asked meanwhile.
-  void open(Deadline deadline) {
-    while (!state_->opened(std::min(deadline, steady_clock::now() + kOpenPatience))) {
-      if (steady_clock::now() >= deadline) state_->silent();
-      ask_original(std::min(deadline, steady_clock::now() + kOpenPatience));
-    }
-  }
+  // Between the two, PyTorch's own connection is used, unless the clone is open.
+  void begin_making() { state_->count_making(1); }
+  void end_making() { state_->count_making(-1); }
 
   void set(const std::string& key, const std::string& value, Deadline deadline) override {
     run([key, value](c10d::Store& store) { store.set(key, value); }, deadline);
@@ -146,32 +143,106 @@ class StoreConnection final : public KeyValue {
     std::exception_ptr error;
   };
 
+  struct Asked {
+    std::atomic<bool>& asking;
+    ~Asked() { asking = false; }
+  };
+
   // What the thread and the callers share.
-  struct StoreThread {
+  struct StoreThread : std::enable_shared_from_this<StoreThread> {
+    const StorePointer original;
     const StoreName name;
+    const bool is_tcp = dynamic_cast<c10d::TCPStore*>(original.get()) != nullptr;
 
     std::mutex mutex;  // guards the members below; never held while the store is asked
     std::condition_variable to_do;
     std::condition_variable done;
     std::deque<std::shared_ptr<StoreRequest>> requests;
-    bool is_open = false;
+    int groups_in_the_making = 0;
+    StorePointer clone;
+    bool opening = false;  // the clone, on a thread of its own
+    steady_clock::time_point opens_again;
+
+    std::atomic<bool> asking{false};  // whether the original is, on a thread of its own
     bool stopping = false;
-    std::string failure;  // why there is no connection; empty: none yet
 
-    explicit StoreThread(StoreName store_name) : name(std::move(store_name)) {}
+    explicit StoreThread(StorePointer store)
+        : original(std::move(store)), name(name_of(*original)) {}
 
-    void serve(StorePointer original) {
-      StorePointer store;
-      try {
-        store = original->clone();
-      } catch (const std::exception& error) {
-        const std::lock_guard lock(mutex);
-        failure = cause_of(error);
-      }
-      original.reset();
+    void count_making(int change) {
+      const std::lock_guard lock(mutex);
+      groups_in_the_making += change;
+      to_do.notify_all();
+    }
+
+    // A FileStore has no lock that a waiting caller holds, and writes when it is cloned, which a
+    // kill might cut short. Waits for the clone of a TCPStore, which may take minutes, as long as
+    // PyTorch's connection answers and no group is being made. The thread's alone.
+    StorePointer connection() {
+      if (!is_tcp) return original;
       std::unique_lock lock(mutex);
-      is_open = true;
-      done.notify_all();
+      auto look = steady_clock::now() + kOpenPatience;
+      while (clone == nullptr && groups_in_the_making == 0 && !stopping && opens_clone()) {
+        if (to_do.wait_until(lock, look) == std::cv_status::no_timeout) continue;
+        lock.unlock();
+        ask_original();
+        look = steady_clock::now() + kOpenPatience;
+        lock.lock();
+      }
+      return clone != nullptr ? clone : original;
+    }
+
+    // Whether the clone is being opened; tries to, unless that has failed a little ago. REQUIRES:
+    // mutex is held.
+    bool opens_clone() {
+      if (opening || steady_clock::now() < opens_again) return opening;
+      try {
+        opening = true;
+        run_abandonable([self = shared_from_this()] { self->open_clone(); }, steady_clock::now());
+      } catch (const std::exception& error) {  // no thread
+        cannot_open(error);
+      }
+      return opening;
+    }
+
+    void open_clone() {
+      StorePointer opened;
+      std::unique_lock lock(mutex, std::defer_lock);
+      try {
+        opened = original->clone();
+        lock.lock();
+        opening = false;
+        if (!stopping) clone = std::move(opened);
+      } catch (const std::exception& error) {
+        lock.lock();
+        cannot_open(error);
+      }
+      to_do.notify_all();
+    }
+
+    // The original remains, whose errors say more. REQUIRES: mutex is held.
+    void cannot_open(const std::exception& error) {
+      opening = false;
+      opens_again = steady_clock::now() + kOpenAgain;
+      log::debug("no second connection to " + name.store + ": " + cause_of(error));
+    }
+
+    // Throws if the store is gone. One question at a time: other code may hold the original.
+    void ask_original() {
+      if (asking.exchange(true)) return;
+      const auto ask = [self = shared_from_this()] {
+        const Asked end{self->asking};
+        self->original->check({"hbm/alive"});
+      };
+      try {
+        run_abandonable(ask, steady_clock::now() + kOpenPatience);
+      } catch (const std::system_error&) {  // no thread
+        asking = false;
+      }
+    }
+
+    void serve() {
+      std::unique_lock lock(mutex);
       while (!stopping) {
         if (requests.empty()) {
           to_do.wait(lock);
@@ -180,12 +251,10 @@ class StoreConnection final : public KeyValue {
         const std::shared_ptr<StoreRequest> request = requests.front();
         requests.pop_front();
         if (request->abandoned) continue;
-        std::string broken = failure;
         lock.unlock();
         std::exception_ptr error;
         try {
-          if (!broken.empty()) gone(broken);
-          request->call(*store);
+          request->call(*connection());
         } catch (const Error&) {
           error = std::current_exception();
         } catch (const std::exception& other) {
@@ -197,8 +266,8 @@ class StoreConnection final : public KeyValue {
         done.notify_all();
       }
       done.notify_all();
+      const StorePointer closed = std::move(clone);
       lock.unlock();
-      store.reset();
     }
 
     void stop() {
@@ -206,14 +275,6 @@ class StoreConnection final : public KeyValue {
       stopping = true;
       to_do.notify_all();
       done.notify_all();
-    }
-
-    // Whether the thread has a connection, or has failed to get one (which throws), by `until`.
-    bool opened(Deadline until) {
-      std::unique_lock lock(mutex);
-      if (!done.wait_until(lock, until, [this] { return is_open || stopping; })) return false;
-      if (!failure.empty()) gone(failure);
-      return true;
     }
 
     void run(const std::shared_ptr<StoreRequest>& request, Deadline deadline) {
@@ -235,25 +296,15 @@ class StoreConnection final : public KeyValue {
              shortage_of_descriptors() + " (" + cause + ")";
     }
 
-    [[noreturn]] void gone(const std::string& cause) const {
-      throw Error(ErrorKind::kNetwork, gone_text(cause));
-    }
-
     [[noreturn]] void silent() const {
       throw Error(ErrorKind::kTimeout,
                   name.store + " did not answer before the timeout: " + name.host +
-                      " is stopped, has no open files left (ulimit -n), or cannot be reached" +
+                      " is stopped, has no open files left (ulimit -n), or cannot be reached; or "
+                      "another thread "
+                      "of this process waits in it while a group is being made" +
                       shortage_of_descriptors());
     }
   };
-
-  void ask_original(Deadline until) {
-    try {
-      run_abandonable([original = original_] { original->check({"hbm/alive"}); }, until);
-    } catch (const std::exception& error) {
-      state_->gone(cause_of(error));
-    }
-  }
 
   void run(Call call, Deadline deadline) {
     fork_.require_owner("use its parent's connection to the c10d store");
@@ -271,7 +322,6 @@ class StoreConnection final : public KeyValue {
   }
 
   const ForkGuard fork_;
-  const StorePointer original_;
   const std::shared_ptr<StoreThread> state_;
   BackgroundThread thread_;
 };
@@ -293,12 +343,15 @@ struct Connections {
 
 }  // namespace
 
-GroupStore connect_store(const StorePointer& store, KeyValue::Deadline deadline) {
+GroupStore connect_store(const StorePointer& store) {
   StorePointer below = store;
   const std::string prefix = strip_prefixes(below);
   const auto connection = per_process<Connections>().find(below);
-  connection->open(deadline);
-  return {std::make_shared<PrefixedKeyValue>(connection, prefix), connection};
+  connection->begin_making();
+  return {
+      .group = std::make_shared<PrefixedKeyValue>(connection, prefix),
+      .job = connection,
+      .making = std::shared_ptr<void>(nullptr, [connection](void*) { connection->end_making(); })};
 }
 
 }  // namespace hbm

@@ -2,8 +2,13 @@
 //
 // A thread of its own makes every call, one after another, so that a store that does not answer (a
 // process that is stopped, a link that is cut) holds up nobody past a deadline; none of the calls
-// waits in the store. Groups of one store have PrefixStores above it: below them is one connection,
-// a clone of PyTorch's, which other code may block.
+// waits in the store. Groups of one store have PrefixStores above it.
+//
+// While a group is being made, calls go over PyTorch's own connection, as PyTorch's own do then.
+// Later ones go over a clone of a TCPStore, since other code may block the original; the first of
+// them opens it and waits for it, as long as the original answers. So a job on one node mostly
+// needs no second connection, of which each may hold up the whole store: PyTorch's looks up the
+// name of who connects, and waits for a name server that is silent.
 //
 // Threads: all functions may be called from any thread, but for a forked child, which has to open a
 // store of its own.
@@ -21,10 +26,11 @@ namespace hbm {
 struct GroupStore {
   std::shared_ptr<KeyValue> group;  // the group's own keys
   std::shared_ptr<KeyValue> job;    // all keys; one object for all groups of the store
+  std::shared_ptr<void> making;     // let go when the group has been made
 };
 
-// Opens the connection, unless another group has done so and lives. Throws Error(kNetwork) if the
-// store is gone, Error(kTimeout) if it does not answer before the deadline.
-GroupStore connect_store(const c10::intrusive_ptr<c10d::Store>& store, KeyValue::Deadline deadline);
+// Returns without asking the store. A call throws Error(kNetwork) if the store is gone,
+// Error(kTimeout) if it does not answer before the deadline.
+GroupStore connect_store(const c10::intrusive_ptr<c10d::Store>& store);
 
 }  // namespace hbm

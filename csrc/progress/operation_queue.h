@@ -170,6 +170,8 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
+  // Patiences of a worker.
+  static constexpr std::chrono::microseconds kAtOnce{0};
   static constexpr auto kNever = std::chrono::microseconds::max();
   struct TicketOutcome {
     Ticket* ticket = nullptr;  // null: no ticket ended

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -80,6 +81,20 @@ TEST(Agreement, NamesTheRanksThatDidNotCome) {
     expect_error(ErrorKind::kTimeout,
                  {"rank " + std::to_string(rank) + " of group g met 2 of 4", "(step: step)",
                   "missing ranks: 1, 3."},
+                 [&] { held_by_all(own, "step"); });
+  });
+}
+
+// Rank 2 never comes, and rank 0's time is over before rank 1 has told that it is there.
+TEST(Agreement, NamesNobodyWhoHasJustCome) {
+  const auto store = std::make_shared<FakeStore>();
+  std::atomic<int> vouched{0};
+  on_threads(2, [&](int rank) {
+    Participant own = participant(store, rank, 3);
+    vouch(own, "step", 1);
+    for (++vouched; vouched < 2;) std::this_thread::yield();
+    own.deadline = std::chrono::steady_clock::now() + milliseconds(rank == 0 ? 20 : 2000);
+    expect_error(ErrorKind::kTimeout, {"met 2 of 3", "missing ranks: 2."},
                  [&] { held_by_all(own, "step"); });
   });
 }

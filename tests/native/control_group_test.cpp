@@ -27,6 +27,8 @@ class ControlGroup : public testing::Test {
   }
   GroupLimit limit(const std::string& groups) const { return group_limit(groups, scratch / ""); }
 
+  int cores(const std::string& groups) const { return quota_cores(groups, scratch / ""); }
+
   const Scratch scratch;
 };
 
@@ -66,6 +68,38 @@ TEST_F(ControlGroup, OfVersion1) {
 TEST_F(ControlGroup, OfAContainer) {
   file("memory.max", "123");
   EXPECT_EQ(limit("0::/../docker/x\n").bytes, 123u);
+}
+
+TEST_F(ControlGroup, HasNoQuota) {
+  constexpr int kAny = std::numeric_limits<int>::max();
+  EXPECT_EQ(cores(""), kAny);
+  file("a/cpu.max", "max 100000");
+  EXPECT_EQ(cores("0::/a\n"), kAny);
+  file("cpu/a/cpu.cfs_quota_us", "-1");
+  file("cpu/a/cpu.cfs_period_us", "100000");
+  EXPECT_EQ(cores("3:cpu,cpuacct:/a\n"), kAny);
+}
+
+TEST_F(ControlGroup, QuotaOfVersion2IsTheTightest) {
+  file("a/cpu.max", "350000 100000");
+  file("a/b/cpu.max", "80000 10000");
+  EXPECT_EQ(cores("0::/a/b\n"), 3);
+  file("a/b/cpu.max", "20000 10000");
+  EXPECT_EQ(cores("0::/a/b\n"), 2);
+}
+
+TEST_F(ControlGroup, QuotaOfVersion1) {
+  file("cpu/a/cpu.cfs_quota_us", "199999");
+  file("cpu/a/cpu.cfs_period_us", "100000");
+  file("cpu/a/b/cpu.cfs_quota_us", "-1");
+  file("cpu/a/b/cpu.cfs_period_us", "100000");
+  EXPECT_EQ(cores("9:cpuset:/\n3:cpu,cpuacct:/a/b\n0::/\n"), 1);
+}
+
+// Less than one processor is one that is halted now and then.
+TEST_F(ControlGroup, QuotaOfPartOfAProcessor) {
+  file("cpu.max", "5000 100000");
+  EXPECT_EQ(cores("0::/../docker/x\n"), 1);
 }
 
 }  // namespace

@@ -181,6 +181,24 @@ TEST(Explore, ARankThatNobodyCanCallIsOnAnotherNode) {
   });
 }
 
+TEST(Explore, TheFirstRankOfAMachineWarnsOnceOfOneThatSharesNoMemory) {
+  run_forked_ranks(3, [](const ForkedRank& forked) {
+    Explorer rank(forked);
+    rank.is_reachable = rank.rank != 1;
+    testing::internal::CaptureStderr();
+    for (int group = 0; group < 2; ++group) expect_nodes(rank.explore(), rank.rank, {0, 1, 0});
+    const std::string said = testing::internal::GetCapturedStderr();
+    if (rank.rank != 0) {
+      EXPECT_EQ(said, "");
+      return;
+    }
+    const std::string warning = "[hbm] warn: ranks 0 and 1 of group g run on one machine (";
+    EXPECT_TRUE(said.starts_with(warning)) << said;
+    EXPECT_EQ(said.find("warn", warning.size()), std::string::npos) << said;
+    EXPECT_NE(said.find(") and do not share memory"), std::string::npos) << said;
+  });
+}
+
 TEST(Explore, ARankThatCanMapNobodyIsOnAnotherNode) {
   if (!memory::kSpaceIsOurs) GTEST_SKIP() << "a sanitizer needs the address space";
   run_forked_ranks(4, [](const ForkedRank& forked) {
@@ -192,6 +210,23 @@ TEST(Explore, ARankThatCanMapNobodyIsOnAnotherNode) {
     expect_nodes(found, rank.rank, {0, 1, 0, 0});
     EXPECT_FALSE(found.area);
     rank.expect_shared(found);
+  });
+}
+
+TEST(Explore, AreasAreGivenBackWhereARankCanMapNobody) {
+  if (!memory::kSpaceIsOurs) GTEST_SKIP() << "a sanitizer needs the address space";
+  run_forked_ranks(2, [](const ForkedRank& forked) {
+    Explorer rank(forked);
+    std::vector<uint64_t> in_use;
+    for (int group = 0; group < 3; ++group) {
+      const Neighbourhood found = rank.explore([&] {
+        if (rank.rank != 1) return;
+        memory::set_limit(RLIMIT_AS, memory::mapped_bytes() + kSegmentBytes / 4);
+      });
+      expect_nodes(found, rank.rank, {0, 1});
+      in_use.push_back(rank.segment->stats().in_use_bytes);
+    }
+    EXPECT_EQ(in_use, std::vector<uint64_t>(3, in_use.front()));
   });
 }
 

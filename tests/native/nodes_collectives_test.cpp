@@ -8,12 +8,14 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "collectives_conversation.h"
 #include "communicator/connect/connect.h"
+#include "communicator/hierarchical/leader_operation.h"
 #include "file_store.h"
 #include "mpi_ranks.h"
 
@@ -91,6 +93,8 @@ class NodesTalk {
 
   Conversation* operator->() { return &conversation_; }
   Communicator& communicator() { return *made_.communicator; }
+
+  uint64_t next() { return ++sequence_; }
 
   // Runs a collective to its end and returns its error.
   std::exception_ptr run(OperationPtr operation) {
@@ -174,6 +178,85 @@ TEST_P(NodesCollectives, GiveWhatPlainLoopsGive) {
 INSTANTIATE_TEST_SUITE_P(Layouts, NodesCollectives,
                          testing::Values("ab", "abc", "aab", "aabb", "abab", "aaab", "abbb", "abcc",
                                          "aaabb", "abcabc", "aabbccdd", "abcdefgh"));
+
+// Elements over the whole range of a type, so that a node's sum leaves it.
+template <class Element>
+std::vector<Element> any_elements(size_t count, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<Element> made(count);
+  for (Element& one : made) one = static_cast<Element>(random());
+  return made;
+}
+
+// The means of `count` elements over the ranks, whose elements `seed` tells.
+template <class Element>
+std::vector<Element> means(uint64_t seed, size_t ranks, size_t count) {
+  std::vector<int64_t> sums(count);
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    const auto theirs = any_elements<Element>(count, seed + rank);
+    for (size_t i = 0; i < count; ++i) sums[i] += theirs[i];
+  }
+  std::vector<Element> found;
+  for (const int64_t sum : sums) {
+    found.push_back(static_cast<Element>(sum / static_cast<int64_t>(ranks)));
+  }
+  return found;
+}
+
+// The reductions with AVG of `each` elements a rank, which go by leaders.
+template <class Element>
+void take_means(NodesTalk& talk, const ForkedRank& rank, Dtype dtype, size_t each, uint64_t seed) {
+  SCOPED_TRACE(std::string(dtype_name(dtype)) + ", " + std::to_string(each) + ", seed " +
+               std::to_string(seed));
+  const auto ranks = static_cast<size_t>(rank.size);
+  const size_t count = each * ranks;
+  const auto data = any_elements<Element>(count, seed + static_cast<size_t>(rank.rank));
+  const std::vector<Element> expected = means<Element>(seed, ranks, count);
+  const int root = static_cast<int>(seed % ranks);
+  std::vector<Source> inputs;
+  for (size_t r = 0; r < ranks; ++r) inputs.push_back({data.data() + r * each, each});
+  Communicator& group = talk.communicator();
+  const auto run = [&](OperationPtr operation) {
+    EXPECT_NE(dynamic_cast<hierarchical::LeaderOperation*>(operation.get()), nullptr);
+    if (const auto error = talk.run(std::move(operation))) std::rethrow_exception(error);
+  };
+
+  std::vector<Element> in_place = data;
+  run(group.allreduce(talk.next(), in_place.data(), in_place.data(), count, dtype, ReduceOp::kAvg));
+  EXPECT_EQ(in_place, expected);
+  std::vector<Element> all(count);
+  run(group.reduce(talk.next(), data.data(), all.data(), count, dtype, ReduceOp::kAvg, root));
+  if (rank.rank == root) {
+    EXPECT_EQ(all, expected);
+  }
+  std::vector<Element> share(each);
+  run(group.reduce_scatter(talk.next(), inputs, share.data(), dtype, ReduceOp::kAvg));
+  const auto own = expected.begin() + static_cast<std::ptrdiff_t>(each) * rank.rank;
+  EXPECT_EQ(share, std::vector<Element>(own, own + static_cast<std::ptrdiff_t>(each)));
+}
+
+class NodesMeans : public testing::TestWithParam<std::string> {};
+
+TEST_P(NodesMeans, OfIntegersAreExactAndGoByLeaders) {
+  const std::string layout = GetParam();
+  const uint64_t seed = std::random_device{}();
+  mpi::run_ranks(static_cast<int>(layout.size()), [&](const mpi::Rank& rank) {
+    setenv("HBMCOMM_NODE_ID", std::string(1, layout[static_cast<size_t>(rank.rank)]).c_str(), 1);
+    NodesTalk talk(rank, "means", layout, uint64_t{256} << 10);
+    for (const size_t each : {size_t{0}, size_t{1}, size_t{1'001}, size_t{40'013}}) {
+      take_means<uint8_t>(talk, rank, Dtype::kUInt8, each, seed);
+      take_means<int8_t>(talk, rank, Dtype::kInt8, each, seed);
+      take_means<uint16_t>(talk, rank, Dtype::kUInt16, each, seed);
+      take_means<int16_t>(talk, rank, Dtype::kInt16, each, seed);
+      take_means<uint32_t>(talk, rank, Dtype::kUInt32, each, seed);
+      take_means<int32_t>(talk, rank, Dtype::kInt32, each, seed);
+    }
+    talk->part();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, NodesMeans,
+                         testing::Values("abc", "aabb", "abab", "aaab", "aaabb", "aabbcc"));
 
 // What one rank does otherwise than the others, in a collective of float32 or int32.
 struct Difference {

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <set>
@@ -15,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/interruption.h"
 #include "expect_error.h"
 #include "fake_store.h"
 #include "forked_ranks.h"
@@ -110,6 +112,39 @@ TEST(Rendezvous, OneThatTimedOutCounts) {
   }
   EXPECT_EQ(store->keys(), (std::vector<std::string>{"hbm/rendezvous1/rendezvous/0",
                                                      "hbm/rendezvous2/rendezvous/0"}));
+}
+
+// Sees nothing.
+class Bystander final : public RankWatch {
+ public:
+  void met(int /*rank*/, const Member& /*member*/) override {}
+  void await_sight(KeyValue::Deadline /*deadline*/) override {}
+  void check(const std::vector<int>& /*ranks*/) override {}
+  std::string deaths() override { return {}; }
+};
+
+// Ctrl-C, once and at the first opportunity.
+struct Interrupted : std::exception {};
+std::atomic<bool> interrupts{false};
+std::exception_ptr interrupt_once() {
+  return interrupts.exchange(false) ? std::make_exception_ptr(Interrupted()) : nullptr;
+}
+
+TEST(Rendezvous, OneThatWasInterruptedCounts) {
+  const auto meet_once = [](const std::shared_ptr<FakeStore>& store, int rank) {
+    return meet(store, rank, 2, "group g", in(kPatience), member, std::make_shared<Bystander>());
+  };
+  const auto store = std::make_shared<FakeStore>();
+  set_interruption_check(&interrupt_once);
+  interrupts = true;
+  EXPECT_THROW(meet_once(store, 1), Interrupted);  // this is the main thread
+  set_interruption_check([]() -> std::exception_ptr { return nullptr; });
+  expect_error(ErrorKind::kUnavailable,
+               {"rank 1 of group g cannot take part: its wait was interrupted"},
+               [&] { meet_once(store, 0); });
+  on_ranks(2, [&](int rank) {
+    EXPECT_EQ(meet_once(store, rank).participant.prefix, "hbm/rendezvous2/");
+  });
 }
 
 TEST(Rendezvous, NamesTheRanksThatDidNotCome) {

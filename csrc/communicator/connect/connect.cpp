@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <mutex>
 #include <optional>
@@ -13,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "communicator/connect/crowd.h"
 #include "communicator/failure/failure_detector.h"
 #include "communicator/hierarchical/communicator.h"
 #include "communicator/mpi/communicator.h"
@@ -20,16 +20,12 @@
 #include "communicator/shm/communicator.h"
 #include "communicator/shm/join.h"
 #include "kernels/reduce.h"
+#include "memory/control_group.h"
 #include "memory/cpu_binding.h"
 #include "memory/topology.h"
 
 namespace hbm {
 namespace {
-
-constexpr size_t kMostNodeChunk = 128 << 10;  // larger ones leave the processor's cache
-
-// Staged within the node at a time.
-size_t node_chunk(size_t chunk_bytes) { return std::min(kMostNodeChunk, chunk_bytes); }
 
 memory::BindMode bind_mode() {
   const char* wanted = std::getenv("HBMCOMM_BIND");
@@ -50,22 +46,14 @@ void bind_once(int local_rank, int local_size) {
   });
 }
 
-// Ranks of the largest group that this process has seen: those of other groups want cores too.
-int most_ranks(int local_size) {
-  static std::atomic<int> most{0};
-  int seen = most.load();
-  while (seen < local_size && !most.compare_exchange_weak(seen, local_size)) {
-  }
-  return std::max(seen, local_size);
-}
-
-// The cores that this process may use.
+// The cores that this process may use, by its affinity and by its control groups.
 int allowed_cores() {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
-  return sched_getaffinity(0, sizeof(allowed), &allowed) == 0
-             ? CPU_COUNT(&allowed)
-             : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  const int cores = sched_getaffinity(0, sizeof(allowed), &allowed) == 0
+                        ? CPU_COUNT(&allowed)
+                        : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  return std::min(cores, memory::quota_cores());
 }
 
 // Takes what this rank needs of its machine, before the others come to rely on it.
@@ -89,16 +77,16 @@ std::shared_ptr<mpi::Channel> make_channel(const GroupSetup& setup, const GroupC
 
 // Chooses the communicator, and makes it and the peers.
 void join_ranks(const GroupSetup& setup, const shm::Neighbourhood& neighbours, size_t chunk_bytes,
-                size_t threads, const std::shared_ptr<failure::GroupWatch>& watch,
-                GroupConnection& made) {
+                size_t chunk_of_node, size_t threads,
+                const std::shared_ptr<failure::GroupWatch>& watch, GroupConnection& made) {
   const std::vector<int>& node_of = neighbours.node_of;
   const auto make_peers = [&](std::shared_ptr<shm::ShmGroup> shm_group) {
     return std::make_shared<failure::FailureDetector>(made.rendezvous, watch, std::move(shm_group));
   };
   std::shared_ptr<shm::ShmGroup> shm_group;
   if (made.rendezvous.members.front().node_layer == bootstrap::kSharedMemory) {
-    shm_group = shm::join(made.rendezvous, made.segment, neighbours, node_chunk(chunk_bytes),
-                          made.crowded, threads);
+    shm_group =
+        shm::join(made.rendezvous, made.segment, neighbours, chunk_of_node, made.crowded, threads);
     if (shm_group->size() == static_cast<size_t>(setup.size)) {
       made.peers = make_peers(shm_group);
       made.communicator = shm::make_communicator(shm_group);
@@ -132,6 +120,8 @@ GroupConnection connect_watched(const GroupSetup& setup,
     // The version stands for the layout of messages and the cutting into chunks.
     bootstrap::Member self = bootstrap::introduce(setup.version, chunk_bytes);
     self.parameter_server = setup.parameter_server;
+    self.processors = allowed_processors();
+    self.most_ranks = std::to_string(most_ranks(1));
     if (setup.size > 1 && self.node_layer == bootstrap::kSharedMemory) {
       self.segment = memory::policy_name(setup.policy);
       self.listener = listener.emplace().name();
@@ -147,15 +137,17 @@ GroupConnection connect_watched(const GroupSetup& setup,
   const int local_size = static_cast<int>(local.size());
   const auto local_rank = std::find(local.begin(), local.end(), setup.rank) - local.begin();
   bind_once(static_cast<int>(local_rank), local_size);
+  const Crowd crowd = crowd_of(local, made.rendezvous.members);
+  most_ranks(local_size);
+  made.crowded = crowd.crowded();
+  const size_t chunk_of_node = node_chunk(chunk_bytes, setup.staging_bytes, made.crowded);
   const shm::Neighbourhood neighbours =
-      listener ? shm::explore(made.rendezvous, *listener, made.segment, node_chunk(chunk_bytes))
+      listener ? shm::explore(made.rendezvous, *listener, made.segment, chunk_of_node)
                : shm::apart(setup.size);
-  const int ranks = most_ranks(local_size);
-  const int cores = allowed_cores();
-  made.crowded = ranks > cores;
-  const auto cores_of_rank = static_cast<size_t>(std::max(1, cores / ranks));
-  join_ranks(setup, neighbours, chunk_bytes, std::min(setup.reduce_threads, cores_of_rank), watch,
-             made);
+  const auto cores_of_rank = static_cast<size_t>(std::max(1, allowed_cores() / crowd.ranks));
+  const size_t threads = std::min(setup.reduce_threads, cores_of_rank);
+  log::debug(setup.group + ": threads of a large reduction: " + std::to_string(threads));
+  join_ranks(setup, neighbours, chunk_bytes, chunk_of_node, threads, watch, made);
   watch->await_links(setup.deadline);
   return made;
 }

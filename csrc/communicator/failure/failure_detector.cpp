@@ -15,9 +15,18 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kCausePatience{1500};     // for the cause of an error of MPI's
 constexpr milliseconds kSightPatience{700};      // for the sight of a death, with no store to ask
-constexpr milliseconds kNeighbourPatience{200};  // for a late neighbour's word of whom it waits for
+constexpr milliseconds kNeighbourPatience{500};  // for a late neighbour's word of whom it waits for
 constexpr milliseconds kLookEvery{20};
 constexpr milliseconds kPartingPatience{1000};
+
+// The ranks of both, ascending.
+std::vector<int> united(std::vector<int> ranks, const std::vector<int>& others) {
+  ranks.insert(ranks.end(), others.begin(), others.end());
+  std::ranges::sort(ranks);
+  const auto repeated = std::ranges::unique(ranks);
+  ranks.erase(repeated.begin(), repeated.end());
+  return ranks;
+}
 
 }  // namespace
 
@@ -51,12 +60,12 @@ bool FailureDetector::waits_for_neighbour(const Operation& operation) const {
 
 std::vector<int> FailureDetector::dead() const {
   std::vector<int> ranks = shm_group_ ? shm_group_->dead() : std::vector<int>();
-  if (!is_followed_) return ranks;
-  for (const int rank : watch_->dead()) {
-    if (std::ranges::count(ranks, rank) == 0) ranks.push_back(rank);
-  }
-  std::ranges::sort(ranks);
-  return ranks;
+  return is_followed_ ? united(std::move(ranks), watch_->dead()) : ranks;
+}
+
+std::vector<int> FailureDetector::left(const std::vector<int>& wanted) const {
+  std::vector<int> ranks = shm_group_ ? shm_group_->left() : std::vector<int>();
+  return is_followed_ ? united(std::move(ranks), watch_->left(wanted)) : ranks;
 }
 
 // MPI's errors are mostly the consequence of a death, which it does not name; and when a neighbour

@@ -26,6 +26,7 @@ class FailureDetector final : public Peers {
   void report_failure(const std::exception& error) override;
   bool group_failed() const override;
   std::vector<int> dead() const override;
+  std::vector<int> left(const std::vector<int>& wanted) const override;
   void leave() override;
   void stop() override;
   std::string list(const std::vector<int>& ranks) const override;

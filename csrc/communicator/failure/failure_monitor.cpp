@@ -100,7 +100,7 @@ void FailureMonitor::meet(MonitoredGroup& group, int rank, const bootstrap::Memb
   }
   processes_.try_emplace(member.process, WatchedProcess{name, {}});
   group.spans_nodes = true;
-  stores_.try_emplace(group.job_store.get(), std::make_shared<NewsStore>(group.job_store));
+  open_store(group);
   if (rank == 0 && !linked_.contains(member.process) && !unreachable_.contains(member.process)) {
     const bool near = member.boot_id == group.self->boot_id &&
                       member.network_namespace == group.self->network_namespace;
@@ -108,8 +108,6 @@ void FailureMonitor::meet(MonitoredGroup& group, int rank, const bootstrap::Memb
                           WantedLink{member.links, near, Clock::now() + kLinkPatience});
   }
   if (ended_.contains(member.process)) tell_death(group, r);
-  start();
-  wake();
 }
 
 std::string FailureMonitor::listen(MonitoredGroup& group) {
@@ -127,6 +125,7 @@ std::string FailureMonitor::listen(MonitoredGroup& group) {
 
 void FailureMonitor::all_met(MonitoredGroup& group) {
   const std::lock_guard lock(mutex_);
+  group.all_met = true;
   group.listens = group.spans_nodes;
   drop_unused_listener();
 }
@@ -147,8 +146,13 @@ void FailureMonitor::mark_ended(const std::string& process) {
       if (group->processes[rank] != process) continue;
       if (group->followed) {
         group->undecided.emplace(static_cast<int>(rank), Clock::now());
-      } else if (group->spans_nodes) {
-        tell_death(*group, rank);
+      } else if (group->spans_nodes || !group->all_met) {  // one of another node may be to come
+        try {
+          open_store(*group);
+          tell_death(*group, rank);
+        } catch (const std::exception& error) {  // no descriptor or thread is left
+          log::warn(std::string("other nodes are not told of a death: ") + error.what());
+        }
       }
     }
   }
@@ -159,6 +163,13 @@ void FailureMonitor::look_at_processes() {
   for (const auto& [id, process] : processes_) {
     if (has_ended(process.pidfd)) mark_ended(id);
   }
+}
+
+// Has the thread tend the store of the group's news from now on.
+void FailureMonitor::open_store(const MonitoredGroup& group) {
+  stores_.try_emplace(group.job_store.get(), std::make_shared<NewsStore>(group.job_store));
+  start();
+  wake();
 }
 
 void FailureMonitor::tell(const MonitoredGroup& group, News entry) {
@@ -239,14 +250,12 @@ void FailureMonitor::follow(MonitoredGroup& group, const std::string& prefix) {
   group.key = group.processes.front() + "/" + prefix + group.name;
   group.left_prefix = prefix + "left/";
   group.followed = true;
-  stores_.try_emplace(group.job_store.get(), std::make_shared<NewsStore>(group.job_store));
+  open_store(group);
   for (size_t rank = 0; rank < group.processes.size(); ++rank) {
     if (ended_.contains(group.processes[rank])) {
       group.undecided.emplace(static_cast<int>(rank), Clock::now());
     }
   }
-  start();
-  wake();
 }
 
 Findings FailureMonitor::look(MonitoredGroup& group, const std::vector<int>& missing) {

@@ -55,6 +55,7 @@ struct MonitoredGroup : WatchSetup {
   std::string key;                     // names the group in the news; empty: it is being made
   std::string left_prefix;             // of keys in `store`: + rank: it has left in good order
   bool spans_nodes = false;
+  bool all_met = false;
   bool listens = false;  // it has told others where this process takes links
   bool followed = false;
   bool leaving = false;
@@ -168,6 +169,7 @@ class FailureMonitor {
   void decide(MonitoredGroup& group, int rank, bool has_left);
   void tell_death(const MonitoredGroup& group, size_t rank);
   void tell(const MonitoredGroup& group, News entry);
+  void open_store(const MonitoredGroup& group);
   std::vector<std::shared_ptr<MonitoredGroup>> groups_of(const KeyValue* keys) const;
   void apply(const News& entry);
 

@@ -113,6 +113,12 @@ std::vector<int> GroupWatch::dead() const {
   return {dead.begin(), dead.end()};
 }
 
+std::vector<int> GroupWatch::left(const std::vector<int>& wanted) const {
+  if (fork_.in_child()) return {};
+  const std::set<int> left = monitor_.look(*group_, wanted).left;
+  return {left.begin(), left.end()};
+}
+
 void GroupWatch::leave(milliseconds patience) {
   if (fork_.in_child() || monitor_.leave(*group_, patience)) return;
   log::info("cannot tell the other ranks of leaving " + group_->name);

@@ -51,6 +51,9 @@ class GroupWatch final : public bootstrap::RankWatch {
   // Ranks that have died.
   std::vector<int> dead() const;
 
+  // Ranks that have left in good order, as far as it is known; those of `wanted` are asked for.
+  std::vector<int> left(const std::vector<int>& wanted) const;
+
   // Tells all that this rank has left in good order; waits until that is in the store, or
   // `patience` is over.
   void leave(std::chrono::milliseconds patience);

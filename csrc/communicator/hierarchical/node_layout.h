@@ -22,6 +22,7 @@ struct NodeLayout {
   size_t leaders;                            // of each node
   size_t most_members;                       // of a node
   size_t chunk_bytes;                        // of the group's channel
+  std::shared_ptr<memory::StagingPool> staging;
   // The column of this rank: the leaders of its place on all nodes, whose ranks are numbered by
   // node; a channel for each lane. Empty: not a leader.
   std::vector<std::shared_ptr<mpi::Channel>> column;

@@ -1,6 +1,7 @@
 // The reducing collectives of several nodes. An element is reduced in the order of the ranks of
 // each node, then in the order of the nodes, in each of them: all give the same bits. The partial
-// result of a node has the tensor's type. A mean divides at the end; that of a type below 32 bits,
+// result of a node has the tensor's type, but in a mean of integers, whose sums must be exact
+// (kernels/partial_sum.h). A mean divides at the end; that of a floating-point type below 32 bits,
 // whose sum may overflow, divides each node's partial sum, before it is rounded.
 #include <algorithm>
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include "communicator/pieces.h"
 #include "communicator/shm/reduction.h"
 #include "communicator/shm/streams.h"
+#include "kernels/partial_sum.h"
 #include "memory/staging.h"
 
 namespace hbm::hierarchical {
@@ -58,6 +60,14 @@ Stages stages_of(const NodeLayout& layout, Dtype dtype, ReduceOp op) {
   return {{ReduceOp::kSum, ranks}, {ReduceOp::kAvg, ranks}};
 }
 
+// `signature` for the stages of a node and of the link up to the mean.
+Signature of_partial_results(const NodeLayout& layout, Signature signature) {
+  if (signature.reduce_op == ReduceOp::kAvg && !layout.one_each()) {
+    signature.partial = partial_sum_type(signature.dtype, layout.most_members);
+  }
+  return signature;
+}
+
 // Memory for a leader's part of the blocks in its pipeline.
 class Scratch {
  public:
@@ -85,23 +95,26 @@ class LeaderReduction final : public LeaderOperation {
       : LeaderOperation(std::move(layout), signature, count),
         in_{in, count},
         out_{out, count},
+        partial_signature_(of_partial_results(*layout_, signature)),
         stages_(stages_of(*layout_, signature.dtype, signature.reduce_op)),
         leaders_(leaders_of(*layout_, count * element())) {
     const bool fine = to_root() && layout_->nodes.size() > 2;
-    cut_ = cut(*layout_, count, element(), 1, leaders_ * layout_->nodes.size(),
+    cut_ = cut(*layout_, count, operand(), 1, leaders_ * layout_->nodes.size(),
                fine ? kFine : kCoarse);
     set_blocks(cut_.blocks);
-    if (leads() && to_root() && !layout_->one_each()) {
-      const size_t longest =
-          shm::share_of(std::min(cut_.block, count), element(), leaders_, 0).count;
-      partial_.acquire(*layout_->column.front()->staging, std::min(kAhead, cut_.blocks),
-                       longest * element());
+    const size_t longest = std::min(cut_.block, count);
+    if (leads() && (to_root() || widens()) && !layout_->one_each()) {
+      partial_.acquire(*layout_->staging, std::min(kAhead, cut_.blocks),
+                       shm::share_of(longest, element(), leaders_, 0).count * operand());
     }
+    if (widens()) wide_.acquire(*layout_->staging, 1, longest * operand());
     tell(leaders_, cut_.block * element());
   }
 
  private:
   bool leads() const { return layout_->place() < leaders_; }
+  bool widens() const { return partial_signature_.partial.has_value(); }
+  size_t operand() const { return element_size(partial_signature_.operands()); }
   bool to_root() const { return signature_.root >= 0; }
   int root_node() const {
     return to_root() ? static_cast<int>(layout_->node_of(signature_.root)) : -1;
@@ -109,25 +122,39 @@ class LeaderReduction final : public LeaderOperation {
 
   ElementRange shard(size_t block, size_t leader) const {
     const ElementRange whole = cut_.range(count_, block);
-    const ElementRange part = shm::share_of(whole.count, element(), leaders_, leader);
+    const ElementRange part = shard_of_block(block, leader);
     return {whole.offset + part.offset, part.count};
+  }
+  ElementRange shard_of_block(size_t block, size_t leader) const {
+    return shm::share_of(cut_.range(count_, block).count, element(), leaders_, leader);
   }
   Sink result(size_t block, size_t leader) const {
     return part_of(out_, shard(block, leader), element());
   }
-  // Where this leader has its node's part, and then the result.
+  // Where this leader has its node's part, and where the result.
   void* partial(size_t block) const {
+    return to_root() || widens() ? partial_.at(block) : result(block, layout_->place()).data;
+  }
+  void* reduced(size_t block) const {
     return to_root() ? partial_.at(block) : result(block, layout_->place()).data;
+  }
+  // This rank's part of a block, in the type that is reduced.
+  Source input(size_t block) const {
+    const Source in = part_of(in_, cut_.range(count_, block), element());
+    if (!widens()) return in;
+    widen(wide_.at(0), *partial_signature_.partial, in.data, signature_.dtype, in.count);
+    return {wide_.at(0), in.count};
   }
 
   OperationPtr node_in(size_t block) override {
     if (layout_->one_each()) return nullptr;
+    const Source mine = input(block);
     std::vector<Source> inputs(layout_->members());
     for (size_t leader = 0; leader < leaders_; ++leader) {
-      inputs[leader] = part_of(in_, shard(block, leader), element());
+      inputs[leader] = part_of(mine, shard_of_block(block, leader), operand());
     }
-    return std::make_unique<shm::ShmReduceScatter>(layout_->shm_group, signature_, count_, inputs,
-                                                   leads() ? partial(block) : nullptr,
+    return std::make_unique<shm::ShmReduceScatter>(layout_->shm_group, partial_signature_, count_,
+                                                   inputs, leads() ? partial(block) : nullptr,
                                                    stages_.node);
   }
 
@@ -139,9 +166,10 @@ class LeaderReduction final : public LeaderOperation {
       reduction.in = part_of(in_, mine, element()).data;
       reduction.out = part_of(out_, mine, element()).data;
     } else {
-      reduction.in = reduction.out = partial(block);
+      reduction.in = partial(block);
+      reduction.out = reduced(block);
     }
-    return mpi::make_reduction(lane(block), signature_, reduction);
+    return mpi::make_reduction(lane(block), partial_signature_, reduction);
   }
 
   OperationPtr node_out(size_t block) override {
@@ -156,7 +184,7 @@ class LeaderReduction final : public LeaderOperation {
     }
     if (static_cast<int>(layout_->node) != root_node()) return nullptr;
     const size_t root = layout_->place_of(signature_.root);
-    if (leads()) sources[root] = {partial(block), shard(block, self).count};
+    if (leads()) sources[root] = {reduced(block), shard(block, self).count};
     if (self == root) {
       for (size_t leader = 0; leader < leaders_; ++leader) sinks[leader] = result(block, leader);
     }
@@ -171,10 +199,12 @@ class LeaderReduction final : public LeaderOperation {
 
   const Source in_;
   const Sink out_;
+  const Signature partial_signature_;
   const Stages stages_;
   const size_t leaders_;
   BlockCut cut_;
-  Scratch partial_;  // of a leader in a reduce
+  Scratch partial_;  // of a leader in a reduce, or whose node's part is wider than the result
+  Scratch wide_;     // for this rank's part of the block that goes into the node
 };
 
 // reduce_scatter: the members of a node reduce, so that each leader has the node's part for the
@@ -188,20 +218,21 @@ class LeaderReduceScatter final : public LeaderOperation {
         inputs_(std::move(inputs)),
         out_{out, inputs_[self_rank()].count},
         total_(count_of(inputs_)),
+        partial_signature_(of_partial_results(*layout_, signature)),
         stages_(stages_of(*layout_, signature.dtype, signature.reduce_op)),
         leaders_(leaders_of(*layout_, total_ * element())) {
     size_t longest = 0;
     for (const Source& input : inputs_) longest = std::max(longest, input.count);
     const size_t rows = (layout_->most_members + leaders_ - 1) / leaders_;
-    cut_ = cut(*layout_, longest, element(), rows, 1);
+    cut_ = cut(*layout_, longest, operand(), rows, 1);
     set_blocks(cut_.blocks);
+    const size_t row = std::min(cut_.block, longest);
     if (leads() && !layout_->one_each()) {
-      memory::StagingPool& staging = *layout_->column.front()->staging;
       const size_t blocks = std::min(kAhead, cut_.blocks);
-      const size_t row = std::min(cut_.block, longest) * element();
-      partial_.acquire(staging, blocks, layout_->nodes.size() * rows * row);
-      if (passes_on()) result_.acquire(staging, blocks, rows * row);
+      partial_.acquire(*layout_->staging, blocks, layout_->nodes.size() * rows * row * operand());
+      if (passes_on()) result_.acquire(*layout_->staging, blocks, rows * row * element());
     }
+    if (widens()) wide_.acquire(*layout_->staging, 1, layout_->ranks() * row * operand());
     tell(leaders_, cut_.block * element());
   }
 
@@ -211,6 +242,8 @@ class LeaderReduceScatter final : public LeaderOperation {
   }
   bool leads() const { return layout_->place() < leaders_; }
   bool passes_on() const { return layout_->members() > leaders_; }
+  bool widens() const { return partial_signature_.partial.has_value(); }
+  size_t operand() const { return element_size(partial_signature_.operands()); }
 
   // This rank's input for the ranks of `node` that leader `place` reduces for.
   Sources rows(size_t node, size_t place, size_t block) const {
@@ -227,13 +260,20 @@ class LeaderReduceScatter final : public LeaderOperation {
   OperationPtr node_in(size_t block) override {
     if (layout_->one_each()) return nullptr;
     std::vector<Sources> inputs(layout_->members());
+    std::byte* wide = widens() ? wide_.at(0) : nullptr;
     for (size_t leader = 0; leader < leaders_; ++leader) {
       for (size_t node = 0; node < layout_->nodes.size(); ++node) {
-        for (const Source& row : rows(node, leader, block)) inputs[leader].push_back(row);
+        for (Source row : rows(node, leader, block)) {
+          if (widens()) {
+            widen(wide, *partial_signature_.partial, row.data, signature_.dtype, row.count);
+            row.data = std::exchange(wide, wide + row.count * operand());
+          }
+          inputs[leader].push_back(row);
+        }
       }
     }
     return std::make_unique<shm::PieceReduceScatter>(
-        layout_->shm_group, signature_, count_, std::move(inputs),
+        layout_->shm_group, partial_signature_, count_, std::move(inputs),
         leads() ? partial_.at(block) : nullptr, stages_.node);
   }
 
@@ -250,10 +290,11 @@ class LeaderReduceScatter final : public LeaderOperation {
       } else {
         parts.push_back({partial_.at(block) + offset, count});
       }
-      offset += count * element();
+      offset += count * operand();
     }
     void* const out = passes_on() ? result_.at(block) : own(block).data;
-    return mpi::make_reduce_scatter(lane(block), signature_, std::move(parts), out, stages_.link,
+    return mpi::make_reduce_scatter(lane(block), partial_signature_, std::move(parts), out,
+                                    stages_.link,
                                     std::vector<size_t>(layout_->nodes.size(), total_));
   }
 
@@ -280,33 +321,25 @@ class LeaderReduceScatter final : public LeaderOperation {
   const std::vector<Source> inputs_;
   const Sink out_;
   const size_t total_;
+  const Signature partial_signature_;
   const Stages stages_;
   const size_t leaders_;
   BlockCut cut_;
   Scratch partial_;  // of a leader: for the ranks of each node
   Scratch result_;   // of a leader that passes on: for those of its own
+  Scratch wide_;     // for this rank's part of the block that goes into the node
 };
-
-// A mean of integers is exact, so a node's sum needs 64 bits.
-bool goes_flat(Dtype dtype, ReduceOp op) {
-  return op == ReduceOp::kAvg && kind_of(dtype) == Kind::kInteger &&
-         element_size(dtype) < sizeof(uint64_t);
-}
 
 }  // namespace
 
 OperationPtr HierarchicalCommunicator::allreduce(uint64_t sequence, const void* in, void* out,
                                                  size_t count, Dtype dtype, ReduceOp op) {
-  if (goes_flat(dtype, op)) return MpiCommunicator::allreduce(sequence, in, out, count, dtype, op);
   const Signature signature{OpCode::kAllreduce, dtype, op, -1, sequence};
   return std::make_unique<LeaderReduction>(layout_, signature, in, out, count);
 }
 
 OperationPtr HierarchicalCommunicator::reduce(uint64_t sequence, const void* in, void* out,
                                               size_t count, Dtype dtype, ReduceOp op, int root) {
-  if (goes_flat(dtype, op)) {
-    return MpiCommunicator::reduce(sequence, in, out, count, dtype, op, root);
-  }
   const Signature signature{OpCode::kReduce, dtype, op, root, sequence};
   return std::make_unique<LeaderReduction>(layout_, signature, in, out, count);
 }
@@ -314,9 +347,6 @@ OperationPtr HierarchicalCommunicator::reduce(uint64_t sequence, const void* in,
 OperationPtr HierarchicalCommunicator::reduce_scatter(uint64_t sequence,
                                                       const std::vector<Source>& inputs, void* out,
                                                       Dtype dtype, ReduceOp op) {
-  if (goes_flat(dtype, op)) {
-    return MpiCommunicator::reduce_scatter(sequence, inputs, out, dtype, op);
-  }
   const Signature signature{OpCode::kReduceScatter, dtype, op, -1, sequence};
   return std::make_unique<LeaderReduceScatter>(layout_, signature, inputs, out);
 }

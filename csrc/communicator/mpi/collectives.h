@@ -55,7 +55,8 @@ struct Reduction {
 };
 
 // An allreduce or a reduce, in the order of the channel's ranks. What errors and headers show of
-// the operator stands in the signature.
+// the operator stands in the signature. Where that has partial results in a wider type, `in` is of
+// that type, and `out`, which may be `in` nevertheless, of the tensors' (also in a reduce_scatter).
 OperationPtr make_reduction(std::shared_ptr<Channel> channel, const Signature& signature,
                             const Reduction& reduction);
 

@@ -39,7 +39,7 @@ class GroupOperation : public Operation {
  protected:
   size_t size() const { return static_cast<size_t>(channel_->size); }
   size_t rank() const { return static_cast<size_t>(channel_->rank); }
-  size_t element() const { return element_size(signature_.dtype); }
+  size_t element() const { return element_size(signature_.operands()); }
 
   // The other ranks, the next one first, so that not all ranks write to rank 0 at once.
   std::vector<int> peers() const {

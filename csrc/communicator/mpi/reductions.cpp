@@ -17,6 +17,7 @@
 #include "communicator/mpi/collectives.h"
 #include "communicator/mpi/communicator.h"
 #include "communicator/mpi/pipeline.h"
+#include "kernels/partial_sum.h"
 #include "kernels/reduce.h"
 
 namespace hbm::mpi {
@@ -38,16 +39,26 @@ std::byte* at(void* data, size_t elements, size_t element) {
   return static_cast<std::byte*>(data) + elements * element;
 }
 
+// Reduces into elements of the tensors' type; the sources may have a wider one.
+void combine(void* out, const std::vector<const void*>& sources, size_t count,
+             const Signature& signature, Combining how) {
+  if (count == 0) return;
+  if (signature.partial) {
+    average(out, signature.dtype, sources.data(), sources.size(), count, *signature.partial,
+            how.divisor);
+  } else {
+    reduce(out, sources.data(), sources.size(), count, signature.dtype, how.op, how.divisor);
+  }
+}
+
 // Reduces `own` and what the peers sent in `round`, in rank order.
 void reduce_round(void* out, const void* own, const Round& round, const Channel& channel,
-                  size_t count, Dtype dtype, Combining how) {
+                  size_t count, const Signature& signature, Combining how) {
   std::vector<const void*> sources;
   for (int r = 0; r < channel.size; ++r) {
     sources.push_back(r == channel.rank ? own : round.payload(r));
   }
-  if (count > 0) {
-    reduce(out, sources.data(), sources.size(), count, dtype, how.op, how.divisor);
-  }
+  combine(out, sources, count, signature, how);
 }
 
 class OneShotReduction final : public GroupOperation {
@@ -87,6 +98,7 @@ class BlockReduction final : public TwoPhase {
   }
 
   bool takes_result() const { return reduction_.root < 0 || reduction_.root == channel_->rank; }
+  size_t result_element() const { return element_size(signature_.dtype); }
   void post_first(Round& round, size_t block) override;
   void post_second(Round& round, const Round& first, size_t block) override;
   void deliver(const Round& second, size_t block) override;
@@ -116,8 +128,8 @@ void OneShotReduction::begin() {
 Progress OneShotReduction::poll() {
   const Progress progress = round_.poll();
   if (progress == Progress::kDone && takes_result()) {
-    reduce_round(reduction_.out, reduction_.in, round_, *channel_, reduction_.count,
-                 signature_.dtype, reduction_.how);
+    reduce_round(reduction_.out, reduction_.in, round_, *channel_, reduction_.count, signature_,
+                 reduction_.how);
   }
   return progress;
 }
@@ -151,17 +163,17 @@ void BlockReduction::post_first(Round& round, size_t block) {
 void BlockReduction::post_second(Round& round, const Round& first, size_t block) {
   if (takes_result()) {
     for (const int owner : other_owners()) {
-      round.receive(owner, shard(block, owner).count * element(), count_);
+      round.receive(owner, shard(block, owner).count * result_element(), count_);
     }
   }
   if (!owns()) return;
   const ElementRange mine = shard(block, channel_->rank);
-  const size_t bytes = mine.count * element();
+  const size_t bytes = mine.count * result_element();
   std::byte* result = round.slot();
   reduce_round(result, at(reduction_.in, mine.offset, element()), first, *channel_, mine.count,
-               signature_.dtype, reduction_.how);
+               signature_, reduction_.how);
   if (takes_result() && bytes > 0) {
-    std::memcpy(at(reduction_.out, mine.offset, element()), result, bytes);
+    std::memcpy(at(reduction_.out, mine.offset, result_element()), result, bytes);
   }
   if (reduction_.root < 0) {
     round.post(peers(), bytes, count_);
@@ -175,8 +187,8 @@ void BlockReduction::deliver(const Round& second, size_t block) {
   for (const int owner : other_owners()) {
     const ElementRange theirs = shard(block, owner);
     if (theirs.count == 0) continue;
-    std::memcpy(at(reduction_.out, theirs.offset, element()), second.payload(owner),
-                theirs.count * element());
+    std::memcpy(at(reduction_.out, theirs.offset, result_element()), second.payload(owner),
+                theirs.count * result_element());
   }
 }
 
@@ -231,8 +243,8 @@ class MpiReduceScatter final : public Pipeline {
     for (size_t r = 0; r < size(); ++r) {
       sources.push_back(r == rank() ? from(part, r) : round.payload(static_cast<int>(r)));
     }
-    reduce(out_ + part * chunk_ * element(), sources.data(), size(), part_count(part, mine),
-           signature_.dtype, how_.op, how_.divisor);
+    combine(out_ + part * chunk_ * element_size(signature_.dtype), sources, part_count(part, mine),
+            signature_, how_);
   }
 
   const std::vector<Source> inputs_;
@@ -253,7 +265,7 @@ std::vector<size_t> counts(const std::vector<Source>& inputs) {
 
 OperationPtr make_reduction(std::shared_ptr<Channel> channel, const Signature& signature,
                             const Reduction& reduction) {
-  const size_t bytes = reduction.count * element_size(signature.dtype);
+  const size_t bytes = reduction.count * element_size(signature.operands());
   const auto peers = static_cast<size_t>(channel->size - 1);
   if (bytes <= kOneShotBytes || bytes * peers <= kOneShotTotal || peers == 0) {
     return std::make_unique<OneShotReduction>(std::move(channel), signature, reduction);

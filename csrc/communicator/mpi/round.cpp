@@ -59,7 +59,7 @@ void Round::send(std::span<const int> peers, const void* data, size_t bytes, uin
 void Round::send(std::span<const int> peers, const Sources& pieces, size_t offset, size_t bytes,
                  uint64_t count) {
   if (peers.empty()) return;
-  gather_pieces(pieces, element_size(signature_.dtype), offset, bytes, slot());
+  gather_pieces(pieces, element_size(signature_.operands()), offset, bytes, slot());
   post(peers, bytes, count);
 }
 

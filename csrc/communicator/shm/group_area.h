@@ -26,6 +26,9 @@ class GroupArea {
   // Returns where it is in the segment, for the neighbours: they may use it from now on.
   uint64_t tell() noexcept;
 
+  // The neighbours do not use it after all, nor will they.
+  void disown() noexcept { is_known_ = false; }
+
   size_t members() const noexcept { return members_; }
 
   // Gives back those of which all neighbours have left the group by now.

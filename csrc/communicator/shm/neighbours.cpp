@@ -36,20 +36,25 @@ constexpr unsigned kAllCalled = 2;  // by the lower rank of each two, and none o
 // The same, after they have met.
 constexpr unsigned kAllMapped = 1;
 
+// The error's text, with what to do about it.
+std::string remedied(int error, const std::string& otherwise) {
+  return std::string(std::strerror(error)) +
+         (error == EMFILE ? "; raise the limit of open files (ulimit -n)" : otherwise);
+}
+
 Descriptor own_pidfd() {
   Descriptor made(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
   if (made) return made;
   throw Error(ErrorKind::kUnavailable,
-              std::string("cannot let the ranks of this node notice each other's death "
-                          "(pidfd_open: ") +
-                  std::strerror(errno) + "); use Linux 5.3 or later, or set HBMCOMM_NODE=mpi");
+              "cannot let the ranks of this node notice each other's death: pidfd_open: " +
+                  remedied(errno, "; use Linux 5.3 or later, or set HBMCOMM_NODE=mpi"));
 }
 
 Descriptor duplicate(int descriptor) {
   Descriptor made(fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
   if (made) return made;
   throw Error(ErrorKind::kUnavailable,
-              std::string("cannot duplicate the segment's descriptor: ") + std::strerror(errno));
+              "cannot duplicate the segment's descriptor: " + remedied(errno, ""));
 }
 
 // The introduction that this rank hands over, and the bytes in its segment that prove who can read
@@ -187,7 +192,9 @@ class Exploration {
       return found_[static_cast<size_t>(peer.second)] != nullptr;
     });
     vouch(participant_, "mapped", mapped ? kAllMapped : 0);
-    return !problem_ && held_by_all(participant_, "mapped") == kAllMapped;
+    const bool all_mapped = !problem_ && held_by_all(participant_, "mapped") == kAllMapped;
+    if (!all_mapped && area_) area_->disown();  // areas are then told anew
+    return all_mapped;
   }
 
   void exchange_with(const std::map<std::string, int>& peers) {

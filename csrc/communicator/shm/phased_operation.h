@@ -48,7 +48,7 @@ class PhasedOperation : public Operation {
   // Throws unless member `index` sends this rank as many elements as it takes.
   void check_stream(size_t index, size_t found, size_t expected) const;
 
-  size_t element() const { return element_size(signature_.dtype); }
+  size_t element() const { return element_size(signature_.operands()); }
 
   const std::shared_ptr<ShmGroup> shm_group_;
   const Signature signature_;

@@ -10,7 +10,8 @@
 namespace hbm::shm {
 namespace {
 
-constexpr size_t kFewMembers = 3;  // up to here everybody reduces all of a chunk
+constexpr size_t kFewMembers = 3;          // up to here everybody reduces all of a chunk
+constexpr size_t kSmallBytes = 256 << 10;  // of all members together, where they are more
 constexpr size_t kSliceBytes = size_t{4}
                                << 20;  // a thread, after which a timeout or an abort is looked for
 
@@ -22,7 +23,8 @@ std::byte* at(void* data, size_t bytes) { return static_cast<std::byte*>(data) +
 // The work of a small reduction grows with the members, a large one's does not.
 size_t small_bytes(const ShmGroup& shm_group) {
   const size_t chunk = shm_group.layout().chunk_bytes;
-  return shm_group.size() <= kFewMembers ? chunk : 2 * chunk / shm_group.size();
+  if (shm_group.size() <= kFewMembers) return chunk;
+  return std::min(2 * chunk, kSmallBytes) / shm_group.size();
 }
 
 }  // namespace

@@ -171,8 +171,15 @@ void ShmGroup::leave() noexcept { control(self_).left.store(1, std::memory_order
 std::vector<int> ShmGroup::dead() const {
   std::vector<int> ranks;
   for (size_t i = 0; i < size(); ++i) {
-    const bool left = control(i).left.load(std::memory_order_acquire) != 0;
-    if (!left && is_dead(members_[i].pidfd)) ranks.push_back(members_[i].rank);
+    if (!has_left(i) && is_dead(members_[i].pidfd)) ranks.push_back(members_[i].rank);
+  }
+  return ranks;
+}
+
+std::vector<int> ShmGroup::left() const {
+  std::vector<int> ranks;
+  for (size_t i = 0; i < size(); ++i) {
+    if (has_left(i)) ranks.push_back(members_[i].rank);
   }
   return ranks;
 }
@@ -183,7 +190,7 @@ void ShmGroup::require_alive(const std::vector<int>& ranks, const Operation& ope
   for (size_t i = 0; i < size(); ++i) {
     const ShmMember& member = members_[i];
     if (std::find(ranks.begin(), ranks.end(), member.rank) == ranks.end()) continue;
-    const bool left = control(i).left.load(std::memory_order_acquire) != 0;
+    const bool left = has_left(i);
     if (!left && !is_dead(member.pidfd)) continue;
     if (ready()) return;  // it came before that
     if (left) {

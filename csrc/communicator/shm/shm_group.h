@@ -124,6 +124,9 @@ class ShmGroup {
   // Ranks whose process has ended before they left.
   std::vector<int> dead() const;
 
+  // Ranks that have left.
+  std::vector<int> left() const;
+
   // Reports a failure of this rank to the others of the node, and wakes them. The first report of
   // all counts; returns it.
   std::string report(const std::string& failure, bool death) noexcept;
@@ -158,6 +161,9 @@ class ShmGroup {
   Control& control(size_t index) const noexcept { return *reinterpret_cast<Control*>(area(index)); }
   Slot* slot_at(size_t index, uint64_t phase) const noexcept {
     return reinterpret_cast<Slot*>(area(index) + layout_.slot + phase % 2 * layout_.slot_stride);
+  }
+  bool has_left(size_t index) const noexcept {
+    return control(index).left.load(std::memory_order_acquire) != 0;
   }
   static void ring(Doorbell& doorbell) noexcept;
   bool spin(Clock::time_point until, const std::function<bool()>& ready) const;

@@ -282,7 +282,8 @@ bool ShmReduceScatter::deliver(size_t round) {
       }
     }
     shm_group_->parallel().reduce(out_ + reduced_, sources.data(), sources.size(),
-                                  mine.size() / element(), signature_.dtype, how_.op, how_.divisor);
+                                  mine.size() / element(), signature_.operands(), how_.op,
+                                  how_.divisor);
     reduced_ += mine.size();
   }
   return reduced_ >= end;

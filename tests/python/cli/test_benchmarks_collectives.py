@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import plot, programs
 from benchmarks.collectives import __main__ as main
-from benchmarks.collectives.native import NATIVE
+from benchmarks.collectives.native import NATIVE, IntelMpi
 from torch_hbmcomm.bench.result import Measurement, Result
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -36,10 +36,11 @@ def test_allreduce_is_measured_below_the_dispatcher(tmp_path: Path) -> None:
     """Each contender's sum is checked before it is timed."""
     pytest.importorskip("mpi4py")
     everyone = ["hbm-zero-copy", "hbm-staged", "hbm-mpi", "mpich"]
+    below = [*everyone[:3], "hbm-mpi-abi", *everyone[3:]]
     file = tmp_path / "out.json"
     result = run(
         "benchmarks.collectives",
-        *("--contenders", ",".join([*everyone, "bound"]), "--sizes", "8,1MiB"),
+        *("--contenders", ",".join([*below, "bound"]), "--sizes", "8,1MiB"),
         *("--collectives", f"allreduce,{NATIVE}", "--rounds", "1", "--startup-rounds", "0"),
         *("--json", str(file)),
     )
@@ -50,8 +51,8 @@ def test_allreduce_is_measured_below_the_dispatcher(tmp_path: Path) -> None:
     assert measured == {
         ("allreduce", 8): everyone,
         ("allreduce", 1 << 20): [*everyone, "bound"],
-        (NATIVE, 8): everyone,
-        (NATIVE, 1 << 20): everyone,
+        (NATIVE, 8): below,
+        (NATIVE, 1 << 20): below,
     }
 
 
@@ -82,6 +83,27 @@ def test_mpi_is_measured_without_python(tmp_path: Path, processes: int) -> None:
 
 
 @pytest.mark.full
+@needs_programs
+@pytest.mark.skipif(not IntelMpi.library.exists(), reason=str(IntelMpi().why_unavailable()))
+def test_intel_mpi_is_measured(tmp_path: Path) -> None:
+    """Each outcome is checked before it is timed."""
+    file = tmp_path / "out.json"
+    result = run(
+        "benchmarks.collectives",
+        *("--contenders", "intel-mpi", "--sizes", "48", "--collectives", f"{NATIVE},gather"),
+        *("--rounds", "1", "--startup-rounds", "0", "--json", str(file)),
+    )
+    assert result.returncode == 0, result.stderr
+    measured = [entry["collective"] for entry in json.loads(file.read_text())["measurements"]]
+    assert sorted(measured) == sorted([NATIVE, "gather"])
+
+
+def test_intel_mpi_tells_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(IntelMpi, "library", tmp_path / "libmpi.so.12")
+    assert "pip install --ignore-installed --prefix" in str(IntelMpi().why_unavailable())
+
+
+@pytest.mark.full
 def test_allreduce_is_measured_beside_busy_processes(tmp_path: Path) -> None:
     """Every sum is checked after each block."""
     file = tmp_path / "out.json"
@@ -102,8 +124,8 @@ def test_allreduce_is_measured_beside_busy_processes(tmp_path: Path) -> None:
 
 def test_contenders_are_those_of_the_installed_command_and_more() -> None:
     assert list(main.contenders()) == [
-        "hbm-zero-copy", "hbm-staged", "hbm-mpi", "gloo", "mpich", "mpi-c", "mpi-objects",
-        "deepspeed", "nothing", "bound",
+        "hbm-zero-copy", "hbm-staged", "hbm-mpi", "hbm-mpi-abi", "gloo", "mpich", "mpi-c",
+        "intel-mpi", "mpi-objects", "deepspeed", "nothing", "bound",
     ]  # fmt: skip
 
 
@@ -147,7 +169,7 @@ def test_plots_of_records(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for record in RECORDS:
         result = plot.read(record.read_text())
-        if result.benchmark != "ddp":
+        if result.benchmark not in ("ddp", "failures"):
             plot.plot(result, tmp_path / "plot.png")
             assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 

@@ -27,3 +27,4 @@ def test_deaths_are_measured(tmp_path: Path) -> None:
         for layout in ("aaa", "aab"):
             assert found[situation, layout, "hbm"] == 1
             assert (situation, layout, "gloo") in found
+            assert found.get((situation, layout, "mpich"), 0) == 0, "MPI names nobody"

@@ -7,14 +7,19 @@ What is on PyPI is installed under build/mpi, once; where that cannot be had, it
 from __future__ import annotations
 
 import fcntl
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 from harness import beyond_gloo
+from harness.deaths import Fate
+from harness.deaths import Job as Deaths
 from harness.jobs import (
     BIN,
     JOB_SCRIPT,
@@ -102,6 +107,20 @@ def test_under_torchrun(mpi: Mpi) -> None:
 def test_under_mpiexec(mpi: Mpi) -> None:
     command = [str(mpi.mpiexec), "-n", "2", sys.executable, str(JOB_SCRIPT), *OVER_MPI]
     assert_used(run(command, HBMCOMM_MPI_LIB=str(mpi.library), HBMCOMM_LOG="info"), mpi)
+
+
+def all_reduce(count: int, rank: int, size: int) -> None:
+    dist.all_reduce(torch.ones(count))
+
+
+@pytest.mark.parametrize("count", [100, 200_000])
+def test_a_killed_rank_is_named(mpi: Mpi, count: int, tmp_path: Path) -> None:
+    """Some libraries wait for it, others report that a message could not be sent."""
+    surroundings = {"HBMCOMM_NODE": "mpi", "HBMCOMM_MPI_LIB": str(mpi.library)}
+    job = Deaths(3, environment=surroundings)
+    for survivor in job.run(partial(all_reduce, count), Fate(victim=2), f"file://{tmp_path}/store"):
+        assert re.search(rf"allreduce #\d+ .* of {count} float32", survivor.text), survivor
+        assert re.search(r"rank 2 \(pid \d+ on \S+\) has died", survivor.text), survivor
 
 
 def test_two_libraries_in_one_process() -> None:

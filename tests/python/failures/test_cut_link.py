@@ -113,7 +113,7 @@ def test_work_goes_on_when_the_link_is_back() -> None:
     """It was away for longer than the store's patience, and less long than the timeout."""
     with at_work(None) as (nodes, pipes):
         nodes[0].cut()
-        time.sleep(6)
+        time.sleep(12)
         nodes[0].mend()
         pipes[0].send("stop")
         (word, turns), (other, others) = (hear(pipe) for pipe in pipes)

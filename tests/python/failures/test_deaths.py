@@ -20,7 +20,7 @@ import torch.distributed as dist
 from harness import Context, Pool, beyond_gloo
 from harness.cases import cases
 from harness.deaths import Call, Fate, Job, Survivor
-from harness.fates import Ranks
+from harness.fates import Ranks, Said
 from harness.network import free_port
 from torch.distributed.distributed_c10d import _get_default_group
 
@@ -364,6 +364,48 @@ def test_monitored_barrier_names_all_the_missing(
         missing = re.findall(r"missing ranks: 1 \(pid \d+ on \S+\), 3 \(pid \d+ on", each.text)
         assert len(missing) == len(late), each
     assert "Ranks 1, 3 failed to pass monitoredBarrier in" in said[0].text, said
+
+
+def leave_or_pass(pipe: Connection, rank: int, url: str, leaving: list[int], all_: bool) -> None:
+    """Some destroy the group, whereupon rank 1 ends; the others pass a monitored barrier."""
+    dist.init_process_group("hbm", init_method=url, rank=rank, world_size=3)
+    if rank not in leaving:
+        monitored_barrier(timeout=timedelta(seconds=60), wait_all_ranks=all_)
+        return
+    dist.destroy_process_group()
+    if rank != 1:
+        pipe.send(Said(None, "", "", time.monotonic()))
+        pipe.recv()
+
+
+@pytest.mark.parametrize(
+    ("layout", "fate"),
+    cases(
+        ["aaa", "aab"],
+        {
+            "0": ([0], "successfully reached monitoredBarrier, but received errors while waiting"),
+            "1": ([1], "Rank 1 failed to pass monitoredBarrier in 60000 ms"),
+            "2": ([2], "Rank 2 failed to pass monitoredBarrier in 60000 ms"),
+            "1-2": ([1, 2], "Ranks 1, 2 failed to pass monitoredBarrier in 60000 ms"),
+        },
+        quick=["aaa-0", "aaa-1-2", "aab-1-2", "aab-2"],
+    ),
+)
+def test_monitored_barrier_does_not_wait_for_those_who_left(
+    layout: str, fate: tuple[list[int], str], url: str
+) -> None:
+    """Each survivor names them at once; rank 0 (or, if it has left, the others) in Gloo's words."""
+    leaving, words = fate
+    with Ranks(3, leave_or_pass, url, leaving, len(leaving) > 1, layout=layout) as ranks:
+        left = max(each.at for each in ranks.hear(*leaving))
+        said = ranks.hear(*(rank for rank in range(3) if rank not in leaving))
+    print([(each.error, round(each.at - left, 3), each.text) for each in said])
+    for each in said:
+        assert each.error == "DistBackendError", each
+        named = re.findall(r"rank (\d) \(pid \d+ on \S+\) has destroyed the group", each.text)
+        assert named == list(map(str, leaving)), each
+        assert each.at - left < (SOON_ON_THE_NODE if layout == "aaa" else SOON_ELSEWHERE), each
+    assert words in said[0].text, said
 
 
 # Stopped ranks, and abort().

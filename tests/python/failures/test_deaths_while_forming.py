@@ -39,6 +39,17 @@ def await_true(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def await_introduced(store: Path, count: int) -> None:
+    """Wait until the first `count` ranks have introduced themselves, and the others heard of it."""
+
+    def has_introduced_itself(rank: int) -> bool:
+        return f"rendezvous1/rendezvous/{rank}".encode() in store.read_bytes()
+
+    await_true(store.exists)
+    await_true(lambda: all(map(has_introduced_itself, range(count))))
+    time.sleep(0.5)
+
+
 def assert_named(said: list[Said], victim: int, killed: float, bound: float) -> None:
     print([(each.error, round(each.at - killed, 3), each.text[:150]) for each in said])
     for each in said:
@@ -69,18 +80,26 @@ def form_group(pipe: Connection, rank: int, url: str, size: int, port: int = 0) 
 def test_death_in_init(layout: str, victim: int, tmp_path: Path) -> None:
     size = len(layout)
     store = tmp_path / "store"
-
-    def has_introduced_itself(rank: int) -> bool:
-        return f"rendezvous1/rendezvous/{rank}".encode() in store.read_bytes()
-
     with Ranks(size, form_group, f"file://{store}", size, layout=layout) as ranks:
-        come = range(size - 1)
-        await_true(store.exists)
-        await_true(lambda: all(map(has_introduced_itself, come)))
-        time.sleep(0.5)  # in which the others hear of it
+        await_introduced(store, size - 1)
         killed = ranks.signal(victim, signal.SIGKILL)
-        said = ranks.hear(*(rank for rank in come if rank != victim))
+        said = ranks.hear(*(rank for rank in range(size - 1) if rank != victim))
     assert_named(said, victim, killed, soon(layout))
+
+
+@pytest.mark.parametrize("victim", cases([0, 1], quick=["0"]))
+def test_death_in_init_that_only_the_node_has_seen(victim: int, tmp_path: Path) -> None:
+    """The rank of another node comes when all who saw it have given up and ended."""
+    store = tmp_path / "store"
+    with Ranks(3, form_group, f"file://{store}", 3, layout="aab") as ranks:
+        await_introduced(store, 2)
+        ranks.signal(victim, signal.SIGKILL)
+        ranks.hear(1 - victim)
+        ranks.processes[1 - victim].join(LIMIT)
+        ranks.tell(2)
+        come = time.monotonic()
+        said = ranks.hear(2)
+    assert_named(said, victim, come, SOON_ELSEWHERE)
 
 
 @pytest.mark.parametrize("layout", cases(["aaa", "abc"], quick=["aaa"]))

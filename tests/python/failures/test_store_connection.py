@@ -9,6 +9,7 @@ import signal
 import time
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from harness.cases import cases
 from harness.fates import Ranks, Said
 from harness.network import free_port
 from torch._C._distributed_c10d import TCPStore
+
+import torch_hbmcomm as hbmcomm
 
 pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
 
@@ -112,9 +115,29 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def connections_to(port: int) -> int:
+    """The connections of this process to a port of this machine, over IPv4 or IPv6."""
+    own = {os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+    rows = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path("/proc/self/net", table).read_text().splitlines()[1:]
+    ]
+    return sum(row[2].endswith(f":{port:04X}") and f"socket:[{row[9]}]" in own for row in rows)
+
+
+def await_own_connection(port: int) -> None:
+    """Ask the store, which opens a connection beside PyTorch's, and wait for it, 30 s at most."""
+    hbmcomm.monitored_barrier()
+    until = time.monotonic() + 30
+    while connections_to(port) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+
+
 def many_groups(pipe: Connection, rank: int, url: str, size: int, count: int) -> tuple[int, int]:
     """The descriptors after a tenth of the groups, and after all of them."""
     form(url, rank, size)
+    await_own_connection(int(url.rpartition(":")[2]))
     found = []
     for number in range(count):
         group = dist.new_group(list(range(size)))
@@ -143,6 +166,28 @@ def test_groups_take_no_descriptors(layout: str, count: int) -> None:
             assert not said.error, said
             few, many = said.value
             assert many <= few, said
+
+
+def connections_of_groups(pipe: Connection, rank: int, url: str, size: int) -> tuple[int, int]:
+    """The connections to the store after three groups were made, and after a barrier that asks it
+    again."""
+    form(url, rank, size)
+    for _ in range(2):
+        dist.all_reduce(torch.ones(1), group=dist.new_group(list(range(size))))
+    port = int(url.rpartition(":")[2])
+    made = connections_to(port)
+    await_own_connection(port)
+    asked = connections_to(port)
+    dist.barrier()
+    return made, asked
+
+
+def test_groups_on_one_node_share_pytorchs_connection() -> None:
+    """A name server that does not answer holds up the store at each connection."""
+    with Ranks(3, connections_of_groups, served_by_rank_0(), 3, layout="aaa") as ranks:
+        said = ranks.hear(0, 1, 2)
+    assert [each.error for each in said] == [""] * 3, said
+    assert [each.value for each in said] == [(1, 2)] * 3, said
 
 
 def few_descriptors(pipe: Connection, rank: int, port: int, size: int, spare: int) -> None:

@@ -1,0 +1,85 @@
+#include "communicator/connect/crowd.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstdlib>
+
+namespace hbm {
+namespace {
+
+constexpr size_t kNodeChunk = 128 << 10;  // larger ones leave the processor's cache
+constexpr size_t kCrowdedNodeChunk = 1 << 20;
+constexpr size_t kChunksOfAnArea = 4;  // two slots of two
+constexpr size_t kCpusOfADigit = 4;
+constexpr char kDigits[] = "0123456789abcdef";
+
+unsigned value_of(char digit) {
+  const char text[] = {digit, '\0'};
+  return static_cast<unsigned>(std::strtoul(text, nullptr, 16));
+}
+
+}  // namespace
+
+std::string allowed_processors() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) {  // a kernel of more than CPU_SETSIZE
+    for (long cpu = 0; cpu < std::min<long>(sysconf(_SC_NPROCESSORS_ONLN), CPU_SETSIZE); ++cpu) {
+      CPU_SET(static_cast<size_t>(cpu), &allowed);
+    }
+  }
+  std::string mask;
+  for (size_t first = 0; first < CPU_SETSIZE; first += kCpusOfADigit) {
+    unsigned digit = 0;
+    for (size_t i = 0; i < kCpusOfADigit; ++i) {
+      if (CPU_ISSET(first + i, &allowed)) digit |= 1u << i;
+    }
+    mask += kDigits[digit];
+  }
+  return mask.substr(0, mask.find_last_not_of('0') + 1);
+}
+
+size_t count_processors(const std::vector<std::string>& masks) {
+  std::vector<unsigned> all;
+  for (const std::string& mask : masks) {
+    all.resize(std::max(all.size(), mask.size()));
+    for (size_t i = 0; i < mask.size(); ++i) all[i] |= value_of(mask[i]);
+  }
+  size_t count = 0;
+  for (const unsigned digit : all) count += static_cast<size_t>(std::popcount(digit));
+  return count;
+}
+
+int most_ranks(int ranks) {
+  static std::atomic<int> most{1};
+  int seen = most.load();
+  while (seen < ranks && !most.compare_exchange_weak(seen, ranks)) {
+  }
+  return std::max(seen, ranks);
+}
+
+Crowd crowd_of(const std::vector<int>& local, const std::vector<bootstrap::Member>& members) {
+  Crowd crowd;
+  crowd.ranks = static_cast<int>(local.size());
+  std::vector<std::string> masks;
+  for (const int rank : local) {
+    const bootstrap::Member& member = members[static_cast<size_t>(rank)];
+    crowd.ranks = std::max(crowd.ranks, std::atoi(member.most_ranks.c_str()));
+    masks.push_back(member.processors);
+  }
+  crowd.processors = std::max<size_t>(1, count_processors(masks));
+  return crowd;
+}
+
+size_t node_chunk(size_t chunk_bytes, uint64_t staging_bytes, bool crowded) {
+  size_t chunk = std::min(kNodeChunk, chunk_bytes);
+  if (!crowded) return chunk;
+  while (chunk < kCrowdedNodeChunk && 2 * chunk * kChunksOfAnArea <= staging_bytes / 2) chunk *= 2;
+  return chunk;
+}
+
+}  // namespace hbm

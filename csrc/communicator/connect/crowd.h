@@ -1,0 +1,45 @@
+// How many ranks of a machine want how many processors. Where ranks are more, each wait lasts until
+// the others have had their turns: they do not spin, and stage more at a time so as to wait less
+// often.
+//
+// Threads: any.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "bootstrap/rendezvous.h"
+
+namespace hbm {
+
+// Where a rank may run, as it tells the others: a mask in hexadecimal, whose first digit has
+// processors 0 to 3.
+std::string allowed_processors();
+
+// The processors in any of these masks.
+size_t count_processors(const std::vector<std::string>& masks);
+
+// The most ranks of one machine that a group of this process had; `ranks`: of the latest.
+int most_ranks(int ranks);
+
+struct Crowd {
+  int ranks = 1;
+  size_t processors = 1;
+
+  bool crowded() const noexcept { return static_cast<size_t>(ranks) > processors; }
+};
+
+// The crowd of the ranks `local` of one machine: the same for all of them. It counts the ranks of
+// the largest group that any of them has been in, because those of other groups want processors
+// too.
+Crowd crowd_of(const std::vector<int>& local, const std::vector<bootstrap::Member>& members);
+
+// The bytes that a rank of a node stages at a time: few enough for the processor's cache, and at
+// most `chunk_bytes`, the group's chunk over MPI. In a crowd each chunk costs a turn of every rank
+// on a processor, so it is doubled, up to a megabyte, as long as an area takes at most half of
+// `staging_bytes`.
+size_t node_chunk(size_t chunk_bytes, uint64_t staging_bytes, bool crowded);
+
+}  // namespace hbm

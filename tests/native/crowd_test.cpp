@@ -1,0 +1,132 @@
+// How many ranks want how many processors, and what a group stages at a time by that.
+#include "communicator/connect/crowd.h"
+
+#include <gtest/gtest.h>
+#include <sched.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "communicator/connect/connect.h"
+#include "file_store.h"
+#include "forked_ranks.h"
+
+namespace hbm {
+namespace {
+
+using bootstrap::Member;
+
+constexpr uint64_t kStagingBytes = uint64_t{1} << 30;
+constexpr size_t kKiB = 1024;
+
+std::vector<int> allowed_cpus() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  EXPECT_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+  std::vector<int> cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(static_cast<size_t>(cpu), &allowed)) cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
+void run_on(int cpu) {
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(static_cast<size_t>(cpu), &one);
+  ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+}
+
+Member member(const std::string& processors, const std::string& most_ranks = "1") {
+  Member made;
+  made.processors = processors;
+  made.most_ranks = most_ranks;
+  return made;
+}
+
+GroupConnection connected(const ForkedRank& rank) {
+  const auto store = std::make_shared<FileStore>(rank.directory);
+  const auto patience = std::chrono::minutes(1);
+  return connect({.store = store,
+                  .job_store = store,
+                  .global_ranks = {},
+                  .heartbeat = patience,
+                  .rank = rank.rank,
+                  .size = rank.size,
+                  .group = "group g",
+                  .deadline = std::chrono::steady_clock::now() + patience,
+                  .version = "test",
+                  .parameter_server = "",
+                  .policy = memory::Policy::kDdr,
+                  .staging_bytes = kStagingBytes});
+}
+
+TEST(Processors, AreThoseThatTheThreadMayRunOn) {
+  const std::vector<int> all = allowed_cpus();
+  EXPECT_EQ(count_processors({allowed_processors()}), all.size());
+  run_forked([&] {
+    run_on(all.back());
+    const std::string mask = allowed_processors();
+    EXPECT_EQ(mask.size(), static_cast<size_t>(all.back()) / 4 + 1);
+    EXPECT_EQ(mask.back(), "1248"[all.back() % 4]);
+    EXPECT_EQ(count_processors({mask}), 1u);
+  });
+}
+
+TEST(Processors, OfSeveralMasksCountOnce) {
+  EXPECT_EQ(count_processors({}), 0u);
+  EXPECT_EQ(count_processors({"", "f"}), 4u);
+  EXPECT_EQ(count_processors({"3", "6", "001"}), 4u);
+  EXPECT_EQ(count_processors({"ff", "0ff"}), 12u);
+}
+
+TEST(Crowd, HasTheRanksAndTheProcessorsOfOneMachine) {
+  const std::vector<Member> members = {member("3"), member("f"), member("3"), member("3")};
+  EXPECT_TRUE(crowd_of({0, 2, 3}, members).crowded());
+  EXPECT_FALSE(crowd_of({0, 2}, members).crowded());
+  EXPECT_FALSE(crowd_of({0, 1, 2, 3}, members).crowded());
+  const std::vector<Member> bound = {member("1"), member("2"), member("4"), member("8")};
+  EXPECT_FALSE(crowd_of({0, 1, 2, 3}, bound).crowded());
+}
+
+TEST(Crowd, CountsTheRanksOfOtherGroupsOnAllOfItsRanks) {
+  const std::vector<Member> members = {member("3"), member("3", "8")};
+  const Crowd crowd = crowd_of({0, 1}, members);
+  EXPECT_EQ(crowd.ranks, 8);
+  EXPECT_EQ(crowd.processors, 2u);
+  run_forked([] {
+    EXPECT_EQ(most_ranks(1), 1);
+    EXPECT_EQ(most_ranks(8), 8);
+    EXPECT_EQ(most_ranks(2), 8);
+  });
+}
+
+TEST(NodeChunk, IsLargerInACrowdIfThereIsRoom) {
+  EXPECT_EQ(node_chunk(512 * kKiB, kStagingBytes, false), 128 * kKiB);
+  EXPECT_EQ(node_chunk(64 * kKiB, kStagingBytes, false), 64 * kKiB);
+  EXPECT_EQ(node_chunk(512 * kKiB, kStagingBytes, true), 1024 * kKiB);
+  EXPECT_EQ(node_chunk(64 * kKiB, 2048 * kKiB, true), 256 * kKiB);
+  EXPECT_EQ(node_chunk(4 * kKiB, 32 * kKiB, true), 4 * kKiB);
+}
+
+// Ranks that share a processor stage a megabyte at a time, ranks with one each an eighth of that.
+TEST(Crowd, DecidesWhatItsGroupsStage) {
+  const std::vector<int> cpus = allowed_cpus();
+  for (const bool together : {true, false}) {
+    if (!together && cpus.size() < 2) continue;
+    run_forked_ranks(2, [&](const ForkedRank& rank) {
+      run_on(together || rank.rank == 0 ? cpus.front() : cpus.back());
+      const GroupConnection made = connected(rank);
+      EXPECT_EQ(made.crowded, together);
+      const size_t area = made.communicator->memory().slots_bytes;
+      EXPECT_GT(area, (together ? 4096 : 512) * kKiB);
+      EXPECT_LT(area, (together ? 4096 : 512) * kKiB + 128 * kKiB);
+      made.peers->stop();
+    });
+  }
+}
+
+}  // namespace
+}  // namespace hbm

@@ -1,0 +1,56 @@
+// Sums of integers in a wider type, and means of them.
+#include "kernels/partial_sum.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+namespace hbm {
+namespace {
+
+TEST(PartialSum, FitsAsManyRanksAsItSays) {
+  EXPECT_EQ(partial_sum_type(Dtype::kInt8, 256), Dtype::kInt16);
+  EXPECT_EQ(partial_sum_type(Dtype::kInt8, 257), Dtype::kInt32);
+  EXPECT_EQ(partial_sum_type(Dtype::kUInt8, 256), Dtype::kUInt16);
+  EXPECT_EQ(partial_sum_type(Dtype::kUInt8, 257), Dtype::kUInt32);
+  EXPECT_EQ(partial_sum_type(Dtype::kInt16, 65'536), Dtype::kInt32);
+  EXPECT_EQ(partial_sum_type(Dtype::kUInt16, 65'537), Dtype::kUInt64);
+  EXPECT_EQ(partial_sum_type(Dtype::kUInt32, 2), Dtype::kUInt64);
+  EXPECT_EQ(partial_sum_type(Dtype::kInt32, 100'000), Dtype::kInt64);
+  for (const Dtype dtype : {Dtype::kBool, Dtype::kInt64, Dtype::kUInt64, Dtype::kFloat16}) {
+    EXPECT_EQ(partial_sum_type(dtype, 2), std::nullopt);
+  }
+}
+
+TEST(PartialSum, KeepsTheSignWhenItWidens) {
+  const std::vector<int8_t> values = {-128, -1, 0, 127};
+  std::vector<int16_t> wide(values.size());
+  widen(wide.data(), Dtype::kInt16, values.data(), Dtype::kInt8, values.size());
+  EXPECT_EQ(wide, (std::vector<int16_t>{-128, -1, 0, 127}));
+  const std::vector<uint8_t> bytes = {0, 255};
+  std::vector<uint32_t> words(bytes.size());
+  widen(words.data(), Dtype::kUInt32, bytes.data(), Dtype::kUInt8, bytes.size());
+  EXPECT_EQ(words, (std::vector<uint32_t>{0, 255}));
+}
+
+// Towards zero, and over one of the sources, which is wider.
+TEST(PartialSum, AverageMayReplaceASource) {
+  constexpr size_t kCount = 10'007;
+  std::vector<int16_t> one(kCount), other(kCount);
+  std::iota(one.begin(), one.end(), static_cast<int16_t>(-5'000));
+  std::iota(other.begin(), other.end(), static_cast<int16_t>(-5'001));
+  std::vector<int8_t> expected;
+  for (size_t i = 0; i < kCount; ++i) {
+    expected.push_back(static_cast<int8_t>((one[i] + other[i]) / 100));
+  }
+  const void* const sources[] = {one.data(), other.data()};
+  average(one.data(), Dtype::kInt8, sources, 2, kCount, Dtype::kInt16, 100);
+  const auto* const found = reinterpret_cast<const int8_t*>(one.data());
+  EXPECT_EQ(std::vector<int8_t>(found, found + kCount), expected);
+}
+
+}  // namespace
+}  // namespace hbm
