@@ -6,6 +6,7 @@ A sample is one job: a rank is killed (SIGKILL), and the time until the slowest 
 its error is taken. When it is killed:
 
     allreduce  in the middle of small ones, which all ranks repeat
+    init       in init_process_group, when it and all others but rank 1 have introduced themselves
     new_group  when all others wait for it there
 
 A layout names each rank's node, by HBMCOMM_NODE_ID: "aabb" is two nodes of two ranks, on this
@@ -55,7 +56,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 MPI = "mpich"
 CONTENDERS = {"hbm": "hbm", "gloo": "PyTorch's own backend", MPI: "MPI itself, without a launcher"}
-SITUATIONS = ("allreduce", "new_group")
+SITUATIONS = ("allreduce", "init", "new_group")
+_LATE = 1  # the rank that never comes, in init
+_INTRODUCTION = {"hbm": "rendezvous1/rendezvous/", "gloo": "cpu//0/"}  # key in the store: + rank
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ class FailurePlan:
         check_counts(self, {"timeout": 1, "rounds": 1})
         if short := [layout for layout in self.layouts if len(layout) < 2]:
             raise ValueError(f"a layout of two ranks or more is needed, not {short[0]!r}")
+        if "init" in self.situations and min(map(len, self.layouts), default=3) < 3:
+            raise ValueError("init needs layouts of three ranks or more: one never comes")
 
 
 def _rank(
@@ -85,16 +90,25 @@ def _rank(
     torch.set_num_threads(1)
     size = len(layout)
     start, limit = timedelta(seconds=_START_SECONDS), timedelta(seconds=timeout)
-    dist.init_process_group(backend, init_method=url, rank=rank, world_size=size, timeout=start)
-    dist.all_reduce(torch.ones(1))
-    group = dist.new_group(timeout=limit)
-    dist.all_reduce(torch.ones(1), group=group)
+
+    def init(timeout: timedelta) -> dist.ProcessGroup:
+        dist.init_process_group(
+            backend, init_method=url, rank=rank, world_size=size, timeout=timeout
+        )
+        dist.all_reduce(torch.ones(1))
+        group: dist.ProcessGroup = dist.new_group(timeout=limit)
+        return group
+
+    if situation != "init":
+        group = init(start)
+        dist.all_reduce(torch.ones(1), group=group)
     pipe.send("ready")
-    text = ""
+    if (situation, rank) in (("init", _LATE), ("new_group", size - 1)):
+        signal.pause()
     try:
+        if situation == "init":
+            group = init(limit)
         if situation == "new_group":
-            if rank == size - 1:
-                signal.pause()
             dist.new_group(list(range(size)), timeout=limit)
         while True:
             dist.all_reduce(torch.ones(1), group=group)
@@ -103,18 +117,28 @@ def _rank(
     pipe.send((time.monotonic(), text))
 
 
+def _await_introduction(store: Path, rank: int, backend: str) -> None:
+    """Wait until the rank has told the others, in the store, that it is there."""
+    key = f"{_INTRODUCTION[backend]}{rank}".encode()
+    end = time.monotonic() + _START_SECONDS
+    while not (store.exists() and key in store.read_bytes()):
+        if time.monotonic() > end:
+            raise RuntimeError(f"rank {rank} did not come for {_START_SECONDS:.0f} s")
+        time.sleep(0.01)
+
+
 def _seconds(backend: str, layout: str, situation: str, timeout: float) -> tuple[float, bool]:
     """Return the seconds until the slowest has its error, and whether all errors name the rank."""
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["torch", "torch.distributed"])
     victim = len(layout) - 1
     with tempfile.TemporaryDirectory(prefix="hbmcomm-bench-") as folder:
-        url = f"file://{Path(folder) / 'store'}"
+        store = Path(folder) / "store"
         ranks, pipes = [], []
         try:
             for rank in range(len(layout)):
                 ours, theirs = processes.Pipe()
-                arguments = (theirs, rank, backend, layout, situation, timeout, url)
+                arguments = (theirs, rank, backend, layout, situation, timeout, f"file://{store}")
                 process = processes.Process(target=_rank, args=arguments)
                 process.start()
                 theirs.close()
@@ -122,12 +146,15 @@ def _seconds(backend: str, layout: str, situation: str, timeout: float) -> tuple
                 pipes.append(ours)
             for rank, pipe in enumerate(pipes):
                 _hear(pipe, rank, _START_SECONDS)
+            if situation == "init":
+                _await_introduction(store, victim, backend)
             time.sleep(_BEFORE_SECONDS)
             killed = time.monotonic()
             ranks[victim].kill()
             said = [
                 _hear(pipe, rank, 2 * timeout + _START_SECONDS)
                 for rank, pipe in enumerate(pipes[:victim])
+                if (situation, rank) != ("init", _LATE)
             ]
         finally:
             for process in ranks:

@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from benchmarks import failures
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -23,8 +26,22 @@ def test_deaths_are_measured(tmp_path: Path) -> None:
         (each["situation"], each["layout"], each["contender"]): each["values"]["named"]
         for each in json.loads(file.read_text())["measurements"]
     }
-    for situation in ("allreduce", "new_group"):
+    for situation in ("allreduce", "init", "new_group"):
         for layout in ("aaa", "aab"):
             assert found[situation, layout, "hbm"] == 1
             assert (situation, layout, "gloo") in found
             assert found.get((situation, layout, "mpich"), 0) == 0, "MPI names nobody"
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        (["--situations", "lunch"], "lunch"),
+        (["--layouts", "a", "--situations", "allreduce"], "a layout of two ranks or more"),
+        (["--layouts", "aaa,ab"], "init needs layouts of three ranks or more"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options: list[str], cause: str) -> None:
+    result = CliRunner().invoke(failures.app, options)
+    assert result.exit_code == 2
+    assert cause in " ".join(result.output.split())
