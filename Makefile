@@ -24,7 +24,8 @@ BUILD_PACKAGES := g++ python3-dev python3-venv libhwloc-dev libibverbs-dev libme
   libnuma-dev librdmacm-dev libssl-dev
 TEST_PACKAGES := iproute2 libgtest-dev mpich
 AARCH64_PACKAGES := g++-aarch64-linux-gnu googletest qemu-user
-FULL_PACKAGES := $(AARCH64_PACKAGES) clang iperf3 libclang-rt-dev munge slurm-wlm
+FULL_PACKAGES := $(AARCH64_PACKAGES) clang containernetworking-plugins iperf3 libclang-rt-dev \
+  munge podman runc slurm-wlm
 LONG_PACKAGES := debootstrap
 TIDY_PACKAGES := clang clang-tidy
 VM_PACKAGES := busybox-static ibverbs-providers ibverbs-utils kmod perftest qemu-system-x86 \

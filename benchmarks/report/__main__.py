@@ -12,6 +12,7 @@ import typer
 from benchmarks.plot import read
 from benchmarks.report import page
 from benchmarks.report.connections import CONNECTIONS
+from benchmarks.report.containers import CONTAINERS
 from benchmarks.report.dropping import TABLE_1
 from benchmarks.report.experiment import Experiment, Run
 from benchmarks.report.memory_box import ASYNC_SGD, CLIENTS
@@ -21,7 +22,17 @@ from benchmarks.report.scaling import SCALING
 from torch_hbmcomm.bench.result import Result
 
 EXPERIMENTS = {
-    one.name: one for one in (PROCESSES, CLIENTS, ASYNC_SGD, CONNECTIONS, TABLE_1, NODES, SCALING)
+    one.name: one
+    for one in (
+        PROCESSES,
+        CONTAINERS,
+        CLIENTS,
+        ASYNC_SGD,
+        CONNECTIONS,
+        TABLE_1,
+        NODES,
+        SCALING,
+    )
 }
 _LAST_LINES = 3
 

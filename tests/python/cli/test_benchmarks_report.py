@@ -15,6 +15,7 @@ from benchmarks.collectives.two_nodes import measured
 from benchmarks.report import page
 from benchmarks.report.__main__ import EXPERIMENTS, measure
 from benchmarks.report.connections import CONNECTIONS
+from benchmarks.report.containers import CONTAINERS, PAPER
 from benchmarks.report.dropping import TABLE_1
 from benchmarks.report.experiment import Run
 from benchmarks.report.memory_box import ASYNC_SGD
@@ -158,3 +159,19 @@ def test_nodes_stand_beside_what_the_link_needs() -> None:
         *("broadcast", "2 x 2", "2 MiB"),
         *("200.0", "300.0", "600.0", "1.50", "3.00", "1.50", "4.00"),
     ]
+
+
+def test_containers_stand_beside_the_host_and_the_paper() -> None:
+    of = {"collective": "allreduce", "bytes": 1 << 20}
+    times = {
+        "host": 2000.0, "1 container": 2200.0, "2 containers": 2000.0, "4 containers": 1800.0,
+        "2 containers apart": 8000.0, "4 containers apart": 9000.0,
+    }  # fmt: skip
+    measured = [Measurement(of, who, (us,)) for who, us in times.items()]
+    result = Result("containers", MACHINE, {}, measurements=measured)
+    assert [list(row) for row in CONTAINERS.table({"containers": result}).rows] == [
+        ["allreduce", "1 MiB", "2.00", "1.10", "1.00", "0.90", "4.00", "4.50", "1.01, 3.53, 3.71"]
+    ]
+    ratios = [time / host for host, *others in PAPER.values() for time in others]
+    assert f"{min(ratios[1::3]):.1f} to {max(ratios[1::3]):.1f}" in CONTAINERS.found[0]
+    assert f"{min(ratios[2::3]):.1f} to {max(ratios[2::3]):.1f}" in CONTAINERS.found[0]

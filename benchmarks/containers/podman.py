@@ -1,0 +1,134 @@
+"""Ranks of one group, divided over containers of this machine that podman runs.
+
+A container has the host's root file system, of which it keeps no change, a /dev/shm, namespaces and
+a seccomp filter of its own, and a folder that all of them share.
+
+REQUIRES: root, podman and runc.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+PODMAN = ("podman", "--cgroup-manager=cgroupfs", "--runtime=runc")
+LIMITS = ("--ulimit=nofile=4096:4096", "--ulimit=nproc=4096:4096")
+_HOST_ROOT = ("--rootfs", "/:O")  # with what is written laid over it
+
+OUTPUT = "output"
+
+# $1 is the first rank, $2 the number of ranks, the rest their command. Ends with the status of a
+# rank that failed.
+_RANKS = """
+first=$1 count=$2
+shift 2
+for local in $(seq 0 $((count - 1))); do
+  RANK=$((first + local)) LOCAL_RANK=$local "$@" &
+  started="$started $!"
+done
+status=0
+for rank in $started; do wait $rank || status=$?; done
+exit $status
+"""
+
+
+@dataclass(frozen=True)
+class Division:
+    """Where the ranks of a group run.
+
+    containers: how many share them in equal parts, in the order of the ranks; 0: on the host.
+    meeting: whether the containers share HBMCOMM_SOCKET_DIR, and have no network: they are one node
+        then. Otherwise they have podman's bridge, and each is a node of its own.
+    """
+
+    containers: int
+    meeting: bool = True
+
+    def __str__(self) -> str:
+        if self.containers == 0:
+            return "host"
+        plural = "s" if self.containers > 1 else ""
+        return f"{self.containers} container{plural}{'' if self.meeting else ' apart'}"
+
+
+@cache
+def why_unavailable() -> str | None:
+    """Return why no container can be run here, or None."""
+    if os.geteuid() != 0 or not all(map(shutil.which, ("podman", "runc"))):
+        return "containers need root, podman and runc"
+    tried = subprocess.run(
+        [*PODMAN, "run", "--rm", "--network=none", *LIMITS, *_HOST_ROOT, "true"],
+        capture_output=True,
+        text=True,
+    )
+    return f"podman runs no container here: {tried.stderr.strip()}" if tried.returncode else None
+
+
+@contextmanager
+def started(
+    division: Division,
+    ranks: int,
+    command: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start `ranks` ranks: `command`, with RANK, LOCAL_RANK, WORLD_SIZE and `environment`.
+
+    Yields a process for each container, which ends with its ranks; all are killed when the block
+    ends, and the containers removed.
+
+    folder: empty, seen by all at the same path; they write to `OUTPUT` there.
+    """
+    parts = max(division.containers, 1)
+    each, left = divmod(ranks, parts)
+    if left:
+        raise ValueError(f"{ranks} ranks cannot be divided equally over {parts} containers")
+    settings = {**environment, "WORLD_SIZE": str(ranks)}
+    if division.containers and division.meeting:
+        settings["HBMCOMM_SOCKET_DIR"] = str(folder)
+    with ExitStack() as stack:
+        output = stack.enter_context((folder / OUTPUT).open("a"))
+        running = []
+        for part in range(parts):
+            job = ["sh", "-c", _RANKS, "sh", str(part * each), str(each), *command]
+            if division.containers:
+                name = f"{folder.name}-{part}"
+                stack.callback(_podman, "rm", "--force", "--ignore", "--time=0", name)
+                job = [*_entering(name, division.meeting, folder, settings), *job]
+            process = subprocess.Popen(
+                job,
+                env={**os.environ, **settings},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            stack.callback(_end, process)
+            running.append(process)
+        yield running
+
+
+def _entering(name: str, meeting: bool, folder: Path, settings: Mapping[str, str]) -> Iterator[str]:
+    """Yield the words before a command that run it in a container."""
+    yield from (*PODMAN, "run", "--rm", f"--name={name}", *LIMITS)
+    yield f"--network={'none' if meeting else 'podman'}"
+    yield f"--volume={folder}:{folder}"
+    yield f"--workdir={Path.cwd()}"
+    yield from (f"--env={key}={value}" for key, value in settings.items())
+    yield from _HOST_ROOT
+
+
+def _podman(*arguments: str) -> None:
+    subprocess.run([*PODMAN, *arguments], stdout=subprocess.DEVNULL)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
