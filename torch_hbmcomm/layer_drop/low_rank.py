@@ -292,8 +292,8 @@ class BucketFactors:
             values = self._cached(matrix)
             left = left.to(values.dtype)
             right.copy_((values.T @ left).mul_(factor))
-            rest = values.sub_(left @ (right.to(values.dtype) / self._factor).T)
-            self._cache.accumulated(matrix.name).copy_(rest.view(-1))
+            values.addmm_(left, right.to(values.dtype).T, alpha=-1 / self._factor)
+            self._cache.accumulated(matrix.name).copy_(values.view(-1))
 
     def restore(self, wire: torch.Tensor, buffer: torch.Tensor, scale: float) -> bool:
         """Write w L Rᵀ into the bucket. Returns whether all of it is finite.
@@ -305,7 +305,11 @@ class BucketFactors:
             matrix, begin = self._matrices[index], self._layers.begins[index]
             right = right.to(left.dtype)
             part = buffer[begin : begin + self._layers.counts[index]]
-            part.view(matrix.rows, matrix.columns).copy_(left @ right.T)
+            part = part.view(matrix.rows, matrix.columns)
+            if part.dtype == left.dtype:
+                torch.mm(left, right.T, out=part)
+            else:
+                part.copy_(left @ right.T)
             if finite:
                 self._rule.keep(matrix, right / (scale * self._rule.relaxation))
         return finite
