@@ -9,6 +9,7 @@ namespace hbm {
 namespace {
 
 constexpr const char* kVerdictKey = "verdict";
+constexpr std::chrono::seconds kAnswer{1};
 
 // The words of Gloo's rank 0; programs look for them.
 std::string torch_words(const std::vector<int>& missing, bool wait_all_ranks,
@@ -38,7 +39,7 @@ MonitoredBarrier::MonitoredBarrier(bootstrap::Participant participant, const Pee
 
 void MonitoredBarrier::pass(bool wait_all_ranks) const {
   try {
-    participant_.store->set(key_of(participant_.rank), "1", participant_.deadline);
+    participant_.store->set(key_of(participant_.rank), "1", answer_by());
     if (participant_.rank == 0) {
       decide(wait_all_ranks);
     } else {
@@ -65,8 +66,7 @@ void MonitoredBarrier::decide(bool wait_all_ranks) const {
     verdict = name_ + " timed out after " + duration_ + "; missing ranks: " + peers_.list(missing);
   }
   if (!gone.empty()) verdict += (late ? "; " : name_ + ": ") + tell(gone);
-  participant_.store->set(participant_.prefix + kVerdictKey, verdict,
-                          participant_.deadline + timeout_);
+  participant_.store->set(participant_.prefix + kVerdictKey, verdict, answer_by());
   if (missing.empty()) return;
   const ErrorKind kind = late ? ErrorKind::kTimeout : ErrorKind::kPeer;
   throw Error(gone.dead.empty() ? kind : ErrorKind::kDeath,
@@ -89,7 +89,7 @@ void MonitoredBarrier::await_verdict() const {
     throw Error(ErrorKind::kTimeout, name_ + " timed out after " + duration_ + "; missing ranks: " +
                                          peers_.list({0}) + torch_words(participant_.rank));
   }
-  const std::string verdict = participant_.store->get(key, deadline).value();
+  const std::string verdict = participant_.store->get(key, answer_by()).value();
   if (!verdict.empty()) throw Error(ErrorKind::kPeer, verdict + torch_words(participant_.rank));
 }
 
@@ -125,7 +125,12 @@ MonitoredBarrier::Gone MonitoredBarrier::gone_among(const std::vector<int>& rank
 }
 
 bool MonitoredBarrier::has_come(int rank) const {
-  return participant_.store->has({key_of(rank)}, participant_.deadline + timeout_);
+  return participant_.store->has({key_of(rank)}, answer_by());
+}
+
+// When the store has to have answered, which takes a while where the barrier has no time left, too.
+KeyValue::Deadline MonitoredBarrier::answer_by() const {
+  return std::max(participant_.deadline + timeout_, std::chrono::steady_clock::now() + kAnswer);
 }
 
 std::string MonitoredBarrier::key_of(int rank) const {

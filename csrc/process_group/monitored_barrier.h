@@ -41,6 +41,7 @@ class MonitoredBarrier {
   void await_verdict() const;
   std::optional<int> await_rank(int rank, bool wait_all_ranks) const;
   bool has_come(int rank) const;
+  KeyValue::Deadline answer_by() const;
   std::string key_of(int rank) const;
   Gone gone_among(const std::vector<int>& ranks) const;
   std::string tell(const Gone& gone) const;

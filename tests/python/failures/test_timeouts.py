@@ -314,3 +314,27 @@ def test_monitored_barrier_names_who_is_missing(ranks: int, wait_all: bool) -> N
     assert "Rank 0 timed out in monitoredBarrier" in message, message
     reached = "Rank 3 successfully reached monitoredBarrier, but received errors while waiting"
     assert f"{reached} for send/recv from rank 0" in outcomes[3][1], outcomes[3]
+
+
+def monitored_without_time(context: Context) -> list[str]:
+    import torch_hbmcomm as hbmcomm
+
+    errors = []
+    for _ in range(10):
+        try:
+            hbmcomm.monitored_barrier(timeout=timedelta(0))
+        except RuntimeError as error:
+            errors.append(str(error))
+    return errors
+
+
+@beyond_gloo
+@pytest.mark.ranks(2)
+def test_monitored_barrier_without_time_blames_no_store(ranks: int) -> None:
+    pool = Pool(ranks)
+    try:
+        outcomes = pool.run(monitored_without_time)
+    finally:
+        pool.kill()
+    for errors in outcomes:
+        assert all("monitored_barrier of" in error for error in errors), errors
