@@ -6,13 +6,16 @@ import torch
 from torch import nn
 
 
-def check_fills_memory(kind: str, name: str, tensor: torch.Tensor) -> None:
+def check_fills_memory(
+    kind: str, name: str, tensor: torch.Tensor, *, any_device: bool = False
+) -> None:
     """Check that a tensor can travel as one range of memory.
 
-    Raises TypeError for what is no dense CPU tensor, ValueError where the elements do not fill a
-    range of memory. kind: "parameter" or the like, for the message.
+    Raises TypeError for what is no dense tensor, or is not on the CPU unless `any_device`;
+    ValueError where the elements do not fill a range of memory. kind: "parameter" or the like, for
+    the message.
     """
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+    if not (any_device or tensor.is_cpu) or tensor.layout != torch.strided:
         raise TypeError(
             f"{kind} {name} is {tensor.layout} on {tensor.device}: only dense CPU tensors"
         )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -66,18 +67,28 @@ class BucketExchange:
         self._pipeline = pipeline
         self._rank = rank
         self._plans: dict[tuple[str, ...], BucketPlan] = {}
+        self._twins: dict[tuple[str, ...], HostTwin] = {}  # of buckets on an accelerator
 
     def submit(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start the exchange of a bucket; its future gets the bucket's buffer, filled by take()."""
         gradients = bucket.buffer()
         plan = self._plan(gradients.dtype, self._parameters.names(bucket.parameters()))
         totals = self._totals[gradients.dtype]
-        task = self._pipeline.submit(
-            partial(self._push, totals, gradients, plan),
-            partial(totals.take, gradients, plan.pieces),
-        )
-        promise: torch.futures.Future[Any] = torch.futures.Future()
-        task.add_done_callback(partial(_keep, promise, gradients))
+        promise: torch.futures.Future[Any]
+        give: Callable[[], AbstractContextManager[None]] = nullcontext
+        if gradients.is_cpu:
+            promise = torch.futures.Future()
+            push = partial(self._push, totals, gradients, plan)
+            take = partial(totals.take, gradients, plan.pieces)
+        else:
+            promise = torch.futures.Future(devices=[gradients.device])
+            twin = self._twin(plan, gradients)
+            twin.fetch(gradients)
+            push = partial(self._push, totals, twin.values, plan, twin.wait)
+            take = partial(totals.take, twin.values, plan.pieces)
+            give = partial(twin.giving, gradients)
+        task = self._pipeline.submit(push, take)
+        task.add_done_callback(partial(_keep, promise, gradients, give))
         return promise.then(torch.futures.Future.value)  # which raises, where DDP looks for it
 
     def take_all(self) -> Flats:
@@ -108,9 +119,20 @@ class BucketExchange:
             self._plans[names] = BucketPlan(layout, names, layout.bucket(names))
         return self._plans[names]
 
+    def _twin(self, plan: BucketPlan, gradients: torch.Tensor) -> HostTwin:
+        known = self._twins.get(plan.names)
+        if known is None:
+            known = self._twins[plan.names] = HostTwin(gradients)
+        return known
+
     def _push(
-        self, totals: Totals, gradients: torch.Tensor, plan: BucketPlan
+        self,
+        totals: Totals,
+        gradients: torch.Tensor,
+        plan: BucketPlan,
+        wait: Callable[[], None] = lambda: None,
     ) -> list[list[smb.Future]]:
+        wait()
         if cleared := plan.clear_not_finite(gradients):
             self.refused += len(cleared)
             warnings.warn(
@@ -122,9 +144,43 @@ class BucketExchange:
         return totals.push(gradients, plan.pieces)
 
 
-def _keep(promise: torch.futures.Future[Any], value: torch.Tensor, task: Future[None]) -> None:
+class HostTwin:
+    """A bucket's gradients in pinned memory of the host, for one of an accelerator.
+
+    fetch() queues a copy from the device on the current stream, which wait() waits for, in the
+    pipeline's thread. giving() queues the copy back on a stream of its own, current within it: a
+    future that gets its result there lets whoever waits for it wait for the copy.
+    """
+
+    def __init__(self, gradients: torch.Tensor) -> None:
+        self.values = torch.empty(gradients.shape, dtype=gradients.dtype, pin_memory=True)
+        self._arrived = torch.Event(device=gradients.device)
+        self._stream = torch.Stream(device=gradients.device)
+
+    def fetch(self, gradients: torch.Tensor) -> None:
+        self.values.copy_(gradients, non_blocking=True)
+        self._arrived.record(torch.accelerator.current_stream(gradients.device))
+
+    def wait(self) -> None:
+        self._arrived.synchronize()
+
+    @contextmanager
+    def giving(self, gradients: torch.Tensor) -> Iterator[None]:
+        with self._stream:
+            gradients.record_stream(self._stream)
+            gradients.copy_(self.values, non_blocking=True)
+            yield
+
+
+def _keep(
+    promise: torch.futures.Future[Any],
+    value: torch.Tensor,
+    giving: Callable[[], AbstractContextManager[None]],
+    task: Future[None],
+) -> None:
     error = task.exception()
-    if error is None:
-        promise.set_result(value)
-    else:
+    if error is not None:
         promise.set_exception(error)
+        return
+    with giving():
+        promise.set_result(value)

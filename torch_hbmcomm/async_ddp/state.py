@@ -90,7 +90,7 @@ class AsyncState(Closeable):
         box: addresses or connections of the boxes, the same on every rank in the same order; None:
             those of the group (Options(parameter_server=...)). Each holds an equal share: 8 bytes
             per parameter, 4 more for each rank (8 if it is float64), and 12 for resync_every.
-        resync_every: steps of the source between two versions
+        resync_every: steps of the source between two versions; for parameters on the CPU
         source: the rank in the group
         name: of this job in the boxes' keys
         timeout: seconds to wait for other ranks in drain()
@@ -237,6 +237,13 @@ class AsyncState(Closeable):
     ) -> tuple[AsyncHookConfig, str]:
         """Connect, and return what all ranks have to agree on, and a unique name for the job."""
         named = trained(self._ddp)
+        devices = {parameter.device for parameter in named.values() if not parameter.is_cpu}
+        if resync_every is not None and devices:
+            raise ValueError(
+                f"resync_every with parameters on {', '.join(map(str, devices))}: versions are "
+                "read beside the training thread, whose streams that would have to follow; leave "
+                "it out, or train on the CPU"
+            )
         self._boxes = smb.all_of(self._group) if box is None else connect_boxes(box, resources)
         self._parameters = Parameters(named, len(self._boxes))
         config = AsyncHookConfig(resync_every, source, len(self._boxes))

@@ -25,6 +25,7 @@ class BucketLayers:
 
     names, begins, counts: of its parameters, in its order; begins and counts in elements.
     wire: the dtype in which survivors travel.
+    device: where the gradients lie.
     matrices: by parameter, where it can be approximated; None: it is always sent whole.
     """
 
@@ -34,6 +35,7 @@ class BucketLayers:
     layers: Sequence[Layer]
     wire: torch.dtype
     matrices: tuple[Matrix | None, ...]
+    device: torch.device
 
     @property
     def nbytes(self) -> int:
@@ -159,7 +161,7 @@ class Buckets:
                 replace(layer, always=matrix is None)
                 for layer, matrix in zip(layers, matrices, strict=True)
             ]
-        return BucketLayers(names, begins, counts, layers, wire, matrices)
+        return BucketLayers(names, begins, counts, layers, wire, matrices, buffer.device)
 
 
 class _Parameters:

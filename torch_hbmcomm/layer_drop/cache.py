@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_hbmcomm import native
+from torch_hbmcomm.layer_drop import passes
 
 SavedState = Mapping[str, Any]
 
@@ -27,7 +27,6 @@ class Cache:
     """
 
     def __init__(self, dtype: torch.dtype | None = None, recoverable: bool = False) -> None:
-        self._native = native.load()
         self._dtype = dtype
         self._recoverable = recoverable
         self._rooms: dict[str, list[torch.Tensor]] = {}  # memory: one room, or two in turn
@@ -57,7 +56,7 @@ class Cache:
         """
         before = [self._held.get(name) for name in names]
         after = [self._room(*one) for one in zip(names, gradients, before, strict=True)]
-        found = self._native.layerdrop_accumulate(list(gradients), before, after, factor, squares)
+        found = passes.accumulate(gradients, before, after, factor, squares)
         self._changes.update(zip(names, after, strict=True))
         moments, nonzero = found.t().tolist()
         return moments, [flag == 0 for flag in nonzero]
@@ -88,7 +87,7 @@ class Cache:
         caches = [self.accumulated(name) for name in names]
         parts = [slice(cache.numel()) for cache in caches] if parts is None else parts
         packed = [cache[part] for cache, part in zip(caches, parts, strict=True)]
-        self._native.layerdrop_pack(packed, wire, factor, 1 / factor)
+        passes.pack(packed, wire, factor, 1 / factor)
         for name, cache, part in zip(names, caches, parts, strict=True):
             if wire.dtype.itemsize >= cache.dtype.itemsize and part.stop == cache.numel():
                 self._changes[name] = None
@@ -152,7 +151,7 @@ class Cache:
                 return room
         wide = gradient.dtype == torch.float64
         dtype = torch.float64 if wide else self._dtype or torch.float32
-        rooms.append(torch.empty(gradient.numel(), dtype=dtype))
+        rooms.append(torch.empty(gradient.numel(), dtype=dtype, device=gradient.device))
         return rooms[-1]
 
 

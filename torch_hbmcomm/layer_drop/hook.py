@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_hbmcomm import native
 from torch_hbmcomm.groups import check_no_hook, chosen_group, group_of_model
 from torch_hbmcomm.layer_drop.averaging import Averager
 from torch_hbmcomm.layer_drop.buckets import BucketLayers, Buckets
@@ -28,6 +27,7 @@ from torch_hbmcomm.layer_drop.optimizer import (
     move_to_gradients,
     optimizers_of,
 )
+from torch_hbmcomm.layer_drop.passes import unpack
 from torch_hbmcomm.layer_drop.statistics import (
     Statistics,
     warn_if_little_can_be_dropped,
@@ -89,7 +89,8 @@ class LayerDropState:
     on. Until the first is found, everything is sent.
 
     Args:
-        group: the model's, on any CPU backend; None is the default one
+        group: the model's, on any CPU backend; None is the default one. Parameters on an
+            accelerator need one that serves both devices, as "hbm" does
         ratio: see LayerDrop, as for every, warmup, representative, granularity, min_numel,
             always_send, max_age, cache_dtype, fixed_threshold, target, relaxation and damping; all
             of them the same on every rank
@@ -108,7 +109,7 @@ class LayerDropState:
         log_every: steps between two lines of the logger torch_hbmcomm.layer_drop on rank 0; None:
             no lines
 
-    Memory: a copy of the gradients, in cache_dtype.
+    Memory: a copy of the gradients, in cache_dtype, where they lie.
 
     A parameter whose gradient is zero on all ranks is not sent in that step, whatever is cached:
     with find_unused_parameters, DDP would discard what comes back for one that no rank used.
@@ -190,7 +191,6 @@ class LayerDropState:
         self._averager.check_equal(
             vars(self._config) | {"wire_dtype": wire_dtype, "scaler": self._scaler is not None}
         )
-        self._unpack = native.load().layerdrop_unpack
         self._undecided = False  # a step has run, and does not count yet
         self._finite = self._direct = True
         self._dropped: list[str] = []
@@ -320,7 +320,9 @@ class LayerDropState:
         wire = buffer.view(layers.wire)[: end + (0 if factors is None else factors.numel)]
         if not wire.numel():
             buffer.zero_()
-            done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            done: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+                devices=None if buffer.is_cpu else [buffer.device]
+            )
             done.set_result(buffer)
             return done
         self._cache.pack(
@@ -331,17 +333,17 @@ class LayerDropState:
         begins = [layers.begins[index] for index in whole]
         scale = self._scale()
 
-        def unpack(future: torch.futures.Future[Any]) -> torch.Tensor:
+        def spread(future: torch.futures.Future[Any]) -> torch.Tensor:
             future.value()  # raises what the allreduce did
             rights = wire[end:].clone()  # unpacking the rest writes over them
-            finite = self._unpack(wire[:end], buffer, begins, counts)
+            finite = unpack(wire[:end], buffer, begins, counts)
             if factors is not None:
                 finite &= factors.restore(rights, buffer, scale)
             if not finite:
                 self._finite = False
             return buffer
 
-        return self._averager.start(wire).then(unpack)
+        return self._averager.start(wire).then(spread)
 
     def _warn(self, layers: BucketLayers, moments: Sequence[float]) -> None:
         if self._scaler is None:

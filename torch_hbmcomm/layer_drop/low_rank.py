@@ -101,7 +101,7 @@ class LowRankRule:
         right = self._rights.get(matrix.name)
         return 0.0 if right is None else float(right[:, -1].double().square().sum())
 
-    def directions(self, matrix: Matrix, dtype: torch.dtype) -> torch.Tensor:
+    def directions(self, matrix: Matrix, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return R', with columns of norm 1.
 
         Half of them are of the step before: gradients go on in the directions that were sent. The
@@ -112,10 +112,11 @@ class LowRankRule:
         known = self._rights.get(matrix.name, torch.empty(matrix.columns, 0))
         if known.shape[0] != matrix.columns:  # of a checkpoint in another memory format
             known = torch.empty(matrix.columns, 0)
-        known = known[:, : (self.rank(matrix) + 1) // 2].to(dtype)
+        known = known[:, : (self.rank(matrix) + 1) // 2].to(device, dtype)
         shape = matrix.columns, self.rank(matrix) - known.shape[1]
         drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-        return torch.nn.functional.normalize(torch.cat([known, drawn], dim=1), dim=0)
+        both = torch.cat([known, drawn.to(device)], dim=1)
+        return torch.nn.functional.normalize(both, dim=0)
 
     def keep(self, matrix: Matrix, right: torch.Tensor) -> None:
         """Keep R for the next step."""
@@ -255,10 +256,11 @@ class BucketFactors:
         self.lefts = torch.empty(
             sum(rule.rank(matrix) * matrix.rows for matrix in self._matrices.values()),
             dtype=layers.wire,
+            device=layers.device,
         )
         for matrix, left in zip(self._matrices.values(), self._split_lefts(), strict=True):
             values = self._cached(matrix)
-            left.copy_((values @ rule.directions(matrix, values.dtype)).mul_(factor))
+            left.copy_((values @ rule.directions(matrix, values.dtype, values.device)).mul_(factor))
 
     def choose(self, indices: Collection[int]) -> None:
         """Leave out the parameters that are not in indices, and those whose left factor is not

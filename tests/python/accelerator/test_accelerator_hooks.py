@@ -1,0 +1,169 @@
+"""DDP's hooks of ours with parameters on the accelerator: the CPU's numbers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import Context, Pool, accelerator, beyond_gloo
+from harness.data import random_numbers
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import torch_hbmcomm as hbmcomm
+from torch_hbmcomm.layer_drop import passes
+
+pytestmark = [beyond_gloo, pytest.mark.ranks(2)]
+
+STEPS = 8
+
+
+def model_of(context: Context) -> nn.Module:
+    torch.manual_seed(context.seed)
+    return nn.Sequential(nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 32), nn.Linear(32, 5))
+
+
+def train(model: nn.Module, batches: list[torch.Tensor], momentum: float) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
+    for batch in batches:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+    return optimizer
+
+
+def check_layer_drop(context: Context, options: dict[str, Any]) -> None:
+    on_cpu = model_of(context)
+    on_device = copy.deepcopy(on_cpu).to(context.device)
+    batches = [random_numbers(context, (8, 40), torch.float32) for _ in range(STEPS)]
+    summaries = []
+    for model, its in (
+        (on_cpu, batches),
+        (on_device, [batch.to(context.device) for batch in batches]),
+    ):
+        ddp = DistributedDataParallel(model, bucket_cap_mb=0.01)
+        state = hbmcomm.LayerDropState(model=ddp, log_every=None, min_numel=16, **options)
+        ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+        optimizer = train(ddp, its, momentum=0.9)
+        summaries.append(state.summary())
+        state.drain(optimizer)
+    for ours, theirs in zip(on_device.parameters(), on_cpu.parameters(), strict=True):
+        torch.testing.assert_close(ours.detach().cpu(), theirs.detach())
+    assert summaries[0].keys() == summaries[1].keys()
+    assert summaries[1]["sent_share"] == pytest.approx(summaries[0]["sent_share"])
+    assert 0 < summaries[0]["sent_share"] < 1
+    for name, value in summaries[0].items():
+        assert summaries[1][name] == pytest.approx(value, rel=1e-4), name
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ratio": 0.7},
+        {"ratio": 0.9, "wire_dtype": torch.bfloat16},
+        {"ratio": 0.7, "target": "bytes", "every": 2},
+    ],
+    ids=["low rank", "damped, bfloat16", "bytes"],
+)
+def test_layer_drop(late_pool: Pool, options: dict[str, Any]) -> None:
+    late_pool.run(check_layer_drop, options)
+
+
+def check_passes(context: Context) -> None:
+    """Each pass over random tensors of each pair of types, some with a NaN or an infinity."""
+    draw = context.own_random
+    for _ in range(30):
+        cache, gradient = draw.choice(
+            [
+                (torch.float32, torch.float32),
+                (torch.float32, torch.bfloat16),
+                (torch.bfloat16, torch.bfloat16),
+                (torch.float32, torch.float16),
+                (torch.float64, torch.float64),
+            ]
+        )
+        counts = [draw.randrange(1, 300) for _ in range(3)]
+        gradients = [random_numbers(context, count, gradient) for count in counts]
+        gradients[1].zero_()
+        if draw.random() < 0.5:
+            gradients[2][0] = draw.choice([float("inf"), float("nan")])
+        before = [random_numbers(context, counts[0], cache), None, None]
+        after = [torch.empty(count, dtype=cache) for count in counts]
+        there = [each.to(context.device) for each in after]
+        squares, factor = draw.random() < 0.5, draw.choice([1.0, 0.25, 0.3])
+        right = passes.accumulate(gradients, before, after, factor, squares)
+        found = passes.accumulate(
+            [each.to(context.device) for each in gradients],
+            [None if each is None else each.to(context.device) for each in before],
+            there,
+            factor,
+            squares,
+        )
+        torch.testing.assert_close(found.cpu(), right, equal_nan=True)
+        for ours, theirs in zip(there, after, strict=True):
+            torch.testing.assert_close(ours.cpu(), theirs, rtol=0, atol=0, equal_nan=True)
+        wire = torch.empty(sum(counts), dtype=torch.bfloat16 if cache.itemsize == 4 else cache)
+        wire_there = wire.to(context.device)
+        passes.pack(after, wire, factor, 1 / factor)
+        passes.pack(there, wire_there, factor, 1 / factor)
+        torch.testing.assert_close(wire_there.cpu(), wire, rtol=0, atol=0, equal_nan=True)
+        for ours, theirs in zip(there, after, strict=True):
+            torch.testing.assert_close(ours.cpu(), theirs, rtol=0, atol=0, equal_nan=True)
+        begins = [2, 5 + counts[0], 9 + counts[0] + counts[1]]
+        buffer = torch.ones(sum(counts) + 12, dtype=gradient)
+        if gradient.itemsize < wire.dtype.itemsize:
+            continue
+        buffer_there = buffer.to(context.device)
+        finite = passes.unpack(wire, buffer, begins, counts)
+        assert passes.unpack(wire_there, buffer_there, begins, counts) == finite
+        torch.testing.assert_close(buffer_there.cpu(), buffer, rtol=0, atol=0, equal_nan=True)
+
+
+def test_passes(late_pool: Pool) -> None:
+    for _ in range(3):
+        late_pool.run(check_passes)
+
+
+def check_async_hook(context: Context) -> None:
+    """Exactly once: plain SGD's replicas on the CPU and on the device end with the same weights."""
+    late = accelerator.load()
+    group = dist.new_group(pg_options=hbmcomm.Options(parameter_server="auto"), backend="hbm")
+    start = model_of(context)
+    batch = random_numbers(context, (8, 40), torch.float32)
+    ends = []
+    for device in ("cpu", context.device):
+        model = copy.deepcopy(start).to(device)
+        ddp = DistributedDataParallel(model, process_group=group, broadcast_buffers=False)
+        state = hbmcomm.AsyncState(group, ddp)
+        ddp.register_comm_hook(state, hbmcomm.async_hook)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
+        here = batch.to(device)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            # The gradient does not depend on the weights, so the order of steps does not count.
+            loss = ddp(here).sum() * 0 + sum(
+                (parameter * (1.0 + here[0, 0])).sum() for parameter in ddp.module.parameters()
+            )
+            loss.backward()
+            optimizer.step()
+        state.drain(optimizer)
+        assert state.refused == 0
+        state.close()
+        ends.append([parameter.detach().cpu() for parameter in model.parameters()])
+    for ours, theirs in zip(ends[1], ends[0], strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert not torch.equal(ends[0][0], next(start.parameters()).detach())
+    assert late.pinned_counts()["freed_in_copy"] == 0
+    with pytest.raises(ValueError, match="resync_every with parameters on late:0"):
+        fresh = DistributedDataParallel(
+            model_of(context).to(context.device), process_group=group, broadcast_buffers=False
+        )
+        hbmcomm.AsyncState(group, fresh, resync_every=2)
+    dist.destroy_process_group(group)
+
+
+def test_async_hook(late_pool: Pool) -> None:
+    late_pool.run(check_async_hook)

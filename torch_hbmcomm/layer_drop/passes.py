@@ -1,0 +1,71 @@
+"""The passes of layer dropping over flat tensors: in the CPU's memory those of csrc/layerdrop.h, on
+an accelerator the same steps as operations of PyTorch's.
+
+Elements are rounded as csrc/layerdrop.h says. Sums over them may differ in their last bits, because
+each device adds in an order of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torch_hbmcomm import native
+
+
+def accumulate(
+    gradients: Sequence[torch.Tensor],
+    before: Sequence[torch.Tensor | None],
+    after: Sequence[torch.Tensor],
+    factor: float,
+    squares: bool,
+) -> torch.Tensor:
+    """Set after = before + factor * gradient, and return its moments and whether gradients are not
+    all zero, as csrc/layerdrop.h says."""
+    if not gradients or gradients[0].is_cpu:
+        found: torch.Tensor = native.load().layerdrop_accumulate(
+            list(gradients), list(before), list(after), factor, squares
+        )
+        return found
+    rows = []
+    for gradient, old, new in zip(gradients, before, after, strict=True):
+        total = gradient.to(_wide(gradient, new)) * factor
+        new.copy_(total if old is None else total.add_(old))
+        moment = torch.linalg.vector_norm(new, 2 if squares else 1, dtype=torch.float64)
+        any_left = gradient.ne(0).any().to(torch.float64)
+        rows.append(torch.stack([moment.square() if squares else moment, any_left]))
+    return torch.stack(rows)
+
+
+def pack(caches: Sequence[torch.Tensor], wire: torch.Tensor, factor: float, inverse: float) -> None:
+    """Put factor * each cache into the wire, and leave in the caches what rounding took away."""
+    if wire.is_cpu:
+        native.load().layerdrop_pack(list(caches), wire, factor, inverse)
+        return
+    parts = wire.split([cache.numel() for cache in caches])
+    for cache, part in zip(caches, parts, strict=True):
+        wide = _wide(cache, part)
+        part.copy_(cache.to(wide) * factor)
+        if part.dtype.itemsize < cache.dtype.itemsize:
+            rest = cache - part.to(wide) * inverse
+            cache.copy_(rest.masked_fill_(part.isfinite().logical_not_(), 0))
+
+
+def unpack(
+    wire: torch.Tensor, buffer: torch.Tensor, begins: Sequence[int], counts: Sequence[int]
+) -> bool:
+    """Spread the wire over the buffer, zero elsewhere; return whether all of it is finite."""
+    if wire.is_cpu:
+        finite: bool = native.load().layerdrop_unpack(wire, buffer, list(begins), list(counts))
+        return finite
+    parts = wire.clone().split(list(counts))  # the wire may lie at the buffer's beginning
+    buffer.zero_()
+    for begin, count, part in zip(begins, counts, parts, strict=True):
+        buffer[begin : begin + count].copy_(part)
+    return all(bool(part.isfinite().all()) for part in parts)
+
+
+def _wide(one: torch.Tensor, other: torch.Tensor) -> torch.dtype:
+    """Return the type in which elements are computed."""
+    return torch.float64 if torch.float64 in (one.dtype, other.dtype) else torch.float32
