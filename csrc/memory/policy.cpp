@@ -2,9 +2,12 @@
 
 #include <numa.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdlib>
+#include <fstream>
+#include <system_error>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -35,7 +38,34 @@ void say_absent(const std::string& message) {
   }
 }
 
+// What else than the kernel's files tells memkind, or hwloc for it, where HBM is.
+constexpr std::array<const char*, 5> kToldBy = {"MEMKIND_HBW_NODES", "MEMKIND_HBW_THRESHOLD",
+                                                "HWLOC_XMLFILE", "HWLOC_SYNTHETIC", "HWLOC_FSROOT"};
+
+bool is_number(const std::string& text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+}
+
+int availability(memkind_t kind) {
+  static const bool asks = may_have_hbm();  // memkind looks once in a process, too
+  if (kind != MEMKIND_DEFAULT && !asks) return MEMKIND_ERROR_MEMTYPE_NOT_AVAILABLE;
+  return memkind_check_available(kind);
+}
+
 }  // namespace
+
+bool may_have_hbm(const std::filesystem::path& nodes) {
+  const auto is_set = [](const char* name) { return std::getenv(name) != nullptr; };
+  if (std::any_of(kToldBy.begin(), kToldBy.end(), is_set)) return true;
+  std::string only;
+  std::ifstream(nodes / "has_memory") >> only;
+  if (!is_number(only)) return true;
+  for (const char* access : {"access0", "access1"}) {
+    std::error_code none;
+    if (std::filesystem::exists(nodes / ("node" + only) / access, none)) return true;
+  }
+  return false;
+}
 
 Policy parse_policy(const std::string& name) {
   for (size_t i = 0; i < kNames.size(); ++i) {
@@ -68,12 +98,12 @@ std::string memkind_message(int code) {
 }
 
 std::string why_unavailable(memkind_t kind) {
-  const int code = memkind_check_available(kind);
+  const int code = availability(kind);
   return code == MEMKIND_SUCCESS ? std::string() : memkind_message(code);
 }
 
 std::string why_unavailable_or_throw(memkind_t kind) {
-  if (memkind_check_available(kind) == MEMKIND_ERROR_ENVIRON) {
+  if (availability(kind) == MEMKIND_ERROR_ENVIRON) {
     throw Error(ErrorKind::kInvalid,
                 "memkind rejects its environment:" + setting("MEMKIND_HBW_NODES") +
                     setting("MEMKIND_HBW_THRESHOLD") + "; this machine has NUMA nodes 0 to " +

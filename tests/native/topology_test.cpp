@@ -8,6 +8,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "memory/cpu_binding.h"
 #include "memory/placement.h"
 #include "memory_fixture.h"
+#include "scratch.h"
 
 namespace hbm::memory {
 namespace {
@@ -105,6 +107,38 @@ TEST(Topology, FindsHbmByBandwidth) {
       EXPECT_EQ(node.is_hbm, node.id % 2 == 1) << node.id;
       EXPECT_EQ(node.has_cpus, node.id % 2 == 0) << node.id;
     }
+  });
+}
+
+// The kernel's folder of NUMA nodes, made up of files.
+TEST(Topology, AsksMemkindWhereHbmMayBe) {
+  const Scratch scratch;
+  const auto may_have = [&] { return may_have_hbm(scratch / "nodes"); };
+  in_child([&] {
+    for (const char* name : {"MEMKIND_HBW_NODES", "HWLOC_XMLFILE"}) unsetenv(name);
+    EXPECT_TRUE(may_have()) << "the kernel does not tell";
+    std::filesystem::create_directories(scratch / "nodes/node1");
+    const auto has_memory = [&](const char* nodes) {
+      std::ofstream(scratch / "nodes/has_memory") << nodes << '\n';
+    };
+    has_memory("0-1");
+    EXPECT_TRUE(may_have());
+    has_memory("1");
+    EXPECT_FALSE(may_have());
+    setenv("MEMKIND_HBW_NODES", "0", 1);
+    EXPECT_TRUE(may_have());
+    unsetenv("MEMKIND_HBW_NODES");
+    std::filesystem::create_directories(scratch / "nodes/node1/access0");
+    EXPECT_TRUE(may_have()) << "the firmware tells of bandwidths";
+  });
+}
+
+TEST(Topology, FindsWhatMemkindFinds) {
+  in_child([] {
+    unsetenv("MEMKIND_HBW_NODES");
+    const std::string found = why_unavailable(MEMKIND_HBW);
+    const int code = memkind_check_available(MEMKIND_HBW);
+    EXPECT_EQ(found, code == MEMKIND_SUCCESS ? std::string() : memkind_message(code));
   });
 }
 
