@@ -47,7 +47,7 @@ std::string encode(const Member& member) {
        {&member.version, &member.chunk_bytes, &member.node_layer, &member.parameter_server,
         &member.host, &member.process, &member.boot_id, &member.pid_namespace, &member.started,
         &member.network_namespace, &member.forced_node, &member.segment, &member.listener,
-        &member.processors, &member.most_ranks, &member.links}) {
+        &member.processors, &member.quota, &member.most_ranks, &member.links}) {
     text << ' ' << std::quoted(*field);
   }
   return text.str();
@@ -61,7 +61,7 @@ Member decode(const std::string& record) {
        {&member.version, &member.chunk_bytes, &member.node_layer, &member.parameter_server,
         &member.host, &member.process, &member.boot_id, &member.pid_namespace, &member.started,
         &member.network_namespace, &member.forced_node, &member.segment, &member.listener,
-        &member.processors, &member.most_ranks, &member.links}) {
+        &member.processors, &member.quota, &member.most_ranks, &member.links}) {
     text >> std::quoted(*field);
   }
   return member;

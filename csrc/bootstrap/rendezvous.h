@@ -46,8 +46,9 @@ struct Member {
   std::string segment;   // which of its segments it offers: unique within the process
   std::string listener;  // where it listens for them
 
-  // For communicator/connect/crowd.h: where it may run, and how many want to.
+  // For communicator/connect/crowd.h: where it may run, for how long, and how many want to.
   std::string processors;
+  std::string quota;
   std::string most_ranks;
 
   std::string links;  // where rank 0 takes links: communicator/failure/node_links.h

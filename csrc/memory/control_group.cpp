@@ -1,5 +1,7 @@
 #include "memory/control_group.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <fstream>
 #include <functional>
@@ -110,16 +112,20 @@ GroupLimit group_limit(const std::string& groups, const fs::path& top) {
 
 GroupLimit group_limit() { return group_limit(own_groups(), kMounted); }
 
-int quota_cores(const std::string& groups, const fs::path& top) {
-  int64_t least = std::numeric_limits<int>::max();
+CoreQuota core_quota(const std::string& groups, const fs::path& top) {
+  CoreQuota tightest;
   visit_groups(groups, top, "cpu", [&](const fs::path& group, bool version2) {
     const Quota quota = quota_of(group, version2);
     if (quota.each <= 0 || quota.period <= 0) return;
-    least = std::min(least, std::max<int64_t>(1, quota.each / quota.period));
+    const int64_t cores = std::max<int64_t>(1, quota.each / quota.period);
+    if (cores >= tightest.cores) return;
+    struct stat found{};
+    stat(group.c_str(), &found);
+    tightest = {static_cast<int>(cores), found.st_ino};
   });
-  return static_cast<int>(least);
+  return tightest;
 }
 
-int quota_cores() { return quota_cores(own_groups(), kMounted); }
+CoreQuota core_quota() { return core_quota(own_groups(), kMounted); }
 
 }  // namespace hbm::memory

@@ -30,11 +30,18 @@ GroupLimit group_limit();
 // version 1), in a hierarchy that is mounted at `top` (/sys/fs/cgroup).
 GroupLimit group_limit(const std::string& groups, const std::filesystem::path& top);
 
-// The processors that may work all the time under the tightest quota of processor time, rounded
-// down, and at least 1; the largest number where there is no quota.
-int quota_cores();
+// The tightest quota of processor time.
+struct CoreQuota {
+  // The processors that may work all the time under it, rounded down, and at least 1; the largest
+  // number where there is no quota.
+  int cores = std::numeric_limits<int>::max();
+
+  uint64_t group = 0;  // the inode of the group that has it; 0: there is no quota
+};
+
+CoreQuota core_quota();
 
 // The same of groups and a hierarchy as above.
-int quota_cores(const std::string& groups, const std::filesystem::path& top);
+CoreQuota core_quota(const std::string& groups, const std::filesystem::path& top);
 
 }  // namespace hbm::memory

@@ -27,7 +27,7 @@ class ControlGroup : public testing::Test {
   }
   GroupLimit limit(const std::string& groups) const { return group_limit(groups, scratch / ""); }
 
-  int cores(const std::string& groups) const { return quota_cores(groups, scratch / ""); }
+  int cores(const std::string& groups) const { return core_quota(groups, scratch / "").cores; }
 
   const Scratch scratch;
 };

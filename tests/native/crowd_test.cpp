@@ -91,6 +91,25 @@ TEST(Crowd, HasTheRanksAndTheProcessorsOfOneMachine) {
   EXPECT_FALSE(crowd_of({0, 1, 2, 3}, bound).crowded());
 }
 
+// Two ranks of a control group share its quota; ranks of two groups have both.
+TEST(Crowd, HasNoMoreProcessorsThanItsControlGroupsLeave) {
+  const auto with_quotas = [](const std::vector<std::string>& quotas) {
+    std::vector<Member> members;
+    for (const std::string& quota : quotas) {
+      members.push_back(member("f"));
+      members.back().quota = quota;
+    }
+    return members;
+  };
+  const auto shared = with_quotas({"2 17", "2 17", "2 17"});
+  EXPECT_EQ(usable_processors({0, 1, 2}, shared), 2u);
+  EXPECT_TRUE(crowd_of({0, 1, 2}, shared).crowded());
+  EXPECT_FALSE(crowd_of({0, 1}, shared).crowded());
+  EXPECT_EQ(usable_processors({0, 1}, with_quotas({"1 17", "2 18"})), 3u);
+  EXPECT_EQ(usable_processors({0, 1}, with_quotas({"9 17", "9 18"})), 4u) << "the masks bound it";
+  EXPECT_EQ(usable_processors({0, 1}, with_quotas({"1 17", ""})), 4u) << "one has no quota";
+}
+
 TEST(Crowd, CountsTheRanksOfOtherGroupsOnAllOfItsRanks) {
   const std::vector<Member> members = {member("3"), member("3", "8")};
   const Crowd crowd = crowd_of({0, 1}, members);

@@ -1,8 +1,5 @@
 #include "communicator/connect/connect.h"
 
-#include <sched.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <mutex>
@@ -20,7 +17,6 @@
 #include "communicator/shm/communicator.h"
 #include "communicator/shm/join.h"
 #include "kernels/reduce.h"
-#include "memory/control_group.h"
 #include "memory/cpu_binding.h"
 #include "memory/topology.h"
 
@@ -44,16 +40,6 @@ void bind_once(int local_rank, int local_size) {
                 std::to_string(memory::discover().cpu_node));
     }
   });
-}
-
-// The cores that this process may use, by its affinity and by its control groups.
-int allowed_cores() {
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  const int cores = sched_getaffinity(0, sizeof(allowed), &allowed) == 0
-                        ? CPU_COUNT(&allowed)
-                        : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-  return std::min(cores, memory::quota_cores());
 }
 
 // Takes what this rank needs of its machine, before the others come to rely on it.
@@ -121,6 +107,7 @@ GroupConnection connect_watched(const GroupSetup& setup,
     bootstrap::Member self = bootstrap::introduce(setup.version, chunk_bytes);
     self.parameter_server = setup.parameter_server;
     self.processors = allowed_processors();
+    self.quota = allowed_quota();
     self.most_ranks = std::to_string(most_ranks(1));
     if (setup.size > 1 && self.node_layer == bootstrap::kSharedMemory) {
       self.segment = memory::policy_name(setup.policy);
@@ -144,7 +131,8 @@ GroupConnection connect_watched(const GroupSetup& setup,
   const shm::Neighbourhood neighbours =
       listener ? shm::explore(made.rendezvous, *listener, made.segment, chunk_of_node)
                : shm::apart(setup.size);
-  const auto cores_of_rank = static_cast<size_t>(std::max(1, allowed_cores() / crowd.ranks));
+  const size_t cores = usable_processors({setup.rank}, made.rendezvous.members);
+  const size_t cores_of_rank = std::max<size_t>(1, cores / static_cast<size_t>(crowd.ranks));
   const size_t threads = std::min(setup.reduce_threads, cores_of_rank);
   log::debug(setup.group + ": threads of a large reduction: " + std::to_string(threads));
   join_ranks(setup, neighbours, chunk_bytes, chunk_of_node, threads, watch, made);

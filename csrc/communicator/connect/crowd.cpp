@@ -7,6 +7,10 @@
 #include <atomic>
 #include <bit>
 #include <cstdlib>
+#include <map>
+#include <sstream>
+
+#include "memory/control_group.h"
 
 namespace hbm {
 namespace {
@@ -54,6 +58,38 @@ size_t count_processors(const std::vector<std::string>& masks) {
   return count;
 }
 
+std::string allowed_quota() {
+  const memory::CoreQuota quota = memory::core_quota();
+  if (quota.group == 0) return {};
+  return std::to_string(quota.cores) + " " + std::to_string(quota.group);
+}
+
+size_t usable_processors(const std::vector<int>& ranks,
+                         const std::vector<bootstrap::Member>& members) {
+  std::vector<std::string> masks;
+  std::map<std::string, size_t> quotas;  // by group: ranks of one share it
+  bool all_have_one = true;
+  for (const int rank : ranks) {
+    const bootstrap::Member& member = members[static_cast<size_t>(rank)];
+    masks.push_back(member.processors);
+    std::istringstream quota(member.quota);
+    size_t cores = 0;
+    std::string group;
+    if (quota >> cores >> group) {
+      quotas[group] = cores;
+    } else {
+      all_have_one = false;
+    }
+  }
+  size_t processors = count_processors(masks);
+  if (all_have_one) {
+    size_t sum = 0;
+    for (const auto& [group, cores] : quotas) sum += cores;
+    processors = std::min(processors, sum);
+  }
+  return std::max<size_t>(1, processors);
+}
+
 int most_ranks(int ranks) {
   static std::atomic<int> most{1};
   int seen = most.load();
@@ -65,13 +101,11 @@ int most_ranks(int ranks) {
 Crowd crowd_of(const std::vector<int>& local, const std::vector<bootstrap::Member>& members) {
   Crowd crowd;
   crowd.ranks = static_cast<int>(local.size());
-  std::vector<std::string> masks;
   for (const int rank : local) {
     const bootstrap::Member& member = members[static_cast<size_t>(rank)];
     crowd.ranks = std::max(crowd.ranks, std::atoi(member.most_ranks.c_str()));
-    masks.push_back(member.processors);
   }
-  crowd.processors = std::max<size_t>(1, count_processors(masks));
+  crowd.processors = usable_processors(local, members);
   return crowd;
 }
 
