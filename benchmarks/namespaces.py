@@ -1,4 +1,4 @@
-"""Two network namespaces with a cable between them, each like a machine of its own.
+"""Network namespaces with a cable or a switch between them, each like a machine of its own.
 
 REQUIRES: root, and iproute2.
 """
@@ -23,7 +23,7 @@ class NoNamespaces(RuntimeError):
 
 
 def address(node: int) -> str:
-    """Return the IPv4 address of node 0's or node 1's end of the cable."""
+    """Return the IPv4 address of a node's end of the cable."""
     return f"10.77.0.{node + 1}"
 
 
@@ -55,10 +55,7 @@ class Node:
 
     def slow(self, rate: str) -> None:
         """Limit what this node sends, to a rate as tc(8) writes it."""
-        _run(
-            *("tc", "-n", self.name, "qdisc", "add", "dev", self.link),
-            *("root", "tbf", "rate", rate, *_SHAPE),
-        )
+        _slow(self.name, self.link, rate)
 
 
 @contextmanager
@@ -87,6 +84,44 @@ def two_nodes(rate: str | None) -> Iterator[tuple[Node, Node]]:
         for node in nodes:
             _await_up(node)
         yield nodes
+
+
+@contextmanager
+def switched_nodes(count: int, rate: str) -> Iterator[list[Node]]:
+    """Make nodes on a switch, a bridge in a namespace of its own, and remove all at the end.
+
+    rate: of each node's link in each direction, as tc(8) writes it.
+
+    Raises NoNamespaces.
+    """
+    if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None:
+        raise NoNamespaces("network namespaces need root, and iproute2")
+    nodes = [Node(number) for number in range(count)]
+    switch = f"hbm{os.getpid()}-switch"
+    with ExitStack() as stack:
+        for name in [switch, *(node.name for node in nodes)]:
+            _ip("netns", "add", name)
+            stack.callback(_ip, "netns", "delete", name)
+        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", switch, "link", "set", "bridge", "up")
+        for number, node in enumerate(nodes):
+            port = f"port{number}"
+            _ip("-n", node.name, "link", "set", "lo", "up")
+            ends = [[node.link, "netns", node.name], [port, "netns", switch]]
+            _ip("link", "add", *ends[0], "type", "veth", "peer", "name", *ends[1])
+            _ip("-n", node.name, "address", "add", f"{node.address}/24", "dev", node.link)
+            _ip("-n", node.name, "link", "set", node.link, "up")
+            _ip("-n", switch, "link", "set", port, "master", "bridge")
+            _ip("-n", switch, "link", "set", port, "up")
+            node.slow(rate)
+            _slow(switch, port, rate)
+        for node in nodes:
+            _await_up(node)
+        yield nodes
+
+
+def _slow(namespace: str, link: str, rate: str) -> None:
+    _run("tc", "-n", namespace, "qdisc", "add", "dev", link, "root", "tbf", "rate", rate, *_SHAPE)
 
 
 def _await_up(node: Node) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -36,6 +36,12 @@ class Run:
 class Table:
     heading: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> Iterator[str]:
+        """Yield the lines of the table in Markdown."""
+        yield f"| {' | '.join(self.heading)} |"
+        yield "| --- " * len(self.heading) + "|"
+        yield from (f"| {' | '.join(row)} |" for row in self.rows)
 
 
 @dataclass(frozen=True)

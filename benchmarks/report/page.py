@@ -9,7 +9,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 from benchmarks.panels import save
-from benchmarks.report.experiment import Experiment, Table
+from benchmarks.report.experiment import Experiment
 from torch_hbmcomm.bench.report import machine_line
 from torch_hbmcomm.bench.result import Result
 
@@ -61,7 +61,7 @@ def _section(experiment: Experiment, results: Mapping[str, Result], folder: Path
     yield ""
     if not results:
         return
-    yield from _markdown(experiment.table(results))
+    yield from experiment.table(results).markdown()
     yield ""
     plot = folder / f"{experiment.name}.png"
     panels = experiment.panels(results)
@@ -74,9 +74,3 @@ def _section(experiment: Experiment, results: Mapping[str, Result], folder: Path
     yield f"{machine}, {first.machine['time']}. From"
     yield ", ".join(f"[{name}.json]({name}.json)" for name in results) + "."
     yield ""
-
-
-def _markdown(table: Table) -> Iterator[str]:
-    yield f"| {' | '.join(table.heading)} |"
-    yield "| --- " * len(table.heading) + "|"
-    yield from (f"| {' | '.join(row)} |" for row in table.rows)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.collectives.two_nodes import measured
 from benchmarks.report import page
 from benchmarks.report.__main__ import EXPERIMENTS, measure
 from benchmarks.report.connections import CONNECTIONS
@@ -141,24 +140,6 @@ def test_connections_stand_beside_one_another() -> None:
 def test_names_of_runs_differ() -> None:
     names = [run.name for experiment in EXPERIMENTS.values() for run in experiment.runs]
     assert len(set(names)) == len(names)
-
-
-def test_nodes_stand_beside_what_the_link_needs() -> None:
-    rows = [
-        {
-            "collective": "broadcast",
-            "mib": 2,
-            "seconds": {"hbm": [0.2, 0.3, 0.9], "gloo": [0.6, 0.6, 0.6]},
-            "crossed": {"hbm": 3 << 20, "gloo": 8 << 20},
-        }
-    ]
-    measurements = list(measured(goodput=10 << 20, rows=rows, ranks=2))
-    result = Result("two_nodes", MACHINE, {"ranks": 2}, measurements=measurements)
-    found = list(NODES.table({"nodes-2x2": result}).rows[0])
-    assert found == [
-        *("broadcast", "2 x 2", "2 MiB"),
-        *("200.0", "300.0", "600.0", "1.50", "3.00", "1.50", "4.00"),
-    ]
 
 
 def test_containers_stand_beside_the_host_and_the_paper() -> None:

@@ -1,10 +1,13 @@
-"""The benchmark of two nodes works; it checks by itself that the bytes crossed the link."""
+"""The benchmark of nodes works with one and two ranks on each of two; it checks by itself that the
+bytes crossed the link."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from harness import beyond_gloo
@@ -20,18 +23,22 @@ def namespaces() -> list[str]:
 
 
 @pytest.mark.parametrize("per_node", [1, 2])
-def test_two_nodes(per_node: int) -> None:
+def test_two_nodes(per_node: int, tmp_path: Path) -> None:
     skip_unless_namespaces_work()
+    record = tmp_path / "nodes.json"
     job = [
         sys.executable,
-        *("-m", "benchmarks.collectives.two_nodes"),
+        *("-m", "benchmarks.collectives.nodes"),
         "--mib=1",
         "--rounds=2",
-        f"--ranks={per_node}",
+        "--collective=all_reduce",
+        "--rate=1gbit",
+        f"--layout=2x{per_node}",
+        f"--json={record}",
     ]
     finished = run(["sh", "-c", 'echo "process $$" && exec "$@"', "sh", *job])
     assert finished.code == 0, finished.output
-    row = re.search(r"1 MiB .* ms .* ms .* ms .* ([\d.]+) MiB", finished.output)
-    assert row and float(row[1]) >= 1, finished.output
+    found = {one["contender"]: one for one in json.loads(record.read_text())["measurements"]}
+    assert found["hbm"]["values"]["crossed_bytes"] >= 1 << 20
     process = re.match(r"process (\d+)\n", finished.output)
     assert process and not [name for name in namespaces() if name.startswith(f"hbm{process[1]}-")]

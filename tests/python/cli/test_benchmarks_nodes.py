@@ -1,0 +1,87 @@
+"""The benchmark of collectives between nodes: its bounds, its tables, and a quick run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.collectives.layouts import COLLECTIVES, Layout
+from benchmarks.collectives.nodes import measured, table
+from benchmarks.namespaces import NoNamespaces, switched_nodes
+from benchmarks.report.nodes import NODES
+from torch_hbmcomm.bench.result import Result
+
+MIB = 1 << 20
+
+
+def test_nodes_stand_beside_what_the_link_needs() -> None:
+    rows = [
+        {
+            "collective": "broadcast",
+            "mib": 2,
+            "seconds": {"hbm": [0.2, 0.3, 0.9], "gloo": [0.6, 0.6, 0.6]},
+            "processor": {"hbm": [0.1, 0.2, 0.3], "gloo": [0.5, 0.4, 0.4]},
+            "crossed": {"hbm": 3 * MIB, "gloo": 8 * MIB},
+        }
+    ]
+    measurements = list(measured(Layout("2x2"), "1gbit", goodput=10 * MIB, rows=rows))
+    result = Result("nodes", {}, {}, measurements=measurements)
+    times = ["200.0", "300.0", "600.0"]
+    found = list(NODES.table({"nodes-2x2": result}).rows[0])
+    assert found == ["broadcast", "2x2", "2 MiB", *times, "1.50", "3.00", "1.50", "4.00"]
+    of = ["2x2, 1gbit", "broadcast", "2"]
+    ratios = ["1.50", "2.00", "3.00", "1.50", "4.00"]
+    shown = table(result)
+    assert list(shown.rows[0]) == [*of, *times, *ratios, "0.200", "0.400"]
+    heading, rule, line = shown.markdown()
+    assert heading.count("|") == rule.count("|") == line.count("|")
+    assert line.startswith("| 2x2, 1gbit | broadcast | 2 | 200.0 | 300.0 |")
+
+
+def test_the_least_bytes_of_layouts() -> None:
+    even, wide, uneven = Layout("2x4"), Layout("4x2"), Layout("3+1")
+    assert (wide.nodes, wide.ranks, uneven.ranks_of) == (4, 8, [3, 1])
+    least = {
+        name: [one.least_bytes(name, 8) / MIB for one in (even, wide, uneven)]
+        for name in COLLECTIVES
+    }
+    assert least == {
+        "all_reduce": [8, 12, 8],
+        "reduce_scatter": [4, 6, 6],
+        "all_gather": [4, 6, 6],
+        "broadcast": [8, 8, 8],
+        "all_to_all": [16, 12, 6],
+        "fsdp_step": [12, 18, 18],
+    }
+    assert even.least_crossed("all_reduce", 8) == 8 * MIB
+    assert uneven.least_crossed("fsdp_step", 8) == 12 * MIB
+
+
+@pytest.mark.parametrize("text", ["", "2", "1x4", "0x2", "3+", "2x2x2", "0+1"])
+def test_other_texts_are_no_layouts(text: str) -> None:
+    with pytest.raises(ValueError, match=r"no layout|one node"):
+        Layout(text)
+
+
+@pytest.mark.full
+def test_a_quick_run_writes_its_record_and_its_table(tmp_path: Path) -> None:
+    try:
+        with switched_nodes(2, "1gbit"):
+            pass
+    except NoNamespaces as error:
+        pytest.skip(str(error))
+    record, page = tmp_path / "nodes.json", tmp_path / "nodes.md"
+    command = [sys.executable, "-m", "benchmarks.collectives.nodes", "--quick"]
+    subprocess.run([*command, f"--json={record}", f"--markdown={page}"], check=True, timeout=300)
+    found = json.loads(record.read_text())["measurements"]
+    cells = {(one["layout"], one["collective"], one["contender"]) for one in found}
+    assert len(cells) == len(found) == 2 * len(COLLECTIVES) * 3
+    for one in found:
+        if one["contender"] == "hbm":
+            assert one["values"]["crossed_bytes"] > 0
+            assert one["values"]["processor_s"] > 0
+    assert len(page.read_text().splitlines()) == 2 + 2 * len(COLLECTIVES)
