@@ -62,6 +62,8 @@ def broken_links(document: Path) -> Iterator[str]:
         target = (document.parent / path).resolve() if path else document
         if not target.exists():
             yield f"{name_of(document)} links to {link}, which does not exist"
+        elif target.is_dir():
+            yield f"{name_of(document)} links to {link}, a directory: the site has files alone"
         elif anchor and anchor not in anchors(target.read_text()):
             yield f"{name_of(document)} links to {link}; {name_of(target)} has no such heading"
 
@@ -147,6 +149,7 @@ def test_the_readme_is_short() -> None:
         ("[x](missing.md)", "page.md links to missing.md, which does not exist"),
         ("# A `b`, c\n[x](#a-c)", "page.md links to #a-c; docs/page.md has no such heading"),
         ("see csrc/no/such.h.", "page.md names csrc/no/such.h, which does not exist"),
+        ("[x](../docs)", "page.md links to ../docs, a directory: the site has files alone"),
         ("`NoSuch::thing()`", "page.md names NoSuch::thing: no source has NoSuch"),
     ],
 )
