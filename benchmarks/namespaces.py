@@ -15,7 +15,9 @@ PAYLOAD = 1448 / 1514
 """The share of a full Ethernet frame that TCP with timestamps leaves to its payload."""
 
 _UP_SECONDS = 5
-_SHAPE = ["burst", "128kb", "latency", "20ms"]  # of tbf(8)
+_BURST = "128kb"  # of tbf(8)
+QUEUE = "20ms"
+"""How long a packet may wait for a link, unless a longer queue is asked for."""
 
 
 class NoNamespaces(RuntimeError):
@@ -53,9 +55,9 @@ class Node:
         """Take this end of the cable up again."""
         _ip("-n", self.name, "link", "set", self.link, "up")
 
-    def slow(self, rate: str) -> None:
-        """Limit what this node sends, to a rate as tc(8) writes it."""
-        _slow(self.name, self.link, rate)
+    def slow(self, rate: str, queue: str = QUEUE) -> None:
+        """Limit what this node sends, to a rate, with a queue in time, as tc(8) writes them."""
+        _slow(self.name, self.link, rate, queue)
 
 
 @contextmanager
@@ -87,10 +89,11 @@ def two_nodes(rate: str | None) -> Iterator[tuple[Node, Node]]:
 
 
 @contextmanager
-def switched_nodes(count: int, rate: str) -> Iterator[list[Node]]:
+def switched_nodes(count: int, rate: str, queue: str = QUEUE) -> Iterator[list[Node]]:
     """Make nodes on a switch, a bridge in a namespace of its own, and remove all at the end.
 
     rate: of each node's link in each direction, as tc(8) writes it.
+    queue: how long a packet may wait there before it is dropped, in the same way.
 
     Raises NoNamespaces.
     """
@@ -113,15 +116,16 @@ def switched_nodes(count: int, rate: str) -> Iterator[list[Node]]:
             _ip("-n", node.name, "link", "set", node.link, "up")
             _ip("-n", switch, "link", "set", port, "master", "bridge")
             _ip("-n", switch, "link", "set", port, "up")
-            node.slow(rate)
-            _slow(switch, port, rate)
+            node.slow(rate, queue)
+            _slow(switch, port, rate, queue)
         for node in nodes:
             _await_up(node)
         yield nodes
 
 
-def _slow(namespace: str, link: str, rate: str) -> None:
-    _run("tc", "-n", namespace, "qdisc", "add", "dev", link, "root", "tbf", "rate", rate, *_SHAPE)
+def _slow(namespace: str, link: str, rate: str, queue: str) -> None:
+    shape = ["rate", rate, "burst", _BURST, "latency", queue]
+    _run("tc", "-n", namespace, "qdisc", "add", "dev", link, "root", "tbf", *shape)
 
 
 def _await_up(node: Node) -> None:

@@ -28,7 +28,7 @@ import typer
 from rich.console import RenderableType
 
 from benchmarks.collectives.layouts import BACKENDS, COLLECTIVES, MIB, Layout
-from benchmarks.namespaces import Node, NoNamespaces, address, switched_nodes
+from benchmarks.namespaces import QUEUE, Node, NoNamespaces, address, switched_nodes
 from benchmarks.report.experiment import Table
 from torch_hbmcomm.bench import report
 from torch_hbmcomm.bench.report import Json, check_file, fail, finish
@@ -48,6 +48,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(
     layout: Annotated[list[str], typer.Option(help="nodes x ranks, or 3+1")] = _LAYOUTS,
     rate: Annotated[list[str], typer.Option(help="of a link, as tc(8) writes it")] = _RATES,
+    queue: Annotated[str, typer.Option(help="of a link: the longest wait, as of tc(8)")] = QUEUE,
     mib: Annotated[list[int], typer.Option(help="sizes of the tensors")] = [4, 64],  # noqa: B006
     collective: Annotated[list[str], typer.Option(help=", ".join(COLLECTIVES))] = _COLLECTIVES,
     rounds: Annotated[int, typer.Option(min=1, help="of which the median is shown")] = 5,
@@ -79,7 +80,7 @@ def main(
         for one in layouts:
             report.say(f"{one.text} at {each_rate}")
             try:
-                measured_there = _run(one, each_rate, plan)
+                measured_there = _run(one, each_rate, queue, plan)
             except (NoNamespaces, RuntimeError) as error:
                 fail(f"{one.text} at {each_rate}: {error}")
             goodput = measured_there["goodput"]
@@ -91,7 +92,7 @@ def main(
     result = Result(
         benchmark="nodes",
         machine=describe_machine(),
-        plan={"rounds": rounds},
+        plan={"rounds": rounds, "queue": queue},
         contenders=BACKENDS,
         references=[LINK],
         notes=notes,
@@ -102,9 +103,9 @@ def main(
     finish(render(result), result, json)
 
 
-def _run(layout: Layout, rate: str, plan: dict[str, Any]) -> Any:
+def _run(layout: Layout, rate: str, queue: str, plan: dict[str, Any]) -> Any:
     """Return what rank 0 printed. Raises NoNamespaces, and RuntimeError when a rank fails."""
-    with switched_nodes(layout.nodes, rate) as nodes, ExitStack() as stack:
+    with switched_nodes(layout.nodes, rate, queue) as nodes, ExitStack() as stack:
         processes = []
         for process in _start(nodes, layout, plan):
             stack.callback(process.wait)
