@@ -219,6 +219,23 @@ TEST_P(VerbsReplies, TellTheFirst64KiBOfACause) {
   }
 }
 
+TEST_P(VerbsReplies, CutNoCharacterOfACause) {
+  constexpr size_t kMost = 64 << 10;
+  for (const std::string character : {"\u00e9", "\u20ac", "\U0001f600"}) {
+    for (size_t before = 0; before < character.size(); ++before) {
+      std::string cause(before, 'a');
+      while (cause.size() <= kMost) cause += character;
+      connect();
+      transport::TransportRequest request;
+      request.opcode = Opcode::kAlloc;
+      const box::Reply refused = box::refused(Status::kExhausted, cause);
+      send(reply_message(assembly_->expect(request), Opcode::kAlloc, refused));
+      const size_t whole = kMost - (kMost - before) % character.size();
+      EXPECT_EQ(request.cause, cause.substr(0, whole));
+    }
+  }
+}
+
 TEST_P(VerbsReplies, ALongerCauseBreaksTheConnection) {
   transport::TransportRequest request;
   request.opcode = Opcode::kFree;
@@ -350,6 +367,21 @@ TEST(VerbsChallenges, TheOldestIsForgotten) {
   for (size_t i = 2; i <= Challenges::kMost; ++i) challenges.issue();
   expect_refused(Status::kDenied, challenges, call(first, 0, 1));
   challenges.met_by(call(second, 0, 1));
+}
+
+TEST(WholeCharacters, AreLeftOfAText) {
+  EXPECT_EQ(smb::whole_characters("", 0), "");
+  EXPECT_EQ(smb::whole_characters("\u20ac", 3), "\u20ac");
+  EXPECT_EQ(smb::whole_characters("\u20ac", 2), "");
+  EXPECT_EQ(smb::whole_characters("a\u20acb", 3), "a");
+  EXPECT_EQ(smb::whole_characters("a\u20acb", 4), "a\u20ac");
+  const std::string no_text(9, '\x80');
+  EXPECT_EQ(smb::whole_characters(no_text, 7), no_text.substr(2));
+}
+
+TEST(VerbsHandshake, ARefusalCutsNoCharacter) {
+  std::string cause(136, 'x');
+  EXPECT_EQ(cause_of(refusal(Status::kDenied, cause + "\u00e9")), cause);
 }
 
 TEST(VerbsHandshake, ARefusalNeedsNoEnd) {

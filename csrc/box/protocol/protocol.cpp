@@ -80,6 +80,16 @@ const char* malformed_reply(const Header& header) noexcept {
   return header.payload_bytes > kMaxCause ? "its cause is too long" : nullptr;
 }
 
+std::string_view whole_characters(std::string_view text, size_t most) noexcept {
+  if (text.size() <= most) return text;
+  constexpr size_t kLongest = 4;  // bytes of a character
+  const auto continues = [&](size_t at) { return (static_cast<uint8_t>(text[at]) & 0xC0) == 0x80; };
+  for (size_t lost = 0; lost < kLongest && lost <= most; ++lost) {
+    if (!continues(most - lost)) return text.substr(0, most - lost);
+  }
+  return text.substr(0, most);  // not UTF-8
+}
+
 bool sequenced(Opcode opcode) noexcept {
   return opcode == Opcode::kAlloc || opcode == Opcode::kFree || opcode == Opcode::kDelete ||
          opcode == Opcode::kAccumulate || opcode == Opcode::kFetchAdd;

@@ -8,7 +8,6 @@
 // Everything after the reply to that may be sealed: seal.h.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <compare>
@@ -285,9 +284,12 @@ uint32_t reply_body_bytes(Opcode opcode) noexcept;
 const char* malformed_request(const Header& header) noexcept;
 const char* malformed_reply(const Header& header) noexcept;
 
-// The part of a cause's words that travels: the first kMaxCause bytes.
+// The first `most` bytes of a text in UTF-8, without the beginning of a character that they cut.
+std::string_view whole_characters(std::string_view text, size_t most) noexcept;
+
+// The part of a cause's words that travels: kMaxCause bytes at most.
 inline std::span<const char> sent_cause(std::string_view cause) noexcept {
-  return std::span(cause).first(std::min<size_t>(cause.size(), kMaxCause));
+  return std::span(whole_characters(cause, kMaxCause));
 }
 
 bool sequenced(Opcode opcode) noexcept;

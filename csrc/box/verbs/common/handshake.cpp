@@ -52,7 +52,8 @@ std::optional<smb::SealKeys> seal_keys(const CallMessage& call, std::string_view
 
 RefusalMessage refusal(smb::Status status, std::string_view cause) {
   RefusalMessage refusal{RefusalMessage::kMagic, status, {}};
-  cause.copy(refusal.cause, sizeof(refusal.cause) - 1);
+  const size_t most = sizeof(refusal.cause) - 1;
+  smb::whole_characters(cause, most).copy(refusal.cause, most);
   return refusal;
 }
 
