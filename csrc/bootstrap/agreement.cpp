@@ -70,6 +70,7 @@ unsigned held_by_all(const Participant& participant, const std::string& step) {
   const std::vector<int> all = everyone(participant.size);
   const auto usual = steady_clock::now() + kUsual;
   bool has_told = false;
+  Lookout lookout(participant, all);
   const auto look = [&] {
     const auto now = steady_clock::now();
     if (!has_told && now >= std::min(usual, participant.deadline)) {
@@ -77,7 +78,7 @@ unsigned held_by_all(const Participant& participant, const std::string& step) {
                              std::max(participant.deadline, now + kPatience));
       has_told = true;
     }
-    participant.require_alive(all);
+    lookout.look();
   };
   const std::string key = verdict_key(participant, step);
   if (!await_keys(*participant.store, {key}, participant.deadline, look)) {

@@ -20,11 +20,17 @@ constexpr char kRelayed = '>';  // a problem of another rank, which the text nam
 
 // Lets the others read why this rank fails: the store may end with its process.
 constexpr std::chrono::seconds kLastWords{5};
-constexpr std::chrono::seconds kLookPatience{1};  // for who has come, after the deadline
+constexpr std::chrono::seconds kLookPatience{1};  // for the store's answer, after the deadline
+constexpr std::chrono::milliseconds kEndPatience{200};  // for whether a death has a cause
+
+// The first character of why an attempt has ended.
+constexpr char kLate = 't';
+constexpr char kUnable = 'u';
 
 class ProblemElsewhere : public Error {
  public:
-  explicit ProblemElsewhere(const std::string& text) : Error(ErrorKind::kUnavailable, text) {}
+  explicit ProblemElsewhere(const std::string& text, ErrorKind kind = ErrorKind::kUnavailable)
+      : Error(kind, text) {}
 };
 
 std::string list(const std::vector<int>& ranks) {
@@ -35,6 +41,34 @@ std::string list(const std::vector<int>& ranks) {
 
 void warn_of_silence(const Error& unreachable) {
   log::warn(std::string("cannot tell the other ranks why this one fails: ") + unreachable.what());
+}
+
+std::string problem_of(const Participant& participant, int rank, const std::string& why) {
+  return "rank " + std::to_string(rank) + " of " + participant.group + " cannot take part: " + why;
+}
+
+std::string end_key(const Participant& participant) { return participant.prefix + "given_up"; }
+
+// Throws why the attempt has ended, if another rank has ended it.
+void require_going_on(const Participant& participant, KeyValue::Deadline deadline) {
+  const auto end = participant.store->get(end_key(participant), deadline);
+  if (!end) return;
+  throw ProblemElsewhere(end->substr(1),
+                         end->front() == kLate ? ErrorKind::kTimeout : ErrorKind::kUnavailable);
+}
+
+// Ends the attempt. Both keys are needed: the ranks that wait read no record twice, and one that
+// comes later, and finds all records, does not wait.
+void give_up(const Participant& participant, char kind, const std::string& why) {
+  const auto until = std::chrono::steady_clock::now() + kLookPatience;
+  try {
+    participant.store->set(step_key(participant, kFirstStep, participant.rank), kProblem + why,
+                           until);
+    participant.store->set(end_key(participant),
+                           kind + problem_of(participant, participant.rank, why), until);
+  } catch (const Error& unreachable) {
+    warn_of_silence(unreachable);
+  }
 }
 
 void say_last_words(const Participant& participant, const std::string& key,
@@ -170,9 +204,10 @@ std::vector<std::string> gather(const Participant& participant, const std::strin
   }
   participant.store->set(own_key, told, participant.deadline);
   Arrivals arrivals(participant, among, keys, arrived);
+  Lookout lookout(participant, among);
   const auto look = [&] {
     arrivals.look();
-    participant.require_alive(among);
+    lookout.look();
   };
   if (!await_keys(*participant.store, keys, participant.deadline, look)) {
     throw_missing(participant, step, among);
@@ -184,21 +219,46 @@ std::vector<std::string> gather(const Participant& participant, const std::strin
     const std::string text = records[i].substr(1);
     if (records[i].front() == kRelayed) throw ProblemElsewhere(text);
     if (records[i].front() == kProblem) {
-      throw ProblemElsewhere("rank " + std::to_string(among[i]) + " of " + participant.group +
-                             " cannot take part: " + text);
+      throw ProblemElsewhere(problem_of(participant, among[i], text));
     }
     heard[static_cast<size_t>(among[i])] = text;
   }
   return heard;
 }
 
-void decline(const Participant& participant, const std::string& step, const std::string& why) {
+void attempt(const Participant& participant, const std::function<void()>& act) {
   try {
-    participant.store->set(step_key(participant, step, participant.rank), kProblem + why,
-                           std::chrono::steady_clock::now() + kLookPatience);
-  } catch (const Error& unreachable) {
-    warn_of_silence(unreachable);
+    act();
+  } catch (const ProblemElsewhere&) {
+    throw;  // who has it has told the others
+  } catch (const Error& error) {
+    const bool is_late = error.kind() == ErrorKind::kTimeout;
+    if (error.kind() != ErrorKind::kDeath && error.kind() != ErrorKind::kNetwork) {
+      give_up(participant, is_late ? kLate : kUnable, error.what());
+    }
+    throw;
+  } catch (...) {  // Ctrl-C
+    give_up(participant, kUnable, "its wait was interrupted");
+    throw;
   }
+}
+
+void Lookout::look() {
+  const auto now = std::chrono::steady_clock::now();
+  try {
+    participant_.require_alive(among_);
+  } catch (const Error&) {  // who has died may have ended the attempt before
+    try {
+      require_going_on(participant_, now + kEndPatience);
+    } catch (const ProblemElsewhere&) {
+      throw;
+    } catch (const Error&) {  // the store does not tell
+    }
+    throw;
+  }
+  if (now < next_ || now >= participant_.deadline) return;
+  next_ = now + kEvery;
+  require_going_on(participant_, now + kLookPatience);
 }
 
 std::optional<std::string> await_told(const Participant& participant, const std::string& step,

@@ -4,6 +4,7 @@
 // Threads: the ranks may be threads; each makes its calls one after another.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -57,9 +58,33 @@ std::vector<std::string> gather(const Participant& participant, const std::strin
                                 const std::function<std::string()>& tell,
                                 const std::function<void(int, const std::string&)>& arrived = {});
 
-// Tells the others that this rank cannot go on, in place of calling gather(), and waits for none of
-// them. Gives up soon where the store does not answer.
-void decline(const Participant& participant, const std::string& step, const std::string& why);
+// The first step of an attempt to form a group.
+inline constexpr const char* kFirstStep = "rendezvous";
+
+// Runs `act`, which is a part of such an attempt. What it throws ends the attempt for all ranks:
+// who waits in a step throws too, soon, and who has not read yet what this rank told in the first
+// step reads there that it cannot take part. A death, or a store that is gone, they see for
+// themselves.
+void attempt(const Participant& participant, const std::function<void()>& act);
+
+// Looks, while this rank waits in a step, for what ends the attempt. Throws Error(kDeath) if one of
+// `among` has died; what another rank has thrown in attempt() as Error(kUnavailable), or as
+// Error(kTimeout) if it was that.
+class Lookout {
+ public:
+  // REQUIRES: `participant` and `among` outlive it.
+  Lookout(const Participant& participant, const std::vector<int>& among)
+      : participant_(participant), among_(among) {}
+
+  void look();
+
+ private:
+  static constexpr std::chrono::milliseconds kEvery{200};
+
+  const Participant& participant_;
+  const std::vector<int>& among_;
+  std::chrono::steady_clock::time_point next_ = std::chrono::steady_clock::now() + kEvery;
+};
 
 // Returns the text that `rank` tells in a step, once it does; nothing if that is not by `until`, if
 // it cannot go on, or if any rank is known to have died: gather() names it. A store that does not

@@ -11,7 +11,6 @@
 #include <exception>
 #include <fstream>
 #include <iomanip>
-#include <optional>
 #include <random>
 #include <sstream>
 #include <utility>
@@ -25,7 +24,6 @@ namespace {
 
 using std::chrono::steady_clock;
 
-constexpr const char* kStep = "rendezvous";
 constexpr std::chrono::seconds kFirstPatience{5};  // for rank 0 to introduce itself,
 constexpr int kFirstShare = 4;                     // at most this part of the time that there is
 constexpr std::chrono::seconds kSightPatience{1};
@@ -44,7 +42,7 @@ std::string encode(const Member& member) {
   std::ostringstream text;
   text << member.pid;
   for (const std::string* field :
-       {&member.version, &member.chunk_bytes, &member.node_layer, &member.parameter_server,
+       {&member.version, &member.staging_bytes, &member.node_layer, &member.parameter_server,
         &member.host, &member.process, &member.boot_id, &member.pid_namespace, &member.started,
         &member.network_namespace, &member.forced_node, &member.segment, &member.listener,
         &member.processors, &member.quota, &member.most_ranks, &member.links}) {
@@ -58,7 +56,7 @@ Member decode(const std::string& record) {
   Member member;
   text >> member.pid;
   for (std::string* field :
-       {&member.version, &member.chunk_bytes, &member.node_layer, &member.parameter_server,
+       {&member.version, &member.staging_bytes, &member.node_layer, &member.parameter_server,
         &member.host, &member.process, &member.boot_id, &member.pid_namespace, &member.started,
         &member.network_namespace, &member.forced_node, &member.segment, &member.listener,
         &member.processors, &member.quota, &member.most_ranks, &member.links}) {
@@ -88,7 +86,7 @@ std::string prefix_of(long rendezvous) {
 long next_rendezvous(Participant participant) {
   const auto is_past = [&](long rendezvous) {
     participant.prefix = prefix_of(rendezvous);
-    return participant.store->has({step_key(participant, kStep, participant.rank)},
+    return participant.store->has({step_key(participant, kFirstStep, participant.rank)},
                                   participant.deadline);
   };
   long past = 0;
@@ -101,16 +99,41 @@ long next_rendezvous(Participant participant) {
   return next;
 }
 
-// Waits for rank 0's record. A wait that Ctrl-C ends counts as a rendezvous of this rank, too.
-std::optional<std::string> await_first(const Participant& participant) {
+// Returns the records of all ranks, by rank, each as soon as it is there to `participant.watch`.
+std::vector<Member> exchange_records(const Participant& participant,
+                                     const std::function<Member()>& self) {
+  const auto introduced = [&participant](int other, const Member& member) {
+    if (participant.watch) participant.watch->met(other, member);
+  };
+  Member own;
+  std::exception_ptr problem;
   try {
-    return await_told(participant, kStep, 0, first_patience(participant.deadline));
-  } catch (const Error&) {
-    throw;
-  } catch (...) {
-    decline(participant, kStep, "its wait was interrupted");
-    throw;
+    own = self();
+    introduced(participant.rank, own);
+  } catch (const std::exception&) {
+    problem = std::current_exception();
   }
+  if (!problem && participant.watch && participant.rank != 0) {
+    if (const auto record =
+            await_told(participant, kFirstStep, 0, first_patience(participant.deadline))) {
+      introduced(0, decode(*record));
+      participant.watch->await_sight(
+          std::min(participant.deadline, steady_clock::now() + kSightPatience));
+    }
+  }
+  const auto tell = [&] {
+    if (problem) std::rethrow_exception(problem);
+    return encode(own);
+  };
+  const auto arrived = [&](int other, const std::string& record) {
+    introduced(other, decode(record));
+  };
+  std::vector<Member> members;
+  for (const std::string& record :
+       gather(participant, kFirstStep, everyone(participant.size), tell, arrived)) {
+    members.push_back(decode(record));
+  }
+  return members;
 }
 
 std::string environment(const char* name) {
@@ -157,10 +180,10 @@ std::string start_of(long pid) {
   return words ? word : std::string();
 }
 
-Member introduce(const std::string& version, size_t chunk_bytes) {
+Member introduce(const std::string& version, uint64_t staging_bytes) {
   Member self;
   self.version = version;
-  self.chunk_bytes = std::to_string(chunk_bytes);
+  self.staging_bytes = std::to_string(staging_bytes);
   self.node_layer = node_layer();
   std::array<char, 256> host{};
   gethostname(host.data(), host.size() - 1);
@@ -180,36 +203,12 @@ Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::
                 std::shared_ptr<RankWatch> watch) {
   Participant participant{std::move(store), {}, rank, size, group, deadline, std::move(watch)};
   participant.prefix = prefix_of(next_rendezvous(participant));
-  const auto introduced = [&participant](int other, const Member& member) {
-    if (participant.watch) participant.watch->met(other, member);
-  };
-  Member own;
-  std::exception_ptr problem;
-  try {
-    own = self();
-    introduced(rank, own);
-  } catch (const std::exception&) {
-    problem = std::current_exception();
-  }
-  if (!problem && participant.watch && rank != 0) {
-    if (const auto record = await_first(participant)) {
-      introduced(0, decode(*record));
-      participant.watch->await_sight(std::min(deadline, steady_clock::now() + kSightPatience));
-    }
-  }
-  const auto tell = [&] {
-    if (problem) std::rethrow_exception(problem);
-    return encode(own);
-  };
-  const auto arrived = [&](int other, const std::string& record) {
-    introduced(other, decode(record));
-  };
   std::vector<Member> members;
-  for (const std::string& record : gather(participant, kStep, everyone(size), tell, arrived)) {
-    members.push_back(decode(record));
-  }
+  attempt(participant, [&] { members = exchange_records(participant, self); });
+  // Each rank sees for itself what differs.
   require_equal(members, &Member::version, "the version of torch_hbmcomm", group);
-  require_equal(members, &Member::chunk_bytes, "the staging chunk (from staging_bytes)", group);
+  require_equal(members, &Member::staging_bytes,
+                "staging_bytes (the option, or HBMCOMM_STAGING_BYTES)", group);
   require_equal(members, &Member::node_layer, "HBMCOMM_NODE", group);
   require_equal(members, &Member::parameter_server,
                 "parameter_server (the option, or HBMCOMM_PARAMETER_SERVER)", group);

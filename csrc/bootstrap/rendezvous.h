@@ -5,7 +5,7 @@
 // be called from any thread.
 #pragma once
 
-#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -29,7 +29,7 @@ const std::string& process_id();
 // A rank's record of itself, which the others read.
 struct Member {
   std::string version;           // of torch_hbmcomm
-  std::string chunk_bytes;       // of staging
+  std::string staging_bytes;     // the option
   std::string node_layer;        // kSharedMemory or kMpi
   std::string parameter_server;  // its kind; these four must be equal on all ranks
 
@@ -62,7 +62,7 @@ std::string rank_name(int rank, const Member& member);
 std::string start_of(long pid);
 
 // This process' own record. Throws Error(kInvalid) if HBMCOMM_NODE is neither "shm" nor "mpi".
-Member introduce(const std::string& version, size_t chunk_bytes);
+Member introduce(const std::string& version, uint64_t staging_bytes);
 
 struct Rendezvous {
   Participant participant;  // for further steps of the same ranks

@@ -11,6 +11,12 @@ namespace {
 constexpr const char* kVerdictKey = "verdict";
 constexpr std::chrono::seconds kAnswer{1};
 
+// Ends a wait for a rank that has died or left.
+struct NeverComes : Error {
+  explicit NeverComes(int gone) : Error(ErrorKind::kPeer, "it never comes"), rank(gone) {}
+  int rank;
+};
+
 // The words of Gloo's rank 0; programs look for them.
 std::string torch_words(const std::vector<int>& missing, bool wait_all_ranks,
                         const std::string& duration) {
@@ -96,23 +102,21 @@ void MonitoredBarrier::await_verdict() const {
 // Waits for one rank, and returns the one that is missing: it, or, unless all are to be named,
 // another that will not come any more.
 std::optional<int> MonitoredBarrier::await_rank(int rank, bool wait_all_ranks) const {
-  int absent = rank;
   const auto look = [&] {
     std::vector<int> gone = peers_.dead();
     const std::vector<int> left = peers_.left({rank});
     gone.insert(gone.end(), left.begin(), left.end());
     for (const int each : gone) {
       if (each != rank && (wait_all_ranks || has_come(each))) continue;
-      absent = each;
-      throw Error(ErrorKind::kPeer, "it will not come any more");
+      throw NeverComes(each);
     }
   };
   try {
     if (await_keys(*participant_.store, {key_of(rank)}, participant_.deadline, look)) return {};
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kPeer) throw;
+  } catch (const NeverComes& absent) {
+    return absent.rank;
   }
-  return absent;
+  return rank;
 }
 
 MonitoredBarrier::Gone MonitoredBarrier::gone_among(const std::vector<int>& ranks) const {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "communicator/connect/connect.h"
+#include "expect_error.h"
 #include "file_store.h"
 #include "forked_ranks.h"
 
@@ -46,7 +47,7 @@ Member member(const std::string& processors, const std::string& most_ranks = "1"
   return made;
 }
 
-GroupConnection connected(const ForkedRank& rank) {
+GroupConnection connected(const ForkedRank& rank, uint64_t staging_bytes = kStagingBytes) {
   const auto store = std::make_shared<FileStore>(rank.directory);
   const auto patience = std::chrono::minutes(1);
   return connect({.store = store,
@@ -60,7 +61,7 @@ GroupConnection connected(const ForkedRank& rank) {
                   .version = "test",
                   .parameter_server = "",
                   .policy = memory::Policy::kDdr,
-                  .staging_bytes = kStagingBytes});
+                  .staging_bytes = staging_bytes});
 }
 
 TEST(Processors, AreThoseThatTheThreadMayRunOn) {
@@ -116,9 +117,9 @@ TEST(Crowd, CountsTheRanksOfOtherGroupsOnAllOfItsRanks) {
   EXPECT_EQ(crowd.ranks, 8);
   EXPECT_EQ(crowd.processors, 2u);
   run_forked([] {
-    EXPECT_EQ(most_ranks(1), 1);
-    EXPECT_EQ(most_ranks(8), 8);
-    EXPECT_EQ(most_ranks(2), 8);
+    EXPECT_EQ(most_ranks(), 1);
+    for (const int ranks : {1, 8, 2}) count_group(ranks);
+    EXPECT_EQ(most_ranks(), 8);
   });
 }
 
@@ -145,6 +146,18 @@ TEST(Crowd, DecidesWhatItsGroupsStage) {
       made.peers->stop();
     });
   }
+}
+
+// What a rank stages in a crowd depends on staging_bytes, also where the chunk over MPI does not.
+TEST(Crowd, HasOneStagingBytes) {
+  const int cpu = allowed_cpus().front();
+  run_forked_ranks(2, [&](const ForkedRank& rank) {
+    run_on(cpu);
+    expect_error(
+        ErrorKind::kMismatch,
+        {"staging_bytes (the option, or HBMCOMM_STAGING_BYTES) differs", "rank 0 has 1073741824"},
+        [&] { connected(rank, rank.rank == 0 ? kStagingBytes : kStagingBytes / 256); });
+  });
 }
 
 }  // namespace

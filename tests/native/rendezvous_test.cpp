@@ -33,7 +33,7 @@ KeyValue::Deadline in(milliseconds time) { return std::chrono::steady_clock::now
 Member member() {
   Member made;
   made.version = "1.0";
-  made.chunk_bytes = "4096";
+  made.staging_bytes = "4096";
   made.node_layer = kSharedMemory;
   made.host = "host";
   made.pid = 42;
@@ -64,7 +64,7 @@ TEST(Rendezvous, EveryRankGetsEveryRecord) {
     for (int r = 0; r < 4; ++r) {
       const Member& found = rendezvous.members[static_cast<size_t>(r)];
       EXPECT_EQ(found.version, "1.0");
-      EXPECT_EQ(found.chunk_bytes, "4096");
+      EXPECT_EQ(found.staging_bytes, "4096");
       EXPECT_EQ(found.node_layer, kSharedMemory);
       EXPECT_EQ(found.host, "host");
       EXPECT_EQ(found.pid, 100 + r);
@@ -110,8 +110,37 @@ TEST(Rendezvous, OneThatTimedOutCounts) {
     expect_error(ErrorKind::kTimeout, {"missing ranks: 1"},
                  [&] { meet(store, 0, 2, "group g", in(milliseconds(50)), member); });
   }
-  EXPECT_EQ(store->keys(), (std::vector<std::string>{"hbm/rendezvous1/rendezvous/0",
-                                                     "hbm/rendezvous2/rendezvous/0"}));
+  EXPECT_EQ(store->keys(),
+            (std::vector<std::string>{"hbm/rendezvous1/given_up", "hbm/rendezvous1/rendezvous/0",
+                                      "hbm/rendezvous2/given_up", "hbm/rendezvous2/rendezvous/0"}));
+}
+
+TEST(Rendezvous, WhoComesAfterTheOthersTimeoutIsToldAtOnceAndInStepAfterwards) {
+  const auto store = std::make_shared<FakeStore>();
+  on_ranks(2, [&](int rank) {
+    expect_error(ErrorKind::kTimeout, {"missing ranks: 2"},
+                 [&] { meet(store, rank, 3, "group g", in(milliseconds(50)), member); });
+  });
+  expect_error(ErrorKind::kUnavailable, {"rank 0 of group g cannot take part", "missing ranks: 2"},
+               [&] { meet(store, 2, 3, "group g", in(kPatience), member); });
+  on_ranks(3, [&](int rank) {
+    const Rendezvous second = meet(store, rank, 3, "group g", in(kPatience), member);
+    EXPECT_EQ(second.participant.prefix, "hbm/rendezvous2/");
+  });
+}
+
+TEST(Rendezvous, ALaterStepThatFailsOnOneRankEndsTheWaitOfTheOthers) {
+  const auto store = std::make_shared<FakeStore>();
+  on_ranks(3, [&](int rank) {
+    const Rendezvous rendezvous = meet(store, rank, 3, "group g", in(kPatience), member);
+    Participant own = rendezvous.participant;
+    if (rank == 0) return;  // never comes to the step
+    if (rank == 1) own.deadline = in(milliseconds(50));
+    expect_error(ErrorKind::kTimeout,
+                 {"rank 1 of group g met 2 of 3 ranks", "(step: next)", "missing ranks: 0"}, [&] {
+                   attempt(own, [&] { gather(own, "next", everyone(3), [] { return ""; }); });
+                 });
+  });
 }
 
 // Sees nothing.
@@ -129,6 +158,7 @@ std::atomic<bool> interrupts{false};
 std::exception_ptr interrupt_once() {
   return interrupts.exchange(false) ? std::make_exception_ptr(Interrupted()) : nullptr;
 }
+std::exception_ptr never() { return nullptr; }
 
 TEST(Rendezvous, OneThatWasInterruptedCounts) {
   const auto meet_once = [](const std::shared_ptr<FakeStore>& store, int rank) {
@@ -138,13 +168,36 @@ TEST(Rendezvous, OneThatWasInterruptedCounts) {
   set_interruption_check(&interrupt_once);
   interrupts = true;
   EXPECT_THROW(meet_once(store, 1), Interrupted);  // this is the main thread
-  set_interruption_check([]() -> std::exception_ptr { return nullptr; });
+  set_interruption_check(&never);
   expect_error(ErrorKind::kUnavailable,
                {"rank 1 of group g cannot take part: its wait was interrupted"},
                [&] { meet_once(store, 0); });
   on_ranks(2, [&](int rank) {
     EXPECT_EQ(meet_once(store, rank).participant.prefix, "hbm/rendezvous2/");
   });
+}
+
+TEST(Rendezvous, OneThatIsInterruptedAfterItsIntroductionEndsTheAttempt) {
+  const auto store = std::make_shared<FakeStore>();
+  const auto meet_once = [&](int rank) {
+    return meet(store, rank, 3, "group g", in(kPatience), member);
+  };
+  const std::string why = "rank 1 of group g cannot take part: its wait was interrupted";
+  std::thread waiting([&] { expect_error(ErrorKind::kUnavailable, {why}, [&] { meet_once(0); }); });
+  std::thread interrupting([&] {
+    for (const int rank : {0, 1}) {
+      const std::string key = "hbm/rendezvous1/rendezvous/" + std::to_string(rank);
+      EXPECT_TRUE(await_keys(*store, {key}, in(kPatience)));
+    }
+    interrupts = true;
+  });
+  set_interruption_check(&interrupt_once);
+  EXPECT_THROW(meet_once(1), Interrupted);  // this is the main thread
+  set_interruption_check(&never);
+  interrupting.join();
+  waiting.join();
+  expect_error(ErrorKind::kUnavailable, {why}, [&] { meet_once(2); });
+  on_ranks(3, [&](int rank) { EXPECT_EQ(meet_once(rank).participant.prefix, "hbm/rendezvous2/"); });
 }
 
 TEST(Rendezvous, NamesTheRanksThatDidNotCome) {
@@ -183,7 +236,8 @@ TEST(Rendezvous, WhatMustBeEqualIs) {
     });
   };
   differ("the version of torch_hbmcomm", [](Member& self) { self.version = "1.1"; });
-  differ("the staging chunk", [](Member& self) { self.chunk_bytes = "8192"; });
+  differ("staging_bytes (the option, or HBMCOMM_STAGING_BYTES)",
+         [](Member& self) { self.staging_bytes = "8192"; });
   differ("HBMCOMM_NODE", [](Member& self) { self.node_layer = kMpi; });
 }
 
@@ -235,7 +289,7 @@ TEST(Introduction, TellsWhereAProcessIs) {
   unsetenv("HBMCOMM_NODE_ID");
   EXPECT_EQ(self.version, "1.0");
   EXPECT_EQ(self.pid, getpid());
-  EXPECT_EQ(self.chunk_bytes, "8192");
+  EXPECT_EQ(self.staging_bytes, "8192");
   EXPECT_EQ(self.process, process_id());
   EXPECT_EQ(self.forced_node, "b");
   EXPECT_FALSE(self.host.empty());

@@ -95,6 +95,31 @@ void join_ranks(const GroupSetup& setup, const shm::Neighbourhood& neighbours, s
       hierarchical::make_node_layout(made.rendezvous, connection, node_of, shm_group, *channel));
 }
 
+// What follows once all ranks have introduced themselves: finds those that share this one's memory,
+// and joins them.
+void join_all(const GroupSetup& setup, shm::NeighbourListener* listener, size_t chunk_bytes,
+              const std::shared_ptr<failure::GroupWatch>& watch, GroupConnection& made) {
+  watch->all_met();
+
+  const std::vector<int> local = bootstrap::on_machine_of(setup.rank, made.rendezvous.members);
+  const int local_size = static_cast<int>(local.size());
+  const auto local_rank = std::find(local.begin(), local.end(), setup.rank) - local.begin();
+  bind_once(static_cast<int>(local_rank), local_size);
+  const Crowd crowd = crowd_of(local, made.rendezvous.members);
+  count_group(local_size);
+  made.crowded = crowd.crowded();
+  const size_t chunk_of_node = node_chunk(chunk_bytes, setup.staging_bytes, made.crowded);
+  const shm::Neighbourhood neighbours =
+      listener != nullptr ? shm::explore(made.rendezvous, *listener, made.segment, chunk_of_node)
+                          : shm::apart(setup.size);
+  const size_t cores = usable_processors({setup.rank}, made.rendezvous.members);
+  const size_t cores_of_rank = std::max<size_t>(1, cores / static_cast<size_t>(crowd.ranks));
+  const size_t threads = std::min(setup.reduce_threads, cores_of_rank);
+  log::debug(setup.group + ": threads of a large reduction: " + std::to_string(threads));
+  join_ranks(setup, neighbours, chunk_bytes, chunk_of_node, threads, watch, made);
+  watch->await_links(setup.deadline);
+}
+
 GroupConnection connect_watched(const GroupSetup& setup,
                                 const std::shared_ptr<failure::GroupWatch>& watch) {
   const size_t chunk_bytes = mpi::chunk_bytes(setup.staging_bytes, setup.size);
@@ -103,12 +128,13 @@ GroupConnection connect_watched(const GroupSetup& setup,
   std::optional<shm::NeighbourListener> listener;
   const auto introduce = [&] {
     prepare(setup, made);
-    // The version stands for the layout of messages and the cutting into chunks.
-    bootstrap::Member self = bootstrap::introduce(setup.version, chunk_bytes);
+    // The version stands for the layout of messages, and with staging_bytes for the cutting into
+    // chunks.
+    bootstrap::Member self = bootstrap::introduce(setup.version, setup.staging_bytes);
     self.parameter_server = setup.parameter_server;
     self.processors = allowed_processors();
     self.quota = allowed_quota();
-    self.most_ranks = std::to_string(most_ranks(1));
+    self.most_ranks = std::to_string(most_ranks());
     if (setup.size > 1 && self.node_layer == bootstrap::kSharedMemory) {
       self.segment = memory::policy_name(setup.policy);
       self.listener = listener.emplace().name();
@@ -118,25 +144,9 @@ GroupConnection connect_watched(const GroupSetup& setup,
   };
   made.rendezvous = bootstrap::meet(setup.store, setup.rank, setup.size, setup.group,
                                     setup.deadline, introduce, watch);
-  watch->all_met();
-
-  const std::vector<int> local = bootstrap::on_machine_of(setup.rank, made.rendezvous.members);
-  const int local_size = static_cast<int>(local.size());
-  const auto local_rank = std::find(local.begin(), local.end(), setup.rank) - local.begin();
-  bind_once(static_cast<int>(local_rank), local_size);
-  const Crowd crowd = crowd_of(local, made.rendezvous.members);
-  most_ranks(local_size);
-  made.crowded = crowd.crowded();
-  const size_t chunk_of_node = node_chunk(chunk_bytes, setup.staging_bytes, made.crowded);
-  const shm::Neighbourhood neighbours =
-      listener ? shm::explore(made.rendezvous, *listener, made.segment, chunk_of_node)
-               : shm::apart(setup.size);
-  const size_t cores = usable_processors({setup.rank}, made.rendezvous.members);
-  const size_t cores_of_rank = std::max<size_t>(1, cores / static_cast<size_t>(crowd.ranks));
-  const size_t threads = std::min(setup.reduce_threads, cores_of_rank);
-  log::debug(setup.group + ": threads of a large reduction: " + std::to_string(threads));
-  join_ranks(setup, neighbours, chunk_bytes, chunk_of_node, threads, watch, made);
-  watch->await_links(setup.deadline);
+  bootstrap::attempt(made.rendezvous.participant, [&] {
+    join_all(setup, listener ? &*listener : nullptr, chunk_bytes, watch, made);
+  });
   return made;
 }
 

@@ -21,6 +21,8 @@ constexpr size_t kChunksOfAnArea = 4;  // two slots of two
 constexpr size_t kCpusOfADigit = 4;
 constexpr char kDigits[] = "0123456789abcdef";
 
+std::atomic<int> counted_ranks{1};  // the most of one machine in a group
+
 unsigned value_of(char digit) {
   const char text[] = {digit, '\0'};
   return static_cast<unsigned>(std::strtoul(text, nullptr, 16));
@@ -90,12 +92,12 @@ size_t usable_processors(const std::vector<int>& ranks,
   return std::max<size_t>(1, processors);
 }
 
-int most_ranks(int ranks) {
-  static std::atomic<int> most{1};
-  int seen = most.load();
-  while (seen < ranks && !most.compare_exchange_weak(seen, ranks)) {
+int most_ranks() { return counted_ranks.load(); }
+
+void count_group(int ranks) {
+  int seen = counted_ranks.load();
+  while (seen < ranks && !counted_ranks.compare_exchange_weak(seen, ranks)) {
   }
-  return std::max(seen, ranks);
 }
 
 Crowd crowd_of(const std::vector<int>& local, const std::vector<bootstrap::Member>& members) {

@@ -30,8 +30,11 @@ std::string allowed_quota();
 size_t usable_processors(const std::vector<int>& ranks,
                          const std::vector<bootstrap::Member>& members);
 
-// The most ranks of one machine that a group of this process had; `ranks`: of the latest.
-int most_ranks(int ranks);
+// The most ranks of one machine that a group of this process had: of those counted, 1 at least.
+int most_ranks();
+
+// Counts a group of this process, with `ranks` of one machine.
+void count_group(int ranks);
 
 struct Crowd {
   int ranks = 1;

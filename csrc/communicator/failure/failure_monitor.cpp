@@ -130,12 +130,16 @@ void FailureMonitor::all_met(MonitoredGroup& group) {
   drop_unused_listener();
 }
 
-// REQUIRES: mutex_ is held. Once the thread runs, links stay.
+// REQUIRES: mutex_ is held. Once the thread runs, links stay, and it alone closes the listener.
 void FailureMonitor::drop_unused_listener() {
   const auto listens = [](const auto& group) { return group->listens; };
-  if (thread_ || std::ranges::any_of(groups_, listens)) return;
-  links_.reset();
+  if (where_.empty() || std::ranges::any_of(groups_, listens)) return;
   where_.clear();
+  if (thread_) {
+    wake();
+  } else {
+    links_.reset();
+  }
 }
 
 // REQUIRES: mutex_ is held, as for all that follow without a lock of their own.
@@ -319,6 +323,7 @@ void FailureMonitor::run() {
     measure_silence(links);
     link(links);
     if (std::exchange(wants_listener_, false)) where_ = links.listen();
+    if (where_.empty()) links.stop_listening();
     const auto stores = stores_;
     changed_.notify_all();
     lock.unlock();

@@ -123,7 +123,13 @@ NodeLinks::NodeLinks(std::string self) : self_(std::move(self)) {}
 
 NodeLinks::~NodeLinks() {
   for (NodeLink& link : links_) close(link);
+  stop_listening();
+}
+
+void NodeLinks::stop_listening() {
   if (listener_) Inheritance::remove(listener_.get());
+  listener_ = Descriptor();
+  where_.clear();
 }
 
 std::string NodeLinks::listen() {

@@ -30,6 +30,9 @@ class NodeLinks {
   // the kernel refuses.
   std::string listen();
 
+  // Takes no new links; those that there are stay.
+  void stop_listening();
+
   // Begins to call a process that listens at `where`. Addresses of the loopback mean this machine,
   // so they count only if the other process is `near`, in the same network namespace.
   void call(const std::string& process, const std::string& where, bool near);

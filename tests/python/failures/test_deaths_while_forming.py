@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
@@ -117,6 +118,54 @@ def test_death_of_the_stores_host_in_init(layout: str) -> None:
         killed = ranks.signal(0, signal.SIGKILL)
         said = ranks.hear(*range(1, size - 1))
     assert_named(said, 0, killed, soon(layout))
+
+
+def form_late(pipe: Connection, rank: int, url: str, size: int) -> None:
+    """Rank 0 has a timeout of its own, short; the last rank waits for a word."""
+    if rank == size - 1:
+        pipe.recv()
+    patience = timedelta(seconds=2) if rank == 0 else TIMEOUT
+    dist.init_process_group("hbm", init_method=url, rank=rank, world_size=size, timeout=patience)
+
+
+def test_a_timeout_in_init_ends_the_wait_of_all(tmp_path: Path) -> None:
+    """Also of a rank that comes later: it would wait in the next step for ranks that have gone."""
+    with Ranks(3, form_late, f"file://{tmp_path}/store", 3) as ranks:
+        said = ranks.hear(0, 1, limit=LIMIT)
+        ranks.tell(2)
+        said += ranks.hear(2, limit=LIMIT)
+    for each in said:
+        assert each.error == "DistBackendError", each
+        assert re.search(r"rank 0 of group \"0\" met 2 of 3 ranks .*; missing ranks: 2", each.text)
+
+
+def listening_sockets() -> list[str]:
+    """Return this process's TCP sockets that listen, as /proc/net has them."""
+    links = Path("/proc/self/fd").iterdir()
+    own = {os.readlink(link) for link in links if link.exists() or link.is_symlink()}
+    rows = [row.split() for row in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    return [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own]
+
+
+def form_and_look(pipe: Connection, rank: int, url: str, size: int) -> list[str]:
+    """Return which listening sockets are left after a group that could not be made."""
+    try:
+        form_group(pipe, rank, url, size)
+    except dist.DistBackendError as error:
+        assert "has died" in str(error)
+    deadline = time.monotonic() + LIMIT
+    while (left := listening_sockets()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def test_a_death_in_init_leaves_no_listener(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with Ranks(3, form_and_look, f"file://{store}", 3) as ranks:
+        await_introduced(store, 2)
+        ranks.signal(1, signal.SIGKILL)
+        [said] = ranks.hear(0)
+    assert (said.error, said.value) == ("", [])
 
 
 def form_second_group(pipe: Connection, rank: int, url: str, size: int) -> None:
