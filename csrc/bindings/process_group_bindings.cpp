@@ -43,6 +43,7 @@ c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>& 
 class PythonGroupResource final : public GroupResource {
  public:
   explicit PythonGroupResource(py::object self) : self_(std::move(self)) {}
+  // NOLINTNEXTLINE(bugprone-exception-escape): no lock is had only where Python is broken
   ~PythonGroupResource() override {
     if (Py_IsInitialized() != 0) {
       const py::gil_scoped_acquire locked;

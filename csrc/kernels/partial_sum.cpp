@@ -16,7 +16,7 @@ constexpr size_t kSliceBytes = 4096;
 template <class Visit>
 void with_integer(Dtype dtype, Visit visit) {
   switch (dtype) {
-    case Dtype::kUInt8:
+    case Dtype::kUInt8:  // NOLINT(bugprone-branch-clone): visit() is a template
       return visit(uint8_t());
     case Dtype::kInt8:
       return visit(int8_t());
@@ -43,6 +43,7 @@ void convert(std::byte* __restrict dst, const std::byte* __restrict src, size_t 
   for (size_t i = 0; i < count; ++i) {
     From value;
     std::memcpy(&value, src + i * sizeof value, sizeof value);
+    // NOLINTNEXTLINE(bugprone-signed-char-misuse): int8_t is a number here
     const auto converted = static_cast<To>(value);
     std::memcpy(dst + i * sizeof converted, &converted, sizeof converted);
   }
