@@ -5,9 +5,11 @@ beside copies alone.
 
 A call ends when the device has the result. `copies` moves as many bytes to the host and back in
 pinned memory, both ways at once, with no ranks involved: what staging through the host cannot beat.
-`issue` is the time in which an asynchronous call returns.
+`issue` is the time in which an asynchronous call returns. `chunks` compares sizes of the chunks
+that large operations go in (HBMCOMM_DEVICE_CHUNK_BYTES).
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -27,10 +29,15 @@ SIZES = [8, 64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30]  # bytes
 _MOST_SAMPLES = 5  # of a turn
 _WIDTH, _LAYERS = 4096, 6  # about 100 M parameters
 _BATCH = 64
+_CHUNKS = [1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20]  # bytes
+_CHUNKED = 256 << 20  # bytes of the tensor that they are compared on
+_CHUNK_BYTES = "HBMCOMM_DEVICE_CHUNK_BYTES"
 CONTENDERS = {
     "hbm": "through shared memory",
     "gloo": "PyTorch's own backend",
     "copies": "to the host and back, without communication",
+    **{f"chunks of {size}": "through shared memory, in chunks" for size in _CHUNKS},
+    "one go": "through shared memory, uncut",
 }
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -51,15 +58,33 @@ def all_reduces(
 ) -> dict[str, Call]:
     """Return an all_reduce of `size` bytes of float32 over each group, and the copies alone."""
     tensor = torch.zeros(size // 4, device=device)
+    calls = {name: _all_reduce(tensor, group) for name, group in by_name.items()}
+    return calls | {"copies": copies(tensor)}
 
-    def over(group: dist.ProcessGroup) -> Call:
-        def call() -> None:
-            dist.all_reduce(tensor, group=group)
-            torch.accelerator.synchronize(device)
 
-        return call
+def _all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> Call:
+    def call() -> None:
+        dist.all_reduce(tensor, group=group)
+        torch.accelerator.synchronize(tensor.device)
 
-    return {name: over(group) for name, group in by_name.items()} | {"copies": copies(tensor)}
+    return call
+
+
+def chunk_sizes(device: torch.device, sizes: list[int], bytes_in_all: int) -> dict[str, Call]:
+    """Return an all_reduce of so many bytes over a group for each size of chunk, and in one go."""
+    tensor = torch.zeros(bytes_in_all // 4, device=device)
+    calls = {}
+    before = os.environ.get(_CHUNK_BYTES)
+    for size in [*sizes, bytes_in_all]:
+        os.environ[_CHUNK_BYTES] = str(size)
+        group = dist.new_group(backend=f"{device.type}:hbm")
+        call = _all_reduce(tensor, group)
+        call()  # the group reads the variable when it sees its first tensor on the device
+        calls["one go" if size == bytes_in_all else f"chunks of {size}"] = call
+    os.environ.pop(_CHUNK_BYTES)
+    if before is not None:
+        os.environ[_CHUNK_BYTES] = before
+    return calls
 
 
 def copies(tensor: torch.Tensor) -> Call:
@@ -140,6 +165,7 @@ def measure_rank(rounds: int, sizes: list[int]) -> dict[str, dict[str, Samples]]
 
     for size in sizes:
         take(f"all_reduce {size}", all_reduces(device, by_name, size))
+    take(f"chunks of {_CHUNKED}", chunk_sizes(device, _CHUNKS, _CHUNKED))
     found = issues(device, by_name, 16 << 20)
     rows["issue"] = {name: Samples(beside=samples) for name, samples in found.items()}
     take("ddp", training_steps(device, by_name))

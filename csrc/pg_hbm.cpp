@@ -189,16 +189,22 @@ StagedTensors ProcessGroupHbm::stage(const at::Tensor& tensor, const char* opera
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTensors staged,
-                                                    const MakeOperation& make) {
+                                                    const EqualStreams& streams,
+                                                    MakeOperation make) {
   queue_->require_owner(call.name);
-  const auto transfer = staged.take_transfer();
+  const auto transfer = staged.take_transfer(streams);
   auto work = c10::make_intrusive<WorkHbm>(rank_, call.type, title(call), call.inputs, call.outputs,
                                            queue_, transfer ? transfer->result() : nullptr);
   std::unique_lock issue(issue_mutex_);
-  auto operation = make(sequence_ + 1);
+  OperationPtr operation;
   if (transfer) {
+    operation = std::make_unique<DeviceOperation>(
+        [make = std::move(make), chunks = transfer->chunks(), number = sequence_ + 1](
+            size_t index) { return make(chunks.sequence(number), chunks.range(index)); },
+        transfer);
     transfer->issue();
-    operation = std::make_unique<DeviceOperation>(std::move(operation), transfer);
+  } else {
+    operation = make(sequence_ + 1, kAllElements);
   }
   const uint64_t sequence = ++sequence_;
   if (call.async || coalescing() || !queue_->try_claim(call.name)) {
@@ -237,7 +243,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run_p2p(
     const Call& call, StagedTensors staged,
     const std::function<std::unique_ptr<Operation>(std::shared_ptr<int>)>& make) {
   p2p_queue_->require_owner(call.name);
-  const auto transfer = staged.take_transfer();
+  const auto transfer = staged.take_transfer({});
   auto work = c10::make_intrusive<WorkHbm>(rank_, call.type, title(call), call.inputs, call.outputs,
                                            p2p_queue_, transfer ? transfer->result() : nullptr);
   auto operation = make(work->source_slot());

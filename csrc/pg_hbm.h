@@ -176,16 +176,19 @@ class ProcessGroupHbm final : public BackendBase {
     std::function<void()> part_done = {};
     int peer = -1;  // of a message; -1: any
   };
-  using MakeOperation = std::function<std::unique_ptr<Operation>(uint64_t sequence)>;
+  // Makes a collective's operation, on the `part` of each of its streams. Outlives the call.
+  using MakeOperation =
+      std::function<OperationPtr(const OperationNumber& sequence, ElementRange part)>;
 
   // Returns an empty StagedTensors for tensors on the device of `tensor`, for `operation`. Throws
   // Error(kInvalid) if that is another accelerator than the group's, and as
   // DeviceStreams::require_no_capture().
   StagedTensors stage(const at::Tensor& tensor, const char* operation);
 
-  // Gives a collective its sequence number and its place in the queue.
+  // Gives a collective its sequence number and its place in the queue. On a device it may be made
+  // chunk by chunk, if `streams` are equal on all ranks; else `part` means nothing.
   c10::intrusive_ptr<c10d::Work> run(const Call& call, StagedTensors staged,
-                                     const MakeOperation& make);
+                                     const EqualStreams& streams, MakeOperation make);
   // The same without the queue, for a small synchronous allreduce on an idle group; null where that
   // does not apply.
   c10::intrusive_ptr<c10d::Work> allreduce_at_once(std::vector<at::Tensor>& tensors, Dtype dtype,

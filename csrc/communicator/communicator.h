@@ -8,7 +8,8 @@
 // the operation is done or abandoned (Operation::peers_may_write() tells of one that must live on).
 //
 // Every rank of the group makes the same collective with the same `sequence`, in the same order.
-// Counts are elements. Ranks are group ranks.
+// Collectives of one number (chunks) are made one after the other: each when the one before is
+// done. Counts are elements. Ranks are group ranks.
 //
 // Errors: functions throw Error(kExhausted) when there is no memory to stage in.
 //
@@ -22,6 +23,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "communicator/message.h"
 #include "progress/operation.h"
 
 namespace hbm {
@@ -41,6 +43,8 @@ struct ElementRange {
   size_t offset = 0;  // elements
   size_t count = 0;
 };
+
+inline constexpr ElementRange kAllElements{0, SIZE_MAX};
 
 // An operator, and how many ranks AVG divides by.
 struct Combining {
@@ -64,38 +68,38 @@ class Communicator {
   virtual ~Communicator() = default;
 
   // out = in_0 op in_1 op ... (in rank order) on every rank. `out` may be `in`.
-  virtual OperationPtr allreduce(uint64_t sequence, const void* in, void* out, size_t count,
+  virtual OperationPtr allreduce(OperationNumber sequence, const void* in, void* out, size_t count,
                                  Dtype dtype, ReduceOp op) = 0;
 
   // The same, on `root` alone; `out` is not used elsewhere.
-  virtual OperationPtr reduce(uint64_t sequence, const void* in, void* out, size_t count,
+  virtual OperationPtr reduce(OperationNumber sequence, const void* in, void* out, size_t count,
                               Dtype dtype, ReduceOp op, int root) = 0;
 
   // out on rank r = the reduction of every rank's inputs[r]. `out` may be inputs[rank].data.
-  virtual OperationPtr reduce_scatter(uint64_t sequence, const std::vector<Source>& inputs,
+  virtual OperationPtr reduce_scatter(OperationNumber sequence, const std::vector<Source>& inputs,
                                       void* out, Dtype dtype, ReduceOp op) = 0;
 
-  virtual OperationPtr broadcast(uint64_t sequence, void* data, size_t count, Dtype dtype,
+  virtual OperationPtr broadcast(OperationNumber sequence, void* data, size_t count, Dtype dtype,
                                  int root) = 0;
 
   // outputs[r] = rank r's input. The counts may differ from rank to rank; outputs[rank].data may be
   // the input.
-  virtual OperationPtr allgather(uint64_t sequence, Source in, const std::vector<Sink>& outputs,
-                                 Dtype dtype) = 0;
+  virtual OperationPtr allgather(OperationNumber sequence, Source in,
+                                 const std::vector<Sink>& outputs, Dtype dtype) = 0;
 
   // The same on `root` alone; `outputs` is empty elsewhere.
-  virtual OperationPtr gather(uint64_t sequence, Source in, const std::vector<Sink>& outputs,
+  virtual OperationPtr gather(OperationNumber sequence, Source in, const std::vector<Sink>& outputs,
                               Dtype dtype, int root) = 0;
 
   // out on rank r = root's inputs[r] (empty elsewhere).
-  virtual OperationPtr scatter(uint64_t sequence, const std::vector<Source>& inputs, Sink out,
-                               Dtype dtype, int root) = 0;
+  virtual OperationPtr scatter(OperationNumber sequence, const std::vector<Source>& inputs,
+                               Sink out, Dtype dtype, int root) = 0;
 
   // outputs[r] on rank s = inputs[s] on rank r.
-  virtual OperationPtr alltoall(uint64_t sequence, const std::vector<Source>& inputs,
+  virtual OperationPtr alltoall(OperationNumber sequence, const std::vector<Source>& inputs,
                                 const std::vector<Sink>& outputs, Dtype dtype) = 0;
 
-  virtual OperationPtr barrier(uint64_t sequence) = 0;
+  virtual OperationPtr barrier(OperationNumber sequence) = 0;
 
   // REQUIRES (both): 0 <= tag < tags(); the peer is another rank.
   virtual OperationPtr send(Source in, Dtype dtype, int to, int tag) = 0;
@@ -112,7 +116,7 @@ class Communicator {
   // An allreduce of `data`, reduced in place, in storage of the communicator's: allocates nothing
   // and takes no lock. Valid until the next call; null if small_bytes() is 0. REQUIRES: one thread
   // at a time, whose operation before this one is over (as by OperationQueue::try_claim()).
-  virtual Operation* small_allreduce(uint64_t /*sequence*/, void* /*data*/, size_t /*count*/,
+  virtual Operation* small_allreduce(OperationNumber /*sequence*/, void* /*data*/, size_t /*count*/,
                                      Dtype /*dtype*/, ReduceOp /*op*/) {
     return nullptr;
   }

@@ -46,7 +46,8 @@ MessageHeader make_header(const Signature& signature, uint64_t count, uint32_t p
   header.reduce_op = static_cast<uint8_t>(signature.reduce_op);
   header.root = signature.root;
   header.part = part;
-  header.sequence = signature.sequence;
+  header.sequence = signature.sequence.number;
+  header.whole = signature.sequence.whole;
   header.count = count;
   header.payload = payload;
   return header;
@@ -66,7 +67,7 @@ std::string describe(const MessageHeader& header) {
     text += std::string(" (") +
             (known ? reduce_op_name(static_cast<ReduceOp>(header.reduce_op)) : "?") + ")";
   }
-  text += " of " + std::to_string(header.count) + " " +
+  text += " of " + std::to_string(header.whole != 0 ? header.whole : header.count) + " " +
           (header.dtype < kDtypeCount ? dtype_name(static_cast<Dtype>(header.dtype)) : "?");
   if (header.root >= 0 && op != OpCode::kSendRecv) {
     text += " with root " + std::to_string(header.root);
@@ -89,14 +90,16 @@ void check_header(const MessageHeader& found, const MessageHeader& expected, int
   const bool same = found.op == expected.op && found.dtype == expected.dtype &&
                     found.reduce_op == expected.reduce_op && found.root == expected.root &&
                     found.sequence == expected.sequence && found.count == expected.count &&
-                    found.part == expected.part && found.payload == expected.payload;
+                    found.part == expected.part && found.payload == expected.payload &&
+                    found.whole == expected.whole;
   if (same) return;
   std::string text = "ranks disagree in " + group + ": this rank is in " + describe(expected) +
                      ", rank " + std::to_string(peer) + " is in " + describe(found);
   if (describe(expected) == describe(found)) {
     text +=
-        "; they cut it into different messages (HBMCOMM_STAGING_BYTES or Options.staging_bytes "
-        "differs between the ranks)";
+        "; they cut it into different messages (HBMCOMM_STAGING_BYTES, Options.staging_bytes or "
+        "HBMCOMM_DEVICE_CHUNK_BYTES differs between the ranks, or the tensor is on an accelerator "
+        "on one of them alone)";
   }
   throw Error(ErrorKind::kMismatch, text);
 }

@@ -27,13 +27,22 @@ enum class OpCode : uint8_t {
 
 const char* op_name(OpCode op) noexcept;
 
+// The number of a collective in its group, the same on every rank. A large one may be made as
+// chunks: collectives that follow one another under one number.
+struct OperationNumber {
+  OperationNumber(uint64_t number = 0, uint64_t whole = 0) : number(number), whole(whole) {}
+
+  uint64_t number;
+  uint64_t whole;  // of a chunk: elements of the collective that it is a part of; else 0
+};
+
 // The part of an operation that all its ranks must agree on.
 struct Signature {
   OpCode op{};
   Dtype dtype{};
   ReduceOp reduce_op{};  // kSum where nothing is reduced
   int32_t root = -1;     // group rank, -1 for rootless operations; send and recv: the tag
-  uint64_t sequence = 0;
+  OperationNumber sequence = {};
 
   // The type of partial results between the stages of a mean of integers, where it is wider than
   // that of the tensors. Not in headers: `dtype` and the layout decide it.
@@ -52,13 +61,14 @@ struct MessageHeader {
   int32_t root;
   uint32_t part;  // which message of the stream this is
   uint64_t sequence;
-  uint64_t count;       // elements of the whole stream from this sender to this receiver
-  uint64_t payload;     // bytes that follow in this message
-  uint64_t transfer;    // send and recv: names the sender's transfer
-  uint64_t padding[2];  // the payload starts on a cache line
+  uint64_t count;     // elements of the whole stream from this sender to this receiver
+  uint64_t payload;   // bytes that follow in this message
+  uint64_t transfer;  // send and recv: names the sender's transfer
+  uint64_t whole;     // of a chunk: elements of the collective that errors tell of; else 0
+  uint64_t padding;   // the payload starts on a cache line
 };
 
-inline constexpr uint32_t kMagic = 0x314d4248;  // "HBM1": another layout gets another number
+inline constexpr uint32_t kMagic = 0x324d4248;  // "HBM2": another layout gets another number
 inline constexpr size_t kHeaderBytes = 64;
 static_assert(sizeof(MessageHeader) == kHeaderBytes);
 

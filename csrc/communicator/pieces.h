@@ -16,6 +16,25 @@ namespace hbm {
 using Sources = std::vector<Source>;
 using Sinks = std::vector<Sink>;
 
+// As much of `range` as `whole` has.
+inline Source part_of(const Source& whole, ElementRange range, size_t element) {
+  return {static_cast<const std::byte*>(whole.data) + range.offset * element,
+          std::min(range.count, whole.count - range.offset)};
+}
+
+inline Sink part_of(const Sink& whole, ElementRange range, size_t element) {
+  return {static_cast<std::byte*>(whole.data) + range.offset * element,
+          std::min(range.count, whole.count - range.offset)};
+}
+
+// The same part of each.
+template <class Piece>
+std::vector<Piece> parts_of(const std::vector<Piece>& wholes, ElementRange range, size_t element) {
+  std::vector<Piece> parts;
+  for (const Piece& whole : wholes) parts.push_back(part_of(whole, range, element));
+  return parts;
+}
+
 // Elements of all pieces.
 template <class Piece>
 size_t count_of(const std::vector<Piece>& pieces) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "communicator/pieces.h"
 #include "pg_hbm.h"
 #include "process_group/types.h"
 
@@ -21,9 +22,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::broadcast(std::vector<at::Tensor
     StagedTensors staged = stage(tensor, "broadcast");
     const Sink data = staged.in_place(tensor);
     return run({OpType::BROADCAST, "hbm:broadcast", tensors, tensors, opts.timeout, opts.asyncOp},
-               std::move(staged), [&](uint64_t sequence) {
-                 return connection_.communicator->broadcast(sequence, data.data, data.count, dtype,
-                                                            root);
+               std::move(staged), {data.count},
+               [=, communicator = connection_.communicator](const OperationNumber& sequence,
+                                                            ElementRange range) {
+                 const Sink part = part_of(data, range, element_size(dtype));
+                 return communicator->broadcast(sequence, part.data, part.count, dtype, root);
                });
   });
 }
@@ -56,6 +59,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_part(
   StagedTensors staged = stage(input, "all_gather");
   const Source in = staged.input(input);
   const std::vector<Sink> outs = staged.outputs(outputs);
+  const EqualStreams streams = equal_streams(outputs, input);
   return run({OpType::ALLGATHER,
               "hbm:all_gather",
               {input},
@@ -63,8 +67,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_part(
               opts.timeout,
               opts.asyncOp,
               part_done},
-             std::move(staged), [&](uint64_t sequence) {
-               return connection_.communicator->allgather(sequence, in, outs, dtype);
+             std::move(staged), streams,
+             [=, communicator = connection_.communicator](const OperationNumber& sequence,
+                                                          ElementRange range) {
+               const size_t element = element_size(dtype);
+               return communicator->allgather(sequence, part_of(in, range, element),
+                                              parts_of(outs, range, element), dtype);
              });
 }
 
@@ -92,8 +100,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_base_part(
               opts.timeout,
               opts.asyncOp,
               part_done},
-             std::move(staged), [&](uint64_t sequence) {
-               return connection_.communicator->allgather(sequence, in, outs, dtype);
+             std::move(staged), {in.count, outs.size()},
+             [=, communicator = connection_.communicator](const OperationNumber& sequence,
+                                                          ElementRange range) {
+               const size_t element = element_size(dtype);
+               return communicator->allgather(sequence, part_of(in, range, element),
+                                              parts_of(outs, range, element), dtype);
              });
 }
 
@@ -146,8 +158,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather(
     const Source in = staged.input(input);
     const std::vector<Sink> outs = staged.outputs(gathered);
     return run({OpType::GATHER, "hbm:gather", inputs, gathered, opts.timeout, opts.asyncOp},
-               std::move(staged), [&](uint64_t sequence) {
-                 return connection_.communicator->gather(sequence, in, outs, dtype, root);
+               std::move(staged), {in.count, static_cast<size_t>(size_)},
+               [=, communicator = connection_.communicator](const OperationNumber& sequence,
+                                                            ElementRange range) {
+                 const size_t element = element_size(dtype);
+                 return communicator->gather(sequence, part_of(in, range, element),
+                                             parts_of(outs, range, element), dtype, root);
                });
   });
 }
@@ -169,8 +185,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather_single(at::Tensor& output
       check_own_part(rank_, output, input, "gather_single");
     }
     return run({OpType::GATHER, "hbm:gather_single", {input}, {output}, opts.timeout, opts.asyncOp},
-               std::move(staged), [&](uint64_t sequence) {
-                 return connection_.communicator->gather(sequence, in, outs, dtype, root);
+               std::move(staged), {in.count, static_cast<size_t>(size_)},
+               [=, communicator = connection_.communicator](const OperationNumber& sequence,
+                                                            ElementRange range) {
+                 const size_t element = element_size(dtype);
+                 return communicator->gather(sequence, part_of(in, range, element),
+                                             parts_of(outs, range, element), dtype, root);
                });
   });
 }
@@ -189,8 +209,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::scatter(
     const std::vector<Source> ins = staged.inputs(scattered);
     const Sink out = staged.output(output);
     return run({OpType::SCATTER, "hbm:scatter", scattered, outputs, opts.timeout, opts.asyncOp},
-               std::move(staged), [&](uint64_t sequence) {
-                 return connection_.communicator->scatter(sequence, ins, out, dtype, root);
+               std::move(staged), {out.count, static_cast<size_t>(size_)},
+               [=, communicator = connection_.communicator](const OperationNumber& sequence,
+                                                            ElementRange range) {
+                 const size_t element = element_size(dtype);
+                 return communicator->scatter(sequence, parts_of(ins, range, element),
+                                              part_of(out, range, element), dtype, root);
                });
   });
 }
@@ -278,8 +302,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall_base(at::Tensor& output
     check_same_count_self(sources, sinks, rank_, "all_to_all_single");
     return run(
         {OpType::ALLTOALL_BASE, "hbm:all_to_all", {input}, {output}, opts.timeout, opts.asyncOp},
-        std::move(staged), [&](uint64_t sequence) {
-          return connection_.communicator->alltoall(sequence, sources, sinks, dtype);
+        std::move(staged), {},
+        [=, communicator = connection_.communicator](const OperationNumber& sequence,
+                                                     ElementRange /*all*/) {
+          return communicator->alltoall(sequence, sources, sinks, dtype);
         });
   });
 }
@@ -301,8 +327,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall(std::vector<at::Tensor>
     const auto sinks = staged.outputs(outputs);
     check_same_count_self(sources, sinks, rank_, "all_to_all");
     return run({OpType::ALLTOALL, "hbm:all_to_all", inputs, outputs, opts.timeout, opts.asyncOp},
-               std::move(staged), [&](uint64_t sequence) {
-                 return connection_.communicator->alltoall(sequence, sources, sinks, dtype);
+               std::move(staged), {},
+               [=, communicator = connection_.communicator](const OperationNumber& sequence,
+                                                            ElementRange /*all*/) {
+                 return communicator->alltoall(sequence, sources, sinks, dtype);
                });
   });
 }

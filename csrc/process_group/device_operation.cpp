@@ -37,14 +37,17 @@ DeviceOperation::DeviceOperation(OperationPtr operation, std::shared_ptr<DeviceT
       transfer_(std::move(transfer)),
       position_(std::move(position)) {}
 
+DeviceOperation::DeviceOperation(MakeChunk make, std::shared_ptr<DeviceTransfer> transfer)
+    : make_(std::move(make)), operation_(make_(0)), transfer_(std::move(transfer)) {}
+
 void DeviceOperation::begin() {
   if (transfer_) transfer_->start_to_host();
   begin_on_host();
 }
 
 bool DeviceOperation::begin_on_host() {
-  if ((transfer_ && !transfer_->arrived()) || !position_.is_first()) return false;
-  if (transfer_) transfer_->prepare();
+  if ((transfer_ && !transfer_->arrived(chunk_)) || !position_.is_first()) return false;
+  if (transfer_) transfer_->prepare(chunk_);
   begun_ = true;
   operation_->begin();
   position_.let_go();
@@ -54,13 +57,21 @@ bool DeviceOperation::begin_on_host() {
 Progress DeviceOperation::poll() {
   if (!begun_ && !begin_on_host()) return Progress::kIdle;
   const Progress progress = operation_->poll();
-  if (progress == Progress::kDone && transfer_) transfer_->start_to_device();
-  return progress;
+  if (progress != Progress::kDone || !transfer_) return progress;
+  transfer_->start_to_device(chunk_);
+  if (++chunk_ == transfer_->chunks().number()) return Progress::kDone;
+  begun_ = false;
+  operation_ = make_(chunk_);
+  return Progress::kActive;
 }
 
 std::string DeviceOperation::describe() const {
   if (begun_ || !transfer_) return operation_->describe();
-  return operation_->describe() + ", whose input has not come from " +
+  const size_t chunks = transfer_->chunks().number();
+  const std::string input =
+      chunks == 1 ? "input"
+                  : "chunk " + std::to_string(chunk_ + 1) + " of " + std::to_string(chunks);
+  return operation_->describe() + ", whose " + input + " has not come from " +
          transfer_->streams().device().str() + " yet,";
 }
 

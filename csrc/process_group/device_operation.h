@@ -1,10 +1,12 @@
-// An operation on tensors of an accelerator: one of the communicator's on the host, between the
-// copies to the host and those back.
+// An operation on tensors of an accelerator: one of the communicator's on the host for each chunk,
+// between the copies to the host and those back. To the queue, to errors and to the flight record
+// it is one.
 //
 // Threads: as Operation. SendOrder: any.
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -48,10 +50,15 @@ class SendOrder {
 
 class DeviceOperation final : public Operation {
  public:
-  // `transfer` is null for an operation without tensors on a device, a send that waits for those
+  // Makes a chunk's operation, when the one before is done.
+  using MakeChunk = std::function<OperationPtr(size_t index)>;
+
+  // A message. `transfer` is null for one without tensors on a device, a send that waits for those
   // before it. `position` is that of a send, else default-made.
   DeviceOperation(OperationPtr operation, std::shared_ptr<DeviceTransfer> transfer,
-                  SendOrder::Position position = {});
+                  SendOrder::Position position);
+  // A collective. Throws what make(0) throws.
+  DeviceOperation(MakeChunk make, std::shared_ptr<DeviceTransfer> transfer);
 
   void begin() override;
   Progress poll() override;
@@ -65,13 +72,16 @@ class DeviceOperation final : public Operation {
   bool self_sufficient() const override;
 
  private:
-  // Begins the operation on the host if its input is there and all sends before it have begun.
+  // Begins the chunk's operation on the host if its input is there and all sends before it have
+  // begun.
   bool begin_on_host();
 
-  const OperationPtr operation_;
+  const MakeChunk make_;
+  OperationPtr operation_;  // of the chunk
   const std::shared_ptr<DeviceTransfer> transfer_;
   SendOrder::Position position_;
-  bool begun_ = false;  // on the host
+  size_t chunk_ = 0;
+  bool begun_ = false;  // the chunk's operation
 };
 
 }  // namespace hbm

@@ -5,12 +5,15 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "process_group/chunks.h"
 #include "process_group/device_transfer.h"
+#include "process_group/options.h"
 #include "process_group/torch_version.h"
 
 namespace hbm {
@@ -27,6 +30,19 @@ bool can_pin(c10::Device device) {
   }
 }
 
+size_t chunk_bytes_from_environment() {
+  constexpr int64_t kLeast = 4 << 10;
+  constexpr auto* kName = "HBMCOMM_DEVICE_CHUNK_BYTES";
+  const char* const text = std::getenv(kName);
+  if (text == nullptr || *text == '\0') return kDeviceChunkBytes;
+  const int64_t bytes = parse_bytes(text, kName);
+  if (bytes < kLeast) {
+    throw Error(ErrorKind::kInvalid,
+                std::string(kName) + "=" + text + ": the least is " + std::to_string(kLeast));
+  }
+  return static_cast<size_t>(bytes);
+}
+
 }  // namespace
 
 DeviceStreams::DeviceStreams(c10::Device device)
@@ -34,7 +50,8 @@ DeviceStreams::DeviceStreams(c10::Device device)
       guard_(device.type()),
       to_host_(guard_.getStreamFromGlobalPool(device, /*isHighPriority=*/true)),
       to_device_(guard_.getStreamFromGlobalPool(device, /*isHighPriority=*/true)),
-      pinned_(can_pin(device)) {}
+      pinned_(can_pin(device)),
+      chunk_bytes_(chunk_bytes_from_environment()) {}
 
 void DeviceStreams::require_no_capture(const char* operation) const {
   if (!capturing(guard_, current())) return;

@@ -24,12 +24,15 @@ class DeviceResult;
 
 class DeviceStreams {
  public:
-  // Takes two streams of `device` from PyTorch's pool.
+  // Takes two streams of `device` from PyTorch's pool. Throws Error(kInvalid) if
+  // HBMCOMM_DEVICE_CHUNK_BYTES makes no sense.
   explicit DeviceStreams(c10::Device device);
 
   c10::Device device() const noexcept { return device_; }
   c10::Stream to_host() const noexcept { return to_host_; }
   c10::Stream to_device() const noexcept { return to_device_; }
+  // Of the chunks that a large operation is cut into: HBMCOMM_DEVICE_CHUNK_BYTES.
+  size_t chunk_bytes() const noexcept { return chunk_bytes_; }
   const c10::impl::VirtualGuardImpl& guard() const noexcept { return guard_; }
 
   // Throws Error(kUnsupported), naming `operation`, while the current stream records a graph.
@@ -60,6 +63,7 @@ class DeviceStreams {
   const c10::Stream to_host_;
   const c10::Stream to_device_;
   const bool pinned_;
+  const size_t chunk_bytes_;
 
   std::mutex mutex_;                                             // guards the member below
   std::vector<std::shared_ptr<const DeviceResult>> unfinished_;  // of collectives

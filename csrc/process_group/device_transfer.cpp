@@ -10,13 +10,28 @@
 namespace hbm {
 namespace {
 
-// Queues the copies. Neither autograd nor inference mode has a say in them.
-void queue(const Copies& copies, const c10::Stream& stream) {
+void queue_one(const at::Tensor& to, const at::Tensor& from) {
+  // A copy to the host would resolve these there at once, before its bytes have arrived.
+  to.copy_(from.resolve_conj().resolve_neg(), /*non_blocking=*/true);
+}
+
+// Queues the copies of chunk `index`, and with chunk `with_gaps` those of tensors that have gaps.
+// Neither autograd nor inference mode has a say in them.
+void queue(const Copies& copies, const c10::Stream& stream, const Chunks& chunks, size_t index,
+           size_t with_gaps) {
   const c10::StreamGuard guard(stream);
   const at::AutoDispatchBelowADInplaceOrView plain;
   for (const auto& [to, from] : copies) {
-    // A copy to the host would resolve these there at once, before its bytes have arrived.
-    to.copy_(from.resolve_conj().resolve_neg(), /*non_blocking=*/true);
+    const bool whole = chunks.number() == 1 || !to.is_contiguous() || !from.is_contiguous();
+    if (whole) {
+      if (index == with_gaps) queue_one(to, from);
+      continue;
+    }
+    for (const ElementRange& piece : chunks.pieces(static_cast<size_t>(to.numel()), index)) {
+      const auto start = static_cast<int64_t>(piece.offset);
+      const auto length = static_cast<int64_t>(piece.count);
+      queue_one(to.view({-1}).narrow(0, start, length), from.view({-1}).narrow(0, start, length));
+    }
   }
 }
 
@@ -29,6 +44,11 @@ bool is_over(const c10::Event& event, bool if_lost) {
   }
 }
 
+bool are_over(const std::vector<c10::Event>& events) {
+  return std::ranges::all_of(
+      events, [](const c10::Event& event) { return is_over(event, /*if_lost=*/false); });
+}
+
 // The twins of operations that have ended, until their copies are over too: looked through when the
 // next transfer is made.
 class LeftTwins {
@@ -39,7 +59,7 @@ class LeftTwins {
   }
 
   // With no event they are kept for good.
-  void keep(std::vector<at::Tensor> twins, std::optional<c10::Event> over) {
+  void keep(std::vector<at::Tensor> twins, std::vector<c10::Event> over) {
     const std::lock_guard lock(mutex_);
     left_.push_back({std::move(twins), std::move(over)});
   }
@@ -48,7 +68,7 @@ class LeftTwins {
     std::vector<Twins> unused;  // goes after the lock
     const std::lock_guard lock(mutex_);
     const auto first = std::partition(left_.begin(), left_.end(), [](const Twins& each) {
-      return !each.over || !is_over(*each.over, /*if_lost=*/false);
+      return each.over.empty() || !are_over(each.over);
     });
     std::move(first, left_.end(), std::back_inserter(unused));
     left_.erase(first, left_.end());
@@ -57,7 +77,7 @@ class LeftTwins {
  private:
   struct Twins {
     std::vector<at::Tensor> tensors;
-    std::optional<c10::Event> over;
+    std::vector<c10::Event> over;
   };
 
   std::mutex mutex_;  // guards the member below
@@ -94,11 +114,12 @@ bool DeviceResult::is_read_by(const Copies& copies) const {
 }
 
 DeviceTransfer::DeviceTransfer(std::shared_ptr<DeviceStreams> streams, Copies to_host,
-                               Copies to_device, std::function<void()> prepare)
+                               Copies to_device, Prepare prepare, Chunks chunks)
     : streams_(std::move(streams)),
       result_(std::make_shared<DeviceResult>(streams_->to_device(), to_device)),
       reads_(!to_host.empty()),
       prepare_(std::move(prepare)),
+      chunks_(chunks),
       issued_(streams_->record(streams_->current())),
       to_host_(std::move(to_host)),
       to_device_(std::move(to_device)) {
@@ -127,32 +148,37 @@ void DeviceTransfer::copy_to_host() {
   issued_.block(stream);
   for (const auto& [twin, tensor] : to_host_) streams_->keep_for(tensor, stream);
   in_doubt_ = true;
-  queue(to_host_, stream);
-  copied_ = streams_->record(stream);
+  for (size_t index = 0; index < chunks_.number(); ++index) {
+    queue(to_host_, stream, chunks_, index, /*with_gaps=*/0);
+    arriving_.push_back(streams_->record(stream));
+  }
   in_doubt_ = false;
 }
 
-bool DeviceTransfer::arrived() const {
+bool DeviceTransfer::arrived(size_t index) const {
   if (failed_) std::rethrow_exception(failed_);
-  return !copied_ || copied_->query();
+  return arriving_.empty() || arriving_[index].query();
 }
 
-void DeviceTransfer::prepare() const {
-  if (prepare_) prepare_();
+void DeviceTransfer::prepare(size_t index) const {
+  if (prepare_) prepare_(chunks_, index);
 }
 
-void DeviceTransfer::start_to_device() {
+void DeviceTransfer::start_to_device(size_t index) {
+  const size_t last = chunks_.number() - 1;
   if (!to_device_.empty()) {
     const c10::Stream stream = streams_->to_device();
-    issued_.block(stream);
-    for (const auto& [tensor, twin] : to_device_) streams_->keep_for(tensor, stream);
+    if (index == 0) {
+      issued_.block(stream);
+      for (const auto& [tensor, twin] : to_device_) streams_->keep_for(tensor, stream);
+    }
     in_doubt_ = true;
-    queue(to_device_, stream);
-    result_->event_ = streams_->record(stream);
-    copied_ = streams_->record(stream);
+    queue(to_device_, stream, chunks_, index, /*with_gaps=*/last);
+    if (index == last) result_->event_ = streams_->record(stream);
+    leaving_ = streams_->record(stream);
     in_doubt_ = false;
   }
-  let_go();
+  if (index == last) let_go();
 }
 
 // Leaves the twins to be freed when no copy can use them, and frees the rest.
@@ -161,12 +187,16 @@ void DeviceTransfer::let_go() noexcept {
   std::vector<at::Tensor> twins;
   for (const auto& [twin, tensor] : to_host_) twins.push_back(twin);
   for (const auto& [tensor, twin] : to_device_) twins.push_back(twin);
+  std::vector<c10::Event> over;
+  if (!arriving_.empty()) over.push_back(std::move(arriving_.back()));
+  if (leaving_) over.push_back(std::move(*leaving_));
   if (in_doubt_) {
-    LeftTwins::of_process().keep(std::move(twins), std::nullopt);
-  } else if (copied_ && !is_over(*copied_, /*if_lost=*/false)) {
-    LeftTwins::of_process().keep(std::move(twins), std::move(copied_));
+    LeftTwins::of_process().keep(std::move(twins), {});
+  } else if (!are_over(over)) {
+    LeftTwins::of_process().keep(std::move(twins), std::move(over));
   }
-  copied_.reset();
+  arriving_.clear();
+  leaving_.reset();
   to_host_.clear();
   to_device_.clear();
 }

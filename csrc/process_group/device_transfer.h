@@ -7,6 +7,11 @@
 //   to the device  on another stream of the group's, with an event behind the last copy
 //   wait()         makes the caller's current stream wait for that event
 //
+// A large collective is cut into chunks (process_group/chunks.h), each with its copies, its
+// operation and its events. All copies to the host are queued at once; those of a chunk to the
+// device when its operation is done, so that the bus carries both directions while the ranks
+// reduce. A tensor with gaps is copied whole, with the first chunk, and back with the last.
+//
 // The host never waits for the device in any of it. Memory: the device's allocator is told of the
 // streams that use a tensor's memory; a twin is kept until no copy can read or write it, however
 // the operation ended.
@@ -27,6 +32,7 @@
 #include <utility>
 #include <vector>
 
+#include "process_group/chunks.h"
 #include "process_group/device_streams.h"
 
 namespace hbm {
@@ -69,16 +75,21 @@ class DeviceResult {
 
 class DeviceTransfer {
  public:
-  // `to_host` are copies into twins, `to_device` copies of them; `prepare` changes the twins on the
-  // host when they have arrived (may be empty).
+  // Changes chunk `index` of the twins on the host; may be empty.
+  using Prepare = std::function<void(const Chunks& chunks, size_t index)>;
+
+  // `to_host` are copies into twins, `to_device` copies of them; `prepare` is called for each chunk
+  // when it has arrived.
   DeviceTransfer(std::shared_ptr<DeviceStreams> streams, Copies to_host, Copies to_device,
-                 std::function<void()> prepare);
+                 Prepare prepare, Chunks chunks);
   ~DeviceTransfer() { let_go(); }
   DeviceTransfer(const DeviceTransfer&) = delete;
   DeviceTransfer& operator=(const DeviceTransfer&) = delete;
 
   const DeviceStreams& streams() const noexcept { return *streams_; }
   const std::shared_ptr<DeviceResult>& result() const noexcept { return result_; }
+
+  const Chunks& chunks() const noexcept { return chunks_; }
 
   // Takes its place among the collectives of the group, in the order of issue. The copies to the
   // host start now, unless an earlier collective is yet to write what they read.
@@ -88,16 +99,17 @@ class DeviceTransfer {
   // nothing if they have started.
   void start_to_host();
 
-  // True when the twins hold the operation's input. Throws what the device had to say, also at
+  // True when the twins hold the input of chunk `index`. Throws what the device had to say, also at
   // issue(), so that an error is the operation's, and reaches the other ranks. REQUIRES:
   // start_to_host() was called.
-  bool arrived() const;
+  bool arrived(size_t index) const;
 
-  // Calls what prepares the twins. REQUIRES: arrived().
-  void prepare() const;
+  // Calls what prepares the twins. REQUIRES: arrived(index).
+  void prepare(size_t index) const;
 
-  // Queues the copies to the device, and lets the tensors and the twins go.
-  void start_to_device();
+  // Queues the copies of chunk `index` to the device; after the last, lets the tensors and the
+  // twins go. REQUIRES: every chunk in turn.
+  void start_to_device(size_t index);
 
   // False: the operation has no input on the device.
   bool reads() const noexcept { return reads_; }
@@ -109,14 +121,16 @@ class DeviceTransfer {
   const std::shared_ptr<DeviceStreams> streams_;
   const std::shared_ptr<DeviceResult> result_;
   const bool reads_;
-  const std::function<void()> prepare_;
+  const Prepare prepare_;
+  const Chunks chunks_;
   const c10::Event issued_;  // of the caller's stream
   Copies to_host_;
   Copies to_device_;
-  bool started_ = false;              // the copies to the host
-  std::optional<c10::Event> copied_;  // behind the copies that were queued last
-  std::exception_ptr failed_;         // of the copies at issue
-  bool in_doubt_ = false;             // copies were queued, and no event stands behind them
+  bool started_ = false;               // the copies to the host
+  std::vector<c10::Event> arriving_;   // behind the copies of each chunk to the host
+  std::optional<c10::Event> leaving_;  // behind those to the device
+  std::exception_ptr failed_;          // of the copies at issue
+  bool in_doubt_ = false;              // copies were queued, and no event stands behind them
 };
 
 }  // namespace hbm

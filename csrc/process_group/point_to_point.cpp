@@ -80,8 +80,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::recvAnysource(std::vector<at::Te
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::barrier(const c10d::BarrierOptions& opts) {
   return translated([&] {
     return run({OpType::BARRIER, "hbm:barrier", {}, {}, opts.timeout, opts.asyncOp},
-               StagedTensors(),
-               [&](uint64_t sequence) { return connection_.communicator->barrier(sequence); });
+               StagedTensors(), {},
+               [communicator = connection_.communicator](const OperationNumber& sequence,
+                                                         ElementRange /*all*/) {
+                 return communicator->barrier(sequence);
+               });
   });
 }
 

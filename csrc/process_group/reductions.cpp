@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "communicator/pieces.h"
 #include "pg_hbm.h"
 #include "process_group/sparse.h"
 #include "process_group/types.h"
@@ -33,9 +34,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce(std::vector<at::Tensor
                           ? staged.in_place_times(tensor, premul_factor(opts.reduceOp))
                           : staged.in_place(tensor);
     return run({OpType::ALLREDUCE, "hbm:all_reduce", tensors, tensors, opts.timeout, opts.asyncOp},
-               std::move(staged), [&](uint64_t sequence) {
-                 return connection_.communicator->allreduce(sequence, data.data, data.data,
-                                                            data.count, dtype, op);
+               std::move(staged), {data.count},
+               [=, communicator = connection_.communicator](const OperationNumber& sequence,
+                                                            ElementRange range) {
+                 const Sink part = part_of(data, range, element_size(dtype));
+                 return communicator->allreduce(sequence, part.data, part.data, part.count, dtype,
+                                                op);
                });
   });
 }
@@ -82,7 +86,7 @@ std::optional<uint64_t> ProcessGroupHbm::reduce_inline(const at::Tensor& tensor,
 }
 
 // One message instead of one for each tensor: they are gathered into one buffer and copied back, in
-// order. So tensors may share memory: each is reduced as it was before the call.
+// order. So tensors may share memory: each is reduced as it was before the call, in one go.
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_coalesced(
     std::vector<at::Tensor>& tensors, const c10d::AllreduceCoalescedOptions& opts) {
   return translated([&]() -> c10::intrusive_ptr<c10d::Work> {
@@ -97,9 +101,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_coalesced(
     const Sink data = staged.packed(tensors, factor);
     return run({OpType::ALLREDUCE_COALESCED, "hbm:all_reduce_coalesced", tensors, tensors,
                 opts.timeout, opts.asyncOp},
-               std::move(staged), [&](uint64_t sequence) {
-                 return connection_.communicator->allreduce(sequence, data.data, data.data,
-                                                            data.count, dtype, op);
+               std::move(staged), {},
+               [=, communicator = connection_.communicator](const OperationNumber& sequence,
+                                                            ElementRange /*all*/) {
+                 return communicator->allreduce(sequence, data.data, data.data, data.count, dtype,
+                                                op);
                });
   });
 }
@@ -110,9 +116,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_sparse(
     check_sparse(tensors, opts.reduceOp);
     return run({OpType::_ALLREDUCE_SPARSE, "hbm:all_reduce_sparse", tensors, tensors, opts.timeout,
                 opts.asyncOp},
-               StagedTensors(), [&](uint64_t sequence) {
-                 return make_sparse_allreduce(connection_.communicator, size_, sequence,
-                                              tensors.front());
+               StagedTensors(), {},
+               [communicator = connection_.communicator, size = size_, tensor = tensors.front()](
+                   const OperationNumber& sequence, ElementRange /*all*/) {
+                 return make_sparse_allreduce(communicator, size, sequence.number, tensor);
                });
   });
 }
@@ -128,9 +135,13 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce(std::vector<at::Tensor>& 
     const Source in = reduction_input(staged, tensor, opts.reduceOp);
     const Sink out = root == rank_ ? staged.output(tensor) : Sink{};
     return run({OpType::REDUCE, "hbm:reduce", tensors, tensors, opts.timeout, opts.asyncOp},
-               std::move(staged), [&](uint64_t sequence) {
-                 return connection_.communicator->reduce(sequence, in.data, out.data, in.count,
-                                                         dtype, op, root);
+               std::move(staged), {in.count},
+               [=, communicator = connection_.communicator](const OperationNumber& sequence,
+                                                            ElementRange range) {
+                 const Source from = part_of(in, range, element_size(dtype));
+                 void* const to =
+                     out.data == nullptr ? nullptr : part_of(out, range, element_size(dtype)).data;
+                 return communicator->reduce(sequence, from.data, to, from.count, dtype, op, root);
                });
   });
 }
@@ -158,11 +169,15 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce_scatter(
       sources.push_back(reduction_input(staged, input, opts.reduceOp));
     }
     const Sink out = staged.output(output);
+    const EqualStreams streams = equal_streams(inputs.front(), output);
     return run({OpType::REDUCE_SCATTER, "hbm:reduce_scatter", inputs.front(), outputs, opts.timeout,
                 opts.asyncOp},
-               std::move(staged), [&](uint64_t sequence) {
-                 return connection_.communicator->reduce_scatter(sequence, sources, out.data, dtype,
-                                                                 op);
+               std::move(staged), streams,
+               [=, communicator = connection_.communicator](const OperationNumber& sequence,
+                                                            ElementRange range) {
+                 const size_t element = element_size(dtype);
+                 return communicator->reduce_scatter(sequence, parts_of(sources, range, element),
+                                                     part_of(out, range, element).data, dtype, op);
                });
   });
 }
@@ -187,9 +202,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::_reduce_scatter_base(
                 {output},
                 opts.timeout,
                 opts.asyncOp},
-               std::move(staged), [&](uint64_t sequence) {
-                 return connection_.communicator->reduce_scatter(sequence, sources, out.data, dtype,
-                                                                 op);
+               std::move(staged), {out.count, sources.size()},
+               [=, communicator = connection_.communicator](const OperationNumber& sequence,
+                                                            ElementRange range) {
+                 const size_t element = element_size(dtype);
+                 return communicator->reduce_scatter(sequence, parts_of(sources, range, element),
+                                                     part_of(out, range, element).data, dtype, op);
                });
   });
 }

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -113,20 +114,26 @@ std::vector<Sink> StagedTensors::outputs(const std::vector<at::Tensor>& tensors)
   return sinks;
 }
 
-std::function<void()> StagedTensors::take_scalings() {
+DeviceTransfer::Prepare StagedTensors::take_scalings() {
   if (scalings_.empty()) return {};
-  return [scalings = std::move(scalings_)] {
+  return [scalings = std::move(scalings_)](const Chunks& chunks, size_t index) {
     for (const auto& [tensor, factor] : scalings) {
-      scale(tensor.mutable_data_ptr(), tensor.const_data_ptr(), static_cast<size_t>(tensor.numel()),
-            to_dtype(tensor.scalar_type()), factor);
+      const Dtype dtype = to_dtype(tensor.scalar_type());
+      for (const auto& [start, count] : chunks.pieces(static_cast<size_t>(tensor.numel()), index)) {
+        void* const part = offset(tensor.mutable_data_ptr(), start * element_size(dtype));
+        scale(part, part, count, dtype, factor);
+      }
     }
   };
 }
 
-std::shared_ptr<DeviceTransfer> StagedTensors::take_transfer() {
+std::shared_ptr<DeviceTransfer> StagedTensors::take_transfer(const EqualStreams& streams) {
   if (!streams_) return nullptr;
+  const Copies& copies = copies_in_.empty() ? copies_out_ : copies_in_;
+  const size_t element = copies.empty() ? 1 : copies.front().first.itemsize();
   return std::make_shared<DeviceTransfer>(streams_, std::exchange(copies_in_, {}),
-                                          std::exchange(copies_out_, {}), take_scalings());
+                                          std::exchange(copies_out_, {}), take_scalings(),
+                                          Chunks(streams, element, streams_->chunk_bytes()));
 }
 
 Frame StagedTensors::take_frame(std::function<void()> at_end) {
@@ -134,7 +141,7 @@ Frame StagedTensors::take_frame(std::function<void()> at_end) {
   if (!copies_in_.empty() || !scalings_.empty()) {
     frame.prologue = [copies = std::move(copies_in_), scale_all = take_scalings()] {
       copy_all(copies);
-      if (scale_all) scale_all();
+      if (scale_all) scale_all(Chunks(), 0);
     };
   }
   frame.epilogue = [kept = std::move(kept_), copies = std::move(copies_out_),
@@ -143,6 +150,12 @@ Frame StagedTensors::take_frame(std::function<void()> at_end) {
     if (at_end) at_end();
   };
   return frame;
+}
+
+EqualStreams equal_streams(const std::vector<at::Tensor>& parts, const at::Tensor& own) {
+  const bool equal = std::ranges::all_of(
+      parts, [&own](const at::Tensor& part) { return part.numel() == own.numel(); });
+  return {equal ? static_cast<size_t>(own.numel()) : 0, parts.size()};
 }
 
 const void* offset(const void* data, size_t bytes) {

@@ -44,8 +44,9 @@ class StagedTensors {
   Sink in_place_times(const at::Tensor& tensor, double factor);
 
   // Makes the copies between the device and the twins; null for tensors on the host. Called once,
-  // before take_frame(), which then leaves them out.
-  std::shared_ptr<DeviceTransfer> take_transfer();
+  // before take_frame(), which then leaves them out. REQUIRES: each tensor holds whole `streams` if
+  // these are equal.
+  std::shared_ptr<DeviceTransfer> take_transfer(const EqualStreams& streams);
 
   // Keeps all tensors alive until the operation is done. `at_end` runs after the results are in
   // place. Call once.
@@ -59,7 +60,7 @@ class StagedTensors {
 
   const at::Tensor& keep(at::Tensor tensor);
   const at::Tensor& keep_twin(const at::Tensor& tensor);
-  std::function<void()> take_scalings();
+  DeviceTransfer::Prepare take_scalings();
 
   std::shared_ptr<DeviceStreams> streams_;  // null: the tensors are on the host
   std::vector<at::Tensor> kept_;
@@ -67,6 +68,9 @@ class StagedTensors {
   Copies copies_out_;
   std::vector<Scaling> scalings_;
 };
+
+// What `parts`, one for each rank, and `own` are if all ranks see them so: cut alike if equal.
+EqualStreams equal_streams(const std::vector<at::Tensor>& parts, const at::Tensor& own);
 
 const void* offset(const void* data, size_t bytes);
 void* offset(void* data, size_t bytes);

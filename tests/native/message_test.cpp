@@ -26,6 +26,7 @@ TEST(Message, LayoutOnTheWire) {
   EXPECT_EQ(offsetof(MessageHeader, count), 24u);
   EXPECT_EQ(offsetof(MessageHeader, payload), 32u);
   EXPECT_EQ(offsetof(MessageHeader, transfer), 40u);
+  EXPECT_EQ(offsetof(MessageHeader, whole), 48u);
 }
 
 TEST(Message, HeaderOfASignature) {
@@ -41,6 +42,17 @@ TEST(Message, HeaderOfASignature) {
   EXPECT_EQ(header.count, 1000u);
   EXPECT_EQ(header.payload, 4000u);
   EXPECT_EQ(header.transfer, 0u);
+  EXPECT_EQ(header.whole, 0u);
+}
+
+TEST(Message, ChunkSpeaksOfTheWhole) {
+  Signature chunk = kAllreduce;
+  chunk.sequence = {7, 5000};
+  const MessageHeader header = make_header(chunk, 1000, 0, 4000);
+  EXPECT_EQ(header.sequence, 7u);
+  EXPECT_EQ(header.count, 1000u);
+  EXPECT_EQ(header.whole, 5000u);
+  EXPECT_EQ(describe(header), "allreduce #7 (SUM) of 5000 float32");
 }
 
 TEST(Message, InWords) {
@@ -86,6 +98,8 @@ TEST(Message, DifferencesNameBothRanksOperations) {
            Case{"of 999 float32", [](auto& h) { h.count = 999; }},
            Case{"staging_bytes", [](auto& h) { h.part = 1; }},
            Case{"staging_bytes", [](auto& h) { h.payload = 2000; }},
+           Case{"of 5000 float32", [](auto& h) { h.whole = 5000; }},
+           Case{"HBMCOMM_DEVICE_CHUNK_BYTES", [](auto& h) { h.whole = 1000; }},
            Case{"same version", [](auto& h) { h.magic = 0; }},
        }) {
     MessageHeader found = expected;

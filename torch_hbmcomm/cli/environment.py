@@ -12,6 +12,7 @@ VARIABLES = {
     "HBMCOMM_BOX_TRANSPORT": "how C programs reach it: auto (the default), shm, tcp or verbs",
     "HBMCOMM_HEARTBEAT_TIMEOUT": "seconds that another machine may not answer (the timeout)",
     "HBMCOMM_INSTEAD_OF": "gloo: groups that a program asks of Gloo are groups of hbm",
+    "HBMCOMM_DEVICE_CHUNK_BYTES": "chunks of large operations on an accelerator's tensors (4M)",
     "HBMCOMM_ISA": "instruction set of the reduction kernels, instead of the best one",
     "HBMCOMM_LOG": "lowest level shown: error, warn (the default), info or debug",
     "HBMCOMM_MEMORY": "where memory comes from: preferred (the default), bind, interleave or ddr",

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "communicator/communicator.h"
 #include "communicator/hierarchical/node_layout.h"
+#include "communicator/pieces.h"
 
 namespace hbm::hierarchical {
 
@@ -51,14 +51,6 @@ inline BlockCut cut(const NodeLayout& layout, size_t longest, size_t element, si
   const size_t bytes = std::clamp(message, std::min(grain.least_message_bytes, most), most);
   const size_t block = std::max<size_t>(1, bytes / (element * streams)) * shares;
   return {block, std::max<size_t>(1, (longest + block - 1) / block)};
-}
-
-inline Source part_of(const Source& whole, ElementRange range, size_t element) {
-  return {static_cast<const std::byte*>(whole.data) + range.offset * element, range.count};
-}
-
-inline Sink part_of(const Sink& whole, ElementRange range, size_t element) {
-  return {static_cast<std::byte*>(whole.data) + range.offset * element, range.count};
 }
 
 }  // namespace hbm::hierarchical

@@ -294,19 +294,19 @@ class DirectExchange final : public LeaderOperation {
 
 }  // namespace
 
-OperationPtr HierarchicalCommunicator::allgather(uint64_t sequence, Source in,
+OperationPtr HierarchicalCommunicator::allgather(OperationNumber sequence, Source in,
                                                  const std::vector<Sink>& outputs, Dtype dtype) {
   const Signature signature{OpCode::kAllgather, dtype, ReduceOp::kSum, -1, sequence};
   return std::make_unique<LeaderAllgather>(layout_, signature, in, outputs);
 }
 
-OperationPtr HierarchicalCommunicator::broadcast(uint64_t sequence, void* data, size_t count,
+OperationPtr HierarchicalCommunicator::broadcast(OperationNumber sequence, void* data, size_t count,
                                                  Dtype dtype, int root) {
   const Signature signature{OpCode::kBroadcast, dtype, ReduceOp::kSum, root, sequence};
   return std::make_unique<LeaderBroadcast>(layout_, signature, data, count);
 }
 
-OperationPtr HierarchicalCommunicator::gather(uint64_t sequence, Source in,
+OperationPtr HierarchicalCommunicator::gather(OperationNumber sequence, Source in,
                                               const std::vector<Sink>& outputs, Dtype dtype,
                                               int root) {
   const Signature signature{OpCode::kGather, dtype, ReduceOp::kSum, root, sequence};
@@ -317,8 +317,9 @@ OperationPtr HierarchicalCommunicator::gather(uint64_t sequence, Source in,
                                           outputs.empty() ? std::vector<Sink>(ranks()) : outputs);
 }
 
-OperationPtr HierarchicalCommunicator::scatter(uint64_t sequence, const std::vector<Source>& inputs,
-                                               Sink out, Dtype dtype, int root) {
+OperationPtr HierarchicalCommunicator::scatter(OperationNumber sequence,
+                                               const std::vector<Source>& inputs, Sink out,
+                                               Dtype dtype, int root) {
   const Signature signature{OpCode::kScatter, dtype, ReduceOp::kSum, root, sequence};
   std::vector<Sink> incoming(ranks());
   incoming[static_cast<size_t>(root)] = out;
@@ -327,7 +328,7 @@ OperationPtr HierarchicalCommunicator::scatter(uint64_t sequence, const std::vec
                                           std::move(incoming));
 }
 
-OperationPtr HierarchicalCommunicator::alltoall(uint64_t sequence,
+OperationPtr HierarchicalCommunicator::alltoall(OperationNumber sequence,
                                                 const std::vector<Source>& inputs,
                                                 const std::vector<Sink>& outputs, Dtype dtype) {
   const Signature signature{OpCode::kAlltoall, dtype, ReduceOp::kSum, -1, sequence};
@@ -335,7 +336,7 @@ OperationPtr HierarchicalCommunicator::alltoall(uint64_t sequence,
                                           outputs);
 }
 
-OperationPtr HierarchicalCommunicator::barrier(uint64_t sequence) {
+OperationPtr HierarchicalCommunicator::barrier(OperationNumber sequence) {
   const Signature signature{OpCode::kBarrier, Dtype::kUInt8, ReduceOp::kSum, -1, sequence};
   return std::make_unique<LeaderBarrier>(layout_, signature);
 }

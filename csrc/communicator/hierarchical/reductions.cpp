@@ -332,19 +332,20 @@ class LeaderReduceScatter final : public LeaderOperation {
 
 }  // namespace
 
-OperationPtr HierarchicalCommunicator::allreduce(uint64_t sequence, const void* in, void* out,
-                                                 size_t count, Dtype dtype, ReduceOp op) {
+OperationPtr HierarchicalCommunicator::allreduce(OperationNumber sequence, const void* in,
+                                                 void* out, size_t count, Dtype dtype,
+                                                 ReduceOp op) {
   const Signature signature{OpCode::kAllreduce, dtype, op, -1, sequence};
   return std::make_unique<LeaderReduction>(layout_, signature, in, out, count);
 }
 
-OperationPtr HierarchicalCommunicator::reduce(uint64_t sequence, const void* in, void* out,
+OperationPtr HierarchicalCommunicator::reduce(OperationNumber sequence, const void* in, void* out,
                                               size_t count, Dtype dtype, ReduceOp op, int root) {
   const Signature signature{OpCode::kReduce, dtype, op, root, sequence};
   return std::make_unique<LeaderReduction>(layout_, signature, in, out, count);
 }
 
-OperationPtr HierarchicalCommunicator::reduce_scatter(uint64_t sequence,
+OperationPtr HierarchicalCommunicator::reduce_scatter(OperationNumber sequence,
                                                       const std::vector<Source>& inputs, void* out,
                                                       Dtype dtype, ReduceOp op) {
   const Signature signature{OpCode::kReduceScatter, dtype, op, -1, sequence};

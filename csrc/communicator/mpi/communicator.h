@@ -23,23 +23,23 @@ class MpiCommunicator : public Communicator {
   // The channel's communicator may be null in a group of one.
   explicit MpiCommunicator(std::shared_ptr<Channel> channel) : channel_(std::move(channel)) {}
 
-  OperationPtr allreduce(uint64_t sequence, const void* in, void* out, size_t count, Dtype dtype,
-                         ReduceOp op) override;
-  OperationPtr reduce(uint64_t sequence, const void* in, void* out, size_t count, Dtype dtype,
-                      ReduceOp op, int root) override;
-  OperationPtr reduce_scatter(uint64_t sequence, const std::vector<Source>& inputs, void* out,
-                              Dtype dtype, ReduceOp op) override;
-  OperationPtr broadcast(uint64_t sequence, void* data, size_t count, Dtype dtype,
+  OperationPtr allreduce(OperationNumber sequence, const void* in, void* out, size_t count,
+                         Dtype dtype, ReduceOp op) override;
+  OperationPtr reduce(OperationNumber sequence, const void* in, void* out, size_t count,
+                      Dtype dtype, ReduceOp op, int root) override;
+  OperationPtr reduce_scatter(OperationNumber sequence, const std::vector<Source>& inputs,
+                              void* out, Dtype dtype, ReduceOp op) override;
+  OperationPtr broadcast(OperationNumber sequence, void* data, size_t count, Dtype dtype,
                          int root) override;
-  OperationPtr allgather(uint64_t sequence, Source in, const std::vector<Sink>& outputs,
+  OperationPtr allgather(OperationNumber sequence, Source in, const std::vector<Sink>& outputs,
                          Dtype dtype) override;
-  OperationPtr gather(uint64_t sequence, Source in, const std::vector<Sink>& outputs, Dtype dtype,
-                      int root) override;
-  OperationPtr scatter(uint64_t sequence, const std::vector<Source>& inputs, Sink out, Dtype dtype,
-                       int root) override;
-  OperationPtr alltoall(uint64_t sequence, const std::vector<Source>& inputs,
+  OperationPtr gather(OperationNumber sequence, Source in, const std::vector<Sink>& outputs,
+                      Dtype dtype, int root) override;
+  OperationPtr scatter(OperationNumber sequence, const std::vector<Source>& inputs, Sink out,
+                       Dtype dtype, int root) override;
+  OperationPtr alltoall(OperationNumber sequence, const std::vector<Source>& inputs,
                         const std::vector<Sink>& outputs, Dtype dtype) override;
-  OperationPtr barrier(uint64_t sequence) override;
+  OperationPtr barrier(OperationNumber sequence) override;
   OperationPtr send(Source in, Dtype dtype, int to, int tag) override;
   OperationPtr receive(Sink out, Dtype dtype, int from, int tag,
                        std::shared_ptr<int> source) override;

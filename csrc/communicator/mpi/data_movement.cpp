@@ -225,13 +225,13 @@ OperationPtr make_broadcast(std::shared_ptr<Channel> channel, const Signature& s
                        std::move(incoming), {});
 }
 
-OperationPtr MpiCommunicator::broadcast(uint64_t sequence, void* data, size_t count, Dtype dtype,
-                                        int root) {
+OperationPtr MpiCommunicator::broadcast(OperationNumber sequence, void* data, size_t count,
+                                        Dtype dtype, int root) {
   const Signature signature{OpCode::kBroadcast, dtype, ReduceOp::kSum, root, sequence};
   return make_broadcast(channel_, signature, data, count, root, count);
 }
 
-OperationPtr MpiCommunicator::allgather(uint64_t sequence, Source in,
+OperationPtr MpiCommunicator::allgather(OperationNumber sequence, Source in,
                                         const std::vector<Sink>& outputs, Dtype dtype) {
   const int rank = channel_->rank;
   const Signature signature{OpCode::kAllgather, dtype, ReduceOp::kSum, -1, sequence};
@@ -240,8 +240,8 @@ OperationPtr MpiCommunicator::allgather(uint64_t sequence, Source in,
                        from_all_but(rank, outputs), {in, outputs[static_cast<size_t>(rank)]});
 }
 
-OperationPtr MpiCommunicator::gather(uint64_t sequence, Source in, const std::vector<Sink>& outputs,
-                                     Dtype dtype, int root) {
+OperationPtr MpiCommunicator::gather(OperationNumber sequence, Source in,
+                                     const std::vector<Sink>& outputs, Dtype dtype, int root) {
   const int rank = channel_->rank;
   const Signature signature{OpCode::kGather, dtype, ReduceOp::kSum, root, sequence};
   if (rank != root) {
@@ -251,7 +251,7 @@ OperationPtr MpiCommunicator::gather(uint64_t sequence, Source in, const std::ve
                        {in, outputs[static_cast<size_t>(rank)]});
 }
 
-OperationPtr MpiCommunicator::scatter(uint64_t sequence, const std::vector<Source>& inputs,
+OperationPtr MpiCommunicator::scatter(OperationNumber sequence, const std::vector<Source>& inputs,
                                       Sink out, Dtype dtype, int root) {
   const int rank = channel_->rank;
   const Signature signature{OpCode::kScatter, dtype, ReduceOp::kSum, root, sequence};
@@ -262,7 +262,7 @@ OperationPtr MpiCommunicator::scatter(uint64_t sequence, const std::vector<Sourc
                        {inputs[static_cast<size_t>(rank)], out});
 }
 
-OperationPtr MpiCommunicator::alltoall(uint64_t sequence, const std::vector<Source>& inputs,
+OperationPtr MpiCommunicator::alltoall(OperationNumber sequence, const std::vector<Source>& inputs,
                                        const std::vector<Sink>& outputs, Dtype dtype) {
   const int rank = channel_->rank;
   const auto self = static_cast<size_t>(rank);
@@ -271,7 +271,7 @@ OperationPtr MpiCommunicator::alltoall(uint64_t sequence, const std::vector<Sour
                        from_all_but(rank, outputs), {inputs[self], outputs[self]});
 }
 
-OperationPtr MpiCommunicator::barrier(uint64_t sequence) {
+OperationPtr MpiCommunicator::barrier(OperationNumber sequence) {
   const int rank = channel_->rank;
   const Signature signature{OpCode::kBarrier, Dtype::kUInt8, ReduceOp::kSum, -1, sequence};
   return make_exchange(channel_, signature, 0, {{{}, all_but(rank, channel_->size), 0}},

@@ -281,20 +281,21 @@ OperationPtr make_reduce_scatter(std::shared_ptr<Channel> channel, const Signatu
                                             how, std::move(told));
 }
 
-OperationPtr MpiCommunicator::allreduce(uint64_t sequence, const void* in, void* out, size_t count,
-                                        Dtype dtype, ReduceOp op) {
+OperationPtr MpiCommunicator::allreduce(OperationNumber sequence, const void* in, void* out,
+                                        size_t count, Dtype dtype, ReduceOp op) {
   return make_reduction(channel_, {OpCode::kAllreduce, dtype, op, -1, sequence},
                         {in, out, count, -1, {op, ranks()}, count});
 }
 
-OperationPtr MpiCommunicator::reduce(uint64_t sequence, const void* in, void* out, size_t count,
-                                     Dtype dtype, ReduceOp op, int root) {
+OperationPtr MpiCommunicator::reduce(OperationNumber sequence, const void* in, void* out,
+                                     size_t count, Dtype dtype, ReduceOp op, int root) {
   return make_reduction(channel_, {OpCode::kReduce, dtype, op, root, sequence},
                         {in, out, count, root, {op, ranks()}, count});
 }
 
-OperationPtr MpiCommunicator::reduce_scatter(uint64_t sequence, const std::vector<Source>& inputs,
-                                             void* out, Dtype dtype, ReduceOp op) {
+OperationPtr MpiCommunicator::reduce_scatter(OperationNumber sequence,
+                                             const std::vector<Source>& inputs, void* out,
+                                             Dtype dtype, ReduceOp op) {
   const Signature signature{OpCode::kReduceScatter, dtype, op, -1, sequence};
   return make_reduce_scatter(channel_, signature, inputs, out, {op, ranks()}, counts(inputs));
 }

@@ -23,28 +23,28 @@ class ShmCommunicator final : public Communicator {
   explicit ShmCommunicator(std::shared_ptr<ShmGroup> shm_group)
       : shm_group_(std::move(shm_group)), matcher_(std::make_shared<MessageMatcher>(shm_group_)) {}
 
-  OperationPtr allreduce(uint64_t sequence, const void* in, void* out, size_t count, Dtype dtype,
-                         ReduceOp op) override {
+  OperationPtr allreduce(OperationNumber sequence, const void* in, void* out, size_t count,
+                         Dtype dtype, ReduceOp op) override {
     return std::make_unique<ShmReduction>(shm_group_,
                                           Signature{OpCode::kAllreduce, dtype, op, -1, sequence},
                                           ReductionBuffers{in, out, count, -1, size()});
   }
 
-  OperationPtr reduce(uint64_t sequence, const void* in, void* out, size_t count, Dtype dtype,
-                      ReduceOp op, int root) override {
+  OperationPtr reduce(OperationNumber sequence, const void* in, void* out, size_t count,
+                      Dtype dtype, ReduceOp op, int root) override {
     return std::make_unique<ShmReduction>(shm_group_,
                                           Signature{OpCode::kReduce, dtype, op, root, sequence},
                                           ReductionBuffers{in, out, count, root, size()});
   }
 
-  OperationPtr reduce_scatter(uint64_t sequence, const std::vector<Source>& inputs, void* out,
-                              Dtype dtype, ReduceOp op) override {
+  OperationPtr reduce_scatter(OperationNumber sequence, const std::vector<Source>& inputs,
+                              void* out, Dtype dtype, ReduceOp op) override {
     return std::make_unique<ShmReduceScatter>(
         shm_group_, Signature{OpCode::kReduceScatter, dtype, op, -1, sequence}, inputs[0].count,
         inputs, out, Combining{op, size()});
   }
 
-  OperationPtr broadcast(uint64_t sequence, void* data, size_t count, Dtype dtype,
+  OperationPtr broadcast(OperationNumber sequence, void* data, size_t count, Dtype dtype,
                          int root) override {
     const auto from = static_cast<size_t>(root);
     std::vector<Sink> sinks(size());
@@ -54,35 +54,35 @@ class ShmCommunicator final : public Communicator {
                     Cast::kMulti);
   }
 
-  OperationPtr allgather(uint64_t sequence, Source in, const std::vector<Sink>& outputs,
+  OperationPtr allgather(OperationNumber sequence, Source in, const std::vector<Sink>& outputs,
                          Dtype dtype) override {
     return exchange(OpCode::kAllgather, dtype, -1, sequence, in.count, to_all(in), outputs,
                     Cast::kMulti);
   }
 
-  OperationPtr gather(uint64_t sequence, Source in, const std::vector<Sink>& outputs, Dtype dtype,
-                      int root) override {
+  OperationPtr gather(OperationNumber sequence, Source in, const std::vector<Sink>& outputs,
+                      Dtype dtype, int root) override {
     std::vector<Source> sources = nothing();
     sources[static_cast<size_t>(root)] = in;
     return exchange(OpCode::kGather, dtype, root, sequence, in.count, std::move(sources),
                     outputs.empty() ? std::vector<Sink>(size()) : outputs, Cast::kUni);
   }
 
-  OperationPtr scatter(uint64_t sequence, const std::vector<Source>& inputs, Sink out, Dtype dtype,
-                       int root) override {
+  OperationPtr scatter(OperationNumber sequence, const std::vector<Source>& inputs, Sink out,
+                       Dtype dtype, int root) override {
     std::vector<Sink> sinks(size());
     sinks[static_cast<size_t>(root)] = out;
     return exchange(OpCode::kScatter, dtype, root, sequence, out.count,
                     inputs.empty() ? nothing() : inputs, std::move(sinks), Cast::kUni);
   }
 
-  OperationPtr alltoall(uint64_t sequence, const std::vector<Source>& inputs,
+  OperationPtr alltoall(OperationNumber sequence, const std::vector<Source>& inputs,
                         const std::vector<Sink>& outputs, Dtype dtype) override {
     return exchange(OpCode::kAlltoall, dtype, -1, sequence, total(inputs), inputs, outputs,
                     Cast::kUni);
   }
 
-  OperationPtr barrier(uint64_t sequence) override {
+  OperationPtr barrier(OperationNumber sequence) override {
     return exchange(OpCode::kBarrier, Dtype::kUInt8, -1, sequence, 0, nothing(),
                     std::vector<Sink>(size()), Cast::kUni);
   }
@@ -102,7 +102,7 @@ class ShmCommunicator final : public Communicator {
 
   size_t small_bytes() const noexcept override { return kZeroCopyBytes; }
 
-  Operation* small_allreduce(uint64_t sequence, void* data, size_t count, Dtype dtype,
+  Operation* small_allreduce(OperationNumber sequence, void* data, size_t count, Dtype dtype,
                              ReduceOp op) override {
     return &small_.emplace(shm_group_, Signature{OpCode::kAllreduce, dtype, op, -1, sequence},
                            ReductionBuffers{data, data, count, -1, size()});
@@ -118,7 +118,7 @@ class ShmCommunicator final : public Communicator {
   std::vector<Source> nothing() const { return std::vector<Source>(size()); }
   std::vector<Source> to_all(Source source) const { return std::vector<Source>(size(), source); }
 
-  OperationPtr exchange(OpCode op, Dtype dtype, int root, uint64_t sequence, size_t count,
+  OperationPtr exchange(OpCode op, Dtype dtype, int root, OperationNumber sequence, size_t count,
                         std::vector<Source> outgoing, std::vector<Sink> incoming, Cast cast) {
     return std::make_unique<StreamExchange>(shm_group_,
                                             Signature{op, dtype, ReduceOp::kSum, root, sequence},

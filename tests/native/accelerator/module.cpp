@@ -135,6 +135,11 @@ PYBIND11_MODULE(late_accelerator, module) {
              [](int64_t us) { set_longest_delay(std::chrono::microseconds(us)); });
   module.def("hold", [] { hold(current()); });
   module.def("release", [] { release(current()); });
+  py::enum_<Direction>(module, "Direction")
+      .value("TO_HOST", Direction::kToHost)
+      .value("TO_DEVICE", Direction::kToDevice);
+  module.def("copies", &copies);
+  module.def("allow_copies", &allow_copies);
   module.def("set_capturing", [](bool capturing) { set_capturing(current(), capturing); });
   module.def("lose", [] { lost = true; });
   module.def("fail_pinned", &fail_pinned);

@@ -95,9 +95,12 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   }
   const auto [address, bytes] = host_memory(other);
   begin_use_of_host(address, bytes);
-  enqueue(stream, [from = View(from), to = View(to), address = address, bytes = bytes] {
+  const Direction direction = to.is_cpu() ? Direction::kToHost : Direction::kToDevice;
+  enqueue(stream, [from = View(from), to = View(to), address = address, bytes = bytes, direction] {
+    await_copy(direction);
     to.tensor().copy_(from.tensor());
     end_use_of_host(address, bytes);
+    count_copy(direction);
   });
   if (!non_blocking) synchronize(stream);
   return to;

@@ -102,6 +102,41 @@ class Workers {
   size_t taken_[kDevices] = {};
 };
 
+class CopyGate {
+ public:
+  static CopyGate& of(Direction direction) {
+    static auto* const gates = new CopyGate[2];
+    return gates[static_cast<int>(direction)];
+  }
+
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return allowed_ < 0 || over_ < allowed_; });
+  }
+
+  void count() {
+    const std::lock_guard lock(mutex_);
+    ++over_;
+  }
+
+  int64_t over() {
+    const std::lock_guard lock(mutex_);
+    return over_;
+  }
+
+  void allow(int64_t more) {
+    const std::lock_guard lock(mutex_);
+    allowed_ = more < 0 ? -1 : over_ + more;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;  // guards the members below
+  std::condition_variable changed_;
+  int64_t over_ = 0;
+  int64_t allowed_ = -1;
+};
+
 thread_local c10::DeviceIndex this_device = 0;
 thread_local c10::StreamId this_stream[kDevices] = {};
 
@@ -178,6 +213,11 @@ void set_longest_delay(std::chrono::microseconds delay) { longest_delay_us = del
 
 void hold(const c10::Stream& stream) { Workers::get().of(stream).hold(true); }
 void release(const c10::Stream& stream) { Workers::get().of(stream).hold(false); }
+
+void await_copy(Direction direction) { CopyGate::of(direction).wait(); }
+void count_copy(Direction direction) { CopyGate::of(direction).count(); }
+int64_t copies(Direction direction) { return CopyGate::of(direction).over(); }
+void allow_copies(Direction direction, int64_t more) { CopyGate::of(direction).allow(more); }
 
 void set_capturing(const c10::Stream& stream, bool capturing) {
   Workers::get().of(stream).capturing = capturing;

@@ -57,6 +57,15 @@ void set_longest_delay(std::chrono::microseconds delay);
 void hold(const c10::Stream& stream);
 void release(const c10::Stream& stream);
 
+// The copies between the device and the host, in one direction. A stream that comes to a copy waits
+// until it is allowed.
+enum class Direction { kToHost, kToDevice };
+void await_copy(Direction direction);
+void count_copy(Direction direction);
+int64_t copies(Direction direction);  // that are over
+// Allows `more` copies beyond those that are over; negative: all.
+void allow_copies(Direction direction, int64_t more);
+
 // The stream pretends to record a graph.
 void set_capturing(const c10::Stream& stream, bool capturing);
 bool is_capturing(const c10::Stream& stream);

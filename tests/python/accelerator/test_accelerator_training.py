@@ -102,6 +102,8 @@ def check_benchmark(context: Context) -> None:
     calls = gpu.all_reduces(device, groups, 4096) | gpu.training_steps(device, groups, width=8)
     for call in calls.values():
         call()
+    for call in gpu.chunk_sizes(device, [4096, 8192], 1 << 16).values():
+        call()
     assert len(gpu.issues(device, groups, 4096)["hbm"]) == 20
 
 

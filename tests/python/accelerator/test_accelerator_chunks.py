@@ -1,0 +1,346 @@
+"""Large operations on an accelerator's tensors in chunks: the bits of one go, the copies of both
+directions beside the reduction, and one operation to errors, sequence numbers and whoever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import SHORT_TIMEOUT, Context, Pool, RankFailure, accelerator, beyond_gloo
+from harness.collectives import (
+    Reduction,
+    Tensors,
+    all_gather,
+    all_gather_into_tensor,
+    all_reduce,
+    broadcast,
+    check_move,
+    check_reduction,
+    gather,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_tensor,
+    scatter,
+)
+from harness.data import assert_same, gathered, placed, random_numbers
+from harness.pool import DIED
+from harness.reference import supported_operators
+from torch.distributed.distributed_c10d import _get_default_group
+
+pytestmark = [beyond_gloo, pytest.mark.ranks(2, 4)]
+
+CHUNK = 16 << 10
+CHUNKS = 12
+COUNT = CHUNKS * CHUNK // 4  # of float32
+ENVIRONMENT = {"HBMCOMM_DEVICE_CHUNK_BYTES": "16K"}
+PATIENCE = 60.0  # seconds, for what should take a moment
+
+
+@pytest.fixture(scope="module")
+def chunk_pool(ranks: int) -> Iterator[Pool]:
+    shared = Pool(ranks, device=accelerator.NAME, environment=ENVIRONMENT)
+    yield shared
+    assert not any(shared.close()), "a rank of the pool left with an error code"
+
+
+@pytest.fixture
+def own_chunk_pool(ranks: int) -> Iterator[Pool]:
+    """The pool of one test, which may harm the group; killed at the end."""
+    own = Pool(ranks, device=accelerator.NAME, environment=ENVIRONMENT)
+    yield own
+    own.kill()
+
+
+@pytest.fixture
+def impatient_chunk_pool(ranks: int) -> Iterator[Pool]:
+    own = Pool(ranks, device=accelerator.NAME, environment=ENVIRONMENT, timeout=SHORT_TIMEOUT)
+    yield own
+    own.kill()
+
+
+MOVES = [
+    pytest.param(move, marks=() if move is broadcast else pytest.mark.full)
+    for move in (broadcast, all_gather, all_gather_into_tensor, gather, scatter)
+]
+REDUCTIONS = [
+    pytest.param(
+        reduction,
+        name,
+        marks=() if (reduction, name) == (all_reduce, "avg") else pytest.mark.full,
+        id=f"{reduction.__name__}-{name}",
+    )
+    for reduction in (all_reduce, reduce, reduce_scatter, reduce_scatter_tensor)
+    for name in supported_operators()
+]
+
+
+@pytest.mark.parametrize("move", MOVES, ids=lambda move: move.__name__)
+def test_move(chunk_pool: Pool, move: Callable[..., Tensors]) -> None:
+    chunk_pool.run(check_move, move, limit=240)
+
+
+@pytest.mark.parametrize(("reduction", "name"), REDUCTIONS)
+def test_reduction(chunk_pool: Pool, reduction: Reduction, name: str) -> None:
+    chunk_pool.run(check_reduction, reduction, name, limit=240)
+
+
+def check_random_calls(context: Context) -> None:
+    """Collectives of random sizes around the chunks', issued without waiting: the CPU's bits."""
+    late = accelerator.load()
+    draw = context.shared_random
+    late.set_longest_delay(draw.choice([0, 50, 300]))
+    works, results, expected = [], [], []
+    for _ in range(6):
+        count = draw.choice([1, 3 * CHUNK // 4, draw.randrange(1, 2 * COUNT)])
+        dtype = draw.choice([torch.float32, torch.bfloat16, torch.int16, torch.uint8])
+        data = random_numbers(context, count, dtype)
+        on_cpu, on_device = data.clone(), placed(context, data)
+        root = draw.randrange(context.size)
+        kind = draw.choice(["all_reduce", "broadcast", "all_gather", "reduce_scatter", "strided"])
+        op = draw.choice([dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX])
+        if kind == "broadcast":
+            dist.broadcast(on_cpu, root)
+            works.append(dist.broadcast(on_device, root, async_op=True))
+        elif kind == "all_gather":
+            whole = torch.empty(context.size * count, dtype=dtype)
+            dist.all_gather_into_tensor(whole, on_cpu)
+            received = torch.empty_like(whole, device=context.device)
+            works.append(dist.all_gather_into_tensor(received, on_device, async_op=True))
+            on_cpu, on_device = whole, received
+        elif kind == "reduce_scatter":
+            many = random_numbers(context, context.size * count, dtype)
+            dist.reduce_scatter_tensor(on_cpu, many, op)
+            work = dist.reduce_scatter_tensor(on_device, placed(context, many), op, async_op=True)
+            works.append(work)
+        elif kind == "strided":
+            dist.all_reduce(on_cpu, op)
+            on_device = torch.stack([on_device, on_device], -1)[..., 0]
+            works.append(dist.all_reduce(on_device, op, async_op=True))
+        else:
+            dist.all_reduce(on_cpu, op)
+            works.append(dist.all_reduce(on_device, op, async_op=True))
+        results.append(on_device)
+        expected.append((f"{kind} of {count} {dtype}", on_cpu))
+    for work, result, (what, right) in zip(works, results, expected, strict=True):
+        assert work is not None
+        work.wait()
+        assert_same(result.cpu().clone(memory_format=torch.contiguous_format), right, what)
+    late.synchronize()
+    late.set_longest_delay(300)
+    assert late.pinned_counts()["freed_in_copy"] == 0
+
+
+def test_random_calls(chunk_pool: Pool) -> None:
+    for _ in range(5):
+        chunk_pool.run(check_random_calls)
+
+
+def await_copies(late: Any, direction: Any, count: int) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while late.copies(direction) < count:
+        assert time.monotonic() < deadline, f"{late.copies(direction)} copies of {count}"
+        time.sleep(0.001)
+
+
+def check_chunks_go_back_early(context: Context) -> None:
+    """Chunks that have come are reduced and go back while the others are still to come."""
+    late = accelerator.load()
+    tensor = torch.zeros(COUNT, device=context.device).fill_(context.rank + 1.0)
+    late.synchronize()
+    dist.barrier()
+    before = late.copies(late.Direction.TO_DEVICE)
+    late.allow_copies(late.Direction.TO_HOST, 3)
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work is not None
+    await_copies(late, late.Direction.TO_DEVICE, before + 3)
+    time.sleep(0.05)
+    assert late.copies(late.Direction.TO_DEVICE) == before + 3
+    assert not work.is_completed()
+    late.allow_copies(late.Direction.TO_HOST, -1)
+    work.wait()
+    total = sum(range(1, context.size + 1))
+    assert torch.equal(tensor.cpu(), torch.full((COUNT,), float(total)))
+
+
+def test_chunks_go_back_while_others_come(chunk_pool: Pool) -> None:
+    chunk_pool.run(check_chunks_go_back_early)
+
+
+def check_chunks_come_early(context: Context) -> None:
+    """Chunks come and are reduced while no result goes back, one operation's after another's."""
+    late = accelerator.load()
+    tensors = [
+        torch.zeros(COUNT, device=context.device).fill_((context.rank + 1.0) * each)
+        for each in (1, 2)
+    ]
+    late.synchronize()
+    dist.barrier()
+    before = late.copies(late.Direction.TO_HOST)
+    late.allow_copies(late.Direction.TO_DEVICE, 0)
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    await_copies(late, late.Direction.TO_HOST, before + 2 * CHUNKS)
+    for work in works:
+        assert work is not None
+        assert work.get_future().wait() is not None  # the last copy back is queued
+        assert not work.is_completed()
+    late.allow_copies(late.Direction.TO_DEVICE, -1)
+    total = sum(range(1, context.size + 1))
+    for each, tensor, work in zip((1, 2), tensors, works, strict=True):
+        work.wait()
+        assert torch.equal(tensor.cpu(), torch.full((COUNT,), float(total * each)))
+
+
+def test_chunks_come_while_none_goes_back(chunk_pool: Pool) -> None:
+    chunk_pool.run(check_chunks_come_early)
+
+
+def check_one_operation(context: Context) -> None:
+    group = _get_default_group()
+    backend: Any = group._get_backend(torch.device(context.device))
+    before = backend._get_sequence_number_for_group()
+    dist.all_reduce(torch.ones(COUNT, device=context.device))
+    assert backend._get_sequence_number_for_group() == before + 1
+
+
+def test_one_sequence_number(chunk_pool: Pool) -> None:
+    chunk_pool.run(check_one_operation)
+
+
+def check_mismatch(context: Context, counts: tuple[int, int], device: str) -> None:
+    """Ranks that disagree learn of the whole tensors, not of chunks."""
+    count = counts[0] if context.rank == 0 else counts[1]
+    tensor = torch.ones(count, device=device if context.rank == 0 else context.device)
+    with pytest.raises(dist.DistBackendError) as caught:
+        dist.all_reduce(tensor)
+    assert f"of {counts[0]} float32" in str(caught.value), str(caught.value)
+    assert f"of {counts[1]} float32" in str(caught.value), str(caught.value)
+    if counts[0] == counts[1]:
+        assert "on an accelerator on one of them alone" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("counts", "device"),
+    [((COUNT, 2 * COUNT), "late"), ((10, COUNT), "late"), ((COUNT, COUNT), "cpu")],
+    ids=["both cut", "one cut", "one on the CPU"],
+)
+@pytest.mark.ranks(2)
+def test_mismatch(own_chunk_pool: Pool, counts: tuple[int, int], device: str) -> None:
+    own_chunk_pool.run(check_mismatch, counts, device)
+
+
+def check_timeout(context: Context) -> None:
+    """The device of rank 0 stops in the middle of an operation."""
+    late = accelerator.load()
+    tensor = torch.ones(COUNT, device=context.device)
+    dist.all_reduce(tensor)
+    late.synchronize()
+    if context.rank == 0:
+        late.allow_copies(late.Direction.TO_HOST, 2)
+    with pytest.raises(
+        dist.DistBackendError,
+        match=r"whose chunk 3 of 12 has not come from late:0|missing ranks: 0",
+    ):
+        dist.all_reduce(tensor)
+    del tensor
+    assert late.pinned_counts()["freed_in_copy"] == 0
+    late.allow_copies(late.Direction.TO_HOST, -1)
+    late.synchronize()
+    assert late.pinned_counts()["freed_in_copy"] == 0
+
+
+@pytest.mark.ranks(2)
+def test_timeout_between_chunks(impatient_chunk_pool: Pool) -> None:
+    impatient_chunk_pool.run(check_timeout)
+
+
+def check_lost(context: Context) -> None:
+    """The device is lost in the middle of an operation, with copies of both directions queued."""
+    late = accelerator.load()
+    tensor = torch.ones(COUNT, device=context.device)
+    late.synchronize()
+    dist.barrier()
+    if context.rank == 0:
+        before = late.copies(late.Direction.TO_DEVICE)
+        late.allow_copies(late.Direction.TO_HOST, 4)
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work is not None
+    if context.rank == 0:
+        await_copies(late, late.Direction.TO_DEVICE, before + 4)
+        late.lose()
+        late.allow_copies(late.Direction.TO_HOST, -1)
+    with pytest.raises(RuntimeError, match="the test accelerator is lost"):
+        work.wait()
+    del tensor, work
+    assert late.pinned_counts()["freed_in_copy"] == 0
+
+
+@pytest.mark.ranks(2)
+def test_device_lost_between_chunks(own_chunk_pool: Pool) -> None:
+    own_chunk_pool.run(check_lost)
+
+
+def check_death(context: Context) -> None:
+    """Rank 1 dies when a part of the chunks is reduced; no copy of the others loses its buffer."""
+    late = accelerator.load()
+    tensor = torch.ones(COUNT, device=context.device)
+    late.synchronize()
+    dist.barrier()
+    before = late.copies(late.Direction.TO_DEVICE)
+    if context.rank == 1:
+        late.allow_copies(late.Direction.TO_HOST, 5)
+    else:
+        late.allow_copies(late.Direction.TO_DEVICE, 1)
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work is not None
+    if context.rank == 1:
+        await_copies(late, late.Direction.TO_DEVICE, before + 5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(dist.DistBackendError, match="rank 1"):
+        work.wait()
+    del tensor, work
+    assert late.pinned_counts()["freed_in_copy"] == 0, "freed with a copy to the device queued"
+    late.allow_copies(late.Direction.TO_DEVICE, -1)
+    late.synchronize()
+    assert late.pinned_counts()["freed_in_copy"] == 0
+
+
+def test_rank_that_dies_between_chunks(own_chunk_pool: Pool) -> None:
+    with pytest.raises(RankFailure) as caught:
+        own_chunk_pool.run(check_death)
+    assert caught.value.kinds == {1: DIED}, str(caught.value)
+
+
+def check_gathered(context: Context) -> None:
+    """FSDP's way: the input is the own part of the output, larger than a chunk."""
+    data = random_numbers(context, COUNT, torch.float32)
+    whole = torch.zeros(context.size * COUNT, device=context.device)
+    part = whole[context.rank * COUNT : (context.rank + 1) * COUNT]
+    part.copy_(data)
+    dist.all_gather_into_tensor(whole, part)
+    assert_same(whole.cpu(), torch.cat(gathered(context, data)), "all_gather_into_tensor")
+
+
+def test_in_place(chunk_pool: Pool) -> None:
+    chunk_pool.run(check_gathered)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [("4095", "4095: the least is 4096"), ("much", "much is not a number of bytes")],
+)
+def test_chunk_bytes_that_make_no_sense(ranks: int, value: str, error: str) -> None:
+    pool = Pool(ranks, device=accelerator.NAME, environment={"HBMCOMM_DEVICE_CHUNK_BYTES": value})
+    pool.run(check_refused, f"HBMCOMM_DEVICE_CHUNK_BYTES={error}")
+    pool.kill()
+
+
+def check_refused(context: Context, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        dist.all_reduce(torch.ones(4, device=context.device))
