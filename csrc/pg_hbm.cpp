@@ -183,7 +183,9 @@ StagedTensors ProcessGroupHbm::stage(const at::Tensor& tensor, const char* opera
                                          " on this rank; move the tensor, or make "
                                          "another group for that device");
   }
-  if (!device_streams_) device_streams_ = std::make_shared<DeviceStreams>(own);
+  if (!device_streams_) {
+    device_streams_ = std::make_shared<DeviceStreams>(own, connection_.segment);
+  }
   device_streams_->require_no_capture(operation);
   return StagedTensors(device_streams_);
 }

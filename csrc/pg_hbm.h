@@ -231,6 +231,8 @@ class ProcessGroupHbm final : public BackendBase {
   c10::intrusive_ptr<c10d::Work> receive(std::vector<at::Tensor>& tensors, int from, int tag,
                                          c10d::OpType type, const char* name);
   Source reduction_input(StagedTensors& staged, const at::Tensor& tensor, const c10d::ReduceOp& op);
+  Sink reduction_in_place(StagedTensors& staged, const at::Tensor& tensor,
+                          const c10d::ReduceOp& op);
 
   // The options of a group that comes from this one: `opts`, or without them this group's.
   c10::intrusive_ptr<GroupOptions> derived_options(

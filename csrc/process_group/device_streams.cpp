@@ -45,11 +45,13 @@ size_t chunk_bytes_from_environment() {
 
 }  // namespace
 
-DeviceStreams::DeviceStreams(c10::Device device)
+DeviceStreams::DeviceStreams(c10::Device device,
+                             const std::shared_ptr<memory::SharedSegment>& segment)
     : device_(device),
       guard_(device.type()),
       to_host_(guard_.getStreamFromGlobalPool(device, /*isHighPriority=*/true)),
       to_device_(guard_.getStreamFromGlobalPool(device, /*isHighPriority=*/true)),
+      twins_(TwinMemory::of(segment, device.type())),
       pinned_(can_pin(device)),
       chunk_bytes_(chunk_bytes_from_environment()) {}
 
@@ -76,6 +78,10 @@ at::Tensor DeviceStreams::host_twin(const at::Tensor& tensor) const {
 }
 
 at::Tensor DeviceStreams::host_tensor(int64_t elements, const at::TensorOptions& like) const {
+  if (twins_ != nullptr) {
+    at::Tensor twin = twins_->take(elements, c10::typeMetaToScalarType(like.dtype()));
+    if (twin.defined()) return twin;
+  }
   try {
     return at::empty({elements}, like.device(c10::kCPU).pinned_memory(pinned_));
   } catch (const c10::Error& error) {

@@ -18,15 +18,18 @@
 #include <utility>
 #include <vector>
 
+#include "process_group/twin_memory.h"
+
 namespace hbm {
 
 class DeviceResult;
 
 class DeviceStreams {
  public:
-  // Takes two streams of `device` from PyTorch's pool. Throws Error(kInvalid) if
-  // HBMCOMM_DEVICE_CHUNK_BYTES makes no sense.
-  explicit DeviceStreams(c10::Device device);
+  // Takes two streams of `device` from PyTorch's pool. Large twins lie in `segment`, the group's,
+  // if the device can pin them there. Throws Error(kInvalid) if HBMCOMM_DEVICE_CHUNK_BYTES makes no
+  // sense.
+  DeviceStreams(c10::Device device, const std::shared_ptr<memory::SharedSegment>& segment);
 
   c10::Device device() const noexcept { return device_; }
   c10::Stream to_host() const noexcept { return to_host_; }
@@ -47,8 +50,9 @@ class DeviceStreams {
   // Keeps the allocator from giving the tensor's memory to others before `stream` is done with it.
   void keep_for(const at::Tensor& tensor, const c10::Stream& stream) const;
 
-  // A contiguous tensor on the host with the shape and type of `tensor`, in pinned memory where the
-  // device has an allocator for it. Throws Error(kExhausted).
+  // A contiguous tensor on the host with the shape and type of `tensor`: in the segment, pinned; or
+  // in pinned memory of PyTorch's; or in pageable memory where the device has no allocator for
+  // that. Throws Error(kExhausted).
   at::Tensor host_twin(const at::Tensor& tensor) const;
   at::Tensor host_tensor(int64_t elements, const at::TensorOptions& like) const;
 
@@ -62,6 +66,7 @@ class DeviceStreams {
   const c10::impl::VirtualGuardImpl guard_;
   const c10::Stream to_host_;
   const c10::Stream to_device_;
+  TwinMemory* const twins_;  // null: none in the segment
   const bool pinned_;
   const size_t chunk_bytes_;
 

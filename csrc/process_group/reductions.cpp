@@ -19,6 +19,14 @@ Source ProcessGroupHbm::reduction_input(StagedTensors& staged, const at::Tensor&
   return staged.input(tensor);
 }
 
+Sink ProcessGroupHbm::reduction_in_place(StagedTensors& staged, const at::Tensor& tensor,
+                                         const c10d::ReduceOp& op) {
+  if (op.op_ == c10d::ReduceOp::PREMUL_SUM) {
+    return staged.in_place_times(tensor, premul_factor(op));
+  }
+  return staged.in_place(tensor);
+}
+
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce(std::vector<at::Tensor>& tensors,
                                                           const c10d::AllreduceOptions& opts) {
   return translated([&]() -> c10::intrusive_ptr<c10d::Work> {
@@ -30,9 +38,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce(std::vector<at::Tensor
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
     if (auto work = allreduce_at_once(tensors, dtype, op, opts)) return work;
     StagedTensors staged = stage(tensor, "all_reduce");
-    const Sink data = op == ReduceOp::kPremulSum
-                          ? staged.in_place_times(tensor, premul_factor(opts.reduceOp))
-                          : staged.in_place(tensor);
+    const Sink data = reduction_in_place(staged, tensor, opts.reduceOp);
     return run({OpType::ALLREDUCE, "hbm:all_reduce", tensors, tensors, opts.timeout, opts.asyncOp},
                std::move(staged), {data.count},
                [=, communicator = connection_.communicator](const OperationNumber& sequence,
@@ -132,8 +138,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce(std::vector<at::Tensor>& 
     const Dtype dtype = to_dtype(tensor.scalar_type());
     const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
     StagedTensors staged = stage(tensor, "reduce");
-    const Source in = reduction_input(staged, tensor, opts.reduceOp);
-    const Sink out = root == rank_ ? staged.output(tensor) : Sink{};
+    const Sink out = root == rank_ ? reduction_in_place(staged, tensor, opts.reduceOp) : Sink{};
+    const Source in = root == rank_ ? Source{out.data, out.count}
+                                    : reduction_input(staged, tensor, opts.reduceOp);
     return run({OpType::REDUCE, "hbm:reduce", tensors, tensors, opts.timeout, opts.asyncOp},
                std::move(staged), {in.count},
                [=, communicator = connection_.communicator](const OperationNumber& sequence,

@@ -172,11 +172,7 @@ class PinnedMemory {
     const std::lock_guard lock(mutex_);
     const auto place = blocks_.find(static_cast<std::byte*>(block));
     --counts_.in_use;
-    const std::byte* const end = place->first + place->second;
-    const bool in_copy = std::any_of(copies_.begin(), copies_.end(), [&](const auto& copy) {
-      return copy.first < end && place->first < copy.first + copy.second;
-    });
-    if (in_copy) {
+    if (in_copy(place->first, place->second)) {
       ++counts_.freed_in_copy;
       return;
     }
@@ -184,23 +180,44 @@ class PinnedMemory {
     ::operator delete(block, std::align_val_t{64});
   }
 
-  void begin_use(const void* address, size_t bytes) {
+  void begin_use(const void* address, size_t bytes, bool writes) {
     const std::lock_guard lock(mutex_);
-    copies_.emplace_back(static_cast<const std::byte*>(address), bytes);
+    const Copy copy{static_cast<const std::byte*>(address), bytes, writes};
+    const bool reused = std::any_of(copies_.begin(), copies_.end(), [&copy](const Copy& earlier) {
+      return earlier.overlaps(copy.address, copy.bytes) && (earlier.writes || copy.writes);
+    });
+    if (reused && pinned(copy.address)) ++counts_.reused_in_copy;
+    copies_.push_back(copy);
   }
 
   void end_use(const void* address, size_t bytes) {
     const std::lock_guard lock(mutex_);
-    copies_.erase(std::find(copies_.begin(), copies_.end(),
-                            std::pair(static_cast<const std::byte*>(address), bytes)));
+    copies_.erase(std::find_if(copies_.begin(), copies_.end(), [&](const Copy& copy) {
+      return copy.address == address && copy.bytes == bytes;
+    }));
+  }
+
+  bool add(void* block, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (fails_ || pinned(static_cast<std::byte*>(block))) return false;
+    registered_.emplace(static_cast<std::byte*>(block), bytes);
+    ++counts_.registered;
+    return true;
+  }
+
+  bool remove(void* block) {
+    const std::lock_guard lock(mutex_);
+    const auto place = registered_.find(static_cast<std::byte*>(block));
+    if (place == registered_.end()) return false;
+    if (in_copy(place->first, place->second)) ++counts_.freed_in_copy;
+    registered_.erase(place);
+    --counts_.registered;
+    return true;
   }
 
   bool contains(const void* address) {
     const std::lock_guard lock(mutex_);
-    const auto* const at = static_cast<const std::byte*>(address);
-    return std::any_of(blocks_.begin(), blocks_.end(), [at](const auto& block) {
-      return block.first <= at && at < block.first + block.second;
-    });
+    return pinned(static_cast<const std::byte*>(address));
   }
 
   PinnedCounts counts() {
@@ -214,9 +231,35 @@ class PinnedMemory {
   }
 
  private:
+  struct Copy {
+    const std::byte* address;
+    size_t bytes;
+    bool writes;
+
+    bool overlaps(const std::byte* other, size_t length) const {
+      return address < other + length && other < address + bytes;
+    }
+  };
+  using Blocks = std::map<std::byte*, size_t>;
+
+  bool in_copy(const std::byte* address, size_t bytes) const {
+    return std::any_of(copies_.begin(), copies_.end(),
+                       [&](const Copy& copy) { return copy.overlaps(address, bytes); });
+  }
+
+  bool pinned(const std::byte* address) const {
+    const auto in = [address](const Blocks& blocks) {
+      return std::any_of(blocks.begin(), blocks.end(), [address](const auto& block) {
+        return block.first <= address && address < block.first + block.second;
+      });
+    };
+    return in(blocks_) || in(registered_);
+  }
+
   std::mutex mutex_;  // guards the members below
-  std::map<std::byte*, size_t> blocks_;
-  std::vector<std::pair<const std::byte*, size_t>> copies_;
+  Blocks blocks_;
+  Blocks registered_;
+  std::vector<Copy> copies_;
   PinnedCounts counts_;
   bool fails_ = false;
 };
@@ -257,8 +300,8 @@ void record_use(const void* device_address, const c10::Stream& stream) {
   DeviceMemory::get().record_use(device_address, stream);
 }
 
-void begin_use_of_host(const void* address, size_t bytes) {
-  PinnedMemory::get().begin_use(address, bytes);
+void begin_use_of_host(const void* address, size_t bytes, bool writes) {
+  PinnedMemory::get().begin_use(address, bytes, writes);
 }
 void end_use_of_host(const void* address, size_t bytes) {
   PinnedMemory::get().end_use(address, bytes);
@@ -266,5 +309,10 @@ void end_use_of_host(const void* address, size_t bytes) {
 bool is_pinned(const void* address) { return PinnedMemory::get().contains(address); }
 PinnedCounts pinned_counts() { return PinnedMemory::get().counts(); }
 void fail_pinned(bool fails) { PinnedMemory::get().fail(fails); }
+
+int lateHostRegister(void* block, size_t bytes, unsigned) {
+  return PinnedMemory::get().add(block, bytes) ? 0 : 1;
+}
+int lateHostUnregister(void* block) { return PinnedMemory::get().remove(block) ? 0 : 1; }
 
 }  // namespace late

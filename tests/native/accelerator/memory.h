@@ -4,8 +4,9 @@
 // streams use the other mapping. A freed block is overwritten by the stream that it was allocated
 // on, and given out again at once, unless other streams were recorded as its users.
 //
-// Pinned host memory is counted. Freeing it while a copy of a stream uses it is a violation, which
-// is counted too; the block is then kept.
+// Pinned host memory is counted. Freeing it, or taking the pin away, while a copy of a stream uses
+// it is a violation, which is counted too; the block is then kept. So is a copy to pinned memory
+// that another copy uses, queued before that one is over.
 //
 // Threads: every function may be called from any thread.
 #pragma once
@@ -33,19 +34,25 @@ c10::Allocator* pinned_allocator();
 void record_use(const void* device_address, const c10::Stream& stream);
 
 // A copy of a stream that uses host memory is queued, or over.
-void begin_use_of_host(const void* address, size_t bytes);
+void begin_use_of_host(const void* address, size_t bytes, bool writes);
 void end_use_of_host(const void* address, size_t bytes);
 
 bool is_pinned(const void* address);
 
 struct PinnedCounts {
-  int64_t in_use = 0;         // blocks
-  int64_t allocated = 0;      // blocks, since the start
-  int64_t freed_in_copy = 0;  // violations
+  int64_t in_use = 0;          // blocks
+  int64_t allocated = 0;       // blocks, since the start
+  int64_t freed_in_copy = 0;   // violations
+  int64_t reused_in_copy = 0;  // violations
+  int64_t registered = 0;      // blocks of others that are pinned
 };
 PinnedCounts pinned_counts();
 
-// The next allocations of pinned memory fail, while `fails`.
+// The next allocations and registrations of pinned memory fail, while `fails`.
 void fail_pinned(bool fails);
+
+// Pins memory that exists, as cudaHostRegister does: 0, or 1 if it fails.
+extern "C" int lateHostRegister(void* block, size_t bytes, unsigned flags);
+extern "C" int lateHostUnregister(void* block);
 
 }  // namespace late

@@ -146,6 +146,8 @@ PYBIND11_MODULE(late_accelerator, module) {
   module.def("pinned_counts", [] {
     const PinnedCounts counts = pinned_counts();
     return py::dict(py::arg("in_use") = counts.in_use, py::arg("allocated") = counts.allocated,
-                    py::arg("freed_in_copy") = counts.freed_in_copy);
+                    py::arg("freed_in_copy") = counts.freed_in_copy,
+                    py::arg("reused_in_copy") = counts.reused_in_copy,
+                    py::arg("registered") = counts.registered);
   });
 }

@@ -94,8 +94,8 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
     return to;
   }
   const auto [address, bytes] = host_memory(other);
-  begin_use_of_host(address, bytes);
   const Direction direction = to.is_cpu() ? Direction::kToHost : Direction::kToDevice;
+  begin_use_of_host(address, bytes, /*writes=*/to.is_cpu());
   enqueue(stream, [from = View(from), to = View(to), address = address, bytes = bytes, direction] {
     await_copy(direction);
     to.tensor().copy_(from.tensor());

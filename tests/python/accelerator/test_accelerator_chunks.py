@@ -134,6 +134,7 @@ def check_random_calls(context: Context) -> None:
     late.synchronize()
     late.set_longest_delay(300)
     assert late.pinned_counts()["freed_in_copy"] == 0
+    assert late.pinned_counts()["reused_in_copy"] == 0
 
 
 def test_random_calls(chunk_pool: Pool) -> None:

@@ -100,6 +100,33 @@ assert host[0].item() == 7.0
 """,
         0,
     ),
+    "pinned memory that is written to while a copy reads it": (
+        """
+late.release()
+with side:
+    late.hold()
+    tensor.copy_(host, non_blocking=True)
+host.copy_(tensor, non_blocking=True)
+assert late.pinned_counts()["reused_in_copy"] == 1
+with side:
+    late.release()
+""",
+        0,
+    ),
+    "memory that is no longer pinned while a copy uses it": (
+        """
+calls = ctypes.CDLL(late.__file__)
+block = torch.empty(1000)
+address = ctypes.c_void_p(block.data_ptr())
+assert calls.lateHostRegister(address, ctypes.c_size_t(4000), 1) == 0
+assert block.is_pinned() and late.pinned_counts()["registered"] == 1
+block.copy_(tensor, non_blocking=True)
+assert calls.lateHostUnregister(address) == 0
+assert late.pinned_counts()["freed_in_copy"] == 1
+late.release()
+""",
+        0,
+    ),
     "pinned memory that is freed while a copy uses it": (
         """
 host.copy_(tensor, non_blocking=True)

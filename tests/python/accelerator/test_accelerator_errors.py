@@ -66,13 +66,16 @@ def test_graph_capture(late_pool: Pool) -> None:
 
 def check_no_pinned_memory(context: Context) -> None:
     late = accelerator.load()
-    tensor = torch.ones(4, device=context.device)
-    late.fail_pinned(True)
-    with pytest.raises(torch.OutOfMemoryError, match="no memory on the host, pinned for late:0"):
+    for count in (4, 3_000_001):  # alone, and in the segment
+        tensor = torch.ones(count, device=context.device)
+        late.fail_pinned(True)
+        with pytest.raises(
+            torch.OutOfMemoryError, match="no memory on the host, pinned for late:0"
+        ):
+            dist.all_reduce(tensor)
+        late.fail_pinned(False)
         dist.all_reduce(tensor)
-    late.fail_pinned(False)
-    dist.all_reduce(tensor)
-    assert tensor.cpu().tolist() == [context.size] * 4
+        assert torch.equal(tensor.cpu(), torch.full((count,), float(context.size)))
 
 
 def test_out_of_pinned_memory(late_pool: Pool) -> None:
