@@ -1,1 +1,1 @@
-"""Collectives: more contenders, loops below Python, and two nodes."""
+"""Collectives: more contenders, loops below Python, and several nodes."""

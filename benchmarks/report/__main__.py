@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -60,6 +61,12 @@ def results_of(experiment: Experiment, place: Path) -> dict[str, Result]:
     return {name: read(file.read_text()) for name, file in files.items() if file.exists()}
 
 
+def contents(place: Path, asked: Collection[str] = ()) -> list[page.Found]:
+    """Read what the page is made from: the experiments that are asked for, or have results."""
+    found = [(one, results_of(one, place)) for one in EXPERIMENTS.values()]
+    return [(one, results) for one, results in found if results or one.name in asked]
+
+
 def chosen(only: str | None) -> list[Experiment]:
     """Return the experiments that `only` names, separated by commas; all for None."""
     names = list(EXPERIMENTS) if only is None else only.split(",")
@@ -75,14 +82,20 @@ def chosen(only: str | None) -> list[Experiment]:
 def report(
     only: Annotated[str | None, typer.Option(help="Names separated by commas.")] = None,
     full: Annotated[bool, typer.Option("--full", help="The papers' sizes, for hours.")] = False,
-    folder: Annotated[Path, typer.Option(help="For the page and the JSON.")] = Path("build/report"),
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="For the page and the JSON.",
+            show_default="build/report/quick or build/report/full",
+        ),
+    ] = None,
 ) -> None:
-    """Measure what has no JSON in the folder yet, and write the page from all of it.
+    """Measure what has no JSON in the folder yet, and write the page from all that is there.
 
     The exit status is 1 when a benchmark failed; the page then says which, and why.
     """
     experiments = chosen(only)
-    place = folder / ("full" if full else "quick")
+    place = folder or Path("build/report", "full" if full else "quick")
     place.mkdir(parents=True, exist_ok=True)
     failures: dict[str, str] = {}
     for experiment in experiments:
@@ -94,8 +107,8 @@ def report(
             if cause := measure(run, not full, file):
                 typer.echo(cause, err=True)
                 failures[run.name] = cause
-    results = [(experiment, results_of(experiment, place)) for experiment in experiments]
-    typer.echo(page.write(place, results, failures, quick=not full))
+    found = contents(place, [experiment.name for experiment in experiments])
+    typer.echo(page.write(place, found, failures, quick=not full))
     if failures:
         raise typer.Exit(1)
 

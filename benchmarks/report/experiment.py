@@ -31,6 +31,10 @@ class Run:
     arguments: Sequence[str]
     quick: Sequence[str]
 
+    def command(self, quick: bool) -> str:
+        """Return it as it is typed."""
+        return " ".join(["python -m", self.module, *(self.quick if quick else self.arguments)])
+
 
 @dataclass(frozen=True)
 class Table:

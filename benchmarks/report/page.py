@@ -8,7 +8,7 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-from benchmarks.panels import save
+from benchmarks.panels import Panel, save
 from benchmarks.report.experiment import Experiment
 from torch_hbmcomm.bench.report import machine_line
 from torch_hbmcomm.bench.result import Result
@@ -22,37 +22,52 @@ img { max-width: 100% }</style>
 """
 
 
-def write(
-    folder: Path,
-    results: Sequence[tuple[Experiment, Mapping[str, Result]]],
-    failures: Mapping[str, str],
-    quick: bool,
-) -> Path:
+Found = tuple[Experiment, Mapping[str, Result]]
+"""An experiment, and the results of its runs that there are, by their names."""
+
+
+def write(folder: Path, found: Sequence[Found], failures: Mapping[str, str], quick: bool) -> Path:
     """Write report.md, report.html and a plot for each experiment; return the first's path.
 
-    results: the experiments in order, each with the results of its runs that there are.
     failures: by the names of the runs that there are not, why.
     """
+    text = markdown(found, failures, quick)
+    page = folder / "report.md"
+    page.write_text(text)
+    html = MarkdownIt("commonmark").enable("table").render(text)
+    (folder / "report.html").write_text(_HEAD + html)
+    for experiment, results in found:
+        if panels := _panels(experiment, results):
+            plot = folder / f"{experiment.name}.png"
+            save(panels, min(_COLUMNS, len(panels)), _machine(results), plot)
+    return page
+
+
+def markdown(found: Sequence[Found], failures: Mapping[str, str], quick: bool) -> str:
+    """Return the page's text."""
     lines = ["# The papers' figures, and ours", ""]
     if quick:
         lines += ["A quick run, with small sizes: it shows that all works, and no speed.", ""]
-    for experiment, found in results:
-        lines += _section(experiment, found, folder)
+    for experiment, results in found:
+        lines += _section(experiment, results, quick)
         lines += [
             f"Not measured: `{run.name}`: {failures[run.name]}"
             for run in experiment.runs
             if run.name in failures
         ]
         lines.append("")
-    text = "\n".join(lines)
-    page = folder / "report.md"
-    page.write_text(text)
-    html = MarkdownIt("commonmark").enable("table").render(text)
-    (folder / "report.html").write_text(_HEAD + html)
-    return page
+    return "\n".join(lines)
 
 
-def _section(experiment: Experiment, results: Mapping[str, Result], folder: Path) -> Iterator[str]:
+def _panels(experiment: Experiment, results: Mapping[str, Result]) -> Sequence[Panel]:
+    return experiment.panels(results) if results else ()
+
+
+def _machine(results: Mapping[str, Result]) -> str:
+    return machine_line(replace(next(iter(results.values())), plan={}))
+
+
+def _section(experiment: Experiment, results: Mapping[str, Result], quick: bool) -> Iterator[str]:
     yield f"## {experiment.name}: {experiment.figures}"
     yield ""
     yield f"{experiment.paper}. **{experiment.label.value.capitalize()}.** {experiment.differs}"
@@ -63,14 +78,13 @@ def _section(experiment: Experiment, results: Mapping[str, Result], folder: Path
         return
     yield from experiment.table(results).markdown()
     yield ""
-    plot = folder / f"{experiment.name}.png"
-    panels = experiment.panels(results)
-    first = next(iter(results.values()))
-    machine = machine_line(replace(first, plan={}))
-    if panels:
-        save(panels, min(_COLUMNS, len(panels)), machine, plot)
-        yield f"![{experiment.figures}]({plot.name})"
+    if _panels(experiment, results):
+        yield f"![{experiment.figures}]({experiment.name}.png)"
         yield ""
-    yield f"{machine}, {first.machine['time']}. From"
-    yield ", ".join(f"[{name}.json]({name}.json)" for name in results) + "."
+    yield f"{_machine(results)}. By"
+    yield ""
+    for run in experiment.runs:
+        if run.name in results:
+            when = results[run.name].machine["time"]
+            yield f"- {when}: `{run.command(quick)}` ([JSON]({run.name}.json))"
     yield ""

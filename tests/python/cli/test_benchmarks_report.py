@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.report import page
-from benchmarks.report.__main__ import EXPERIMENTS, measure
+from benchmarks.report.__main__ import EXPERIMENTS, contents, measure
 from benchmarks.report.connections import CONNECTIONS
 from benchmarks.report.containers import CONTAINERS, PAPER
 from benchmarks.report.dropping import TABLE_1
@@ -34,13 +34,16 @@ def report(folder: Path, only: str) -> subprocess.CompletedProcess[str]:
 def test_a_report_measures_what_it_has_no_json_of(tmp_path: Path) -> None:
     first = report(tmp_path, "box-clients")
     assert first.returncode == 0, first.stderr
-    file = tmp_path / "quick" / "box-clients.json"
+    file = tmp_path / "box-clients.json"
     measured = file.stat().st_mtime_ns
-    text = (tmp_path / "quick" / "report.md").read_text()
+    text = (tmp_path / "report.md").read_text()
     for one in json.loads(file.read_text())["measurements"]:
         assert f"| {one['contender']} | {one['clients']} |" in text
-    assert "<table>" in (tmp_path / "quick" / "report.html").read_text()
-    assert (tmp_path / "quick" / "box-clients.png").exists()
+    assert "<table>" in (tmp_path / "report.html").read_text()
+    assert (tmp_path / "box-clients.png").exists()
+
+    assert "`python -m benchmarks.box --sections=clients --clients=2,4 --quick`" in text
+    assert text == page.markdown(contents(tmp_path), {}, quick=True), "made from the JSON alone"
 
     again = report(tmp_path, "box-clients")
     assert again.returncode == 0, again.stderr
