@@ -69,8 +69,8 @@ def entry(row: report.Row, found: Measurement) -> Text:
 @app.command()
 def main(
     ranks: Annotated[int, typer.Option(help="A multiple of 4.")] = 4,
-    size: Annotated[str, typer.Option(help="Of a broadcast and an allreduce.")] = "64MiB",
-    part: Annotated[str, typer.Option(help="Of each rank in a gather.")] = "16MiB",
+    size: Annotated[str, typer.Option(help="Bytes of a broadcast and an allreduce.")] = "64MiB",
+    part: Annotated[str, typer.Option(help="Bytes of each rank's part in a gather.")] = "16MiB",
     rounds: Annotated[int, typer.Option(help="Turns of each division.")] = 5,
     calls: Annotated[int, typer.Option(help="In each turn.")] = 5,
     json: Json = None,

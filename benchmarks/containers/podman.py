@@ -12,11 +12,13 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 PODMAN = ("podman", "--cgroup-manager=cgroupfs", "--runtime=runc")
 LIMITS = ("--ulimit=nofile=4096:4096", "--ulimit=nproc=4096:4096")
@@ -24,19 +26,55 @@ _HOST_ROOT = ("--rootfs", "/:O")  # with what is written laid over it
 
 OUTPUT = "output"
 
-# $1 is the first rank, $2 the number of ranks, the rest their command. Ends with the status of a
-# rank that failed.
+# $1 is the first rank, $2 the number of ranks, $3 a file for the status of a rank that failed (0:
+# none has), the rest their command.
 _RANKS = """
-first=$1 count=$2
-shift 2
+first=$1 count=$2 ended=$3
+shift 3
 for local in $(seq 0 $((count - 1))); do
   RANK=$((first + local)) LOCAL_RANK=$local "$@" &
   started="$started $!"
 done
 status=0
 for rank in $started; do wait $rank || status=$?; done
+echo $status > $ended.new && mv $ended.new $ended
 exit $status
 """
+_REMOVAL = 60  # seconds
+
+
+class Part:
+    """The ranks of one container, or those on the host.
+
+    They have ended when they say so in a file: podman may stay for minutes after its container.
+    """
+
+    def __init__(
+        self, command: Sequence[str], ended: Path, output: IO[str], environment: Mapping[str, str]
+    ) -> None:
+        self._ended = ended
+        self._process = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+
+    def poll(self) -> int | None:
+        """Return the status of a rank that failed, 0 if none has, None while they run."""
+        over = self._process.poll()
+        return int(self._ended.read_text()) if self._ended.exists() else over
+
+    def wait(self, limit: float) -> int:
+        """Raises subprocess.TimeoutExpired after so many seconds."""
+        deadline = time.monotonic() + limit
+        while (status := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(self._process.args, limit)
+            time.sleep(0.02)
+        return status
+
+    def end(self) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
 
 @dataclass(frozen=True)
@@ -78,11 +116,11 @@ def started(
     command: Sequence[str],
     folder: Path,
     environment: Mapping[str, str],
-) -> Iterator[list[subprocess.Popen[bytes]]]:
+) -> Iterator[list[Part]]:
     """Start `ranks` ranks: `command`, with RANK, LOCAL_RANK, WORLD_SIZE and `environment`.
 
-    Yields a process for each container, which ends with its ranks; all are killed when the block
-    ends, and the containers removed.
+    Yields the ranks of each container; all are killed when the block ends, and the containers
+    removed.
 
     folder: empty, seen by all at the same path; they write to `OUTPUT` there.
     """
@@ -95,22 +133,16 @@ def started(
         settings["HBMCOMM_SOCKET_DIR"] = str(folder)
     with ExitStack() as stack:
         output = stack.enter_context((folder / OUTPUT).open("a"))
-        running = []
+        running: list[Part] = []
         for part in range(parts):
-            job = ["sh", "-c", _RANKS, "sh", str(part * each), str(each), *command]
+            ended = folder / f"ended-{part}"
+            job = ["sh", "-c", _RANKS, "sh", str(part * each), str(each), str(ended), *command]
             if division.containers:
                 name = f"{folder.name}-{part}"
                 stack.callback(_podman, "rm", "--force", "--ignore", "--time=0", name)
                 job = [*_entering(name, division.meeting, folder, settings), *job]
-            process = subprocess.Popen(
-                job,
-                env={**os.environ, **settings},
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-            stack.callback(_end, process)
-            running.append(process)
+            running.append(Part(job, ended, output, {**os.environ, **settings}))
+            stack.callback(running[-1].end)
         yield running
 
 
@@ -125,10 +157,4 @@ def _entering(name: str, meeting: bool, folder: Path, settings: Mapping[str, str
 
 
 def _podman(*arguments: str) -> None:
-    subprocess.run([*PODMAN, *arguments], stdout=subprocess.DEVNULL)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    subprocess.run([*PODMAN, *arguments], stdout=subprocess.DEVNULL, timeout=_REMOVAL)
