@@ -187,6 +187,7 @@ StagedTensors ProcessGroupHbm::stage(const at::Tensor& tensor, const char* opera
     device_streams_ = std::make_shared<DeviceStreams>(own, connection_.segment);
   }
   device_streams_->require_no_capture(operation);
+  DeviceTransfer::free_left();
   return StagedTensors(device_streams_);
 }
 
@@ -223,7 +224,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTens
     throw;
   }
   const uint64_t number = flight_record_.enter(issued(call, sequence));
-  queue_->run_claimed(*operation, timeout_or_default(call.timeout), std::move(frame));
+  try {
+    queue_->run_claimed(*operation, timeout_or_default(call.timeout), std::move(frame));
+  } catch (...) {
+    if (transfer) transfer->result()->block_after_error();
+    throw;
+  }
   flight_record_.finish(number);
   work->bind(nullptr, sequence);
   if (transfer) transfer->result()->block_current_stream();

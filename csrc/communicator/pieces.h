@@ -16,7 +16,7 @@ namespace hbm {
 using Sources = std::vector<Source>;
 using Sinks = std::vector<Sink>;
 
-// As much of `range` as `whole` has.
+// Returns the part of `whole` in `range`, as far as it reaches.
 inline Source part_of(const Source& whole, ElementRange range, size_t element) {
   return {static_cast<const std::byte*>(whole.data) + range.offset * element,
           std::min(range.count, whole.count - range.offset)};

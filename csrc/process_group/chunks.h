@@ -32,10 +32,13 @@ class Chunks {
   // One chunk of everything.
   Chunks() = default;
 
-  // Chunks of `chunk_bytes` (of all streams together) to half as many more; one below two of those.
+  // Chunks of `chunk_bytes` (of all streams together) to half as many more, and of several times
+  // that from 16 streams on; one below two of those.
   Chunks(const EqualStreams& streams, size_t element, size_t chunk_bytes) : count_(streams.count) {
     constexpr size_t kLine = 64;
+    constexpr size_t kFewStreams = 8;
     const size_t bytes = streams.count * streams.number * element;
+    chunk_bytes *= std::max<size_t>(1, streams.number / kFewStreams);  // a copy for each
     if (bytes < 2 * chunk_bytes) return;
     const size_t wanted = bytes / chunk_bytes;
     const size_t line = std::max<size_t>(1, kLine / element);
@@ -64,7 +67,8 @@ class Chunks {
     return found;
   }
 
-  // What the operations of a chunk say of the whole: nothing where there is one.
+  // The number under which a chunk's operations go, with the length of the whole if there are
+  // several.
   OperationNumber sequence(uint64_t number) const {
     return {number, number_ == 1 ? 0 : static_cast<uint64_t>(count_)};
   }

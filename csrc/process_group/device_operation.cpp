@@ -61,18 +61,21 @@ Progress DeviceOperation::poll() {
   transfer_->start_to_device(chunk_);
   if (++chunk_ == transfer_->chunks().number()) return Progress::kDone;
   begun_ = false;
+  described_ = operation_->describe();
+  operation_.reset();  // its staging memory serves the next
   operation_ = make_(chunk_);
   return Progress::kActive;
 }
 
 std::string DeviceOperation::describe() const {
-  if (begun_ || !transfer_) return operation_->describe();
+  const std::string text = operation_ ? operation_->describe() : described_;
+  if (begun_ || !transfer_) return text;
   const size_t chunks = transfer_->chunks().number();
   const std::string input =
       chunks == 1 ? "input"
                   : "chunk " + std::to_string(chunk_ + 1) + " of " + std::to_string(chunks);
-  return operation_->describe() + ", whose " + input + " has not come from " +
-         transfer_->streams().device().str() + " yet,";
+  return text + ", whose " + input + " has not come from " + transfer_->streams().device().str() +
+         " yet,";
 }
 
 std::vector<int> DeviceOperation::missing() const {
@@ -94,7 +97,8 @@ void DeviceOperation::abandon() noexcept {
 
 bool DeviceOperation::self_sufficient() const {
   const bool waits = (transfer_ && transfer_->reads()) || !position_.is_first();
-  return !waits && operation_->self_sufficient();
+  const bool more = transfer_ && transfer_->chunks().number() > 1;
+  return !waits && !more && operation_->self_sufficient();
 }
 
 }  // namespace hbm

@@ -77,7 +77,8 @@ class DeviceOperation final : public Operation {
   bool begin_on_host();
 
   const MakeChunk make_;
-  OperationPtr operation_;  // of the chunk
+  OperationPtr operation_;  // of the chunk; null: it could not be made
+  std::string described_;   // of the chunk before
   const std::shared_ptr<DeviceTransfer> transfer_;
   SendOrder::Position position_;
   size_t chunk_ = 0;

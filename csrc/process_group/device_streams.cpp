@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -78,6 +79,7 @@ at::Tensor DeviceStreams::host_twin(const at::Tensor& tensor) const {
 }
 
 at::Tensor DeviceStreams::host_tensor(int64_t elements, const at::TensorOptions& like) const {
+  const c10::DeviceGuard guard(device_);  // pinning makes a context on the current device
   if (twins_ != nullptr) {
     at::Tensor twin = twins_->take(elements, c10::typeMetaToScalarType(like.dtype()));
     if (twin.defined()) return twin;

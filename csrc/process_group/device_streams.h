@@ -34,7 +34,7 @@ class DeviceStreams {
   c10::Device device() const noexcept { return device_; }
   c10::Stream to_host() const noexcept { return to_host_; }
   c10::Stream to_device() const noexcept { return to_device_; }
-  // Of the chunks that a large operation is cut into: HBMCOMM_DEVICE_CHUNK_BYTES.
+  // The bytes of a chunk of a large operation: HBMCOMM_DEVICE_CHUNK_BYTES.
   size_t chunk_bytes() const noexcept { return chunk_bytes_; }
   const c10::impl::VirtualGuardImpl& guard() const noexcept { return guard_; }
 

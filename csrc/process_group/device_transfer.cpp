@@ -49,8 +49,7 @@ bool are_over(const std::vector<c10::Event>& events) {
       events, [](const c10::Event& event) { return is_over(event, /*if_lost=*/false); });
 }
 
-// The twins of operations that have ended, until their copies are over too: looked through when the
-// next transfer is made.
+// The twins of operations that have ended, until their copies are over too.
 class LeftTwins {
  public:
   static LeftTwins& of_process() {
@@ -99,6 +98,13 @@ void DeviceResult::block_current_stream() const {
   if (event_) event_->block(c10::impl::VirtualGuardImpl(device().type()).getStream(device()));
 }
 
+void DeviceResult::block_after_error() const noexcept {
+  try {
+    block_current_stream();
+  } catch (const std::exception&) {  // the device's: it is lost
+  }
+}
+
 bool DeviceResult::finished() const {
   return ended_.load(std::memory_order_acquire) && (!event_ || is_over(*event_, /*if_lost=*/true));
 }
@@ -122,9 +128,9 @@ DeviceTransfer::DeviceTransfer(std::shared_ptr<DeviceStreams> streams, Copies to
       chunks_(chunks),
       issued_(streams_->record(streams_->current())),
       to_host_(std::move(to_host)),
-      to_device_(std::move(to_device)) {
-  LeftTwins::of_process().free_unused();
-}
+      to_device_(std::move(to_device)) {}
+
+void DeviceTransfer::free_left() { LeftTwins::of_process().free_unused(); }
 
 void DeviceTransfer::issue() {
   if (streams_->is_result_read_by(to_host_, result_)) return;
@@ -174,7 +180,7 @@ void DeviceTransfer::start_to_device(size_t index) {
     }
     in_doubt_ = true;
     queue(to_device_, stream, chunks_, index, /*with_gaps=*/last);
-    if (index == last) result_->event_ = streams_->record(stream);
+    result_->event_ = streams_->record(stream);  // also for an operation that ends in an error
     leaving_ = streams_->record(stream);
     in_doubt_ = false;
   }

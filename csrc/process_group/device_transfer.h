@@ -52,7 +52,10 @@ class DeviceResult {
   // Makes the calling thread's current stream wait for it. REQUIRES: the operation is done.
   void block_current_stream() const;
 
-  // True when the device has it or is lost, or the operation has failed.
+  // The same for an operation that has failed, whose first chunks may be on their way.
+  void block_after_error() const noexcept;
+
+  // True when the device has what was copied to it, or is lost. False while the operation goes on.
   bool finished() const;
 
   // True if it lies in memory that one of `copies` reads.
@@ -69,7 +72,7 @@ class DeviceResult {
 
   const c10::Stream stream_;
   std::vector<AddressRange> written_;
-  std::optional<c10::Event> event_;  // behind the copies to the device; none: nothing is written
+  std::optional<c10::Event> event_;  // behind the copies to the device; none: there are none
   std::atomic<bool> ended_{false};   // release in end(), after event_; acquire in finished()
 };
 
@@ -83,6 +86,10 @@ class DeviceTransfer {
   DeviceTransfer(std::shared_ptr<DeviceStreams> streams, Copies to_host, Copies to_device,
                  Prepare prepare, Chunks chunks);
   ~DeviceTransfer() { let_go(); }
+
+  // Frees the twins of earlier transfers that no copy uses any more: before new ones are taken.
+  static void free_left();
+
   DeviceTransfer(const DeviceTransfer&) = delete;
   DeviceTransfer& operator=(const DeviceTransfer&) = delete;
 

@@ -24,7 +24,7 @@ struct Calls {
 std::vector<Calls> calls_of(c10::DeviceType type) {
   if (type == c10::kPrivateUse1) return {{"", c10::get_privateuse1_backend()}};
   // PyTorch for ROCm calls its device CUDA.
-  if (type == c10::kCUDA) return {{"libcudart.so", "cuda"}, {"libamdhip64.so", "hip"}};
+  if (type == c10::kCUDA) return {{"libcudart", "cuda"}, {"libamdhip64", "hip"}};
   return {};
 }
 
@@ -78,6 +78,8 @@ bool HostRegistration::add(void* block, size_t bytes) const noexcept {
   return false;
 }
 
-void HostRegistration::remove(void* block) const noexcept { remove_(block); }
+void HostRegistration::remove(void* block) const noexcept {
+  if (remove_(block) != kSuccess && take_error_ != nullptr) take_error_();
+}
 
 }  // namespace hbm

@@ -4,9 +4,8 @@
 //
 //   CUDA           cudaHostRegister, cudaHostUnregister of libcudart
 //   ROCm           hipHostRegister, hipHostUnregister of libamdhip64
-//   PrivateUse1    NAMEHostRegister, NAMEHostUnregister of any library, NAME being the device's,
-//   with
-//                  the arguments and the result of CUDA's
+//   PrivateUse1    NAMEHostRegister, NAMEHostUnregister of any library, for a device called NAME,
+//                  with the arguments and the result of CUDA's
 //
 // A refusal is taken out of the device's record of errors (cudaGetLastError and its like), where
 // PyTorch would find it after its next kernel.

@@ -69,7 +69,7 @@ class StagedTensors {
   std::vector<Scaling> scalings_;
 };
 
-// What `parts`, one for each rank, and `own` are if all ranks see them so: cut alike if equal.
+// Returns the streams of `parts`, one for each rank, which may be cut if all are as long as `own`.
 EqualStreams equal_streams(const std::vector<at::Tensor>& parts, const at::Tensor& own);
 
 const void* offset(const void* data, size_t bytes);

@@ -126,7 +126,10 @@ bool WorkHbm::wait(std::chrono::milliseconds timeout) {
   TORCH_CHECK_WITH(DistBackendError, done, "wait() timed out after ", timeout.count(),
                    " ms; the operation (", c10d::opTypeToString(opType_), " #", sequence_,
                    " on rank ", rank_, ") goes on", torch_timeout_words(timeout));
-  if (ticket_->error()) std::rethrow_exception(exception());
+  if (ticket_->error()) {
+    if (on_device_) on_device_->block_after_error();
+    std::rethrow_exception(exception());
+  }
   block_current_stream();
   return true;
 }

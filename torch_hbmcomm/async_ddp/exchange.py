@@ -122,6 +122,8 @@ class BucketExchange:
     def _twin(self, plan: BucketPlan, gradients: torch.Tensor) -> HostTwin:
         known = self._twins.get(plan.names)
         if known is None:
+            for names in [each for each in self._twins if set(each) & set(plan.names)]:
+                del self._twins[names]  # of buckets that DDP has built anew since
             known = self._twins[plan.names] = HostTwin(gradients)
         return known
 
@@ -154,7 +156,7 @@ class HostTwin:
 
     def __init__(self, gradients: torch.Tensor) -> None:
         self.values = torch.empty(gradients.shape, dtype=gradients.dtype, pin_memory=True)
-        self._arrived = torch.Event(device=gradients.device)
+        self._arrived = torch.Event(device=gradients.device, blocking=True)
         self._stream = torch.Stream(device=gradients.device)
 
     def fetch(self, gradients: torch.Tensor) -> None:
@@ -182,5 +184,9 @@ def _keep(
     if error is not None:
         promise.set_exception(error)
         return
-    with giving():
-        promise.set_result(value)
+    try:
+        with giving():
+            promise.set_result(value)
+    except Exception as failure:  # the device's: whoever waits has to hear of it
+        if not promise.done():
+            promise.set_exception(failure)

@@ -141,7 +141,7 @@ class Cache:
                 if held is None:
                     held = self._room(name, parameter, None).zero_()
                     self._held[name] = held
-                _shaped(held, parameter).add_(values)
+                _shaped(held, parameter).add_(values.to(held.device))
 
     def _room(self, name: str, gradient: torch.Tensor, held: torch.Tensor | None) -> torch.Tensor:
         """Return memory for an accumulated gradient: that of `held`, unless it must be kept."""

@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import _get_default_group
 
 pytestmark = [beyond_gloo, pytest.mark.ranks(2)]
 
-COUNT = 50_000
+COUNT = 10_000  # below 64 KiB: the twins are PyTorch's, which shows when one is freed early
 
 
 def check_devices(context: Context) -> None:
@@ -125,7 +125,7 @@ def test_lost_device(own_late_pool: Pool) -> None:
 
 def check_death(context: Context) -> None:
     late = accelerator.load()
-    tensor = torch.ones(1_000_000, device=context.device)
+    tensor = torch.ones(COUNT, device=context.device)
     dist.all_reduce(tensor)
     if context.rank == 1:
         works = [dist.all_reduce(tensor, async_op=True) for _ in range(3)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -12,8 +14,10 @@ from harness import Context, Pool, accelerator, beyond_gloo
 from harness.data import random_numbers
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
 
 import torch_hbmcomm as hbmcomm
+from torch_hbmcomm.async_ddp import exchange
 from torch_hbmcomm.layer_drop import passes
 
 pytestmark = [beyond_gloo, pytest.mark.ranks(2)]
@@ -35,6 +39,11 @@ def train(model: nn.Module, batches: list[torch.Tensor], momentum: float) -> tor
     return optimizer
 
 
+def on_the_host(value: Any) -> Any:
+    """As a checkpoint that is loaded with map_location="cpu"."""
+    return value.cpu() if isinstance(value, torch.Tensor) else value
+
+
 def check_layer_drop(context: Context, options: dict[str, Any]) -> None:
     on_cpu = model_of(context)
     on_device = copy.deepcopy(on_cpu).to(context.device)
@@ -47,7 +56,9 @@ def check_layer_drop(context: Context, options: dict[str, Any]) -> None:
         ddp = DistributedDataParallel(model, bucket_cap_mb=0.01)
         state = hbmcomm.LayerDropState(model=ddp, log_every=None, min_numel=16, **options)
         ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
-        optimizer = train(ddp, its, momentum=0.9)
+        train(ddp, its[: STEPS // 2], momentum=0.9)
+        state.load_state_dict(tree_map(on_the_host, state.state_dict()))
+        optimizer = train(ddp, its[STEPS // 2 :], momentum=0.9)
         summaries.append(state.summary())
         state.drain(optimizer)
     for ours, theirs in zip(on_device.parameters(), on_cpu.parameters(), strict=True):
@@ -156,7 +167,7 @@ def check_async_hook(context: Context) -> None:
     for ours, theirs in zip(ends[1], ends[0], strict=True):
         torch.testing.assert_close(ours, theirs)
     assert not torch.equal(ends[0][0], next(start.parameters()).detach())
-    assert late.pinned_counts()["freed_in_copy"] == 0
+    assert late.pinned_counts()["reused_in_copy"] == 0
     with pytest.raises(ValueError, match="resync_every with parameters on late:0"):
         fresh = DistributedDataParallel(
             model_of(context).to(context.device), process_group=group, broadcast_buffers=False
@@ -167,3 +178,15 @@ def check_async_hook(context: Context) -> None:
 
 def test_async_hook(late_pool: Pool) -> None:
     late_pool.run(check_async_hook)
+
+
+def test_a_copy_back_that_fails_reaches_who_waits() -> None:
+    def lost() -> AbstractContextManager[None]:
+        raise RuntimeError("the device is lost")
+
+    promise: torch.futures.Future[Any] = torch.futures.Future()
+    task: Future[None] = Future()
+    task.set_result(None)
+    exchange._keep(promise, torch.ones(1), lost, task)
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        promise.wait()
