@@ -4,8 +4,10 @@
 #include <chrono>
 #include <deque>
 #include <exception>
+#include <new>
 #include <numeric>
 #include <optional>
+#include <system_error>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -237,6 +239,12 @@ void attempt(const Participant& participant, const std::function<void()>& act) {
       give_up(participant, is_late ? kLate : kUnable, error.what());
     }
     throw;
+  } catch (const std::bad_alloc&) {
+    give_up(participant, kUnable, "no memory is left");
+    throw;
+  } catch (const std::system_error& error) {  // no thread is left
+    give_up(participant, kUnable, error.what());
+    throw;
   } catch (...) {  // Ctrl-C
     give_up(participant, kUnable, "its wait was interrupted");
     throw;
@@ -257,8 +265,9 @@ void Lookout::look() {
     throw;
   }
   if (now < next_ || now >= participant_.deadline) return;
-  next_ = now + kEvery;
-  require_going_on(participant_, now + kLookPatience);
+  next_ = now + std::max<std::chrono::milliseconds>(kEvery, kEveryPerRank * participant_.size);
+  // Until the deadline, as for the keys: a store that is slow to answer ends no attempt.
+  require_going_on(participant_, std::max(participant_.deadline, now + kLookPatience));
 }
 
 std::optional<std::string> await_told(const Participant& participant, const std::string& step,

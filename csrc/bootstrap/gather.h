@@ -64,7 +64,7 @@ inline constexpr const char* kFirstStep = "rendezvous";
 // Runs `act`, which is a part of such an attempt. What it throws ends the attempt for all ranks:
 // who waits in a step throws too, soon, and who has not read yet what this rank told in the first
 // step reads there that it cannot take part. A death, or a store that is gone, they see for
-// themselves.
+// themselves; an error of the network, which mostly follows one, is not told.
 void attempt(const Participant& participant, const std::function<void()>& act);
 
 // Looks, while this rank waits in a step, for what ends the attempt. Throws Error(kDeath) if one of
@@ -80,6 +80,8 @@ class Lookout {
 
  private:
   static constexpr std::chrono::milliseconds kEvery{200};
+  static constexpr std::chrono::milliseconds kEveryPerRank{
+      1};  // so that many do not flood the store
 
   const Participant& participant_;
   const std::vector<int>& among_;

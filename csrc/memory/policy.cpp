@@ -38,7 +38,7 @@ void say_absent(const std::string& message) {
   }
 }
 
-// What else than the kernel's files tells memkind, or hwloc for it, where HBM is.
+// The variables that tell memkind, or hwloc for it, where HBM is.
 constexpr std::array<const char*, 5> kToldBy = {"MEMKIND_HBW_NODES", "MEMKIND_HBW_THRESHOLD",
                                                 "HWLOC_XMLFILE", "HWLOC_SYNTHETIC", "HWLOC_FSROOT"};
 

@@ -32,9 +32,10 @@ const char* policy_name(Policy policy) noexcept;
 // The kind that allocates under the policy.
 memkind_t kind_of(Policy policy) noexcept;
 
-// Whether memkind has to be asked for HBM, which costs a process 2 ms, since it reads the whole
-// topology: not where `nodes`, the kernel's folder of NUMA nodes, has a single node with memory, of
-// which the firmware tells no bandwidth, and no variable names nodes or another topology.
+// Whether memkind has to be asked for HBM, which costs a process 1 ms of processor time, since it
+// reads the whole topology: not where `nodes`, the kernel's folder of NUMA nodes, has a single node
+// with memory, of which the firmware tells no bandwidth, and no variable names nodes or another
+// topology.
 bool may_have_hbm(const std::filesystem::path& nodes = "/sys/devices/system/node");
 
 // memkind's words for one of its error codes.

@@ -13,6 +13,7 @@
 #include "expect_error.h"
 #include "file_store.h"
 #include "forked_ranks.h"
+#include "memory/control_group.h"
 
 namespace hbm {
 namespace {
@@ -135,7 +136,7 @@ TEST(NodeChunk, IsLargerInACrowdIfThereIsRoom) {
 TEST(Crowd, DecidesWhatItsGroupsStage) {
   const std::vector<int> cpus = allowed_cpus();
   for (const bool together : {true, false}) {
-    if (!together && cpus.size() < 2) continue;
+    if (!together && (cpus.size() < 2 || memory::core_quota().cores < 2)) continue;
     run_forked_ranks(2, [&](const ForkedRank& rank) {
       run_on(together || rank.rank == 0 ? cpus.front() : cpus.back());
       const GroupConnection made = connected(rank);
@@ -148,7 +149,7 @@ TEST(Crowd, DecidesWhatItsGroupsStage) {
   }
 }
 
-// What a rank stages in a crowd depends on staging_bytes, also where the chunk over MPI does not.
+// In a crowd staging_bytes decides what a rank stages, also where it does not decide MPI's chunk.
 TEST(Crowd, HasOneStagingBytes) {
   const int cpu = allowed_cpus().front();
   run_forked_ranks(2, [&](const ForkedRank& rank) {

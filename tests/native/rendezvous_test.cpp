@@ -119,7 +119,7 @@ TEST(Rendezvous, WhoComesAfterTheOthersTimeoutIsToldAtOnceAndInStepAfterwards) {
   const auto store = std::make_shared<FakeStore>();
   on_ranks(2, [&](int rank) {
     expect_error(ErrorKind::kTimeout, {"missing ranks: 2"},
-                 [&] { meet(store, rank, 3, "group g", in(milliseconds(50)), member); });
+                 [&] { meet(store, rank, 3, "group g", in(milliseconds(500)), member); });
   });
   expect_error(ErrorKind::kUnavailable, {"rank 0 of group g cannot take part", "missing ranks: 2"},
                [&] { meet(store, 2, 3, "group g", in(kPatience), member); });
@@ -135,7 +135,10 @@ TEST(Rendezvous, ALaterStepThatFailsOnOneRankEndsTheWaitOfTheOthers) {
     const Rendezvous rendezvous = meet(store, rank, 3, "group g", in(kPatience), member);
     Participant own = rendezvous.participant;
     if (rank == 0) return;  // never comes to the step
-    if (rank == 1) own.deadline = in(milliseconds(50));
+    if (rank == 1) {
+      EXPECT_TRUE(await_keys(*store, {step_key(own, "next", 2)}, in(kPatience)));
+      own.deadline = in(milliseconds(50));
+    }
     expect_error(ErrorKind::kTimeout,
                  {"rank 1 of group g met 2 of 3 ranks", "(step: next)", "missing ranks: 0"}, [&] {
                    attempt(own, [&] { gather(own, "next", everyone(3), [] { return ""; }); });

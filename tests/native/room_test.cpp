@@ -38,7 +38,9 @@ TEST(Room, SmallRequestsShareALook) {
       std::this_thread::sleep_for(milliseconds(110));
       const uint64_t first = shared_room(kMiB);
       again = room_without_files(kMiB);
-      if (again) EXPECT_EQ(*again, first - kMiB);
+      if (again) {
+        EXPECT_EQ(*again, first - kMiB);
+      }
     }
     EXPECT_FALSE(room_without_files(*again / 32)) << "a large request needs a look of its own";
     std::this_thread::sleep_for(milliseconds(110));

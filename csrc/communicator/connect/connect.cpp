@@ -95,8 +95,8 @@ void join_ranks(const GroupSetup& setup, const shm::Neighbourhood& neighbours, s
       hierarchical::make_node_layout(made.rendezvous, connection, node_of, shm_group, *channel));
 }
 
-// What follows once all ranks have introduced themselves: finds those that share this one's memory,
-// and joins them.
+// Finds the ranks that share this one's memory, and joins all, once they have introduced
+// themselves.
 void join_all(const GroupSetup& setup, shm::NeighbourListener* listener, size_t chunk_bytes,
               const std::shared_ptr<failure::GroupWatch>& watch, GroupConnection& made) {
   watch->all_met();
@@ -112,7 +112,9 @@ void join_all(const GroupSetup& setup, shm::NeighbourListener* listener, size_t 
   const shm::Neighbourhood neighbours =
       listener != nullptr ? shm::explore(made.rendezvous, *listener, made.segment, chunk_of_node)
                           : shm::apart(setup.size);
-  const size_t cores = usable_processors({setup.rank}, made.rendezvous.members);
+  // HBMCOMM_BIND may have narrowed them since this rank told.
+  const size_t cores = std::min(usable_processors({setup.rank}, made.rendezvous.members),
+                                count_processors({allowed_processors()}));
   const size_t cores_of_rank = std::max<size_t>(1, cores / static_cast<size_t>(crowd.ranks));
   const size_t threads = std::min(setup.reduce_threads, cores_of_rank);
   log::debug(setup.group + ": threads of a large reduction: " + std::to_string(threads));

@@ -21,12 +21,13 @@ std::string allowed_processors();
 // The processors in any of these masks.
 size_t count_processors(const std::vector<std::string>& masks);
 
-// What its control groups leave of them, as a rank tells the others: how many may work all the time
-// and the group that says so, as in "2 4711"; empty without a quota.
+// The part of them that its control groups leave, as a rank tells it: how many may work all the
+// time and the group that says so, as in "2 4711"; empty without a quota.
 std::string allowed_quota();
 
 // The processors that these ranks may keep busy: those in any of their masks, and no more than the
-// quotas of their groups together, if each has one.
+// quotas of their groups together, if each has one. A quota above these groups, which several of
+// them share, is not seen.
 size_t usable_processors(const std::vector<int>& ranks,
                          const std::vector<bootstrap::Member>& members);
 

@@ -139,7 +139,8 @@ MpiConnection connect(const bootstrap::Rendezvous& rendezvous, const std::vector
     ranks.push_back(decode(record));
   }
   const std::vector<int> everyone = bootstrap::everyone(participant.size);
-  const auto check = [&] { participant.require_alive(everyone); };
+  bootstrap::Lookout lookout(participant, everyone);
+  const auto check = [&] { lookout.look(); };
   std::vector<int> world_ranks;
   World* world = nullptr;
   if (share_a_world(ranks, participant.group)) {
@@ -161,9 +162,9 @@ std::shared_ptr<Comm> connect_some(const bootstrap::Rendezvous& rendezvous,
   for (const int rank : ranks) {
     world_ranks.push_back(group.world_ranks[static_cast<size_t>(rank)]);
   }
+  bootstrap::Lookout lookout(rendezvous.participant, ranks);
   return World::current()->communicator(world_ranks, creation_tag(rendezvous.participant),
-                                        rendezvous.participant.deadline,
-                                        [&] { rendezvous.participant.require_alive(ranks); });
+                                        rendezvous.participant.deadline, [&] { lookout.look(); });
 }
 
 }  // namespace hbm::mpi

@@ -111,12 +111,13 @@ class DescriptorExchange {
     connection.socket = Descriptor();
   }
 
-  void await(bool stalled) const {
+  void await(bool stalled) {
     const auto left =
         std::chrono::ceil<milliseconds>(participant_.deadline - std::chrono::steady_clock::now());
     if (left.count() <= 0) late();
     const std::set<int> expected = missing();
     participant_.require_alive({expected.begin(), expected.end()});
+    lookout_.look();
     std::vector<pollfd> waits;
     for (const PeerConnection& connection : connections_) {
       if (!connection.received) waits.push_back({connection.socket.get(), POLLIN, 0});
@@ -157,6 +158,8 @@ class DescriptorExchange {
   std::vector<PeerConnection> connections_;
   std::map<int, Introduction> met_;
   std::set<int> lost_;
+  const std::vector<int> nobody_;  // await() looks itself for who has died
+  bootstrap::Lookout lookout_{participant_, nobody_};
 };
 
 }  // namespace

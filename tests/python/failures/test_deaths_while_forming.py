@@ -124,7 +124,7 @@ def form_late(pipe: Connection, rank: int, url: str, size: int) -> None:
     """Rank 0 has a timeout of its own, short; the last rank waits for a word."""
     if rank == size - 1:
         pipe.recv()
-    patience = timedelta(seconds=2) if rank == 0 else TIMEOUT
+    patience = timedelta(seconds=8) if rank == 0 else TIMEOUT
     dist.init_process_group("hbm", init_method=url, rank=rank, world_size=size, timeout=patience)
 
 

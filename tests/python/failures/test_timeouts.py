@@ -338,3 +338,4 @@ def test_monitored_barrier_without_time_blames_no_store(ranks: int) -> None:
         pool.kill()
     for errors in outcomes:
         assert all("monitored_barrier of" in error for error in errors), errors
+    assert any(outcomes), "no barrier ran out of time"
