@@ -41,6 +41,18 @@ IDLE = 3.0  # seconds in which a group's idle threads end
 
 Count = dict[str, int]
 
+M_MMAP_THRESHOLD = -3  # malloc.h
+LARGE = 128 << 10  # bytes
+
+
+def return_large_blocks() -> None:
+    """Have malloc return large blocks to the kernel, always.
+
+    Its own threshold grows with what is freed, and what the last users of an arena leave at its end
+    then stays: tens of megabytes, or none, as it happens.
+    """
+    assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE) == 1
+
 
 def count() -> Count:
     gc.collect()
@@ -72,6 +84,7 @@ def cycle(context: Context, cycles: int) -> tuple[Count, Count]:
         assert (data == sum(range(context.size))).all()
         dist.destroy_process_group()
 
+    return_large_blocks()
     for number in range(WARM_UP):
         once(number)
     before = count()
@@ -82,6 +95,7 @@ def cycle(context: Context, cycles: int) -> tuple[Count, Count]:
 
 def mix(context: Context, minutes: float) -> tuple[Count, Count]:
     """Run random collectives on groups that come and go, each beside Gloo's."""
+    return_large_blocks()
     form(context, "mixed")
     gloo = dist.new_group(backend="gloo", timeout=PATIENCE)
     for _ in range(ROUNDS):
