@@ -40,7 +40,7 @@ def train(model: nn.Module, batches: list[torch.Tensor], momentum: float) -> tor
 
 
 def on_the_host(value: Any) -> Any:
-    """As a checkpoint that is loaded with map_location="cpu"."""
+    """Copy a tensor to the host, as loading with map_location="cpu" does."""
     return value.cpu() if isinstance(value, torch.Tensor) else value
 
 

@@ -28,7 +28,7 @@ def main() -> None:
         # MPICH keeps a singleton's file in /dev/shm until MPI_Finalize, which mpi4py calls at exit:
         # a launcher that ends this rank because the other has failed must let it get there.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-        atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)  # it is on its way
+        atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)  # exiting already
         from mpi4py import MPI
 
         assert MPI.COMM_WORLD.Get_size() >= 1
