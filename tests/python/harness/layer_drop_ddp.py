@@ -11,6 +11,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import torch_hbmcomm as hbmcomm
+from harness.context import Context
+
 SHAPES = [(7,), (61, 101), (3, 5, 7), (80, 80), (1,), (97, 89), (5000,), (41, 7, 31)]
 
 
@@ -130,3 +133,28 @@ class Paper:
             moved = self.threshold * math.exp(0.05 * excess + 0.005 * self.debt)
             positive = [value for value, _ in values if value > 0]
             self.threshold = min(max(moved, min(positive) / 2), max(positive) * 2)
+
+
+def everyones(context: Context, step: int) -> list[list[torch.Tensor]]:
+    return [gradients(context.seed, rank, step, context.size) for rank in range(context.size)]
+
+
+def started(
+    dtype: torch.dtype = torch.float32, ddp_options: Any = None, **options: Any
+) -> tuple[DistributedDataParallel, hbmcomm.LayerDropState]:
+    """Layers are sent whole or not at all, unless options has another target."""
+    ddp = wrapped(Weighted(dtype), **(ddp_options or {}))
+    state = hbmcomm.LayerDropState(None, model=ddp, **({"target": "bytes"} | options))
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    return ddp, state
+
+
+def backward(ddp: nn.Module, weights: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    ddp.zero_grad()
+    ddp(*weights).backward()
+    return [parameter.grad for parameter in ddp.parameters()]
+
+
+def cached(state: hbmcomm.LayerDropState) -> list[torch.Tensor]:
+    caches = state.state_dict()["caches"]
+    return [caches.get(f"all.{i}", torch.zeros(shape)) for i, shape in enumerate(SHAPES)]

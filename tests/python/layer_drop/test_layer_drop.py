@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import gc
 import itertools
 import math
@@ -14,10 +12,19 @@ import torch
 import torch.distributed as dist
 from harness import Context, Pool
 from harness.data import assert_same
-from harness.layer_drop_ddp import SHAPES, Paper, Weighted, gradients, wrapped
+from harness.layer_drop_ddp import (
+    SHAPES,
+    Paper,
+    Weighted,
+    backward,
+    cached,
+    everyones,
+    gradients,
+    started,
+    wrapped,
+)
 from harness.pairwise import in_turn
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 import torch_hbmcomm as hbmcomm
@@ -44,31 +51,6 @@ LOSSY: list[dict[str, Any]] = [
     {"wire_dtype": torch.bfloat16},
     {"granularity": "module"},
 ]
-
-
-def everyones(context: Context, step: int) -> list[list[torch.Tensor]]:
-    return [gradients(context.seed, rank, step, context.size) for rank in range(context.size)]
-
-
-def started(
-    dtype: torch.dtype = torch.float32, ddp_options: Any = None, **options: Any
-) -> tuple[DistributedDataParallel, hbmcomm.LayerDropState]:
-    """Layers are sent whole or not at all, unless options has another target."""
-    ddp = wrapped(Weighted(dtype), **(ddp_options or {}))
-    state = hbmcomm.LayerDropState(None, model=ddp, **({"target": "bytes"} | options))
-    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
-    return ddp, state
-
-
-def backward(ddp: nn.Module, weights: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    ddp.zero_grad()
-    ddp(*weights).backward()
-    return [parameter.grad for parameter in ddp.parameters()]
-
-
-def cached(state: hbmcomm.LayerDropState) -> list[torch.Tensor]:
-    caches = state.state_dict()["caches"]
-    return [caches.get(f"all.{i}", torch.zeros(shape)) for i, shape in enumerate(SHAPES)]
 
 
 def follow_the_paper(context: Context, options: Any, ddp_options: Any) -> None:
@@ -371,61 +353,6 @@ def test_clipping_does_not_reach_the_caches(pool: Pool) -> None:
     pool.run(clip)
 
 
-def resume(context: Context) -> None:
-    options: Any = {"ratio": 0.7, "max_age": 6, "every": 4}
-    ddp, state = started(**options)
-    for step in range(9):
-        backward(ddp, [*gradients(context.seed, context.rank, step, context.size)])
-    saved = copy.deepcopy(state.state_dict())
-    again, other = started(ddp_options={"bucket_cap_mb": 25}, **options)
-    other.load_state_dict(saved)
-    for step in range(9, 20):
-        own = gradients(context.seed, context.rank, step, context.size)
-        for ours, theirs in zip(backward(ddp, [*own]), backward(again, [*own]), strict=True):
-            assert ours is not None and theirs is not None
-            assert_same(ours, theirs, f"step {step}")
-    assert state.summary() == other.summary()
-
-
-def test_resuming_goes_on_alike(pool: Pool) -> None:
-    pool.run(resume)
-
-
-def resume_elsewhere(context: Context, states: list[dict[str, Any]], sums: list[Any]) -> None:
-    _, state = started(ratio=0.7)
-    state.load_state_dict(states)
-    for index, (cache, expected) in enumerate(zip(cached(state), sums, strict=True)):
-        dist.all_reduce(cache)
-        assert_same(cache, expected, f"the sum of the caches of parameter {index}")
-    assert state.summary()["steps"] == states[0]["statistics"]["steps"]
-
-
-def saved_states(context: Context) -> tuple[dict[str, Any], list[torch.Tensor]]:
-    ddp, state = started(ratio=0.7)
-    for step in range(7):
-        backward(ddp, [*gradients(context.seed, context.rank, step, context.size)])
-    sums = cached(state)
-    for cache in sums:
-        dist.all_reduce(cache)
-    return state.state_dict(), sums
-
-
-@functools.cache
-def saved_by(ranks: int) -> tuple[list[dict[str, Any]], list[torch.Tensor]]:
-    """The states of so many ranks, and the sums of their caches."""
-    former = Pool(ranks)
-    try:
-        found = former.run(saved_states)
-    finally:
-        former.close()
-    return [state for state, _ in found], found[0][1]
-
-
-@pytest.mark.parametrize("before", [1, 2, 5])
-def test_resuming_with_other_ranks_keeps_the_sum(pool: Pool, before: int) -> None:
-    pool.run(resume_elsewhere, *saved_by(before))
-
-
 def drain(context: Context, options: Any) -> None:
     """SGD with a rate of 1 subtracts the mean of all gradients then, exactly."""
     ddp, state = started(ratio=0.8, **options)
@@ -495,18 +422,3 @@ def test_bytes_follow_the_ratio(pool: Pool, ratio: float, target: str) -> None:
         share = summary["sent_bytes"] / summary["gradient_bytes"]
         assert share == pytest.approx(1 - ratio, abs=0.02)
         assert summary["oldest_age"] <= max(8, round(4 / (1 - ratio)))
-
-
-def resume_without_compiling(context: Context) -> None:
-    """torch.compile inside of DDP puts a prefix before every name."""
-    compiled: Any = torch.compile(Weighted(), backend="eager")
-    saved = hbmcomm.LayerDropState(model=wrapped(compiled)).state_dict()
-    assert saved["names"] == [f"all.{index}" for index in range(len(SHAPES))]
-    _, state = started(target="low_rank")
-    state.load_state_dict(saved | {"caches": {"all.0": torch.ones(7)}})
-    assert_same(cached(state)[0], torch.ones(7), "the cache")
-
-
-@pytest.mark.ranks(1, 2)
-def test_a_checkpoint_of_a_compiled_model(pool: Pool) -> None:
-    pool.run(resume_without_compiling)
