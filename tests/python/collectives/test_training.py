@@ -12,14 +12,24 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as funcol
 from harness import Context, Pool, beyond_gloo
 from harness.data import assert_same, gathered
-from harness.training import STEPS, WIDTH, batch, loss_of, net, train, weights
+from harness.training import (
+    STEPS,
+    WIDTH,
+    batch,
+    collectives,
+    loss_of,
+    mesh_of,
+    net,
+    sharded,
+    train,
+    weights,
+    whole,
+)
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -203,22 +213,6 @@ def test_power_sgd(pool: Pool) -> None:
 # FSDP2.
 
 
-def mesh_of(group: dist.ProcessGroup) -> DeviceMesh:
-    return DeviceMesh.from_group(group, "cpu")
-
-
-def sharded(group: dist.ProcessGroup, model: nn.Module, **options: Any) -> nn.Module:
-    mesh = mesh_of(group)
-    for layer in list(model.children()):
-        fully_shard(layer, mesh=mesh, **options)
-    fully_shard(model, mesh=mesh, **options)
-    return model
-
-
-def whole(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [t.full_tensor() if isinstance(t, DTensor) else t for t in tensors]
-
-
 def fsdp_fp32(context: Context, group: dist.ProcessGroup) -> list[torch.Tensor]:
     return whole(train(sharded(group, net()), context))
 
@@ -315,16 +309,6 @@ def test_dtensor(pool: Pool, function: Train) -> None:
 
 
 # Functional collectives, eager and compiled.
-
-
-def collectives(data: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    total = funcol.all_reduce(data, "sum", group)
-    largest = funcol.all_reduce(data * 2, "max", group)
-    gathered = funcol.all_gather_tensor(data, 0, group)
-    part = funcol.reduce_scatter_tensor(gathered, "sum", 0, group)
-    exchanged = funcol.all_to_all_single(gathered, None, None, group)
-    copy = funcol.broadcast(data, 0, group)
-    return [total + 1, largest, gathered * 2, part, exchanged, copy]
 
 
 def eager(context: Context, group: dist.ProcessGroup) -> list[torch.Tensor]:

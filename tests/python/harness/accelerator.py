@@ -6,7 +6,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from functools import cache
+from contextlib import AbstractContextManager
+from functools import cache, partial
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,23 @@ def load() -> Any:
     """
     module = _module()
     backend_registration.rename_privateuse1_backend(NAME)
+    _add_streams(module)
     torch._register_device_module(NAME, module)
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
     _autoload.register()
     return module
+
+
+def _add_streams(module: Any) -> None:
+    """Give the device's module what FSDP2 asks of one such as torch.cuda."""
+
+    def stream(stream: torch.Stream) -> AbstractContextManager[Any]:
+        return stream
+
+    module.Stream = partial(torch.Stream, device=NAME)
+    module.Event = partial(torch.Event, device=NAME)
+    module.current_stream = torch.accelerator.current_stream
+    module.stream = stream
 
 
 def _module() -> Any:

@@ -1,4 +1,5 @@
-"""A small model and its training, the same for whichever group it runs over."""
+"""A small model, its training, and collectives of functional PyTorch, the same for whichever group
+and device they run over."""
 
 from __future__ import annotations
 
@@ -6,7 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from harness.context import Context
 
@@ -46,19 +52,55 @@ def batch(context: Context, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, torch.randn(8, WIDTH, generator=generator)
 
 
-def loss_of(model: Callable[..., Any], context: Context, step: int) -> torch.Tensor:
-    inputs, targets = batch(context, step)
+def loss_of(
+    model: Callable[..., Any],
+    context: Context,
+    step: int,
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    inputs, targets = (each.to(device) for each in batch(context, step))
     return nn.functional.mse_loss(model(inputs).float(), targets)
 
 
 def train(model: nn.Module, context: Context, steps: int = STEPS) -> list[torch.Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    device = next(model.parameters()).device
     for step in range(steps):
         optimizer.zero_grad()
-        loss_of(model, context, step).backward()
+        loss_of(model, context, step, device).backward()
         optimizer.step()
     return weights(model)
 
 
 def weights(model: nn.Module) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def mesh_of(group: dist.ProcessGroup, device: str = "cpu") -> DeviceMesh:
+    return DeviceMesh.from_group(group, device)
+
+
+def sharded(
+    group: dist.ProcessGroup, model: nn.Module, device: str = "cpu", **options: Any
+) -> nn.Module:
+    """Shard each layer, and the model, by FSDP2."""
+    mesh = mesh_of(group, device)
+    for layer in list(model.children()):
+        fully_shard(layer, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+    return model
+
+
+def whole(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [t.full_tensor() if isinstance(t, DTensor) else t for t in tensors]
+
+
+def collectives(data: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
+    """Functional collectives, with operations between them, for torch.compile too."""
+    total = funcol.all_reduce(data, "sum", group)
+    largest = funcol.all_reduce(data * 2, "max", group)
+    gathered = funcol.all_gather_tensor(data, 0, group)
+    part = funcol.reduce_scatter_tensor(gathered, "sum", 0, group)
+    exchanged = funcol.all_to_all_single(gathered, None, None, group)
+    copy = funcol.broadcast(data, 0, group)
+    return [total + 1, largest, gathered * 2, part, exchanged, copy]
