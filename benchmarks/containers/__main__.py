@@ -6,19 +6,14 @@ its ranks anew, and times each collective a few times. A sample is one call, on 
 
 from __future__ import annotations
 
-import json as json_module
-import subprocess
-import sys
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from benchmarks.containers.podman import OUTPUT, Division, started, why_unavailable
-from benchmarks.containers.rank import COLLECTIVES, RESULTS
+from benchmarks.containers.job import results_of
+from benchmarks.containers.podman import Division, why_unavailable
+from benchmarks.containers.rank import COLLECTIVES
 from torch_hbmcomm.bench import report
 from torch_hbmcomm.bench.report import Json, check_file, fail, finish
 from torch_hbmcomm.bench.result import Measurement, Result, describe_machine
@@ -33,33 +28,8 @@ DIVISIONS = {
     Division(4, meeting=False): "the same",
 }
 HOST = str(Division(0))
-_ROOT = Path(__file__).resolve().parents[2]
-_LIMIT = 600  # seconds, for the ranks of a division in one round
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-
-def turn(
-    division: Division, ranks: int, collectives: Sequence[tuple[str, int]], calls: int
-) -> list[list[float]]:
-    """Return the seconds of each call of each collective. Raises RuntimeError."""
-    # Its path is that of sockets, too, which must be short.
-    with tempfile.TemporaryDirectory(prefix="hbmcomm-", dir="/tmp") as name:
-        folder = Path(name)
-        plan = folder / "plan.json"
-        plan.write_text(json_module.dumps({"collectives": collectives, "calls": calls}))
-        command = [sys.executable, "-m", "benchmarks.containers.rank", str(plan)]
-        settings = {"PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"}
-        with started(division, ranks, command, folder, settings) as running:
-            try:
-                codes: list[int | None] = [process.wait(_LIMIT) for process in running]
-            except subprocess.TimeoutExpired:
-                codes = [process.poll() for process in running]
-        if any(code != 0 for code in codes):
-            output = (folder / OUTPUT).read_text()
-            raise RuntimeError(f"{division}: the ranks ended with {codes}: {output}")
-        found: list[list[float]] = json_module.loads((folder / RESULTS).read_text())
-        return found
 
 
 def entry(row: report.Row, found: Measurement) -> Text:
@@ -89,11 +59,12 @@ def main(
     samples: dict[tuple[str, int, Division], list[float]] = {
         (*collective, division): [] for collective in collectives for division in DIVISIONS
     }
+    plan = {"collectives": collectives, "calls": calls}
     for _ in range(rounds):
         for division in DIVISIONS:
             report.say(str(division))
             try:
-                found = turn(division, ranks, collectives, calls)
+                found = results_of(division, ranks, "benchmarks.containers.rank", plan)
             except RuntimeError as error:
                 fail(str(error))
             for collective, seconds in zip(collectives, found, strict=True):

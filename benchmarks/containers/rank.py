@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-RESULTS = "results.json"
+from benchmarks.containers.job import RESULTS
+
 COLLECTIVES = ("broadcast", "gather", "allreduce")
 _WARM = 2  # calls that are not counted
 

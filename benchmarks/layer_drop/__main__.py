@@ -12,6 +12,7 @@ from benchmarks.layer_drop.ddp import DDP
 from benchmarks.layer_drop.memory_pass import PASS
 from benchmarks.layer_drop.plan import QUICK, Plan
 from benchmarks.layer_drop.server import SERVER
+from benchmarks.layer_drop.server_training import SERVER_TRAINING
 from benchmarks.layer_drop.training import TRAINING
 from benchmarks.verdict import JudgedSection
 from torch_hbmcomm.bench import report
@@ -19,7 +20,7 @@ from torch_hbmcomm.bench.report import Json, check_file, fail, finish, names, sa
 from torch_hbmcomm.bench.result import check_names, run
 
 SECTIONS: dict[str, JudgedSection] = {
-    section.name: section for section in (PASS, DDP, SERVER, TRAINING, BREAK_EVEN)
+    section.name: section for section in (PASS, DDP, SERVER, TRAINING, SERVER_TRAINING, BREAK_EVEN)
 }
 
 _UNLIMITED = "unlimited"
@@ -50,6 +51,17 @@ def layer_drop(
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Of the section training.", show_default="12")
     ] = None,
+    training_steps: Annotated[
+        int | None, typer.Option(min=1, help="Of server-training.", show_default="400")
+    ] = None,
+    optimizers: Annotated[
+        str | None,
+        typer.Option(help="Of server-training.", show_default="SGD,momentum"),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of training and server-training.", show_default="3"),
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Small nets and few steps: does it work at all?")
     ] = False,
@@ -59,9 +71,9 @@ def layer_drop(
 
     Sections: pass (memory bandwidth, and what the hook adds to ResNet-50), ddp (4 ranks on two
     hosts), server (a parameter server and 4 workers), training (handwritten digits, accuracy over
-    time) and break-even (the link on which dropping does not pay). All but pass need root: hosts
-    are network namespaces. The exit status never depends on a time. Everything takes a
-    quarter of an hour.
+    time), server-training (the same with the parameter server and a convolutional net) and
+    break-even (the link on which dropping does not pay). All but pass need root: hosts are network
+    namespaces. The exit status never depends on a time. Everything takes half an hour.
     """
     check_file(json)
     try:
@@ -70,6 +82,9 @@ def layer_drop(
             megabits=None if megabits is None else [_rate(rate) for rate in names(megabits)],
             steps=steps,
             epochs=epochs,
+            training_steps=training_steps,
+            optimizers=None if optimizers is None else names(optimizers),
+            seeds=seeds,
         )
         chosen_sections = list(SECTIONS) if sections == "all" else names(sections)
         check_names("section", chosen_sections, SECTIONS)

@@ -67,7 +67,7 @@ def learn(
     now, begin = 0.0, time.perf_counter()
     for step in range(steps):
         for group in steps_it.param_groups:
-            group["lr"] = rate * _schedule(step, steps)
+            group["lr"] = rate * schedule(step, steps)
         inputs, targets = task.examples(RANKS * task.batch, draw)
         steps_it.zero_grad()
         backward(task, ddp, inputs, targets)
@@ -102,8 +102,9 @@ def backward(task: Task, ddp: DistributedDataParallel, inputs: Tensor, targets: 
                 buffer.copy_(value)
 
 
-def _schedule(step: int, steps: int) -> float:
-    """Warm up over a tenth of the steps; fall to a twentieth along a cosine."""
+def schedule(step: int, steps: int) -> float:
+    """Return the part of the learning rate: it warms up over a tenth of the steps, and falls to a
+    twentieth along a cosine."""
     cosine = (1 + math.cos(math.pi * step / steps)) / 2
     return min(1.0, (step + 1) / (0.1 * steps)) * (0.05 + 0.95 * cosine)
 

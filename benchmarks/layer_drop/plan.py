@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch_hbmcomm.bench.result import check_counts
+from torch_hbmcomm.bench.result import check_counts, check_names
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,9 @@ class Plan:
     server_steps: with a parameter server, at most.
     passes: samples of each contender in the section pass.
     training_megabits: rate of the link in the section training.
-    epochs, seeds: of the section training.
+    training_steps, optimizers: of the section server-training.
+    epochs: of the section training.
+    seeds: of both.
     width: of ResNet-50, which has 64.
     side: of its images, which have 224.
     """
@@ -37,6 +39,8 @@ class Plan:
     server_steps: int = 60
     passes: int = 7
     training_megabits: int = 300
+    training_steps: int = 400
+    optimizers: Sequence[str] = ("SGD", "momentum")
     epochs: int = 12
     seeds: int = 3
     width: int = 64
@@ -48,9 +52,10 @@ class Plan:
                 raise ValueError(f"a ratio is between 0 and 1, not {ratio:g}; 0 is always measured")
         counts = (
             *("steps", "slow_steps", "whole_steps", "rounds", "server_steps", "passes"),
-            *("training_megabits", "epochs", "seeds", "width", "side"),
+            *("training_megabits", "training_steps", "epochs", "seeds", "width", "side"),
         )
         check_counts(self, dict.fromkeys(counts, 1))
+        check_names("optimizer", self.optimizers, ("SGD", "momentum"))
         for rate in self.megabits:
             if rate is not None and rate < 1:
                 raise ValueError(f"a link has at least 1 Mbit/s, not {rate}")
@@ -71,6 +76,7 @@ QUICK: dict[str, Any] = {
     "server_steps": 2,
     "passes": 2,
     "training_megabits": 1000,
+    "training_steps": 4,
     "megabits": (1000,),
     "epochs": 1,
     "seeds": 1,

@@ -20,16 +20,18 @@ _LINES = 2
 
 def panels(result: Result) -> tuple[list[Panel], int]:
     """Return the panels and the number of columns."""
-    bars: dict[tuple[str, str], list[Measurement]] = {}
+    cases: dict[tuple[str, str], list[Measurement]] = {}
     for one in result.measurements:
-        bars.setdefault((one.of["section"], one.of["case"]), []).append(one)
+        cases.setdefault((one.of["section"], one.of["case"]), []).append(one)
+    titled = {f"{section}\n{case}": rows for (section, case), rows in cases.items()}
     shown = [
-        _bars(f"{section}\n{case}", rows)
-        for (section, case), rows in bars.items()
+        _bars(title, rows)
+        for title, rows in titled.items()
         if any("communication_ms" in one.values for one in rows)
     ]
-    learned = [one for one in result.measurements if "accuracy" in one.curves]
-    shown += [_curves(learned, what, over) for what, over in _CURVES if learned]
+    for title, rows in titled.items():
+        if learned := [one for one in rows if "accuracy" in one.curves]:
+            shown += [_curves(title, learned, what, over) for what, over in _CURVES]
     return shown, -(-len(shown) // _LINES)
 
 
@@ -42,8 +44,7 @@ def _bars(title: str, rows: Sequence[Measurement]) -> Panel:
     return panel
 
 
-def _curves(rows: Sequence[Measurement], what: str, over: str) -> Panel:
-    title = "{section}\n{case}".format(**rows[0].of)
+def _curves(title: str, rows: Sequence[Measurement], what: str, over: str) -> Panel:
     panel = Panel(title, over, "accuracy, %" if what == "accuracy" else what)
     for one in rows:
         panel.lines[one.contender] = (list(one.curves[over]), list(one.curves[what]), "-")

@@ -7,6 +7,7 @@ import importlib.util
 import math
 import sysconfig
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
@@ -84,15 +85,25 @@ class _Mnist(_Images):
 class Convolutions(_Mnist):
     """A convolutional net with GroupNorm (108,000 parameters) on images of MNIST."""
 
+    widths: ClassVar[Sequence[int]] = (16, 32, 32, 64, 64, 64)
+
     def model(self) -> nn.Module:
-        widths = [1, 16, 32, 32, 64, 64, 64]
         layers: list[nn.Module] = []
-        for index, (inputs, outputs) in enumerate(pairwise(widths)):
+        for index, (inputs, outputs) in enumerate(pairwise((1, *self.widths))):
             convolution = nn.Conv2d(inputs, outputs, 3, padding=1)
             layers += [convolution, nn.GroupNorm(4, outputs), nn.ReLU()]
             if index in (1, 3):
                 layers.append(nn.MaxPool2d(2))
-        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+        pool = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(self.widths[-1], 10)
+        return nn.Sequential(*layers, *pool)
+
+
+class WideConvolutions(Convolutions):
+    """The same with 541,000 parameters, most of them in layers whose images are of 3 x 3 pixels:
+    much to send for little computation."""
+
+    rates: ClassVar[dict[str, float]] = {"SGD": 0.1, "momentum": 0.01}
+    widths: ClassVar[Sequence[int]] = (16, 32, 64, 128, 128, 128, 128)
 
 
 class _ResidualConvolutions(nn.Module):
@@ -251,6 +262,7 @@ def _ascii(files: list[Path]) -> Tensor:
 
 TASKS: dict[str, type[Task]] = {
     "convolutions": Convolutions,
+    "wide-convolutions": WideConvolutions,
     "resnet": ResNet,
     "transformer": Text,
     "residuals": Residuals,

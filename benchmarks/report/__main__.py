@@ -14,10 +14,13 @@ from benchmarks.plot import read
 from benchmarks.report import page
 from benchmarks.report.connections import CONNECTIONS
 from benchmarks.report.containers import CONTAINERS
-from benchmarks.report.dropping import TABLE_1
-from benchmarks.report.experiment import Experiment, Run
+from benchmarks.report.dropping import TABLE_1, TRAINING
+from benchmarks.report.experiment import Experiment, Label, Run
+from benchmarks.report.images import IMAGES
 from benchmarks.report.memory_box import ASYNC_SGD, CLIENTS
+from benchmarks.report.messages import MESSAGES_OVER_CONNECTIONS
 from benchmarks.report.nodes import NODES
+from benchmarks.report.placement import PLACEMENT
 from benchmarks.report.processes import PROCESSES
 from benchmarks.report.scaling import SCALING
 from torch_hbmcomm.bench.result import Result
@@ -26,13 +29,17 @@ EXPERIMENTS = {
     one.name: one
     for one in (
         PROCESSES,
+        PLACEMENT,
         CONTAINERS,
         CLIENTS,
         ASYNC_SGD,
         CONNECTIONS,
+        MESSAGES_OVER_CONNECTIONS,
         TABLE_1,
+        TRAINING,
         NODES,
         SCALING,
+        IMAGES,
     )
 }
 _LAST_LINES = 3
@@ -62,9 +69,14 @@ def results_of(experiment: Experiment, place: Path) -> dict[str, Result]:
 
 
 def contents(place: Path, asked: Collection[str] = ()) -> list[page.Found]:
-    """Read what the page is made from: the experiments that are asked for, or have results."""
+    """Read what the page is made from: the experiments that are asked for, have results, or cannot
+    have any."""
     found = [(one, results_of(one, place)) for one in EXPERIMENTS.values()]
-    return [(one, results) for one, results in found if results or one.name in asked]
+    return [
+        (one, results)
+        for one, results in found
+        if results or one.name in asked or one.label is Label.NOT_MEASURABLE
+    ]
 
 
 def chosen(only: str | None) -> list[Experiment]:

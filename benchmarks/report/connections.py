@@ -60,11 +60,12 @@ def _panels(results: Mapping[str, Result]) -> Sequence[Panel]:
 CONNECTIONS = Experiment(
     name="connections",
     paper="Zhang, Jung 2017, An In-depth Performance Analysis of Many-Integrated Core",
-    figures="Figs. 2 to 4",
+    figures="Figs. 2 to 4, large transfers of one client",
     label=Label.MEASURED,
     differs=(
         "TCP over loopback between a box and one client, from 64 KiB on, instead of SCIF between"
-        " cores and Xeon Phis from 64 B on; with more connections than cores from 4 on."
+        " cores and Xeon Phis; with more connections than cores from 4 on. Smaller messages are in"
+        " the next section."
     ),
     found=(
         "Several connections are faster than one, and four are enough; more threads on one do not"

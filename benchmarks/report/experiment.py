@@ -15,6 +15,7 @@ class Label(Enum):
 
     MEASURED = "measured"
     EMULATED = "emulated"  # slow links by namespaces, computation by sleeping
+    NOT_MEASURABLE = "not measurable here"  # no hardware for it, and no emulation that says a time
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Experiment:
     figures: which, as the paper numbers them.
     differs: how our set-up differs, in a sentence.
     found: what the paper says that it found.
+    runs: none where it is not measurable.
     table, panels: ours, from the results of the runs that there are, by their names.
     """
 

@@ -67,6 +67,16 @@ def _machine(results: Mapping[str, Result]) -> str:
     return machine_line(replace(next(iter(results.values())), plan={}))
 
 
+def _not_measured(results: Mapping[str, Result]) -> Iterator[str]:
+    """Yield what the machine could not run, with the reason."""
+    causes = {
+        name: cause for found in results.values() for name, cause in found.unavailable.items()
+    }
+    yield from (f"- Not measured: {name}: {cause}" for name, cause in causes.items())
+    if causes:
+        yield ""
+
+
 def _section(experiment: Experiment, results: Mapping[str, Result], quick: bool) -> Iterator[str]:
     yield f"## {experiment.name}: {experiment.figures}"
     yield ""
@@ -74,13 +84,15 @@ def _section(experiment: Experiment, results: Mapping[str, Result], quick: bool)
     yield ""
     yield from (f"- The paper: {finding}" for finding in experiment.found)
     yield ""
+    if results or not experiment.runs:
+        yield from experiment.table(results).markdown()
+        yield ""
     if not results:
         return
-    yield from experiment.table(results).markdown()
-    yield ""
     if _panels(experiment, results):
         yield f"![{experiment.figures}]({experiment.name}.png)"
         yield ""
+    yield from _not_measured(results)
     yield f"{_machine(results)}. By"
     yield ""
     for run in experiment.runs:

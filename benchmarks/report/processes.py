@@ -11,13 +11,37 @@ from collections.abc import Iterator, Mapping, Sequence
 from benchmarks.panels import Panel
 from benchmarks.report.experiment import Experiment, Label, Run, Table, milliseconds
 from torch_hbmcomm.bench.result import Measurement, Result
-from torch_hbmcomm.sizes import MIB, format_bytes
+from torch_hbmcomm.sizes import KIB, MIB, format_bytes
 
 _CONTENDERS = ("hbm-zero-copy", "hbm-staged", "hbm-mpi", "mpi-c", "mpich", "mpi-objects")
 _WHOLE = {2: 256 * MIB, 4: 256 * MIB, 8: 256 * MIB, 16: 64 * MIB}  # 16 at 256 MiB want 30 GB
 _QUICK_WHOLE = {2: 16 * MIB, 4: 16 * MIB}
 _PART = 16 * MIB
 _QUICK_PART = MIB
+_SMALL = MIB  # of a gather, all processes' parts together
+_SMALL_RUNS = "small"
+_PROCESSES = {2: 2, 8: 2, 32: 4, 64: 8}  # and in a quick report
+
+
+def _small_runs() -> Iterator[Run]:
+    """Yield the collectives of one small size, over up to 64 processes."""
+    for processes, few in _PROCESSES.items():
+        large, small = (
+            _arguments(count, "broadcast,allreduce,gather", size, rounds)
+            for count, size, rounds in ((processes, _SMALL, 3), (few, KIB, 1))
+        )
+        yield Run(f"{_SMALL_RUNS}-{processes}", "benchmarks.collectives", large, small)
+
+
+def _arguments(processes: int, collectives: str, size: int, rounds: int) -> list[str]:
+    return [
+        f"--ranks={processes}",
+        f"--collectives={collectives}",
+        f"--sizes={size}",
+        f"--contenders={','.join(_CONTENDERS)}",
+        f"--rounds={rounds}",
+        "--startup-rounds=0",
+    ]
 
 
 def _runs() -> Iterator[Run]:
@@ -25,31 +49,25 @@ def _runs() -> Iterator[Run]:
         for name, collectives in (("whole", "broadcast,allreduce"), ("gather", "gather")):
             quick = _QUICK_WHOLE.get(processes, MIB)
             sizes = (size, quick) if name == "whole" else (_PART, _QUICK_PART)
+            times = 1 if name == "whole" else processes
             large, small = (
-                [
-                    f"--ranks={processes}",
-                    f"--collectives={collectives}",
-                    f"--sizes={chosen if name == 'whole' else chosen * processes}",
-                    f"--contenders={','.join(_CONTENDERS)}",
-                    f"--rounds={rounds}",
-                    "--startup-rounds=0",
-                ]
+                _arguments(processes, collectives, times * chosen, rounds)
                 for chosen, rounds in zip(sizes, (5, 2), strict=True)
             )
             yield Run(f"{name}-{processes}", "benchmarks.collectives", large, small)
 
 
 def _measured(results: Mapping[str, Result]) -> Iterator[tuple[str, int, Measurement]]:
-    """Yield the collective, the number of processes and the measurement."""
-    for result in results.values():
+    """Yield the name of the run, the number of processes and the measurement."""
+    for name, result in results.items():
         for one in result.measurements:
-            yield one.of["collective"], int(result.plan["ranks"]), one
+            yield name, int(result.plan["ranks"]), one
 
 
 def _table(results: Mapping[str, Result]) -> Table:
     cells: dict[tuple[str, int, int], dict[str, float]] = {}
-    for collective, processes, one in _measured(results):
-        row = (collective, processes, int(one.of["bytes"]))
+    for _, processes, one in _measured(results):
+        row = (one.of["collective"], processes, int(one.of["bytes"]))
         cells.setdefault(row, {})[one.contender] = milliseconds(one)
     rows = [
         [collective, str(processes), format_bytes(size)]
@@ -67,10 +85,11 @@ def _ratio(found: Mapping[str, float], name: str) -> str:
 
 def _panels(results: Mapping[str, Result]) -> Sequence[Panel]:
     panels: dict[str, Panel] = {}
-    for collective, processes, one in sorted(_measured(results), key=lambda found: found[1]):
-        panel = panels.setdefault(
-            collective, Panel(collective, "processes", "ms", logarithmic=True)
-        )
+    for run, processes, one in sorted(_measured(results), key=lambda found: found[1]):
+        title = str(one.of["collective"])
+        if run.startswith(_SMALL_RUNS):
+            title += f" of {format_bytes(one.of['bytes'])}"
+        panel = panels.setdefault(title, Panel(title, "processes", "ms", logarithmic=True))
         xs, ys, _ = panel.lines.setdefault(one.contender, ([], [], "-"))
         xs.append(processes)
         ys.append(milliseconds(one))
@@ -84,8 +103,9 @@ PROCESSES = Experiment(
     label=Label.MEASURED,
     differs=(
         "Two cores and DDR alone instead of 68 cores of a Xeon Phi with MCDRAM: more processes than"
-        " cores from 4 on; 64 MiB instead of 256 with 16 processes. The series C is mpi-c, Python"
-        " buffer mpich, Python object mpi-objects."
+        " cores from 4 on; 64 MiB instead of 256 with 16 processes, and with 32 and 64 a reduced"
+        " size, 1 MiB, which 2 and 8 have beside it. The series C is mpi-c, Python buffer mpich,"
+        " Python object mpi-objects."
     ),
     found=(
         "Host, 32 processes, Python buffers in MCDRAM: broadcast of 256 MB 285 ms, gather of 16 MB"
@@ -93,7 +113,7 @@ PROCESSES = Experiment(
         "Python buffers are about as fast as C in MCDRAM, in gather up to 65 % faster; in DDR4 they"
         " are slower than C. Python objects are slower than both.",
     ),
-    runs=tuple(_runs()),
+    runs=(*_runs(), *_small_runs()),
     table=_table,
     panels=_panels,
 )

@@ -118,6 +118,21 @@ def test_a_training_run_has_curves(tmp_path: Path) -> None:
         assert samples["seconds"] == sorted(samples["seconds"])
 
 
+@pytest.mark.full
+@pytest.mark.usefixtures("namespaces")
+def test_a_server_learns_by_the_papers_rule_beside_ours(tmp_path: Path) -> None:
+    pytest.importorskip("mlxtend")
+    _, document = measured(tmp_path / "out.json", "server-training")
+    rows = document["measurements"]
+    names = ["all is sent", "R = 0.9", "R = 0.9, the paper's rule"]
+    assert [row["contender"] for row in rows] == 2 * names
+    assert ["SGD" in row["case"] for row in rows] == 3 * [True] + 3 * [False]
+    for row in rows:
+        assert row["curves"]["steps"] == list(range(1, QUICK["training_steps"] + 1))
+        assert (row["values"]["bytes_share"] < 0.8) == (row["contender"] != names[0])
+        assert row["curves"]["loss"][0] == rows[0]["curves"]["loss"][0], "one start for all"
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -126,6 +141,7 @@ def test_a_training_run_has_curves(tmp_path: Path) -> None:
         (["--ratios", "most"], ["most"]),
         (["--megabits", "0"], ["at least 1 Mbit/s"]),
         (["--megabits", "fast"], ["fast"]),
+        (["--optimizers", "AdamW"], ["AdamW", "momentum"]),
         (["--json", "/nowhere/at/all.json"], ["/nowhere/at/all.json", "directory"]),
     ],
 )

@@ -1,0 +1,162 @@
+"""Small and large messages over several connections and threads: Zhang and Jung 2017, Figs. 2 to
+4."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from benchmarks.connections.__main__ import (
+    AGGREGATION,
+    CONNECTIONS,
+    MESSAGES,
+    OPERATIONS,
+    THREADS,
+    TRANSPORTS,
+    WAYS,
+)
+from benchmarks.panels import Panel
+from benchmarks.report.experiment import Experiment, Label, Run, Table
+from torch_hbmcomm.bench.result import Measurement, Result
+from torch_hbmcomm.sizes import KIB, format_bytes
+
+_RUN = "messages"
+_LATENCIES = ("min_us", "mean_us", "p99_us", "max_us")
+_SHOWN = 4 * KIB  # of which each connection's latencies are drawn
+_MESSAGES, _RMA = (f"hbm {transport}" for transport in TRANSPORTS)
+
+
+def _of(results: Mapping[str, Result], section: str) -> list[Measurement]:
+    return [one for one in results[_RUN].measurements if one.of["section"] == section]
+
+
+def _rates(found: Sequence[Measurement]) -> dict[tuple[str, str, int], dict[int, Measurement]]:
+    """Group by contender, operation and size, then by the number of connections or threads."""
+    cells: dict[tuple[str, str, int], dict[int, Measurement]] = {}
+    for one in found:
+        row = (one.contender, one.of["operation"], one.of["bytes"])
+        cells.setdefault(row, {})[one.of["count"]] = one
+    return cells
+
+
+def crossover(found: Sequence[Measurement], operation: str) -> int | None:
+    """Return the least size from which on RMA (shm) over one connection takes less time than
+    messages (tcp); None if it does not at the largest."""
+    alone = {
+        (one.contender, one.of["bytes"]): one.values["mean_us"]
+        for one in found
+        if one.of["operation"] == operation and one.of["count"] == 1
+    }
+    least = None
+    for size in sorted({size for _, size in alone}, reverse=True):
+        if alone[_RMA, size] >= alone[_MESSAGES, size]:
+            break
+        least = size
+    return least
+
+
+def _table(results: Mapping[str, Result]) -> Table:
+    connected, threaded = _of(results, CONNECTIONS), _rates(_of(results, THREADS))
+    counts = sorted({one.of["count"] for one in connected})
+    rows = []
+    for row, cells in _rates(connected).items():
+        contender, operation, size = row
+        alone, most = cells[counts[0]], cells[counts[-1]]
+        rows.append(
+            [contender, operation, format_bytes(size), _latencies(alone)]
+            + [f"{cells[count].values['gb_s']:.3g}" for count in counts]
+            + [f"{threaded[row][counts[-1]].values['gb_s']:.3g}", _latencies(most)]
+        )
+    for way in WAYS:
+        for one in _of(results, AGGREGATION):
+            if one.of["operation"] == way:
+                told = f"{MESSAGES} writes, {way}"
+                cells_of = [format_bytes(one.of["bytes"]), _latencies(one)]
+                empty = ["-"] * len(counts)
+                rows.append(
+                    [one.contender, told, *cells_of, f"{one.values['gb_s']:.3g}", *empty, "-"]
+                )
+    for operation in OPERATIONS:
+        least = crossover(connected, operation)
+        told = "never" if least is None else f"from {format_bytes(least)} on"
+        rows.append([f"{_RMA} beats {_MESSAGES}", operation, told, *["-"] * (len(counts) + 3)])
+    heading = ["transport", "operation", "size", "1 connection, µs: min, mean, p99, max"]
+    heading += [f"connections: {count}, GB/s" for count in counts]
+    heading += [f"threads on one: {counts[-1]}, GB/s"]
+    heading += [f"each of {counts[-1]} connections, µs: min, mean, p99, max"]
+    return Table(heading, rows)
+
+
+def _latencies(one: Measurement) -> str:
+    return ", ".join(f"{one.values[name]:.3g}" for name in _LATENCIES)
+
+
+def _panels(results: Mapping[str, Result]) -> Sequence[Panel]:
+    panels: dict[str, Panel] = {}
+    connected = _of(results, CONNECTIONS)
+    for kind, found in ((CONNECTIONS, connected), (THREADS, _of(results, THREADS))):
+        for one in found:
+            title = f"{one.of['operation']}, {one.contender}"
+            panel = panels.setdefault(title, Panel(title, "bytes", "GB/s", logarithmic=True))
+            style = "-" if kind == CONNECTIONS else ":"
+            line = panel.lines.setdefault(f"{kind}: {one.of['count']}", ([], [], style))
+            line[0].append(one.of["bytes"])
+            line[1].append(one.values["gb_s"])
+    return [*panels.values(), *_crossovers(connected), *_each_connection(connected)]
+
+
+def _crossovers(found: Sequence[Measurement]) -> list[Panel]:
+    """Return the latencies of messages and RMA, and where one overtakes the other."""
+    panels = []
+    for operation in OPERATIONS:
+        panel = Panel(f"{operation}, one connection", "bytes", "mean, µs", logarithmic=True)
+        for one in found:
+            if one.of["operation"] == operation and one.of["count"] == 1:
+                xs, ys, _ = panel.lines.setdefault(one.contender, ([], [], "-"))
+                xs.append(one.of["bytes"])
+                ys.append(one.values["mean_us"])
+        least = crossover(found, operation)
+        if least is not None:
+            times = [one for _, ys, _ in panel.lines.values() for one in ys]
+            marked = [least, least], [min(times), max(times)], "--"
+            panel.lines[f"{_RMA} is faster from {format_bytes(least)} on"] = marked
+        panels.append(panel)
+    return panels
+
+
+def _each_connection(found: Sequence[Measurement]) -> list[Panel]:
+    """Return each connection's latencies, where there are most."""
+    most = max(one.of["count"] for one in found)
+    panels = []
+    for one in found:
+        if (one.of["count"], one.of["bytes"]) == (most, _SHOWN):
+            title = f"{one.of['operation']} of {format_bytes(_SHOWN)}, {one.contender}"
+            panel = Panel(f"{title},\neach of {most} connections", y="µs")
+            panel.labels = [str(1 + place) for place in range(most)]
+            panel.bars = {name: list(values) for name, values in one.curves.items()}
+            panels.append(panel)
+    return panels
+
+
+MESSAGES_OVER_CONNECTIONS = Experiment(
+    name=_RUN,
+    paper="Zhang, Jung 2017, An In-depth Performance Analysis of Many-Integrated Core",
+    figures="Figs. 2 to 4, from 64 B on",
+    label=Label.MEASURED,
+    differs=(
+        "A memory box and threads of one process: messages are reads and writes by tcp over"
+        " loopback, RMA is shared memory, instead of SCIF between cores and Xeon Phis; with more"
+        " threads than cores from 2 connections on."
+    ),
+    found=(
+        "Messages that are aggregated to 512 B improve throughput without a penalty in latency"
+        " (finding 1).",
+        "More threads on one connection do not help (2 and 5); more connections do, and four are"
+        " enough (3 and 6).",
+        "From 512 B on one way of the two overtakes the other; the text and its heading"
+        " contradict each other in which (4).",
+        "Latencies have long tails (7).",
+    ),
+    runs=(Run(_RUN, "benchmarks.connections", [], ["--quick"]),),
+    table=_table,
+    panels=_panels,
+)

@@ -1,0 +1,175 @@
+"""Sections of the papers' report, and the benchmarks that only it has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks import programs
+from benchmarks.connections.__main__ import THREADS, Thread, each_thread, summary
+from benchmarks.connections.__main__ import app as connections
+from benchmarks.images.__main__ import app as images
+from benchmarks.images.__main__ import images_a_second
+from benchmarks.plot import read
+from benchmarks.report import page
+from benchmarks.report.__main__ import EXPERIMENTS, contents
+from benchmarks.report.dropping import TRAINING
+from benchmarks.report.experiment import Label
+from benchmarks.report.images import IMAGES
+from benchmarks.report.messages import MESSAGES_OVER_CONNECTIONS, crossover
+from benchmarks.report.placement import PLACEMENT
+from benchmarks.report.processes import PROCESSES
+from torch_hbmcomm.bench.result import Measurement, Result
+
+MACHINE = {"cpu": "a processor", "cores": 2, "torch": "2", "time": "now"}
+
+
+def result(benchmark: str, measured: list[Measurement], **more: Any) -> Result:
+    return Result(benchmark, MACHINE, {}, measurements=measured, **more)
+
+
+def written(file: Path, app: Any, *arguments: str) -> dict[str, Any]:
+    """Run a benchmark, and return its JSON."""
+    ended = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*arguments, f"--json={file}"])
+    assert ended.exit_code == 0, ended.output
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def test_what_cannot_be_measured_stands_on_the_page_with_the_reason(tmp_path: Path) -> None:
+    text = page.markdown(contents(tmp_path), {}, quick=True)
+    assert f"## {PLACEMENT.name}" in text
+    assert "**Not measurable here.**" in text
+    assert "| Fig. 11, Table 6: SNC-4 on the host |" in text
+    for experiment in EXPERIMENTS.values():
+        assert bool(experiment.runs) != (experiment.label is Label.NOT_MEASURABLE)
+
+
+def test_who_was_not_measured_stands_on_the_page() -> None:
+    steps = [Measurement({"where": "host", "ranks": 2}, "hbm", [8.0], "ms")]
+    found = {"images": result("images", steps, unavailable={"containers": "no podman"})}
+    text = page.markdown([(IMAGES, found)], {}, quick=False)
+    assert "- Not measured: containers: no podman" in text
+
+
+def test_small_collectives_of_many_processes_have_panels_of_their_own() -> None:
+    def run(ranks: int, size: int) -> Result:
+        of = {"collective": "broadcast", "dtype": "float32", "bytes": size}
+        found = [Measurement(of, "hbm-zero-copy", [1000.0])]
+        return Result("collectives", MACHINE, {"ranks": ranks}, measurements=found)
+
+    results = {"whole-2": run(2, 1 << 28), "small-64": run(64, 1 << 20), "small-2": run(2, 1 << 20)}
+    panels = {panel.title: panel.lines["hbm-zero-copy"][0] for panel in PROCESSES.panels(results)}
+    assert panels == {"broadcast": [2], "broadcast of 1 MiB": [2, 64]}
+    assert [row[1:3] for row in PROCESSES.table(results).rows] == [
+        ["2", "1 MiB"], ["2", "256 MiB"], ["64", "1 MiB"],
+    ]  # fmt: skip
+
+
+def thread(operations: float, mean: float, maximum: float = 9.0) -> Thread:
+    return Thread(operations, 0.5, 1.0, mean, 4.0, maximum)
+
+
+def test_threads_are_summed_over_their_windows() -> None:
+    windows = [[thread(100, 2.0), thread(300, 6.0)], [thread(100, 2.0), thread(100, 4.0, 50.0)]]
+    found = summary(windows, 1000)
+    assert found["gb_s"] == pytest.approx((800e3 + 400e3) / 2 / 1e9)
+    assert found["mean_us"] == pytest.approx((100 * 2 + 300 * 6 + 100 * 2 + 100 * 4) / 600)
+    assert (found["min_us"], found["p99_us"], found["max_us"]) == (1.0, 4.0, 50.0)
+    assert found["uneven"] == 2.5
+    assert each_thread(windows)["mean_us"] == [2.0, 5.0]
+
+
+def message(transport: str, size: int, mean: float, count: int = 1, **of: Any) -> Measurement:
+    told = {"section": "connections", "operation": "read", "bytes": size, "count": count, **of}
+    values = {"gb_s": size / mean / 1e3, "min_us": 1.0, "mean_us": mean, "p99_us": 5.0}
+    return Measurement(told, f"hbm {transport}", values=values | {"max_us": 9.0, "uneven": 1.0})
+
+
+def test_rma_overtakes_messages_where_it_stays_faster() -> None:
+    times = {64: (2.0, 1.0), 256: (2.0, 3.0), 1024: (4.0, 3.0), 4096: (9.0, 3.0)}
+    found = [
+        message(transport, size, mean)
+        for size, both in times.items()
+        for transport, mean in zip(("tcp", "shm"), both, strict=True)
+    ]
+    assert crossover(found, "read") == 1024
+    found += [message("tcp", 1 << 20, 1.0), message("shm", 1 << 20, 2.0)]
+    assert crossover(found, "read") is None
+
+
+@pytest.mark.skipif(
+    programs.why_unavailable() is not None, reason="the native programs have not been built"
+)
+def test_messages_are_measured_over_connections_and_threads(tmp_path: Path) -> None:
+    document = written(tmp_path / "out.json", connections, "--quick", "--counts=1,3")
+    threads = [one for one in document["measurements"] if one["section"] == THREADS]
+    assert {(one["contender"], one["operation"], one["count"]) for one in threads} == {
+        (f"hbm {transport}", operation, 3)
+        for transport in ("tcp", "shm")
+        for operation in ("read", "write")
+    }
+    for one in document["measurements"]:
+        values = one["values"]
+        assert 0 < values["min_us"] <= values["mean_us"] <= values["max_us"]
+        for points in one.get("curves", {}).values():
+            assert len(points) == one["count"]
+
+    results = {MESSAGES_OVER_CONNECTIONS.name: read((tmp_path / "out.json").read_text())}
+    table = MESSAGES_OVER_CONNECTIONS.table(results)
+    assert {len(row) for row in table.rows} == {len(table.heading)}
+    titles = [panel.title for panel in MESSAGES_OVER_CONNECTIONS.panels(results)]
+    assert "read, hbm tcp" in titles and "read, one connection" in titles
+    assert "read of 4 KiB, hbm shm,\neach of 3 connections" in titles
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--transports=pigeon"], ["--counts=0"], ["--sizes=many"], ["--counts=two"]]
+)
+def test_connections_refuse_what_cannot_be_measured(arguments: list[str]) -> None:
+    assert CliRunner().invoke(connections, arguments).exit_code == 2
+
+
+@pytest.mark.full
+def test_images_are_counted(tmp_path: Path) -> None:
+    told = ["--ranks=2", "--rounds=1", "--steps=1", "--contained=0"]
+    document = written(tmp_path / "out.json", images, *told)
+    found = {one["contender"]: one for one in document["measurements"]}
+    assert set(found) == {"hbm", "gloo", "no communication"}
+    assert all(len(one["samples_ms"]) == 1 for one in found.values())
+
+
+def test_images_stand_beside_gloo_and_the_bound() -> None:
+    steps = {"hbm": 8.0, "gloo": 16.0, "no communication": 4.0}
+    host = [
+        Measurement({"where": "host", "ranks": 4}, who, [ms], "ms") for who, ms in steps.items()
+    ]
+    inside = [Measurement({"where": "1 container", "ranks": 4}, "hbm", [8.0], "ms")]
+    assert images_a_second(host[0]) == 4000
+    found = {IMAGES.name: result("images", [*host, *inside])}
+    assert [list(row) for row in IMAGES.table(found).rows] == [
+        ["host", "4", "4000", "2000", "8000", "1.00", "2.00", "0.50"],
+        ["1 container", "4", "4000", "-", "-", "1.00", "-", "-"],
+    ]
+    over_ranks, divided = IMAGES.panels(found)
+    assert over_ranks.lines["gloo"][1] == [2000.0]
+    assert divided.bars == {"hbm": [4000.0]}
+
+
+def test_a_training_that_is_never_as_good_says_so() -> None:
+    values = {"bytes_share": 0.1, "iteration_share": 0.2, "loss": 0.5, "accuracy": 91.0}
+    values |= {"points": -2.0, "seconds": 12.0}
+    curves = {name: [1.0] for name in ("steps", "seconds", "loss", "accuracy")}
+    of = {"section": "server-training", "case": "1 Gbit/s, SGD"}
+    found = {
+        TRAINING.name: result(
+            "layer_drop", [Measurement(of, "R = 0.9", values=values, curves=curves)]
+        )
+    }
+    [row] = TRAINING.table(found).rows
+    assert list(row[2:]) == ["10.0%", "20.0%", "0.500", "91.00", "-2.00", "12.0", "never"]
+    assert len(TRAINING.panels(found)) == 4
