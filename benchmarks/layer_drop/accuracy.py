@@ -48,11 +48,13 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS[:2])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--rate", type=float, help="learning rate; by default the task's")
     parser.add_argument("--megabits", type=int, help="rate of the cable between two real hosts")
     parser.add_argument("--json", type=Path, help="append a line for each contender to this file")
     args = parser.parse_args()
     optimizer = args.optimizer or next(iter(TASKS[args.task].rates))
-    terms = {"task": args.task, "optimizer": optimizer, "steps": args.steps}
+    rate = args.rate or TASKS[args.task].rates[optimizer]
+    terms = {"task": args.task, "optimizer": optimizer, "steps": args.steps, "rate": rate}
     title = f"{args.task}, {optimizer}, {args.steps} steps, {args.seeds} seeds"
     table = Table("", "bytes", "beside plain", "seconds", "by seed", title=title)
     try:
@@ -61,11 +63,12 @@ def main() -> None:
             def measure(contender: str, ratio: float) -> list[Learned]:
                 seeds = range(args.seeds)
                 told = {"optimizer": optimizer, "contender": contender, "ratio": ratio}
-                return [train(**told, seed=seed, steps=args.steps) for seed in seeds]
+                told |= {"steps": args.steps, "rate": rate}
+                return [train(**told, seed=seed) for seed in seeds]
 
             plain = measure(PLAIN, 0)
             cases = [(PLAIN, 0.0, plain)]
-            for ratio in map(float, args.ratios.split(",")):
+            for ratio in map(float, args.ratios.split(",") if args.ratios else ()):
                 cases += [(one, ratio, measure(one, ratio)) for one in args.contenders]
     except Unavailable as error:
         parser.error(str(error))

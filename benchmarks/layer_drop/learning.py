@@ -54,13 +54,15 @@ class Learned:
 
 
 def learn(
-    task: Task, optimizer: str, contender: str, ratio: float, seed: int, steps: int
+    task: Task, optimizer: str, contender: str, ratio: float, seed: int, steps: int, rate: float
 ) -> Iterator[Learned]:
-    """Train with one start and one order of data for each seed; yield at each look."""
+    """Train with one start and one order of data for each seed; yield at each look.
+
+    rate: the learning rate at its highest
+    """
     torch.manual_seed(seed)
     ddp = DistributedDataParallel(task.model(), bucket_cap_mb=BUCKET_MIB.get(contender))
     share = _register(ddp, contender, ratio, steps)
-    rate = task.rates[optimizer]
     steps_it = OPTIMIZERS[optimizer](ddp.parameters(), rate)
     draw = torch.Generator().manual_seed(seed)
     learned = Learned()

@@ -2,48 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from benchmarks.collectives.nodes import LINK
+from benchmarks.collectives.nodes import LINK, table
 from benchmarks.panels import Panel
-from benchmarks.report.experiment import Experiment, Label, Run, Table, milliseconds
-from torch_hbmcomm.bench.report import Row, rows
+from benchmarks.report.experiment import Experiment, Label, Run, Table
+from torch_hbmcomm.bench.report import rows
 from torch_hbmcomm.bench.result import Result
 
-_LAYOUTS = ("2x2", "2x4")
-
-
-def _rows(results: Mapping[str, Result]) -> Iterator[Row]:
-    """Yield the measurements of each row by their contenders."""
-    for result in results.values():
-        yield from rows(result.measurements)
+_LAYOUTS = ("2x2", "2x4", "3x1", "4x2", "3+1")
+_RATES = ("200mbit", "1gbit")
+_SIZES = (4, 64)  # MiB
 
 
 def _table(results: Mapping[str, Result]) -> Table:
-    lines = []
-    for row in _rows(results):
-        of, link = row["hbm"].of, row[LINK]
-        least = link.values["crossed_bytes"]
-        lines.append(
-            [of["collective"], of["layout"], f"{of['mib']} MiB"]
-            + [f"{milliseconds(row[name]):.1f}" for name in (LINK, "hbm", "gloo")]
-            + [f"{row[name].median / link.median:.2f}" for name in ("hbm", "gloo")]
-            + [f"{row[name].values['crossed_bytes'] / least:.2f}" for name in ("hbm", "gloo")]
-        )
-    heading = ["collective", "nodes x ranks", "size", "link, ms", "hbm, ms", "gloo, ms"]
-    heading += ["hbm / link", "gloo / link", "hbm crossed / least", "gloo crossed / least"]
-    return Table(heading, lines)
+    tables = [table(result) for result in results.values()]
+    return Table(tables[0].heading, [row for one in tables for row in one.rows])
 
 
 def _panels(results: Mapping[str, Result]) -> Sequence[Panel]:
+    """Draw a panel for each layout and rate, with the largest tensors."""
     panels: dict[str, Panel] = {}
-    for row in _rows(results):
-        layout = row[LINK].of["layout"]
-        title = f"nodes x ranks: {layout}"
-        panel = panels.setdefault(layout, Panel(title, y="times what the link needs"))
-        panel.labels = [*panel.labels, f"{row['hbm'].of['collective']}\n{row['hbm'].of['mib']} MiB"]
-        for name in ("hbm", "gloo"):
-            panel.bars.setdefault(name, []).append(row[name].median / row[LINK].median)
+    for result in results.values():
+        found = list(rows(result.measurements))
+        largest = max(row[LINK].of["mib"] for row in found)
+        for row in found:
+            of, link = row[LINK].of, row[LINK].median
+            if of["mib"] != largest:
+                continue
+            title = f"{of['layout']}, {of['rate']}, {largest} MiB"
+            panel = panels.setdefault(title, Panel(title, y="times what the link needs"))
+            panel.labels = [*panel.labels, of["collective"].replace("_", "\n", 1)]
+            for name in ("hbm", "gloo"):
+                panel.bars.setdefault(name, []).append(row[name].median / link)
     return list(panels.values())
 
 
@@ -53,16 +44,22 @@ NODES = Experiment(
     figures="leaders and multi-leader collectives",
     label=Label.EMULATED,
     differs=(
-        "Two network namespaces on one machine of two cores with a cable of 200 Mbit/s, instead of"
-        " a cluster with InfiniBand; the keynote's figures are of other sizes and machines."
+        "Two to four network namespaces on one machine of two cores, with links of 200 Mbit/s and"
+        " 1 Gbit/s, instead of a cluster with InfiniBand; the keynote's figures are of other sizes"
+        " and machines."
     ),
     found=("Several leaders a node and pipelining hide what a node does behind its link.",),
     runs=tuple(
         Run(
             f"nodes-{layout}",
             "benchmarks.collectives.nodes",
-            [f"--layout={layout}", "--rate=200mbit", "--mib=8", "--rounds=5"],
-            [f"--layout={layout}", "--rate=200mbit", "--mib=2", "--rounds=2"],
+            [
+                f"--layout={layout}",
+                *(f"--rate={rate}" for rate in _RATES),
+                *(f"--mib={size}" for size in _SIZES),
+                "--rounds=3",
+            ],
+            [f"--layout={layout}", "--rate=200mbit", "--mib=1", "--rounds=1"],
         )
         for layout in _LAYOUTS
     ),

@@ -31,12 +31,13 @@ def test_nodes_stand_beside_what_the_link_needs() -> None:
     measurements = list(measured(Layout("2x2"), "1gbit", goodput=10 * MIB, rows=rows))
     result = Result("nodes", {}, {}, measurements=measurements)
     times = ["200.0", "300.0", "600.0"]
-    found = list(NODES.table({"nodes-2x2": result}).rows[0])
-    assert found == ["broadcast", "2x2", "2 MiB", *times, "1.50", "3.00", "1.50", "4.00"]
     of = ["2x2, 1gbit", "broadcast", "2"]
     ratios = ["1.50", "2.00", "3.00", "1.50", "4.00"]
     shown = table(result)
     assert list(shown.rows[0]) == [*of, *times, *ratios, "0.200", "0.400"]
+    assert NODES.table({"nodes-2x2": result, "nodes-2x4": result}).rows == [*shown.rows] * 2
+    (panel,) = NODES.panels({"nodes-2x2": result})
+    assert panel.bars == {"hbm": [pytest.approx(1.5)], "gloo": [pytest.approx(3.0)]}
     heading, rule, line = shown.markdown()
     assert heading.count("|") == rule.count("|") == line.count("|")
     assert line.startswith("| 2x2, 1gbit | broadcast | 2 | 200.0 | 300.0 |")

@@ -114,10 +114,11 @@ def test_communication_that_is_less_than_nothing_is_not_shown() -> None:
     ]
 
 
-def test_a_quick_report_has_the_cable_that_its_words_name() -> None:
+def test_a_report_has_the_links_that_its_words_name() -> None:
     for run in NODES.runs:
-        assert "--rate=200mbit" in run.quick and "--rate=200mbit" in run.arguments
-    assert "200 Mbit/s" in NODES.differs
+        assert "--rate=200mbit" in run.quick
+        assert "--rate=200mbit" in run.arguments and "--rate=1gbit" in run.arguments
+    assert "200 Mbit/s and 1 Gbit/s" in NODES.differs
 
 
 def test_connections_stand_beside_one_another() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -85,7 +86,8 @@ def test_users_of_a_wheel_are_not_told_to_build(
     for release in served:
         add_module(package, release, suffix)
     monkeypatch.setattr(torch, "__version__", "2.13.0")
-    assert not re.search(r"\bmake\b|build", refusal())
+    told = refusal().replace(sys.executable, "python")  # which may lie in a folder named build
+    assert not re.search(r"\bmake\b|build", told)
 
 
 def test_a_checkout_says_how_to_build(package: Path) -> None:
