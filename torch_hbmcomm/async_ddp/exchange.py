@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from torch_hbmcomm.async_ddp.parameters import Flats, Parameters
 from torch_hbmcomm.async_ddp.pipeline import TaskPipeline
 from torch_hbmcomm.async_ddp.totals import Totals
 from torch_hbmcomm.tensors import is_finite
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ class BucketExchange:
 
 
 class HostTwin:
-    """A bucket's gradients in pinned memory of the host, for one of an accelerator.
+    """A bucket's gradients in the host's memory, pinned if it can be, for one of an accelerator.
 
     fetch() queues a copy from the device on the current stream, which wait() waits for, in the
     pipeline's thread. giving() queues the copy back on a stream of its own, current within it: a
@@ -155,7 +158,8 @@ class HostTwin:
     """
 
     def __init__(self, gradients: torch.Tensor) -> None:
-        self.values = torch.empty(gradients.shape, dtype=gradients.dtype, pin_memory=True)
+        pinned = _can_pin(gradients.device)
+        self.values = torch.empty(gradients.shape, dtype=gradients.dtype, pin_memory=pinned)
         self._arrived = torch.Event(device=gradients.device, blocking=True)
         self._stream = torch.Stream(device=gradients.device)
 
@@ -172,6 +176,22 @@ class HostTwin:
             gradients.record_stream(self._stream)
             gradients.copy_(self.values, non_blocking=True)
             yield
+
+
+@cache
+def _can_pin(device: torch.device) -> bool:
+    """Return whether the host has pinned memory for the device, and say so once if it has not."""
+    try:
+        torch.empty(1, pin_memory=True)
+    except RuntimeError as error:
+        _log.warning(
+            "buckets on %s are copied by way of pageable memory, which is slower: the device has "
+            "no pinned memory (%s)",
+            device,
+            str(error).splitlines()[0],
+        )
+        return False
+    return True
 
 
 def _keep(

@@ -163,6 +163,7 @@ class PinnedMemory {
     TORCH_CHECK(!fails_, "no more memory can be pinned");
     void* const block = ::operator new(std::max<size_t>(bytes, 1), std::align_val_t{64});
     blocks_.emplace(static_cast<std::byte*>(block), bytes);
+    ++under_[current_device()];
     ++counts_.in_use;
     ++counts_.allocated;
     return block;
@@ -201,6 +202,7 @@ class PinnedMemory {
     const std::lock_guard lock(mutex_);
     if (fails_ || pinned(static_cast<std::byte*>(block))) return false;
     registered_.emplace(static_cast<std::byte*>(block), bytes);
+    ++under_[current_device()];
     ++counts_.registered;
     return true;
   }
@@ -223,6 +225,11 @@ class PinnedMemory {
   PinnedCounts counts() {
     const std::lock_guard lock(mutex_);
     return counts_;
+  }
+
+  int64_t under(int device) {
+    const std::lock_guard lock(mutex_);
+    return under_[device];
   }
 
   void fail(bool fails) {
@@ -261,6 +268,7 @@ class PinnedMemory {
   Blocks registered_;
   std::vector<Copy> copies_;
   PinnedCounts counts_;
+  int64_t under_[kDevices] = {};
   bool fails_ = false;
 };
 
@@ -308,6 +316,7 @@ void end_use_of_host(const void* address, size_t bytes) {
 }
 bool is_pinned(const void* address) { return PinnedMemory::get().contains(address); }
 PinnedCounts pinned_counts() { return PinnedMemory::get().counts(); }
+int64_t pinned_under(int device) { return PinnedMemory::get().under(device); }
 void fail_pinned(bool fails) { PinnedMemory::get().fail(fails); }
 
 int lateHostRegister(void* block, size_t bytes, unsigned) {

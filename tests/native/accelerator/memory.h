@@ -47,6 +47,8 @@ struct PinnedCounts {
   int64_t registered = 0;      // blocks of others that are pinned
 };
 PinnedCounts pinned_counts();
+// Allocations and registrations of pinned memory while `device` was the calling thread's current.
+int64_t pinned_under(int device);
 
 // The next allocations and registrations of pinned memory fail, while `fails`.
 void fail_pinned(bool fails);

@@ -17,6 +17,7 @@ namespace late {
 namespace {
 
 std::atomic<bool> lost{false};
+std::atomic<bool> pins{true};
 
 c10::Device device_at(c10::DeviceIndex index) { return {c10::kPrivateUse1, index}; }
 
@@ -97,7 +98,10 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     return exchangeDevice(device);
   }
   bool isPinnedPtr(const void* address) const override { return is_pinned(address); }
-  c10::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
+  c10::Allocator* getPinnedMemoryAllocator() const override {
+    TORCH_CHECK_NOT_IMPLEMENTED(pins, "the test accelerator has no pinned memory");
+    return pinned_allocator();
+  }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     const c10::OptionalDeviceGuard guard(storage.device());
     c10::DataPtr block = device_allocator()->allocate(bytes);
@@ -143,6 +147,12 @@ PYBIND11_MODULE(late_accelerator, module) {
   module.def("set_capturing", [](bool capturing) { set_capturing(current(), capturing); });
   module.def("lose", [] { lost = true; });
   module.def("fail_pinned", &fail_pinned);
+  // As a device that cannot pin memory: before the first operation on one.
+  module.def("pin_nothing", [] {
+    pins = false;
+    fail_pinned(true);
+  });
+  module.def("pinned_under", &pinned_under);
   module.def("pinned_counts", [] {
     const PinnedCounts counts = pinned_counts();
     return py::dict(py::arg("in_use") = counts.in_use, py::arg("allocated") = counts.allocated,

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from harness import Context, Pool, accelerator, beyond_gloo
 from harness.data import random_numbers
+from harness.worker import log_path
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
@@ -178,6 +179,43 @@ def check_async_hook(context: Context) -> None:
 
 def test_async_hook(late_pool: Pool) -> None:
     late_pool.run(check_async_hook)
+
+
+def check_rebuilt_buckets(context: Context) -> None:
+    """DDP builds its buckets anew after the first step: those of before have no twin any more."""
+    group = dist.new_group(pg_options=hbmcomm.Options(parameter_server="auto"), backend="hbm")
+    model = model_of(context).to(context.device)
+    ddp = DistributedDataParallel(
+        model, process_group=group, broadcast_buffers=False, bucket_cap_mb=0.01
+    )
+    state = hbmcomm.AsyncState(group, ddp)
+    ddp.register_comm_hook(state, hbmcomm.async_hook)
+    first: set[tuple[str, ...]] = set()
+    for _ in range(3):
+        batch = random_numbers(context, (8, 40), torch.float32).to(context.device)
+        train(ddp, [batch], momentum=0.0)
+        twins = state._exchange._twins
+        first = first or set(twins)
+    assert set(twins) != first, "the buckets are those of the first step"
+    names = [name for bucket in twins for name in bucket]
+    assert sorted(names) == sorted(name for name, _ in model.named_parameters())
+    state.close()
+    dist.destroy_process_group(group)
+
+
+def test_twins_of_buckets_that_are_no_more_go(late_pool: Pool) -> None:
+    late_pool.run(check_rebuilt_buckets)
+
+
+def check_async_hook_without_pinned_memory(context: Context) -> None:
+    accelerator.load().pin_nothing()
+    check_async_hook(context)
+    said = "buckets on late:0 are copied by way of pageable memory"
+    assert log_path(context.folder, context.rank).read_text().count(said) == 1
+
+
+def test_async_hook_without_pinned_memory(own_late_pool: Pool) -> None:
+    own_late_pool.run(check_async_hook_without_pinned_memory)
 
 
 def test_a_copy_back_that_fails_reaches_who_waits() -> None:
