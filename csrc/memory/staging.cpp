@@ -32,14 +32,48 @@ size_t capacity_for(size_t bytes) noexcept {
 }  // namespace
 
 StagingBuffer::~StagingBuffer() {
-  if (block_ != nullptr) pool_->release(block_, size_, overflow_);
+  if (block_ == nullptr) return;
+  StagingHold* const hold = StagingHold::current();
+  if (hold != nullptr && hold->keep(*this)) return;
+  pool_->release(block_, capacity_, overflow_);
 }
 
 void StagingBuffer::swap(StagingBuffer& other) noexcept {
   std::swap(pool_, other.pool_);
   std::swap(block_, other.block_);
   std::swap(size_, other.size_);
+  std::swap(capacity_, other.capacity_);
   std::swap(overflow_, other.overflow_);
+}
+
+StagingHold::StagingHold() { current() = this; }
+
+StagingHold::~StagingHold() {
+  give_back();
+  current() = nullptr;
+}
+
+StagingHold*& StagingHold::current() noexcept {
+  static thread_local StagingHold* hold = nullptr;
+  return hold;
+}
+
+bool StagingHold::keep(StagingBuffer& released) noexcept {
+  const auto free = std::ranges::find_if(held_, [](const StagingBuffer& each) { return !each; });
+  if (free == held_.end()) return false;
+  free->swap(released);
+  return true;
+}
+
+StagingBuffer StagingHold::take(const StagingPool& pool, size_t bytes) noexcept {
+  StagingBuffer* best = nullptr;
+  for (StagingBuffer& each : held_) {
+    const bool fits = each && each.pool_.get() == &pool && each.capacity_ >= bytes;
+    if (fits && (best == nullptr || each.capacity_ < best->capacity_)) best = &each;
+  }
+  if (best == nullptr) return {};
+  best->size_ = bytes;
+  return std::move(*best);
 }
 
 std::shared_ptr<StagingPool> StagingPool::make(std::shared_ptr<Heap> heap, uint64_t budget_bytes) {
@@ -51,13 +85,28 @@ StagingPool::StagingPool(std::shared_ptr<Heap> heap, uint64_t budget_bytes)
 
 StagingPool::~StagingPool() { trim(); }
 
+void StagingHold::give_back() noexcept {
+  current() = nullptr;
+  held_ = {};
+  current() = this;
+}
+
 StagingBuffer StagingPool::acquire(size_t bytes) {
   fork_.require_owner("take staging memory from its parent's pool");
+  StagingHold* const hold = StagingHold::current();
+  if (hold != nullptr) {
+    StagingBuffer held = hold->take(*this, bytes);
+    if (held) return held;
+  }
   const size_t capacity = capacity_for(bytes);
   void* block = take_kept(capacity);
   if (block == nullptr) block = take_new(capacity);
+  if (block == nullptr && hold != nullptr) {
+    hold->give_back();
+    block = take_new(capacity);
+  }
   if (block == nullptr) return overflow(bytes);
-  return StagingBuffer(shared_from_this(), block, bytes, /*overflow=*/false);
+  return StagingBuffer(shared_from_this(), block, bytes, capacity, /*overflow=*/false);
 }
 
 void StagingPool::trim() noexcept {
@@ -149,17 +198,16 @@ StagingBuffer StagingPool::overflow(size_t bytes) {
                     "\" allows no other; raise staging_bytes (HBMCOMM_STAGING_BYTES), or use "
                     "\"preferred\"");
   }
-  return StagingBuffer(shared_from_this(), overflow_heap_.allocate(bytes), bytes,
+  return StagingBuffer(shared_from_this(), overflow_heap_.allocate(bytes), bytes, bytes,
                        /*overflow=*/true);
 }
 
-void StagingPool::release(void* block, size_t bytes, bool overflow) noexcept {
+void StagingPool::release(void* block, size_t capacity, bool overflow) noexcept {
   if (fork_.in_child()) return;
   if (overflow) {
     overflow_heap_.free(block);
     return;
   }
-  const size_t capacity = capacity_for(bytes);
   if (capacity > kLargestClass) {
     heap_->free(block);
     unreserve(capacity);

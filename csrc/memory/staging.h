@@ -10,6 +10,8 @@
 // memkind nor the kernel is asked. Larger ones go back to the heap. Kept blocks count against the
 // budget; when it is short they are returned to the heap before a request is refused.
 //
+// An operation that gives back what its next part needs at once does so under a StagingHold.
+//
 // Ownership: the pool lives as long as any of its buffers, so a buffer may outlive the group that
 // took it. In a forked child acquire() throws Error(kUnavailable), and buffers inherited from the
 // parent are released without effect.
@@ -50,14 +52,50 @@ class StagingBuffer {
   void swap(StagingBuffer& other) noexcept;
 
  private:
+  friend class StagingHold;
   friend class StagingPool;
-  StagingBuffer(std::shared_ptr<StagingPool> pool, void* block, size_t size, bool overflow)
-      : pool_(std::move(pool)), block_(block), size_(size), overflow_(overflow) {}
+  StagingBuffer(std::shared_ptr<StagingPool> pool, void* block, size_t size, size_t capacity,
+                bool overflow)
+      : pool_(std::move(pool)),
+        block_(block),
+        size_(size),
+        capacity_(capacity),
+        overflow_(overflow) {}
 
   std::shared_ptr<StagingPool> pool_;
   void* block_ = nullptr;
   size_t size_ = 0;
+  size_t capacity_ = 0;    // what the block counts in the budget
   bool overflow_ = false;  // past the budget: ordinary memory that the pool does not keep
+};
+
+// Keeps what the calling thread releases for what it acquires next, so that an operation whose next
+// part needs no more than the last one cannot find the memory taken in between. What is left goes
+// back to the pools at the end, or when a pool has no more.
+//
+// Threads: made and destroyed by one thread, which has one at a time.
+class StagingHold {
+ public:
+  StagingHold();
+  ~StagingHold();
+  StagingHold(const StagingHold&) = delete;
+  StagingHold& operator=(const StagingHold&) = delete;
+
+ private:
+  friend class StagingBuffer;
+  friend class StagingPool;
+  static constexpr size_t kMost = 8;  // blocks; an operation has half as many at the most
+
+  // The calling thread's; null if it has none.
+  static StagingHold*& current() noexcept;
+
+  // False if it holds too many already.
+  bool keep(StagingBuffer& released) noexcept;
+  // The smallest block of `pool` with room for `bytes`; none: empty.
+  StagingBuffer take(const StagingPool& pool, size_t bytes) noexcept;
+  void give_back() noexcept;
+
+  std::array<StagingBuffer, kMost> held_;
 };
 
 struct StagingStats {
@@ -112,7 +150,7 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
   void* take_kept(size_t capacity) noexcept;
   void* take_new(size_t capacity);
   StagingBuffer overflow(size_t bytes);
-  void release(void* block, size_t bytes, bool overflow) noexcept;
+  void release(void* block, size_t capacity, bool overflow) noexcept;
 
   const std::shared_ptr<Heap> heap_;
   const ForkGuard fork_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "memory/staging.h"
+
 namespace hbm {
 
 SendOrder::Position::Position(std::shared_ptr<SendOrder> order) : order_(std::move(order)) {
@@ -62,7 +64,8 @@ Progress DeviceOperation::poll() {
   if (++chunk_ == transfer_->chunks().number()) return Progress::kDone;
   begun_ = false;
   described_ = operation_->describe();
-  operation_.reset();  // its staging memory serves the next
+  const memory::StagingHold held;  // the next chunk needs no more than this one gives back
+  operation_.reset();
   operation_ = make_(chunk_);
   return Progress::kActive;
 }

@@ -130,6 +130,63 @@ TEST(Staging, LargeBlocksGoBackToTheHeap) {
   });
 }
 
+// A part's blocks, and those of the next, which needs no more.
+void expect_next_part(StagingPool& pool, const std::vector<size_t>& sizes) {
+  std::vector<StagingBuffer> part;
+  for (const size_t bytes : sizes) part.push_back(pool.acquire(bytes));
+  const uint64_t reserved = pool.stats().reserved_bytes;
+  {
+    const StagingHold hold;
+    part.clear();
+    std::thread([&] {
+      expect_error(ErrorKind::kExhausted, {"staging memory"}, [&] { pool.acquire(kMiB / 2); });
+    }).join();
+    for (const size_t bytes : sizes) {
+      part.push_back(pool.acquire(bytes - bytes / 3));
+      EXPECT_EQ(part.back().size(), bytes - bytes / 3);
+      std::memset(part.back().data(), 1, part.back().size());
+    }
+    EXPECT_EQ(pool.stats().reserved_bytes, reserved);
+  }
+  part.clear();
+  EXPECT_EQ(pool.stats().reserved_bytes, pool.stats().kept_bytes);
+}
+
+TEST(Staging, AHoldKeepsWhatItsThreadReleases) {
+  with_hbm([] {
+    const auto pool = make_pool(Policy::kBind, kMiB);
+    expect_next_part(*pool, {kMiB});
+    expect_next_part(*pool, {64, kMiB / 2, 3 * kKiB, kMiB / 4});
+    const auto large = make_pool(Policy::kBind, StagingPool::kLargestClass + kMiB);
+    expect_next_part(*large, {StagingPool::kLargestClass + kMiB});
+    expect_next_part(*large, {StagingPool::kLargestClass + kMiB / 2 + kKiB});
+  });
+}
+
+TEST(Staging, AHoldGivesBackWhatNobodyAcquires) {
+  with_hbm([] {
+    const auto pool = make_pool(Policy::kBind, kMiB);
+    const auto other = make_pool(Policy::kBind, kMiB);
+    {
+      const StagingHold hold;
+      pool->acquire(kMiB);
+      EXPECT_EQ(pool->stats().kept_bytes, 0u);
+      EXPECT_TRUE(other->acquire(kMiB / 2)) << "a hold serves the pool that a block is of";
+      for (int round = 0; round < 3; ++round) {
+        std::vector<StagingBuffer> many;
+        for (int each = 0; each < 20; ++each) many.push_back(other->acquire(64));
+      }
+    }
+    EXPECT_EQ(pool->stats().kept_bytes, kMiB);
+    EXPECT_EQ(other->stats().kept_bytes, other->stats().reserved_bytes);
+    {
+      const StagingHold hold;
+      pool->acquire(kMiB / 2);
+      EXPECT_TRUE(pool->acquire(kMiB)) << "what is held makes room for a larger block";
+    }
+  });
+}
+
 TEST(Staging, BuffersOutliveTheirPoolsOwner) {
   with_hbm([] {
     auto pool = make_pool(Policy::kBind, kMiB);
