@@ -23,14 +23,12 @@ from harness.collectives import (
     check_move,
     check_reduction,
     gather,
-    reduce,
-    reduce_scatter,
-    reduce_scatter_tensor,
+    moves_in_tiers,
+    reductions_in_tiers,
     scatter,
 )
 from harness.data import assert_same, gathered, placed, random_numbers
 from harness.pool import DIED
-from harness.reference import supported_operators
 from torch.distributed.distributed_c10d import _get_default_group
 
 pytestmark = [beyond_gloo, pytest.mark.ranks(2, 4)]
@@ -67,28 +65,17 @@ def impatient_chunk_pool(ranks: int) -> Iterator[Pool]:
     own.kill()
 
 
-MOVES = [
-    pytest.param(move, marks=() if move is broadcast else pytest.mark.full)
-    for move in (broadcast, all_gather, all_gather_into_tensor, gather, scatter)
-]
-REDUCTIONS = [
-    pytest.param(
-        reduction,
-        name,
-        marks=() if (reduction, name) == (all_reduce, "avg") else pytest.mark.full,
-        id=f"{reduction.__name__}-{name}",
-    )
-    for reduction in (all_reduce, reduce, reduce_scatter, reduce_scatter_tensor)
-    for name in supported_operators()
-]
+MOVES = moves_in_tiers(
+    (broadcast, all_gather, all_gather_into_tensor, gather, scatter), quick=(broadcast,)
+)
 
 
-@pytest.mark.parametrize("move", MOVES, ids=lambda move: move.__name__)
+@pytest.mark.parametrize("move", MOVES)
 def test_move(chunk_pool: Pool, move: Callable[..., Tensors]) -> None:
     chunk_pool.run(check_move, move, limit=240)
 
 
-@pytest.mark.parametrize(("reduction", "name"), REDUCTIONS)
+@pytest.mark.parametrize(("reduction", "name"), reductions_in_tiers((all_reduce, "avg")))
 def test_reduction(chunk_pool: Pool, reduction: Reduction, name: str) -> None:
     chunk_pool.run(check_reduction, reduction, name, limit=240)
 
@@ -261,6 +248,35 @@ def check_timeout(context: Context) -> None:
 @pytest.mark.ranks(2)
 def test_timeout_between_chunks(impatient_chunk_pool: Pool) -> None:
     impatient_chunk_pool.run(check_timeout)
+
+
+def check_order_after_an_error(context: Context, async_op: bool) -> None:
+    """What is written after the error stays, though results of the first chunks come later."""
+    late = accelerator.load()
+    tensor = torch.ones(SMALL_COUNT, device=context.device)
+    dist.all_reduce(tensor)
+    late.synchronize()
+    late.allow_copies(late.Direction.TO_DEVICE, 0)
+    if context.rank == 0:
+        late.allow_copies(late.Direction.TO_HOST, 2)
+    with pytest.raises(dist.DistBackendError):
+        work = dist.all_reduce(tensor, async_op=async_op)
+        assert work is not None
+        work.wait()
+    tensor.fill_(7.0)
+    time.sleep(0.05)  # for a stream that does not wait
+    late.allow_copies(late.Direction.TO_DEVICE, -1)
+    late.allow_copies(late.Direction.TO_HOST, -1)
+    torch.accelerator.synchronize()
+    assert torch.equal(tensor.cpu(), torch.full((SMALL_COUNT,), 7.0))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("async_op", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_results_come_before_what_follows_an_error(
+    impatient_chunk_pool: Pool, async_op: bool
+) -> None:
+    impatient_chunk_pool.run(check_order_after_an_error, async_op)
 
 
 def check_lost(context: Context) -> None:

@@ -24,20 +24,17 @@ from harness.collectives import (
     check_objects,
     check_reduction,
     gather,
-    reduce,
-    reduce_scatter,
-    reduce_scatter_tensor,
+    moves_in_tiers,
+    reductions_in_tiers,
     scatter,
 )
 from harness.data import assert_reduced, assert_same, gathered, placed, random_numbers
-from harness.reference import reduced, supported_operators
+from harness.reference import reduced
 
 pytestmark = [beyond_gloo, pytest.mark.conformance, pytest.mark.ranks(2, 4)]
 
-QUICK = (broadcast, all_gather_into_tensor, all_to_all_single_unequal)
-MOVES = [
-    pytest.param(move, marks=() if move in QUICK else pytest.mark.full)
-    for move in (
+MOVES = moves_in_tiers(
+    (
         broadcast,
         all_gather,
         all_gather_into_tensor,
@@ -47,26 +44,17 @@ MOVES = [
         all_to_all_single,
         all_to_all_single_unequal,
         all_to_all,
-    )
-]
-REDUCTIONS = [
-    pytest.param(
-        reduction,
-        name,
-        marks=() if (reduction, name) == (all_reduce, "sum") else pytest.mark.full,
-        id=f"{reduction.__name__}-{name}",
-    )
-    for reduction in (all_reduce, reduce, reduce_scatter, reduce_scatter_tensor)
-    for name in supported_operators()
-]
+    ),
+    quick=(broadcast, all_gather_into_tensor, all_to_all_single_unequal),
+)
 
 
-@pytest.mark.parametrize("move", MOVES, ids=lambda move: move.__name__)
+@pytest.mark.parametrize("move", MOVES)
 def test_move(late_pool: Pool, move: Callable[..., Tensors]) -> None:
     late_pool.run(check_move, move, limit=240)
 
 
-@pytest.mark.parametrize(("reduction", "name"), REDUCTIONS)
+@pytest.mark.parametrize(("reduction", "name"), reductions_in_tiers((all_reduce, "sum")))
 def test_reduction(late_pool: Pool, reduction: Reduction, name: str) -> None:
     late_pool.run(check_reduction, reduction, name, limit=240)
 

@@ -6,11 +6,13 @@ Moves are compared with Gloo's, reductions with NumPy's.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from _pytest.mark import ParameterSet
 from torch.distributed.distributed_c10d import _get_default_group
 
 from harness.context import Context
@@ -29,7 +31,7 @@ from harness.data import (
     shared_out,
     supported,
 )
-from harness.reference import operands_of, reduce_op, reduced
+from harness.reference import operands_of, reduce_op, reduced, supported_operators
 
 Group = dist.ProcessGroup | None
 Tensors = list[torch.Tensor]
@@ -195,6 +197,31 @@ def reduce_scatter_tensor(
 
 
 Reduction = Callable[[Context, torch.Tensor, Any, bool], torch.Tensor]
+
+
+def moves_in_tiers(
+    moves: Collection[Callable[..., Tensors]], quick: Collection[Callable[..., Tensors]]
+) -> list[ParameterSet]:
+    """Parameters of check_move(), those that are not in `quick` for the full tier."""
+    return [
+        pytest.param(move, id=move.__name__, marks=() if move in quick else pytest.mark.full)
+        for move in moves
+    ]
+
+
+def reductions_in_tiers(quick: tuple[Reduction, str]) -> list[ParameterSet]:
+    """Parameters of check_reduction(): every reduction and operator, all but `quick` for the full
+    tier."""
+    return [
+        pytest.param(
+            reduction,
+            name,
+            id=f"{reduction.__name__}-{name}",
+            marks=() if (reduction, name) == quick else pytest.mark.full,
+        )
+        for reduction in (all_reduce, reduce, reduce_scatter, reduce_scatter_tensor)
+        for name in supported_operators()
+    ]
 
 
 def share(
