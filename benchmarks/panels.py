@@ -15,6 +15,7 @@ class Panel:
     lines: by name, the points x and y, and how it is drawn ("-", "--"). An x that is text is a
     category.
     bars: by name, the lengths; labels: the categories of the bars. Stacked bars lie across.
+    logarithmic: both axes; logarithmic_y: the upright one alone.
     shaded: the height up to which the background is grey.
     lowest: the lower end of the axis, of lines.
     """
@@ -27,6 +28,7 @@ class Panel:
     labels: Sequence[str] = ()
     stacked: bool = False
     logarithmic: bool = False
+    logarithmic_y: bool = False
     shaded: float = 0.0
     lowest: float = 0.0
 
@@ -68,6 +70,8 @@ def _draw(axes: Any, panel: Panel) -> None:
         axes.axhspan(0, panel.shaded, color="lightgrey", alpha=0.8, zorder=3, label="computation")
     if panel.logarithmic:
         axes.set_xscale("log")
+        axes.set_yscale("log")
+    elif panel.logarithmic_y:
         axes.set_yscale("log")
     elif panel.lines:
         axes.set_ylim(bottom=panel.lowest)

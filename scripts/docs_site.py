@@ -19,6 +19,7 @@ PAGES = [
     "CONTRIBUTING.md",
     "SECURITY.md",
     "benchmarks/README.md",
+    "benchmarks/papers/report.md",
     "examples/README.md",
     "docs/**/*.md",
 ]

@@ -102,7 +102,7 @@ class WideConvolutions(Convolutions):
     """The same with 541,000 parameters, most of them in layers whose images are of 3 x 3 pixels:
     much to send for little computation."""
 
-    rates: ClassVar[dict[str, float]] = {"SGD": 0.1, "momentum": 0.01}
+    rates: ClassVar[dict[str, float]] = {"SGD": 0.02, "momentum": 0.005}
     widths: ClassVar[Sequence[int]] = (16, 32, 64, 128, 128, 128, 128)
 
 

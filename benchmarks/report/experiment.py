@@ -71,6 +71,11 @@ class Experiment:
     panels: Callable[[Mapping[str, Result]], Sequence[Panel]]
 
 
+def number(value: float) -> str:
+    """Return it with three significant digits, and without an exponent from 0.0001 on."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def milliseconds(one: Measurement) -> float:
     """Return a measurement's median in milliseconds."""
     return one.median * {"us": 1e-3, "ms": 1.0}[one.unit]

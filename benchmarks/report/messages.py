@@ -15,7 +15,7 @@ from benchmarks.connections.__main__ import (
     WAYS,
 )
 from benchmarks.panels import Panel
-from benchmarks.report.experiment import Experiment, Label, Run, Table
+from benchmarks.report.experiment import Experiment, Label, Run, Table, number
 from torch_hbmcomm.bench.result import Measurement, Result
 from torch_hbmcomm.sizes import KIB, format_bytes
 
@@ -63,18 +63,16 @@ def _table(results: Mapping[str, Result]) -> Table:
         alone, most = cells[counts[0]], cells[counts[-1]]
         rows.append(
             [contender, operation, format_bytes(size), _latencies(alone)]
-            + [f"{cells[count].values['gb_s']:.3g}" for count in counts]
-            + [f"{threaded[row][counts[-1]].values['gb_s']:.3g}", _latencies(most)]
+            + [number(cells[count].values["gb_s"]) for count in counts]
+            + [number(threaded[row][counts[-1]].values["gb_s"]), _latencies(most)]
         )
     for way in WAYS:
         for one in _of(results, AGGREGATION):
             if one.of["operation"] == way:
                 told = f"{MESSAGES} writes, {way}"
-                cells_of = [format_bytes(one.of["bytes"]), _latencies(one)]
-                empty = ["-"] * len(counts)
-                rows.append(
-                    [one.contender, told, *cells_of, f"{one.values['gb_s']:.3g}", *empty, "-"]
-                )
+                shown = [format_bytes(one.of["bytes"]), _latencies(one)]
+                shown += [number(one.values["gb_s"]), *["-"] * (len(counts) + 1)]
+                rows.append([one.contender, told, *shown])
     for operation in OPERATIONS:
         least = crossover(connected, operation)
         told = "never" if least is None else f"from {format_bytes(least)} on"
@@ -87,7 +85,7 @@ def _table(results: Mapping[str, Result]) -> Table:
 
 
 def _latencies(one: Measurement) -> str:
-    return ", ".join(f"{one.values[name]:.3g}" for name in _LATENCIES)
+    return ", ".join(number(one.values[name]) for name in _LATENCIES)
 
 
 def _panels(results: Mapping[str, Result]) -> Sequence[Panel]:
@@ -130,9 +128,11 @@ def _each_connection(found: Sequence[Measurement]) -> list[Panel]:
     for one in found:
         if (one.of["count"], one.of["bytes"]) == (most, _SHOWN):
             title = f"{one.of['operation']} of {format_bytes(_SHOWN)}, {one.contender}"
-            panel = Panel(f"{title},\neach of {most} connections", y="µs")
+            panel = Panel(f"{title},\neach of {most} connections", "connection", "µs")
+            panel.logarithmic_y = True
             panel.labels = [str(1 + place) for place in range(most)]
-            panel.bars = {name: list(values) for name, values in one.curves.items()}
+            for name, values in one.curves.items():
+                panel.bars[name.removesuffix("_us")] = list(values)
             panels.append(panel)
     return panels
 

@@ -1,4 +1,4 @@
-"""Sections of the papers' report, and the benchmarks that only it has."""
+"""The committed page of the papers' figures, its sections, and the benchmarks that only it has."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from benchmarks.report.placement import PLACEMENT
 from benchmarks.report.processes import PROCESSES
 from torch_hbmcomm.bench.result import Measurement, Result
 
+PAPERS = Path(__file__).resolve().parents[3] / "benchmarks" / "papers"
 MACHINE = {"cpu": "a processor", "cores": 2, "torch": "2", "time": "now"}
 
 
@@ -38,6 +39,21 @@ def written(file: Path, app: Any, *arguments: str) -> dict[str, Any]:
     assert ended.exit_code == 0, ended.output
     found: dict[str, Any] = json.loads(file.read_text())
     return found
+
+
+def test_the_committed_page_is_what_the_committed_json_says() -> None:
+    drawn = page.markdown(contents(PAPERS), {}, quick=False)
+    assert (PAPERS / "report.md").read_text() == drawn, (
+        "draw it anew: python -m benchmarks.report --full --only placement --folder "
+        "benchmarks/papers"
+    )
+
+
+def test_the_committed_json_belongs_to_runs() -> None:
+    runs = {run.name for experiment in EXPERIMENTS.values() for run in experiment.runs}
+    files = {file.stem for file in PAPERS.glob("*.json")}
+    assert files, f"{PAPERS} has no results"
+    assert files <= runs
 
 
 def test_what_cannot_be_measured_stands_on_the_page_with_the_reason(tmp_path: Path) -> None:
