@@ -189,3 +189,21 @@ def test_a_training_that_is_never_as_good_says_so() -> None:
     [row] = TRAINING.table(found).rows
     assert list(row[2:]) == ["10.0%", "20.0%", "0.500", "91.00", "-2.00", "12.0", "never"]
     assert len(TRAINING.panels(found)) == 4
+
+
+def test_trainings_of_one_case_share_its_panels() -> None:
+    def run(*contenders: str) -> Result:
+        curves = {name: [1.0] for name in ("steps", "seconds", "loss", "accuracy")}
+        values = dict.fromkeys(("bytes_share", "iteration_share", "loss", "points"), 1.0)
+        values |= {"accuracy": 90.0, "seconds": 2.0}
+        of = {"section": "server-training", "case": "1 Gbit/s, SGD"}
+        return result(
+            "layer_drop", [Measurement(of, who, values=values, curves=curves) for who in contenders]
+        )
+
+    runs = [one.name for one in TRAINING.runs]
+    found = {runs[0]: run("all is sent", "R = 0.9"), runs[1]: run("all is sent", "R = 0.95")}
+    assert [row[1] for row in TRAINING.table(found).rows] == ["all is sent", "R = 0.9", "R = 0.95"]
+    assert [list(panel.lines) for panel in TRAINING.panels(found)] == 4 * [
+        ["all is sent", "R = 0.9", "R = 0.95"]
+    ]
