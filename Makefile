@@ -91,7 +91,7 @@ test-full: native-aarch64 fuzz native-kills build bench vm-programs  ## what tes
 	$(PYTEST) -m 'full and not long' tests/python tests/vm
 
 .PHONY: test-long
-test-long: export TEST_SECONDS := 7200
+sanitize test-long: export TEST_SECONDS := 7200
 test-long: export HBM_STRESS_SECONDS ?= 600
 test-long: export HBM_STRESS_KILLS ?= 1000
 test-long: LONG_FUZZ_SECONDS ?= 3600
