@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +14,7 @@ from benchmarks.report import page
 from benchmarks.report.connections import CONNECTIONS
 from benchmarks.report.containers import CONTAINERS
 from benchmarks.report.dropping import TABLE_1, TRAINING
-from benchmarks.report.experiment import Experiment, Label, Run
+from benchmarks.report.experiment import Experiment, Run
 from benchmarks.report.images import IMAGES
 from benchmarks.report.memory_box import ASYNC_SGD, CLIENTS
 from benchmarks.report.messages import MESSAGES_OVER_CONNECTIONS
@@ -68,15 +67,9 @@ def results_of(experiment: Experiment, place: Path) -> dict[str, Result]:
     return {name: read(file.read_text()) for name, file in files.items() if file.exists()}
 
 
-def contents(place: Path, asked: Collection[str] = ()) -> list[page.Found]:
-    """Read what the page is made from: the experiments that are asked for, have results, or cannot
-    have any."""
-    found = [(one, results_of(one, place)) for one in EXPERIMENTS.values()]
-    return [
-        (one, results)
-        for one, results in found
-        if results or one.name in asked or one.label is Label.NOT_MEASURABLE
-    ]
+def contents(place: Path) -> list[page.Found]:
+    """Read what the page is made from."""
+    return [(one, results_of(one, place)) for one in EXPERIMENTS.values()]
 
 
 def chosen(only: str | None) -> list[Experiment]:
@@ -119,8 +112,7 @@ def report(
             if cause := measure(run, not full, file):
                 typer.echo(cause, err=True)
                 failures[run.name] = cause
-    found = contents(place, [experiment.name for experiment in experiments])
-    typer.echo(page.write(place, found, failures, quick=not full))
+    typer.echo(page.write(place, contents(place), failures, quick=not full))
     if failures:
         raise typer.Exit(1)
 

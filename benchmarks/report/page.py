@@ -48,15 +48,32 @@ def markdown(found: Sequence[Found], failures: Mapping[str, str], quick: bool) -
     lines = ["# The papers' figures, and ours", ""]
     if quick:
         lines += ["A quick run, with small sizes: it shows that all works, and no speed.", ""]
+    missing = []
     for experiment, results in found:
+        failed = [run.name for run in experiment.runs if run.name in failures]
+        if not results and not failed and experiment.runs:
+            missing.append(experiment)
+            continue
         lines += _section(experiment, results, quick)
         lines += [
-            f"Not measured: `{run.name}`: {failures[run.name]}"
+            f"- not measured yet: `{run.command(quick)}`"
             for run in experiment.runs
-            if run.name in failures
+            if run.name not in results and run.name not in failures
         ]
+        lines += [f"Not measured: `{name}`: {failures[name]}" for name in failed]
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_missing(missing, quick)])
+
+
+def _missing(experiments: Sequence[Experiment], quick: bool) -> Iterator[str]:
+    """Yield what nobody has measured yet, and by which command it is."""
+    if experiments:
+        yield from ("## Not measured yet", "")
+    for one in experiments:
+        command = f"python -m benchmarks.report {'' if quick else '--full '}--only {one.name}"
+        yield f"- {one.name}, {one.figures} ({one.paper}): `{command}`"
+    if experiments:
+        yield ""
 
 
 def _panels(experiment: Experiment, results: Mapping[str, Result]) -> Sequence[Panel]:
@@ -99,4 +116,3 @@ def _section(experiment: Experiment, results: Mapping[str, Result], quick: bool)
         if run.name in results:
             when = results[run.name].machine["time"]
             yield f"- {when}: `{run.command(quick)}` ([JSON]({run.name}.json))"
-    yield ""

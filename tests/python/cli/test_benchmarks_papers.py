@@ -65,6 +65,24 @@ def test_what_cannot_be_measured_stands_on_the_page_with_the_reason(tmp_path: Pa
         assert bool(experiment.runs) != (experiment.label is Label.NOT_MEASURABLE)
 
 
+def test_what_nobody_has_measured_yet_stands_at_the_end(tmp_path: Path) -> None:
+    text = page.markdown(contents(tmp_path), {}, quick=False)
+    _, end = text.split("## Not measured yet")
+    for experiment in EXPERIMENTS.values():
+        command = f"`python -m benchmarks.report --full --only {experiment.name}`"
+        assert (command in end) == bool(experiment.runs)
+    assert "yet" not in page.markdown([(PLACEMENT, {})], {}, quick=False)
+
+
+def test_runs_that_nobody_has_measured_stand_below_those_that_are_there() -> None:
+    found = {"small-2": Result("collectives", MACHINE, {"ranks": 2})}
+    text = page.markdown([(PROCESSES, found)], {"small-8": "no memory"}, quick=False)
+    assert "([JSON](small-2.json))" in text
+    assert "Not measured: `small-8`: no memory" in text
+    told = [f"- not measured yet: `{run.command(False)}`" in text for run in PROCESSES.runs]
+    assert told == [run.name not in ("small-2", "small-8") for run in PROCESSES.runs]
+
+
 def test_who_was_not_measured_stands_on_the_page() -> None:
     steps = [Measurement({"where": "host", "ranks": 2}, "hbm", [8.0], "ms")]
     found = {"images": result("images", steps, unavailable={"containers": "no podman"})}
