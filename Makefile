@@ -98,6 +98,7 @@ test-long: LONG_FUZZ_SECONDS ?= 3600
 test-long: sanitize native build  ## what takes hours: sanitizers, soaks
 	@scripts/system_packages.sh $(LONG_PACKAGES)
 	$(MAKE) fuzz FUZZ_SECONDS=$(LONG_FUZZ_SECONDS)
+	$(MAKE) sanitize-accelerator
 	$(MAKE) test-libraries
 	$(PYTEST) -m long
 
@@ -182,6 +183,11 @@ vm-programs: $(INSTALLED) $(KERNEL)
 
 .PHONY: sanitize
 sanitize: build/address build/thread  ## native tests under ASan, UBSan and TSan
+
+.PHONY: sanitize-accelerator
+sanitize-accelerator: build  ## quick tests on the accelerator, our C++ under ASan
+	@scripts/system_packages.sh $(TEST_PACKAGES)
+	scripts/sanitize_accelerator.sh -n $(JOBS) --dist worksteal
 
 .PHONY: bench
 bench: build  ## compile the native programs of the benchmarks, which benchmarks/README.md lists
