@@ -86,11 +86,11 @@ void say_last_words(const Participant& participant, const std::string& key,
 }
 
 // Reads the records of ranks while others are still to come.
-class Arrivals {
+class ComingRecords {
  public:
   using Arrived = std::function<void(int rank, const std::string& told)>;
-  Arrivals(const Participant& participant, const std::vector<int>& among,
-           const std::vector<std::string>& keys, const Arrived& arrived)
+  ComingRecords(const Participant& participant, const std::vector<int>& among,
+                const std::vector<std::string>& keys, const Arrived& arrived)
       : participant_(participant), among_(among), keys_(keys), arrived_(arrived) {
     for (size_t i = 0; i < among.size(); ++i) unread_.push_back(i);
     records_.resize(among.size());
@@ -205,17 +205,17 @@ std::vector<std::string> gather(const Participant& participant, const std::strin
     std::rethrow_exception(own);  // in its own words and of its own kind
   }
   participant.store->set(own_key, told, participant.deadline);
-  Arrivals arrivals(participant, among, keys, arrived);
+  ComingRecords coming(participant, among, keys, arrived);
   Lookout lookout(participant, among);
   const auto look = [&] {
-    arrivals.look();
+    coming.look();
     lookout.look();
   };
   if (!await_keys(*participant.store, keys, participant.deadline, look)) {
     throw_missing(participant, step, among);
   }
 
-  const std::vector<std::string> records = arrivals.all();
+  const std::vector<std::string> records = coming.all();
   std::vector<std::string> heard(static_cast<size_t>(participant.size));
   for (size_t i = 0; i < among.size(); ++i) {
     const std::string text = records[i].substr(1);

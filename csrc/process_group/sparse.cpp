@@ -51,6 +51,7 @@ class SparseAllreduce final : public Operation {
   }
 
   bool wait(std::chrono::steady_clock::time_point until) override { return stage_->wait(until); }
+  Slept doze(std::chrono::microseconds most) override { return stage_->doze(most); }
   std::string describe() const override {
     return "sparse allreduce #" + std::to_string(sequence_) + ", in which " +
            (stage_ ? stage_->describe() : "nothing has begun");

@@ -3,7 +3,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <chrono>
 #include <thread>
 
 #include "base/waiting.h"
@@ -11,10 +10,15 @@
 namespace hbm {
 namespace {
 
-constexpr uint32_t kSpins = 64;          // about 15 us of polling MPI
-constexpr uint32_t kYields = 2000;       // then give the core away, still quick to notice
-constexpr uint32_t kShortestSleep = 20;  // us; the kernel's timer slack adds about 50
-constexpr uint32_t kLongestSleep = 1000;
+using std::chrono::microseconds;
+
+constexpr uint32_t kSpins = 64;             // about 15 us of polling MPI
+constexpr uint32_t kYields = 2000;          // then give the core away, still quick to notice
+constexpr uint32_t kYieldsIfTold = 100;     // the same where something ends a sleep
+constexpr uint32_t kMostDoublings = 6;      // of how much less a wait looks
+constexpr microseconds kShortestSleep{20};  // the kernel's timer slack adds about 50
+constexpr microseconds kLongestSleep{1000};
+constexpr uint32_t kSleepsOfALength = 16;  // if nothing ends them
 
 // False, at once, where a thread that yields would not come back soon.
 bool yield() noexcept {
@@ -25,21 +29,58 @@ bool yield() noexcept {
   return true;
 }
 
+microseconds doubled(uint32_t times) noexcept {
+  return std::min(kShortestSleep * (1 << std::min<uint32_t>(times, 10)), kLongestSleep);
+}
+
 }  // namespace
 
-void Backoff::pause() noexcept {
-  const uint32_t spins = crowded_ ? 0 : kSpins;
-  if (idle_polls_ < spins) {
-    relax();
-  } else if (idle_polls_ < spins + kYields && !yield()) {
-    idle_polls_ = spins + kYields;
+void Backoff::reset() noexcept {
+  if (sleeps_ > 0) {
+    fewer_ = std::min(fewer_ + 1, kMostDoublings);
+  } else if (looks_ > most_looks() / 2 && fewer_ > 0) {
+    --fewer_;
   }
-  if (idle_polls_ >= spins + kYields) {
-    const uint32_t doublings = std::min<uint32_t>((idle_polls_ - spins - kYields) / 16, 10);
-    const uint32_t us = std::min(kShortestSleep << doublings, kLongestSleep);
-    std::this_thread::sleep_for(std::chrono::microseconds(us));
+  looks_ = sleeps_ = 0;
+  in_vain_ -= std::min<uint32_t>(in_vain_, 2);
+  woken_ = false;
+  told_ = doze_ != nullptr;
+}
+
+uint32_t Backoff::most_looks() const noexcept {
+  return ((crowded_ ? 0 : kSpins) + (told_ ? kYieldsIfTold : kYields)) >> fewer_;
+}
+
+void Backoff::pause() {
+  if (looks_ < most_looks()) {
+    const bool spins = !crowded_ && looks_ < kSpins;
+    ++looks_;
+    if (spins) return relax();
+    if (yield()) return;
+    looks_ = most_looks();
   }
-  ++idle_polls_;
+  sleep();
+}
+
+// What woke the last sleep may be a part of a large message. Then more of it is left to come before
+// the next look, so that it is not taken in packet by packet.
+void Backoff::sleep() {
+  if (woken_) {
+    std::this_thread::sleep_for(doubled(in_vain_++));
+    woken_ = false;
+    return;
+  }
+  if (told_) {
+    const Slept slept = doze_(kLongestSleep);
+    told_ = slept != Slept::kUntold;
+    woken_ = slept == Slept::kWoken;
+    if (told_) {
+      ++sleeps_;
+      return;
+    }
+    if (looks_ < most_looks()) return;
+  }
+  std::this_thread::sleep_for(doubled(sleeps_++ / kSleepsOfALength));
 }
 
 }  // namespace hbm

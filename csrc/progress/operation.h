@@ -20,6 +20,13 @@ enum class Progress {
   kDone,    // complete; poll() is not called again
 };
 
+// What came of a short sleep.
+enum class Slept {
+  kUntold,   // it did not sleep, for nothing would have woken it
+  kThrough,  // the time is over
+  kWoken,    // something has come
+};
+
 class Operation {
  public:
   virtual ~Operation() = default;
@@ -44,6 +51,11 @@ class Operation {
   // when a rank that it waits for is known to be dead, Error(kPeer) when one has reported a
   // failure.
   virtual bool wait(std::chrono::steady_clock::time_point /*until*/) { return false; }
+
+  // Sleeps for at most `most`, and ends early when something has come that poll() may take in, if
+  // not enough of it for a step. Called after a wait() that was false, by a driver that has looked
+  // for a while in vain.
+  virtual Slept doze(std::chrono::microseconds /*most*/) { return Slept::kUntold; }
 
   // Whether wait() sleeps, so that one may wait for this operation on behalf of others, too.
   virtual bool gives_notice() const { return false; }

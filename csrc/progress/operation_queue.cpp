@@ -262,7 +262,12 @@ void OperationQueue::throw_if_interrupted(Lock& lock) {
 
 OperationQueue::TicketOutcome OperationQueue::poll_until(std::span<Ticket* const> tickets,
                                                          Clock::time_point deadline) {
-  Backoff backoff(crowded_);
+  Operation* const first = tickets.front()->operation_;
+  Backoff backoff(crowded_, [first, deadline](std::chrono::microseconds most) {
+    using std::chrono::microseconds;
+    const auto left = std::chrono::ceil<microseconds>(deadline - Clock::now());
+    return first->doze(std::clamp(left, microseconds(0), most));
+  });
   for (;;) {
     bool moved = false;
     for (Ticket* const ticket : tickets) {
@@ -288,16 +293,15 @@ OperationQueue::TicketOutcome OperationQueue::poll_until(std::span<Ticket* const
       watch_due_ = Clock::time_point::max();
       if (const std::exception_ptr why = interruption()) return {nullptr, nullptr, why};
     }
-    Ticket* const first = tickets.front();
     const bool all_notice = std::ranges::all_of(
         tickets, [](const Ticket* ticket) { return ticket->operation_->gives_notice(); });
     const bool may_sleep = tickets.size() == 1 || all_notice;
     try {
-      if (!may_sleep || !first->operation_->wait(std::min(deadline, now + kLongestWait))) {
+      if (!may_sleep || !first->wait(std::min(deadline, now + kLongestWait))) {
         backoff.pause();
       }
     } catch (...) {
-      return {first, std::current_exception(), nullptr};
+      return {tickets.front(), std::current_exception(), nullptr};
     }
   }
 }

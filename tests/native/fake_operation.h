@@ -31,6 +31,8 @@ struct Script {
   // Default: an operation that nobody can wake.
   std::function<bool(std::chrono::steady_clock::time_point)> on_wait = [](auto) { return false; };
 
+  std::function<Slept(std::chrono::microseconds)> on_doze = [](auto) { return Slept::kUntold; };
+
   std::atomic<bool> ready = false;
   std::atomic<bool> begun = false;
   std::atomic<bool> abandoned = false;
@@ -76,6 +78,7 @@ class FakeOperation final : public Operation {
   bool wait(std::chrono::steady_clock::time_point until) override {
     return script_->on_wait(until);
   }
+  Slept doze(std::chrono::microseconds most) override { return script_->on_doze(most); }
 
  private:
   // One thread at a time.

@@ -78,6 +78,20 @@ TEST(Preconditions, ShmFoldersAreCountedAndHaveRoom) {
                [] { require_shm_room(size_t{1} << 40); });
 }
 
+TEST(MpiState, NodesOfOneKernelMayShareMemory) {
+  const auto share = [](size_t rank, const std::string& last, bool shares) {
+    std::vector<MpiState> ranks(3, standing());
+    ranks[0].sharing = ranks[1].sharing = sharing(0, "boot", "n", shares);
+    ranks[2].sharing = sharing(0, last, "n", shares);
+    return nodes_share_memory(ranks, {0, 0, 1}, rank);
+  };
+  for (const size_t rank : {0, 2}) {
+    EXPECT_TRUE(share(rank, "boot", true));
+    EXPECT_FALSE(share(rank, "boot", false));
+    EXPECT_FALSE(share(rank, "another", true));  // those of one node do not count
+  }
+}
+
 TEST(MpiState, NodesAreNumberedByFirstAppearance) {
   std::vector<MpiState> ranks(5, standing());
   ranks[1].node = ranks[4].node = "z";

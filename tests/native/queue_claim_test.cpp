@@ -124,6 +124,18 @@ TEST_F(QueueTest, NobodyWaitsBeyondTheDeadline) {
   EXPECT_TRUE(wait(ticket));
 }
 
+TEST_F(QueueTest, AnOperationThatIsToldOfWhatComesSleepsUntilThen) {
+  const auto op = script("op");
+  int dozes = 0;
+  op->on_doze = [&](std::chrono::microseconds most) {
+    EXPECT_LE(most, milliseconds(1));
+    if (++dozes == 3) op->ready = true;
+    return Slept::kWoken;
+  };
+  EXPECT_EQ(submit(op, Mode::kSync)->error(), nullptr);
+  EXPECT_EQ(dozes, 3);
+}
+
 TEST_F(QueueTest, TensorsThatOthersMayStillWriteToAreKept) {
   for (const bool peers_may_write : {false, true}) {
     const auto queue =

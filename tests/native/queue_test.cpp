@@ -327,5 +327,66 @@ TEST(Backoff, SleepsLongerUntilItIsReset) {
   }
 }
 
+// Counts the pauses up to the next sleep that something may end.
+int pauses_before_a_doze(Backoff& backoff, const int& dozes) {
+  const int before = dozes;
+  int pauses = 0;
+  for (; dozes == before && pauses < 10'000; ++pauses) backoff.pause();
+  return pauses;
+}
+
+TEST(Backoff, LooksLessAfterWaitsThatCameToSleep) {
+  int dozes = 0;
+  Backoff backoff(/*crowded=*/true, [&dozes](std::chrono::microseconds) {
+    ++dozes;
+    return Slept::kThrough;
+  });
+  int pauses = pauses_before_a_doze(backoff, dozes);
+  EXPECT_LT(pauses, 1000);  // than where nothing ends a sleep
+  for (int wait = 0; wait < 20; ++wait) {
+    backoff.reset();
+    const int next = pauses_before_a_doze(backoff, dozes);
+    EXPECT_LE(next, pauses);
+    pauses = next;
+  }
+  EXPECT_LE(pauses, 10);
+}
+
+TEST(Backoff, LeavesMoreToComeAfterASleepThatWasEndedInVain) {
+  int dozes = 0;
+  Backoff backoff(/*crowded=*/true, [&dozes](std::chrono::microseconds) {
+    ++dozes;
+    return Slept::kWoken;
+  });
+  pauses_before_a_doze(backoff, dozes);
+  auto longest = Clock::duration::zero();
+  for (int turn = 0; turn < 10; ++turn) {
+    const Clock::time_point start = Clock::now();
+    const int before = dozes;
+    backoff.pause();
+    EXPECT_EQ(dozes, before);
+    longest = std::max(longest, Clock::now() - start);
+    backoff.pause();
+    EXPECT_EQ(dozes, before + 1);
+  }
+  EXPECT_GE(longest, milliseconds(1));
+}
+
+TEST(Backoff, SleepsByItselfWhereNothingEndsASleep) {
+  int dozes = 0;
+  Backoff backoff(/*crowded=*/true, [&dozes](std::chrono::microseconds) {
+    ++dozes;
+    return Slept::kUntold;
+  });
+  auto longest = Clock::duration::zero();
+  for (int i = 0; i < 10'000 && longest < milliseconds(1); ++i) {
+    const Clock::time_point start = Clock::now();
+    backoff.pause();
+    longest = std::max(longest, Clock::now() - start);
+  }
+  EXPECT_GE(longest, milliseconds(1));
+  EXPECT_EQ(dozes, 1);  // it asks once a wait
+}
+
 }  // namespace
 }  // namespace hbm

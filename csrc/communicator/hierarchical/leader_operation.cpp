@@ -10,6 +10,7 @@ namespace hbm::hierarchical {
 namespace {
 
 constexpr std::chrono::milliseconds kLookEvery{20};
+constexpr std::chrono::microseconds kLinkWaits{500};  // at most, for a rank that waits for its node
 
 }  // namespace
 
@@ -81,7 +82,8 @@ size_t LeaderOperation::block_of(size_t step) const {
   return (step - ahead()) / 2 + (goes_in(step) ? ahead() : 0);
 }
 
-// MPI gives no notice, so a rank that waits for it polls, and looks after its group meanwhile.
+// MPI has no call to sleep in, so a rank that waits for it polls, and looks after its group
+// meanwhile.
 bool LeaderOperation::wait(std::chrono::steady_clock::time_point until) {
   if (!on_link() && in_node_) return in_node_->wait(until);
   const auto now = shm::Clock::now();
@@ -89,6 +91,13 @@ bool LeaderOperation::wait(std::chrono::steady_clock::time_point until) {
   looked_at_ = now;
   layout_->shm_group->require_alive(layout_->nodes[layout_->node], *this, [] { return false; });
   return false;
+}
+
+// Nothing wakes for both the node and the link. What the link brings meanwhile waits in the kernel,
+// and there are more blocks on it, so a rank that waits for both sleeps for its node.
+Slept LeaderOperation::doze(std::chrono::microseconds most) {
+  if (in_node_) return in_node_->doze(on_link() ? std::min(most, kLinkWaits) : most);
+  return layout_->arrivals ? layout_->arrivals->sleep(most) : Slept::kUntold;
 }
 
 std::string LeaderOperation::describe() const {

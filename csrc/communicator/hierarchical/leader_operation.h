@@ -33,6 +33,7 @@ class LeaderOperation : public Operation {
   void begin() override {}
   Progress poll() final;
   bool wait(std::chrono::steady_clock::time_point until) final;
+  Slept doze(std::chrono::microseconds most) final;
   std::string describe() const final;
   std::vector<int> missing() const final { return ranks_of_stages(&Operation::missing); }
   std::vector<int> needed() const final;

@@ -51,6 +51,7 @@ std::shared_ptr<const NodeLayout> make_node_layout(const bootstrap::Rendezvous& 
   layout->most_members = std::max_element(nodes.begin(), nodes.end(), by_size)->size();
   layout->chunk_bytes = channel.chunk_bytes;
   layout->staging = channel.staging;
+  layout->arrivals = connection.arrivals;
   layout->shm_group = std::move(shm_group);
   const size_t place = layout->place();
   if (place >= layout->leaders) return layout;

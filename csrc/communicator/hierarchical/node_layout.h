@@ -23,6 +23,7 @@ struct NodeLayout {
   size_t most_members;                       // of a node
   size_t chunk_bytes;                        // of the group's channel
   std::shared_ptr<memory::StagingPool> staging;
+  std::shared_ptr<mpi::Arrivals> arrivals;  // from other nodes; null: nothing tells of them
   // The column of this rank: the leaders of its place on all nodes, whose ranks are numbered by
   // node; a channel for each lane. Empty: not a leader.
   std::vector<std::shared_ptr<mpi::Channel>> column;

@@ -108,6 +108,17 @@ bool share_a_world(const std::vector<MpiState>& ranks, const std::string& group)
   return true;
 }
 
+bool nodes_share_memory(const std::vector<MpiState>& ranks, const std::vector<int>& node_of,
+                        size_t rank) {
+  const SharingFacts& own = ranks[rank].sharing;
+  for (size_t other = 0; other < ranks.size(); ++other) {
+    const SharingFacts& its = ranks[other].sharing;
+    if (node_of[other] == node_of[rank] || its.boot_id != own.boot_id) continue;
+    if (own.shares || its.shares) return true;
+  }
+  return false;
+}
+
 std::vector<int> nodes_of(const std::vector<MpiState>& ranks) {
   std::map<std::string, int> numbers;
   std::vector<int> node_of;
@@ -152,8 +163,10 @@ MpiConnection connect(const bootstrap::Rendezvous& rendezvous, const std::vector
                          nodes_of(ranks), participant.deadline, check);
     world_ranks = everyone;
   }
+  const bool told = !node_of.empty() &&
+                    !nodes_share_memory(ranks, node_of, static_cast<size_t>(participant.rank));
   return {world->communicator(world_ranks, creation_tag(participant), participant.deadline, check),
-          world_ranks};
+          world_ranks, told ? world->arrivals() : nullptr};
 }
 
 std::shared_ptr<Comm> connect_some(const bootstrap::Rendezvous& rendezvous,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bootstrap/rendezvous.h"
+#include "communicator/mpi/arrivals.h"
 #include "communicator/mpi/channel.h"
 #include "communicator/mpi/preconditions.h"
 
@@ -31,6 +32,11 @@ MpiState decode(const std::string& record);
 // Error(kUnavailable), saying what to do, if they fit neither.
 bool share_a_world(const std::vector<MpiState>& ranks, const std::string& group);
 
+// Whether MPI may carry messages to `rank` through shared memory from ranks of other nodes;
+// `node_of` by rank.
+bool nodes_share_memory(const std::vector<MpiState>& ranks, const std::vector<int>& node_of,
+                        size_t rank);
+
 // Numbers the nodes by their first rank: node_of[r].
 std::vector<int> nodes_of(const std::vector<MpiState>& ranks);
 
@@ -44,6 +50,8 @@ std::string node_key();
 struct MpiConnection {
   std::shared_ptr<Comm> communicator;
   std::vector<int> world_ranks;  // of the group's ranks
+  // Tells of what comes from other nodes; null if nothing does.
+  std::shared_ptr<Arrivals> arrivals;
 };
 
 // The connection of a group that has met: out of the world that its ranks share, or of a new one

@@ -122,8 +122,13 @@ void unlink_segments() {
 
 }  // namespace
 
-World::World(const MpiLibrary& library, std::string id, const std::string& origin)
-    : mpi_(*library.api), id_(std::move(id)), rank_(mpi_.rank()), size_(mpi_.size()) {
+World::World(const MpiLibrary& library, std::string id, const std::string& origin,
+             std::shared_ptr<Arrivals> arrivals)
+    : mpi_(*library.api),
+      arrivals_(std::move(arrivals)),
+      id_(std::move(id)),
+      rank_(mpi_.rank()),
+      size_(mpi_.size()) {
   require_threads(mpi_, origin);
   mpi_.return_errors();
   log::info("MPI world of " + std::to_string(size_) + " (" + origin + "), " + mpi_.version() +
@@ -149,6 +154,7 @@ World& World::form(std::shared_ptr<KeyValue> store, const std::string& id, int r
   // Both outlive this call if MPI_Init never returns.
   auto responder =
       std::make_shared<PmiResponder>(store, PmiResponder::Job{id, rank, size, node_of, deadline});
+  const auto arrivals = std::make_shared<Arrivals>();
   if (!run_abandonable([&mpi, responder] { initialise(mpi); }, deadline, check)) {
     throw Error(ErrorKind::kTimeout,
                 "MPI_Init did not finish in time on rank " + std::to_string(rank) +
@@ -156,6 +162,7 @@ World& World::form(std::shared_ptr<KeyValue> store, const std::string& id, int r
                     "the nodes (see docs/running.md, \"Networks\")");
   }
   responder.reset();
+  arrivals->collect();
   require_pmi(found, rank, size);
   // Everyone has mapped the segment once everyone is out of MPI_Init.
   const std::string key = id + "/initialised";
@@ -164,7 +171,7 @@ World& World::form(std::shared_ptr<KeyValue> store, const std::string& id, int r
     throw Error(ErrorKind::kTimeout, "not every rank came out of MPI_Init in time");
   }
   unlink_segments();
-  world = new World(found, id, "hbm, through its own PMI");
+  world = new World(found, id, "hbm, through its own PMI", arrivals);
   return *world;
 }
 
@@ -181,12 +188,17 @@ World& World::launched(Deadline deadline) {
     require_launcher(found);
     require_shm_room(1);  // at the least; all ranks of a machine look at the same
   }
-  if (ours && !run_abandonable([&mpi] { initialise(mpi); }, deadline)) {
+  if (!ours) {
+    world = new World(found, "", "code that ran before hbm");
+    return *world;
+  }
+  const auto arrivals = std::make_shared<Arrivals>();
+  if (!run_abandonable([&mpi] { initialise(mpi); }, deadline)) {
     throw Error(ErrorKind::kTimeout,
                 "MPI_Init did not finish in time: not every rank that the launcher started came");
   }
-  world = new World(found, "", ours ? "hbm, through the launcher" : "code that ran before hbm");
-  if (!ours) return *world;
+  arrivals->collect();
+  world = new World(found, "", "hbm, through the launcher", arrivals);
   if (!world->meet(deadline)) {
     throw Error(ErrorKind::kTimeout, "not every rank of the launcher's job came in time");
   }

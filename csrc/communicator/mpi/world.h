@@ -16,6 +16,7 @@
 
 #include "base/fork.h"
 #include "bootstrap/key_value.h"
+#include "communicator/mpi/arrivals.h"
 #include "communicator/mpi/channel.h"
 
 namespace hbm::mpi {
@@ -63,14 +64,19 @@ class World {
   // it).
   const std::string& id() const noexcept { return id_; }
 
+  // Tells of what comes over TCP; null in a world that was adopted.
+  const std::shared_ptr<Arrivals>& arrivals() const noexcept { return arrivals_; }
+
  private:
   // Waits for every rank of the world to call this; false when the deadline came first.
   bool meet(Deadline deadline);
 
-  World(const MpiLibrary& library, std::string id, const std::string& origin);
+  World(const MpiLibrary& library, std::string id, const std::string& origin,
+        std::shared_ptr<Arrivals> arrivals = nullptr);
 
   const ForkGuard fork_;
   const Api& mpi_;
+  const std::shared_ptr<Arrivals> arrivals_;
   std::string id_;
   const int rank_;
   const int size_;

@@ -15,6 +15,10 @@ bool PhasedOperation::wait(Clock::time_point until) {
   return true;
 }
 
+Slept PhasedOperation::doze(std::chrono::microseconds most) {
+  return shm_group_->doze(Clock::now() + most) ? Slept::kWoken : Slept::kThrough;
+}
+
 std::string PhasedOperation::describe() const {
   return hbm::describe(make_header(signature_, count_, 0, 0),
                        shm_group_->member(shm_group_->self()).rank, shm_group_->group());

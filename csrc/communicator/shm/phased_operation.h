@@ -26,6 +26,7 @@ class PhasedOperation : public Operation {
  public:
   Progress poll() final;
   bool wait(std::chrono::steady_clock::time_point until) final;
+  Slept doze(std::chrono::microseconds most) final;
   std::vector<int> missing() const final { return shm_group_->missing(); }
   std::string describe() const final;
   void abandon() noexcept override {}

@@ -110,13 +110,16 @@ const std::byte* ShmGroup::data(const Slot& slot) const noexcept {
 }
 
 void ShmGroup::sleep(Clock::time_point until) {
-  const auto ready = [this] { return all_here(); };
-  if (spin(until, ready)) return;
+  if (!spin(until, [this] { return all_here(); })) doze(until);
+}
+
+bool ShmGroup::doze(Clock::time_point until) {
   Doorbell& own = control(self_).collectives;
   const uint32_t seen = own.bell.load(std::memory_order_acquire);
   own.asleep.fetch_add(1, std::memory_order_seq_cst);
-  if (!ready()) futex_wait(own.bell, seen, until - Clock::now());
+  if (!all_here()) futex_wait(own.bell, seen, until - Clock::now());
   own.asleep.fetch_sub(1, std::memory_order_relaxed);
+  return all_here();
 }
 
 uint32_t ShmGroup::transfer_rings() const noexcept {

@@ -102,6 +102,9 @@ class ShmGroup {
   // ring of it ends the sleep, so the caller looks again.
   void sleep(Clock::time_point until);
 
+  // The same without the spin and the yields. Returns all_here().
+  bool doze(Clock::time_point until);
+
   // The same for transfers, in which ring_transfers(index) tells member `index` of anything new:
   // sleeps until the count of rings is no longer `seen`.
   uint32_t transfer_rings() const noexcept;

@@ -1,0 +1,101 @@
+#include "communicator/mpi/arrivals.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <system_error>
+#include <utility>
+
+namespace hbm::mpi {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::chrono::milliseconds kLookEvery{100};  // for connections
+
+// The open descriptors, ascending, and what each is; without the one that lists them.
+std::vector<std::pair<int, std::string>> open_descriptors() {
+  std::vector<std::pair<int, std::string>> found;
+  std::error_code gone;
+  for (const auto& entry : fs::directory_iterator("/proc/self/fd", gone)) {
+    const fs::path target = fs::read_symlink(entry.path(), gone);
+    if (gone || target.filename() == "fd") continue;
+    found.emplace_back(std::stoi(entry.path().filename()), target);
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+// A network card's or another way to other nodes.
+bool is_device(const std::string& target) {
+  return target.starts_with("/dev/") && !target.starts_with("/dev/shm/") && target != "/dev/null";
+}
+
+bool is_connected(int descriptor) {
+  sockaddr_storage peer{};
+  socklen_t size = sizeof peer;
+  if (getpeername(descriptor, reinterpret_cast<sockaddr*>(&peer), &size) != 0) return false;
+  return peer.ss_family == AF_INET || peer.ss_family == AF_INET6;
+}
+
+// Whether an epoll descriptor has a connection among its targets: "tfd: 7 events: ..." each.
+bool has_connection(int poll) {
+  std::ifstream info("/proc/self/fdinfo/" + std::to_string(poll));
+  for (std::string word; info >> word;) {
+    int target = -1;
+    if (word == "tfd:" && info >> target && is_connected(target)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+Arrivals::Arrivals() {
+  for (const auto& [descriptor, target] : open_descriptors()) before_.push_back(descriptor);
+}
+
+Arrivals::~Arrivals() {
+  for (const int poll : polls_) close(poll);
+}
+
+void Arrivals::collect() {
+  std::vector<int> polls;
+  for (const auto& [descriptor, target] : open_descriptors()) {
+    if (std::binary_search(before_.begin(), before_.end(), descriptor)) continue;
+    if (is_device(target)) return;
+    if (target == "anon_inode:[eventpoll]") polls.push_back(descriptor);
+  }
+  for (const int poll : polls) {
+    const int kept = fcntl(poll, F_DUPFD_CLOEXEC, 0);
+    if (kept >= 0) polls_.push_back(kept);
+  }
+}
+
+bool Arrivals::connected() {
+  if (connected_.load(std::memory_order_relaxed)) return true;
+  if (polls_.empty()) return false;
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  if (now.count() < looks_again_.load(std::memory_order_relaxed)) return false;
+  const std::chrono::steady_clock::duration later = now + kLookEvery;
+  looks_again_.store(later.count(), std::memory_order_relaxed);
+  if (!std::ranges::any_of(polls_, has_connection)) return false;
+  connected_.store(true, std::memory_order_relaxed);
+  return true;
+}
+
+Slept Arrivals::sleep(std::chrono::microseconds most) {
+  if (!connected()) return Slept::kUntold;
+  std::vector<pollfd> readable;
+  for (const int poll : polls_) readable.push_back({poll, POLLIN, 0});
+  const timespec limit{0, std::chrono::nanoseconds(most).count()};
+  return ppoll(readable.data(), readable.size(), &limit, nullptr) > 0 ? Slept::kWoken
+                                                                      : Slept::kThrough;
+}
+
+}  // namespace hbm::mpi

@@ -1,0 +1,131 @@
+// A process is told of what comes over connections that something collects in an epoll descriptor,
+// as UCX does.
+#include "communicator/mpi/arrivals.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+
+namespace hbm::mpi {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+// An epoll descriptor, and a TCP connection of which it watches one end.
+class Watched {
+ public:
+  explicit Watched(bool connected = true) {
+    if (connected) connect();
+  }
+  ~Watched() {
+    for (const int each : {ours_, theirs_}) close(each);
+    forget();
+  }
+
+  void connect() {
+    const int listener = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    auto* const any = reinterpret_cast<sockaddr*>(&address);
+    EXPECT_EQ(bind(listener, any, size), 0);
+    EXPECT_EQ(listen(listener, 1), 0);
+    EXPECT_EQ(getsockname(listener, any, &size), 0);
+    EXPECT_EQ(::connect(theirs_, any, size), 0);
+    ours_ = accept(listener, nullptr, nullptr);
+    close(listener);
+    epoll_event event{EPOLLIN, {}};
+    EXPECT_EQ(epoll_ctl(poll_, EPOLL_CTL_ADD, ours_, &event), 0);
+  }
+
+  void send() const { EXPECT_EQ(write(theirs_, "!", 1), 1); }
+  void take_in() const {
+    char byte = 0;
+    EXPECT_EQ(read(ours_, &byte, 1), 1);
+  }
+
+  // Closes the epoll descriptor.
+  void forget() {
+    if (poll_ >= 0) close(poll_);
+    poll_ = -1;
+  }
+
+ private:
+  int poll_ = epoll_create1(0);
+  const int theirs_ = socket(AF_INET, SOCK_STREAM, 0);
+  int ours_ = -1;
+};
+
+TEST(Arrivals, EndASleepUntilTheyAreTakenIn) {
+  Arrivals arrivals;
+  const Watched connection;
+  arrivals.collect();
+  EXPECT_EQ(arrivals.sleep(microseconds(100)), Slept::kThrough);
+  std::thread peer([&connection] {
+    std::this_thread::sleep_for(milliseconds(20));
+    connection.send();
+  });
+  Slept slept = Slept::kThrough;
+  while (slept == Slept::kThrough) slept = arrivals.sleep(milliseconds(900));
+  peer.join();
+  EXPECT_EQ(slept, Slept::kWoken);
+  EXPECT_EQ(arrivals.sleep(milliseconds(900)), Slept::kWoken);
+  connection.take_in();
+  EXPECT_EQ(arrivals.sleep(microseconds(100)), Slept::kThrough);
+}
+
+TEST(Arrivals, KeepADescriptorThatItsOwnerCloses) {
+  Arrivals arrivals;
+  Watched connection;
+  arrivals.collect();
+  connection.forget();
+  const Watched in_its_place;
+  in_its_place.send();
+  EXPECT_EQ(arrivals.sleep(microseconds(100)), Slept::kThrough);
+  connection.send();
+  EXPECT_EQ(arrivals.sleep(milliseconds(900)), Slept::kWoken);
+}
+
+TEST(Arrivals, AreUntoldWithoutAConnection) {
+  const Watched before;
+  Arrivals arrivals;
+  EXPECT_EQ(arrivals.sleep(microseconds(100)), Slept::kUntold);
+  const int empty = epoll_create1(0);
+  arrivals.collect();
+  EXPECT_EQ(arrivals.sleep(microseconds(100)), Slept::kUntold);
+  close(empty);
+}
+
+TEST(Arrivals, AreUntoldWhereADeviceMayCarryMessages) {
+  Arrivals arrivals;
+  const Watched connection;
+  const int device = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+  ASSERT_GE(device, 0);
+  arrivals.collect();
+  EXPECT_EQ(arrivals.sleep(microseconds(100)), Slept::kUntold);
+  close(device);
+}
+
+// UCX connects with the first messages.
+TEST(Arrivals, AreToldOfOnceThereIsAConnection) {
+  Arrivals arrivals;
+  Watched connection(/*connected=*/false);
+  arrivals.collect();
+  EXPECT_EQ(arrivals.sleep(microseconds(100)), Slept::kUntold);
+  connection.connect();
+  connection.send();
+  Slept slept = Slept::kUntold;
+  while (slept == Slept::kUntold) slept = arrivals.sleep(microseconds(100));  // it looks at times
+  EXPECT_EQ(slept, Slept::kWoken);
+}
+
+}  // namespace
+}  // namespace hbm::mpi
