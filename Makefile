@@ -91,7 +91,7 @@ test-full: native-aarch64 fuzz native-kills build bench vm-programs  ## what tes
 	$(PYTEST) -m 'full and not long' tests/python tests/vm
 
 .PHONY: test-long
-sanitize test-long: export TEST_SECONDS := 7200
+test-long: export TEST_SECONDS := 7200
 test-long: export HBM_STRESS_SECONDS ?= 600
 test-long: export HBM_STRESS_KILLS ?= 1000
 test-long: LONG_FUZZ_SECONDS ?= 3600
@@ -182,6 +182,7 @@ vm-programs: $(INSTALLED) $(KERNEL)
 	$(COMPILE) $(BUILD) --target vm_programs
 
 .PHONY: sanitize
+sanitize: export TEST_SECONDS := 1800
 sanitize: build/address build/thread  ## native tests under ASan, UBSan and TSan
 
 .PHONY: sanitize-accelerator
@@ -200,7 +201,7 @@ report: bench  ## repeat the papers' experiments in small, in build/report/quick
 	$(VENV)/bin/python -m benchmarks.report
 
 .PHONY: report-full
-report-full: bench  ## the same at the papers' sizes, in build/report/full, an hour or more
+report-full: bench  ## the same at the papers' sizes, in build/report/full, hours
 	$(VENV)/bin/python -m benchmarks.report --full
 
 .PHONY: wheel

@@ -22,7 +22,7 @@ NAME = "server-training"
 ALL = "all is sent"
 _ABOUT = (
     "a parameter server behind the link and 4 workers learn images of MNIST; a convolutional net "
-    "of 541,000 parameters; accuracy on test images"
+    "of 542,000 parameters; accuracy on test images"
 )
 _ROLE = "benchmarks.layer_drop.server_training_rank"
 _NODES = (0, 1, 1, 1, 1)

@@ -99,7 +99,7 @@ class Convolutions(_Mnist):
 
 
 class WideConvolutions(Convolutions):
-    """The same with 541,000 parameters, most of them in layers whose images are of 3 x 3 pixels:
+    """The same with 542,000 parameters, most of them in layers whose images are of 3 x 3 pixels:
     much to send for little computation."""
 
     rates: ClassVar[dict[str, float]] = {"SGD": 0.02, "momentum": 0.005}

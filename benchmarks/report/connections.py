@@ -68,8 +68,8 @@ CONNECTIONS = Experiment(
         " the next section."
     ),
     found=(
-        "Several connections are faster than one, and four are enough; more threads on one do not"
-        " help (findings 2, 3, 5 and 6).",
+        "Several connections are faster than one, and four are enough for RMA; more threads on one"
+        " do not help (findings 2, 3, 5 and 6).",
         "Latencies have long tails (finding 7).",
     ),
     runs=tuple(

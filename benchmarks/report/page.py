@@ -60,7 +60,7 @@ def markdown(found: Sequence[Found], failures: Mapping[str, str], quick: bool) -
             for run in experiment.runs
             if run.name not in results and run.name not in failures
         ]
-        lines += [f"Not measured: `{name}`: {failures[name]}" for name in failed]
+        lines += [f"- Not measured: `{name}`: {failures[name]}" for name in failed]
         lines.append("")
     return "\n".join([*lines, *_missing(missing, quick)])
 
@@ -110,7 +110,7 @@ def _section(experiment: Experiment, results: Mapping[str, Result], quick: bool)
         yield f"![{experiment.figures}]({experiment.name}.png)"
         yield ""
     yield from _not_measured(results)
-    yield f"{_machine(results)}. By"
+    yield f"{_machine(results)}. Measured by:"
     yield ""
     for run in experiment.runs:
         if run.name in results:

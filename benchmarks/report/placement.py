@@ -51,7 +51,7 @@ def _table(results: Mapping[str, Result]) -> Table:
 PLACEMENT = Experiment(
     name="placement",
     paper="Woo, Choi, Lee 2020, MPI for Python in MCDRAM",
-    figures="Fig. 11, Tables 1 to 4, 6 and 7",
+    figures="Figs. 8 to 10 (cache mode), Fig. 11, Tables 1 to 4, 6 and 7",
     label=Label.NOT_MEASURABLE,
     differs=(
         "Neither HBM nor a chip in SNC-4 is at hand. A virtual machine has nodes of HBM and four"

@@ -19,6 +19,7 @@ constexpr uint32_t kMostDoublings = 6;      // of how much less a wait looks
 constexpr microseconds kShortestSleep{20};  // the kernel's timer slack adds about 50
 constexpr microseconds kLongestSleep{1000};
 constexpr uint32_t kSleepsOfALength = 16;  // if nothing ends them
+constexpr uint32_t kMostInVain = 6;        // doublings, to the longest sleep
 
 // False, at once, where a thread that yields would not come back soon.
 bool yield() noexcept {
@@ -48,7 +49,8 @@ void Backoff::reset() noexcept {
 }
 
 uint32_t Backoff::most_looks() const noexcept {
-  return ((crowded_ ? 0 : kSpins) + (told_ ? kYieldsIfTold : kYields)) >> fewer_;
+  const uint32_t spins = crowded_ ? 0 : kSpins;
+  return told_ ? (spins + kYieldsIfTold) >> fewer_ : spins + kYields;
 }
 
 void Backoff::pause() {
@@ -66,7 +68,8 @@ void Backoff::pause() {
 // the next look, so that it is not taken in packet by packet.
 void Backoff::sleep() {
   if (woken_) {
-    std::this_thread::sleep_for(doubled(in_vain_++));
+    std::this_thread::sleep_for(doubled(in_vain_));
+    in_vain_ = std::min(in_vain_ + 1, kMostInVain);
     woken_ = false;
     return;
   }

@@ -2,8 +2,8 @@
 //
 // Where something tells of messages that come (Operation::doze), a loop soon sleeps until it does;
 // else it yields for long, since a message that comes meanwhile is found only after the sleep.
-// After a wait that came to sleep, the next one looks less before it does: what takes so long is
-// not found by looking.
+// After a wait that came to sleep, the next one looks less before it does, if something can end its
+// sleep: what takes so long is not found by looking.
 #pragma once
 
 #include <chrono>

@@ -53,8 +53,8 @@ class Operation {
   virtual bool wait(std::chrono::steady_clock::time_point /*until*/) { return false; }
 
   // Sleeps for at most `most`, and ends early when something has come that poll() may take in, if
-  // not enough of it for a step. Called after a wait() that was false, by a driver that has looked
-  // for a while in vain.
+  // not enough of it for a step. Called by a driver that has looked for a while in vain, and to
+  // which wait() was false, if it might wait for this operation alone.
   virtual Slept doze(std::chrono::microseconds /*most*/) { return Slept::kUntold; }
 
   // Whether wait() sleeps, so that one may wait for this operation on behalf of others, too.

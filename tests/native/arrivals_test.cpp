@@ -94,6 +94,18 @@ TEST(Arrivals, KeepADescriptorThatItsOwnerCloses) {
   EXPECT_EQ(arrivals.sleep(milliseconds(900)), Slept::kWoken);
 }
 
+// As where a program closes all descriptors that it does not know.
+TEST(Arrivals, AreUntoldWhereTheirDescriptorWasClosed) {
+  Arrivals arrivals;
+  const Watched connection;
+  const int next = dup(0);
+  close(next);
+  arrivals.collect();
+  EXPECT_EQ(arrivals.sleep(microseconds(100)), Slept::kThrough);
+  close(next);
+  EXPECT_EQ(arrivals.sleep(microseconds(100)), Slept::kUntold);
+}
+
 TEST(Arrivals, AreUntoldWithoutAConnection) {
   const Watched before;
   Arrivals arrivals;

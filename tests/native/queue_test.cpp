@@ -2,6 +2,7 @@
 #include "progress/operation_queue.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -372,6 +373,45 @@ TEST(Backoff, LeavesMoreToComeAfterASleepThatWasEndedInVain) {
   EXPECT_GE(longest, milliseconds(1));
 }
 
+TEST(Backoff, ForgetsSoonThatSleepsWereEndedInVain) {
+  int dozes = 0;
+  Backoff backoff(/*crowded=*/true, [&dozes](std::chrono::microseconds) {
+    ++dozes;
+    return Slept::kWoken;
+  });
+  pauses_before_a_doze(backoff, dozes);
+  for (int turn = 0; turn < 400; ++turn) backoff.pause();
+  auto shortest = Clock::duration::max();
+  for (int wait = 0; wait < 20; ++wait) {
+    for (int moved = 0; moved < 4; ++moved) backoff.reset();
+    pauses_before_a_doze(backoff, dozes);
+    const Clock::time_point start = Clock::now();
+    backoff.pause();
+    shortest = std::min(shortest, Clock::now() - start);
+  }
+  EXPECT_LT(shortest, milliseconds(1));
+}
+
+TEST(Backoff, LooksForLongWhereNothingEndsASleepAnyMore) {
+  int dozes = 0;
+  Slept slept = Slept::kThrough;
+  Backoff backoff(/*crowded=*/false, [&](std::chrono::microseconds) {
+    ++dozes;
+    return slept;
+  });
+  for (int wait = 0; wait < 10; ++wait) {
+    pauses_before_a_doze(backoff, dozes);
+    backoff.reset();
+  }
+  slept = Slept::kUntold;
+  const int looks = pauses_before_a_doze(backoff, dozes);
+  rusage before{}, after{};
+  getrusage(RUSAGE_THREAD, &before);
+  for (int look = looks; look < 60; ++look) backoff.pause();  // those that spin
+  getrusage(RUSAGE_THREAD, &after);
+  EXPECT_EQ(after.ru_nvcsw, before.ru_nvcsw) << "it slept";
+}
+
 TEST(Backoff, SleepsByItselfWhereNothingEndsASleep) {
   int dozes = 0;
   Backoff backoff(/*crowded=*/true, [&dozes](std::chrono::microseconds) {
@@ -379,12 +419,14 @@ TEST(Backoff, SleepsByItselfWhereNothingEndsASleep) {
     return Slept::kUntold;
   });
   auto longest = Clock::duration::zero();
-  for (int i = 0; i < 10'000 && longest < milliseconds(1); ++i) {
+  // A pause that yields may be long, too.
+  for (int i = 0; i < 10'000 && (longest < milliseconds(1) || dozes == 0); ++i) {
     const Clock::time_point start = Clock::now();
     backoff.pause();
     longest = std::max(longest, Clock::now() - start);
   }
   EXPECT_GE(longest, milliseconds(1));
+  for (int i = 0; i < 100; ++i) backoff.pause();
   EXPECT_EQ(dozes, 1);  // it asks once a wait
 }
 

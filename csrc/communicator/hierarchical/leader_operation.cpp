@@ -93,11 +93,15 @@ bool LeaderOperation::wait(std::chrono::steady_clock::time_point until) {
   return false;
 }
 
-// Nothing wakes for both the node and the link. What the link brings meanwhile waits in the kernel,
-// and there are more blocks on it, so a rank that waits for both sleeps for its node.
+// Nothing wakes for both the node and the link. What TCP brings meanwhile waits in the kernel, and
+// there are more blocks on the link, so a rank that waits for both sleeps for its node. Other links
+// move while they are polled alone.
 Slept LeaderOperation::doze(std::chrono::microseconds most) {
-  if (in_node_) return in_node_->doze(on_link() ? std::min(most, kLinkWaits) : most);
-  return layout_->arrivals ? layout_->arrivals->sleep(most) : Slept::kUntold;
+  if (in_node_ && !on_link()) return in_node_->doze(most);
+  if (!layout_->arrivals) return Slept::kUntold;
+  if (!in_node_) return layout_->arrivals->sleep(most);
+  if (!layout_->arrivals->connected()) return Slept::kUntold;
+  return in_node_->doze(std::min(most, kLinkWaits));
 }
 
 std::string LeaderOperation::describe() const {

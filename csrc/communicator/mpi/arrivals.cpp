@@ -22,11 +22,12 @@ constexpr std::chrono::milliseconds kLookEvery{100};  // for connections
 // The open descriptors, ascending, and what each is; without the one that lists them.
 std::vector<std::pair<int, std::string>> open_descriptors() {
   std::vector<std::pair<int, std::string>> found;
-  std::error_code gone;
-  for (const auto& entry : fs::directory_iterator("/proc/self/fd", gone)) {
-    const fs::path target = fs::read_symlink(entry.path(), gone);
+  std::error_code failed, gone;
+  for (fs::directory_iterator at("/proc/self/fd", failed), end; !failed && at != end;
+       at.increment(failed)) {
+    const fs::path target = fs::read_symlink(at->path(), gone);
     if (gone || target.filename() == "fd") continue;
-    found.emplace_back(std::stoi(entry.path().filename()), target);
+    found.emplace_back(std::stoi(at->path().filename()), target);
   }
   std::sort(found.begin(), found.end());
   return found;
@@ -64,7 +65,8 @@ Arrivals::~Arrivals() {
   for (const int poll : polls_) close(poll);
 }
 
-void Arrivals::collect() {
+void Arrivals::collect() noexcept {
+  if (before_.empty()) return;
   std::vector<int> polls;
   for (const auto& [descriptor, target] : open_descriptors()) {
     if (std::binary_search(before_.begin(), before_.end(), descriptor)) continue;
@@ -94,8 +96,9 @@ Slept Arrivals::sleep(std::chrono::microseconds most) {
   std::vector<pollfd> readable;
   for (const int poll : polls_) readable.push_back({poll, POLLIN, 0});
   const timespec limit{0, std::chrono::nanoseconds(most).count()};
-  return ppoll(readable.data(), readable.size(), &limit, nullptr) > 0 ? Slept::kWoken
-                                                                      : Slept::kThrough;
+  if (ppoll(readable.data(), readable.size(), &limit, nullptr) <= 0) return Slept::kThrough;
+  const auto is_readable = [](const pollfd& one) { return (one.revents & POLLIN) != 0; };
+  return std::ranges::any_of(readable, is_readable) ? Slept::kWoken : Slept::kUntold;
 }
 
 }  // namespace hbm::mpi

@@ -2,10 +2,11 @@
 // but UCX collects its connections in an epoll descriptor of its own, which is readable while one
 // of them has something to take in (or has room again for what was waiting to be sent).
 //
-// Nothing is read from the descriptors or changed in them. They tell of all messages that cross a
-// network if MPI has opened no other device; messages through shared memory they never tell of.
+// Nothing is read from the descriptors or changed in them. They tell of messages that cross a
+// network if MPI has opened no other device; of messages through shared memory they never tell, nor
+// of those that another thread, which polls MPI, has taken in already.
 //
-// Threads: the constructor and collect() before others use it; sleep() from any.
+// Threads: the constructor and collect() before others use it; connected() and sleep() from any.
 #pragma once
 
 #include <atomic>
@@ -25,17 +26,18 @@ class Arrivals {
   Arrivals& operator=(const Arrivals&) = delete;
 
   // Keeps the epoll descriptors that came since; none if devices came too: after MPI_Init.
-  void collect();
+  void collect() noexcept;
 
-  // Sleeps for at most `most`, or until MPI has something to take in. Slept::kUntold if no
-  // connection is known: MPI makes them with the first messages, or has other ways.
+  // Whether a connection is known: MPI makes them with the first messages, or has other ways.
+  bool connected();
+
+  // Sleeps for at most `most`, less than a second, or until a connection has something to take in.
+  // Slept::kUntold if none is known.
   Slept sleep(std::chrono::microseconds most);
 
  private:
-  bool connected();
-
-  std::vector<int> before_;
-  std::vector<int> polls_;  // duplicates, so that nobody else's descriptor can take their place
+  std::vector<int> before_;  // empty: they could not be listed
+  std::vector<int> polls_;   // duplicates, so that nobody else's descriptor can take their place
   // Relaxed (both): they guard nothing.
   std::atomic<bool> connected_{false};
   std::atomic<std::chrono::steady_clock::rep> looks_again_{0};

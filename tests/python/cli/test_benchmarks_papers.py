@@ -78,7 +78,7 @@ def test_runs_that_nobody_has_measured_stand_below_those_that_are_there() -> Non
     found = {"small-2": Result("collectives", MACHINE, {"ranks": 2})}
     text = page.markdown([(PROCESSES, found)], {"small-8": "no memory"}, quick=False)
     assert "([JSON](small-2.json))" in text
-    assert "Not measured: `small-8`: no memory" in text
+    assert "\n- Not measured: `small-8`: no memory" in text
     told = [f"- not measured yet: `{run.command(False)}`" in text for run in PROCESSES.runs]
     assert told == [run.name not in ("small-2", "small-8") for run in PROCESSES.runs]
 
