@@ -71,8 +71,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Thread:
-    """What one thread did in a window: its operations, its seconds, and the microseconds of an
-    operation."""
+    """The numbers of one thread in a window.
+
+    operations: that ended.
+    seconds: since all threads began.
+    minimum, mean, p99, maximum: microseconds of an operation.
+    """
 
     operations: float
     seconds: float

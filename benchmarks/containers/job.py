@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.containers.podman import OUTPUT, Division, started
 
 RESULTS = "results.json"
-"""What rank 0 writes, beside the plan."""
+"""The file that rank 0 writes, beside the plan."""
 
 _ROOT = Path(__file__).resolve().parents[2]
 _LIMIT = 600  # seconds, for the ranks

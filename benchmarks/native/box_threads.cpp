@@ -31,7 +31,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What one thread repeats, on a segment and a buffer of its own.
+// The actions of one thread, on a segment and a buffer of its own.
 class Repeater {
  public:
   using Action = std::function<void()>;
@@ -95,11 +95,11 @@ class Repeater {
   const client::Segment segment_;
 };
 
-// Repeats until the end, at least once. Returns the numbers of one thread.
-Numbers repeated(const Repeater::Action& action, Clock::time_point end) {
+// Repeats until the end, at least once. Returns the numbers of one thread, with the seconds since
+// `begin`, when all threads begin.
+Numbers repeated(const Repeater::Action& action, Clock::time_point begin, Clock::time_point end) {
   Numbers taken;  // microseconds
-  const Clock::time_point begin = Clock::now();
-  Clock::time_point now = begin;
+  Clock::time_point now = Clock::now();
   do {
     const Clock::time_point start = now;
     action();
@@ -137,14 +137,17 @@ class Crowd {
       actions.push_back(one->action(name));
       actions.back()();  // a call that does not count
     }
-    std::latch ready(static_cast<std::ptrdiff_t>(actions.size()));
+    std::latch ready(static_cast<std::ptrdiff_t>(actions.size()) + 1);
+    Clock::time_point begin;  // of all threads; written before the latch opens
     std::vector<std::future<Numbers>> running;
     for (const Repeater::Action& action : actions) {
-      running.push_back(std::async(std::launch::async, [&ready, &action, milliseconds] {
+      running.push_back(std::async(std::launch::async, [&ready, &begin, &action, milliseconds] {
         ready.arrive_and_wait();
-        return repeated(action, Clock::now() + std::chrono::milliseconds(milliseconds));
+        return repeated(action, begin, begin + std::chrono::milliseconds(milliseconds));
       }));
     }
+    begin = Clock::now();
+    ready.count_down();
     for (const auto& one : running) one.wait();
     Numbers found;
     for (auto& one : running) {

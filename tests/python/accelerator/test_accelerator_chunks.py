@@ -251,7 +251,7 @@ def test_timeout_between_chunks(impatient_chunk_pool: Pool) -> None:
 
 
 def check_order_after_an_error(context: Context, async_op: bool) -> None:
-    """What is written after the error stays, though results of the first chunks come later."""
+    """A write after the error stays, though results of the first chunks come later."""
     late = accelerator.load()
     tensor = torch.ones(SMALL_COUNT, device=context.device)
     dist.all_reduce(tensor)
