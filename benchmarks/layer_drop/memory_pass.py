@@ -23,6 +23,7 @@ _ABOUT = "what dropping costs a worker with ResNet-50's layers"
 _ITERATION = "beside an iteration of it, batch 8"
 _ACCUMULATE, _ADD, _TRIAD = "accumulate", "torch.add", "triad"
 _STEP = "forward and backward"
+_PRODUCTS = f"the matrix products of {LOW_RANK.name}"
 
 _STREAMS = 3  # of a pass: two are read and one is written
 _LINE = 64  # bytes; the triad takes whole ones
@@ -44,11 +45,15 @@ def _measure(plan: Plan, findings: Findings) -> None:
         for threads in sorted({1, cores}):
             findings.progress(f"{NAME}: {threads} threads")
             findings.add(_pass(passes, bounds, plan, threads))
+        products = passes.ask(
+            "products", width=plan.width, threads=cores, ratio=RATIO, count=plan.passes
+        )
     findings.progress(f"{NAME}: the hooks")
     iteration = statistics.median(iterations) * 1e3
     case = f"{_ITERATION}, {cores} threads"
     findings.add([row(NAME, case, _STEP, {"iteration_ms": iteration})])
-    for name, extra in _extra(plan, cores).items():
+    extras = {**_extra(plan, cores), _PRODUCTS: statistics.median(products) * 1e3}
+    for name, extra in extras.items():
         values = {"extra_ms": extra, "extra_share": extra / iteration}
         findings.add([row(NAME, case, name, values)])
 

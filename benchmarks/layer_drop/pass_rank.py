@@ -9,6 +9,7 @@ from benchmarks.layer_drop.resnet50 import resnet50
 from torch_hbmcomm import native
 from torch_hbmcomm.bench.peer import obey
 from torch_hbmcomm.bench.rounds import Timed, timed
+from torch_hbmcomm.layer_drop.ranks import first_ranks, matrix_of
 
 BATCH = 8
 
@@ -44,6 +45,36 @@ class Passes:
             model.zero_grad()
             cross_entropy(model(images), labels).backward()
 
+        return [microseconds / 1e6 for microseconds in timed(step)(count, 1)]
+
+    def products(self, width: int, threads: int, ratio: float, count: int) -> list[float]:
+        """Return the seconds of the four products that low rank makes of every matrix M in a step,
+        M R', Mᵀ L, M - L Rᵀ and L Rᵀ, at the ranks that it begins with, and of nothing else."""
+        torch.set_num_threads(threads)
+        shapes = {name: one.shape for name, one in resnet50(width).named_parameters()}
+        made = (matrix_of(name, shape, 4) for name, shape in shapes.items())
+        matrices = [matrix for matrix in made if matrix is not None]
+        whole = 4 * sum(shape.numel() for shape in shapes.values())
+        fixed = whole - sum(matrix.nbytes for matrix in matrices)
+        ranks = first_ranks(matrices, (1 - ratio) * whole - fixed)
+        factors = [
+            (
+                torch.randn(matrix.rows, matrix.columns),
+                torch.randn(matrix.rows, ranks[matrix.name]),
+                torch.randn(matrix.columns, ranks[matrix.name]),
+                torch.empty(matrix.rows, matrix.columns),
+            )
+            for matrix in matrices
+        ]
+
+        def step() -> None:
+            for values, left, right, product in factors:
+                torch.mm(values, right)
+                torch.mm(values.T, left)
+                values.addmm_(left, right.T, alpha=-1e-6)
+                torch.mm(left, right.T, out=product)
+
+        step()
         return [microseconds / 1e6 for microseconds in timed(step)(count, 1)]
 
 
