@@ -34,7 +34,7 @@ VM_PACKAGES := busybox-static ibverbs-providers ibverbs-utils kmod perftest qemu
 # Directories too: their time changes when a file is added or removed.
 NATIVE := $(shell find csrc -type d -o -name '*.cpp' -o -name '*.h' -o -name '*.inc' \
   -o -name '*.map' -o -name CMakeLists.txt)
-CLANG_FORMAT := find benchmarks/native csrc tests/fuzz tests/native tests/vm \
+CLANG_FORMAT := find benchmarks/guest benchmarks/native csrc tests/fuzz tests/native tests/vm \
   -name '*.cpp' -o -name '*.h' -o -name '*.inc' | xargs clang-format
 
 # Where setup.py compiles, and the native tests beside it.
@@ -197,11 +197,11 @@ bench: build  ## compile the native programs of the benchmarks, which benchmarks
 	$(COMPILE) $(BUILD) --target bench_programs
 
 .PHONY: report
-report: bench  ## repeat the papers' experiments in small, in build/report/quick, some minutes
+report: bench vm-programs  ## repeat the papers' experiments in small, in build/report/quick, some minutes
 	$(VENV)/bin/python -m benchmarks.report
 
 .PHONY: report-full
-report-full: bench  ## the same at the papers' sizes, in build/report/full, hours
+report-full: bench vm-programs  ## the same at the papers' sizes, in build/report/full, hours
 	$(VENV)/bin/python -m benchmarks.report --full
 
 .PHONY: wheel
@@ -277,7 +277,7 @@ build/aarch64 build/address build/thread: $(PACKAGES)
 	$(COMPILE) $@ --target native_tests
 	$(LAUNCHER) $(CTEST) $@
 
-$(KERNEL): tests/vm/kernel.py tests/vm/init.sh | $(VENV)/bin/python
+$(KERNEL): benchmarks/guest/kernel.py benchmarks/guest/init.sh | $(VENV)/bin/python
 	@scripts/system_packages.sh $(VM_PACKAGES)
-	$(VENV)/bin/python tests/vm/kernel.py
+	$(VENV)/bin/python benchmarks/guest/kernel.py
 	@touch $@

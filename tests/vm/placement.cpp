@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "base/error.h"
+#include "guest/pages.h"
 #include "memory/heap.h"
 #include "memory/policy.h"
 #include "memory/pool.h"
 #include "memory/segment.h"
 #include "memory/staging.h"
-#include "report.h"
 
 namespace hbm::memory {
 namespace {

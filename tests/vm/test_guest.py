@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import guest
 import pytest
 
-pytestmark = [pytest.mark.vm, pytest.mark.full, pytest.mark.timeout(guest.LIMIT + 60)]
+from benchmarks.guest import boot
+
+pytestmark = [pytest.mark.vm, pytest.mark.full, pytest.mark.timeout(boot.LIMIT + 60)]
 
 
 def test_outcome_and_further_modules(tmp_path: Path) -> None:
     command = ["sh", "-c", "pwd; echo $COLOUR >&2; test -d /sys/module/rdma_rxe && exit 7"]
-    result = guest.run(
+    result = boot.run(
         "hbm",
         command,
         tmp_path,
@@ -21,16 +22,16 @@ def test_outcome_and_further_modules(tmp_path: Path) -> None:
         check=False,
     )
     assert result.status == 7
-    assert result.stdout == f"{guest.REPOSITORY}\n"
+    assert result.stdout == f"{boot.REPOSITORY}\n"
     assert result.stderr == "dark red\n"
     assert "Linux version" in result.kernel_log
 
 
 def test_failure_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(guest.GuestError, match=r"exit status 127(.|\n)*no-such-program"):
-        guest.run("hbm", ["no-such-program"], tmp_path)
+    with pytest.raises(boot.GuestError, match=r"exit status 127(.|\n)*no-such-program"):
+        boot.run("hbm", ["no-such-program"], tmp_path)
 
 
 def test_no_end_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(guest.GuestError, match=r"sleep 100: no end within 1 s"):
-        guest.run("hbm", ["sleep", "100"], tmp_path, timeout=1)
+    with pytest.raises(boot.GuestError, match=r"sleep 100: no end within 1 s"):
+        boot.run("hbm", ["sleep", "100"], tmp_path, timeout=1)

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-import guest
 import pytest
-from report import Report, parse_reports
-from topology import TOPOLOGIES, Topology
 
-pytestmark = [pytest.mark.vm, pytest.mark.full, pytest.mark.timeout(guest.LIMIT + 60)]
+from benchmarks.guest import boot
+from benchmarks.guest.pages import Report, parse_reports
+from benchmarks.guest.topology import TOPOLOGIES, Topology
+
+pytestmark = [pytest.mark.vm, pytest.mark.full, pytest.mark.timeout(boot.LIMIT + 60)]
 
 MIB = 1 << 20
 SOURCES = ("heap", "pool", "segment", "staging")
@@ -24,7 +25,7 @@ POLICIES = (*HBM_POLICIES, "ddr")
 def take(policy: str, cpu: int, block: int, total: int, *sources: str) -> str:
     """The command of a process on one CPU that takes memory from each source in turn."""
     # Bound before it starts: libraries touch memory before main().
-    program = shlex.quote(str(guest.PROGRAMS / "vm_placement"))
+    program = shlex.quote(str(boot.PROGRAMS / "vm_placement"))
     return f"taskset -c {cpu} {program} {policy} {block} {total} {' '.join(sources)}"
 
 
@@ -34,7 +35,7 @@ def run(topology: str, script: Iterable[str], folder: Path) -> list[Report]:
     nodes = ",".join(map(str, TOPOLOGIES[topology].hbm_nodes))
     environment = {"MEMKIND_HBW_NODES": nodes} if topology == "snc4" else {}
     command = ["sh", "-ec", "\n".join(script)]
-    result = guest.run(topology, command, folder, environment=environment)
+    result = boot.run(topology, command, folder, environment=environment)
     assert result.oom_kills == []
     return parse_reports(result.stdout)
 
@@ -49,7 +50,7 @@ class Placed:
     BYTES = 8 * MIB
 
 
-@pytest.fixture(scope="module", params=TOPOLOGIES)
+@pytest.fixture(scope="module", params=["hbm", "snc4"])
 def placed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Placed:
     machine = TOPOLOGIES[request.param]
     processes = list(product(POLICIES, range(machine.cpu_nodes)))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import guest
 import pytest
-from report import parse_reports
-from topology import TOPOLOGIES
 
-pytestmark = [pytest.mark.vm, pytest.mark.full, pytest.mark.timeout(guest.LIMIT + 60)]
+from benchmarks.guest import boot
+from benchmarks.guest.pages import parse_reports
+from benchmarks.guest.topology import TOPOLOGIES
+
+pytestmark = [pytest.mark.vm, pytest.mark.full, pytest.mark.timeout(boot.LIMIT + 60)]
 
 DDR, HBM = 0, TOPOLOGIES["hbm"].hbm_of(0)
 EXPECTED = {
@@ -28,7 +29,7 @@ def test_tensors_and_buckets(tmp_path: Path) -> None:
     program = Path(__file__).with_name("torch_tensors.py")
     environment = {"HBMCOMM_MEMORY": "bind"}
     command: list[str | Path] = [sys.executable, program]
-    result = guest.run("hbm", command, tmp_path, environment=environment)
+    result = boot.run("hbm", command, tmp_path, environment=environment)
     assert result.oom_kills == []
     reports = parse_reports(result.stdout)
     assert [report.name for report in reports] == list(EXPECTED)

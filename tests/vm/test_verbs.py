@@ -6,10 +6,11 @@ import json
 import re
 from pathlib import Path
 
-import guest
 import pytest
 
-pytestmark = [pytest.mark.vm, pytest.mark.full, pytest.mark.timeout(guest.LIMIT + 60)]
+from benchmarks.guest import boot
+
+pytestmark = [pytest.mark.vm, pytest.mark.full, pytest.mark.timeout(boot.LIMIT + 60)]
 
 LINK = Path(__file__).with_name("verbs_link.sh")
 SPEED = Path(__file__).with_name("verbs_speed.sh")
@@ -20,7 +21,7 @@ PASSED = re.compile(r"^\[  PASSED  \] (\d+) tests?\.$", re.MULTILINE)
 
 def run(folder: Path, *command: str | Path) -> str:
     """Return the output of a command in a guest that has an RDMA device."""
-    return guest.run(
+    return boot.run(
         "hbm",
         ["sh", LINK, *command],
         folder,
@@ -39,14 +40,14 @@ def run(folder: Path, *command: str | Path) -> str:
     ],
 )
 def test_native(program: str, tmp_path: Path) -> None:
-    passed = PASSED.search(run(tmp_path, guest.PROGRAMS / program))
+    passed = PASSED.search(run(tmp_path, boot.PROGRAMS / program))
     assert passed is not None and int(passed[1]) > 0
 
 
 def test_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Prints the figures; how fast an emulated machine is proves nothing, so none is required."""
     sizes = [64 << 10, 256 << 10, MIB]
-    output = run(tmp_path, "sh", SPEED, guest.PROGRAMS / "vm_verbs_speed", "8", *map(str, sizes))
+    output = run(tmp_path, "sh", SPEED, boot.PROGRAMS / "vm_verbs_speed", "8", *map(str, sizes))
     figures = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     with capsys.disabled():
         print(f"\n{output}")

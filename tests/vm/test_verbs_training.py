@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import guest
 import pytest
 
-pytestmark = [pytest.mark.vm, pytest.mark.full, pytest.mark.timeout(guest.LIMIT + 60)]
+from benchmarks.guest import boot
+
+pytestmark = [pytest.mark.vm, pytest.mark.full, pytest.mark.timeout(boot.LIMIT + 60)]
 
 HERE = Path(__file__).parent
 
 
 def run(folder: Path, program: str) -> str:
-    return guest.run(
+    return boot.run(
         "hbm",
         ["sh", HERE / "verbs_link.sh", sys.executable, HERE / program],
         folder,

@@ -1,4 +1,4 @@
-"""Reports, as report.cpp does, where tensors lie: the guest's half of test_torch_tensors.py."""
+"""Reports, as pages.cpp does, where tensors lie: the guest's half of test_torch_tensors.py."""
 
 from __future__ import annotations
 

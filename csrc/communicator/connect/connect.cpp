@@ -42,12 +42,17 @@ void bind_once(int local_rank, int local_size) {
   });
 }
 
-// Takes what this rank needs of its machine, before the others come to rely on it.
-void prepare(const GroupSetup& setup, GroupConnection& made) {
-  reduce_isa();
-  bind_mode();
+// Takes memory for the group, on the nodes closest to the CPU that this thread runs on.
+void take_memory(const GroupSetup& setup, GroupConnection& made) {
   made.staging = memory::process_staging(setup.policy, setup.staging_bytes);
   made.segment = memory::process_segment(setup.policy);
+}
+
+// Takes what this rank needs of its machine, before the others come to rely on it; but memory only
+// once it is bound, if it will be.
+void prepare(const GroupSetup& setup, GroupConnection& made) {
+  reduce_isa();
+  if (bind_mode() == memory::BindMode::kNone) take_memory(setup, made);
 }
 
 std::shared_ptr<mpi::Channel> make_channel(const GroupSetup& setup, const GroupConnection& made,
@@ -105,6 +110,7 @@ void join_all(const GroupSetup& setup, shm::NeighbourListener* listener, size_t 
   const int local_size = static_cast<int>(local.size());
   const auto local_rank = std::find(local.begin(), local.end(), setup.rank) - local.begin();
   bind_once(static_cast<int>(local_rank), local_size);
+  if (!made.segment) take_memory(setup, made);
   const Crowd crowd = crowd_of(local, made.rendezvous.members);
   count_group(local_size);
   made.crowded = crowd.crowded();

@@ -327,3 +327,22 @@ def test_every_rank_hears_of_one_that_cannot_take_part(fresh_pool: Pool) -> None
     other, wrong = fresh_pool.run(one_rank_cannot)
     assert "rank 1" in other and "cannot take part" in other and "sock" in other
     assert wrong.startswith("ValueError") and "sock" in wrong
+
+
+def bound_without_hbm(context: Context) -> str:
+    import torch_hbmcomm as hbmcomm
+
+    if hbmcomm.memory.available():
+        return "needs no high-bandwidth memory"
+    os.environ["HBMCOMM_BIND"] = "numa"
+    try:
+        dist.new_group(backend="hbm", pg_options=hbmcomm.Options(memory="bind"))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.ranks(2)
+def test_ranks_that_are_bound_hear_that_there_is_no_hbm(fresh_pool: Pool) -> None:
+    for message in fresh_pool.run(bound_without_hbm):
+        assert "high-bandwidth memory" in message, message

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 class Topology:
     """`cpu_nodes` nodes with CPUs and DDR, then as many of HBM alone: node N + cpu_nodes is N's.
 
+    Without `hbm_mib` there are no nodes of HBM; with `cache_mib` a cache of that size stands in
+    front of each node's DDR, as HBM does in cache mode (in hybrid mode there are both). QEMU names
+    the cache in the firmware's tables and has none: it changes no speed.
+
     The firmware's tables (HMAT, SLIT) say what memkind and the kernel go by: bandwidth, latency and
     distance from each node with CPUs to every node.
     """
@@ -17,6 +21,7 @@ class Topology:
     cpus_per_node: int
     ddr_mib: int  # of each node
     hbm_mib: int
+    cache_mib: int = 0
 
     def cpus(self, node: int) -> str:
         first = node * self.cpus_per_node
@@ -27,10 +32,10 @@ class Topology:
 
     @property
     def hbm_nodes(self) -> list[int]:
-        return [self.hbm_of(node) for node in range(self.cpu_nodes)]
+        return [self.hbm_of(node) for node in range(self.cpu_nodes)] if self.hbm_mib else []
 
     def arguments(self) -> list[str]:
-        nodes = range(2 * self.cpu_nodes)
+        nodes = range(self.cpu_nodes + len(self.hbm_nodes))
         total = self.cpu_nodes * (self.ddr_mib + self.hbm_mib)
         arguments = ["-machine", "q35,hmat=on", "-m", f"{total}M"]
         arguments += ["-smp", str(self.cpu_nodes * self.cpus_per_node)]
@@ -52,6 +57,10 @@ class Topology:
                 latency = 100 if near else 200
                 arguments += ["-numa", f"{to},data-type=access-latency,latency={latency}"]
                 arguments += ["-numa", f"{to},data-type=access-bandwidth,bandwidth={bandwidth}G"]
+        if self.cache_mib:
+            cache = f"size={self.cache_mib}M,level=1,associativity=direct,policy=write-back,line=64"
+            for node in range(self.cpu_nodes):
+                arguments += ["-numa", f"hmat-cache,node-id={node},{cache}"]
         return arguments
 
     def is_hbm(self, node: int) -> bool:
@@ -69,4 +78,6 @@ TOPOLOGIES = {
     "hbm": Topology(cpu_nodes=1, cpus_per_node=2, ddr_mib=768, hbm_mib=192),
     # Sub-NUMA clustering: one socket whose quarters have an HBM node each.
     "snc4": Topology(cpu_nodes=4, cpus_per_node=1, ddr_mib=256, hbm_mib=192),
+    "cache": Topology(cpu_nodes=1, cpus_per_node=2, ddr_mib=1024, hbm_mib=0, cache_mib=192),
+    "hybrid": Topology(cpu_nodes=1, cpus_per_node=2, ddr_mib=896, hbm_mib=128, cache_mib=64),
 }

@@ -1,4 +1,4 @@
-#include "report.h"
+#include "guest/pages.h"
 
 #include <unistd.h>
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel import INITRAMFS, VMLINUX
-from topology import TOPOLOGIES
+from benchmarks.guest.kernel import INITRAMFS, VMLINUX
+from benchmarks.guest.topology import TOPOLOGIES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAMS = REPOSITORY / "build" / str(sys.implementation.cache_tag)  # where setup.py compiles

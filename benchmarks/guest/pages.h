@@ -1,4 +1,4 @@
-// A program's report to report.py on the memory it took.
+// A program's report to pages.py on the memory it took.
 #pragma once
 
 #include <cstddef>

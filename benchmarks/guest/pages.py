@@ -1,4 +1,4 @@
-"""The output of report.cpp: blocks of memory, and where the kernel says that their pages are."""
+"""The output of pages.cpp: blocks of memory, and where the kernel says that their pages are."""
 
 from __future__ import annotations
 

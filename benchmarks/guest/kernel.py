@@ -22,7 +22,7 @@ INITRAMFS = FOLDER / "initramfs"
 
 # Debian's name, then Ubuntu's.
 PACKAGES = ("linux-image-amd64", "linux-image-generic")
-# The modules that guest.run() may ask for. modprobe does not know that rdma_rxe needs
+# The modules that boot.run() may ask for. modprobe does not know that rdma_rxe needs
 # crc32_generic.
 MODULES = {
     "base": ("virtio_pci", "9pnet_virtio", "9p", "overlay"),

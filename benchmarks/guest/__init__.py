@@ -1,0 +1,1 @@
+"""Virtual machines that have high-bandwidth memory, and what runs in them."""

@@ -1,0 +1,214 @@
+// One rank of a group, which says where memory lies that collectives use: "guest_collectives
+// DIRECTORY RANK SIZE LIBRARIES POLICY BYTES". Ranks are processes that meet by files in the
+// directory; MPI's library is looked for in LIBRARIES. A broadcast, a gather and an allreduce of
+// float32, of BYTES, run within the node on a tensor of the rank's segment and on plain memory, and
+// over MPI on plain memory. For each it reports (pages.h), by names as "allreduce rank 0 tensor":
+//
+//   tensor   the tensor of the segment
+//   segment  all of the segment: the tensor, and the slots that plain memory goes through
+//   mpi      the buffers that were handed to MPI
+//
+// HBMCOMM_BIND binds the ranks. The program is linked with Comm::isend() and Comm::irecv() wrapped
+// (CMakeLists.txt): what hbm calls notes each buffer and passes the call on.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "communicator/connect/connect.h"
+#include "communicator/mpi/communicator.h"
+#include "communicator/mpi/library.h"
+#include "file_store.h"
+#include "guest/pages.h"
+#include "memory/policy.h"
+#include "memory/segment.h"
+#include "progress/operation_queue.h"
+
+namespace hbm::mpi {
+namespace {
+
+std::mutex mutex;                      // guards `handed`
+std::map<const void*, size_t> handed;  // address -> bytes, the most of all calls
+
+void note(const void* data, size_t bytes) {
+  const std::lock_guard lock(mutex);
+  size_t& most = handed[data];
+  most = std::max(most, bytes);
+}
+
+}  // namespace
+
+// The linker's names for the functions and for their stand-ins.
+extern "C" {
+Request __real__ZN3hbm3mpi4Comm5isendEPKvmii(Comm* comm, const void* data, size_t bytes, int peer,
+                                             int tag);
+Request __real__ZN3hbm3mpi4Comm5irecvEPvmii(Comm* comm, void* data, size_t bytes, int peer,
+                                            int tag);
+
+Request __wrap__ZN3hbm3mpi4Comm5isendEPKvmii(Comm* comm, const void* data, size_t bytes, int peer,
+                                             int tag) {
+  note(data, bytes);
+  return __real__ZN3hbm3mpi4Comm5isendEPKvmii(comm, data, bytes, peer, tag);
+}
+
+Request __wrap__ZN3hbm3mpi4Comm5irecvEPvmii(Comm* comm, void* data, size_t bytes, int peer,
+                                            int tag) {
+  note(data, bytes);
+  return __real__ZN3hbm3mpi4Comm5irecvEPvmii(comm, data, bytes, peer, tag);
+}
+}
+
+}  // namespace hbm::mpi
+
+namespace hbm::bench {
+namespace {
+
+constexpr std::chrono::minutes kPatience{5};
+constexpr uint64_t kStagingBytes = 64 << 20;
+constexpr int kRoot = 0;
+
+struct GuestRank {
+  std::filesystem::path directory;
+  int rank;
+  int size;
+  memory::Policy policy;
+};
+
+// A process group without PyTorch: what it connects, and the queue of its collectives.
+class GuestGroup {
+ public:
+  // `node`: HBMCOMM_NODE.
+  GuestGroup(const GuestRank& of, const std::string& node)
+      : connection_(connect_as(of, node)),
+        queue_(OperationQueue::create(
+            OperationQueue::Order::kOrdered, connection_.crowded,
+            {{},
+             {},
+             {},
+             [made = connection_.communicator] { made->wake(); },
+             [](const std::vector<int>&) { return std::string("missing ranks"); }})) {}
+  ~GuestGroup() { queue_->stop(); }
+  GuestGroup(const GuestGroup&) = delete;
+  GuestGroup& operator=(const GuestGroup&) = delete;
+
+  Communicator& communicator() const { return *connection_.communicator; }
+  memory::SharedSegment& segment() const { return *connection_.segment; }
+
+  // Throws the operation's error.
+  void run(OperationPtr operation) {
+    const auto ticket = queue_->enqueue(std::move(operation), kPatience, {});
+    queue_->launch(ticket, Mode::kSync);
+    if (ticket->error()) std::rethrow_exception(ticket->error());
+  }
+
+  uint64_t next() { return ++sequence_; }
+
+ private:
+  static GroupConnection connect_as(const GuestRank& of, const std::string& node) {
+    setenv("HBMCOMM_NODE", node.c_str(), 1);
+    GroupSetup setup;
+    std::filesystem::create_directories(of.directory / node);
+    setup.store = std::make_shared<FileStore>(of.directory / node);
+    setup.job_store = std::make_shared<FileStore>(of.directory);
+    setup.heartbeat = kPatience;
+    setup.rank = of.rank;
+    setup.size = of.size;
+    setup.group = "the group of " + node;
+    setup.deadline = std::chrono::steady_clock::now() + kPatience;
+    setup.version = "guest";
+    setup.policy = of.policy;
+    setup.staging_bytes = kStagingBytes;
+    return connect(setup);
+  }
+
+  const GroupConnection connection_;
+  const std::shared_ptr<OperationQueue> queue_;
+  uint64_t sequence_ = 0;
+};
+
+// Runs a collective on `data`, rank r's elements being r + 1, and checks what the root has then.
+void run_collective(const std::string& name, const GuestRank& of, GuestGroup& group,
+                    std::span<float> data) {
+  std::ranges::fill(data, static_cast<float>(of.rank + 1));
+  Communicator& communicator = group.communicator();
+  const size_t share = data.size() / static_cast<size_t>(of.size);
+  const auto own = static_cast<size_t>(of.rank) * share;
+  if (name == "broadcast") {
+    group.run(
+        communicator.broadcast(group.next(), data.data(), data.size(), Dtype::kFloat32, kRoot));
+  } else if (name == "gather") {
+    std::vector<Sink> parts;
+    for (size_t at = 0; of.rank == kRoot && at < data.size(); at += share) {
+      parts.push_back({data.data() + at, share});
+    }
+    group.run(communicator.gather(group.next(), {data.data() + own, share}, parts, Dtype::kFloat32,
+                                  kRoot));
+  } else {
+    group.run(communicator.allreduce(group.next(), data.data(), data.data(), data.size(),
+                                     Dtype::kFloat32, ReduceOp::kSum));
+  }
+  if (of.rank != kRoot) return;
+  for (size_t i = 0; i < data.size(); ++i) {
+    const size_t expected = name == "broadcast" ? 1
+                            : name == "gather"  ? i / share + 1
+                                                : static_cast<size_t>(of.size * (of.size + 1) / 2);
+    if (data[i] != static_cast<float>(expected)) {
+      throw Error(ErrorKind::kMismatch,
+                  "element " + std::to_string(i) + " of the " + name + " is wrong");
+    }
+  }
+}
+
+void report_collectives(const GuestRank& of, size_t bytes) {
+  GuestGroup within(of, "shm");
+  GuestGroup over(of, "mpi");
+  std::vector<float> plain(bytes / sizeof(float));
+  for (const std::string name : {"broadcast", "gather", "allreduce"}) {
+    const std::string who = name + " rank " + std::to_string(of.rank) + " ";
+    auto* const tensor = static_cast<float*>(within.segment().allocate(bytes));
+    run_collective(name, of, within, {tensor, plain.size()});
+    run_collective(name, of, within, plain);
+    report(who + "tensor", {{tensor, bytes}}, "");
+    report(who + "segment", {{within.segment().base(), within.segment().size()}}, "");
+    within.segment().free(tensor);
+
+    mpi::handed.clear();
+    run_collective(name, of, over, plain);
+    over.run(over.communicator().barrier(over.next()));
+    std::vector<Block> blocks;
+    for (const auto& [data, most] : mpi::handed) blocks.push_back({data, most});
+    report(who + "mpi", blocks, "");
+  }
+  within.run(within.communicator().barrier(within.next()));
+}
+
+}  // namespace
+}  // namespace hbm::bench
+
+int main(int argc, char** argv) {
+  using namespace hbm;
+  if (argc != 7) {
+    std::fprintf(stderr, "guest_collectives DIRECTORY RANK SIZE LIBRARIES POLICY BYTES\n");
+    return 2;
+  }
+  try {
+    mpi::set_search_path({argv[4]});
+    bench::report_collectives(
+        {argv[1], std::stoi(argv[2]), std::stoi(argv[3]), memory::parse_policy(argv[5])},
+        std::stoul(argv[6]));
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "rank %s: %s\n", argv[2], error.what());
+    return 1;
+  }
+  return 0;
+}
