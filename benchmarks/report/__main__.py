@@ -19,7 +19,7 @@ from benchmarks.report.images import IMAGES
 from benchmarks.report.memory_box import ASYNC_SGD, CLIENTS
 from benchmarks.report.messages import MESSAGES_OVER_CONNECTIONS
 from benchmarks.report.nodes import NODES
-from benchmarks.report.placement import PLACEMENT
+from benchmarks.report.placement import MEMORY_MODES, MEMORY_SPEED, PLACEMENT
 from benchmarks.report.processes import PROCESSES
 from benchmarks.report.scaling import SCALING
 from torch_hbmcomm.bench.result import Result
@@ -29,6 +29,8 @@ EXPERIMENTS = {
     for one in (
         PROCESSES,
         PLACEMENT,
+        MEMORY_MODES,
+        MEMORY_SPEED,
         CONTAINERS,
         CLIENTS,
         ASYNC_SGD,

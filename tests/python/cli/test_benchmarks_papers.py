@@ -21,7 +21,7 @@ from benchmarks.report.dropping import TRAINING
 from benchmarks.report.experiment import Label
 from benchmarks.report.images import IMAGES
 from benchmarks.report.messages import MESSAGES_OVER_CONNECTIONS, crossover
-from benchmarks.report.placement import PLACEMENT
+from benchmarks.report.placement import MEMORY_SPEED
 from benchmarks.report.processes import PROCESSES
 from torch_hbmcomm.bench.result import Measurement, Result
 
@@ -44,7 +44,7 @@ def written(file: Path, app: Any, *arguments: str) -> dict[str, Any]:
 def test_the_committed_page_is_what_the_committed_json_says() -> None:
     drawn = page.markdown(contents(PAPERS), {}, quick=False)
     assert (PAPERS / "report.md").read_text() == drawn, (
-        "draw it anew: python -m benchmarks.report --full --only placement --folder "
+        "draw it anew: python -m benchmarks.report --full --only memory-speed --folder "
         "benchmarks/papers"
     )
 
@@ -58,9 +58,9 @@ def test_the_committed_json_belongs_to_runs() -> None:
 
 def test_what_cannot_be_measured_stands_on_the_page_with_the_reason(tmp_path: Path) -> None:
     text = page.markdown(contents(tmp_path), {}, quick=True)
-    assert f"## {PLACEMENT.name}" in text
+    assert f"## {MEMORY_SPEED.name}" in text
     assert "**Not measurable here.**" in text
-    assert "| Fig. 11, Table 6: SNC-4 on the host |" in text
+    assert "| Fig. 11, Tables 6 and 7 |" in text
     for experiment in EXPERIMENTS.values():
         assert bool(experiment.runs) != (experiment.label is Label.NOT_MEASURABLE)
 
@@ -71,7 +71,7 @@ def test_what_nobody_has_measured_yet_stands_at_the_end(tmp_path: Path) -> None:
     for experiment in EXPERIMENTS.values():
         command = f"`python -m benchmarks.report --full --only {experiment.name}`"
         assert (command in end) == bool(experiment.runs)
-    assert "yet" not in page.markdown([(PLACEMENT, {})], {}, quick=False)
+    assert "yet" not in page.markdown([(MEMORY_SPEED, {})], {}, quick=False)
 
 
 def test_runs_that_nobody_has_measured_stand_below_those_that_are_there() -> None:
