@@ -4,6 +4,7 @@
 #pragma once
 
 #include <c10/core/Stream.h>
+#include <c10/util/Exception.h>
 #include <torch/headeronly/version.h>
 
 #include <cstdint>
@@ -34,11 +35,16 @@ inline constexpr auto kAllgatherCoalesced = c10d::OpType::COALESCED;
 #endif
 
 // Whether what is queued on `stream` is recorded for a graph instead of done. A release without
-// DeviceGuardImplInterface::isStreamCapturing() does not tell.
+// DeviceGuardImplInterface::isStreamCapturing() does not tell, and 2.12's throws for a device that
+// does not implement it.
 template <class Guard>
 bool capturing(const Guard& guard, const c10::Stream& stream) {
   if constexpr (requires { guard.isStreamCapturing(stream); }) {
-    return guard.isStreamCapturing(stream);
+    try {
+      return guard.isStreamCapturing(stream);
+    } catch (const c10::Error&) {
+      return false;
+    }
   }
   return false;
 }

@@ -18,6 +18,7 @@ namespace {
 
 std::atomic<bool> lost{false};
 std::atomic<bool> pins{true};
+std::atomic<bool> tells_of_captures{true};
 
 c10::Device device_at(c10::DeviceIndex index) { return {c10::kPrivateUse1, index}; }
 
@@ -74,7 +75,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeStream(const c10::Stream& stream) const override { synchronize(stream); }
   void synchronizeDevice(c10::DeviceIndex device) const override { synchronize(device); }
   // Without `override`: older releases of PyTorch have no such question.
-  bool isStreamCapturing(const c10::Stream& stream) const { return is_capturing(stream); }
+  bool isStreamCapturing(const c10::Stream& stream) const {
+    TORCH_CHECK(tells_of_captures, "the test accelerator does not tell of captures");
+    return is_capturing(stream);
+  }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
     record_use(data.get(), stream);
   }
@@ -145,6 +149,7 @@ PYBIND11_MODULE(late_accelerator, module) {
   module.def("copies", &copies);
   module.def("allow_copies", &allow_copies);
   module.def("set_capturing", [](bool capturing) { set_capturing(current(), capturing); });
+  module.def("tell_of_captures", [](bool tell) { tells_of_captures = tell; });
   module.def("lose", [] { lost = true; });
   module.def("fail_pinned", &fail_pinned);
   // As a device that cannot pin memory: before the first operation on one.

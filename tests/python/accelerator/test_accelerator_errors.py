@@ -64,6 +64,20 @@ def test_graph_capture(late_pool: Pool) -> None:
     late_pool.run(check_capture)
 
 
+def check_untold_capture(context: Context) -> None:
+    """PyTorch 2.12 raises for a device that does not say whether a stream records a graph."""
+    late = accelerator.load()
+    late.tell_of_captures(False)
+    tensor = torch.ones(4, device=context.device)
+    dist.all_reduce(tensor)
+    late.tell_of_captures(True)
+    assert tensor.cpu().tolist() == [context.size] * 4
+
+
+def test_device_that_does_not_tell_of_captures(late_pool: Pool) -> None:
+    late_pool.run(check_untold_capture)
+
+
 def check_no_pinned_memory(context: Context) -> None:
     late = accelerator.load()
     for count in (4, 3_000_001):  # alone, and in the segment
