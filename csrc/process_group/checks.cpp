@@ -10,15 +10,18 @@
 
 namespace hbm {
 
+void check_device(const at::Tensor& tensor, const char* argument) {
+  if (tensor.is_cpu() || at::isAccelerator(tensor.device().type())) return;
+  throw Error(ErrorKind::kInvalid, std::string(argument) + " is on device " +
+                                       tensor.device().str() +
+                                       "; hbm takes tensors on the CPU or an accelerator");
+}
+
 void check_tensor(const at::Tensor& tensor, const char* argument) {
   if (!tensor.defined()) {
     throw Error(ErrorKind::kInvalid, std::string(argument) + " is not a tensor");
   }
-  if (!tensor.is_cpu() && !at::isAccelerator(tensor.device().type())) {
-    throw Error(ErrorKind::kInvalid, std::string(argument) + " is on device " +
-                                         tensor.device().str() +
-                                         "; hbm takes tensors on the CPU or an accelerator");
-  }
+  check_device(tensor, argument);
   if (tensor.layout() != at::kStrided) {
     throw Error(ErrorKind::kInvalid,
                 std::string(argument) +

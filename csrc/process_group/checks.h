@@ -10,6 +10,9 @@
 
 namespace hbm {
 
+// `tensor` is on the CPU or an accelerator; `argument` names it.
+void check_device(const at::Tensor& tensor, const char* argument);
+
 // `tensor` is dense, on the CPU or an accelerator; `argument` names it.
 void check_tensor(const at::Tensor& tensor, const char* argument);
 

@@ -95,7 +95,13 @@ DeviceResult::AddressRange DeviceResult::memory_of(const at::Tensor& tensor) {
 }
 
 void DeviceResult::block_current_stream() const {
-  if (event_) event_->block(c10::impl::VirtualGuardImpl(device().type()).getStream(device()));
+  if (!event_) return;
+  const c10::impl::VirtualGuardImpl guard(device().type());
+  const c10::Stream current = guard.getStream(device());
+  event_->block(current);
+  for (const at::Tensor& tensor : allocated_) {
+    guard.recordDataPtrOnStream(tensor.storage().data_ptr(), current);
+  }
 }
 
 void DeviceResult::block_after_error() const noexcept {
@@ -130,10 +136,19 @@ DeviceTransfer::DeviceTransfer(std::shared_ptr<DeviceStreams> streams, Copies to
       to_host_(std::move(to_host)),
       to_device_(std::move(to_device)) {}
 
+DeviceTransfer::DeviceTransfer(std::shared_ptr<DeviceStreams> streams, MakeCopies to_host,
+                               MakeCopies to_device)
+    : streams_(std::move(streams)),
+      result_(std::make_shared<DeviceResult>(streams_->to_device(), Copies())),
+      reads_(true),
+      issued_(streams_->record(streams_->current())),
+      make_to_host_(std::move(to_host)),
+      make_to_device_(std::move(to_device)) {}
+
 void DeviceTransfer::free_left() { LeftTwins::of_process().free_unused(); }
 
 void DeviceTransfer::issue() {
-  if (streams_->is_result_read_by(to_host_, result_)) return;
+  if (make_to_host_ || streams_->is_result_read_by(to_host_, result_)) return;
   started_ = true;
   try {
     copy_to_host();
@@ -144,6 +159,7 @@ void DeviceTransfer::issue() {
 
 void DeviceTransfer::start_to_host() {
   if (std::exchange(started_, true)) return;
+  if (make_to_host_) to_host_ = make_to_host_();
   streams_->record(streams_->to_device()).block(streams_->to_host());
   copy_to_host();
 }
@@ -172,6 +188,10 @@ void DeviceTransfer::prepare(size_t index) const {
 
 void DeviceTransfer::start_to_device(size_t index) {
   const size_t last = chunks_.number() - 1;
+  if (make_to_device_) {
+    to_device_ = make_to_device_();
+    for (const auto& [tensor, twin] : to_device_) result_->allocated_.push_back(tensor);
+  }
   if (!to_device_.empty()) {
     const c10::Stream stream = streams_->to_device();
     if (index == 0) {

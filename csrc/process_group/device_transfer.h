@@ -12,6 +12,9 @@
 // device when its operation is done, so that the bus carries both directions while the ranks
 // reduce. A tensor with gaps is copied whole, with the first chunk, and back with the last.
 //
+// A sparse tensor's copies are known when its operation begins and ends
+// (process_group/sparse_twin.h), so they are made then, in one chunk.
+//
 // The host never waits for the device in any of it. Memory: the device's allocator is told of the
 // streams that use a tensor's memory; a twin is kept until no copy can read or write it, however
 // the operation ended.
@@ -39,6 +42,7 @@ namespace hbm {
 
 // Copies; the first of each pair is what is written.
 using Copies = std::vector<std::pair<at::Tensor, at::Tensor>>;
+using MakeCopies = std::function<Copies()>;
 
 // The results that an operation leaves on the device.
 class DeviceResult {
@@ -49,7 +53,8 @@ class DeviceResult {
   c10::Stream stream() const noexcept { return stream_; }
   c10::Device device() const noexcept { return stream_.device(); }
 
-  // Makes the calling thread's current stream wait for it. REQUIRES: the operation is done.
+  // Makes the calling thread's current stream wait for it, and keeps memory that the operation
+  // allocated until that stream is done with it. REQUIRES: the operation is done.
   void block_current_stream() const;
 
   // The same for an operation that has failed, whose first chunks may be on their way.
@@ -73,7 +78,8 @@ class DeviceResult {
   const c10::Stream stream_;
   std::vector<AddressRange> written_;
   std::optional<c10::Event> event_;  // behind the copies to the device; none: there are none
-  std::atomic<bool> ended_{false};   // release in end(), after event_; acquire in finished()
+  std::vector<at::Tensor> allocated_;
+  std::atomic<bool> ended_{false};  // release in end(), after event_; acquire in finished()
 };
 
 class DeviceTransfer {
@@ -85,6 +91,9 @@ class DeviceTransfer {
   // when it has arrived.
   DeviceTransfer(std::shared_ptr<DeviceStreams> streams, Copies to_host, Copies to_device,
                  Prepare prepare, Chunks chunks);
+  // Asks for the copies to the host when the operation begins, and for those to the device, into
+  // tensors that were allocated for them on that stream, when it is done.
+  DeviceTransfer(std::shared_ptr<DeviceStreams> streams, MakeCopies to_host, MakeCopies to_device);
   ~DeviceTransfer() { let_go(); }
 
   // Frees the twins of earlier transfers that no copy uses any more: before new ones are taken.
@@ -99,7 +108,8 @@ class DeviceTransfer {
   const Chunks& chunks() const noexcept { return chunks_; }
 
   // Takes its place among the collectives of the group, in the order of issue. The copies to the
-  // host start now, unless an earlier collective is yet to write what they read.
+  // host start now, unless they are not known yet or an earlier collective is yet to write what
+  // they read.
   void issue();
 
   // Queues the copies to the host, behind the results that the group has queued so far; does
@@ -130,7 +140,9 @@ class DeviceTransfer {
   const bool reads_;
   const Prepare prepare_;
   const Chunks chunks_;
-  const c10::Event issued_;  // of the caller's stream
+  const c10::Event issued_;        // of the caller's stream
+  const MakeCopies make_to_host_;  // null: known from the start
+  const MakeCopies make_to_device_;
   Copies to_host_;
   Copies to_device_;
   bool started_ = false;               // the copies to the host

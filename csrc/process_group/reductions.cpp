@@ -120,12 +120,23 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_sparse(
     std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts) {
   return translated([&]() -> c10::intrusive_ptr<c10d::Work> {
     check_sparse(tensors, opts.reduceOp);
+    const at::Tensor& tensor = tensors.front();
+    StagedTensors staged = stage(tensor, "all_reduce");
+    const auto twin = staged.sparse(tensor);
+    const auto own = [tensor, twin] { return twin ? twin->coalesced() : tensor.coalesce(); };
+    const auto take = [tensor, twin](const at::Tensor& sum) {
+      if (twin) {
+        twin->set_sum(sum);
+      } else {
+        tensor.copy_(sum);
+      }
+    };
     return run({OpType::_ALLREDUCE_SPARSE, "hbm:all_reduce_sparse", tensors, tensors, opts.timeout,
                 opts.asyncOp},
-               StagedTensors(), {},
-               [communicator = connection_.communicator, size = size_, tensor = tensors.front()](
+               std::move(staged), {},
+               [=, communicator = connection_.communicator, size = size_](
                    const OperationNumber& sequence, ElementRange /*all*/) {
-                 return make_sparse_allreduce(communicator, size, sequence.number, tensor);
+                 return make_sparse_allreduce(communicator, size, sequence.number, own, take);
                });
   });
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "process_group/checks.h"
 #include "process_group/types.h"
 
 namespace hbm {
@@ -17,17 +18,18 @@ namespace {
 class SparseAllreduce final : public Operation {
  public:
   SparseAllreduce(std::shared_ptr<Communicator> communicator, int ranks, uint64_t sequence,
-                  at::Tensor tensor)
+                  std::function<at::Tensor()> own, std::function<void(const at::Tensor&)> take)
       : communicator_(std::move(communicator)),
         sequence_(sequence),
-        tensor_(std::move(tensor)),
+        own_(std::move(own)),
+        take_(std::move(take)),
         counts_(static_cast<size_t>(ranks), 0) {}
 
   void begin() override {
     const at::AutoDispatchBelowADInplaceOrView plain;
-    const at::Tensor own = tensor_.coalesce();
-    indices_ = own.indices().contiguous();
-    values_ = own.values().contiguous();
+    tensor_ = own_();
+    indices_ = tensor_.indices().contiguous();
+    values_ = tensor_.values().contiguous();
     own_count_ = indices_.size(1);
     std::vector<Sink> sinks;
     for (int64_t& count : counts_) sinks.push_back({&count, 1});
@@ -99,12 +101,14 @@ class SparseAllreduce final : public Operation {
     };
     at::Tensor sum = sparse(0);
     for (size_t r = 1; r < counts_.size(); ++r) sum = at::add(sum, sparse(r)).coalesce();
-    tensor_.copy_(sum.coalesce());
+    take_(sum.coalesce());
   }
 
   const std::shared_ptr<Communicator> communicator_;
   const uint64_t sequence_;
-  const at::Tensor tensor_;
+  const std::function<at::Tensor()> own_;
+  const std::function<void(const at::Tensor&)> take_;
+  at::Tensor tensor_;
   at::Tensor indices_;
   at::Tensor values_;
   at::Tensor sent_;  // of the stage that runs
@@ -122,11 +126,7 @@ void check_sparse(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& 
   if (tensors.size() != 1 || !tensors.front().is_sparse()) {
     throw Error(ErrorKind::kInvalid, "all_reduce of sparse tensors takes one sparse COO tensor");
   }
-  if (!tensors.front().device().is_cpu()) {
-    throw Error(ErrorKind::kInvalid, "all_reduce: the sparse tensor is on device " +
-                                         tensors.front().device().str() +
-                                         "; hbm takes sparse tensors on the CPU only");
-  }
+  check_device(tensors.front(), "all_reduce: the sparse tensor");
   if (op.op_ != c10d::ReduceOp::SUM) {
     throw Error(ErrorKind::kUnsupported,
                 std::string("all_reduce of a sparse tensor with ") +
@@ -136,8 +136,10 @@ void check_sparse(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& 
 }
 
 OperationPtr make_sparse_allreduce(std::shared_ptr<Communicator> communicator, int ranks,
-                                   uint64_t sequence, const at::Tensor& tensor) {
-  return std::make_unique<SparseAllreduce>(std::move(communicator), ranks, sequence, tensor);
+                                   uint64_t sequence, std::function<at::Tensor()> own,
+                                   std::function<void(const at::Tensor& sum)> take) {
+  return std::make_unique<SparseAllreduce>(std::move(communicator), ranks, sequence, std::move(own),
+                                           std::move(take));
 }
 
 }  // namespace hbm

@@ -1,9 +1,10 @@
 // allreduce of sparse COO tensors: every rank gets every rank's indices and values, and adds them
-// up in rank order.
+// up in rank order, on the host.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
@@ -12,11 +13,14 @@
 
 namespace hbm {
 
-// One sparse COO CPU tensor, and SUM. Throws Error(kInvalid) or Error(kUnsupported).
+// One sparse COO tensor, on the CPU or an accelerator, and SUM. Throws Error(kInvalid) or
+// Error(kUnsupported).
 void check_sparse(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op);
 
-// `tensor` becomes the coalesced sum. Ranks may have different numbers of indices.
+// Calls `own` at the beginning for this rank's coalesced tensor on the host, and `take` at the end
+// with the coalesced sum. Ranks may have different numbers of indices.
 OperationPtr make_sparse_allreduce(std::shared_ptr<Communicator> communicator, int ranks,
-                                   uint64_t sequence, const at::Tensor& tensor);
+                                   uint64_t sequence, std::function<at::Tensor()> own,
+                                   std::function<void(const at::Tensor& sum)> take);
 
 }  // namespace hbm

@@ -102,6 +102,11 @@ Sink StagedTensors::packed(const std::vector<at::Tensor>& tensors, double factor
   return {whole.mutable_data_ptr(), static_cast<size_t>(count)};
 }
 
+std::shared_ptr<SparseTwin> StagedTensors::sparse(const at::Tensor& tensor) {
+  if (streams_) sparse_ = std::make_shared<SparseTwin>(keep(tensor), streams_);
+  return sparse_;
+}
+
 std::vector<Source> StagedTensors::inputs(const std::vector<at::Tensor>& tensors) {
   std::vector<Source> sources;
   for (const at::Tensor& tensor : tensors) sources.push_back(input(tensor));
@@ -129,6 +134,11 @@ DeviceTransfer::Prepare StagedTensors::take_scalings() {
 
 std::shared_ptr<DeviceTransfer> StagedTensors::take_transfer(const EqualStreams& streams) {
   if (!streams_) return nullptr;
+  if (sparse_) {
+    return std::make_shared<DeviceTransfer>(
+        streams_, [twin = sparse_] { return twin->to_host(); },
+        [twin = sparse_] { return twin->to_device(); });
+  }
   const Copies& copies = copies_in_.empty() ? copies_out_ : copies_in_;
   const size_t element = copies.empty() ? 1 : copies.front().first.itemsize();
   return std::make_shared<DeviceTransfer>(streams_, std::exchange(copies_in_, {}),

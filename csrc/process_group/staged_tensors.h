@@ -16,6 +16,7 @@
 #include "communicator/communicator.h"
 #include "process_group/device_streams.h"
 #include "process_group/device_transfer.h"
+#include "process_group/sparse_twin.h"
 #include "progress/operation_queue.h"
 
 namespace hbm {
@@ -43,6 +44,10 @@ class StagedTensors {
   Source input_times(const at::Tensor& tensor, double factor);
   Sink in_place_times(const at::Tensor& tensor, double factor);
 
+  // Returns the twin of a sparse tensor, the operation's only one, on a device; null for one on the
+  // host.
+  std::shared_ptr<SparseTwin> sparse(const at::Tensor& tensor);
+
   // Makes the copies between the device and the twins; null for tensors on the host. Called once,
   // before take_frame(), which then leaves them out. REQUIRES: each tensor holds whole `streams` if
   // these are equal.
@@ -67,6 +72,7 @@ class StagedTensors {
   Copies copies_in_;
   Copies copies_out_;
   std::vector<Scaling> scalings_;
+  std::shared_ptr<SparseTwin> sparse_;
 };
 
 // Returns the streams of `parts`, one for each rank, which may be cut if all are as long as `own`.

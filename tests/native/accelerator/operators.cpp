@@ -3,9 +3,18 @@
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/CPUFallback.h>
+#include <ATen/ops/_indices_native.h>
+#include <ATen/ops/_nnz_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/_sparse_coo_tensor_with_dims_and_tensors_native.h>
+#include <ATen/ops/_values_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/dense_dim_native.h>
+#include <ATen/ops/indices_native.h>
+#include <ATen/ops/is_coalesced_native.h>
+#include <ATen/ops/sparse_dim_native.h>
 #include <ATen/ops/unfold_native.h>
+#include <ATen/ops/values_native.h>
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
@@ -169,6 +178,20 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("zero_", &zero);
   library.impl("mul_.Tensor", &multiply);
   library.impl("record_stream", &record_stream);
+}
+
+// Sparse tensors are made and looked into; nothing is computed with them.
+TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, library) {
+  library.impl("_sparse_coo_tensor_with_dims_and_tensors",
+               &at::native::new_with_dims_and_tensor_sparse_symint);
+  library.impl("_indices", &at::native::_indices_sparse);
+  library.impl("_values", &at::native::_values_sparse);
+  library.impl("indices", &at::native::indices_sparse);
+  library.impl("values", &at::native::values_sparse);
+  library.impl("_nnz", &at::native::_nnz_sparse);
+  library.impl("sparse_dim", &at::native::sparse_dim_sparse);
+  library.impl("dense_dim", &at::native::dense_dim_sparse);
+  library.impl("is_coalesced", &at::native::is_coalesced_sparse);
 }
 
 }  // namespace
