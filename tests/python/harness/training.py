@@ -83,8 +83,11 @@ def mesh_of(group: dist.ProcessGroup, device: str = "cpu") -> DeviceMesh:
 def sharded(
     group: dist.ProcessGroup, model: nn.Module, device: str = "cpu", **options: Any
 ) -> nn.Module:
+    return fully_sharded(mesh_of(group, device), model, **options)
+
+
+def fully_sharded(mesh: DeviceMesh, model: nn.Module, **options: Any) -> nn.Module:
     """Shard each layer, and the model, by FSDP2."""
-    mesh = mesh_of(group, device)
     for layer in list(model.children()):
         fully_shard(layer, mesh=mesh, **options)
     fully_shard(model, mesh=mesh, **options)
