@@ -16,12 +16,15 @@
 #include <vector>
 
 #include "memory/policy.h"
+#include "memory/segment_front.h"
 
 namespace hbm::memory {
 
+// Where a block goes back to: one of the three.
 struct FreeBlock {
-  memkind_t kind = nullptr;  // null for a mapping of the block's own,
-  size_t mapped_bytes = 0;   // of this size
+  memkind_t kind = nullptr;
+  SegmentFront* front = nullptr;
+  size_t mapped_bytes = 0;  // of a mapping of its own
 
   void operator()(void* block) const noexcept;
 };

@@ -39,30 +39,50 @@ std::shared_ptr<SharedSegment> SharedSegment::create(Policy policy, uint64_t siz
 SharedSegment::SharedSegment(Policy policy, uint64_t size_bytes)
     : policy_(policy),
       nodes_(hbm_nodes(policy)),
-      memory_(std::string("hbmcomm-") + policy_name(policy), size_bytes) {
+      memory_(std::string("hbmcomm-") + policy_name(policy), size_bytes),
+      front_(memory_.base(), memory_.size()) {
   place_on(nodes_, policy, memory_.base(), memory_.size());
-  const int code = memkind_create_fixed(memory_.base(), memory_.size(), &heap_);
+}
+
+SharedSegment::~SharedSegment() {
+  if (heap_ != nullptr && !fork_.in_child()) memkind_destroy_kind(heap_);
+}
+
+memkind_t SharedSegment::heap() {
+  const std::lock_guard lock(heap_mutex_);
+  if (heap_ != nullptr) return heap_;
+  const int code =
+      memkind_create_fixed(memory_.base() + front_.size(), memory_.size() - front_.size(), &heap_);
   if (code != MEMKIND_SUCCESS) {
+    heap_ = nullptr;
     throw Error(ErrorKind::kUnavailable,
                 "memkind cannot make a heap in a segment: " + memkind_message(code) +
                     "; a smaller MEMKIND_ARENA_NUM_PER_KIND may help");
   }
-}
-
-SharedSegment::~SharedSegment() {
-  if (!fork_.in_child()) memkind_destroy_kind(heap_);
+  return heap_;
 }
 
 void* SharedSegment::allocate(size_t bytes) {
   fork_.require_owner("allocate from its parent's segment");
   bytes = std::max<size_t>(bytes, 1);
-  OwnedBlock block = take_block(heap_, bytes);
+  OwnedBlock block = take_block(heap(), bytes);
   if (!block) {
     throw Error(ErrorKind::kExhausted,
                 cannot_allocate(bytes, policy_) + ": the segment of " + std::to_string(size()) +
                     " bytes has no gap of that size, and " +
                     std::to_string(ledger_.usage().in_use_bytes) + " bytes are in use");
   }
+  return hand_out(std::move(block), bytes);
+}
+
+void* SharedSegment::allocate_in_front(size_t bytes) {
+  fork_.require_owner("allocate from its parent's segment");
+  bytes = std::max<size_t>(bytes, 1);
+  OwnedBlock block(front_.take(bytes), {.front = &front_});
+  return block ? hand_out(std::move(block), bytes) : allocate(bytes);
+}
+
+void* SharedSegment::hand_out(OwnedBlock block, size_t bytes) {
   const uint64_t hbm = take_room(block.get(), bytes, policy_, nodes_);
   return ledger_.enter(std::move(block), {.hbm_bytes = hbm, .ddr_bytes = bytes - hbm},
                        /*spilled=*/!nodes_.empty() && hbm < bytes);
@@ -72,7 +92,7 @@ void SharedSegment::free(void* block) noexcept {
   if (block == nullptr || fork_.in_child()) return;
   const auto struck = ledger_.strike(block);
   if (!struck) return;
-  // Done before memkind can hand the block to someone else.
+  // Done before the block can be handed to someone else.
   const uint64_t bytes = struck->bytes.total();
   if (bytes >= kGivenBackBytes && madvise(block, bytes, MADV_REMOVE) != 0) {
     log::error(std::string("a segment cannot give memory back to the kernel: madvise: ") +

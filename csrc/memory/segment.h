@@ -1,6 +1,7 @@
 // Memory of this process that the other processes of its node may map: a memfd placed by one policy
-// on the NUMA nodes that memkind chooses for it, with a memkind heap inside. Only this process
-// allocates and frees blocks in it; the memory itself goes with the last process that maps it.
+// on the NUMA nodes that memkind chooses for it, with a memkind heap inside, behind a front for
+// what groups hold (segment_front.h). Only this process allocates and frees blocks in it; the
+// memory itself goes with the last process that maps it.
 //
 // What a Heap promises holds here (heap.h): a request that the policy's nodes cannot hold throws
 // Error(kExhausted) under kBind and kInterleave, whose pages are resident when allocate() returns;
@@ -25,11 +26,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "base/fork.h"
 #include "memory/block.h"
 #include "memory/policy.h"
+#include "memory/segment_front.h"
 #include "memory/shared_memory.h"
 
 namespace hbm::memory {
@@ -58,11 +61,15 @@ class SharedSegment {
 
   // Returns at least `bytes` bytes (0 counts as 1), aligned to 64 bytes, or to a page from a page
   // up. Throws Error(kExhausted) as said above, under every policy for a request past what the
-  // whole machine has free, and when the address space has no gap of that size.
+  // whole machine has free, and when the address space has no gap of that size; Error(kUnavailable)
+  // when memkind cannot make its heap, which the first call does.
   void* allocate(size_t bytes);
 
-  // `block` is null or came from this segment's allocate(). Large blocks give their pages back to
-  // the kernel: a process that still reads them sees zeros.
+  // The same for what a group holds: needs no heap as long as the front has room.
+  void* allocate_in_front(size_t bytes);
+
+  // `block` is null or came from this segment's allocate() or allocate_in_front(). Large blocks
+  // give their pages back to the kernel: a process that still reads them sees zeros.
   void free(void* block) noexcept;
 
   // Whether all of the range lies in the segment.
@@ -89,11 +96,17 @@ class SharedSegment {
  private:
   SharedSegment(Policy policy, uint64_t size_bytes);
 
+  memkind_t heap();
+  // REQUIRES: `bytes` is not 0.
+  void* hand_out(OwnedBlock block, size_t bytes);
+
   const Policy policy_;
   const std::vector<int> nodes_;  // of HBM; empty when blocks are plain DDR
   const ForkGuard fork_;
   const Memfd memory_;
-  memkind_t heap_ = nullptr;
+  SegmentFront front_;
+  std::mutex heap_mutex_;     // guards heap_
+  memkind_t heap_ = nullptr;  // behind the front; null until it is needed
   Ledger ledger_;
 };
 

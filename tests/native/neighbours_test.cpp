@@ -61,7 +61,8 @@ struct Explorer {
 
   // Each rank writes to its segment and to those of its neighbours, and all see it.
   void expect_shared(const Neighbourhood& found) {
-    auto* const cells = static_cast<long*>(segment->allocate(static_cast<size_t>(size) * 8));
+    auto* const cells =
+        static_cast<long*>(segment->allocate_in_front(static_cast<size_t>(size) * 8));
     cells[rank] = 1000 + rank;
     const auto offsets = told("offset", std::to_string(segment->offset_of(cells)));
     const auto cells_of = [&](size_t r) {
@@ -295,7 +296,7 @@ TEST(Explore, NamesARankThatIsKilledMeanwhile) {
 void fill(SharedSegment& segment) {
   for (size_t bytes = kSegmentBytes; bytes > 0; bytes /= 2) {
     try {
-      for (;;) segment.allocate(bytes);
+      for (;;) segment.allocate_in_front(bytes);
     } catch (const Error&) {
     }
   }

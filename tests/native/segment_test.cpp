@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -112,6 +113,45 @@ TEST(SharedSegment, AlignsToCacheLinesAndPages) {
       EXPECT_EQ(segment->stats().in_use_bytes, 0u);
       segment->free(nullptr);
     }
+  });
+}
+
+// memkind refuses to make a heap of no arenas.
+TEST(SharedSegment, TheFrontNeedsNoHeap) {
+  without_hbm([] {
+    setenv("MEMKIND_ARENA_NUM_PER_KIND", "none", 1);
+    const auto segment = SharedSegment::create(Policy::kDdr, kGiB);
+    for (const size_t bytes : {size_t{16}, kPage, 3 * kMiB}) {
+      void* const block = segment->allocate_in_front(bytes);
+      EXPECT_TRUE(segment->contains(block, bytes));
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(block) % (bytes < kPage ? 64 : kPage), 0u);
+      std::memset(block, 1, bytes);
+      EXPECT_EQ(segment->stats().in_use_bytes, bytes);
+      segment->free(block);
+    }
+    EXPECT_EQ(segment->stats().in_use_bytes, 0u);
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      expect_error(ErrorKind::kUnavailable, {"memkind cannot make a heap in a segment"},
+                   [&] { segment->allocate(kPage); });
+    }
+  });
+}
+
+TEST(SharedSegment, WhatTheFrontHasNoRoomForComesFromTheHeap) {
+  without_hbm([] {
+    const auto segment = SharedSegment::create(Policy::kDdr, kGiB);
+    std::vector<void*> blocks;
+    for (int i = 0; i < 30; ++i) {  // of 4 MiB: past the 64 MiB of the front
+      blocks.push_back(segment->allocate_in_front(4 * kMiB));
+      std::memset(blocks.back(), i, kMiB);
+    }
+    for (int i = 0; i < 30; ++i) {
+      EXPECT_TRUE(is_filled(blocks[static_cast<size_t>(i)], static_cast<char>(i), kMiB));
+      segment->free(blocks[static_cast<size_t>(i)]);
+    }
+    EXPECT_EQ(segment->stats().in_use_bytes, 0u);
+    EXPECT_EQ(held_bytes(*segment), 0u);
+    EXPECT_EQ(segment->allocate_in_front(64 * kMiB), segment->base());
   });
 }
 

@@ -50,7 +50,7 @@ class OldAreas {
 
 std::byte* lay_out(memory::SharedSegment& segment, const AreaLayout& layout) {
   OldAreas::all().sweep();
-  auto* const block = static_cast<std::byte*>(segment.allocate(layout.total));
+  auto* const block = static_cast<std::byte*>(segment.allocate_in_front(layout.total));
   format_area(block, layout);
   return block;
 }

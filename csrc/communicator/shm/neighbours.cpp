@@ -67,7 +67,7 @@ struct Own {
 Own prepare(const std::shared_ptr<memory::SharedSegment>& segment, const bootstrap::Member& self) {
   Own own;
   Greeting& greeting = own.introduction.greeting;
-  own.proof = std::shared_ptr<void>(segment->allocate(greeting.proof.size()),
+  own.proof = std::shared_ptr<void>(segment->allocate_in_front(greeting.proof.size()),
                                     [segment](void* block) { segment->free(block); });
   bootstrap::random_id().copy(greeting.proof.data(), greeting.proof.size());
   std::memcpy(own.proof.get(), greeting.proof.data(), greeting.proof.size());

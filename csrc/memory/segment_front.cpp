@@ -1,0 +1,31 @@
+#include "memory/segment_front.h"
+
+#include <algorithm>
+
+namespace hbm::memory {
+namespace {
+
+constexpr uint64_t kCacheLine = 64;
+constexpr uint64_t kMost = uint64_t{64} << 20;
+constexpr uint64_t kShare = 8;                     // of a segment, at the most
+constexpr uint64_t kHugePage = uint64_t{2} << 20;  // the heap behind it begins at one
+
+}  // namespace
+
+SegmentFront::SegmentFront(std::byte* base, uint64_t segment_bytes)
+    : base_(base),
+      size_(std::min(kMost, segment_bytes / kShare) / kHugePage * kHugePage),
+      ranges_(size_, kCacheLine, kMost) {}
+
+void* SegmentFront::take(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto offset = ranges_.allocate(bytes);
+  return offset ? base_ + *offset : nullptr;
+}
+
+void SegmentFront::give_back(void* block) noexcept {
+  const std::lock_guard lock(mutex_);
+  ranges_.free(static_cast<uint64_t>(static_cast<std::byte*>(block) - base_));
+}
+
+}  // namespace hbm::memory
