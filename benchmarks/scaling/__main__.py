@@ -17,7 +17,7 @@ from rich.console import RenderableType
 from benchmarks.scaling import jobs
 from benchmarks.scaling.growths import FEWEST
 from benchmarks.scaling.model import gathering
-from benchmarks.scaling.tables import ALLREDUCE, START, STORE, tables
+from benchmarks.scaling.tables import ALLREDUCE, START, STORE, WORK, tables
 from torch_hbmcomm.bench import report
 from torch_hbmcomm.bench.report import Json, check_file, fail, finish, names
 from torch_hbmcomm.bench.result import Measurement, Result, describe_machine
@@ -33,7 +33,8 @@ def measure(ranks: Sequence[int], most_nodes: int, rounds: int) -> Iterator[Meas
             if "nodes" in contender and count > most_nodes:
                 continue
             found = [jobs.started(contender, count) for _ in range(rounds)]
-            for quantity, seconds in zip((START, ALLREDUCE), zip(*found, strict=True), strict=True):
+            samples = zip(*found, strict=True)
+            for quantity, seconds in zip((START, WORK, ALLREDUCE), samples, strict=True):
                 yield _measurement(quantity, count, contender, seconds)
         steps = [jobs.gathered(count) for _ in range(rounds)]
         yield _measurement(STORE, count, "store", steps)

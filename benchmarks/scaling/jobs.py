@@ -20,6 +20,7 @@ from benchmarks.scaling.model import StoreCosts
 
 CONTENDERS = {
     "hbm": "hbm, all ranks on one node",
+    "hbm, loaded": "the same, its native module loaded before the time begins",
     "hbm, nodes": "hbm, each rank a node of its own (HBMCOMM_NODE_ID), over MPI",
     "gloo": "PyTorch's own backend",
 }
@@ -36,25 +37,33 @@ def served() -> Iterator[TCPStore]:
     yield TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_LIMIT)
 
 
-def started(contender: str, ranks: int) -> tuple[float, float]:
+def started(contender: str, ranks: int) -> tuple[float, float, float]:
     """Return the seconds from the first rank's init_process_group to the last one's first result,
-    and of an all_reduce of 8 bytes, median."""
+    those that a rank's threads worked until its own, mean, and of an all_reduce of 8 bytes,
+    median."""
     found = _job(_start, ranks, contender, ranks)
-    begun, formed, blocks = zip(*found, strict=True)
-    return max(formed) - min(begun), statistics.median(map(max, zip(*blocks, strict=True)))
+    begun, formed, worked, blocks = zip(*found, strict=True)
+    reduction = statistics.median(map(max, zip(*blocks, strict=True)))
+    return max(formed) - min(begun), statistics.mean(worked), reduction
 
 
 def _start(
     rank: int, store: TCPStore, contender: str, ranks: int
-) -> tuple[float, float, list[float]]:
-    backend, _, nodes = contender.partition(", ")
-    if nodes:
+) -> tuple[float, float, float, list[float]]:
+    backend, _, how = contender.partition(", ")
+    if how == "nodes":
         os.environ["HBMCOMM_NODE_ID"] = str(rank)
-    begun = time.monotonic()
+    if how == "loaded":
+        from torch_hbmcomm.native import load  # the others load it within their time
+
+        load()
+        store.set(f"loaded {rank}", "")
+        store.wait([f"loaded {other}" for other in range(ranks)])
+    begun, worked = time.monotonic(), time.process_time()
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=_LIMIT)
     tensor = torch.ones(2)
     dist.all_reduce(tensor)
-    formed = time.monotonic()
+    formed, worked = time.monotonic(), time.process_time() - worked
     if not (tensor == ranks).all():
         raise RuntimeError(f"a sum of {ranks} ones is {tensor.tolist()}")
     blocks = []
@@ -65,7 +74,7 @@ def _start(
             dist.all_reduce(tensor)
         blocks.append((time.monotonic() - begin) / _CALLS)
     dist.destroy_process_group()
-    return begun, formed, blocks
+    return begun, formed, worked, blocks
 
 
 def gathered(ranks: int) -> float:

@@ -10,7 +10,8 @@ from benchmarks.scaling.growths import growths
 from benchmarks.scaling.model import StoreCosts, gathering, iteration
 from torch_hbmcomm.bench.result import Result
 
-START, ALLREDUCE, STORE = "start", "all_reduce of 8 B", "a step in the store"
+START, WORK = "start", "processor time of a start, a rank"
+ALLREDUCE, STORE = "all_reduce of 8 B", "a step in the store"
 CARRIED = (64, 1_000, 10_000)
 _HEADING = tuple(f"{ranks:,} ranks" for ranks in CARRIED)
 
@@ -59,7 +60,7 @@ def carried(result: Result) -> ScalingTable:
         [quantity, who]
         + [_milliseconds(growth.with_a_core_each(ranks, cores)) for ranks in CARRIED]
         for quantity, who, _, growth, _ in growths(result.measurements)
-        if quantity != STORE
+        if quantity not in (WORK, STORE)
     ]
     return ScalingTable("Carried, with a core for each rank, ms", ["what", "who", *_HEADING], rows)
 

@@ -79,7 +79,7 @@ def test_it_measures_and_writes(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     rows = json.loads(file.read_text())["measurements"]
     found = {(row["quantity"], row["contender"], row["ranks"]) for row in rows}
-    assert len(rows) == len(found) == 4 * 5 + 2 * 2
+    assert len(rows) == len(found) == 4 * 10 + 2 * 3
     assert "model / measured" in done.output
 
 
