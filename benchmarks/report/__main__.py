@@ -22,6 +22,7 @@ from benchmarks.report.nodes import NODES
 from benchmarks.report.placement import MEMORY_MODES, MEMORY_SPEED, PLACEMENT
 from benchmarks.report.processes import PROCESSES
 from benchmarks.report.scaling import SCALING
+from benchmarks.report.verbs import VERBS
 from torch_hbmcomm.bench.result import Result
 
 EXPERIMENTS = {
@@ -36,6 +37,7 @@ EXPERIMENTS = {
         ASYNC_SGD,
         CONNECTIONS,
         MESSAGES_OVER_CONNECTIONS,
+        VERBS,
         TABLE_1,
         TRAINING,
         NODES,

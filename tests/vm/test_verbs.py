@@ -8,26 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.guest import boot
+from benchmarks.guest import boot, verbs
 
 pytestmark = [pytest.mark.vm, pytest.mark.full, pytest.mark.timeout(boot.LIMIT + 60)]
 
-LINK = Path(__file__).with_name("verbs_link.sh")
-SPEED = Path(__file__).with_name("verbs_speed.sh")
-HOST = "10.9.0.1"
 MIB = 1 << 20
 PASSED = re.compile(r"^\[  PASSED  \] (\d+) tests?\.$", re.MULTILINE)
-
-
-def run(folder: Path, *command: str | Path) -> str:
-    """Return the output of a command in a guest that has an RDMA device."""
-    return boot.run(
-        "hbm",
-        ["sh", LINK, *command],
-        folder,
-        environment={"HBM_BOX_TRANSPORTS": "verbs", "HBM_BOX_HOST": HOST},
-        modules=["rxe"],
-    ).stdout
 
 
 @pytest.mark.parametrize(
@@ -40,14 +26,14 @@ def run(folder: Path, *command: str | Path) -> str:
     ],
 )
 def test_native(program: str, tmp_path: Path) -> None:
-    passed = PASSED.search(run(tmp_path, boot.PROGRAMS / program))
+    passed = PASSED.search(verbs.run([boot.PROGRAMS / program], tmp_path))
     assert passed is not None and int(passed[1]) > 0
 
 
 def test_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Prints the figures; how fast an emulated machine is proves nothing, so none is required."""
     sizes = [64 << 10, 256 << 10, MIB]
-    output = run(tmp_path, "sh", SPEED, boot.PROGRAMS / "vm_verbs_speed", "8", *map(str, sizes))
+    output = verbs.speeds(8, sizes, tmp_path)
     figures = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     with capsys.disabled():
         print(f"\n{output}")

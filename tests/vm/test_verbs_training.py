@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.guest import boot
+from benchmarks.guest import boot, verbs
 
 pytestmark = [pytest.mark.vm, pytest.mark.full, pytest.mark.timeout(boot.LIMIT + 60)]
 
@@ -15,13 +15,7 @@ HERE = Path(__file__).parent
 
 
 def run(folder: Path, program: str) -> str:
-    return boot.run(
-        "hbm",
-        ["sh", HERE / "verbs_link.sh", sys.executable, HERE / program],
-        folder,
-        environment={"HBM_BOX_HOST": "10.9.0.1"},
-        modules=["rxe"],
-    ).stdout
+    return verbs.run([sys.executable, HERE / program], folder)
 
 
 def test_sums_are_exact_without_pytorch(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@
 #include <thread>
 
 #include "base/error.h"
+#include "guest/verbs_box.h"
 #include "smb_client.h"
-#include "verbs_box.h"
 
 namespace hbm::verbs {
 namespace {

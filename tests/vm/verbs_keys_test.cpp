@@ -6,8 +6,8 @@
 #include <optional>
 
 #include "box/transport/transport.h"
+#include "guest/verbs_box.h"
 #include "smb_client.h"
-#include "verbs_box.h"
 
 namespace hbm::verbs {
 namespace {

@@ -1,4 +1,4 @@
-#include "verbs_box.h"
+#include "guest/verbs_box.h"
 
 #include <signal.h>
 #include <sys/prctl.h>

@@ -16,7 +16,7 @@
 #include "box/verbs/client/library.h"
 #include "box/verbs/common/load_library.h"
 #include "box/verbs/server/box_memory.h"
-#include "verbs_box.h"
+#include "guest/verbs_box.h"
 
 namespace hbm::verbs {
 namespace {

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Speeds of perftest's tools and of the transport, in turn, and what segments and clients cost.
 #
-#   verbs_speed.sh PROGRAM MEBIBYTES SIZE...   (PROGRAM: verbs_speed, built)
+#   verbs_speed.sh PROGRAM MEBIBYTES SIZE...   (PROGRAM: guest_verbs_speed)
 set -e
 program=$1
 total=$(($2 << 20))
