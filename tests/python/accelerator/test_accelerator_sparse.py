@@ -167,8 +167,8 @@ def check_memory(context: Context) -> None:
             late.hold()
             kept.append((reduced_by_gloo(context, data), tensor._values().clone()))
         del tensor, work
-        with writer:  # of the same size
-            backend.allreduce([on_device(context, data)]).wait()
+        with writer:
+            backend.allreduce([on_device(context, -data)]).wait()  # of the same size
         with reader:
             late.release()
     torch.accelerator.synchronize()
@@ -182,6 +182,30 @@ def check_memory(context: Context) -> None:
 
 def test_memory_in_use(late_pool: Pool) -> None:
     late_pool.run(check_memory)
+
+
+def check_polled(context: Context) -> None:
+    """The stream that issued an operation may use the result when is_completed() says that it is
+    there, without a wait(): it keeps the memory too."""
+    late = accelerator.load()
+    backend = device_backend(context)
+    data = random_sparse(context, 300)
+    expected = reduced_by_gloo(context, data).coalesce().values()
+    tensor = on_device(context, data)
+    work = backend.allreduce([tensor], asynchronous())
+    while not work.is_completed():
+        time.sleep(0.001)
+    late.hold()
+    seen = tensor._values().clone()
+    del tensor, work
+    with torch.Stream(device=context.device):
+        backend.allreduce([on_device(context, -data)]).wait()  # of the same size
+    late.release()
+    assert torch.equal(seen.cpu(), expected)
+
+
+def test_result_that_is_polled_for(late_pool: Pool) -> None:
+    late_pool.run(check_polled)
 
 
 def check_future(context: Context) -> None:
