@@ -157,3 +157,34 @@ def test_rank_that_dies(own_late_pool: Pool) -> None:
     with pytest.raises(RankFailure) as caught:
         own_late_pool.run(check_death)
     assert caught.value.kinds == {1: DIED}, str(caught.value)
+
+
+def check_death_of_a_peer(context: Context) -> None:
+    """Messages to and from a rank that dies, with their copies under way."""
+    late = accelerator.load()
+    tensors = [torch.ones(count, device=context.device) for count in (COUNT, 3_000_001)]
+    for tensor in tensors:
+        dist.all_reduce(tensor)
+    if context.rank == 1:
+        dist.send(tensors[0], 0)
+        works = [dist.isend(tensor, 0) for tensor in tensors]
+        assert works
+        time.sleep(context.own_random.random() * 0.02)
+        os.kill(os.getpid(), signal.SIGKILL)
+    received = torch.zeros(COUNT, device=context.device)
+    dist.recv(received, 1)
+    assert torch.equal(received.cpu(), torch.full((COUNT,), 2.0))
+    for call in (dist.irecv, dist.isend):
+        with pytest.raises(dist.DistBackendError, match="rank 1"):
+            for _ in range(1000):
+                work = call(torch.ones(3_000_001, device=context.device), 1)
+                assert work is not None
+                work.wait()
+    late.synchronize()
+    assert late.pinned_counts()["freed_in_copy"] == 0
+
+
+def test_peer_that_dies(own_late_pool: Pool) -> None:
+    with pytest.raises(RankFailure) as caught:
+        own_late_pool.run(check_death_of_a_peer)
+    assert caught.value.kinds == {1: DIED}, str(caught.value)
