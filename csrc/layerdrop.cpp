@@ -11,7 +11,6 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
-#include <ranges>
 #include <span>
 #include <sstream>
 #include <string>
@@ -339,8 +338,8 @@ bool unpack(const at::Tensor& wire, const at::Tensor& buffer, const std::vector<
     }
   };
   if (share_memory(wire, buffer)) {
-    std::ranges::for_each(std::views::reverse(pieces),
-                          fill);  // no part is written over unread ones
+    // From the last on, so that no part is written over unread ones.
+    std::for_each(pieces.rbegin(), pieces.rend(), fill);
   } else {
     for_each(pieces, fill);
   }

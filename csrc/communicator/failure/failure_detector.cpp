@@ -23,8 +23,7 @@ constexpr milliseconds kPartingPatience{1000};
 std::vector<int> united(std::vector<int> ranks, const std::vector<int>& others) {
   ranks.insert(ranks.end(), others.begin(), others.end());
   std::ranges::sort(ranks);
-  const auto repeated = std::ranges::unique(ranks);
-  ranks.erase(repeated.begin(), repeated.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   return ranks;
 }
 
