@@ -197,7 +197,7 @@ bench: build  ## compile the native programs of the benchmarks, which benchmarks
 	$(COMPILE) $(BUILD) --target bench_programs
 
 .PHONY: report
-report: bench vm-programs  ## repeat the papers' experiments in small, in build/report/quick, some minutes
+report: bench  ## repeat the papers' experiments in small, in build/report/quick, some minutes
 	$(VENV)/bin/python -m benchmarks.report
 
 .PHONY: report-full

@@ -25,10 +25,10 @@ OURS, UNREGISTERED, PERFTEST = "hbm", "hbm, memory not registered", "perftest"
 CONTENDERS = {
     OURS: "reads and writes of a segment, 16 in flight, by 4 queue pairs",
     UNREGISTERED: "the same by memory that is copied to and from registered buffers",
-    PERFTEST: "ib_read_bw and ib_write_bw by 4 queue pairs",
+    PERFTEST: "ib_read_bw and ib_write_bw by 4 queue pairs, 4 in flight on each",
 }
 SIZES = (4 * KIB, 64 * KIB, 1024 * KIB)
-_MEBIBYTES = 8
+_MEBIBYTES = 16
 _TOOL = re.compile(r"^ib_(read|write)_bw (\d+) +\d+ +[\d.]+ +([\d.]+)", re.MULTILINE)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json as json_module
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -30,6 +31,7 @@ BINDINGS = {"host": "none", "4 containers": "numa"}
 POLICIES = {"DDR": "ddr", "HBM": "preferred"}
 MEMORY_MODES = ("cache", "hybrid")  # flat has the other section
 _RANKS = 4
+_FLOAT32 = 4  # bytes
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -38,7 +40,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 class Plan:
     """What is run.
 
-    size: bytes of a tensor.
+    size: bytes of a tensor, of float32, which all ranks have equal parts of.
     """
 
     sections: tuple[str, ...] = (PLACEMENT, MODES)
@@ -50,6 +52,16 @@ def _require_guest() -> None:
     for needed in (kernel.VMLINUX, boot.PROGRAMS / "guest_collectives"):
         if not needed.exists():
             raise Unavailable(f"{needed} is missing: make vm-programs")
+
+
+@contextmanager
+def _guest() -> Iterator[Path]:
+    """Make a folder for what a guest says. Raises Unavailable if it says why it cannot."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            yield Path(folder)
+        except boot.GuestError as error:
+            raise Unavailable(str(error)) from error
 
 
 def shares(
@@ -83,8 +95,8 @@ def _measure_placement(plan: Plan, findings: Findings) -> None:
             ranks.Job(plan.ranks, POLICIES[memory], BINDINGS[place], plan.size)
             for place, memory in cells
         ]
-        with tempfile.TemporaryDirectory() as folder:
-            reported = ranks.run(topology, jobs, Path(folder))
+        with _guest() as folder:
+            reported = ranks.run(topology, jobs, folder)
         for (place, memory), job, reports in zip(cells, jobs, reported, strict=True):
             of = {"section": PLACEMENT, "cluster": cluster, "place": place, "memory": memory}
             for one in shares(reports, TOPOLOGIES[topology], memory, job):
@@ -99,9 +111,11 @@ def _measure_modes(plan: Plan, findings: Findings) -> None:
     ]  # fmt: skip
     for topology in MEMORY_MODES:
         findings.progress(topology)
-        with tempfile.TemporaryDirectory() as folder:
-            said = boot.run(topology, command, Path(folder), check=False).stdout
-        info = json_module.loads(said)
+        with _guest() as folder:
+            result = boot.run(topology, command, folder, check=False)
+        if not result.stdout:
+            raise Unavailable(f"hbmcomm info says nothing in the guest: {result.stderr}")
+        info = json_module.loads(result.stdout)
         nodes, hbm = info["numa"]["nodes"], info["hbm"]
         of = {"section": MODES, "guest": topology, "mode": hbm["mode"]}
         of["found_by"] = hbm["found_by"].splitlines()[-1]
@@ -140,6 +154,8 @@ def main(
         check_names("section", plan.sections, SECTIONS)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    if plan.size < 1 or plan.size % (_FLOAT32 * plan.ranks) != 0:
+        raise typer.BadParameter(f"{plan.ranks} ranks need {_FLOAT32} bytes of it each: {size}")
     result = run_sections(PLACEMENT, SECTIONS, plan, report.say)
     if not result.measurements:
         fail("; ".join(result.unavailable.values()))

@@ -95,8 +95,11 @@ PLACEMENT = Experiment(
         " four quarters, instead of 68 processes with 256 MB (gather 16 MB) on a Xeon Phi. Where a"
         " page lies is real there, by the kernel's word (move_pages), but all nodes are the host's"
         " one memory: no speed follows, and no time was taken. Four containers are four processes"
-        " bound to the quarters (HBMCOMM_BIND=numa); those on the host are bound to nothing here,"
-        " and alike in the paper. The shares are of what lies on the memory that was asked for."
+        " bound to a node each (HBMCOMM_BIND=numa): to the quarters in SNC-4, and all to the one"
+        " that there is in quadrant mode, where nothing can lie elsewhere. Those on the host are"
+        " bound to nothing here, and bound like the others in the paper. The shares are of what"
+        " lies on the memory that was asked for; a line's segments and MPI's buffers are those of"
+        " the collectives before it, too."
     ),
     found=(
         "Its seconds are of Python buffers in MCDRAM with 68 processes; its percentages are at the"
@@ -115,8 +118,8 @@ MEMORY_MODES = Experiment(
     differs=(
         "Virtual machines whose firmware tells of a memory-side cache in front of DDR, or of that"
         " and a node of HBM (hybrid): what hbm sees of the modes is real, the cache is not,"
-        " so no speed follows. In cache mode there is no node to bind to: hbm allocates DDR, which"
-        " the cache stands in front of, and a policy that insists on HBM is an error."
+        " so no speed follows. In cache mode there is no node to bind to, and hbm allocates DDR,"
+        " which the cache stands in front of (docs/memory.md)."
     ),
     found=(
         "With MCDRAM as a cache, buffers are up to 88 % (broadcast), 13 % (gather) and 110 %"

@@ -44,7 +44,7 @@ VERBS = Experiment(
         "Zhang and Jung: RMA has an access granularity of 4 KiB, and four connections are enough.",
         "Ahn et al.: 96 % of the link's bandwidth, with reads and writes mixed.",
     ),
-    runs=(Run(_RUN, "benchmarks.verbs", [], ["--mebibytes=1"]),),
+    runs=(Run(_RUN, "benchmarks.verbs", [], ["--mebibytes=4"]),),
     table=_table,
     panels=lambda results: (),
 )

@@ -8,7 +8,7 @@ namespace {
 constexpr uint64_t kCacheLine = 64;
 constexpr uint64_t kMost = uint64_t{64} << 20;
 constexpr uint64_t kShare = 8;                     // of a segment, at the most
-constexpr uint64_t kHugePage = uint64_t{2} << 20;  // the heap behind it begins at one
+constexpr uint64_t kHugePage = uint64_t{2} << 20;  // the heap begins behind whole ones
 
 }  // namespace
 

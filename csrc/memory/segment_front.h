@@ -1,5 +1,5 @@
 // The first part of a segment, which is handed out without a heap: what groups of processes need to
-// meet and to work with ordinary tensors. A process that uses no more never starts memkind's heap.
+// meet, and to work with ordinary tensors as long as there is room.
 //
 // Threads: every member may be called from any thread.
 #pragma once

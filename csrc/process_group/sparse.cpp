@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/StringUtil.h>
+#include <c10/util/hash.h>
 
 #include <string>
 #include <utility>
@@ -13,8 +15,23 @@
 namespace hbm {
 namespace {
 
-// Three allgathers, one after the other: the numbers of indices, the indices, the values. They have
-// one sequence number, and the ranks do them in the same order.
+// What a rank tells before its tensor.
+struct Outline {
+  int64_t count;       // of indices
+  int64_t sparse_dim;  // dimensions that have indices
+  int64_t shape;       // a hash of the sizes
+};
+
+constexpr size_t kOutlineNumbers = sizeof(Outline) / sizeof(int64_t);
+
+int64_t hash_of(c10::IntArrayRef sizes) {
+  size_t hash = sizes.size();
+  for (const int64_t size : sizes) hash = c10::hash_combine(hash, static_cast<size_t>(size));
+  return static_cast<int64_t>(hash);
+}
+
+// Three allgathers, one after the other: outlines, the indices, the values. They have one sequence
+// number, and the ranks do them in the same order.
 class SparseAllreduce final : public Operation {
  public:
   SparseAllreduce(std::shared_ptr<Communicator> communicator, int ranks, uint64_t sequence,
@@ -23,17 +40,18 @@ class SparseAllreduce final : public Operation {
         sequence_(sequence),
         own_(std::move(own)),
         take_(std::move(take)),
-        counts_(static_cast<size_t>(ranks), 0) {}
+        outlines_(static_cast<size_t>(ranks)) {}
 
   void begin() override {
     const at::AutoDispatchBelowADInplaceOrView plain;
     tensor_ = own_();
     indices_ = tensor_.indices().contiguous();
     values_ = tensor_.values().contiguous();
-    own_count_ = indices_.size(1);
+    own_outline_ = {indices_.size(1), tensor_.sparse_dim(), hash_of(tensor_.sizes())};
     std::vector<Sink> sinks;
-    for (int64_t& count : counts_) sinks.push_back({&count, 1});
-    start(communicator_->allgather(sequence_, {&own_count_, 1}, sinks, Dtype::kInt64));
+    for (Outline& outline : outlines_) sinks.push_back({&outline, kOutlineNumbers});
+    start(communicator_->allgather(sequence_, {&own_outline_, kOutlineNumbers}, sinks,
+                                   Dtype::kInt64));
   }
 
   Progress poll() override {
@@ -41,6 +59,7 @@ class SparseAllreduce final : public Operation {
     if (progress != Progress::kDone) return progress;
     switch (stages_done_++) {
       case 0:
+        check_outlines();
         all_indices_ = gather(indices_.t().contiguous());
         return Progress::kActive;
       case 1:
@@ -75,14 +94,29 @@ class SparseAllreduce final : public Operation {
     stage_->begin();
   }
 
-  // Starts the allgather of tensors that have counts_[r] rows on rank r.
+  void check_outlines() const {
+    for (size_t r = 0; r < outlines_.size(); ++r) {
+      const Outline& outline = outlines_[r];
+      if (outline.sparse_dim == own_outline_.sparse_dim && outline.shape == own_outline_.shape) {
+        continue;
+      }
+      throw Error(ErrorKind::kMismatch,
+                  "ranks disagree in " + describe() + ": this rank's sparse tensor is of shape " +
+                      c10::str(tensor_.sizes()) + " with " +
+                      std::to_string(own_outline_.sparse_dim) + " sparse dimensions, rank " +
+                      std::to_string(r) + "'s of another shape or with " +
+                      std::to_string(outline.sparse_dim));
+    }
+  }
+
+  // Starts the allgather of tensors that have outlines_[r].count rows on rank r.
   std::vector<at::Tensor> gather(const at::Tensor& own) {
     sent_ = own;
     std::vector<at::Tensor> received;
     std::vector<Sink> sinks;
-    for (const int64_t rows : counts_) {
+    for (const Outline& outline : outlines_) {
       std::vector<int64_t> shape = own.sizes().vec();
-      shape.front() = rows;
+      shape.front() = outline.count;
       received.push_back(at::empty(shape, own.options()));
       sinks.push_back(
           {received.back().mutable_data_ptr(), static_cast<size_t>(received.back().numel())});
@@ -100,7 +134,7 @@ class SparseAllreduce final : public Operation {
                                    tensor_.options());
     };
     at::Tensor sum = sparse(0);
-    for (size_t r = 1; r < counts_.size(); ++r) sum = at::add(sum, sparse(r)).coalesce();
+    for (size_t r = 1; r < outlines_.size(); ++r) sum = at::add(sum, sparse(r)).coalesce();
     take_(sum.coalesce());
   }
 
@@ -112,8 +146,8 @@ class SparseAllreduce final : public Operation {
   at::Tensor indices_;
   at::Tensor values_;
   at::Tensor sent_;  // of the stage that runs
-  int64_t own_count_ = 0;
-  std::vector<int64_t> counts_;
+  Outline own_outline_{};
+  std::vector<Outline> outlines_;
   std::vector<at::Tensor> all_indices_;  // of rank r: [counts_[r], sparse dimensions]
   std::vector<at::Tensor> all_values_;
   std::unique_ptr<Operation> stage_;

@@ -65,7 +65,7 @@ std::shared_ptr<ShmGroup> join(const bootstrap::Rendezvous& rendezvous,
   }
   setup.keep = std::make_shared<Ground>(Ground{areas.own, neighbourhood.at});
   setup.allocate = [segment](size_t bytes) {
-    return static_cast<std::byte*>(segment->allocate(bytes));
+    return static_cast<std::byte*>(segment->allocate_in_front(bytes));
   };
   setup.free = [segment](std::byte* block) { segment->free(block); };
   return std::make_shared<ShmGroup>(std::move(setup));

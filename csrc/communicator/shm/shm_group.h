@@ -56,7 +56,7 @@ class ShmGroup {
     bool crowded;                // more ranks than cores here
     size_t threads;              // that share this rank's large reductions and copies
     std::shared_ptr<void> keep;  // what the members' memory belongs to
-    // Blocks of this rank's segment; allocate() throws Error(kExhausted).
+    // Blocks of this rank's segment; allocate() throws as SharedSegment::allocate_in_front().
     std::function<std::byte*(size_t)> allocate;
     std::function<void(std::byte*)> free;
   };

@@ -167,7 +167,7 @@ def check_death_of_a_peer(context: Context) -> None:
         dist.all_reduce(tensor)
     if context.rank == 1:
         dist.send(tensors[0], 0)
-        works = [dist.isend(tensor, 0) for tensor in tensors]
+        works = [dist.isend(tensors[1], 0) for _ in range(2)]
         assert works
         time.sleep(context.own_random.random() * 0.02)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -175,7 +175,7 @@ def check_death_of_a_peer(context: Context) -> None:
     dist.recv(received, 1)
     assert torch.equal(received.cpu(), torch.full((COUNT,), 2.0))
     for call in (dist.irecv, dist.isend):
-        with pytest.raises(dist.DistBackendError, match="rank 1"):
+        with pytest.raises(dist.DistBackendError, match=r"rank 1\b.*has died"):
             for _ in range(1000):
                 work = call(torch.ones(3_000_001, device=context.device), 1)
                 assert work is not None

@@ -178,6 +178,12 @@ def shapes_of_all_gather(context: Context) -> Any:
     return dist.all_gather([torch.empty_like(mine) for _ in range(context.size)], mine)
 
 
+def shapes_of_sparse(context: Context) -> Any:
+    """All indices are within every rank's shape."""
+    index = torch.zeros(1, 1, dtype=torch.int64)
+    return dist.all_reduce(torch.sparse_coo_tensor(index, ones(1), (4 + context.rank,)))
+
+
 def dtypes(context: Context) -> Any:
     return dist.all_reduce(ones(4, torch.float32 if context.rank else torch.int32))
 
@@ -217,6 +223,7 @@ DISAGREEMENTS = [
     (large_shapes, r"\d"),
     (shapes_of_broadcast, r"\d"),
     (shapes_of_all_gather, r"\d"),
+    (shapes_of_sparse, r"shape \[4\].*rank 1"),
     (dtypes, r"(?i)int|float"),
     (operators, r"(?i)max|sum"),
     (roots, r"(?i)root|rank"),
@@ -330,19 +337,24 @@ def test_every_rank_hears_of_one_that_cannot_take_part(fresh_pool: Pool) -> None
 
 
 def bound_without_hbm(context: Context) -> str:
+    """Take memory once bound, in vain on rank 1."""
     import torch_hbmcomm as hbmcomm
 
-    if hbmcomm.memory.available():
-        return "needs no high-bandwidth memory"
     os.environ["HBMCOMM_BIND"] = "numa"
+    memory = "bind" if context.rank == 1 else "preferred"
     try:
-        dist.new_group(backend="hbm", pg_options=hbmcomm.Options(memory="bind"))
+        dist.new_group(backend="hbm", pg_options=hbmcomm.Options(memory=memory))
     except RuntimeError as error:
         return str(error)
     return ""
 
 
 @pytest.mark.ranks(2)
-def test_ranks_that_are_bound_hear_that_there_is_no_hbm(fresh_pool: Pool) -> None:
-    for message in fresh_pool.run(bound_without_hbm):
-        assert "high-bandwidth memory" in message, message
+def test_every_rank_hears_of_one_that_is_bound_and_has_no_hbm(fresh_pool: Pool) -> None:
+    import torch_hbmcomm as hbmcomm
+
+    if hbmcomm.memory.available():
+        pytest.skip("has high-bandwidth memory")
+    other, own = fresh_pool.run(bound_without_hbm)
+    assert "high-bandwidth memory" in own, own
+    assert "rank 1" in other and "high-bandwidth memory" in other, other
