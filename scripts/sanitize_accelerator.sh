@@ -11,10 +11,11 @@ build=build/address-torch
 release=$(PYTHONPATH=scripts python -c \
   'import torch_releases as t; one = t.installed(); print(one.package, one.version, one.folder)')
 package=${release%% *}
+version=$(python -c 'from importlib.metadata import version; print(version("torch_hbmcomm"))')
 cmake -S csrc -B "$build" -G Ninja -DHBM_TESTS=ON -DMPI_INCLUDE="$(python scripts/mpi_include.py)" \
   -DCMAKE_BUILD_TYPE=None -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON \
   -DCMAKE_CXX_FLAGS="-O1 -g1 -fsanitize=address" -DPython_EXECUTABLE="$(command -v python)" \
-  -DTORCH_RELEASES="$(echo "${release#* }" | sed 's/ /=/')"
+  -DHBM_VERSION="$version" -DTORCH_RELEASES="$(echo "${release#* }" | sed 's/ /=/')"
 cmake --build "$build" --target "_C_$package" accelerators
 
 tree=$build/tree
