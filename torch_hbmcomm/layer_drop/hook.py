@@ -23,6 +23,7 @@ from torch_hbmcomm.layer_drop.decision import DropRule
 from torch_hbmcomm.layer_drop.low_rank import BucketFactors, LowRankRule
 from torch_hbmcomm.layer_drop.optimizer import (
     MomentumDamper,
+    SecondMomentMender,
     UpdateSkipper,
     move_to_gradients,
     optimizers_of,
@@ -76,8 +77,8 @@ class LayerDropState:
     al. 2019; low_rank.py). A bucket takes two allreduces on a communicator of this state's own, of
     the left factors and of what decides, which are waited for; and one over the group, of the right
     factors and of what is sent whole, packed at the bucket's beginning. From
-    R = 0.9 on SGD's momentum is damped along what was sent. A matrix of which too much waits goes
-    whole.
+    R = 0.9 on SGD's momentum is damped along what was sent, and Adam's second moment is kept near
+    that of the gradients. A matrix of which too much waits goes whole.
 
     **target="bytes", "paper"**: layers are sent whole or not at all (Lee et al. 2020, sections 4
     and 5; decision.py). Those whose accumulated gradient reaches a threshold are averaged; the
@@ -181,8 +182,10 @@ class LayerDropState:
         optimizers = optimizers_of(optimizer, skip_update, self._buckets.parameters)
         skips = target == "bytes" if skip_update is None else skip_update
         self._skipper = UpdateSkipper(optimizers) if skips else None
-        damps = target == "low_rank" and self._config.damped > 0
+        approximates = target == "low_rank"
+        damps = approximates and self._config.damped > 0
         self._damper = MomentumDamper(self._config.damped) if damps else None
+        self._mender = SecondMomentMender() if approximates else None
         self._log_every = log_every
         self._rule = self._new_rule()
         self._cache = Cache(cache_dtype, recoverable=self._scaler is not None)
@@ -225,6 +228,8 @@ class LayerDropState:
         self._undecided = True
         self._finite = True
         self._dropped = []
+        if self._mender is not None:
+            self._mender.clear()
         if self._damper is not None:
             self._damper.clear()
         self._statistics.begin_step()
@@ -266,19 +271,22 @@ class LayerDropState:
 
         A matrix goes whole, too, whose cache or left factor is not finite.
         """
-        moments, _ = self._accumulate(layers, buffer)
-        news = [_magnitude(part) / self._scale() for part in buffer.split(layers.counts)]
+        cached, _ = self._accumulate(layers, buffer)
         factors = BucketFactors(rule, layers, self._cache, self._wire_factor(layers))
         lefts = self._averager.start(factors.lefts, beside=True)
-        energies = [0.0 if one is None else rule.energy(one) for one in layers.matrices]
-        told = torch.tensor([moments, news, energies], dtype=torch.float64)
-        moments, news, energies = self._averager.agree(told).tolist()
+        own = rule.measure(layers, cached, buffer.split(layers.counts), 1 / self._scale())
+        told = own.pack()
+        found = own.unpack(self._averager.agree(told))
+        moments, news = found.moments, found.gradients
         lefts.wait()
         awake = {i for i, new in enumerate(news) if new != 0 and moments[i] != 0}
         factors.choose({i for i in awake if math.isfinite(moments[i])})
-        if self._damper is not None:
-            for matrix, basis in factors.bases:
-                self._damper.add(self._buckets.parameters[matrix.name], matrix, basis)
+        for matrix, basis in factors.bases:
+            parameter = self._buckets.parameters[matrix.name]
+            if self._mender is not None:
+                self._mender.add(parameter, rule.size_part(matrix))
+            if self._damper is not None:
+                self._damper.add(parameter, matrix, basis)
         waits = {
             i
             for i, matrix in enumerate(layers.matrices)
@@ -290,7 +298,7 @@ class LayerDropState:
         sent = (elements + factors.lefts.numel()) * layers.wire.itemsize
         told_bytes = told.nbytes + factors.lefts.nbytes
         self._statistics.count(layers, len(whole), elements, buffer, told_bytes)
-        rule.end_bucket(layers, moments, news, energies, told=told.nbytes, sent=sent)
+        rule.end_bucket(layers, found, told=told.nbytes, sent=sent)
         return self._send(layers, buffer, whole, factors)
 
     def _accumulate(
@@ -398,6 +406,8 @@ class LayerDropState:
         self._rule.forget_waiting()
         if self._skipper is not None:
             self._skipper.dropped = ()
+        if self._mender is not None:
+            self._mender.clear()
         if self._damper is not None:
             self._damper.clear()
         optimizer.step()
@@ -479,12 +489,6 @@ def _enabled(scaler: torch.amp.GradScaler | None) -> torch.amp.GradScaler | None
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
         raise TypeError(f"scaler is a torch.amp.GradScaler, not {type(scaler).__name__}")
     return scaler if scaler is not None and scaler.is_enabled() else None
-
-
-def _magnitude(gradient: torch.Tensor) -> float:
-    """Return the sum of absolute values."""
-    wide = torch.promote_types(gradient.dtype, torch.float32)
-    return float(torch.linalg.vector_norm(gradient, 1, dtype=wide))
 
 
 def _value(future: torch.futures.Future[Any], buffer: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,7 @@ import torch
 from torch_hbmcomm.layer_drop.buckets import BucketLayers
 from torch_hbmcomm.layer_drop.cache import Cache
 from torch_hbmcomm.layer_drop.config import LayerDrop
+from torch_hbmcomm.layer_drop.measures import SKETCHED, Measures, magnitude
 from torch_hbmcomm.layer_drop.ranks import Matrix, first_ranks, next_ranks
 
 _REPAY = 50
@@ -33,6 +34,12 @@ budget in each, where what is always sent exceeds it."""
 
 _SLOW = 0.9
 """The weight of the steps before in the running mean of a gradient's magnitude, in each step."""
+
+_SIZES = 0.95
+"""The same of the sizes whose quotient size_part() is: each is measured with an error."""
+
+_LEAST_PART = 0.01
+"""The least that size_part() returns: Adam's steps grow tenfold at most."""
 
 _EVERY = 5
 """Steps between two choices of ranks, over which energies are added up: one step's say little."""
@@ -47,6 +54,8 @@ class _Step:
     rights: dict[str, torch.Tensor] = field(default_factory=dict)
     waited: dict[str, int] = field(default_factory=dict)
     gradients: dict[str, float] = field(default_factory=dict)
+    sizes: dict[str, float] = field(default_factory=dict)
+    applied: dict[str, float] = field(default_factory=dict)
     late: dict[str, float] = field(default_factory=dict)
     whole: int = 0
     fixed: int = 0
@@ -79,6 +88,7 @@ class LowRankRule:
         self._rights: dict[str, torch.Tensor] = {}
         self.waited: dict[str, int] = {}
         self._gradients: dict[str, float] = {}  # running means of their sums of absolute values
+        self._sizes: dict[str, tuple[float, float]] = {}  # running sums: of gradients, of applied
         self.late: dict[str, float] = {}
         self._step = _Step()
 
@@ -96,10 +106,54 @@ class LowRankRule:
         """Return whether nothing of a matrix is sent in this step."""
         return not self.sends_all and matrix.name not in self.late and self.rank(matrix) == 0
 
-    def energy(self, matrix: Matrix) -> float:
+    def _energy(self, matrix: Matrix) -> float:
         """Return the squared norm of the last column of R; 0 before there is one."""
         right = self._rights.get(matrix.name)
         return 0.0 if right is None else float(right[:, -1].double().square().sum())
+
+    def size_part(self, matrix: Matrix) -> float:
+        """Return the squared norm of the gradients, averaged over the ranks, as a part of the
+        squared norm of what was applied of them in the same steps before this one; at most 1.
+
+        It is less than 1 because gradients of several steps are applied together.
+        """
+        gradients, applied = self._sizes.get(matrix.name, (0.0, 0.0))
+        return max(_LEAST_PART, gradients / applied) if 0 < gradients < applied else 1.0
+
+    def measure(
+        self,
+        layers: BucketLayers,
+        moments: Sequence[float],
+        gradients: Sequence[torch.Tensor],
+        factor: float,
+    ) -> Measures:
+        """Measure a bucket.
+
+        Args:
+            moments: by parameter, of what is cached
+            gradients: of this step, by parameter
+            factor: what gradients are to be multiplied by
+        """
+        energies: list[float] = []
+        sketches: list[list[float]] = []
+        for matrix, gradient in zip(layers.matrices, gradients, strict=True):
+            energies.append(0.0 if matrix is None else self._energy(matrix))
+            sketch = [] if matrix is None else self._sketch(matrix, gradient)
+            sketches.append([factor * number for number in sketch])
+        news = [factor * magnitude(gradient) for gradient in gradients]
+        return Measures(moments, news, energies, sketches)
+
+    def _sketch(self, matrix: Matrix, gradient: torch.Tensor) -> list[float]:
+        """Return random products of a gradient, the same ones on every rank: averaged over the
+        ranks, the mean of their squares is, but for chance, the squared norm of the averaged
+        gradient."""
+        values = gradient.view(matrix.rows, matrix.columns)
+        values = values.to(torch.promote_types(values.dtype, torch.float32))
+        draw = torch.Generator().manual_seed(zlib.crc32(f"{self._steps} {matrix.name}".encode()))
+        right = torch.randn(matrix.columns, generator=draw).to(values)
+        left = torch.randn(SKETCHED, matrix.rows, generator=draw).sign().to(values)
+        found: list[float] = (left @ (values @ right)).tolist()
+        return found
 
     def directions(self, matrix: Matrix, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return R', with columns of norm 1.
@@ -121,13 +175,13 @@ class LowRankRule:
     def keep(self, matrix: Matrix, right: torch.Tensor) -> None:
         """Keep R for the next step."""
         self._step.rights[matrix.name] = right
+        applied = float(right.double().square().sum()) * self.relaxation**2
+        self._step.applied[matrix.name] = applied
 
     def end_bucket(
         self,
         layers: BucketLayers,
-        moments: Sequence[float] = (),
-        gradients: Sequence[float] = (),
-        energies: Sequence[float] = (),
+        measures: Measures | None = None,
         *,
         told: int,
         sent: int,
@@ -135,11 +189,7 @@ class LowRankRule:
         """Take in what a bucket tells of the next step.
 
         Args:
-            moments: sums of absolute values that are cached, with this step's gradients, by
-                parameter
-            gradients: those of this step's gradients
-            energies: energy() by parameter; all averaged over the ranks of the group, or none
-                where everything was sent
+            measures: averaged over the ranks of the group; None where everything was sent
             told: bytes that this rank sent to decide
             sent: bytes that it sent of gradients
         """
@@ -152,14 +202,25 @@ class LowRankRule:
                 continue
             step.matrices[matrix.name] = matrix
             step.fixed -= matrix.nbytes
-            energy = energies[index] if energies and math.isfinite(energies[index]) else 0.0
-            if moments and 0 < gradients[index] < math.inf:
-                self._measure(matrix.name, moments[index], gradients[index])
-            if self.waits(matrix) and moments and 0 < moments[index] < math.inf:
-                step.waited[matrix.name] = self.waited.get(matrix.name, 0) + 1
-                too_long = step.waited[matrix.name] > self._config.oldest - _EVERY
-                energy = math.inf if too_long else _expected_energy(matrix, moments[index])
-            step.energies[matrix.name] = energy
+            step.energies[matrix.name] = 0.0
+            if measures is not None:
+                self._take_in(matrix, measures, index)
+
+    def _take_in(self, matrix: Matrix, measures: Measures, index: int) -> None:
+        """Take in the measures of a matrix."""
+        step = self._step
+        moment, gradient = measures.moments[index], measures.gradients[index]
+        energy = measures.energies[index]
+        if 0 < gradient < math.inf:
+            self._measure(matrix.name, moment, gradient)
+            step.sizes[matrix.name] = _mean_square(measures.sketches[index])
+        if self.waits(matrix) and 0 < moment < math.inf:
+            step.waited[matrix.name] = self.waited.get(matrix.name, 0) + 1
+            too_long = step.waited[matrix.name] > self._config.oldest - _EVERY
+            energy = math.inf if too_long else _expected_energy(matrix, moment)
+        elif not math.isfinite(energy):
+            energy = 0.0
+        step.energies[matrix.name] = energy
 
     def _measure(self, name: str, moment: float, gradient: float) -> None:
         """Compare what is cached of a matrix with its gradients."""
@@ -175,6 +236,7 @@ class LowRankRule:
         self._rights |= step.rights
         self.waited, self.late = step.waited, step.late
         self._gradients |= step.gradients
+        self._add_sizes(step)
         allowed = (1 - self._config.ratio) * step.whole
         if not sent_all:
             self._owed = min(self._owed + step.sent - allowed, _REPAY * allowed)
@@ -189,6 +251,14 @@ class LowRankRule:
         elif phase == 0 and not sent_all and any(self._energies.values()):
             self._ranks = next_ranks(matrices, self._ranks, self._energies, budget)
             self._energies.clear()
+
+    def _add_sizes(self, step: _Step) -> None:
+        """Take in a step's sizes, but for those of matrices that went whole."""
+        for name, size in step.sizes.items():
+            applied = step.applied.get(name, 0.0 if name in step.waited else math.nan)
+            if math.isfinite(size + applied):
+                sizes = self._sizes.get(name, (0.0, 0.0))
+                self._sizes[name] = _SIZES * sizes[0] + size, _SIZES * sizes[1] + applied
 
     def cancel_step(self) -> None:
         """Forget everything since end_step()."""
@@ -209,6 +279,7 @@ class LowRankRule:
             "rights": {name: right.clone() for name, right in self._rights.items()},
             "waited": dict(self.waited),
             "gradients": dict(self._gradients),
+            "sizes": dict(self._sizes),
             "late": dict(self.late),
         }
 
@@ -221,6 +292,7 @@ class LowRankRule:
         self._rights = {name: right.clone() for name, right in state["rights"].items()}
         self.waited = dict(state["waited"])
         self._gradients = dict(state.get("gradients", {}))
+        self._sizes = dict(state.get("sizes", {}))
         self.late = dict(state.get("late", {}))
         self.cancel_step()
 
@@ -229,6 +301,10 @@ def _expected_energy(matrix: Matrix, moment: float) -> float:
     """Return what a column would take of a matrix whose elements are all of one size, and whose
     directions of one energy."""
     return moment**2 / (matrix.rows * matrix.columns) / min(matrix.rows, matrix.columns)
+
+
+def _mean_square(values: Sequence[float]) -> float:
+    return sum(value * value for value in values) / len(values)
 
 
 class BucketFactors:

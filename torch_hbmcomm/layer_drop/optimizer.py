@@ -1,5 +1,6 @@
 """Optimizers under dropping: a dropped layer may skip their steps (skip_update), momentum is damped
-where gradients come late, and at the end they apply what is still cached (drain).
+where gradients come late, Adam's second moment is mended where several arrive together, and at the
+end they apply what is still cached (drain).
 """
 
 from __future__ import annotations
@@ -111,8 +112,7 @@ class MomentumDamper:
         self._bases.clear()
 
     def _damp(self, optimizer: Optimizer) -> None:
-        refused = getattr(optimizer, "found_inf", None)  # a GradScaler's, of a fused optimizer
-        if refused is not None and refused.item():
+        if _refuses(optimizer):
             return
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -124,6 +124,60 @@ class MomentumDamper:
                     values = momentum.view(matrix.rows, matrix.columns)
                     basis = basis.to(values.dtype)
                     values.addmm_(basis, basis.T @ values, alpha=-self._part)
+
+
+class SecondMomentMender:
+    """Keeps Adam's second moment near what it is without dropping, before any optimizer of the
+    process steps.
+
+    Where gradients of several steps arrive together, their square is larger than the sum of the
+    gradients' squares, and Adam's steps would be too small. So a part of that square counts. What
+    is mended is kept as `exp_avg_sq` by optimizers with two `betas`: Adam, AdamW and their like.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[int, float] = {}  # by the parameter's id
+        own = weakref.ref(self)
+
+        def mend(optimizer: Optimizer, *_: Any) -> None:
+            if (mender := own()) is not None:
+                mender._mend(optimizer)
+
+        weakref.finalize(self, register_optimizer_step_pre_hook(mend).remove)
+
+    def add(self, parameter: torch.Tensor, part: float) -> None:
+        """Count a part, in (0, 1], of the squares of the parameter's gradient in its next step."""
+        self._parts[id(parameter)] = part
+
+    def clear(self) -> None:
+        self._parts.clear()
+
+    def _mend(self, optimizer: Optimizer) -> None:
+        if not self._parts or _refuses(optimizer):
+            return
+        scale = getattr(optimizer, "grad_scale", None)  # a GradScaler's, of a fused optimizer
+        unscale = 1.0 if scale is None else 1 / float(scale)
+        for group in optimizer.param_groups:
+            betas = group.get("betas", ())
+            if len(betas) != 2 or float(betas[1]) == 0:
+                continue
+            # The step keeps betas[1] of the moment, and adds (1 - betas[1]) of the whole square.
+            weight = unscale**2 * (1 - float(betas[1])) / float(betas[1])
+            for parameter in group["params"]:
+                moment = optimizer.state.get(parameter, {}).get("exp_avg_sq")
+                gradient = parameter.grad
+                if moment is None or gradient is None:
+                    continue
+                part = self._parts.pop(id(parameter), 1.0)
+                if part < 1:
+                    moment = moment.detach()
+                    moment.addcmul_(gradient, gradient, value=(part - 1) * weight).clamp_(min=0)
+
+
+def _refuses(optimizer: Optimizer) -> bool:
+    """Return whether a fused optimizer skips its step, as its GradScaler told it."""
+    refused = getattr(optimizer, "found_inf", None)
+    return refused is not None and bool(refused.item())
 
 
 def _momentum(optimizer: Optimizer, parameter: torch.Tensor) -> torch.Tensor | None:
