@@ -78,7 +78,7 @@ class NodesTalk {
              .ordered = ordered_,
              .transfers = transfers_,
              .sequence = &sequence_,
-             .sizes = {0, 1, 2, 13, 101, 1009, 4096, 20'011, 65'536, 96'000, 300'007},
+             .sizes = {0, 1, 2, 13, 101, 1009, 4096, 20'011, 65'536, 96'000, 300'007, 600'011},
              .most_bytes = 700'000,
              .memory = {private_memory, shared_memory()},
              .reduced =
@@ -335,15 +335,14 @@ void part(const ForkedRank& rank) {
 
 // The last ranks, from `first` on, differ. A rank that only sends may have its error in the next
 // collective.
-void disagree(const Difference& difference, int first) {
-  const std::string layout = "aabb";
-  mpi::run_ranks(4, [&](const mpi::Rank& rank) {
+void disagree(const Difference& difference, const std::string& layout, int first) {
+  mpi::run_ranks(static_cast<int>(layout.size()), [&](const mpi::Rank& rank) {
     SCOPED_TRACE(difference.name);
     setenv("HBMCOMM_NODE_ID", std::string(1, layout[static_cast<size_t>(rank.rank)]).c_str(), 1);
     NodesTalk talk(rank, "mismatch", layout, uint64_t{256} << 10);
     Communicator& group = talk.communicator();
     std::vector<std::byte> data(4 * kMore * sizeof(float));
-    auto error = talk.run(difference.call(group, data.data(), 4, rank.rank >= first));
+    auto error = talk.run(difference.call(group, data.data(), layout.size(), rank.rank >= first));
     if (!error) error = talk.run(group.barrier(2));
     EXPECT_TRUE(error && tells_of_a_difference(error));
     part(rank);  // MPICH crashes in MPI_Isend to a process that has ended
@@ -351,11 +350,26 @@ void disagree(const Difference& difference, int first) {
 }
 
 TEST(NodesMismatch, OfOneRankEndsWithAnErrorOnAll) {
-  for (const Difference& difference : kDifferences) disagree(difference, 3);
+  for (const Difference& difference : kDifferences) disagree(difference, "aabb", 3);
 }
 
 TEST(NodesMismatch, OfOneNodeEndsWithAnErrorOnAll) {
-  for (const Difference& difference : kDifferences) disagree(difference, 2);
+  for (const Difference& difference : kDifferences) disagree(difference, "aabb", 2);
+}
+
+// Of three nodes a broadcast of 512 KiB goes along a chain, a smaller one does not.
+TEST(NodesMismatch, InHowABroadcastGoesEndsWithAnErrorOnAll) {
+  const auto broadcast = [](Communicator& group, std::byte* data, bool more) {
+    return group.broadcast(1, data, more ? 200'000 : 100'000, Dtype::kFloat32, 0);
+  };
+  disagree(
+      {"a shorter one on the last", [&](Communicator& group, std::byte* data, size_t,
+                                        bool differs) { return broadcast(group, data, !differs); }},
+      "abc", 2);
+  disagree(
+      {"a longer one on the last", [&](Communicator& group, std::byte* data, size_t,
+                                       bool differs) { return broadcast(group, data, differs); }},
+      "abc", 2);
 }
 
 }  // namespace

@@ -16,6 +16,14 @@ inline constexpr size_t kOneLeaderBytes = 64 << 10;
 // The most that a leader sends to another in a block.
 inline constexpr size_t kMostMessageBytes = 256 << 10;
 
+// Up to here streams go to all nodes at once: turns would only add latencies.
+inline constexpr size_t kTogetherBytes = 64 << 10;
+// The longest message of an alltoall that goes by turns.
+inline constexpr size_t kTurnMessageBytes = 128 << 10;
+// A broadcast to several nodes goes along a chain of them from as many bytes on for each: there are
+// so many blocks then that those for which the last link waits are few.
+inline constexpr size_t kChainBytes = 256 << 10;
+
 // How fine an operation is cut.
 struct Grain {
   size_t blocks;               // as many at least, if messages are not too small then
@@ -24,6 +32,8 @@ struct Grain {
 inline constexpr Grain kCoarse{8, 64 << 10};
 // For links that wait for what another link has carried: they are idle for the first kLanes blocks.
 inline constexpr Grain kFine{32, 16 << 10};
+// For a chain, whose last link waits for a block of each before it.
+inline constexpr Grain kFinest{64, 16 << 10};
 
 // `bytes`: of all that the operation moves.
 inline size_t leaders_of(const NodeLayout& layout, size_t bytes) {

@@ -15,17 +15,51 @@ namespace {
 
 using shm::StreamExchange;
 
-// The other ranks of a column.
-std::vector<int> others(const mpi::Channel& column) {
-  std::vector<int> peers;
-  for (int step = 1; step < column.size; ++step)
-    peers.push_back((column.rank + step) % column.size);
-  return peers;
+// The numbers below `count` but `self`, the next one first.
+std::vector<int> others(size_t count, size_t self) {
+  std::vector<int> found;
+  for (size_t step = 1; step < count; ++step) {
+    found.push_back(static_cast<int>((self + step) % count));
+  }
+  return found;
+}
+
+// The other ranks of a channel.
+std::vector<int> others(const mpi::Channel& channel) {
+  return others(static_cast<size_t>(channel.size), static_cast<size_t>(channel.rank));
+}
+
+// Whom a rank sends to and whom it receives from in a turn of an alltoall; -1: nobody.
+struct Partners {
+  int to;
+  int from;
+};
+
+// A rank's turns: a node sends to one other node at a time and receives from one, each rank to and
+// from another rank there.
+std::vector<Partners> turns_of(const NodeLayout& layout) {
+  const size_t count = layout.nodes.size();
+  const auto at = [&layout](size_t node, size_t place) {
+    const std::vector<int>& members = layout.nodes[node];
+    return place < members.size() ? members[place] : -1;
+  };
+  std::vector<Partners> turns;
+  for (size_t distance = 1; distance < count; ++distance) {
+    const size_t next = (layout.node + distance) % count;
+    const size_t previous = (layout.node + count - distance) % count;
+    for (size_t shift = 0; shift < layout.most_members; ++shift) {
+      const size_t there = (layout.place() + shift) % layout.most_members;
+      const size_t back = (layout.place() + layout.most_members - shift) % layout.most_members;
+      turns.push_back({at(next, there), at(previous, back)});
+    }
+  }
+  return turns;
 }
 
 // allgather: the members of a node show each other what they have; the leaders of a column exchange
 // it, each for the members whose place is its own (or its own and a multiple of the leaders more);
-// and hand out what came.
+// and hand out what came. Where there is much, a node sends to one other node at a time and
+// receives from one, turn by turn, so that one stream of a column at a time is on a link.
 class LeaderAllgather final : public LeaderOperation {
  public:
   LeaderAllgather(std::shared_ptr<const NodeLayout> layout, const Signature& signature, Source in,
@@ -39,7 +73,8 @@ class LeaderAllgather final : public LeaderOperation {
     for (const Sink& output : outputs_) longest = std::max(longest, output.count);
     const size_t rows = (layout_->most_members + leaders_ - 1) / leaders_;
     cut_ = cut(*layout_, longest, element(), rows, 1);
-    set_blocks(cut_.blocks);
+    by_turns_ = total_ * element() > kTogetherBytes;
+    set_blocks(cut_.blocks * (by_turns_ ? layout_->nodes.size() - 1 : 1));
     tell(leaders_, cut_.block * element());
   }
 
@@ -47,10 +82,22 @@ class LeaderAllgather final : public LeaderOperation {
   bool leads() const { return layout_->place() < leaders_; }
   bool link_follows_node() const override { return leads() && layout_->members() > leaders_; }
 
-  Source own(size_t block) const { return part_of(in_, cut_.range(in_.count, block), element()); }
+  // A block is a part of each stream, in a turn.
+  ElementRange range(size_t count, size_t block) const {
+    return cut_.range(count, block % cut_.blocks);
+  }
+  // The nodes that this one sends to, or receives from, in a block.
+  std::vector<int> peers(size_t block, bool to) const {
+    const size_t nodes = layout_->nodes.size();
+    if (!by_turns_) return others(nodes, layout_->node);
+    const size_t distance = 1 + block / cut_.blocks;
+    return {static_cast<int>((layout_->node + (to ? distance : nodes - distance)) % nodes)};
+  }
+
+  Source own(size_t block) const { return part_of(in_, range(in_.count, block), element()); }
   Sink output(int rank, size_t block) const {
     const Sink& whole = outputs_[static_cast<size_t>(rank)];
-    return part_of(whole, cut_.range(whole.count, block), element());
+    return part_of(whole, range(whole.count, block), element());
   }
 
   // The outputs that leader `place` exchanges for the members of `node`.
@@ -64,6 +111,7 @@ class LeaderAllgather final : public LeaderOperation {
   }
 
   OperationPtr node_in(size_t block) override {
+    if (block >= cut_.blocks) return nullptr;
     std::vector<Sink> sinks;
     for (const int rank : layout_->nodes[layout_->node]) sinks.push_back(output(rank, block));
     std::vector<Source> sources(sinks.size(), own(block));
@@ -75,13 +123,13 @@ class LeaderAllgather final : public LeaderOperation {
   OperationPtr link(size_t block) override {
     if (!leads()) return nullptr;
     const size_t place = layout_->place();
-    mpi::OutgoingStream outgoing{{}, others(*lane(block)), total_};
+    mpi::OutgoingStream outgoing{{}, peers(block, true), total_};
     for (const Sink& row : rows(layout_->node, place, block)) {
       outgoing.pieces.push_back({row.data, row.count});
     }
     outgoing.pieces.front() = own(block);
     std::vector<mpi::IncomingStream> incoming;
-    for (const int peer : others(*lane(block))) {
+    for (const int peer : peers(block, false)) {
       incoming.push_back({rows(static_cast<size_t>(peer), place, block), peer, total_});
     }
     return mpi::make_exchange(lane(block), signature_, count_, {std::move(outgoing)},
@@ -92,9 +140,9 @@ class LeaderAllgather final : public LeaderOperation {
     if (layout_->members() == 1) return nullptr;
     std::vector<Sinks> incoming(layout_->members());
     for (size_t leader = 0; leader < leaders_; ++leader) {
-      for (size_t node = 0; node < layout_->nodes.size(); ++node) {
-        if (node == layout_->node) continue;
-        for (const Sink& row : rows(node, leader, block)) incoming[leader].push_back(row);
+      for (const int node : peers(block, false)) {
+        const Sinks theirs = rows(static_cast<size_t>(node), leader, block);
+        incoming[leader].insert(incoming[leader].end(), theirs.begin(), theirs.end());
       }
     }
     Sources outgoing;
@@ -109,11 +157,12 @@ class LeaderAllgather final : public LeaderOperation {
   const size_t total_;
   const size_t leaders_;
   BlockCut cut_;
+  bool by_turns_ = false;
 };
 
 // broadcast: the root shows its node a block; each leader sends a shard of it to the leaders of its
-// column; these hand their shards out. Where one leader does it all, it is the one at the root's
-// place, so that the data goes to the link at once.
+// column, or along the chain of them; these hand their shards out. Where one leader does it all, it
+// is the one at the root's place, so that the data goes to the link at once.
 class LeaderBroadcast final : public LeaderOperation {
  public:
   LeaderBroadcast(std::shared_ptr<const NodeLayout> layout, const Signature& signature, void* data,
@@ -125,8 +174,13 @@ class LeaderBroadcast final : public LeaderOperation {
         leaders_(leaders_of(*layout_, count * element())),
         first_(leaders_ == 1 ? root_place_ % layout_->leaders : 0) {
     const size_t receivers = layout_->nodes.size() - 1;
-    cut_ =
-        cut(*layout_, count, element(), 1, leaders_ * receivers, receivers > 1 ? kFine : kCoarse);
+    chained_ = receivers > 1 && count * element() >= receivers * kChainBytes;
+    if (chained_) {
+      cut_ = cut(*layout_, count, element(), 1, leaders_, kFinest);
+    } else {
+      const Grain grain = receivers > 1 ? kFine : kCoarse;
+      cut_ = cut(*layout_, count, element(), 1, leaders_ * receivers, grain);
+    }
     set_blocks(cut_.blocks);
     tell(leaders_, cut_.block * element());
   }
@@ -162,8 +216,10 @@ class LeaderBroadcast final : public LeaderOperation {
   OperationPtr link(size_t block) override {
     if (!leads()) return nullptr;
     const Sink mine = shard(block, layout_->place());
-    return mpi::make_broadcast(lane(block), signature_, mine.data, mine.count,
-                               static_cast<int>(root_node_), count_);
+    // All hear of the root itself first, so that nodes that disagree find out.
+    const auto make = chained_ && block > 0 ? mpi::make_chain_broadcast : mpi::make_broadcast;
+    return make(lane(block), signature_, mine.data, mine.count, static_cast<int>(root_node_),
+                count_);
   }
 
   OperationPtr node_out(size_t block) override {
@@ -191,6 +247,7 @@ class LeaderBroadcast final : public LeaderOperation {
   const size_t root_place_;
   const size_t leaders_;
   const size_t first_;  // leader
+  bool chained_ = false;
   BlockCut cut_;
 };
 
@@ -225,6 +282,11 @@ class LeaderBarrier final : public LeaderOperation {
 // gather, scatter and alltoall: what stays on a node goes through its memory, what leaves it from
 // rank to rank over MPI, both at a time. A stream crosses the link once whoever sends it, so every
 // rank is its own leader.
+//
+// A rank with much to exchange in an alltoall goes by turns, a block each, so that few streams at a
+// time share a link. Each stream has the same turn at both ends, and turns follow one another in
+// one order on all ranks. A rank with little has all streams in one block, and its messages, one to
+// each, wait for none: by induction over the turns nobody waits for ever.
 class DirectExchange final : public LeaderOperation {
  public:
   // `outgoing` and `incoming`: by rank. With a root, they go to it, or come from it, alone.
@@ -234,14 +296,42 @@ class DirectExchange final : public LeaderOperation {
       : LeaderOperation(std::move(layout), signature, count),
         channel_(std::move(channel)),
         outgoing_(std::move(outgoing)),
-        incoming_(std::move(incoming)) {
+        incoming_(std::move(incoming)),
+        turns_(by_turns() ? turns_of(*layout_) : std::vector<Partners>{}) {
+    if (!turns_.empty()) channel_ = finer(*channel_);
+    set_blocks(std::max<size_t>(1, turns_.size()));
     tell(layout_->members(), count * element());
   }
 
  private:
   bool link_follows_node() const override { return false; }
+  size_t most_on_link() const override { return turns_.empty() ? mpi::kLanes : 1; }
   bool remote(int rank) const { return layout_->node_of(rank) != layout_->node; }
   int self() const { return channel_->rank; }
+
+  static std::shared_ptr<mpi::Channel> finer(const mpi::Channel& channel) {
+    auto made = std::make_shared<mpi::Channel>(channel);
+    made->chunk_bytes = std::min(made->chunk_bytes, kTurnMessageBytes);
+    return made;
+  }
+
+  bool by_turns() const {
+    if (signature_.root >= 0) return false;
+    size_t longest = 0;
+    for (const Source& source : outgoing_) longest = std::max(longest, source.count);
+    for (const Sink& sink : incoming_) longest = std::max(longest, sink.count);
+    return longest * element() > std::min(kTogetherBytes, layout_->chunk_bytes);
+  }
+
+  std::vector<int> linked_from(size_t first) const override {
+    std::vector<int> ranks;
+    for (size_t block = first; block < turns_.size(); ++block) {
+      for (const int peer : {turns_[block].to, turns_[block].from}) {
+        if (peer >= 0) ranks.push_back(peer);
+      }
+    }
+    return ranks;
+  }
 
   bool sends_to(int peer) const {
     if (signature_.op == OpCode::kGather) return peer == signature_.root;
@@ -252,8 +342,8 @@ class DirectExchange final : public LeaderOperation {
     return signature_.op != OpCode::kGather || self() == signature_.root;
   }
 
-  OperationPtr node_in(size_t) override {
-    if (signature_.root >= 0 && remote(signature_.root)) return nullptr;
+  OperationPtr node_in(size_t block) override {
+    if (block > 0 || (signature_.root >= 0 && remote(signature_.root))) return nullptr;
     std::vector<Source> sources;
     std::vector<Sink> sinks;
     for (const int rank : layout_->nodes[layout_->node]) {
@@ -265,19 +355,25 @@ class DirectExchange final : public LeaderOperation {
                                             StreamExchange::Cast::kUni);
   }
 
-  OperationPtr link(size_t) override {
+  OperationPtr link(size_t block) override {
     std::vector<mpi::OutgoingStream> outgoing;
     std::vector<mpi::IncomingStream> incoming;
-    for (const int peer : others(*channel_)) {
-      if (!remote(peer)) continue;
-      const auto index = static_cast<size_t>(peer);
-      if (sends_to(peer)) {
-        const Source& source = outgoing_[index];
-        outgoing.push_back({{source}, {peer}, source.count});
-      }
-      if (receives_from(peer)) {
-        const Sink& sink = incoming_[index];
-        incoming.push_back({{sink}, peer, sink.count});
+    const auto send = [&](int peer) {
+      const Source& source = outgoing_[static_cast<size_t>(peer)];
+      outgoing.push_back({{source}, {peer}, source.count});
+    };
+    const auto receive = [&](int peer) {
+      const Sink& sink = incoming_[static_cast<size_t>(peer)];
+      incoming.push_back({{sink}, peer, sink.count});
+    };
+    if (!turns_.empty()) {
+      if (turns_[block].to >= 0) send(turns_[block].to);
+      if (turns_[block].from >= 0) receive(turns_[block].from);
+    } else {
+      for (const int peer : others(*channel_)) {
+        if (!remote(peer)) continue;
+        if (sends_to(peer)) send(peer);
+        if (receives_from(peer)) receive(peer);
       }
     }
     if (outgoing.empty() && incoming.empty()) return nullptr;
@@ -287,9 +383,10 @@ class DirectExchange final : public LeaderOperation {
 
   OperationPtr node_out(size_t) override { return nullptr; }
 
-  const std::shared_ptr<mpi::Channel> channel_;
+  std::shared_ptr<mpi::Channel> channel_;
   const std::vector<Source> outgoing_;
   const std::vector<Sink> incoming_;
+  const std::vector<Partners> turns_;  // empty: all at once
 };
 
 }  // namespace

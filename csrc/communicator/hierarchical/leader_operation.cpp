@@ -32,7 +32,7 @@ Progress LeaderOperation::poll() {
 bool LeaderOperation::poll_link() {
   bool moved = false;
   const size_t ready = link_follows_node() ? entered_ : blocks_;
-  while (started_ < ready && started_ - crossed_ < on_link_.size()) {
+  while (started_ < ready && started_ - crossed_ < most_on_link()) {
     OperationPtr& operation = on_link_[started_ % on_link_.size()];
     operation = link(started_);
     if (operation) operation->begin();
@@ -127,11 +127,19 @@ std::vector<int> LeaderOperation::ranks_of_stages(std::vector<int> (Operation::*
   return ranks;
 }
 
-// Blocks that are not on the link yet need every leader of the column once more.
+// Blocks that are not on the link yet need their peers once more.
 std::vector<int> LeaderOperation::needed() const {
   std::vector<int> ranks = ranks_of_stages(&Operation::needed);
+  if (started_ == blocks_) return ranks;
+  const std::vector<int> later = linked_from(started_);
+  ranks.insert(ranks.end(), later.begin(), later.end());
+  return ranks;
+}
+
+std::vector<int> LeaderOperation::linked_from(size_t) const {
+  std::vector<int> ranks;
   const bool leads = std::ranges::any_of(on_link_, [](const auto& one) { return one != nullptr; });
-  if (!leads || started_ == blocks_) return ranks;
+  if (!leads) return ranks;
   const mpi::Channel& column = *layout_->column.front();
   for (int peer = 0; peer < column.size; ++peer) {
     if (peer != column.rank) ranks.push_back(column.group_rank(peer));

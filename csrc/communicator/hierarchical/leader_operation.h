@@ -6,9 +6,9 @@
 // The order. A node takes its steps one at a time, in the same order on all its members: node_in of
 // the first kAhead blocks, then node_out of a block and node_in of the next in turn. So node_in of
 // a block begins after node_out of the one kAhead before it, whose scratch memory it may use. The
-// link takes blocks in order, kLanes at a time. A stage of a block waits for earlier stages of that
-// block and of the blocks before it alone, and all ranks have the same blocks: by induction none
-// waits for ever for a rank that takes part.
+// link takes blocks in order, most_on_link() at a time. A stage of a block waits for earlier stages
+// of that block and of the blocks before it alone, and all ranks have the same blocks: by induction
+// none waits for ever for a rank that takes part.
 //
 // Threads: as Operation.
 #pragma once
@@ -63,6 +63,11 @@ class LeaderOperation : public Operation {
 
   // False: this rank's link() needs nothing of node_in().
   virtual bool link_follows_node() const { return true; }
+  // The ranks of the group that link() of `first` and later blocks, not begun yet, waits for.
+  virtual std::vector<int> linked_from(size_t first) const;
+
+  // The blocks that may be on the link at a time: kLanes at most.
+  virtual size_t most_on_link() const { return mpi::kLanes; }
 
   size_t element() const { return element_size(signature_.dtype); }
   // The channel of block `block`.

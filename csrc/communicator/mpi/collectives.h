@@ -45,6 +45,11 @@ OperationPtr make_exchange(std::shared_ptr<Channel> channel, const Signature& si
 OperationPtr make_broadcast(std::shared_ptr<Channel> channel, const Signature& signature,
                             void* data, size_t count, int root, size_t told);
 
+// The same along a chain of the ranks, from the root on: one stream at a time on each link, the
+// last of which waits for what the others carry first. `data` is cut by the channel's chunk.
+OperationPtr make_chain_broadcast(std::shared_ptr<Channel> channel, const Signature& signature,
+                                  void* data, size_t count, int root, size_t told);
+
 struct Reduction {
   const void* in;
   void* out;  // used where the result goes

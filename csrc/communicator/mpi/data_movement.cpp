@@ -200,6 +200,56 @@ class BlockBroadcast final : public TwoPhase {
   std::byte* const data_;
 };
 
+// The same along a chain of ranks: each takes a block and hands it to the next.
+class ChainBroadcast final : public TwoPhase {
+ public:
+  ChainBroadcast(std::shared_ptr<Channel> channel, const Signature& signature, void* data,
+                 size_t count, int root, size_t told)
+      : TwoPhase(channel, signature, count, told, {root}, first_room(*channel, root),
+                 second_room(*channel, root)),
+        root_(root),
+        next_((channel_->rank + 1) % channel_->size),
+        data_(static_cast<std::byte*>(data)) {}
+
+ private:
+  static Room first_room(const Channel& channel, int root) {
+    return channel.rank == root ? Room{1, 0} : Room{0, 1};
+  }
+  static Room second_room(const Channel& channel, int root) {
+    const bool passes_on = channel.rank != root && (channel.rank + 1) % channel.size != root;
+    return {passes_on ? size_t{1} : 0, 0};
+  }
+
+  bool is_root() const { return channel_->rank == root_; }
+  int previous() const { return (channel_->rank + channel_->size - 1) % channel_->size; }
+  std::byte* at(size_t element_index) { return data_ + element_index * element(); }
+
+  void post_first(Round& round, size_t block) override {
+    const ElementRange whole = shard(block, root_);
+    const size_t bytes = whole.count * element();
+    if (is_root()) {
+      round.send(std::span(&next_, 1), at(whole.offset), bytes, count_);
+    } else {
+      round.receive(previous(), bytes, count_);
+    }
+  }
+
+  void post_second(Round& round, const Round& first, size_t block) override {
+    if (is_root()) return;
+    const ElementRange whole = shard(block, root_);
+    const size_t bytes = whole.count * element();
+    if (bytes > 0) std::memcpy(at(whole.offset), first.payload(previous()), bytes);
+    if (next_ != root_) round.send(std::span(&next_, 1), at(whole.offset), bytes, count_);
+  }
+
+  int first_phase() const override { return is_root() || previous() == root_ ? 0 : 1; }
+  void deliver(const Round&, size_t) override {}
+
+  const int root_;
+  const int next_;
+  std::byte* const data_;
+};
+
 }  // namespace
 
 OperationPtr make_exchange(std::shared_ptr<Channel> channel, const Signature& signature,
@@ -223,6 +273,11 @@ OperationPtr make_broadcast(std::shared_ptr<Channel> channel, const Signature& s
   }
   return make_exchange(std::move(channel), signature, told, std::move(outgoing),
                        std::move(incoming), {});
+}
+
+OperationPtr make_chain_broadcast(std::shared_ptr<Channel> channel, const Signature& signature,
+                                  void* data, size_t count, int root, size_t told) {
+  return std::make_unique<ChainBroadcast>(std::move(channel), signature, data, count, root, told);
 }
 
 OperationPtr MpiCommunicator::broadcast(OperationNumber sequence, void* data, size_t count,

@@ -90,7 +90,7 @@ void TwoPhase::begin() {
 
 void TwoPhase::open_first(size_t block) {
   Round& round = first_[block % 2];
-  round.open(signature_, static_cast<uint32_t>(block), 0);
+  round.open(signature_, static_cast<uint32_t>(block), first_phase());
   post_first(round, block);
 }
 

@@ -118,6 +118,8 @@ class TwoPhase : public GroupOperation {
   ElementRange shard(size_t block, int owner) const;
 
   virtual void post_first(Round& round, size_t block) = 0;
+  // The phase that the messages of post_first() have on the wire.
+  virtual int first_phase() const { return 0; }
   // `first` holds the payloads of the block's first phase.
   virtual void post_second(Round& round, const Round& first, size_t block) = 0;
   virtual void deliver(const Round& second, size_t block) = 0;
