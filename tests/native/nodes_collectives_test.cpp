@@ -357,7 +357,7 @@ TEST(NodesMismatch, OfOneNodeEndsWithAnErrorOnAll) {
   for (const Difference& difference : kDifferences) disagree(difference, "aabb", 2);
 }
 
-// Of three nodes a broadcast of 512 KiB goes along a chain, a smaller one does not.
+// A broadcast of 512 KiB to three nodes goes along a chain, a smaller one does not.
 TEST(NodesMismatch, InHowABroadcastGoesEndsWithAnErrorOnAll) {
   const auto broadcast = [](Communicator& group, std::byte* data, bool more) {
     return group.broadcast(1, data, more ? 200'000 : 100'000, Dtype::kFloat32, 0);

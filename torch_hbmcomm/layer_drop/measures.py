@@ -1,4 +1,4 @@
-"""What the ranks tell one another of a bucket, so that all decide alike."""
+"""Measures of a bucket that ranks exchange, so that all decide alike."""
 
 from __future__ import annotations
 
