@@ -15,7 +15,7 @@
 namespace hbm {
 namespace {
 
-// What a rank tells before its tensor.
+// Describes a rank's tensor to the others before it is sent.
 struct Outline {
   int64_t count;       // of indices
   int64_t sparse_dim;  // dimensions that have indices
@@ -148,7 +148,7 @@ class SparseAllreduce final : public Operation {
   at::Tensor sent_;  // of the stage that runs
   Outline own_outline_{};
   std::vector<Outline> outlines_;
-  std::vector<at::Tensor> all_indices_;  // of rank r: [counts_[r], sparse dimensions]
+  std::vector<at::Tensor> all_indices_;  // of rank r: [outlines_[r].count, sparse dimensions]
   std::vector<at::Tensor> all_values_;
   std::unique_ptr<Operation> stage_;
   int stages_done_ = 0;

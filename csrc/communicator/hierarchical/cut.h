@@ -20,8 +20,9 @@ inline constexpr size_t kMostMessageBytes = 256 << 10;
 inline constexpr size_t kTogetherBytes = 64 << 10;
 // The longest message of an alltoall that goes by turns.
 inline constexpr size_t kTurnMessageBytes = 128 << 10;
-// A broadcast to several nodes goes along a chain of them from as many bytes on for each: there are
-// so many blocks then that those for which the last link waits are few.
+// A broadcast to several nodes goes along a chain of them from as many bytes on for each leader
+// there. It has 64 blocks or more then (16 for each of fewer than four other nodes), and the last
+// link waits for one of each node between.
 inline constexpr size_t kChainBytes = 256 << 10;
 
 // How fine an operation is cut.

@@ -174,7 +174,7 @@ class LeaderBroadcast final : public LeaderOperation {
         leaders_(leaders_of(*layout_, count * element())),
         first_(leaders_ == 1 ? root_place_ % layout_->leaders : 0) {
     const size_t receivers = layout_->nodes.size() - 1;
-    chained_ = receivers > 1 && count * element() >= receivers * kChainBytes;
+    chained_ = receivers > 1 && count * element() >= leaders_ * receivers * kChainBytes;
     if (chained_) {
       cut_ = cut(*layout_, count, element(), 1, leaders_, kFinest);
     } else {
