@@ -18,6 +18,7 @@ using std::chrono::steady_clock;
 constexpr std::chrono::seconds kAnswerPatience{1};  // beyond the deadline of a wait
 constexpr microseconds kFirstPause{50};
 constexpr microseconds kLongestPause{10'000};
+constexpr std::chrono::milliseconds kFirstSilence{250};  // of a store, before a look
 constexpr microseconds kPausePerKey{100};  // so that a thousand ranks do not flood the store
 
 }  // namespace
@@ -79,6 +80,37 @@ std::vector<std::string> PrefixedKeyValue::prefixed(const std::vector<std::strin
   std::vector<std::string> all;
   for (const std::string& key : keys) all.push_back(prefix_ + key);
   return all;
+}
+
+WatchedKeyValue::WatchedKeyValue(std::shared_ptr<KeyValue> store, std::function<void()> look)
+    : store_(std::move(store)), look_(std::move(look)) {}
+
+template <typename Question>
+auto WatchedKeyValue::ask(const Question& question, Deadline deadline) {
+  for (auto patience = kFirstSilence;; patience *= 2) {
+    try {
+      return question(std::min(deadline, steady_clock::now() + patience));
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kTimeout || steady_clock::now() >= deadline) throw;
+    }
+    look_();
+  }
+}
+
+void WatchedKeyValue::set(const std::string& key, const std::string& value, Deadline deadline) {
+  ask([&](Deadline until) { store_->set(key, value, until); }, deadline);
+}
+
+std::optional<std::string> WatchedKeyValue::get(const std::string& key, Deadline deadline) {
+  return ask([&](Deadline until) { return store_->get(key, until); }, deadline);
+}
+
+bool WatchedKeyValue::has(const std::vector<std::string>& keys, Deadline deadline) {
+  return ask([&](Deadline until) { return store_->has(keys, until); }, deadline);
+}
+
+long WatchedKeyValue::add(const std::string& key, long amount, Deadline deadline) {
+  return store_->add(key, amount, deadline);
 }
 
 }  // namespace hbm

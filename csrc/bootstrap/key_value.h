@@ -63,4 +63,25 @@ class PrefixedKeyValue final : public KeyValue {
   const std::string prefix_;
 };
 
+// A store whose user looks for what ends its wait while there is no answer. A question that has had
+// none for a quarter of a second is asked again after `look`, with twice that patience, and so on
+// until its deadline. `look` throws to end the wait.
+class WatchedKeyValue final : public KeyValue {
+ public:
+  WatchedKeyValue(std::shared_ptr<KeyValue> store, std::function<void()> look);
+
+  void set(const std::string& key, const std::string& value, Deadline deadline) override;
+  std::optional<std::string> get(const std::string& key, Deadline deadline) override;
+  bool has(const std::vector<std::string>& keys, Deadline deadline) override;
+  // Asked once, as two answers would be two sums.
+  long add(const std::string& key, long amount, Deadline deadline) override;
+
+ private:
+  template <typename Question>
+  auto ask(const Question& question, Deadline deadline);
+
+  const std::shared_ptr<KeyValue> store_;
+  const std::function<void()> look_;
+};
+
 }  // namespace hbm

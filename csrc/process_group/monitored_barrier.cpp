@@ -37,11 +37,17 @@ std::string torch_words(int rank) {
 
 MonitoredBarrier::MonitoredBarrier(bootstrap::Participant participant, const Peers& peers,
                                    std::chrono::milliseconds timeout)
-    : participant_(std::move(participant)),
+    : participant_(watched(std::move(participant))),
       peers_(peers),
       timeout_(timeout),
       name_("monitored_barrier of " + participant_.group),
       duration_(std::to_string(timeout.count()) + " ms") {}
+
+bootstrap::Participant MonitoredBarrier::watched(bootstrap::Participant participant) const {
+  const auto look = [this] { require_needed(); };
+  participant.store = std::make_shared<WatchedKeyValue>(std::move(participant.store), look);
+  return participant;
+}
 
 void MonitoredBarrier::pass(bool wait_all_ranks) const {
   try {
@@ -85,13 +91,7 @@ void MonitoredBarrier::await_verdict() const {
   // Rank 0 may use the whole timeout itself; its verdict comes a little later.
   const auto deadline = participant_.deadline + timeout_;
   const std::string key = participant_.prefix + kVerdictKey;
-  const auto look = [this] {
-    const Gone gone = gone_among({0});
-    if (gone.empty()) return;
-    throw Error(gone.dead.empty() ? ErrorKind::kPeer : ErrorKind::kDeath,
-                name_ + ": " + tell(gone) + torch_words(participant_.rank));
-  };
-  if (!await_keys(*participant_.store, {key}, deadline, look)) {
+  if (!await_keys(*participant_.store, {key}, deadline, [this] { require_needed(); })) {
     throw Error(ErrorKind::kTimeout, name_ + " timed out after " + duration_ + "; missing ranks: " +
                                          peers_.list({0}) + torch_words(participant_.rank));
   }
@@ -117,6 +117,25 @@ std::optional<int> MonitoredBarrier::await_rank(int rank, bool wait_all_ranks) c
     return absent.rank;
   }
   return rank;
+}
+
+// Throws if one has died or left without whom the barrier cannot be passed: for rank 0 any other,
+// for these rank 0.
+void MonitoredBarrier::require_needed() const {
+  std::vector<int> needed{0};
+  if (participant_.rank == 0) {
+    needed = bootstrap::everyone(participant_.size);
+    needed.erase(needed.begin());
+  }
+  const Gone gone = gone_among(needed);
+  if (gone.empty()) return;
+  std::vector<int> missing = gone.dead;
+  missing.insert(missing.end(), gone.left.begin(), gone.left.end());
+  throw Error(
+      gone.dead.empty() ? ErrorKind::kPeer : ErrorKind::kDeath,
+      name_ + ": " + tell(gone) +
+          (participant_.rank == 0 ? "; " + torch_words(missing, missing.size() > 1, duration_)
+                                  : torch_words(participant_.rank)));
 }
 
 MonitoredBarrier::Gone MonitoredBarrier::gone_among(const std::vector<int>& ranks) const {

@@ -37,9 +37,11 @@ class MonitoredBarrier {
     bool empty() const noexcept { return dead.empty() && left.empty(); }
   };
 
+  bootstrap::Participant watched(bootstrap::Participant participant) const;
   void decide(bool wait_all_ranks) const;
   void await_verdict() const;
   std::optional<int> await_rank(int rank, bool wait_all_ranks) const;
+  void require_needed() const;
   bool has_come(int rank) const;
   KeyValue::Deadline answer_by() const;
   std::string key_of(int rank) const;

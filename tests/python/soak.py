@@ -16,7 +16,6 @@ import gc
 import os
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -189,9 +188,8 @@ def kill(kills: int, seed: int) -> list[str]:
     for number in range(kills):
         size = choices.randrange(2, 5)
         turn = choices.choice([None, choices.randrange(2, 200)])
-        with tempfile.TemporaryDirectory(prefix="hbmcomm-soak-") as folder:
-            fate = Fate(choices.randrange(size), turn=turn)
-            survivors = Job(size).run(reduce_again, fate, f"file://{folder}/store")
+        fate = Fate(choices.randrange(size), turn=turn)
+        survivors = Job(size).run(reduce_again, fate)
         for survivor in survivors:
             if f"rank {fate.victim} (pid" not in survivor.text:
                 return [f"job {number} of {size} ranks, {fate}: {survivor}"]

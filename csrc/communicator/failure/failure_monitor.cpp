@@ -379,23 +379,34 @@ std::vector<std::shared_ptr<MonitoredGroup>> FailureMonitor::groups_of(const Key
 void FailureMonitor::tend(NewsStore& store) {
   KeyValue* const keys = store.keys.get();
   std::unique_lock lock(mutex_);
-  std::deque<News> to_tell = store.to_tell;
-  const size_t telling = to_tell.size();
   const uint64_t round = ++store.begun;
-  bool complete = false;
   lock.unlock();
+  // Who has left may have told why before; so the question comes before the news, and what follows
+  // from the answer behind them. In the same way this process leaves when all is told.
+  std::vector<Departure> departed;
+  std::deque<News> to_tell;
+  size_t telling = 0;
+  bool complete = false;
   std::string trouble;
   try {
-    ask_who_left(keys);
+    departed = ask_who_left(keys);
+    lock.lock();
+    to_tell = store.to_tell;
+    telling = to_tell.size();
+    lock.unlock();
     store.news.exchange(to_tell, soon(), [this](const News& entry) { apply(entry); });
+    tell_leaving(keys);
+    lock.lock();
+    for (const auto& [group, rank] : departed) decide(*group, rank, /*has_left=*/true);
     complete = true;
   } catch (const Error& error) {
     // A store that does not answer proves nothing.
     const bool silent = error.kind() == ErrorKind::kTimeout;
     if (!silent) trouble = error.what();
-    decide_unasked(keys, Clock::now() - (silent ? kSilentDecision : milliseconds(0)));
+    lock.lock();
+    const auto ended_before = Clock::now() - (silent ? kSilentDecision : milliseconds(0));
+    decide_unanswered(keys, ended_before, departed);
   }
-  lock.lock();
   const auto told = static_cast<std::ptrdiff_t>(telling - to_tell.size());
   store.to_tell.erase(store.to_tell.begin(), store.to_tell.begin() + told);
   if (complete) store.done = round;
@@ -428,18 +439,13 @@ void FailureMonitor::link(NodeLinks& links) {
   });
 }
 
-// Tells who leaves here, and learns of those elsewhere that somebody waits for or that have ended.
-void FailureMonitor::ask_who_left(KeyValue* keys) {
+// Returns those elsewhere who have left, of those that somebody waits for or that have ended; who
+// has ended and had not left has died.
+std::vector<FailureMonitor::Departure> FailureMonitor::ask_who_left(KeyValue* keys) {
+  std::vector<Departure> departed;
   std::unique_lock lock(mutex_);
   for (const auto& group : groups_of(keys)) {
     if (!group->followed) continue;
-    if (group->leaving && !group->has_left) {
-      lock.unlock();
-      group->store->set(group->left_prefix + std::to_string(group->rank), "1", soon());
-      lock.lock();
-      group->has_left = true;
-      changed_.notify_all();
-    }
     std::set<int> asked = std::exchange(group->wanted, {});
     for (const auto& [rank, since] : group->undecided) asked.insert(rank);
     for (const int rank : asked) {
@@ -447,18 +453,37 @@ void FailureMonitor::ask_who_left(KeyValue* keys) {
       lock.unlock();
       const bool has_left = group->store->has({group->left_prefix + std::to_string(rank)}, soon());
       lock.lock();
-      if (has_left || group->undecided.contains(rank)) decide(*group, rank, has_left);
+      if (has_left) {
+        departed.emplace_back(group, rank);
+      } else if (group->undecided.contains(rank)) {
+        decide(*group, rank, /*has_left=*/false);
+      }
     }
+  }
+  return departed;
+}
+
+void FailureMonitor::tell_leaving(KeyValue* keys) {
+  std::unique_lock lock(mutex_);
+  for (const auto& group : groups_of(keys)) {
+    if (!group->followed || !group->leaving || group->has_left) continue;
+    lock.unlock();
+    group->store->set(group->left_prefix + std::to_string(group->rank), "1", soon());
+    lock.lock();
+    group->has_left = true;
+    changed_.notify_all();
   }
 }
 
-// Takes for dead those of whom the store cannot say whether they had left.
-void FailureMonitor::decide_unasked(KeyValue* keys, Clock::time_point ended_before) {
-  const std::lock_guard lock(mutex_);
+// Takes those for dead that have ended, unless the store has said that they had left. REQUIRES:
+// mutex_ is held.
+void FailureMonitor::decide_unanswered(KeyValue* keys, Clock::time_point ended_before,
+                                       const std::vector<Departure>& departed) {
   for (const auto& group : groups_of(keys)) {
     const auto undecided = group->undecided;
     for (const auto& [rank, since] : undecided) {
-      if (since <= ended_before) decide(*group, rank, /*has_left=*/false);
+      if (since > ended_before) continue;
+      decide(*group, rank, std::ranges::count(departed, Departure(group, rank)) > 0);
     }
   }
 }

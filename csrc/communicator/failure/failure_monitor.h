@@ -147,6 +147,7 @@ class FailureMonitor {
     Clock::time_point answered = Clock::now();
     explicit NewsStore(std::shared_ptr<KeyValue> store) : keys(store), news(std::move(store)) {}
   };
+  using Departure = std::pair<std::shared_ptr<MonitoredGroup>, int>;  // of a rank that has left
   // A process that this one has to link to.
   struct WantedLink {
     std::string where;  // it listens
@@ -164,8 +165,10 @@ class FailureMonitor {
   void drop_unused_listener();
   void measure_silence(const NodeLinks& links);
   void tend(NewsStore& store);
-  void ask_who_left(KeyValue* keys);
-  void decide_unasked(KeyValue* keys, Clock::time_point ended_before);
+  std::vector<Departure> ask_who_left(KeyValue* keys);
+  void tell_leaving(KeyValue* keys);
+  void decide_unanswered(KeyValue* keys, Clock::time_point ended_before,
+                         const std::vector<Departure>& departed);
   void decide(MonitoredGroup& group, int rank, bool has_left);
   void tell_death(const MonitoredGroup& group, size_t rank);
   void tell(const MonitoredGroup& group, News entry);

@@ -74,9 +74,15 @@ void GroupWatch::check(const Operation& operation) {
   if (fork_.in_child()) return;
   const std::vector<int> missing = operation.missing();
   const Findings found = monitor_.look(*group_, missing);
-  // First: who has died since may have ended because of it.
+  // The cause before what follows from it: who has failed or met a death ends or leaves.
   if (found.failure) {
     throw Error(ErrorKind::kPeer, group_->name + " has failed: " + *found.failure);
+  }
+  const std::vector<int> needed = operation.needed();
+  for (const int rank : needed) {
+    if (!found.dead.contains(rank)) continue;
+    throw Error(ErrorKind::kDeath, operation.describe() + ": " +
+                                       group_->ranks[static_cast<size_t>(rank)] + " has died");
   }
   for (const int rank : missing) {
     const std::string& name = group_->ranks[static_cast<size_t>(rank)];
@@ -86,11 +92,8 @@ void GroupWatch::check(const Operation& operation) {
                                         name);
     }
   }
-  for (const int rank : operation.needed()) {
+  for (const int rank : needed) {
     const std::string& name = group_->ranks[static_cast<size_t>(rank)];
-    if (found.dead.contains(rank)) {
-      throw Error(ErrorKind::kDeath, operation.describe() + ": " + name + " has died");
-    }
     if (const auto silent = found.silent.find(rank); silent != found.silent.end()) {
       throw Error(ErrorKind::kNetwork,
                   operation.describe() + ": " + silence_text(name, silent->second));

@@ -114,11 +114,11 @@ def all_reduce(count: int, rank: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("count", [100, 200_000])
-def test_a_killed_rank_is_named(mpi: Mpi, count: int, tmp_path: Path) -> None:
+def test_a_killed_rank_is_named(mpi: Mpi, count: int) -> None:
     """Some libraries wait for it, others report that a message could not be sent."""
     surroundings = {"HBMCOMM_NODE": "mpi", "HBMCOMM_MPI_LIB": str(mpi.library)}
     job = Deaths(3, environment=surroundings)
-    for survivor in job.run(partial(all_reduce, count), Fate(victim=2), f"file://{tmp_path}/store"):
+    for survivor in job.run(partial(all_reduce, count), Fate(victim=2)):
         assert re.search(rf"allreduce #\d+ .* of {count} float32", survivor.text), survivor
         assert re.search(r"rank 2 \(pid \d+ on \S+\) has died", survivor.text), survivor
 

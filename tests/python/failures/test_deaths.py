@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -134,9 +135,9 @@ def assert_told(survivors: list[Survivor], victim: int, bound: float, operation:
         ],
     ),
 )
-def test_death_in_the_middle(size: int, call: Call, url: str) -> None:
+def test_death_in_the_middle(size: int, call: Call) -> None:
     victim = size // 2
-    survivors = Job(size).run(call, Fate(victim), url)
+    survivors = Job(size).run(call, Fate(victim))
     assert_told(survivors, victim, SOON_ON_THE_NODE, OPERATIONS[call])
     assert len({survivor.text for survivor in survivors}) == 1, survivors
 
@@ -150,9 +151,9 @@ def test_death_in_the_middle(size: int, call: Call, url: str) -> None:
         quick=["all_reduce_small-0", "all_reduce_large-3"],
     ),
 )
-def test_the_error_has_the_number(ranks: int, victim: int, call: Call, url: str) -> None:
+def test_the_error_has_the_number(ranks: int, victim: int, call: Call) -> None:
     """A rank that dies before its 30th operation is missed in that one."""
-    survivors = Job(ranks).run(call, Fate(victim, turn=30), url)
+    survivors = Job(ranks).run(call, Fate(victim, turn=30))
     assert_told(survivors, victim, SOON_ON_THE_NODE, r"allreduce #30 \(SUM\)")
     assert len({survivor.text for survivor in survivors}) == 1, survivors
 
@@ -167,8 +168,8 @@ def test_death_of_the_rank_that_serves_the_store(ranks: int, call: Call) -> None
 
 
 @pytest.mark.ranks(3)
-def test_child_that_outlives_the_dead_rank(ranks: int, url: str) -> None:
-    survivors = Job(ranks).run(all_reduce_small, Fate(1, leaves_child=True), url)
+def test_child_that_outlives_the_dead_rank(ranks: int) -> None:
+    survivors = Job(ranks).run(all_reduce_small, Fate(1, leaves_child=True))
     assert_told(survivors, 1, SOON_ON_THE_NODE, "allreduce")
 
 
@@ -193,9 +194,9 @@ OVER_MPI = {"HBMCOMM_NODE": "mpi"}
         ],
     ),
 )
-def test_death_on_another_node(layout: str, victim: int, call: Call, url: str) -> None:
+def test_death_on_another_node(layout: str, victim: int, call: Call) -> None:
     victim %= len(layout)
-    survivors = Job(len(layout), layout).run(call, Fate(victim), url)
+    survivors = Job(len(layout), layout).run(call, Fate(victim))
     assert_told(survivors, victim, SOON_ELSEWHERE, OPERATIONS[call])
 
 
@@ -233,9 +234,9 @@ def all_gather_large(rank: int, size: int) -> None:
         quick=["broadcast_from_0-abc", "all_reduce_large-mpi"],
     ),
 )
-def test_a_late_rank_does_not_hide_a_death(job: Job, call: Call, url: str, tmp_path: Path) -> None:
+def test_a_late_rank_does_not_hide_a_death(job: Job, call: Call, tmp_path: Path) -> None:
     """Rank 1 has all that rank 0 has sent, and waits for rank 2, which computes; rank 0 dies."""
-    waiting, _ = job.run(partial(last_rank_stays_away, tmp_path, call), Fate(0), url)
+    waiting, _ = job.run(partial(last_rank_stays_away, tmp_path, call), Fate(0))
     assert_told([waiting], 0, SOON_ELSEWHERE, rf"#2 .*{LARGE} float32")
 
 
@@ -257,10 +258,10 @@ def ring_while_rank_2_is_stopped(folder: Path, rank: int, size: int) -> None:
 
 
 @pytest.mark.full
-def test_who_failed_for_a_death_elsewhere_is_not_named(url: str, tmp_path: Path) -> None:
+def test_who_failed_for_a_death_elsewhere_is_not_named(tmp_path: Path) -> None:
     """Rank 1 hears from rank 0 that rank 3 has died, and leaves before its neighbour looks."""
     call = partial(ring_while_rank_2_is_stopped, tmp_path)
-    survivors = Job(4, "baac").run(call, Fate(3), url)
+    survivors = Job(4, "baac").run(call, Fate(3))
     assert_told(survivors, 3, 2 * SOON_ELSEWHERE, "send|recv")
     assert survivors[1].text == survivors[2].text
 
@@ -273,17 +274,17 @@ def test_who_failed_for_a_death_elsewhere_is_not_named(url: str, tmp_path: Path)
         quick=["0-all_reduce_small", "1-ring"],
     ),
 )
-def test_death_over_mpi(victim: int, call: Call, url: str) -> None:
-    survivors = Job(3, environment=OVER_MPI).run(call, Fate(victim), url)
+def test_death_over_mpi(victim: int, call: Call) -> None:
+    survivors = Job(3, environment=OVER_MPI).run(call, Fate(victim))
     assert_told(survivors, victim, SOON_ELSEWHERE, OPERATIONS[call])
 
 
 @pytest.mark.parametrize("layout", cases(["ab", "aab", "aabb"], quick=["aab"]))
-def test_child_does_not_hide_a_death_on_another_node(layout: str, url: str) -> None:
+def test_child_does_not_hide_a_death_on_another_node(layout: str) -> None:
     """The first rank of a node, whose connections to other nodes its child inherits."""
     victim = layout.index("b")
     fate = Fate(victim, leaves_child=True)
-    survivors = Job(len(layout), layout).run(all_reduce_small, fate, url)
+    survivors = Job(len(layout), layout).run(all_reduce_small, fate)
     assert_told(survivors, victim, SOON_ELSEWHERE, "allreduce")
 
 
@@ -321,8 +322,8 @@ def pass_monitored_barrier(rank: int, size: int) -> None:
     ("layout", "victim"),
     cases(["aaa", "aab"], [0, 1, 2], quick=["aaa-0", "aaa-2", "aab-0", "aab-2"]),
 )
-def test_monitored_barrier_does_not_wait_for_the_dead(layout: str, victim: int, url: str) -> None:
-    survivors = Job(3, layout).run(pass_monitored_barrier, Fate(victim), url)
+def test_monitored_barrier_does_not_wait_for_the_dead(layout: str, victim: int) -> None:
+    survivors = Job(3, layout).run(pass_monitored_barrier, Fate(victim))
     bound = SOON_ON_THE_NODE if layout == "aaa" else SOON_ELSEWHERE
     assert_told(survivors, victim, bound, r"^monitored_barrier of group \S+: rank")
     reached = "successfully reached monitoredBarrier, but received errors while waiting"
@@ -341,6 +342,39 @@ def test_monitored_barrier_of_a_store_that_has_gone() -> None:
         told = r"(?s)^monitored_barrier of .*rank 0 \(pid .* has died"
         assert re.search(told, survivor.text), survivor
         assert survivor.seconds < SOON_ON_THE_NODE, survivor
+
+
+def die_amid_a_write(pipe: Connection, rank: int, path: Path) -> None:
+    dist.init_process_group("hbm", init_method=f"file://{path}", rank=rank, world_size=3)
+    monitored_barrier()
+    pipe.send("passed one")
+    pipe.recv()
+    if rank == 0:
+        with path.open("ab") as store:
+            store.write((100).to_bytes(8, sys.byteorder))  # the length of a key that does not come
+        os.kill(os.getpid(), signal.SIGKILL)
+    monitored_barrier(timeout=timedelta(seconds=60))
+
+
+@pytest.mark.parametrize(
+    ("layout", "order"),
+    [("aaa", [(0,), (1, 2)]), ("aab", [(1, 2), (0,)])],
+    ids=["first", "while the others wait"],
+)
+def test_monitored_barrier_of_a_file_that_a_death_has_torn(
+    layout: str, order: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    """PyTorch's FileStore then never answers."""
+    with Ranks(3, die_amid_a_write, tmp_path / "store", layout=layout) as ranks:
+        ranks.hear(0, 1, 2)
+        for those in order:
+            ranks.tell(*those)
+            time.sleep(0.3)
+        said = ranks.hear(1, 2, limit=20)
+    for each in said:
+        print(each.text)
+        assert each.error == "DistBackendError", each
+        assert re.search(r"^monitored_barrier of group \S+: rank 0 \(pid .* has died", each.text)
 
 
 def name_all_the_missing(pipe: Connection, rank: int, url: str, timeout: float) -> None:
@@ -418,10 +452,10 @@ def test_monitored_barrier_does_not_wait_for_those_who_left(
 # Stopped ranks, and abort().
 
 
-def test_a_timeout_names_the_rank_that_the_others_wait_for_too(url: str) -> None:
+def test_a_timeout_names_the_rank_that_the_others_wait_for_too() -> None:
     """Rank 1 waits for rank 0 of its node, which waits for rank 2, and says so a little later."""
     job = Job(3, "aab", timeout=2, hurried=1)
-    survivors = job.run(all_reduce_small, Fate(2, signal.SIGSTOP, turn=10), url)
+    survivors = job.run(all_reduce_small, Fate(2, signal.SIGSTOP, turn=10))
     report(survivors)
     for survivor in survivors:
         assert re.search(r"missing ranks: .*\b2 \(pid", survivor.text), survivor
@@ -435,8 +469,8 @@ def test_a_timeout_names_the_rank_that_the_others_wait_for_too(url: str) -> None
         quick=["0-aab", "2-aaa"],
     ),
 )
-def test_stopped_rank_is_named_by_the_timeout(job: Job, victim: int, url: str) -> None:
-    survivors = job.run(all_reduce_small, Fate(victim, signal.SIGSTOP, turn=10), url)
+def test_stopped_rank_is_named_by_the_timeout(job: Job, victim: int) -> None:
+    survivors = job.run(all_reduce_small, Fate(victim, signal.SIGSTOP, turn=10))
     report(survivors)
     for survivor in survivors:
         assert survivor.kind == "DistBackendError", survivor

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -20,8 +22,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import _get_default_group
 
 from harness.pool import processes
@@ -62,11 +66,16 @@ class Job:
     timeout: float = 60
     hurried: int | None = None
 
-    def run(self, call: Call, fate: Fate, url: str) -> list[Survivor]:
-        """The survivors by rank; `url` is where the ranks meet.
+    def run(self, call: Call, fate: Fate, url: str = "") -> list[Survivor]:
+        """Return the survivors by rank.
+
+        `url` is where the ranks meet; by default in a store of this process, as torchrun's agent
+        serves one: a kill may tear a record of a FileStore.
 
         AssertionError if one hangs, crashes or leaves with a code.
         """
+        store = None if url else TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        where = f"tcp://127.0.0.1:{store.port}" if store else url
         ranks: list[BaseProcess] = []
         pipes: list[Connection] = []
         child = 0
@@ -74,7 +83,7 @@ class Job:
             for rank in range(self.size):
                 ours, theirs = processes.Pipe()
                 process: BaseProcess = processes.Process(
-                    target=_live, args=(theirs, self, rank, url, call, fate)
+                    target=_live, args=(theirs, self, rank, where, store is not None, call, fate)
                 )
                 process.start()
                 theirs.close()
@@ -106,7 +115,10 @@ def _first_words(ranks: list[BaseProcess], pipes: list[Connection]) -> dict[int,
     silent = dict(enumerate(pipes))
     while silent:
         ready = wait(list(silent.values()), max(0.0, deadline - time.monotonic()))
-        assert ready, f"ranks {sorted(silent)} still ran after {LIMIT} s; the others: {said}"
+        if not ready:
+            for rank in silent:
+                print(f"rank {rank}:\n{_stacks(ranks[rank])}")
+            pytest.fail(f"ranks {sorted(silent)} still ran after {LIMIT} s; the others: {said}")
         for rank, pipe in list(silent.items()):
             if pipe in ready:
                 del silent[rank]
@@ -121,8 +133,18 @@ def _first_words(ranks: list[BaseProcess], pipes: list[Connection]) -> dict[int,
     return said
 
 
-def _live(pipe: Connection, job: Job, rank: int, url: str, call: Call, fate: Fate) -> None:
-    os.environ.update(job.environment)
+def _stacks(process: BaseProcess) -> str:
+    """What its threads do, where there is a debugger."""
+    if shutil.which("gdb") is None:
+        return ""
+    command = ["gdb", "--batch", "-p", str(process.pid), "-ex", "thread apply all backtrace 24"]
+    return subprocess.run(command, capture_output=True, text=True).stdout
+
+
+def _live(
+    pipe: Connection, job: Job, rank: int, url: str, is_served: bool, call: Call, fate: Fate
+) -> None:
+    os.environ.update(job.environment, TORCHELASTIC_USE_AGENT_STORE=str(is_served))
     if job.layout:
         os.environ["HBMCOMM_NODE_ID"] = job.layout[rank]
     torch.set_num_threads(1)

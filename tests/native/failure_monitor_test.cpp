@@ -1,0 +1,180 @@
+// What a group learns of its ranks on other nodes, and in which order; the store is a fake.
+#include "communicator/failure/failure_monitor.h"
+
+#include <gtest/gtest.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "bootstrap/rendezvous.h"
+#include "communicator/failure/group_watch.h"
+#include "expect_error.h"
+#include "fake_operation.h"
+#include "fake_store.h"
+
+namespace hbm::failure {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr const char* kNewsCount = "hbm/news/count";
+constexpr const char* kRank1Left = "p/left/1";
+
+// Calls a test's function before it gets a key, and knows whether it was asked for rank 1's
+// leaving.
+class ToldStore final : public KeyValue {
+ public:
+  std::function<void(const std::string&)> before_get = [](const std::string&) {};
+  std::atomic<bool> asked = false;
+
+  void set(const std::string& key, const std::string& value, Deadline deadline) override {
+    values_.set(key, value, deadline);
+  }
+  std::optional<std::string> get(const std::string& key, Deadline deadline) override {
+    before_get(key);
+    return values_.get(key, deadline);
+  }
+  bool has(const std::vector<std::string>& keys, Deadline deadline) override {
+    if (keys.front() == kRank1Left) asked = true;
+    return values_.has(keys, deadline);
+  }
+  long add(const std::string& key, long amount, Deadline deadline) override {
+    return values_.add(key, amount, deadline);
+  }
+
+ private:
+  FakeStore values_;
+};
+
+// A child that ends when it is killed.
+class Neighbour {
+ public:
+  Neighbour() : pid_(fork()) {
+    if (pid_ != 0) return;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    pause();
+    _exit(0);
+  }
+  ~Neighbour() {
+    kill();
+    waitpid(pid_, nullptr, 0);
+  }
+  Neighbour(const Neighbour&) = delete;
+  Neighbour& operator=(const Neighbour&) = delete;
+
+  void kill() const { ::kill(pid_, SIGKILL); }
+
+  bootstrap::Member member() const {
+    bootstrap::Member found = bootstrap::introduce("1", 0);
+    found.pid = pid_;
+    found.process = "neighbour " + std::to_string(pid_);
+    found.started = bootstrap::start_of(pid_);
+    return found;
+  }
+
+ private:
+  const pid_t pid_;
+};
+
+// Rank 0 of three: rank 1 is on another node, rank 2 on its own.
+struct Watched {
+  std::shared_ptr<ToldStore> store = std::make_shared<ToldStore>();
+  Neighbour rank_2;
+  GroupWatch watch{{.name = "group g",
+                    .rank = 0,
+                    .global_ranks = {},
+                    .store = store,
+                    .job_store = store,
+                    .heartbeat = milliseconds(10'000)}};
+  FakeOperation operation;
+
+  explicit Watched(const std::vector<int>& missing) : operation(script_of(missing)) {
+    bootstrap::Member elsewhere = bootstrap::introduce("1", 0);
+    elsewhere.process = "elsewhere";
+    elsewhere.boot_id = "another";
+    watch.met(0, bootstrap::introduce("1", 0));
+    watch.met(1, elsewhere);
+    watch.met(2, rank_2.member());
+    watch.all_met();
+    watch.follow("p/");
+  }
+
+  static std::shared_ptr<Script> script_of(const std::vector<int>& missing) {
+    auto made = script("allreduce #1");
+    made->missing = missing;
+    return made;
+  }
+
+  // Rank 1 says this of the group.
+  void tell_failure(const std::string& text) const {
+    const std::string key = bootstrap::process_id() + "/p/group g";
+    const long number = store->add(kNewsCount, 1, {});
+    store->set("hbm/news/" + std::to_string(number), "failure\n" + key + "\n" + text, {});
+  }
+  void leave_rank_1() const { store->set(kRank1Left, "1", {}); }
+
+  void await_error(ErrorKind kind, const std::string& part) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (std::chrono::steady_clock::now() < end) {
+      try {
+        watch.check(operation);
+      } catch (const Error&) {
+        expect_error(kind, {part}, std::current_exception());
+        return;
+      }
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    ADD_FAILURE() << "no error with \"" << part << '"';
+  }
+};
+
+TEST(FailureMonitor, SaysThatARankHasLeft) {
+  Watched group({1});
+  group.leave_rank_1();
+  group.await_error(ErrorKind::kPeer, "was destroyed on a rank that this one waits for, rank 1");
+}
+
+// Who looks when rank 1's leaving is known, and its news is not read yet, is not told half of it.
+TEST(FailureMonitor, SaysWhyARankHasLeft) {
+  Watched group({1});
+  std::exception_ptr seen;
+  std::atomic<bool> over = false;
+  group.tell_failure("rank 1: it is tired");
+  group.leave_rank_1();
+  group.store->before_get = [&](const std::string& key) {
+    if (key != kNewsCount || !group.store->asked || over.exchange(true)) return;
+    try {
+      group.watch.check(group.operation);
+    } catch (const Error&) {
+      seen = std::current_exception();
+    }
+  };
+  group.await_error(ErrorKind::kPeer, "it is tired");
+  EXPECT_EQ(text_of(seen), "no error");
+}
+
+TEST(FailureMonitor, NamesTheDeadBeforeThoseWhoHaveLeft) {
+  Watched group({1, 2});
+  group.rank_2.kill();
+  group.leave_rank_1();
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (group.watch.dead().empty() || group.watch.left({1}).empty()) {
+    ASSERT_LT(std::chrono::steady_clock::now(), end);
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  expect_error(ErrorKind::kDeath, {"allreduce #1: rank 2 (pid ", " has died"},
+               [&] { group.watch.check(group.operation); });
+}
+
+}  // namespace
+}  // namespace hbm::failure
