@@ -21,15 +21,18 @@ from torch_hbmcomm.bench.box import (
     BoxPlan,
     box,
     measure,
+    measure_clients,
     row_of,
     sums,
     timed_by,
 )
 from torch_hbmcomm.bench.peer import PeerFailed, peer
-from torch_hbmcomm.bench.result import Findings, Section, Unavailable, measurements
+from torch_hbmcomm.bench.result import Findings, Measurement, Section, Unavailable, measurements
 from torch_hbmcomm.bench.rounds import Samples, Timed, interleave
 from torch_hbmcomm.sizes import KIB, MIB, format_bytes
 
+_CLIENTS_LINK = "clients-link"
+_LINK_WINDOWS = 6  # what is under way at a window's end does not count, and is much of a short one
 _LINK_ROUNDS = 5  # the link hardly varies, and is slow
 _LINK_LARGEST = 32 * MIB  # against which the cable's burst of 128 KiB is little
 
@@ -84,10 +87,7 @@ def _tcp(plan: BoxPlan, findings: Findings) -> None:
 
 def _link(plan: BoxPlan, findings: Findings) -> None:
     with ExitStack() as stack:
-        try:
-            there, here = stack.enter_context(two_nodes(f"{plan.megabits}mbit"))
-        except NoNamespaces as error:
-            raise Unavailable(str(error)) from error
+        there, here = _nodes(plan, stack)
         ours = stack.enter_context(box(plan, there.address, there.launcher))
         client = stack.enter_context(native_client(here.launcher))
         bare = stack.enter_context(sockets(there.address, there.launcher, here.launcher))
@@ -108,9 +108,21 @@ def _link(plan: BoxPlan, findings: Findings) -> None:
                 f"the link, by its counter"
             )
             found = interleave(contenders, min(_LINK_ROUNDS, plan.rounds))
-            bound = size / (plan.megabits / 8 * PAYLOAD)  # bytes/µs is MB/s
-            found["link"] = Samples(beside=[bound])
+            found["link"] = Samples(beside=[_link_time(plan, size)])
             findings.add(measurements(row_of("link", operation, size), found))
+
+
+def _nodes(plan: BoxPlan, stack: ExitStack) -> tuple[Node, Node]:
+    """Make the nodes at the ends of a link, for as long as the stack. Raises Unavailable."""
+    try:
+        return stack.enter_context(two_nodes(f"{plan.megabits}mbit"))
+    except NoNamespaces as error:
+        raise Unavailable(str(error)) from error
+
+
+def _link_time(plan: BoxPlan, size: int) -> float:
+    """Return the microseconds that `size` bytes take over the link in one direction."""
+    return size / (plan.megabits / 8 * PAYLOAD)  # bytes/µs is MB/s
 
 
 def _bytes_of_one(timed: Timed, receiver: Node) -> int:
@@ -158,6 +170,18 @@ def _latency(plan: BoxPlan, findings: Findings) -> None:
                 for transport in ("shm", "tcp")
             }
             measure(findings, "latency", operation, size, contenders, plan.rounds, SMALL_SAMPLES)
+
+
+def _clients_link(plan: BoxPlan, findings: Findings) -> None:
+    with ExitStack() as stack:
+        there, here = _nodes(plan, stack)
+        longer = replace(plan, window=_LINK_WINDOWS * plan.window)
+        ways = (there.address, there.launcher, here.launcher)
+        measure_clients(longer, findings, _CLIENTS_LINK, {"hbm tcp": ("tcp", "")}, *ways)
+    for one in findings.of(_CLIENTS_LINK):
+        directions = 1 if one.of["operation"] in ("read", "write") else 2
+        bound = _link_time(plan, one.of["bytes"]) / directions
+        findings.add([Measurement(one.of, "link", [bound])])
 
 
 def _with(section: Section, goals: Sequence[Goal]) -> Section:
@@ -221,7 +245,17 @@ SECTIONS: dict[str, Section] = {
                 Goal("hbm tcp", [SOCKETS], operation="read", times=1.5),
             ],
         ),
-        _with(installed.SECTIONS["clients"], _FAIR),
+        _with(installed.SECTIONS["clients"], [*_FAIR, Goal("hbm shm", ["memcpy"], share=0.95)]),
+        _with(
+            Section(
+                _CLIENTS_LINK,
+                "the same over the cable of `link`; what headers leave of its rate, in both "
+                "directions at once where reads and writes take turns",
+                _clients_link,
+                1,
+            ),
+            [*_FAIR, Goal("hbm tcp", ["link"], share=0.95)],
+        ),
         installed.SECTIONS["store"],
     )
 }

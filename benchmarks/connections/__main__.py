@@ -55,7 +55,7 @@ class Plan:
     """
 
     counts: Sequence[int] = (1, 2, 4, 6, 8)
-    sizes: Sequence[int] = tuple(64 * 4**power for power in range(9))  # to 4 MiB
+    sizes: Sequence[int] = tuple(sorted({512, *(64 * 4**power for power in range(9))}))
     transports: Sequence[str] = TRANSPORTS
     rounds: int = 3
     window: int = 50
@@ -222,7 +222,8 @@ def connections(
         typer.Option(help="Of connections and of threads.", show_default="1,2,4,6,8"),
     ] = None,
     sizes: Annotated[
-        str | None, typer.Option(help="As in 4KiB,1MiB.", show_default="64 B to 4 MiB, by fours")
+        str | None,
+        typer.Option(help="As in 4KiB,1MiB.", show_default="512 and 64 B to 4 MiB by fours"),
     ] = None,
     transports: Annotated[
         str | None, typer.Option(help="Of tcp and shm.", show_default="tcp,shm")
@@ -241,7 +242,8 @@ def connections(
     The exit status never depends on a time. Everything takes two minutes.
     """
     check_file(json)
-    few: dict[str, Any] = {"counts": (1, 2), "sizes": (64, 4 * KIB), "rounds": 1, "window": 5}
+    few: dict[str, Any] = {"counts": (1, 2), "sizes": (64, 512, 4 * KIB), "rounds": 1}
+    few["window"] = 5
     try:
         chosen = report.given(
             counts=None if counts is None else [int(one) for one in report.names(counts)],

@@ -15,6 +15,7 @@ from benchmarks.report.connections import CONNECTIONS
 from benchmarks.report.containers import CONTAINERS
 from benchmarks.report.dropping import TABLE_1, TRAINING
 from benchmarks.report.experiment import Experiment, Run
+from benchmarks.report.gpus import GPUS
 from benchmarks.report.images import IMAGES
 from benchmarks.report.memory_box import ASYNC_SGD, CLIENTS
 from benchmarks.report.messages import MESSAGES_OVER_CONNECTIONS
@@ -43,6 +44,7 @@ EXPERIMENTS = {
         NODES,
         SCALING,
         IMAGES,
+        GPUS,
     )
 }
 _LAST_LINES = 3

@@ -56,6 +56,7 @@ class Experiment:
     figures: which, as the paper numbers them.
     differs: how our set-up differs, in a sentence.
     found: what the paper says that it found.
+    answer: what our results say to that; nothing where the table alone does.
     runs: none where it is not measurable.
     table, panels: ours, from the results of the runs that there are, by their names.
     """
@@ -69,6 +70,7 @@ class Experiment:
     runs: Sequence[Run]
     table: Callable[[Mapping[str, Result]], Table]
     panels: Callable[[Mapping[str, Result]], Sequence[Panel]]
+    answer: Callable[[Mapping[str, Result]], Sequence[str]] = lambda results: ()
 
 
 def number(value: float) -> str:

@@ -39,13 +39,14 @@ def write(folder: Path, found: Sequence[Found], failures: Mapping[str, str], qui
     for experiment, results in found:
         if panels := _panels(experiment, results):
             plot = folder / f"{experiment.name}.png"
-            save(panels, min(_COLUMNS, len(panels)), _machine(results), plot)
+            save(panels, min(_COLUMNS, len(panels)), "; ".join(_machines(results)), plot)
     return page
 
 
 def markdown(found: Sequence[Found], failures: Mapping[str, str], quick: bool) -> str:
     """Return the page's text."""
     lines = ["# The papers' figures, and ours", ""]
+    lines += ["Sections name their machines, which differ: compare within a section.", ""]
     if quick:
         lines += ["A quick run, with small sizes: it shows that all works, and no speed.", ""]
     missing = []
@@ -80,8 +81,13 @@ def _panels(experiment: Experiment, results: Mapping[str, Result]) -> Sequence[P
     return experiment.panels(results) if results else ()
 
 
-def _machine(results: Mapping[str, Result]) -> str:
-    return machine_line(replace(next(iter(results.values())), plan={}))
+def _machines(results: Mapping[str, Result]) -> list[str]:
+    """Return the machines that the results are of, each once."""
+    return list(dict.fromkeys(_machine(result) for result in results.values()))
+
+
+def _machine(result: Result) -> str:
+    return machine_line(replace(result, plan={}))
 
 
 def _not_measured(results: Mapping[str, Result]) -> Iterator[str]:
@@ -100,6 +106,8 @@ def _section(experiment: Experiment, results: Mapping[str, Result], quick: bool)
     yield f"{experiment.paper}. **{experiment.label.value.capitalize()}.** {experiment.differs}"
     yield ""
     yield from (f"- The paper: {finding}" for finding in experiment.found)
+    if results:
+        yield from (f"- Here: {answer}" for answer in experiment.answer(results))
     yield ""
     if results or not experiment.runs:
         yield from experiment.table(results).markdown()
@@ -110,9 +118,12 @@ def _section(experiment: Experiment, results: Mapping[str, Result], quick: bool)
         yield f"![{experiment.figures}]({experiment.name}.png)"
         yield ""
     yield from _not_measured(results)
-    yield f"{_machine(results)}. Measured by:"
+    machines = _machines(results)
+    yield f"{'; '.join(machines)}. Measured by:"
     yield ""
     for run in experiment.runs:
         if run.name in results:
-            when = results[run.name].machine["time"]
-            yield f"- {when}: `{run.command(quick)}` ([JSON]({run.name}.json))"
+            result = results[run.name]
+            where = f" on {_machine(result)}" if len(machines) > 1 else ""
+            told = f"{result.machine['time']}{where}: `{run.command(quick)}`"
+            yield f"- {told} ([JSON]({run.name}.json))"

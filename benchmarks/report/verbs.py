@@ -35,14 +35,15 @@ VERBS = Experiment(
     figures="RMA of Figs. 2 to 4, and Fig. 5, over verbs",
     label=Label.EMULATED,
     differs=(
-        "One client and a box in a virtual machine of two emulated processors, which do what an"
-        " adapter does too (soft-RoCE over a link within the machine): the calls to verbs are real,"
+        "One client and a box in a virtual machine whose two emulated processors do the adapter's"
+        " work, too (soft-RoCE over a link within the machine): the calls to verbs are real,"
         " the speeds, of the fastest of two rounds, say nothing but what part of perftest's the box"
         " reaches there."
     ),
     found=(
         "Zhang and Jung: RMA has an access granularity of 4 KiB, and four connections are enough.",
-        "Ahn et al.: 96 % of the link's bandwidth, with reads and writes mixed.",
+        "Ahn et al.: 96 % of the link's bandwidth, with reads and writes mixed, which are not"
+        " here.",
     ),
     runs=(Run(_RUN, "benchmarks.verbs", [], ["--mebibytes=4"]),),
     table=_table,

@@ -50,6 +50,7 @@ SMALL_SAMPLES = 500  # of a turn, in latency
 _CLIENT_SEGMENT = 16 * MIB  # together, more than caches hold
 _CLIENT_PIECE = MIB
 _CLIENT_ROUNDS = 3
+_CLIENT_OPERATIONS = {"read": ["read"], "write": ["write"], "read and write": ["read", "write"]}
 _CLIENTS_PER_WINDOW = 8  # more take longer: each needs its turns on few processors
 _LEAD = 0.1  # seconds from telling clients to their common start
 
@@ -73,7 +74,7 @@ class BoxPlan:
     lanes: int = 4
     threads: int = machine.cores()
     clients: Sequence[int] = (2, 4, 8, 16, 32)
-    window: float = 1.0
+    window: float = 0.5
     megabits: int = 1000
     store: Path | None = None
 
@@ -250,26 +251,50 @@ def _latency(plan: BoxPlan, findings: Findings) -> None:
 
 
 def _clients(plan: BoxPlan, findings: Findings) -> None:
+    contenders = {"hbm shm": ("shm", ""), "memcpy": ("shm", "memcpy "), "hbm tcp": ("tcp", "")}
+    measure_clients(plan, findings, "clients", contenders)
+
+
+def measure_clients(
+    plan: BoxPlan,
+    findings: Findings,
+    section: str,
+    contenders: Mapping[str, tuple[str, str]],
+    host: str = "127.0.0.1",
+    box_launcher: Sequence[str] = (),
+    launcher: Sequence[str] = (),
+) -> None:
+    """Measure all clients of a box together: reads, writes, and both in turn.
+
+    contenders: by their names, the transport, and what stands before an operation in the name of
+    ClientPeer's action.
+    box_launcher, launcher: what the box and each client are started by.
+    """
     segment = max(_CLIENT_PIECE, min(_CLIENT_SEGMENT, plan.largest))
-    transports = ("shm", "tcp")
+    transports = {transport for transport, _ in contenders.values()}
     memory = 2 * len(transports) * max(plan.clients) * segment
     with ExitStack() as stack:
-        ours = stack.enter_context(box(plan, memory=memory))
+        ours = stack.enter_context(box(plan, host, box_launcher, memory=memory))
         crowd: list[Peer] = []
         for count in sorted(plan.clients):
             while len(crowd) < count:
-                crowd.append(stack.enter_context(peer(ROLE)))
+                crowd.append(stack.enter_context(peer(ROLE, launcher)))
                 for transport in transports:
                     ours.connect(crowd[-1], transport, segment)
             window = plan.window * max(1, count / _CLIENTS_PER_WINDOW)
-            moved: dict[str, list[list[int]]] = {transport: [] for transport in transports}
-            for _ in range(min(_CLIENT_ROUNDS, plan.rounds)):
-                for transport in transports:
-                    moved[transport].append(_together(crowd, transport, window))
-            findings.add(_of_all(*found, window) for found in moved.items())
+            for operation, verbs in _CLIENT_OPERATIONS.items():
+                moved: dict[str, list[list[int]]] = {name: [] for name in contenders}
+                for _ in range(min(_CLIENT_ROUNDS, plan.rounds)):
+                    for name, (transport, before) in contenders.items():
+                        actions = [before + verb for verb in verbs]
+                        moved[name].append(_together(crowd, transport, actions, window))
+                row = row_of(section, operation, _CLIENT_PIECE, count)
+                findings.add(_of_all(row, *found, window) for found in moved.items())
 
 
-def _together(crowd: Sequence[Peer], transport: str, window: float) -> list[int]:
+def _together(
+    crowd: Sequence[Peer], transport: str, actions: Sequence[str], window: float
+) -> list[int]:
     """Let all clients work at the same time. Returns the bytes of each. Until all of them begin in
     time, it tries again with more time before the start."""
     lead = _LEAD
@@ -277,7 +302,12 @@ def _together(crowd: Sequence[Peer], transport: str, window: float) -> list[int]
         begin = time.monotonic() + lead
         for client in crowd:
             client.tell(
-                "mixed", transport=transport, begin=begin, seconds=window, piece=_CLIENT_PIECE
+                "together",
+                transport=transport,
+                actions=list(actions),
+                begin=begin,
+                seconds=window,
+                piece=_CLIENT_PIECE,
             )
         moved: list[int | None] = [client.answer() for client in crowd]
         in_time = [count for count in moved if count is not None]
@@ -286,14 +316,16 @@ def _together(crowd: Sequence[Peer], transport: str, window: float) -> list[int]
         lead *= 2
 
 
-def _of_all(transport: str, rounds: Sequence[Sequence[int]], window: float) -> Measurement:
+def _of_all(
+    row: Mapping[str, Any], name: str, rounds: Sequence[Sequence[int]], window: float
+) -> Measurement:
     """Make the measurement of all clients together. In a round that moved nothing, one piece took
     at least the whole window."""
     each = [sum(moved) for moved in zip(*rounds, strict=True)]
     samples = [window * 1e6 / max(1, sum(moved) / _CLIENT_PIECE) for moved in rounds]
     return Measurement(
-        row_of("clients", "read and write", _CLIENT_PIECE, len(each)),
-        f"hbm {transport}",
+        row,
+        name,
         samples,
         values={"smallest_share": min(each) / max(1, sum(each) / len(each))},
     )
@@ -340,8 +372,8 @@ SECTIONS: dict[str, Section] = {
         Section("latency", "one small operation after the other", _latency),
         Section(
             "clients",
-            "processes that read and write in turn, each a segment of its own; GB/s of all "
-            "together, and the smallest client's part of an equal share",
+            "processes that read, write, or both in turn, each a segment of its own; memcpy of the "
+            "same memory; GB/s of all together, and the smallest client's part of an equal share",
             _clients,
             1,
         ),

@@ -56,23 +56,27 @@ class ClientPeer:
         which brings the data to the box first."""
         return list(timed(self._action(transport, action))(samples, calls))
 
-    def mixed(self, transport: str, begin: float, seconds: float, piece: int) -> int | None:
-        """Read and write pieces in turn, going round the segment, between two times.
+    def together(
+        self, transport: str, actions: list[str], begin: float, seconds: float, piece: int
+    ) -> int | None:
+        """Take turns in actions on pieces, going round the segment, between two times.
 
         Returns the bytes of those that were over before the end; None if it was told too late to
         begin with the others.
 
+        actions: of read, write, memcpy read and memcpy write.
         begin: of `time.monotonic`, the same in all processes.
         """
         segment = self._segments[transport]
+        doing = [self._on_piece(segment, action) for action in actions]
         wait = begin - time.monotonic()
         if wait < 0:
             return None
         time.sleep(wait)
         moved = offset = 0
         while True:
-            for reading in (True, False):
-                (segment.read if reading else segment.write)(offset, piece)
+            for act in doing:
+                act(offset, piece)
                 if time.monotonic() > begin + seconds:
                     return moved
                 moved += piece
@@ -107,17 +111,30 @@ class ClientPeer:
 
     def _action(self, transport: str, action: str) -> Callable[[], Any]:
         segment = self._segments[transport]
-        local = segment.buffer
         verb, _, dtype = action.partition(" ")
         if verb == "memcpy":
-            shared = segment.view()
-            to, source = (local, shared) if dtype == "read" else (shared, local)
-            return lambda: to.__setitem__(slice(None), source)
+            copy = self._on_piece(segment, action)
+            return lambda: copy(0, segment.size)
         if verb == "fetch_add":
             return lambda: segment.fetch_add(0, 1)
         if verb in ("accumulate", "add"):
             return self._sum(transport, dtype, verb == "add")
         return segment.read if verb == "read" else segment.write
+
+    @staticmethod
+    def _on_piece(segment: smb.Segment, action: str) -> Callable[[int, int], Any]:
+        """Return what acts on the bytes from an offset on. action: as in `together`."""
+        if action == "read":
+            return segment.read
+        if action == "write":
+            return segment.write
+        local, shared = segment.buffer, segment.view()
+        to, source = (local, shared) if action == "memcpy read" else (shared, local)
+
+        def copy(offset: int, size: int) -> None:
+            to[offset : offset + size] = source[offset : offset + size]
+
+        return copy
 
     def _sum(self, transport: str, dtype: str, write_first: bool) -> Callable[[], Any]:
         segment, box = self._segments[transport], self._boxes[transport]

@@ -77,8 +77,11 @@ def test_the_box_is_measured_through_its_client(tmp_path: Path) -> None:
 def test_each_client_has_its_share(tmp_path: Path) -> None:
     _, document = measured(tmp_path / "out.json", "--sections", "clients", "--clients", "2,3")
     entries = document["measurements"]
-    assert {(entry["contender"], entry["clients"]) for entry in entries} == {
-        (f"hbm {transport}", count) for transport in ("shm", "tcp") for count in (2, 3)
+    assert {(entry["contender"], entry["operation"], entry["clients"]) for entry in entries} == {
+        (contender, operation, count)
+        for contender in ("hbm shm", "memcpy", "hbm tcp")
+        for operation in ("read", "write", "read and write")
+        for count in (2, 3)
     }
     for entry in entries:
         assert 0 <= entry["values"]["smallest_share"] <= 1

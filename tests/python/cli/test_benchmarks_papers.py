@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from benchmarks.report.__main__ import EXPERIMENTS, contents
 from benchmarks.report.dropping import TRAINING
 from benchmarks.report.experiment import Label
 from benchmarks.report.images import IMAGES
+from benchmarks.report.memory_box import CLIENTS
 from benchmarks.report.messages import MESSAGES_OVER_CONNECTIONS, crossover
 from benchmarks.report.placement import MEMORY_SPEED
 from benchmarks.report.processes import PROCESSES
@@ -83,6 +85,20 @@ def test_runs_that_nobody_has_measured_stand_below_those_that_are_there() -> Non
     assert told == [run.name not in ("small-2", "small-8") for run in PROCESSES.runs]
 
 
+def test_results_of_several_machines_are_told_apart() -> None:
+    found = {
+        name: Result("collectives", MACHINE | {"cpu": cpu}, {"ranks": 2})
+        for name, cpu in (("small-2", "a fast one"), ("small-8", "a slow one"))
+    }
+    text = page.markdown([(PROCESSES, found)], {}, quick=False)
+    first, second = (
+        page.markdown([(PROCESSES, {n: r})], {}, quick=False) for n, r in found.items()
+    )
+    assert "a fast one, 2 cores" in first and " on a fast one" not in first
+    assert "\n- now on a fast one" in text and "\n- now on a slow one" in text
+    assert "a slow one" in second
+
+
 def test_who_was_not_measured_stands_on_the_page() -> None:
     steps = [Measurement({"where": "host", "ranks": 2}, "hbm", [8.0], "ms")]
     found = {"images": result("images", steps, unavailable={"containers": "no podman"})}
@@ -102,6 +118,23 @@ def test_small_collectives_of_many_processes_have_panels_of_their_own() -> None:
     assert [row[1:3] for row in PROCESSES.table(results).rows] == [
         ["2", "1 MiB"], ["2", "256 MiB"], ["64", "1 MiB"],
     ]  # fmt: skip
+
+
+def test_series_of_processes_are_told_in_times_of_c() -> None:
+    def run(ranks: int, **times: float) -> Result:
+        of = {"collective": "broadcast", "dtype": "float32", "bytes": 1024}
+        found = [Measurement(of, name.replace("_", "-"), [time]) for name, time in times.items()]
+        return Result("collectives", MACHINE, {"ranks": ranks}, measurements=found)
+
+    results = {
+        "whole-2": run(2, mpi_c=2.0, mpich=4.0, hbm_staged=1.0),
+        "whole-4": run(4, mpi_c=1.0, mpich=3.0),
+        "whole-8": run(8, mpich=3.0),
+    }
+    assert PROCESSES.answer(results) == [
+        "broadcast, of the time of C: mpich 2.00 to 3.00 (median 2.50), "
+        "hbm-staged 0.50 to 0.50 (median 0.50)."
+    ]
 
 
 def thread(operations: float, mean: float, maximum: float = 9.0) -> Thread:
@@ -136,6 +169,47 @@ def test_rma_overtakes_messages_where_it_stays_faster() -> None:
     assert crossover(found, "read") is None
 
 
+def test_all_clients_together_stand_beside_their_bound() -> None:
+    def took(section: str, contender: str, microseconds: float, share: float = 1.0) -> Measurement:
+        of = {"section": section, "operation": "read", "bytes": 1 << 20, "clients": 2}
+        return Measurement(of, contender, [microseconds], values={"smallest_share": share})
+
+    found = [took("clients", "hbm shm", 50.0, 0.9), took("clients", "memcpy", 40.0)]
+    found += [took("clients", "hbm tcp", 500.0)]
+    found += [took("clients-link", "hbm tcp", 1e4), took("clients-link", "link", 9600.0)]
+    assert CLIENTS.table({CLIENTS.name: result("box", found)}).rows == [
+        ["shm", "2", "21 (80% of memcpy)", "0.90"],
+        ["tcp, 1 Gbit/s", "2", "0.105 (96% of link)", "1.00"],
+        ["tcp, loopback", "2", "2.1", "1.00"],
+    ]
+
+
+def test_the_findings_on_messages_are_answered() -> None:
+    crowds = (("connections", 1, 8.0), ("connections", 4, 2.0), ("threads", 4, 10.0))
+    found = [
+        message(transport, size, mean, count, section=section, operation="write")
+        for transport in ("tcp", "shm")
+        for size in (64, 512)
+        for section, count, mean in crowds
+    ]
+    found.append(message("tcp", 1 << 20, 8.0, operation="write"))
+    found.append(message("tcp", 1 << 20, 4.0, 4, section="threads", operation="write"))
+    for way, fastest in (("alone", 8.0), ("batch", 4.0), ("packed", 1.0)):
+        one = message("tcp", 64, 9.0, section="aggregation", operation=way)
+        found.append(replace(one, values={**one.values, "min_us": fastest}))
+    results = {MESSAGES_OVER_CONNECTIONS.name: result("connections", found)}
+    aggregated, tcp, shm = MESSAGES_OVER_CONNECTIONS.answer(results)
+    assert "64 writes of 64 B together are 2 (batch), 8 (packed) times as fast" in aggregated
+    assert "a write of 512 B takes 1 µs, one of 64 B 1 (finding 1)" in aggregated
+    assert tcp.startswith("hbm tcp") and shm.startswith("hbm shm")
+    assert "medians over operations and sizes: 4: 4 (findings 3 and 6; there are two cores)" in tcp
+    assert (
+        "4 threads on one connection move 0.8 to 0.8 times below 64 KiB, 2 to 2 times from" in tcp
+    )
+    assert "move 0.8 to 0.8 times below 64 KiB (2 and 5). The 99th percentile" in shm
+    assert "is 5 to 5 times the least, the longest up to 9 times (7)" in shm
+
+
 @pytest.mark.skipif(
     programs.why_unavailable() is not None, reason="the native programs have not been built"
 )
@@ -159,6 +233,7 @@ def test_messages_are_measured_over_connections_and_threads(tmp_path: Path) -> N
     titles = [panel.title for panel in MESSAGES_OVER_CONNECTIONS.panels(results)]
     assert "read, hbm tcp" in titles and "read, one connection" in titles
     assert "read of 4 KiB, hbm shm,\neach of 3 connections" in titles
+    assert len(MESSAGES_OVER_CONNECTIONS.answer(results)) == 1 + len(("tcp", "shm"))
 
 
 @pytest.mark.parametrize(
@@ -186,8 +261,8 @@ def test_images_stand_beside_gloo_and_the_bound() -> None:
     assert images_a_second(host[0]) == 4000
     found = {IMAGES.name: result("images", [*host, *inside])}
     assert [list(row) for row in IMAGES.table(found).rows] == [
-        ["host", "4", "4000", "2000", "8000", "1.00", "2.00", "0.50"],
-        ["1 container", "4", "4000", "-", "-", "1.00", "-", "-"],
+        ["host", "4", "4000", "2000", "8000", "2.00", "0.50"],
+        ["1 container", "4", "4000", "-", "-", "-", "-"],
     ]
     over_ranks, divided = IMAGES.panels(found)
     assert over_ranks.lines["gloo"][1] == [2000.0]

@@ -17,7 +17,7 @@ from benchmarks.report.connections import CONNECTIONS
 from benchmarks.report.containers import CONTAINERS, PAPER
 from benchmarks.report.dropping import TABLE_1
 from benchmarks.report.experiment import Run
-from benchmarks.report.memory_box import ASYNC_SGD
+from benchmarks.report.memory_box import ASYNC_SGD, CLIENTS
 from benchmarks.report.nodes import NODES
 from torch_hbmcomm.bench.result import Measurement, Result
 
@@ -37,12 +37,15 @@ def test_a_report_measures_what_it_has_no_json_of(tmp_path: Path) -> None:
     file = tmp_path / "box-clients.json"
     measured = file.stat().st_mtime_ns
     text = (tmp_path / "report.md").read_text()
-    for one in json.loads(file.read_text())["measurements"]:
-        assert f"| {one['contender']} | {one['clients']} |" in text
+    measurements = json.loads(file.read_text())["measurements"]
+    assert {one["clients"] for one in measurements} == {2, 4}
+    for one in measurements:
+        way = "tcp, 1 Gbit/s" if one["section"] == "clients-link" else "shm"
+        assert f"| {way} | {one['clients']} |" in text
     assert "<table>" in (tmp_path / "report.html").read_text()
     assert (tmp_path / "box-clients.png").exists()
 
-    assert "`python -m benchmarks.box --sections=clients --clients=2,4 --quick`" in text
+    assert f"`{CLIENTS.runs[0].command(quick=True)}`" in text
     assert text == page.markdown(contents(tmp_path), {}, quick=True), "made from the JSON alone"
 
     again = report(tmp_path, "box-clients")
@@ -88,7 +91,7 @@ def test_ratios_are_of_the_medians_of_each_cell() -> None:
     measured.append(turn("d", "MPI", 5))  # no cell: the box was not measured there
     result = Result("async_sgd", MACHINE, {}, measurements=measured)
     rows = ASYNC_SGD.table({ASYNC_SGD.name: result}).rows
-    assert list(rows[0]) == ["sequential", "3", "3.00", "5.00", "2 of 3"]
+    assert list(rows[0]) == ["sequential", "3", "3.00", "5.00", "2.00 to 10.00", "2 of 3"]
 
 
 def test_a_peer_that_sleeps_has_ratios_of_its_own() -> None:
@@ -97,8 +100,26 @@ def test_a_peer_that_sleeps_has_ratios_of_its_own() -> None:
     result = Result("async_sgd", MACHINE, {}, measurements=measured)
     rows = ASYNC_SGD.table({ASYNC_SGD.name: result}).rows
     assert [list(row) for row in rows] == [
-        ["sequential", "1", "4.00", "4.00", "1 of 1"],
-        ["sequential, MPI sleeping", "1", "1.50", "1.50", "0 of 1"],
+        ["sequential", "1", "4.00", "4.00", "4.00 to 4.00", "1 of 1"],
+        ["sequential, MPI sleeping", "1", "1.50", "1.50", "1.50 to 1.50", "0 of 1"],
+    ]
+
+
+def test_communication_that_computation_does_not_hide_is_told() -> None:
+    def iteration(model: str, contender: str, ms: float) -> Measurement:
+        of = {"section": "node", "scenario": "parallel", "model": model, "workers": 2}
+        return Measurement(of | {"compute_ms": 100.0}, contender, (ms,), unit="ms")
+
+    measured = [
+        iteration(model, contender, ms)
+        for model, ours, theirs in (("a", 100.2, 100.5), ("b", 110.0, 150.0), ("c", 100.5, 170.0))
+        for contender, ms in (("hbm shm", ours), ("MPI", theirs))
+    ]
+    result = Result("async_sgd", MACHINE, {}, measurements=measured)
+    assert list(ASYNC_SGD.answer({ASYNC_SGD.name: result})) == [
+        "Parallel: computation leaves more than 1 ms of communication in so many of 3 cells: "
+        "1 with hbm shm, 2 with MPI. Milliseconds of hbm shm, MPI: b with 2 workers 10.0, 50.0; "
+        "c with 2 workers 0.5, 70.0.",
     ]
 
 
@@ -109,8 +130,8 @@ def test_communication_that_is_less_than_nothing_is_not_shown() -> None:
     ]
     result = Result("layer_drop", MACHINE, {}, measurements=measured)
     assert [list(row) for row in TABLE_1.table({TABLE_1.name: result}).rows] == [
-        ["1 Gbit/s", "R = 0.9", "-50.0%", "-75.0%"],
-        ["1 Gbit/s", "R = 0.99", "-", "-75.0%"],
+        ["1 Gbit/s", "R = 0.9", "-50.0%", "-", "-75.0%"],
+        ["1 Gbit/s", "R = 0.99", "-", "-", "-75.0%"],
     ]
 
 
@@ -130,13 +151,13 @@ def test_connections_stand_beside_one_another() -> None:
             {},
             measurements=[
                 Measurement(of, "hbm tcp", [us, us, 3 * us]),
-                Measurement(of, "sockets", [1.0]),
+                Measurement(of, "sockets", [us / 5]),
             ],
         )
         for run, us in zip(CONNECTIONS.runs[:2], (1048.576, 524.288), strict=True)
     }
     [row] = CONNECTIONS.table(results).rows
-    assert list(row) == ["read", "1 MiB", "1.00 (3.0)", "2.00 (3.0)", "-", "-", "-"]
+    assert list(row) == ["read", "1 MiB", "1.00 (20%, 3.0)", "2.00 (20%, 3.0)", *"---"]
     [panel] = CONNECTIONS.panels(results)
     assert list(panel.lines) == ["connections: 1", "connections: 2"]
 
