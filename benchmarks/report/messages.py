@@ -112,7 +112,7 @@ def _answer(results: Mapping[str, Result]) -> list[str]:
 
 
 _Alone = Mapping[tuple[str, str, int], Measurement]
-"""What one connection with one thread did, by contender, operation and bytes."""
+"""The measurements of one connection with one thread, by contender, operation and bytes."""
 
 
 def _times_alone(one: Measurement, alone: _Alone) -> float:
