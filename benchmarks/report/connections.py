@@ -74,7 +74,7 @@ CONNECTIONS = Experiment(
     differs=(
         "TCP over loopback between a box and one client, from 64 KiB on, instead of SCIF between"
         " cores and Xeon Phis; the connections are one client's, where the paper's have threads of"
-        " their own. The box seals what it sends, plain sockets do not; their own speed varies more"
+        " their own. The box signs what it sends, plain sockets do not; their own speed varies more"
         " than the box's. Smaller messages, and threads, are in the next section."
     ),
     found=(

@@ -30,8 +30,8 @@ SCALING = Experiment(
     differs=(
         "Start-up and an all_reduce of 8 B of up to 64 processes that share two cores, instead of"
         " training on clusters; docs/scaling.md says what a model makes of it."
-        " Loaded: hbm's module was before the clock starts. Nodes: each rank is a node of its own,"
-        " over MPI. A step in the store: all ranks set a key and read the others'."
+        " Loaded: hbm's module was loaded before the clock starts. Nodes: each rank is a node of"
+        " its own, over MPI. A step in the store: all ranks set a key and read the others'."
     ),
     found=(
         "The keynote has no figure of start-up or of small collectives; what its reductions in a"
