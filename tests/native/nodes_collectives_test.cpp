@@ -372,5 +372,43 @@ TEST(NodesMismatch, InHowABroadcastGoesEndsWithAnErrorOnAll) {
       "abc", 2);
 }
 
+// However much sockets take: a link's queue that overflows loses packets.
+TEST(NodesBroadcast, ToANodeThatHasNotComeWaits) {
+  setenv("UCX_TLS", "tcp,self", 1);
+  mpi::run_ranks(2, [](const mpi::Rank& rank) {
+    setenv("HBMCOMM_NODE_ID", rank.rank == 0 ? "a" : "b", 1);
+    NodesTalk talk(rank, "early", "ab", uint64_t{64} << 20);
+    FileStore store(rank.directory);
+    const auto until = std::chrono::steady_clock::now() + mpi::kPatience;
+    std::vector<float> data(100'000, rank.rank == 0 ? 1.0F : 0.0F);
+    const auto broadcast = [&] {
+      return talk.communicator().broadcast(talk.next(), data.data(), data.size(), Dtype::kFloat32,
+                                           0);
+    };
+    EXPECT_FALSE(talk.run(broadcast()));
+    if (rank.rank == 1) {
+      EXPECT_TRUE(await_keys(store, {"waits"}, until));
+      EXPECT_FALSE(talk.run(broadcast()));
+      EXPECT_EQ(data.back(), 1.0F);
+    } else {
+      const auto operation = broadcast();
+      operation->begin();
+      const auto tried_until = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
+      Progress progress = Progress::kIdle;
+      while (progress != Progress::kDone && std::chrono::steady_clock::now() < tried_until) {
+        progress = operation->poll();
+      }
+      EXPECT_NE(progress, Progress::kDone);
+      store.set("waits", "", until);
+      while (progress != Progress::kDone && std::chrono::steady_clock::now() < until) {
+        progress = operation->poll();
+      }
+      EXPECT_EQ(progress, Progress::kDone);
+    }
+    part(rank);
+  });
+  unsetenv("UCX_TLS");
+}
+
 }  // namespace
 }  // namespace hbm

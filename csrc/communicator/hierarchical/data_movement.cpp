@@ -163,6 +163,9 @@ class LeaderAllgather final : public LeaderOperation {
 // broadcast: the root shows its node a block; each leader sends a shard of it to the leaders of its
 // column, or along the chain of them; these hand their shards out. Where one leader does it all, it
 // is the one at the root's place, so that the data goes to the link at once.
+//
+// Of two nodes, those of the other answer each block when they wait for it. So the root's are never
+// more than a few blocks ahead, however much their sockets would take.
 class LeaderBroadcast final : public LeaderOperation {
  public:
   LeaderBroadcast(std::shared_ptr<const NodeLayout> layout, const Signature& signature, void* data,
@@ -175,6 +178,7 @@ class LeaderBroadcast final : public LeaderOperation {
         first_(leaders_ == 1 ? root_place_ % layout_->leaders : 0) {
     const size_t receivers = layout_->nodes.size() - 1;
     chained_ = receivers > 1 && count * element() >= leaders_ * receivers * kChainBytes;
+    answered_ = receivers == 1 && count * element() > kTogetherBytes;
     if (chained_) {
       cut_ = cut(*layout_, count, element(), 1, leaders_, kFinest);
     } else {
@@ -216,10 +220,25 @@ class LeaderBroadcast final : public LeaderOperation {
   OperationPtr link(size_t block) override {
     if (!leads()) return nullptr;
     const Sink mine = shard(block, layout_->place());
+    if (answered_) return answered_exchange(block, mine);
     // All hear of the root itself first, so that nodes that disagree find out.
     const auto make = chained_ && block > 0 ? mpi::make_chain_broadcast : mpi::make_broadcast;
     return make(lane(block), signature_, mine.data, mine.count, static_cast<int>(root_node_),
                 count_);
+  }
+
+  // A block to the other node's leader of this place, and nothing back, or the other way round.
+  OperationPtr answered_exchange(size_t block, const Sink& mine) {
+    const int peer = static_cast<int>(1 - layout_->node);
+    mpi::OutgoingStream outgoing{{}, {peer}, count_};
+    mpi::IncomingStream incoming{{}, peer, count_};
+    if (on_root_node()) {
+      outgoing.pieces.push_back({mine.data, mine.count});
+    } else {
+      incoming.pieces.push_back(mine);
+    }
+    return mpi::make_exchange(lane(block), signature_, count_, {std::move(outgoing)},
+                              {std::move(incoming)}, {});
   }
 
   OperationPtr node_out(size_t block) override {
@@ -248,6 +267,7 @@ class LeaderBroadcast final : public LeaderOperation {
   const size_t leaders_;
   const size_t first_;  // leader
   bool chained_ = false;
+  bool answered_ = false;
   BlockCut cut_;
 };
 

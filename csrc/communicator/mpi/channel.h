@@ -69,8 +69,9 @@ class Comm {
 };
 
 // Operations of one communicator that are in flight at a time must be in different lanes: in a lane
-// messages follow one another in the order of its operations.
-inline constexpr int kLanes = 4;
+// messages follow one another in the order of its operations. Two keep a link busy; more only fill
+// its queue, and a connection that has lost the end of what it sent waits for 200 ms.
+inline constexpr int kLanes = 2;
 
 // The ranks of a group, or some of them, their MPI communicator, and where their operations stage.
 struct Channel {
