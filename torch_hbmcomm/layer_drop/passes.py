@@ -38,6 +38,16 @@ def accumulate(
     return torch.stack(rows)
 
 
+def moment(values: torch.Tensor) -> float:
+    """Return the sum of the absolute values of a flat tensor, which is written as it was, but for
+    the bits of NaNs and the sign of zeros."""
+    if values.is_cpu:
+        # Three times as fast as PyTorch's norm.
+        found = native.load().layerdrop_accumulate([values], [None], [values], 1.0, False)
+        return float(found[0, 0])
+    return float(torch.linalg.vector_norm(values, 1, dtype=_wide(values, values)))
+
+
 def pack(caches: Sequence[torch.Tensor], wire: torch.Tensor, factor: float, inverse: float) -> None:
     """Put factor * each cache into the wire, and leave in the caches what rounding took away."""
     if wire.is_cpu:
