@@ -27,7 +27,7 @@ from torch_hbmcomm.layer_drop.cache import Cache
 from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.layer_drop.measures import SKETCHED, Measures
 from torch_hbmcomm.layer_drop.passes import moment
-from torch_hbmcomm.layer_drop.products import times_transposed
+from torch_hbmcomm.layer_drop.products import product
 from torch_hbmcomm.layer_drop.ranks import Matrix, first_ranks, next_ranks
 
 _REPAY = 50
@@ -345,7 +345,7 @@ class BucketFactors:
         for matrix, left in zip(self._matrices.values(), self._split_lefts(), strict=True):
             values = self._cached(matrix)
             directions = rule.directions(matrix, values.dtype, values.device)
-            left.copy_(times_transposed(directions, values).mul_(factor))
+            left.copy_(product(directions, values.T).mul_(factor))
 
     def choose(self, indices: Collection[int]) -> None:
         """Leave out the parameters that are not in indices, and those whose left factor is not
@@ -360,6 +360,15 @@ class BucketFactors:
     @property
     def chosen(self) -> Collection[int]:
         return self._bases.keys()
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Where the bucket has those that were chosen: from and up to which elements."""
+        layers = self._layers
+        return [
+            (layers.begins[index], layers.begins[index] + layers.counts[index])
+            for index in self._bases
+        ]
 
     @property
     def bases(self) -> Iterator[tuple[Matrix, torch.Tensor]]:
@@ -379,14 +388,14 @@ class BucketFactors:
             matrix = self._matrices[index]
             values = self._cached(matrix)
             left = left.to(values.dtype)
-            right.copy_(times_transposed(left.T, values.T).mul_(factor))
+            right.copy_(product(left.T, values).mul_(factor))
             values.addmm_(left, right.to(values.dtype), alpha=-1 / self._factor)
             cache = self._cache.accumulated(matrix.name)
             if cache.dtype != values.dtype:
                 cache.copy_(values.view(-1))
 
     def restore(self, wire: torch.Tensor, buffer: torch.Tensor, scale: float) -> bool:
-        """Write w L Rᵀ into the bucket, which is zero there. Returns whether all of it is finite.
+        """Write w L Rᵀ into the bucket. Returns whether all of it is finite.
 
         scale: what the averages on the wire are multiplied by
         """
@@ -396,10 +405,7 @@ class BucketFactors:
             right = right.to(left.dtype)
             part = buffer[begin : begin + self._layers.counts[index]]
             part = part.view(matrix.rows, matrix.columns)
-            if part.dtype == left.dtype:
-                part.addmm_(left, right)  # faster than mm() to the same place
-            else:
-                part.copy_(left @ right)
+            part.copy_(product(left, right))
             if finite:
                 self._rule.keep(matrix, (right / (scale * self._rule.relaxation)).T)
         return finite

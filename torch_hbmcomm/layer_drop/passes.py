@@ -7,7 +7,9 @@ each device adds in an order of its own.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 
@@ -74,6 +76,26 @@ def unpack(
     for begin, count, part in zip(begins, counts, parts, strict=True):
         buffer[begin : begin + count].copy_(part)
     return all(bool(part.isfinite().all()) for part in parts)
+
+
+def unpack_around(
+    wire: torch.Tensor,
+    buffer: torch.Tensor,
+    begins: Sequence[int],
+    counts: Sequence[int],
+    places: Sequence[tuple[int, int]],
+) -> bool:
+    """Do what unpack() does, but leave some places of the buffer as they are: each from and up to
+    an element, in ascending order, without any of the parts in it. The wire lies apart."""
+    edges = [0, *chain.from_iterable(places), buffer.numel()]
+    finite, part, taken = True, 0, 0
+    for begin, end in zip(edges[::2], edges[1::2], strict=True):
+        first, part = part, bisect_left(begins, end)
+        source, taken = taken, taken + sum(counts[first:part])
+        if begin < end:
+            inner = [one - begin for one in begins[first:part]]
+            finite &= unpack(wire[source:taken], buffer[begin:end], inner, counts[first:part])
+    return finite
 
 
 def _wide(one: torch.Tensor, other: torch.Tensor) -> torch.dtype:
