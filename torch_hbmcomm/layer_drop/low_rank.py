@@ -27,7 +27,7 @@ from torch_hbmcomm.layer_drop.cache import Cache
 from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.layer_drop.measures import SKETCHED, Measures
 from torch_hbmcomm.layer_drop.passes import moment
-from torch_hbmcomm.layer_drop.products import product
+from torch_hbmcomm.layer_drop.products import product, product_into
 from torch_hbmcomm.layer_drop.ranks import Matrix, first_ranks, next_ranks
 
 _REPAY = 50
@@ -405,7 +405,10 @@ class BucketFactors:
             right = right.to(left.dtype)
             part = buffer[begin : begin + self._layers.counts[index]]
             part = part.view(matrix.rows, matrix.columns)
-            part.copy_(product(left, right))
+            if part.dtype == left.dtype:
+                product_into(part, left, right)
+            else:
+                part.copy_(product(left, right))
             if finite:
                 self._rule.keep(matrix, (right / (scale * self._rule.relaxation)).T)
         return finite

@@ -7,7 +7,7 @@ each device adds in an order of its own.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import chain
 
@@ -86,11 +86,12 @@ def unpack_around(
     places: Sequence[tuple[int, int]],
 ) -> bool:
     """Do what unpack() does, but leave some places of the buffer as they are: each from and up to
-    an element, in ascending order, without any of the parts in it. The wire lies apart."""
+    an element, not empty, in ascending order, and without any of the parts in it. The wire lies
+    apart."""
     edges = [0, *chain.from_iterable(places), buffer.numel()]
     finite, part, taken = True, 0, 0
     for begin, end in zip(edges[::2], edges[1::2], strict=True):
-        first, part = part, bisect_left(begins, end)
+        first, part = part, bisect_right(begins, end)
         source, taken = taken, taken + sum(counts[first:part])
         if begin < end:
             inner = [one - begin for one in begins[first:part]]
