@@ -102,8 +102,11 @@ def _verdicts(rows: Sequence[Measurement]) -> Iterator[Verdict]:
             continue
         for hook, most in _HOOKS.items():
             share = found[_name(hook)].values["extra_share"]
-            text = f"{_name(hook)}: {share:+.1%} (≤ {most:+.1%}; paper: +3.6 to +5.2%)"
-            yield Verdict(text, share <= most)
+            bounds = f"≤ {most:+.1%}; paper: +3.6 to +5.2%"
+            if hook is LOW_RANK:
+                products = found[_PRODUCTS].values["extra_share"]
+                bounds += f"; the products alone: {products:+.1%}"
+            yield Verdict(f"{_name(hook)}: {share:+.1%} ({bounds})", share <= most)
 
 
 PASS = JudgedSection(NAME, _ABOUT, _measure, render=partial(tables, _ABOUT), verdicts=_verdicts)

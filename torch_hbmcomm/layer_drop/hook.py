@@ -28,7 +28,7 @@ from torch_hbmcomm.layer_drop.optimizer import (
     move_to_gradients,
     optimizers_of,
 )
-from torch_hbmcomm.layer_drop.passes import unpack
+from torch_hbmcomm.layer_drop.passes import unpack, unpack_around
 from torch_hbmcomm.layer_drop.statistics import (
     Statistics,
     warn_if_little_can_be_dropped,
@@ -343,10 +343,12 @@ class LayerDropState:
 
         def spread(future: torch.futures.Future[Any]) -> torch.Tensor:
             future.value()  # raises what the allreduce did
-            rights = wire[end:].clone()  # unpacking the rest writes over them
-            finite = unpack(wire[:end], buffer, begins, counts)
-            if factors is not None:
-                finite &= factors.restore(rights, buffer, scale)
+            if factors is None:
+                finite = unpack(wire, buffer, begins, counts)
+            else:
+                apart = wire.clone()  # what is spread is written over it
+                finite = unpack_around(apart[:end], buffer, begins, counts, factors.places)
+                finite &= factors.restore(apart[end:], buffer, scale)
             if not finite:
                 self._finite = False
             return buffer

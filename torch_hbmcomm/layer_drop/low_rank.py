@@ -25,7 +25,9 @@ import torch
 from torch_hbmcomm.layer_drop.buckets import BucketLayers
 from torch_hbmcomm.layer_drop.cache import Cache
 from torch_hbmcomm.layer_drop.config import LayerDrop
-from torch_hbmcomm.layer_drop.measures import SKETCHED, Measures, magnitude
+from torch_hbmcomm.layer_drop.measures import SKETCHED, Measures
+from torch_hbmcomm.layer_drop.passes import moment
+from torch_hbmcomm.layer_drop.products import product, product_into
 from torch_hbmcomm.layer_drop.ranks import Matrix, first_ranks, next_ranks
 
 _REPAY = 50
@@ -109,7 +111,7 @@ class LowRankRule:
     def _energy(self, matrix: Matrix) -> float:
         """Return the squared norm of the last column of R; 0 before there is one."""
         right = self._rights.get(matrix.name)
-        return 0.0 if right is None else float(right[:, -1].double().square().sum())
+        return 0.0 if right is None else _squared_norm(right[:, -1])
 
     def size_part(self, matrix: Matrix) -> float:
         """Return the squared norm of the gradients, averaged over the ranks, as a part of the
@@ -135,12 +137,14 @@ class LowRankRule:
             factor: what gradients are to be multiplied by
         """
         energies: list[float] = []
+        news: list[float] = []
         sketches: list[list[float]] = []
         for matrix, gradient in zip(layers.matrices, gradients, strict=True):
             energies.append(0.0 if matrix is None else self._energy(matrix))
+            news.append(factor * moment(gradient))
+            # After moment(), which has brought the gradient into the processor's cache.
             sketch = [] if matrix is None else self._sketch(matrix, gradient)
             sketches.append([factor * number for number in sketch])
-        news = [factor * magnitude(gradient) for gradient in gradients]
         return Measures(moments, news, energies, sketches)
 
     def _sketch(self, matrix: Matrix, gradient: torch.Tensor) -> list[float]:
@@ -156,7 +160,7 @@ class LowRankRule:
         return found
 
     def directions(self, matrix: Matrix, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return R', with columns of norm 1.
+        """Return the transpose of R', whose columns have norm 1.
 
         Half of them are of the step before: gradients go on in the directions that were sent. The
         other half is random, the same on every rank of the group: what is left in the caches lies
@@ -169,14 +173,13 @@ class LowRankRule:
         known = known[:, : (self.rank(matrix) + 1) // 2].to(device, dtype)
         shape = matrix.columns, self.rank(matrix) - known.shape[1]
         drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-        both = torch.cat([known, drawn.to(device)], dim=1)
-        return torch.nn.functional.normalize(both, dim=0)
+        both = torch.cat([known.T, drawn.to(device).T])
+        return torch.nn.functional.normalize(both, dim=1)
 
     def keep(self, matrix: Matrix, right: torch.Tensor) -> None:
         """Keep R for the next step."""
         self._step.rights[matrix.name] = right
-        applied = float(right.double().square().sum()) * self.relaxation**2
-        self._step.applied[matrix.name] = applied
+        self._step.applied[matrix.name] = _squared_norm(right) * self.relaxation**2
 
     def end_bucket(
         self,
@@ -307,8 +310,13 @@ def _mean_square(values: Sequence[float]) -> float:
     return sum(value * value for value in values) / len(values)
 
 
+def _squared_norm(values: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
+
+
 class BucketFactors:
-    """The factors of one bucket's matrices, each lot packed one after another.
+    """The factors of one bucket's matrices, each lot packed one after another, and each factor
+    column by column: so products with a matrix are fastest.
 
     Average `lefts` over the ranks; then choose(), take_out(), average what that filled, restore().
 
@@ -336,20 +344,31 @@ class BucketFactors:
         )
         for matrix, left in zip(self._matrices.values(), self._split_lefts(), strict=True):
             values = self._cached(matrix)
-            left.copy_((values @ rule.directions(matrix, values.dtype, values.device)).mul_(factor))
+            directions = rule.directions(matrix, values.dtype, values.device)
+            left.copy_(product(directions, values.T).mul_(factor))
 
     def choose(self, indices: Collection[int]) -> None:
         """Leave out the parameters that are not in indices, and those whose left factor is not
         finite, as when it is too large for the wire."""
+        finite = bool(self.lefts.isfinite().all())
         for index, left in zip(self._matrices, self._split_lefts(), strict=True):
-            if index in indices and left.isfinite().all():
+            if index in indices and (finite or left.isfinite().all()):
                 # Householder reflections: orthonormal even where columns depend on each other.
                 wide = torch.promote_types(left.dtype, torch.float32)
-                self._bases[index] = torch.linalg.qr(left.to(wide)).Q
+                self._bases[index] = torch.linalg.qr(left.T.to(wide)).Q
 
     @property
     def chosen(self) -> Collection[int]:
         return self._bases.keys()
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Where the bucket has those that were chosen: from and up to which elements."""
+        layers = self._layers
+        return [
+            (layers.begins[index], layers.begins[index] + layers.counts[index])
+            for index in self._bases
+        ]
 
     @property
     def bases(self) -> Iterator[tuple[Matrix, torch.Tensor]]:
@@ -369,9 +388,11 @@ class BucketFactors:
             matrix = self._matrices[index]
             values = self._cached(matrix)
             left = left.to(values.dtype)
-            right.copy_((values.T @ left).mul_(factor))
-            values.addmm_(left, right.to(values.dtype).T, alpha=-1 / self._factor)
-            self._cache.accumulated(matrix.name).copy_(values.view(-1))
+            right.copy_(product(left.T, values).mul_(factor))
+            values.addmm_(left, right.to(values.dtype), alpha=-1 / self._factor)
+            cache = self._cache.accumulated(matrix.name)
+            if cache.dtype != values.dtype:
+                cache.copy_(values.view(-1))
 
     def restore(self, wire: torch.Tensor, buffer: torch.Tensor, scale: float) -> bool:
         """Write w L Rᵀ into the bucket. Returns whether all of it is finite.
@@ -385,11 +406,11 @@ class BucketFactors:
             part = buffer[begin : begin + self._layers.counts[index]]
             part = part.view(matrix.rows, matrix.columns)
             if part.dtype == left.dtype:
-                torch.mm(left, right.T, out=part)
+                product_into(part, left, right)
             else:
-                part.copy_(left @ right.T)
+                part.copy_(product(left, right))
             if finite:
-                self._rule.keep(matrix, right / (scale * self._rule.relaxation))
+                self._rule.keep(matrix, (right / (scale * self._rule.relaxation)).T)
         return finite
 
     def _cached(self, matrix: Matrix) -> torch.Tensor:
@@ -399,13 +420,13 @@ class BucketFactors:
     def _split_lefts(self) -> Iterator[torch.Tensor]:
         begin = 0
         for matrix in self._matrices.values():
-            shape = matrix.rows, self._rule.rank(matrix)
+            shape = self._rule.rank(matrix), matrix.rows
             yield self.lefts[begin : begin + math.prod(shape)].view(shape)
             begin += math.prod(shape)
 
     def _split(self, wire: torch.Tensor) -> Iterator[torch.Tensor]:
         begin = 0
         for index, left in self._bases.items():
-            shape = self._matrices[index].columns, left.shape[1]
+            shape = left.shape[1], self._matrices[index].columns
             yield wire[begin : begin + math.prod(shape)].view(shape)
             begin += math.prod(shape)

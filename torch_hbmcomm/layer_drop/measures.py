@@ -45,9 +45,3 @@ class Measures:
             energies.append(next(numbers) if own else 0.0)
             sketches.append([next(numbers) for _ in own])
         return Measures(moments, gradients, energies, sketches)
-
-
-def magnitude(gradient: torch.Tensor) -> float:
-    """Return the sum of absolute values."""
-    wide = torch.promote_types(gradient.dtype, torch.float32)
-    return float(torch.linalg.vector_norm(gradient, 1, dtype=wide))

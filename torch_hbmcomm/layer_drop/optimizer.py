@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
 
 from torch_hbmcomm.layer_drop.averaging import Averager
 from torch_hbmcomm.layer_drop.cache import Cache
+from torch_hbmcomm.layer_drop.products import product
 from torch_hbmcomm.layer_drop.ranks import Matrix
 
 Optimizer = torch.optim.Optimizer
@@ -123,7 +124,7 @@ class MomentumDamper:
                     matrix, basis = self._bases.pop(id(parameter))
                     values = momentum.view(matrix.rows, matrix.columns)
                     basis = basis.to(values.dtype)
-                    values.addmm_(basis, basis.T @ values, alpha=-self._part)
+                    values.addmm_(basis, product(basis.T, values), alpha=-self._part)
 
 
 class SecondMomentMender:

@@ -7,7 +7,9 @@ each device adds in an order of its own.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 
@@ -38,6 +40,16 @@ def accumulate(
     return torch.stack(rows)
 
 
+def moment(values: torch.Tensor) -> float:
+    """Return the sum of the absolute values of a flat tensor, which is written as it was, but for
+    the bits of NaNs and the sign of zeros."""
+    if values.is_cpu:
+        # Three times as fast as PyTorch's norm.
+        found = native.load().layerdrop_accumulate([values], [None], [values], 1.0, False)
+        return float(found[0, 0])
+    return float(torch.linalg.vector_norm(values, 1, dtype=_wide(values, values)))
+
+
 def pack(caches: Sequence[torch.Tensor], wire: torch.Tensor, factor: float, inverse: float) -> None:
     """Put factor * each cache into the wire, and leave in the caches what rounding took away."""
     if wire.is_cpu:
@@ -64,6 +76,27 @@ def unpack(
     for begin, count, part in zip(begins, counts, parts, strict=True):
         buffer[begin : begin + count].copy_(part)
     return all(bool(part.isfinite().all()) for part in parts)
+
+
+def unpack_around(
+    wire: torch.Tensor,
+    buffer: torch.Tensor,
+    begins: Sequence[int],
+    counts: Sequence[int],
+    places: Sequence[tuple[int, int]],
+) -> bool:
+    """Do what unpack() does, but leave some places of the buffer as they are: each from and up to
+    an element, not empty, in ascending order, and without any of the parts in it. The wire lies
+    apart."""
+    edges = [0, *chain.from_iterable(places), buffer.numel()]
+    finite, part, taken = True, 0, 0
+    for begin, end in zip(edges[::2], edges[1::2], strict=True):
+        first, part = part, bisect_right(begins, end)
+        source, taken = taken, taken + sum(counts[first:part])
+        if begin < end:
+            inner = [one - begin for one in begins[first:part]]
+            finite &= unpack(wire[source:taken], buffer[begin:end], inner, counts[first:part])
+    return finite
 
 
 def _wide(one: torch.Tensor, other: torch.Tensor) -> torch.dtype:
