@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-# Where torch.mm() is MKL's, oneDNN's product takes half the time if one matrix is thin.
-_LINEAR = (
-    getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-    if torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()
-    else None
+_SCHEMA = (
+    "mkldnn::_linear_pointwise(Tensor X, Tensor W, Tensor? B, str attr, Scalar?[] scalars, "
+    "str? algorithm) -> Tensor Y"
 )
+
+
+def _linear() -> Any:
+    """Return oneDNN's product, which takes half the time of MKL's if one matrix is thin; None where
+    torch.mm() is not MKL's, or where PyTorch, to which this operator is its own affair, has it no
+    more as it was."""
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()):
+        return None
+    linear = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
+    return linear if str(getattr(linear, "_schema", "")) == _SCHEMA else None
+
+
+_LINEAR = _linear()
 
 
 def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
