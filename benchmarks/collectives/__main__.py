@@ -11,6 +11,7 @@ from benchmarks.collectives.native import (
     IntelMpi,
     MpichBelow,
     MpiInC,
+    MpiInPlace,
     StandardAbi,
 )
 from torch_hbmcomm.bench import collectives as installed
@@ -33,6 +34,7 @@ def contenders() -> dict[str, Contender]:
         known["gloo"],
         MpichBelow(),
         MpiInC(),
+        MpiInPlace(),
         IntelMpi(),
         MpiObjects(),
         DeepSpeed(),
