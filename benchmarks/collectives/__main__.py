@@ -14,6 +14,7 @@ from benchmarks.collectives.native import (
     MpiInPlace,
     StandardAbi,
 )
+from benchmarks.collectives.open_mpi import OpenMpi
 from torch_hbmcomm.bench import collectives as installed
 from torch_hbmcomm.bench.collectives import SMALL, Collective
 from torch_hbmcomm.bench.contenders import OVER_MPI, Contender
@@ -36,6 +37,7 @@ def contenders() -> dict[str, Contender]:
         MpiInC(),
         MpiInPlace(),
         IntelMpi(),
+        OpenMpi(),
         MpiObjects(),
         DeepSpeed(),
         known["nothing"],

@@ -1,4 +1,5 @@
-// MPI's own collectives in a loop, without Python.
+// MPI's own collectives in a loop, without Python. What this declares is compiled with the mpi.h of
+// each ABI: mpi_collectives.cpp, open_mpi_collectives.cpp.
 #pragma once
 
 #include <functional>

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from benchmarks import plot, programs
 from benchmarks.collectives import __main__ as main
 from benchmarks.collectives.native import NATIVE, InstalledMpi, IntelMpi
+from benchmarks.collectives.open_mpi import OpenMpi
 from torch_hbmcomm.bench import collectives as installed
 from torch_hbmcomm.bench.collectives import COLLECTIVES
 from torch_hbmcomm.bench.result import Measurement, Result
@@ -113,7 +114,7 @@ def test_mpi_is_measured_without_python(
 @pytest.mark.full
 @needs_programs
 @pytest.mark.parametrize("processes", [2, 3])
-@pytest.mark.parametrize("mpi", [IntelMpi], ids=lambda mpi: str(mpi.name))
+@pytest.mark.parametrize("mpi", [IntelMpi, OpenMpi], ids=lambda mpi: str(mpi.name))
 def test_another_mpi_is_measured(tmp_path: Path, processes: int, mpi: type[InstalledMpi]) -> None:
     cause = mpi().why_unavailable()
     if cause is not None:
@@ -124,7 +125,7 @@ def test_another_mpi_is_measured(tmp_path: Path, processes: int, mpi: type[Insta
     assert {collective for collective, _, _ in found} == {*COLLECTIVES, NATIVE}
 
 
-@pytest.mark.parametrize("mpi", [IntelMpi], ids=lambda mpi: str(mpi.name))
+@pytest.mark.parametrize("mpi", [IntelMpi, OpenMpi], ids=lambda mpi: str(mpi.name))
 def test_another_mpi_tells_how_to_install_it(
     mpi: type[InstalledMpi], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +162,7 @@ def test_allreduce_is_measured_beside_busy_processes(tmp_path: Path) -> None:
 def test_contenders_are_those_of_the_installed_command_and_more() -> None:
     assert list(main.contenders()) == [
         "hbm-zero-copy", "hbm-staged", "hbm-mpi", "hbm-mpi-abi", "gloo", "mpich", "mpi-c",
-        "mpi-c-in-place", "intel-mpi", "mpi-objects", "deepspeed", "nothing", "bound",
+        "mpi-c-in-place", "intel-mpi", "open-mpi", "mpi-objects", "deepspeed", "nothing", "bound",
     ]  # fmt: skip
 
 
