@@ -58,11 +58,13 @@ def _start(folder: str) -> programs.Conversation:
 
 def _mpiexec() -> list[str]:
     """Return the words before the program. Nobody's ranks are bound to processors; where they
-    outnumber these, those that wait yield."""
+    outnumber these, those that wait yield. mpiexec ends with this process, which it would survive
+    where MPI does not start."""
     ranks = str(dist.get_world_size())
     yielding = ["--mca", "mpi_yield_when_idle", "1"] if crowded() else []
     mpiexec = str(folder_of(OpenMpi.package) / "bin/mpiexec")
-    return [mpiexec, "-n", ranks, "--oversubscribe", "--bind-to", "none", *yielding]
+    ending = ["setpriv", "--pdeathsig", "TERM"]
+    return [*ending, mpiexec, "-n", ranks, "--oversubscribe", "--bind-to", "none", *yielding]
 
 
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
