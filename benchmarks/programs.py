@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from torch_hbmcomm.bench.peer import PeerFailed
 from torch_hbmcomm.bench.result import Unavailable
@@ -20,28 +21,23 @@ _ROOT = Path(__file__).resolve().parents[1]
 _FOLDER = _ROOT / "build" / str(sys.implementation.cache_tag) / "bench"
 
 
-def why_unavailable() -> str | None:
-    if (_FOLDER / "bounds").exists():
+def path(name: str) -> Path:
+    return _FOLDER / name
+
+
+def why_unavailable(name: str = "bounds") -> str | None:
+    if path(name).exists():
         return None
     return f"the native programs are not in {_FOLDER}: make bench"
 
 
-class Program:
-    """A native program that runs until close() or the end of this process. Raises Unavailable."""
+class Conversation:
+    """This end of what is said with a native program, which ends when this end is closed."""
 
-    def __init__(self, name: str, *arguments: object, launcher: Sequence[str] = ()) -> None:
-        cause = why_unavailable()
-        if cause is not None:
-            raise Unavailable(cause)
+    def __init__(self, name: str, to: IO[str], of: IO[str]) -> None:
         self._name = name
-        self._process = subprocess.Popen(
-            [*launcher, str(_FOLDER / name), *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._to, self._of = self._process.stdin, self._process.stdout
+        self._to = to
+        self._of = of
 
     def ask(self, *words: object) -> list[float]:
         """Send a request, and return the numbers of the answer. Raises PeerFailed."""
@@ -66,9 +62,6 @@ class Program:
         """Whether it answers, or ends, within so long; answer() then tells."""
         return bool(select.select([self._of], [], [], max(seconds, 0.0))[0])
 
-    def kill(self) -> None:
-        self._process.kill()
-
     def timed(self, *words: object) -> Timed:
         """Return the program's loop for rounds. words: come before the number of samples and the
         calls in each."""
@@ -77,6 +70,29 @@ class Program:
     def close(self) -> None:
         self._to.close()
         self._of.close()
+
+
+class Program(Conversation):
+    """A native program that runs until close() or the end of this process. Raises Unavailable."""
+
+    def __init__(self, name: str, *arguments: object, launcher: Sequence[str] = ()) -> None:
+        cause = why_unavailable(name)
+        if cause is not None:
+            raise Unavailable(cause)
+        self._process = subprocess.Popen(
+            [*launcher, str(path(name)), *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        super().__init__(name, self._process.stdin, self._process.stdout)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def close(self) -> None:
+        super().close()
         self._process.wait()
 
 

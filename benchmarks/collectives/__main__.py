@@ -11,8 +11,10 @@ from benchmarks.collectives.native import (
     IntelMpi,
     MpichBelow,
     MpiInC,
+    MpiInPlace,
     StandardAbi,
 )
+from benchmarks.collectives.open_mpi import OpenMpi
 from torch_hbmcomm.bench import collectives as installed
 from torch_hbmcomm.bench.collectives import SMALL, Collective
 from torch_hbmcomm.bench.contenders import OVER_MPI, Contender
@@ -33,7 +35,9 @@ def contenders() -> dict[str, Contender]:
         known["gloo"],
         MpichBelow(),
         MpiInC(),
+        MpiInPlace(),
         IntelMpi(),
+        OpenMpi(),
         MpiObjects(),
         DeepSpeed(),
         known["nothing"],

@@ -10,60 +10,63 @@ import os
 import shutil
 import sysconfig
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
+import torch
 import torch.distributed as dist
 
 from benchmarks import programs
+from torch_hbmcomm import machine
 from torch_hbmcomm.bench.buffers import Buffers
 from torch_hbmcomm.bench.contenders import OVER_MPI, Contender, Hbm
 from torch_hbmcomm.bench.mpich import Mpich
 from torch_hbmcomm.bench.rounds import Timed
 
 NATIVE = "allreduce_native"
-INTEL_MPI = Path(__file__).resolve().parents[2] / "build/mpi/impi-rt"
 
 
-class NativeRank:
-    """One rank's native program, from its start to the end of this process.
+def meet(start: Callable[[str], programs.Conversation]) -> programs.Conversation:
+    """Return this rank's native program, once those of all ranks have met. All ranks call it.
 
-    arguments: what comes behind those that all such programs have, its place among the ranks and
-        the folder of MPI's library.
-    mpi: that it loads MPI from; else the one that is found first.
+    start: starts it, with the name of a folder that all have.
     """
+    place = [tempfile.mkdtemp(prefix="hbmcomm-bench-") if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(place)
+    program = start(str(place[0]))
+    program.ask("ready")
+    dist.barrier()  # all have met
+    if dist.get_rank() == 0:
+        shutil.rmtree(str(place[0]))
+    return program
 
-    def __init__(self, program: str, *arguments: str, mpi: Path | None = None) -> None:
-        place = [tempfile.mkdtemp(prefix="hbmcomm-bench-") if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(place)
-        libraries = os.path.join(sysconfig.get_path("data"), "lib")
-        self._program = programs.Program(
-            program,
-            place[0],
-            dist.get_rank(),
-            dist.get_world_size(),
-            libraries,
-            *arguments,
-            launcher=["env", f"HBMCOMM_MPI_LIB={mpi}"] if mpi else [],
-        )
-        self._program.ask("ready")
-        dist.barrier()  # all have met
-        if dist.get_rank() == 0:
-            shutil.rmtree(str(place[0]))
 
-    def prepare(self, buffers: Buffers, *words: str) -> Timed:
-        """Return the loop. words: come before the size and the type. Raises PeerFailed where the
-        program finds a wrong outcome."""
-        dtype = str(buffers.dtype).removeprefix("torch.")
-        self._program.ask("prepare", *words, buffers.size, dtype)
-        return self._program.timed("run")
+def loop(program: programs.Conversation, buffers: Buffers, *words: str) -> Timed:
+    """Return the program's loop. words: come before the size and the type. Raises PeerFailed where
+    the program finds a wrong outcome."""
+    program.ask("prepare", *words, buffers.size, str(buffers.dtype).removeprefix("torch."))
+    return program.timed("run")
 
 
 @cache
-def _rank(program: str, *arguments: str, mpi: Path | None = None) -> NativeRank:
-    """Return a native program, one for each kind. All ranks ask for the same ones in the same
-    order."""
-    return NativeRank(program, *arguments, mpi=mpi)
+def _rank(name: str, *arguments: str, environment: tuple[str, ...] = ()) -> programs.Conversation:
+    """Return a native program, which runs to the end of this process, one for each kind. All ranks
+    ask for the same ones in the same order.
+
+    arguments: what comes behind those that all such programs have, its place among the ranks and
+        the folder of MPI's library.
+    environment: variables, as NAME=VALUE.
+    """
+    libraries = os.path.join(sysconfig.get_path("data"), "lib")
+
+    def start(folder: str) -> programs.Conversation:
+        place = (folder, dist.get_rank(), dist.get_world_size(), libraries)
+        launcher = ["env", *environment]
+        return programs.Program(name, *place, *arguments, launcher=launcher)
+
+    return meet(start)
 
 
 class HbmBelow(Hbm):
@@ -77,7 +80,7 @@ class HbmBelow(Hbm):
             return super().prepare(collective, buffers)
         over_mpi = self._node == OVER_MPI
         kind = "mpi" if over_mpi else "zero-copy" if self.zero_copy else "staged"
-        return _rank("allreduce", kind).prepare(buffers)
+        return loop(_rank("allreduce", kind), buffers)
 
 
 class StandardAbi(Contender):
@@ -101,7 +104,8 @@ class StandardAbi(Contender):
         """Do nothing: the program starts with the first cell."""
 
     def prepare(self, collective: str, buffers: Buffers) -> Timed:
-        return _rank("allreduce", "mpi", mpi=self._LIBRARY).prepare(buffers)
+        program = _rank("allreduce", "mpi", environment=(f"HBMCOMM_MPI_LIB={self._LIBRARY}",))
+        return loop(program, buffers)
 
 
 class MpichBelow(Mpich):
@@ -113,50 +117,100 @@ class MpichBelow(Mpich):
     def prepare(self, collective: str, buffers: Buffers) -> Timed:
         if collective != NATIVE:
             return super().prepare(collective, buffers)
-        return _rank("mpi_collectives").prepare(buffers, "allreduce")
+        return loop(_rank("mpi_collectives"), buffers, "allreduce")
 
 
 class MpiInC(Contender):
-    """MPI in a program without Python, which every rank has: the series C of Woo et al. 2020."""
+    """MPI in a program without Python, which every rank has."""
 
     name = "mpi-c"
-    about = "MPI itself, in place, in a program without Python"
+    about = "MPI itself in a program without Python, from buffer to buffer as in c10d"
     dtypes = Mpich.dtypes
+
+    _MOST_ELEMENTS = (1 << 31) - 1  # MPI counts in an int
 
     def why_unavailable(self) -> str | None:
         over_mpi = Hbm(self.name, self.about, node=OVER_MPI)
         return programs.why_unavailable() or over_mpi.why_unavailable()
 
     def offers(self, collective: str, dtype: str, size: int) -> bool:
-        return collective in ("allreduce", "broadcast", "gather") and dtype in self.dtypes
+        fits = size // getattr(torch, dtype).itemsize <= self._MOST_ELEMENTS
+        return super().offers(collective, dtype, size) and fits
 
     def open(self) -> None:
         """Do nothing: the program starts with the first cell."""
 
     def prepare(self, collective: str, buffers: Buffers) -> Timed:
-        return _rank("mpi_collectives").prepare(buffers, collective)
+        return loop(self.program(), buffers, collective)
+
+    def program(self) -> programs.Conversation:
+        """Return this rank's program. All ranks call it."""
+        return _rank("mpi_collectives")
 
 
-class IntelMpi(MpiInC):
-    """Intel MPI in such a program, as PyPI's impi-rt has it: in a folder of its own, because it has
-    files of the same names as the package mpich."""
+class MpiInPlace(MpiInC):
+    """The series C of Woo et al. 2020: the same, in place where MPI can."""
 
-    name = "intel-mpi"
-    about = "Intel MPI, in place, in a program without Python"
-    library = INTEL_MPI / "lib/libmpi.so.12"
+    name = "mpi-c-in-place"
+    about = "MPI itself in a program without Python, in place where MPI can"
+
+    _COLLECTIVES: ClassVar = {
+        "allreduce": "allreduce",
+        "broadcast": "broadcast",
+        "gather": "gather_in_place",
+    }
+
+    def offers(self, collective: str, dtype: str, size: int) -> bool:
+        return collective in self._COLLECTIVES and super().offers(collective, dtype, size)
+
+    def prepare(self, collective: str, buffers: Buffers) -> Timed:
+        return super().prepare(self._COLLECTIVES[collective], buffers)
+
+
+class InstalledMpi(MpiInC):
+    """Another MPI in such a program, as PyPI has it: in a folder of its own, because it has files
+    of the same names as the package mpich.
+
+    package: of PyPI.
+    library: its MPI library.
+    """
+
+    package: str
+    library: Path
 
     def why_unavailable(self) -> str | None:
         if not self.library.exists():
-            folder = os.path.relpath(INTEL_MPI)
-            return f"pip install --ignore-installed --prefix {folder} impi-rt"
+            folder = os.path.relpath(folder_of(self.package))
+            return f"pip install --ignore-installed --prefix {folder} {self.package}"
         return super().why_unavailable()
 
     def offers(self, collective: str, dtype: str, size: int) -> bool:
         return _offers(self, collective, dtype) or super().offers(collective, dtype, size)
 
     def prepare(self, collective: str, buffers: Buffers) -> Timed:
-        of_mpi = "allreduce" if collective == NATIVE else collective
-        return _rank("mpi_collectives", mpi=self.library).prepare(buffers, of_mpi)
+        return super().prepare("allreduce" if collective == NATIVE else collective, buffers)
+
+
+def folder_of(package: str) -> Path:
+    """Return the folder that an MPI of PyPI is installed into."""
+    return Path(__file__).resolve().parents[2] / "build/mpi" / package
+
+
+def crowded() -> bool:
+    """Whether the ranks outnumber the processors."""
+    return dist.get_world_size() > machine.cores()
+
+
+class IntelMpi(InstalledMpi):
+    name = "intel-mpi"
+    about = "Intel MPI in the program of mpi-c"
+    package = "impi-rt"
+    library = folder_of(package) / "lib/libmpi.so.12"
+
+    def program(self) -> programs.Conversation:
+        yielding = ("I_MPI_WAIT_MODE=1", "I_MPI_THREAD_YIELD=2") if crowded() else ()
+        environment = (f"HBMCOMM_MPI_LIB={self.library}", *yielding)
+        return _rank("mpi_collectives", environment=environment)
 
 
 def _offers(contender: Contender, collective: str, dtype: str) -> bool:

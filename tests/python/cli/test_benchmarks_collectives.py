@@ -10,10 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from benchmarks import plot, programs
 from benchmarks.collectives import __main__ as main
-from benchmarks.collectives.native import NATIVE, IntelMpi
+from benchmarks.collectives.native import NATIVE, InstalledMpi, IntelMpi
+from benchmarks.collectives.open_mpi import OpenMpi
+from torch_hbmcomm.bench import collectives as installed
+from torch_hbmcomm.bench.collectives import COLLECTIVES
 from torch_hbmcomm.bench.result import Measurement, Result
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -56,25 +60,50 @@ def test_allreduce_is_measured_below_the_dispatcher(tmp_path: Path) -> None:
     }
 
 
+def measured_by(name: str, file: Path, *arguments: str) -> list[tuple[str, str, int]]:
+    """Return what a contender was measured in; each outcome is checked before it is timed."""
+    result = run(
+        "benchmarks.collectives",
+        *("--contenders", name, "--rounds", "1", "--startup-rounds", "0", "--json", str(file)),
+        *arguments,
+    )
+    assert result.returncode == 0, result.stderr
+    entries = json.loads(file.read_text())["measurements"]
+    assert all(entry["minimum_us"] > 0 for entry in entries)
+    return sorted((entry["collective"], entry["dtype"], entry["bytes"]) for entry in entries)
+
+
+@needs_programs
+def test_mpi_does_every_collective_without_python(tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    found = measured_by("mpi-c", file, "--sizes", "48", "--dtype", "float32,bfloat16")
+    assert found == sorted(
+        (name, "float32", 0 if name == "barrier" else 48) for name in COLLECTIVES
+    )
+    refused = {"mpi-c, bfloat16": "it takes float32, float64"}
+    assert json.loads(file.read_text())["unavailable"] == refused
+
+
 @pytest.mark.full
 @needs_programs
 @pytest.mark.parametrize("processes", [2, 3])
-def test_mpi_is_measured_without_python(tmp_path: Path, processes: int) -> None:
-    """Each outcome is checked before it is timed."""
-    file = tmp_path / "out.json"
-    collectives = ["broadcast", "gather", "allreduce"]
-    result = run(
-        "benchmarks.collectives",
-        *("--ranks", str(processes), "--contenders", "mpi-c", "--sizes", "48,3MiB"),
-        *("--dtype", "float32,float64", "--collectives", ",".join(collectives)),
-        *("--rounds", "1", "--startup-rounds", "0", "--json", str(file)),
+@pytest.mark.parametrize(
+    ("name", "collectives"),
+    [
+        ("mpi-c", [name for name in COLLECTIVES if name != "barrier"]),
+        ("mpi-c-in-place", ["allreduce", "broadcast", "gather"]),
+    ],
+)
+def test_mpi_is_measured_without_python(
+    tmp_path: Path, processes: int, name: str, collectives: list[str]
+) -> None:
+    found = measured_by(
+        name,
+        tmp_path / "out.json",
+        *("--ranks", str(processes), "--sizes", "48,3MiB", "--dtype", "float32,float64"),
+        *("--collectives", ",".join(collectives)),
     )
-    assert result.returncode == 0, result.stderr
-    measured = [
-        (entry["collective"], entry["dtype"], entry["bytes"])
-        for entry in json.loads(file.read_text())["measurements"]
-    ]
-    assert sorted(measured) == sorted(
+    assert found == sorted(
         (collective, dtype, size)
         for collective in collectives
         for dtype in ("float32", "float64")
@@ -84,23 +113,31 @@ def test_mpi_is_measured_without_python(tmp_path: Path, processes: int) -> None:
 
 @pytest.mark.full
 @needs_programs
-@pytest.mark.skipif(not IntelMpi.library.exists(), reason=str(IntelMpi().why_unavailable()))
-def test_intel_mpi_is_measured(tmp_path: Path) -> None:
-    """Each outcome is checked before it is timed."""
-    file = tmp_path / "out.json"
-    result = run(
-        "benchmarks.collectives",
-        *("--contenders", "intel-mpi", "--sizes", "48", "--collectives", f"{NATIVE},gather"),
-        *("--rounds", "1", "--startup-rounds", "0", "--json", str(file)),
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("mpi", [IntelMpi, OpenMpi], ids=lambda mpi: str(mpi.name))
+def test_another_mpi_is_measured(tmp_path: Path, processes: int, mpi: type[InstalledMpi]) -> None:
+    cause = mpi().why_unavailable()
+    if cause is not None:
+        pytest.skip(cause)
+    found = measured_by(
+        mpi.name, tmp_path / "out.json", "--ranks", str(processes), "--sizes", "48,3MiB"
     )
-    assert result.returncode == 0, result.stderr
-    measured = [entry["collective"] for entry in json.loads(file.read_text())["measurements"]]
-    assert sorted(measured) == sorted([NATIVE, "gather"])
+    assert {collective for collective, _, _ in found} == {*COLLECTIVES, NATIVE}
 
 
-def test_intel_mpi_tells_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(IntelMpi, "library", tmp_path / "libmpi.so.12")
-    assert "pip install --ignore-installed --prefix" in str(IntelMpi().why_unavailable())
+@pytest.mark.parametrize("mpi", [IntelMpi, OpenMpi], ids=lambda mpi: str(mpi.name))
+def test_another_mpi_tells_how_to_install_it(
+    mpi: type[InstalledMpi], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mpi, "library", tmp_path / "libmpi.so")
+    folder = os.path.relpath(ROOT / "build/mpi" / mpi.package)
+    told = f"pip install --ignore-installed --prefix {folder} {mpi.package}"
+    assert mpi().why_unavailable() == told
+
+    monkeypatch.setattr(installed, "CONTENDERS", main.contenders())
+    refused = CliRunner().invoke(main.app, ["--contenders", f"gloo,{mpi.name}"])
+    assert refused.exit_code == 1
+    assert f"{mpi.name}: {told}" in refused.output
 
 
 @pytest.mark.full
@@ -125,7 +162,7 @@ def test_allreduce_is_measured_beside_busy_processes(tmp_path: Path) -> None:
 def test_contenders_are_those_of_the_installed_command_and_more() -> None:
     assert list(main.contenders()) == [
         "hbm-zero-copy", "hbm-staged", "hbm-mpi", "hbm-mpi-abi", "gloo", "mpich", "mpi-c",
-        "intel-mpi", "mpi-objects", "deepspeed", "nothing", "bound",
+        "mpi-c-in-place", "intel-mpi", "open-mpi", "mpi-objects", "deepspeed", "nothing", "bound",
     ]  # fmt: skip
 
 

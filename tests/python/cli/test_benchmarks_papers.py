@@ -127,8 +127,8 @@ def test_series_of_processes_are_told_in_times_of_c() -> None:
         return Result("collectives", MACHINE, {"ranks": ranks}, measurements=found)
 
     results = {
-        "whole-2": run(2, mpi_c=2.0, mpich=4.0, hbm_staged=1.0),
-        "whole-4": run(4, mpi_c=1.0, mpich=3.0),
+        "whole-2": run(2, mpi_c_in_place=2.0, mpich=4.0, hbm_staged=1.0),
+        "whole-4": run(4, mpi_c_in_place=1.0, mpich=3.0),
         "whole-8": run(8, mpich=3.0),
     }
     assert PROCESSES.answer(results) == [

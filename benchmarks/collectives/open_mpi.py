@@ -1,0 +1,70 @@
+"""The contender Open MPI, whose ranks its own mpiexec starts: they speak PMIx, and have an ABI of
+their own, so that they are another program than that of the other MPIs."""
+
+import os
+import socket
+import subprocess
+import sys
+from functools import cache
+
+import torch.distributed as dist
+
+from benchmarks import connected, programs
+from benchmarks.collectives.native import InstalledMpi, crowded, folder_of, meet
+from torch_hbmcomm.bench.peer import PeerFailed
+
+_PROGRAM = "open_mpi_collectives"
+_START_SECONDS = 60
+
+
+class OpenMpi(InstalledMpi):
+    name = "open-mpi"
+    about = "Open MPI in the program of mpi-c, under its mpiexec"
+    package = "openmpi"
+    library = folder_of(package) / "lib/libmpi.so.40"
+
+    def why_unavailable(self) -> str | None:
+        return super().why_unavailable() or programs.why_unavailable(_PROGRAM)
+
+    def program(self) -> programs.Conversation:
+        return _rank()
+
+
+@cache
+def _rank() -> programs.Conversation:
+    return meet(_start)
+
+
+def _start(folder: str) -> programs.Conversation:
+    """Return this rank's program, which connects to a socket in the folder."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/{dist.get_rank()}")
+        listener.listen()
+        dist.barrier()  # all listen
+        if dist.get_rank() == 0:
+            subprocess.Popen(
+                [*_mpiexec(), sys.executable, connected.__file__, folder, programs.path(_PROGRAM)],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | _AS_ROOT,
+            )
+        listener.settimeout(_START_SECONDS)
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            raise PeerFailed(f"{_PROGRAM} did not start in {_START_SECONDS} s") from None
+    connection.settimeout(None)
+    return programs.Conversation(_PROGRAM, connection.makefile("w"), connection.makefile("r"))
+
+
+def _mpiexec() -> list[str]:
+    """Return the words before the program. Nobody's ranks are bound to processors; where they
+    outnumber these, those that wait yield. mpiexec ends with this process, which it would survive
+    where MPI does not start."""
+    ranks = str(dist.get_world_size())
+    yielding = ["--mca", "mpi_yield_when_idle", "1"] if crowded() else []
+    mpiexec = str(folder_of(OpenMpi.package) / "bin/mpiexec")
+    ending = ["setpriv", "--pdeathsig", "TERM"]
+    return [*ending, mpiexec, "-n", ranks, "--oversubscribe", "--bind-to", "none", *yielding]
+
+
+_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
