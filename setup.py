@@ -24,6 +24,7 @@ import torch_releases  # noqa: E402
 
 WITHOUT_TORCH = dependencies.without_torch()
 RELEASES: list[torch_releases.TorchRelease] = []
+LIBRARIES = native_build.LIBRARIES + ([] if WITHOUT_TORCH else native_build.LIBRARIES_OF_GROUPS)
 NO_RELEASE = ""  # why there is none, where there should be
 if not WITHOUT_TORCH:
     try:
@@ -56,7 +57,7 @@ class BuildNative(build_ext):  # type: ignore[misc]  # setuptools has no types
         settings = {} if WITHOUT_TORCH else self.process_group()
         targets = [
             "_smb",
-            *(name.removeprefix("lib") for name in native_build.LIBRARIES),
+            *(name.removeprefix("lib") for name in LIBRARIES),
             *(f"_C_{release.package}" for release in RELEASES),
         ]
         native_build.build(self.folder, targets, settings, quiet=not self.distribution.verbose)
@@ -83,7 +84,7 @@ class BuildNative(build_ext):  # type: ignore[misc]  # setuptools has no types
         shutil.copy2(self.folder / built, target)
 
     def get_ext_filename(self, fullname: str) -> str:
-        if fullname.rpartition(".")[2] in native_build.LIBRARIES:
+        if fullname.rpartition(".")[2] in LIBRARIES:
             return fullname.replace(".", os.sep) + ".so"
         return str(super().get_ext_filename(fullname))
 
@@ -104,7 +105,7 @@ class BoxDistribution(Distribution):  # type: ignore[misc]  # setuptools has no 
 
 MODULES = [
     "_smb",
-    *native_build.LIBRARIES,
+    *LIBRARIES,
     *(f"{release.package}._C" for release in RELEASES),
 ]
 

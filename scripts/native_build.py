@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "csrc"
 
 LIBRARIES = ["libhbm_verbs", "libhbmsmb"]
+LIBRARIES_OF_GROUPS = ["libhbm_memkind"]  # what the process group alone needs
 HEADER = SOURCE / "smb.h"  # for C programs that link libhbmsmb
 
 

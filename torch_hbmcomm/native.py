@@ -11,7 +11,6 @@ import os
 import sys
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -28,15 +27,18 @@ def load() -> ModuleType:
     """
     found = torch.__version__.partition("+")[0]
     major, minor = found.split(".")[:2]
-    package = Path(__file__).parent
-    folder = package / f"torch_{major}_{minor}"
-    if not _has_module(folder):
-        raise ImportError(_advice(package, found))
+    package = os.path.dirname(os.path.abspath(__file__))
+    folder = os.path.join(package, f"torch_{major}_{minor}")
+    if not any(os.path.exists(f"{folder}/_C{suffix}") for suffix in EXTENSION_SUFFIXES):
+        # Imported here, as a rank that starts has no use for it.
+        from torch_hbmcomm.native_advice import what_is_missing
+
+        raise ImportError(what_is_missing(package, found))
     _bound_arenas()
     _keep_to_own_processor()
     places = sys.modules["torch_hbmcomm"].__path__
-    if str(folder) not in places:
-        places.insert(0, str(folder))
+    if folder not in places:
+        places.insert(0, folder)
     import torch_hbmcomm._C as native
 
     _require_fit(native, package, found)
@@ -44,71 +46,16 @@ def load() -> ModuleType:
     return native
 
 
-def releases(package: Path) -> list[str]:
-    """Return the minor releases of PyTorch, as in "2.13", for which `package`, the folder of an
-    installed torch_hbmcomm, has modules that this Python can load; the oldest first."""
-    folders = [folder for folder in package.glob("torch_*") if _has_module(folder)]
-    versions = sorted([int(part) for part in folder.name.split("_")[1:]] for folder in folders)
-    return [".".join(map(str, version)) for version in versions]
-
-
-def _has_module(folder: Path) -> bool:
-    return any((folder / f"_C{suffix}").exists() for suffix in EXTENSION_SUFFIXES)
-
-
-def _advice(package: Path, found: str) -> str:
-    """Return what is missing in `package`, a folder, for the PyTorch found, and what to install."""
-    minor = ".".join(found.split(".")[:2])
-    served = releases(package)
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    lacking = f"torch_hbmcomm has no native module for PyTorch {found} and Python {python}"
-    if _is_checkout(package):
-        return (
-            f"{lacking} in {package}{f', only for {_listed(served)}' if served else ''}: build it "
-            f"with `make build`, or with `pip install --no-build-isolation --editable "
-            f"{package.parent}` in the environment of that PyTorch"
-        )
-    if served:
-        return (
-            f"{lacking}: what is installed in {package} serves PyTorch {_listed(served)}. Install "
-            f"one of these, as in `pip install 'torch=={served[-1]}.*'`, or a torch_hbmcomm that "
-            f"serves {minor}: `pip install --upgrade torch_hbmcomm`"
-        )
-    if any(package.glob("torch_*/_C*")):
-        return (
-            f"{lacking}: what is installed in {package} is for another Python; install "
-            f"torch_hbmcomm with this one: `{sys.executable} -m pip install torch_hbmcomm`"
-        )
-    return (
-        f"{lacking}: {package} is the memory box alone (hbmcomm-box). For the process group: "
-        "`pip uninstall hbmcomm-box`, then `pip install torch_hbmcomm`"
-    )
-
-
-def _require_fit(native: ModuleType, package: Path, found: str) -> None:
+def _require_fit(native: ModuleType, package: str, found: str) -> None:
     """Raise ImportError for a module that was built for another PyTorch than its folder says, or
     from other sources than the Python files beside it."""
     built = native.build_info()
-    again = "rebuild it" if _is_checkout(package) else "uninstall and install torch_hbmcomm again"
-    if built["torch_version"].split(".")[:2] != found.split(".")[:2]:
-        raise ImportError(
-            f"torch_hbmcomm's native module was built for PyTorch {built['torch_version']}, and "
-            f"this is {found}: {again}"
-        )
-    if built["version"] != __version__:
-        raise ImportError(
-            f"torch_hbmcomm's native module is of version {built['version']}, and the Python files "
-            f"in {package} are of {__version__}, as after another version of "
-            f"hbmcomm-box was installed over torch_hbmcomm: {again}, without hbmcomm-box"
-        )
+    same_torch = built["torch_version"].split(".")[:2] == found.split(".")[:2]
+    if same_torch and built["version"] == __version__:
+        return
+    from torch_hbmcomm.native_advice import what_differs
 
-
-def _is_checkout(package: Path) -> bool:
-    return (package.parent / "setup.py").exists()
-
-
-def _listed(words: list[str]) -> str:
-    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else words[0]
+    raise ImportError(what_differs(built, package, found))
 
 
 def _bound_arenas() -> None:

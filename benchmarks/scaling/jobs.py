@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import multiprocessing
 import os
 import statistics
@@ -9,13 +10,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+import torch_hbmcomm
 from benchmarks.scaling.model import StoreCosts
 
 CONTENDERS = {
@@ -124,6 +128,7 @@ def _costs(ask: Callable[[list[str]], object]) -> tuple[float, float]:
 def _job(function: Callable[..., Any], ranks: int, *arguments: object) -> list[Any]:
     """Run `function(rank, store, *arguments)` in as many processes, which begin when all are there
     and connected to the store. Raises RuntimeError when one ends without a result."""
+    _compile_package()
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["torch_hbmcomm", "benchmarks.scaling.__main__"])
     with served() as store:
@@ -146,6 +151,13 @@ def _job(function: Callable[..., Any], ranks: int, *arguments: object) -> list[A
             for member in members:
                 member.kill()
                 member.join()
+
+
+@cache
+def _compile_package() -> None:
+    """Compile the package's Python files, as pip does when it installs them: Python may be told not
+    to keep what it compiles (PYTHONDONTWRITEBYTECODE), and each rank would do it anew."""
+    compileall.compile_dir(Path(torch_hbmcomm.__file__).parent, quiet=2)
 
 
 def _heard(pipes: Sequence[Connection]) -> list[Any]:

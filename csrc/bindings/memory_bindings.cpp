@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "bindings/module.h"
 #include "memory/cpu_binding.h"
+#include "memory/libraries.h"
 #include "memory/placement.h"
 #include "memory/policy.h"
 #include "memory/segment.h"
@@ -68,7 +69,7 @@ py::dict as_dict(memory::Policy policy, const memory::SharedSegmentStats& stats)
 }
 
 std::string memkind_version() {
-  const int version = memkind_get_version();  // major * 1000000 + minor * 1000 + patch
+  const int version = memory::libraries().get_version();  // major * 1000000 + minor * 1000 + patch
   return std::to_string(version / 1000000) + "." + std::to_string(version / 1000 % 1000) + "." +
          std::to_string(version % 1000);
 }
@@ -99,7 +100,8 @@ py::dict info() {
 void register_memory(py::module_& m) {
   using Unlocked = py::call_guard<py::gil_scoped_release>;
   m.def(
-      "memory_available", [] { return memory::why_unavailable(MEMKIND_HBW).empty(); }, Unlocked());
+      "memory_available", [] { return memory::why_unavailable(memory::Policy::kBind).empty(); },
+      Unlocked());
   m.def("memory_info", &info);
   m.def(
       "memory_named_by_user",

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "memory/libraries.h"
 #include "memory/placement.h"
 #include "memory/system_memory.h"
 
@@ -21,7 +22,7 @@ constexpr size_t kCacheLine = 64;
 
 void FreeBlock::operator()(void* block) const noexcept {
   if (kind != nullptr) {
-    memkind_free(kind, block);
+    libraries().free(kind, block);
   } else if (front != nullptr) {
     front->give_back(block);
   } else if (munmap(block, mapped_bytes) != 0) {
@@ -33,7 +34,7 @@ void FreeBlock::operator()(void* block) const noexcept {
 OwnedBlock take_block(memkind_t kind, size_t bytes) noexcept {
   void* block = nullptr;
   const size_t alignment = bytes < small_page_bytes() ? kCacheLine : small_page_bytes();
-  if (memkind_posix_memalign(kind, &block, alignment, bytes) != 0) block = nullptr;
+  if (libraries().posix_memalign(kind, &block, alignment, bytes) != 0) block = nullptr;
   return OwnedBlock(block, {.kind = kind});
 }
 

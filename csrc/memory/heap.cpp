@@ -67,7 +67,7 @@ void* Heap::allocate_ddr(size_t bytes) {
     throw Error(ErrorKind::kExhausted,
                 cannot_allocate(bytes, policy_) + ": the machine can give " + std::to_string(room));
   }
-  OwnedBlock block = take_small(MEMKIND_DEFAULT, bytes);
+  OwnedBlock block = take_small(kind_of(Policy::kDdr), bytes);
   if (!block) block = map_block(bytes, policy_, /*nodes=*/{});
   return ledger_.enter(std::move(block), {.hbm_bytes = 0, .ddr_bytes = bytes},
                        /*spilled=*/has_hbm_);

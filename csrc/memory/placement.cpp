@@ -3,6 +3,7 @@
 #include <numa.h>
 #include <numaif.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +16,22 @@
 
 namespace hbm::memory {
 namespace {
+
+// libnuma has the three below, but its load reads the machine's topology.
+constexpr unsigned long kMaskBits = NUMA_NUM_NODES;
+
+int bind_range(void* base, size_t bytes, int mode, const unsigned long* mask) {
+  return static_cast<int>(syscall(SYS_mbind, base, bytes, mode, mask, kMaskBits, 0UL));
+}
+
+int policy_of(const void* block, int* mode, unsigned long* mask) {
+  return static_cast<int>(syscall(SYS_get_mempolicy, mode, mask, kMaskBits, block,
+                                  static_cast<unsigned long>(MPOL_F_ADDR)));
+}
+
+int nodes_of(size_t count, void* const* pages, int* nodes) {
+  return static_cast<int>(syscall(SYS_move_pages, 0, count, pages, nullptr, nodes, 0));
+}
 
 int kernel_mode(Policy policy, size_t nodes) {
   if (policy == Policy::kBind) return MPOL_BIND;
@@ -46,7 +63,7 @@ struct PageBatch {
   int ask() {
     std::array<void*, kBatch> pages;
     for (size_t i = 0; i < count; ++i) pages[i] = reinterpret_cast<void*>(page(i));
-    return move_pages(0, count, pages.data(), nullptr, nodes.data(), 0) == 0 ? 0 : errno;
+    return nodes_of(count, pages.data(), nodes.data()) == 0 ? 0 : errno;
   }
 
   // Some kernels (6.1 among them) call a page absent while automatic NUMA balancing samples it, and
@@ -107,9 +124,7 @@ void place_on(const std::vector<int>& nodes, Policy policy, void* base, size_t b
   constexpr int kBits = 8 * sizeof(unsigned long);
   std::array<unsigned long, NUMA_NUM_NODES / kBits> mask{};
   for (int node : nodes) mask[node / kBits] |= 1UL << (node % kBits);
-  if (mbind(base, bytes, kernel_mode(policy, nodes.size()), mask.data(), NUMA_NUM_NODES, 0) == 0) {
-    return;
-  }
+  if (bind_range(base, bytes, kernel_mode(policy, nodes.size()), mask.data()) == 0) return;
   const int error = errno;
   throw PlacingError(std::string("cannot place memory under memory policy \"") +
                      policy_name(policy) + "\": mbind: " + std::strerror(error) +
@@ -120,8 +135,7 @@ std::vector<int> block_nodes(const void* block) {
   constexpr size_t kBits = 8 * sizeof(unsigned long);
   std::array<unsigned long, NUMA_NUM_NODES / kBits> mask{};
   int mode = 0;
-  if (get_mempolicy(&mode, mask.data(), NUMA_NUM_NODES, const_cast<void*>(block), MPOL_F_ADDR) !=
-      0) {
+  if (policy_of(block, &mode, mask.data()) != 0) {
     throw Error(ErrorKind::kUnavailable,
                 std::string("get_mempolicy cannot tell which NUMA nodes a block comes from: ") +
                     std::strerror(errno) + "; a container needs the capability SYS_NICE for it");

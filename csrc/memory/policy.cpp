@@ -1,7 +1,5 @@
 #include "memory/policy.h"
 
-#include <numa.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -11,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "memory/libraries.h"
 
 namespace hbm::memory {
 namespace {
@@ -46,10 +45,13 @@ bool is_number(const std::string& text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
 }
 
-int availability(memkind_t kind) {
+// memkind's words for MEMKIND_ERROR_MEMTYPE_NOT_AVAILABLE, without loading it for them.
+constexpr const char* kNoSuchKind = "<memkind> Requested memory type is not available";
+
+int availability(Policy policy) {
   static const bool asks = may_have_hbm();  // memkind looks once in a process, too
-  if (kind != MEMKIND_DEFAULT && !asks) return MEMKIND_ERROR_MEMTYPE_NOT_AVAILABLE;
-  return memkind_check_available(kind);
+  if (policy != Policy::kDdr && !asks) return MEMKIND_ERROR_MEMTYPE_NOT_AVAILABLE;
+  return libraries().check_available(kind_of(policy));
 }
 
 }  // namespace
@@ -77,39 +79,28 @@ Policy parse_policy(const std::string& name) {
 
 const char* policy_name(Policy policy) noexcept { return kNames[static_cast<size_t>(policy)]; }
 
-memkind_t kind_of(Policy policy) noexcept {
-  switch (policy) {
-    case Policy::kPreferred:
-      return MEMKIND_HBW_PREFERRED;
-    case Policy::kBind:
-      return MEMKIND_HBW;
-    case Policy::kInterleave:
-      return MEMKIND_HBW_INTERLEAVE;
-    case Policy::kDdr:
-      break;
-  }
-  return MEMKIND_DEFAULT;
-}
+memkind_t kind_of(Policy policy) { return libraries().kind_of(policy); }
 
 std::string memkind_message(int code) {
+  if (code == MEMKIND_ERROR_MEMTYPE_NOT_AVAILABLE) return kNoSuchKind;
   char text[MEMKIND_ERROR_MESSAGE_SIZE];
-  memkind_error_message(code, text, sizeof(text));
+  libraries().error_message(code, text, sizeof(text));
   return text;
 }
 
-std::string why_unavailable(memkind_t kind) {
-  const int code = availability(kind);
+std::string why_unavailable(Policy policy) {
+  const int code = availability(policy);
   return code == MEMKIND_SUCCESS ? std::string() : memkind_message(code);
 }
 
-std::string why_unavailable_or_throw(memkind_t kind) {
-  if (availability(kind) == MEMKIND_ERROR_ENVIRON) {
+std::string why_unavailable_or_throw(Policy policy) {
+  if (availability(policy) == MEMKIND_ERROR_ENVIRON) {
     throw Error(ErrorKind::kInvalid,
                 "memkind rejects its environment:" + setting("MEMKIND_HBW_NODES") +
                     setting("MEMKIND_HBW_THRESHOLD") + "; this machine has NUMA nodes 0 to " +
-                    std::to_string(numa_max_node()));
+                    std::to_string(libraries().numa_max_node()));
   }
-  return why_unavailable(kind);
+  return why_unavailable(policy);
 }
 
 void named_by_user(Policy policy) {
@@ -121,7 +112,7 @@ void named_by_user(Policy policy) {
 
 bool comes_from_hbm(Policy policy) {
   if (policy == Policy::kDdr) return false;
-  const std::string reason = why_unavailable_or_throw(kind_of(policy));
+  const std::string reason = why_unavailable_or_throw(policy);
   if (reason.empty()) return true;
   if (policy != Policy::kPreferred) {
     throw Error(ErrorKind::kUnavailable,

@@ -29,8 +29,8 @@ inline constexpr size_t kPolicyCount = 4;
 Policy parse_policy(const std::string& name);
 const char* policy_name(Policy policy) noexcept;
 
-// The kind that allocates under the policy.
-memkind_t kind_of(Policy policy) noexcept;
+// The kind that allocates under the policy. Throws as libraries().
+memkind_t kind_of(Policy policy);
 
 // Whether memkind has to be asked for HBM, which costs a process 1 ms of processor time, since it
 // reads the whole topology: not where `nodes`, the kernel's folder of NUMA nodes, has a single node
@@ -41,12 +41,12 @@ bool may_have_hbm(const std::filesystem::path& nodes = "/sys/devices/system/node
 // memkind's words for one of its error codes.
 std::string memkind_message(int code);
 
-// Empty when memkind can allocate from `kind` here, else its reason.
-std::string why_unavailable(memkind_t kind);
+// Empty when memkind can allocate under the policy here, else its reason.
+std::string why_unavailable(Policy policy);
 
 // Same as why_unavailable(), but a setting that memkind rejects (MEMKIND_HBW_NODES naming nodes
 // that do not exist) throws Error(kInvalid): it is a mistake to mend, not a machine without HBM.
-std::string why_unavailable_or_throw(memkind_t kind);
+std::string why_unavailable_or_throw(Policy policy);
 
 // The user has named the policy; it is not the default. That kPreferred finds no HBM is a warning
 // then, and level info else.

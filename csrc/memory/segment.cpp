@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "memory/libraries.h"
 #include "memory/placement.h"
 #include "memory/room.h"
 #include "memory/system_memory.h"
@@ -45,14 +46,14 @@ SharedSegment::SharedSegment(Policy policy, uint64_t size_bytes)
 }
 
 SharedSegment::~SharedSegment() {
-  if (heap_ != nullptr && !fork_.in_child()) memkind_destroy_kind(heap_);
+  if (heap_ != nullptr && !fork_.in_child()) libraries().destroy_kind(heap_);
 }
 
 memkind_t SharedSegment::heap() {
   const std::lock_guard lock(heap_mutex_);
   if (heap_ != nullptr) return heap_;
-  const int code =
-      memkind_create_fixed(memory_.base() + front_.size(), memory_.size() - front_.size(), &heap_);
+  const int code = libraries().create_fixed(memory_.base() + front_.size(),
+                                            memory_.size() - front_.size(), &heap_);
   if (code != MEMKIND_SUCCESS) {
     heap_ = nullptr;
     throw Error(ErrorKind::kUnavailable,

@@ -4,10 +4,7 @@
 // call and takes milliseconds: it is for reports and start-up, not for the path of a message.
 #pragma once
 
-#include <hwloc.h>
-
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -43,19 +40,5 @@ struct Topology {
 
 // Throws Error(kUnavailable) when hwloc cannot read the machine.
 Topology discover();
-
-// hwloc's view of the machine, for code that needs more than the above.
-struct DestroyTopology {
-  void operator()(hwloc_topology_t topology) const noexcept { hwloc_topology_destroy(topology); }
-};
-using HwlocTopology = std::unique_ptr<hwloc_topology, DestroyTopology>;
-HwlocTopology load_hwloc();
-
-// True for the one node of those attached to the same CPUs that the operating system gives them to;
-// false for a node of memory alone, whose cpuset hwloc fills with the CPUs near it.
-bool owns_cpus(hwloc_topology_t topology, hwloc_obj_t node);
-
-// Writes a set as the kernel does: "0-3,8".
-std::string list_of(hwloc_const_bitmap_t set);
 
 }  // namespace hbm::memory

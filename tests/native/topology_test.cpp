@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "expect_error.h"
 #include "memory/cpu_binding.h"
+#include "memory/hwloc_topology.h"
 #include "memory/placement.h"
 #include "memory_fixture.h"
 #include "scratch.h"
@@ -136,9 +137,11 @@ TEST(Topology, AsksMemkindWhereHbmMayBe) {
 TEST(Topology, FindsWhatMemkindFinds) {
   in_child([] {
     unsetenv("MEMKIND_HBW_NODES");
-    const std::string found = why_unavailable(MEMKIND_HBW);
+    const std::string found = why_unavailable(Policy::kBind);
     const int code = memkind_check_available(MEMKIND_HBW);
-    EXPECT_EQ(found, code == MEMKIND_SUCCESS ? std::string() : memkind_message(code));
+    char text[MEMKIND_ERROR_MESSAGE_SIZE];
+    memkind_error_message(code, text, sizeof(text));
+    EXPECT_EQ(found, code == MEMKIND_SUCCESS ? std::string() : text);
   });
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,6 +58,47 @@ def without_hbm(body: str, **environment: str) -> str:
 
 def test_import_is_cheap() -> None:
     run("import sys; assert 'torch_hbmcomm._C' not in sys.modules")
+
+
+MAPPED = """
+def mapped():
+    text = open("/proc/self/maps").read()
+    return [name for name in ("memkind", "hwloc", "numa") if f"/lib{name}" in text]
+"""
+
+
+def test_without_hbm_a_group_loads_neither_memkind_nor_hwloc() -> None:
+    run(
+        MAPPED
+        + """
+import torch.distributed as dist
+if not memory.available():
+    store = dist.HashStore()
+    dist.init_process_group("hbm", store=store, rank=0, world_size=1)
+    dist.all_reduce(torch.ones(2))
+    assert mapped() == []
+    memory.empty(10)
+    assert set(mapped()) == {"memkind", "hwloc", "numa"}
+    dist.destroy_process_group()
+"""
+    )
+
+
+def test_the_library_that_is_missing_is_named(tmp_path: Path) -> None:
+    run(rf"""
+        import pathlib
+        from torch_hbmcomm import native
+        module = pathlib.Path(native.load.__wrapped__.__code__.co_filename).parent
+        (folder,) = module.glob(f"torch_{{'_'.join(torch.__version__.split('.')[:2])}}")
+        alone = pathlib.Path({str(tmp_path)!r}, folder.name)
+        alone.mkdir()
+        for file in folder.glob("_C*.so"):
+            (alone / file.name).symlink_to(file)
+        native.__file__ = str(alone.parent / "native.py")
+        assert native.load().__file__.startswith({str(tmp_path)!r})
+        with pytest.raises(RuntimeError, match=r"memkind cannot be loaded: .*libhbm_memkind\.so"):
+            memory.info()
+    """)
 
 
 def test_every_policy_with_hbm() -> None:

@@ -105,7 +105,7 @@ def test_only_the_loader_speaks_of_make() -> None:
         text=True,
     ).stdout.split()
     assert [name for name in listed if not name.endswith("CMakeLists.txt")] == [
-        "torch_hbmcomm/native.py"
+        "torch_hbmcomm/native_advice.py"
     ]
 
 

@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import torch_hbmcomm
-from torch_hbmcomm import native
+from torch_hbmcomm import native, native_advice
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -61,7 +61,7 @@ def test_the_installed_metadata_has_the_releases_of_the_modules() -> None:
     wanted = next(
         needed for text in installed.requires or [] if (needed := Requirement(text)).name == "torch"
     )
-    served = native.releases(Path(torch_hbmcomm.__path__[-1]))
+    served = native_advice.releases(Path(torch_hbmcomm.__path__[-1]))
     assert any(f"{release}.0" in wanted.specifier for release in served)
 
 

@@ -1,35 +1,20 @@
 #include "box/verbs/common/load_library.h"
 
 #include <dlfcn.h>
-#include <link.h>
 
 #include <cstdlib>
-#include <filesystem>
 #include <mutex>
 #include <string>
 
 #include "base/error.h"
+#include "base/this_module.h"
 
 namespace hbm::verbs {
 namespace {
 
-// "libhbm_verbs.so" in the folder of the module that this function is in.
-std::string beside_this_module() {
-  Dl_info info{};
-  link_map* map = nullptr;
-  const auto here = reinterpret_cast<const void*>(&beside_this_module);
-  if (dladdr1(here, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) == 0) {
-    return "libhbm_verbs.so";
-  }
-  // The program itself has no name there.
-  const std::string module =
-      *map->l_name != '\0' ? map->l_name : std::filesystem::read_symlink("/proc/self/exe").string();
-  return module.substr(0, module.rfind('/') + 1) + "libhbm_verbs.so";
-}
-
 std::string path() {
   const char* named = std::getenv("HBMCOMM_VERBS_LIB");
-  return named != nullptr && *named != '\0' ? named : beside_this_module();
+  return named != nullptr && *named != '\0' ? named : folder_of_this_module() + "libhbm_verbs.so";
 }
 
 void* open_library(const std::string& file) {

@@ -1,0 +1,37 @@
+// Opens the libraries when they are first asked: see libraries.h.
+#include <dlfcn.h>
+
+#include "base/error.h"
+#include "base/this_module.h"
+#include "memory/libraries.h"
+
+namespace hbm::memory {
+namespace {
+
+const Libraries& open_libraries() {
+  // The modules for each PyTorch have folders of their own, beside the library for all.
+  const std::string file = folder_of_this_module() + "../libhbm_memkind.so";
+  void* const handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    throw Error(ErrorKind::kUnavailable,
+                std::string("memkind cannot be loaded: ") + dlerror() +
+                    "; install torch_hbmcomm again, or what it names (Debian: libmemkind0)");
+  }
+  const auto table_of = reinterpret_cast<const Libraries* (*)()>(dlsym(handle, Libraries::kEntry));
+  const Libraries* const table = table_of != nullptr ? table_of() : nullptr;
+  if (table == nullptr || table->abi != Libraries::kAbi) {
+    dlclose(handle);
+    throw Error(ErrorKind::kUnavailable,
+                file + " is of another build than the module that wants it; install both again");
+  }
+  return *table;
+}
+
+}  // namespace
+
+const Libraries& libraries() {
+  static const Libraries& opened = open_libraries();  // tried again if that throws
+  return opened;
+}
+
+}  // namespace hbm::memory
