@@ -371,7 +371,7 @@ class BucketFactors:
             left = left.to(values.dtype)
             right.copy_((values.T @ left).mul_(factor))
             values.addmm_(left, right.to(values.dtype).T, alpha=-1 / self._factor)
-            self._cache.accumulated(matrix.name).copy_(values.view(-1))
+            matrix.write(values, self._cache.accumulated(matrix.name))
 
     def restore(self, wire: torch.Tensor, buffer: torch.Tensor, scale: float) -> bool:
         """Write w L Rᵀ into the bucket. Returns whether all of it is finite.
@@ -383,17 +383,16 @@ class BucketFactors:
             matrix, begin = self._matrices[index], self._layers.begins[index]
             right = right.to(left.dtype)
             part = buffer[begin : begin + self._layers.counts[index]]
-            part = part.view(matrix.rows, matrix.columns)
-            if part.dtype == left.dtype:
-                torch.mm(left, right.T, out=part)
+            if part.dtype == left.dtype and not matrix.order:
+                torch.mm(left, right.T, out=matrix.view(part))
             else:
-                part.copy_(left @ right.T)
+                matrix.write(left @ right.T, part)
             if finite:
                 self._rule.keep(matrix, right / (scale * self._rule.relaxation))
         return finite
 
     def _cached(self, matrix: Matrix) -> torch.Tensor:
-        values = self._cache.accumulated(matrix.name).view(matrix.rows, matrix.columns)
+        values = matrix.view(self._cache.accumulated(matrix.name))
         return values.to(torch.promote_types(values.dtype, torch.float32))
 
     def _split_lefts(self) -> Iterator[torch.Tensor]:

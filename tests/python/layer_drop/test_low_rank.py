@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torch_hbmcomm as hbmcomm
 from torch_hbmcomm.layer_drop.optimizer import MomentumDamper
-from torch_hbmcomm.layer_drop.ranks import Matrix
+from torch_hbmcomm.layer_drop.ranks import Matrix, matrix_of
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
 
@@ -357,6 +357,24 @@ def test_momentum_is_damped_in_the_step_that_uses_it(wrapped_in: Any, found_inf:
     torch.testing.assert_close(inner.state[weight]["momentum_buffer"], expected)
 
 
+def test_momentum_of_kernels_is_damped() -> None:
+    """The matrix has its elements in another order than the momentum."""
+    weight = torch.nn.Parameter(torch.zeros(8, 8, 3, 3))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.5)
+    weight.grad = torch.randn(8, 8, 3, 3)
+    optimizer.step()
+    before = optimizer.state[weight]["momentum_buffer"].permute(0, 2, 1, 3).reshape(24, 24)
+    damper = MomentumDamper(1)
+    basis = torch.linalg.qr(torch.randn(24, 2)).Q
+    matrix = matrix_of("weight", weight.shape, 4)
+    assert matrix is not None
+    damper.add(weight, matrix, basis)
+    weight.grad = torch.zeros(8, 8, 3, 3)
+    optimizer.step()
+    found = optimizer.state[weight]["momentum_buffer"].permute(0, 2, 1, 3).reshape(24, 24)
+    torch.testing.assert_close(found, 0.5 * (before - basis @ (basis.T @ before)))
+
+
 @pytest.mark.parametrize(
     ("ratio", "relaxation", "damping"),
     [
@@ -433,28 +451,34 @@ def test_small_matrices_are_approximated(pool: Pool) -> None:
     pool.run(send_small)
 
 
-def channels_last(context: Context) -> None:
-    """A gradient is a matrix in the order of its memory."""
+def approximate_kernels(context: Context, memory_format: torch.memory_format) -> None:
+    """A gradient of 32 x 16 kernels of 3 x 3 is a matrix of 96 x 48."""
     model = Weighted(shapes=[(32, 16, 3, 3)])
-    model.all[0] = torch.nn.Parameter(model.all[0].detach().to(memory_format=torch.channels_last))
+    model.all[0] = torch.nn.Parameter(model.all[0].detach().to(memory_format=memory_format))
     ddp = wrapped(model)
     state = hbmcomm.LayerDropState(model=ddp, ratio=0.8, relaxation=1)
     ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    draw = torch.Generator().manual_seed(context.seed)
     for _ in range(3):
-        ddp.zero_grad()
-        outer = torch.randn(32, 1, generator=torch.Generator().manual_seed(context.seed))
-        inner = torch.randn(3, 3, 16, generator=torch.Generator().manual_seed(1 + context.seed))
-        weights = (outer * inner.view(1, -1)).view(32, 3, 3, 16).permute(0, 3, 1, 2)
-        ddp(weights).backward()
-        gradient = model.all[0].grad
-        assert gradient is not None
-        assert_near(gradient, weights.double(), "of rank 1")
+        outer, inner = torch.randn(32, 3, generator=draw), torch.randn(16, 3, generator=draw)
+        weights = torch.einsum("oy,ix->oiyx", outer, inner)
+        assert_near(backward(ddp, [weights])[0], weights.double(), "of rank 1")
     assert state.summary()["sent_share"] < 0.7
+    cached = state.state_dict()["caches"]["all.0"]
+    total, came = cached.double(), torch.zeros(32, 16, 3, 3, dtype=torch.float64)
+    for _ in range(9):
+        weights = torch.randn(32, 16, 3, 3, generator=context.generator)
+        total += weights
+        came += backward(ddp, [weights])[0].double() * context.size
+    total -= state.state_dict()["caches"]["all.0"]
+    dist.all_reduce(total)
+    assert_near(came.float(), total, "sent and cached")
 
 
 @pytest.mark.ranks(1, 2)
-def test_memory_order(pool: Pool) -> None:
-    pool.run(channels_last)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_memory_order(pool: Pool, memory_format: torch.memory_format) -> None:
+    pool.run(approximate_kernels, memory_format)
 
 
 def load_channels_last(context: Context) -> None:
