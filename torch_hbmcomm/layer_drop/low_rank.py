@@ -47,8 +47,12 @@ _EVERY = 5
 
 @dataclass
 class _Step:
-    """Findings of one step so far. Bytes: of all gradients, of what no rank changes, sent."""
+    """Findings of one step so far. Bytes: of all gradients, of what no rank changes, sent.
 
+    ranks: of the first step, chosen bucket by bucket.
+    """
+
+    ranks: dict[str, int] = field(default_factory=dict)
     matrices: dict[str, Matrix] = field(default_factory=dict)
     energies: dict[str, float] = field(default_factory=dict)
     rights: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -95,12 +99,34 @@ class LowRankRule:
     @property
     def sends_all(self) -> bool:
         """Whether everything is sent whole in this step."""
-        return self._config.ratio == 0 or not self._ranks or self._steps < self._config.warmup
+        return self._config.ratio == 0 or self._steps < self._config.warmup
+
+    @property
+    def _share(self) -> float:
+        """The part of all bytes that this step is to send.
+
+        The first 1 / (1 - R) steps send about twice as much as later ones: what a whole first step
+        would take, which a warm-up of the learning rate would hardly use. Spread over more steps
+        it helps less.
+        """
+        ratio = self._config.ratio
+        early = round(1 / (1 - ratio))
+        doubles = self._config.warmup == 0 and self._steps < early
+        return 1 - ratio + (ratio / early if doubles else 0)
+
+    def open_bucket(self, layers: BucketLayers) -> None:
+        """Choose the ranks of a bucket's matrices if there are none, as in the first step: with the
+        bucket's part of the budget, since other buckets are not known yet."""
+        if self._ranks or self.sends_all:
+            return
+        matrices = [matrix for matrix in layers.matrices if matrix is not None]
+        fixed = layers.nbytes - sum(matrix.nbytes for matrix in matrices)
+        self._step.ranks |= first_ranks(matrices, self._share * layers.nbytes - fixed)
 
     def rank(self, matrix: Matrix) -> int:
         """Return the rank in this step; 0: sent whole or waiting."""
         whole = self.sends_all or matrix.name in self.late
-        return 0 if whole else self._ranks.get(matrix.name, 0)
+        return 0 if whole else (self._ranks or self._step.ranks).get(matrix.name, 0)
 
     def waits(self, matrix: Matrix) -> bool:
         """Return whether nothing of a matrix is sent in this step."""
@@ -232,15 +258,15 @@ class LowRankRule:
     def end_step(self) -> None:
         """End the step, and choose the ranks of the next one."""
         step, self._step, sent_all = self._step, _Step(), self.sends_all
+        allowed = self._share * step.whole
+        if not sent_all:
+            self._owed = min(self._owed + step.sent - allowed, _REPAY * allowed)
         self._steps += 1
         self._rights |= step.rights
         self.waited, self.late = step.waited, step.late
         self._gradients |= step.gradients
         self._add_sizes(step)
-        allowed = (1 - self._config.ratio) * step.whole
-        if not sent_all:
-            self._owed = min(self._owed + step.sent - allowed, _REPAY * allowed)
-        budget = allowed - step.fixed - self._owed / _REPAY
+        budget = self._share * step.whole - step.fixed - self._owed / _REPAY
         matrices = list(step.matrices.values())
         phase = self._steps % _EVERY
         if phase != 1:  # in the step after a choice energies are still those of the ranks before
