@@ -79,12 +79,13 @@ def matrix_of(name: str, shape: Sequence[int], width: int) -> Matrix | None:
     splits = []
     for count in dimensions[1:]:
         for others in combinations(dimensions[1:], count - 1):
-            of_rows = (0, *others)
-            order = of_rows + tuple(one for one in dimensions if one not in of_rows)
+            of_rows = 0, *others
+            of_columns = [one for one in dimensions if one not in of_rows]
             rows = math.prod(shape[one] for one in of_rows)
             matrix = Matrix(name, rows, numel // rows, width)
-            if order != tuple(dimensions):
-                matrix = replace(matrix, shape=tuple(shape), order=order)
+            if [*of_rows, *of_columns] != [*dimensions]:
+                of_columns.sort(key=lambda one: shape[one])  # the longest last: fastest to copy
+                matrix = replace(matrix, shape=tuple(shape), order=(*of_rows, *of_columns))
             splits.append(matrix)
     best = min(splits, key=lambda matrix: (matrix.cost, matrix.order != ()), default=None)
     return None if best is None or best.most < 1 else best

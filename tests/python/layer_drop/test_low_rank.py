@@ -374,7 +374,7 @@ def test_momentum_of_kernels_is_damped() -> None:
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.5)
     weight.grad = torch.randn(8, 8, 3, 3)
     optimizer.step()
-    before = optimizer.state[weight]["momentum_buffer"].permute(0, 2, 1, 3).reshape(24, 24)
+    before = optimizer.state[weight]["momentum_buffer"].permute(0, 2, 3, 1).reshape(24, 24)
     damper = MomentumDamper(1)
     basis = torch.linalg.qr(torch.randn(24, 2)).Q
     matrix = matrix_of("weight", weight.shape, 4)
@@ -382,7 +382,7 @@ def test_momentum_of_kernels_is_damped() -> None:
     damper.add(weight, matrix, basis)
     weight.grad = torch.zeros(8, 8, 3, 3)
     optimizer.step()
-    found = optimizer.state[weight]["momentum_buffer"].permute(0, 2, 1, 3).reshape(24, 24)
+    found = optimizer.state[weight]["momentum_buffer"].permute(0, 2, 3, 1).reshape(24, 24)
     torch.testing.assert_close(found, 0.5 * (before - basis @ (basis.T @ before)))
 
 
