@@ -46,8 +46,8 @@ class LayerDrop:
     Args:
         ratio: R, the part of all gradients that is not sent, in [0, 1); with 0 all is sent
         every: steps between two searches for the threshold (Algorithm 1)
-        warmup: first steps, in which everything is sent; without a fixed_threshold the first one
-            always is
+        warmup: first steps, in which everything is sent; where a threshold is searched for the
+            first one always is
         representative: of a layer's accumulated gradient, on both sides of the threshold: "mean"
             of the absolute values, "l1" or "l2" norm
         granularity: what a layer is: a "parameter", or all of a "module"'s together (under DDP its

@@ -272,6 +272,7 @@ class LayerDropState:
         A matrix goes whole, too, whose cache or left factor is not finite.
         """
         cached, _ = self._accumulate(layers, buffer)
+        rule.open_bucket(layers)
         factors = BucketFactors(rule, layers, self._cache, self._wire_factor(layers))
         lefts = self._averager.start(factors.lefts, beside=True)
         own = rule.measure(layers, cached, buffer.split(layers.counts), 1 / self._scale())

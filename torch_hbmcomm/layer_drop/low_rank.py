@@ -49,8 +49,12 @@ _EVERY = 5
 
 @dataclass
 class _Step:
-    """Findings of one step so far. Bytes: of all gradients, of what no rank changes, sent."""
+    """Findings of one step so far. Bytes: of all gradients, of what no rank changes, sent.
 
+    ranks: of the first step, chosen bucket by bucket.
+    """
+
+    ranks: dict[str, int] = field(default_factory=dict)
     matrices: dict[str, Matrix] = field(default_factory=dict)
     energies: dict[str, float] = field(default_factory=dict)
     rights: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -97,12 +101,34 @@ class LowRankRule:
     @property
     def sends_all(self) -> bool:
         """Whether everything is sent whole in this step."""
-        return self._config.ratio == 0 or not self._ranks or self._steps < self._config.warmup
+        return self._config.ratio == 0 or self._steps < self._config.warmup
+
+    @property
+    def _share(self) -> float:
+        """The part of all bytes that this step is to send.
+
+        The first 1 / (1 - R) steps send about twice as much as later ones: what a whole first step
+        would take, which a warm-up of the learning rate would hardly use. Spread over more steps
+        it helps less.
+        """
+        ratio = self._config.ratio
+        early = round(1 / (1 - ratio))
+        doubles = self._config.warmup == 0 and self._steps < early
+        return 1 - ratio + (ratio / early if doubles else 0)
+
+    def open_bucket(self, layers: BucketLayers) -> None:
+        """Choose the ranks of a bucket's matrices if there are none, as in the first step: with the
+        bucket's part of the budget, since other buckets are not known yet."""
+        if self._ranks or self.sends_all:
+            return
+        matrices = [matrix for matrix in layers.matrices if matrix is not None]
+        fixed = layers.nbytes - sum(matrix.nbytes for matrix in matrices)
+        self._step.ranks |= first_ranks(matrices, self._share * layers.nbytes - fixed)
 
     def rank(self, matrix: Matrix) -> int:
         """Return the rank in this step; 0: sent whole or waiting."""
         whole = self.sends_all or matrix.name in self.late
-        return 0 if whole else self._ranks.get(matrix.name, 0)
+        return 0 if whole else (self._ranks or self._step.ranks).get(matrix.name, 0)
 
     def waits(self, matrix: Matrix) -> bool:
         """Return whether nothing of a matrix is sent in this step."""
@@ -235,15 +261,15 @@ class LowRankRule:
     def end_step(self) -> None:
         """End the step, and choose the ranks of the next one."""
         step, self._step, sent_all = self._step, _Step(), self.sends_all
+        allowed = self._share * step.whole
+        if not sent_all:
+            self._owed = min(self._owed + step.sent - allowed, _REPAY * allowed)
         self._steps += 1
         self._rights |= step.rights
         self.waited, self.late = step.waited, step.late
         self._gradients |= step.gradients
         self._add_sizes(step)
-        allowed = (1 - self._config.ratio) * step.whole
-        if not sent_all:
-            self._owed = min(self._owed + step.sent - allowed, _REPAY * allowed)
-        budget = allowed - step.fixed - self._owed / _REPAY
+        budget = self._share * step.whole - step.fixed - self._owed / _REPAY
         matrices = list(step.matrices.values())
         phase = self._steps % _EVERY
         if phase != 1:  # in the step after a choice energies are still those of the ranks before
@@ -391,8 +417,8 @@ class BucketFactors:
             right.copy_(product(left.T, values).mul_(factor))
             values.addmm_(left, right.to(values.dtype), alpha=-1 / self._factor)
             cache = self._cache.accumulated(matrix.name)
-            if cache.dtype != values.dtype:
-                cache.copy_(values.view(-1))
+            if cache.dtype != values.dtype or matrix.order:
+                matrix.write(values, cache)
 
     def restore(self, wire: torch.Tensor, buffer: torch.Tensor, scale: float) -> bool:
         """Write w L Rᵀ into the bucket. Returns whether all of it is finite.
@@ -404,17 +430,16 @@ class BucketFactors:
             matrix, begin = self._matrices[index], self._layers.begins[index]
             right = right.to(left.dtype)
             part = buffer[begin : begin + self._layers.counts[index]]
-            part = part.view(matrix.rows, matrix.columns)
-            if part.dtype == left.dtype:
-                product_into(part, left, right)
+            if part.dtype == left.dtype and not matrix.order:
+                product_into(matrix.view(part), left, right)
             else:
-                part.copy_(product(left, right))
+                matrix.write(product(left, right), part)
             if finite:
                 self._rule.keep(matrix, (right / (scale * self._rule.relaxation)).T)
         return finite
 
     def _cached(self, matrix: Matrix) -> torch.Tensor:
-        values = self._cache.accumulated(matrix.name).view(matrix.rows, matrix.columns)
+        values = matrix.view(self._cache.accumulated(matrix.name))
         return values.to(torch.promote_types(values.dtype, torch.float32))
 
     def _split_lefts(self) -> Iterator[torch.Tensor]:

@@ -27,12 +27,13 @@ class Measures:
     sketches: Sequence[Sequence[float]]
 
     def pack(self) -> torch.Tensor:
-        """Return the numbers as a tensor of float64, those of matrices last."""
+        """Return the numbers as a tensor of float32, those of matrices last: where the budget is
+        small they have a part of it."""
         numbers = [*self.moments, *self.gradients]
         for energy, sketch in zip(self.energies, self.sketches, strict=True):
             if sketch:
                 numbers += [energy, *sketch]
-        return torch.tensor(numbers, dtype=torch.float64)
+        return torch.tensor(numbers, dtype=torch.float64).float()
 
     def unpack(self, packed: torch.Tensor) -> Measures:
         """Return what pack() has made of others of the same parameters."""

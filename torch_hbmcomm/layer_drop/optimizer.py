@@ -122,9 +122,11 @@ class MomentumDamper:
                 momentum = _momentum(optimizer, parameter)
                 if momentum is not None:
                     matrix, basis = self._bases.pop(id(parameter))
-                    values = momentum.view(matrix.rows, matrix.columns)
+                    values = matrix.view(momentum)
                     basis = basis.to(values.dtype)
                     values.addmm_(basis, product(basis.T, values), alpha=-self._part)
+                    if matrix.order:
+                        matrix.write(values, momentum)
 
 
 class SecondMomentMender:

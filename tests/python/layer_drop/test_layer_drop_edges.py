@@ -105,12 +105,12 @@ def test_all_gradients_zero(pool: Pool) -> None:
     pool.run(train_zeros)
 
 
-def break_one(context: Context, value: float, options: Any) -> None:
+def break_one(context: Context, value: float, before: int, options: Any) -> None:
     ddp = wrapped(Weighted())
     state = hbmcomm.LayerDropState(model=ddp, **options)
     ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
     weights = gradients(context.seed, context.rank, 0, context.size)
-    if options["target"] == "low_rank":  # whose first step sends everything
+    for _ in range(before):
         ddp(*weights).backward()
         ddp.zero_grad()
     if context.rank == context.size - 1:
@@ -134,8 +134,9 @@ def break_one(context: Context, value: float, options: Any) -> None:
     [{"target": "low_rank"}, {"target": "bytes", "fixed_threshold": 1e30, "max_age": 10**6}],
     ids=lambda options: str(options["target"]),
 )
-def test_a_gradient_that_is_not_finite(pool: Pool, value: float, options: Any) -> None:
-    pool.run(break_one, value, options)
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_gradient_that_is_not_finite(pool: Pool, value: float, before: int, options: Any) -> None:
+    pool.run(break_one, value, before, options)
 
 
 def wait_in_vain(context: Context) -> None:

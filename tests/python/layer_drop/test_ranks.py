@@ -6,17 +6,35 @@ import math
 import random
 
 import pytest
+import torch
 
 from torch_hbmcomm.layer_drop.ranks import Matrix, first_ranks, matrix_of, next_ranks
 
 
 def test_a_gradient_is_split_where_a_rank_costs_least() -> None:
-    assert matrix_of("conv", (64, 64, 3, 3), 4) == Matrix("conv", 64, 576, 4)
+    kernels = matrix_of("conv", (64, 64, 3, 3), 4)
+    assert kernels == Matrix("conv", 192, 192, 4, (64, 64, 3, 3), (0, 2, 3, 1))
+    assert matrix_of("channels last", (64, 3, 3, 64), 4) == Matrix("channels last", 192, 192, 4)
+    assert matrix_of("first", (64, 3, 7, 7), 4) == Matrix("first", 64, 147, 4)
     assert matrix_of("depthwise", (512, 1, 3, 3), 4) == Matrix("depthwise", 512, 9, 4)
     assert matrix_of("stack", (8, 128, 256), 2) == Matrix("stack", 1024, 256, 2)
     assert matrix_of("vector", (5000,), 4) is None
     assert matrix_of("thin", (1, 5000), 4) is None
     assert matrix_of("empty", (0, 5), 4) is None
+
+
+@pytest.mark.parametrize("shape", [(6, 4, 3, 5), (6, 4, 1, 5), (4, 3, 3, 6), (12, 10)])
+def test_a_gradient_is_viewed_as_a_matrix_and_written_back(shape: tuple[int, ...]) -> None:
+    gradient = torch.randn(shape)
+    matrix = matrix_of("weight", shape, 4)
+    assert matrix is not None
+    found = matrix.view(gradient.view(-1))
+    assert found.shape == (matrix.rows, matrix.columns)
+    order = matrix.order or range(len(shape))
+    torch.testing.assert_close(found.flatten(), gradient.permute(*order).flatten())
+    again = torch.zeros(gradient.numel())
+    matrix.write(found, again)
+    torch.testing.assert_close(again.view(shape), gradient, rtol=0, atol=0)
 
 
 def matrices(draw: random.Random) -> list[Matrix]:

@@ -84,7 +84,9 @@ def test_a_step_that_a_scaler_skips_changes_nothing() -> None:
 def test_measures_come_back_as_they_were_packed() -> None:
     sketch = [float(number) for number in range(SKETCHED)]
     measures = Measures([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [0.0, 7.0, 8.0], [[], sketch, sketch])
-    assert measures.unpack(measures.pack()) == measures
+    packed = measures.pack()
+    assert measures.unpack(packed) == measures
+    assert packed.nbytes == 4 * (6 + 2 * (1 + SKETCHED))
 
 
 def gradients(context: Context, rank: int, step: int) -> list[torch.Tensor]:
