@@ -335,8 +335,10 @@ class DirectExchange final : public LeaderOperation {
     return made;
   }
 
+  // Not where a node has twice as many ranks as another, or more: some of its ranks have nothing to
+  // do in most turns, send ahead of their turn, and so hold up the one that all others wait for.
   bool by_turns() const {
-    if (signature_.root >= 0) return false;
+    if (signature_.root >= 0 || 2 * layout_->leaders <= layout_->most_members) return false;
     size_t longest = 0;
     for (const Source& source : outgoing_) longest = std::max(longest, source.count);
     for (const Sink& sink : incoming_) longest = std::max(longest, sink.count);
