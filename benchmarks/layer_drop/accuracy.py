@@ -17,7 +17,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import signal
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -52,6 +54,7 @@ def main() -> None:
     parser.add_argument("--megabits", type=int, help="rate of the cable between two real hosts")
     parser.add_argument("--json", type=Path, help="append a line for each contender to this file")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which removes the hosts
     optimizer = args.optimizer or next(iter(TASKS[args.task].rates))
     rate = args.rate or TASKS[args.task].rates[optimizer]
     terms = {"task": args.task, "optimizer": optimizer, "steps": args.steps, "rate": rate}
