@@ -31,5 +31,7 @@ def test_not_between_very_uneven_nodes(layout: str, blocks: str, tmp_path: Path)
     torchrun = [BIN / "torchrun", "--standalone", "--nproc-per-node=4", script, layout]
     finished = run(torchrun, HBMCOMM_LOG="debug")
     assert finished.code == 0, finished.output
-    told = re.findall(r"alltoall.*: 2 nodes, .* leaders? of each, (\d+ blocks?) of", finished.output)
+    told = re.findall(
+        r"alltoall.*: 2 nodes, .* leaders? of each, (\d+ blocks?) of", finished.output
+    )
     assert len(told) == 4 and set(told) == {blocks}, finished.output
