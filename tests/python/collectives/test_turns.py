@@ -28,7 +28,13 @@ def test_not_between_very_uneven_nodes(layout: str, blocks: str, tmp_path: Path)
     """Each turn is a block of its own."""
     script = tmp_path / "job.py"
     script.write_text(_JOB)
-    torchrun = [BIN / "torchrun", "--standalone", "--nproc-per-node=4", script, layout]
+    torchrun: list[str | Path] = [
+        BIN / "torchrun",
+        "--standalone",
+        "--nproc-per-node=4",
+        script,
+        layout,
+    ]
     finished = run(torchrun, HBMCOMM_LOG="debug")
     assert finished.code == 0, finished.output
     told = re.findall(
