@@ -96,7 +96,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", default="hbm")
     parser.add_argument("--epochs", type=int, default=12,
-                        help="the first steps send twice as much")  # fmt: skip
+                        help="the first steps send about twice as much")  # fmt: skip
     parser.add_argument("--ratio", type=float, default=0.9)
     args = parser.parse_args()
 

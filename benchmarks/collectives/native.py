@@ -35,11 +35,13 @@ def meet(start: Callable[[str], programs.Conversation]) -> programs.Conversation
     """
     place = [tempfile.mkdtemp(prefix="hbmcomm-bench-") if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(place)
-    program = start(str(place[0]))
-    program.ask("ready")
-    dist.barrier()  # all have met
-    if dist.get_rank() == 0:
-        shutil.rmtree(str(place[0]))
+    try:
+        program = start(str(place[0]))
+        program.ask("ready")
+        dist.barrier()  # all have met
+    finally:
+        if dist.get_rank() == 0:
+            shutil.rmtree(str(place[0]), ignore_errors=True)
     return program
 
 

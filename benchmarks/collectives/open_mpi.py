@@ -41,19 +41,31 @@ def _start(folder: str) -> programs.Conversation:
         listener.bind(f"{folder}/{dist.get_rank()}")
         listener.listen()
         dist.barrier()  # all listen
+        mpiexec = None
         if dist.get_rank() == 0:
-            subprocess.Popen(
+            mpiexec = subprocess.Popen(
                 [*_mpiexec(), sys.executable, connected.__file__, folder, programs.path(_PROGRAM)],
                 stdin=subprocess.DEVNULL,
                 env=os.environ | _AS_ROOT,
             )
-        listener.settimeout(_START_SECONDS)
+        connection = _accepted(listener, mpiexec)
+    return programs.Conversation(_PROGRAM, connection.makefile("w"), connection.makefile("r"))
+
+
+def _accepted(listener: socket.socket, mpiexec: subprocess.Popen[bytes] | None) -> socket.socket:
+    """Return the connection to this rank's program. Raises PeerFailed where it does not come."""
+    listener.settimeout(1)
+    for _ in range(_START_SECONDS):
         try:
             connection, _ = listener.accept()
         except TimeoutError:
-            raise PeerFailed(f"{_PROGRAM} did not start in {_START_SECONDS} s") from None
-    connection.settimeout(None)
-    return programs.Conversation(_PROGRAM, connection.makefile("w"), connection.makefile("r"))
+            if mpiexec is not None and mpiexec.poll() is not None:
+                cause = f"Open MPI's mpiexec ended with {mpiexec.returncode}, as it says above"
+                raise PeerFailed(cause) from None
+        else:
+            connection.settimeout(None)
+            return connection
+    raise PeerFailed(f"{_PROGRAM} did not start in {_START_SECONDS} s")
 
 
 def _mpiexec() -> list[str]:

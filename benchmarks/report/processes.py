@@ -14,8 +14,8 @@ from benchmarks.report.experiment import Experiment, Label, Run, Table, millisec
 from torch_hbmcomm.bench.result import Measurement, Result
 from torch_hbmcomm.sizes import KIB, MIB, format_bytes
 
-_C = "mpi-c-in-place"
-_CONTENDERS = ("hbm-zero-copy", "hbm-staged", "hbm-mpi", _C, "mpich", "mpi-objects")
+_SERIES_C = "mpi-c-in-place"
+_CONTENDERS = ("hbm-zero-copy", "hbm-staged", "hbm-mpi", _SERIES_C, "mpich", "mpi-objects")
 _WHOLE = {2: 256 * MIB, 4: 256 * MIB, 8: 256 * MIB, 16: 64 * MIB}  # 16 at 256 MiB want 30 GB
 _QUICK_WHOLE = {2: 16 * MIB, 4: 16 * MIB}
 _PART = 16 * MIB
@@ -79,12 +79,13 @@ def _table(results: Mapping[str, Result]) -> Table:
     rows = [
         [collective, str(processes), format_bytes(size)]
         + [f"{found[name]:.3g}" if name in found else "-" for name in _CONTENDERS]
-        + [_ratio(found, _C), _ratio(found, "mpich"), _ratio(found, "mpi-objects")]
+        + [_ratio(found, _SERIES_C), _ratio(found, "mpich"), _ratio(found, "mpi-objects")]
         for (collective, processes, size), found in sorted(_cells(results).items())
     ]
     heading = ["collective", "processes", "size", *(f"{name}, ms" for name in _CONTENDERS)]
     return Table(
-        [*heading, *(f"{name} / hbm-zero-copy" for name in (_C, "mpich", "mpi-objects"))], rows
+        [*heading, *(f"{name} / hbm-zero-copy" for name in (_SERIES_C, "mpich", "mpi-objects"))],
+        rows,
     )
 
 
@@ -100,7 +101,9 @@ def _answer(results: Mapping[str, Result]) -> list[str]:
         found = [cell for (own, _, _), cell in cells.items() if own == collective]
         told = []
         for name in ("mpich", "mpi-objects", "hbm-zero-copy", "hbm-staged"):
-            times = [cell[name] / cell[_C] for cell in found if {name, _C} <= set(cell)]
+            times = [
+                cell[name] / cell[_SERIES_C] for cell in found if {name, _SERIES_C} <= set(cell)
+            ]
             if times:
                 told.append(
                     f"{name} {min(times):.2f} to {max(times):.2f}"
@@ -132,7 +135,8 @@ PROCESSES = Experiment(
         "float32 for integers; two cores and DDR alone instead of 68 cores of a Xeon Phi with"
         " MCDRAM: more processes than cores from 4 on; 64 MiB instead of 256 with 16 processes, and"
         " with 32 and 64 a reduced size, 1 MiB, which 2 and 8 have beside it. The series C is"
-        f" {_C}, Python buffer mpich, Python object mpi-objects. MPI's contenders gather in place;"
+        f" {_SERIES_C}, Python buffer mpich, Python object mpi-objects. MPI's contenders gather in"
+        " place;"
         " PyTorch's gather copies the root's own part too: half of all with 2 processes. 16 MB of a"
         " gather are taken as each process' part; the size is that of all parts. MPI's processes"
         " wait in busy loops and hbm's sleep where they outnumber the cores, which is part of the"

@@ -1,4 +1,5 @@
-// What memkind, hwloc and libnuma are asked, as a table of functions.
+// What memkind, hwloc and libnuma are asked, as a table of functions. Files and errors name memkind
+// for all three.
 //
 // Their load costs a process 1 ms of processor time, and a rank of a machine without HBM needs none
 // of them before its first tensor. So _C does not link them: libraries_on_demand.cpp, which it has

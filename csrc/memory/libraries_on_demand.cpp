@@ -10,7 +10,12 @@ namespace {
 
 const Libraries& open_libraries() {
   // The modules for each PyTorch have folders of their own, beside the library for all.
-  const std::string file = folder_of_this_module() + "../libhbm_memkind.so";
+  const std::string folder = folder_of_this_module();
+  if (folder.empty()) {
+    throw Error(ErrorKind::kUnavailable,
+                "memkind cannot be loaded: the system does not tell where this module lies");
+  }
+  const std::string file = folder + "../libhbm_memkind.so";
   void* const handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     throw Error(ErrorKind::kUnavailable,

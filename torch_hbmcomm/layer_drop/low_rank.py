@@ -107,9 +107,9 @@ class LowRankRule:
     def _share(self) -> float:
         """The part of all bytes that this step is to send.
 
-        The first 1 / (1 - R) steps send about twice as much as later ones: what a whole first step
-        would take, which a warm-up of the learning rate would hardly use. Spread over more steps
-        it helps less.
+        The first 1 / (1 - R) steps send R of a gradient more between them, about twice as much as
+        later ones where R is near 1: what a whole first step would take besides, which a warm-up
+        of the learning rate would hardly use. Spread over more steps it helps less.
         """
         ratio = self._config.ratio
         early = round(1 / (1 - ratio))
@@ -136,8 +136,15 @@ class LowRankRule:
 
     def _energy(self, matrix: Matrix) -> float:
         """Return the squared norm of the last column of R; 0 before there is one."""
-        right = self._rights.get(matrix.name)
-        return 0.0 if right is None else _squared_norm(right[:, -1])
+        right = self._right(matrix)
+        return _squared_norm(right[:, -1]) if right.shape[1] > 0 else 0.0
+
+    def _right(self, matrix: Matrix) -> torch.Tensor:
+        """Return R; without columns where there is none, or one of another split, as of a
+        checkpoint of an earlier version."""
+        none = torch.empty(matrix.columns, 0)
+        right = self._rights.get(matrix.name, none)
+        return right if right.shape[0] == matrix.columns else none
 
     def size_part(self, matrix: Matrix) -> float:
         """Return the squared norm of the gradients, averaged over the ranks, as a part of the
@@ -193,10 +200,7 @@ class LowRankRule:
         in other directions.
         """
         seed = zlib.crc32(f"{matrix.name} {self._steps}".encode())
-        known = self._rights.get(matrix.name, torch.empty(matrix.columns, 0))
-        if known.shape[0] != matrix.columns:  # of a checkpoint in another memory format
-            known = torch.empty(matrix.columns, 0)
-        known = known[:, : (self.rank(matrix) + 1) // 2].to(device, dtype)
+        known = self._right(matrix)[:, : (self.rank(matrix) + 1) // 2].to(device, dtype)
         shape = matrix.columns, self.rank(matrix) - known.shape[1]
         drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
         both = torch.cat([known.T, drawn.to(device).T])
@@ -337,7 +341,8 @@ def _mean_square(values: Sequence[float]) -> float:
 
 
 def _squared_norm(values: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
+    norm = float(torch.linalg.vector_norm(values, dtype=torch.float64))
+    return norm * norm  # infinite where a power would raise an error
 
 
 class BucketFactors:

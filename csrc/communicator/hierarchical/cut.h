@@ -30,6 +30,8 @@ struct Grain {
   size_t blocks;               // as many at least, if messages are not too small then
   size_t least_message_bytes;  // a leader sends to another in a block
 };
+// Messages of 64 KiB up to 4 MiB between two leaders, so that a slow link's queue holds those that
+// are on their way; larger ones of more, which cost less processor time.
 inline constexpr Grain kCoarse{64, 64 << 10};
 // For links that wait for what another link has carried: they are idle for the first kLanes blocks.
 inline constexpr Grain kFine{32, 16 << 10};
@@ -55,7 +57,9 @@ struct BlockCut {
 // of each of `streams`, and the parts of `shares` messages make up a stream's block.
 inline BlockCut cut(const NodeLayout& layout, size_t longest, size_t element, size_t streams,
                     size_t shares, Grain grain = kCoarse) {
-  const size_t most = std::min(kMostMessageBytes, layout.chunk_bytes);
+  // With kLanes blocks on the link, each of one message a peer, an operation takes no more memory
+  // than one of two blocks of whole chunks (mpi/channel.h).
+  const size_t most = std::min(kMostMessageBytes, layout.chunk_bytes * 2 / mpi::kLanes);
   const size_t message = longest * element * streams / (shares * grain.blocks);
   const size_t bytes = std::clamp(message, std::min(grain.least_message_bytes, most), most);
   const size_t block = std::max<size_t>(1, bytes / (element * streams)) * shares;

@@ -221,7 +221,7 @@ class LeaderBroadcast final : public LeaderOperation {
     if (!leads()) return nullptr;
     const Sink mine = shard(block, layout_->place());
     if (answered_) return answered_exchange(block, mine);
-    // All hear of the root itself first, so that nodes that disagree find out.
+    // All of several nodes hear of the root itself first, so that nodes that disagree find out.
     const auto make = chained_ && block > 0 ? mpi::make_chain_broadcast : mpi::make_broadcast;
     return make(lane(block), signature_, mine.data, mine.count, static_cast<int>(root_node_),
                 count_);

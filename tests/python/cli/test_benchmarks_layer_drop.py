@@ -334,7 +334,7 @@ def test_accuracy_is_measured_by_the_command(
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert [row["contender"] for row in rows] == ["plain", "hook", "PowerSGD"]
     assert rows[0]["share"] == 1
-    assert rows[1]["share"] == pytest.approx(0.19, abs=0.02)  # of the first ten steps each
+    assert rows[1]["share"] == pytest.approx(0.19, abs=0.02)  # in each of the first ten steps
     assert 2 / 3 < rows[2]["share"] < 1  # of the first two steps everything
     for row in rows[1:]:
         assert len(row["differences"]) == 2
