@@ -1,4 +1,4 @@
-// What memkind, hwloc and libnuma are asked, as a table of functions. Files and errors name memkind
+// A table of the functions that memkind, hwloc and libnuma are asked for. Files and errors name memkind
 // for all three.
 //
 // Their load costs a process 1 ms of processor time, and a rank of a machine without HBM needs none

@@ -16,6 +16,7 @@
 #include "communicator/mpi/library.h"
 #include "communicator/mpi/pmi.h"
 #include "communicator/mpi/preconditions.h"
+#include "memory/libraries.h"
 #include "progress/backoff.h"
 
 namespace hbm::mpi {
@@ -58,6 +59,12 @@ class HiddenLauncher {
       "PMI_FD", "PMI_RANK", "PMI_SIZE", "PMI_PORT", "PMI_ID", "PMI_LOCAL_RANK", "PMIX_NAMESPACE"};
   std::array<std::optional<std::string>, kNames.size()> saved_;
 };
+
+// MPICH 5.0.2 exchanges addresses in buffers whose unused part it does not clear. What lies there
+// is left by calls before, loads of libraries among them, and may make lines that are longer than
+// the 1,024 bytes of Slurm's mpi/pmi2, on which MPI_Init fails. With libnuma loaded before it has
+// not been seen to (tests/python/collectives/test_launchers.py runs under Slurm).
+void load_before_mpi() { memory::libraries(); }
 
 void initialise(const Api& mpi) {
   set_transport_defaults();
@@ -192,6 +199,7 @@ World& World::launched(Deadline deadline) {
     world = new World(found, "", "code that ran before hbm");
     return *world;
   }
+  load_before_mpi();
   const auto arrivals = std::make_shared<Arrivals>();
   if (!run_abandonable([&mpi] { initialise(mpi); }, deadline)) {
     throw Error(ErrorKind::kTimeout,
