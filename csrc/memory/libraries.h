@@ -1,5 +1,5 @@
-// A table of the functions that memkind, hwloc and libnuma are asked for. Files and errors name memkind
-// for all three.
+// A table of the functions that memkind, hwloc and libnuma are asked for. Files and errors name
+// memkind for all three.
 //
 // Their load costs a process 1 ms of processor time, and a rank of a machine without HBM needs none
 // of them before its first tensor. So _C does not link them: libraries_on_demand.cpp, which it has

@@ -164,8 +164,8 @@ class LeaderAllgather final : public LeaderOperation {
 // column, or along the chain of them; these hand their shards out. Where one leader does it all, it
 // is the one at the root's place, so that the data goes to the link at once.
 //
-// Where there are two nodes, the leaders of the other one answer each block when they wait for it. So
-// the root's are at most four blocks ahead, however much their sockets would take.
+// Where there are two nodes, the leaders of the other one answer each block when they wait for it.
+// So the root's are at most four blocks ahead, however much their sockets would take.
 class LeaderBroadcast final : public LeaderOperation {
  public:
   LeaderBroadcast(std::shared_ptr<const NodeLayout> layout, const Signature& signature, void* data,
