@@ -48,6 +48,10 @@ class Peers {
   // store.
   virtual void leave() = 0;
 
+  // Waits up to 1 s until the store has what this rank has reported, unless the store is gone: a
+  // rank that ends before has died, as far as the others know.
+  virtual void finish_reports() = 0;
+
   // Ends what watches the other ranks in the background. Idempotent.
   virtual void stop() = 0;
 

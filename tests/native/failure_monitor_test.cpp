@@ -11,6 +11,8 @@
 #include <csignal>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -29,31 +31,52 @@ using std::chrono::milliseconds;
 
 constexpr const char* kNewsCount = "hbm/news/count";
 constexpr const char* kRank1Left = "p/left/1";
+constexpr const char* kRank2Left = "p/left/2";
 
-// Calls a test's function before it gets a key, and knows whether it was asked for rank 1's
-// leaving.
+// Calls a test's functions before it answers.
 class ToldStore final : public KeyValue {
  public:
-  std::function<void(const std::string&)> before_get = [](const std::string&) {};
-  std::atomic<bool> asked = false;
+  using Hook = std::function<void(const std::string& key)>;
+
+  void before_get(Hook hook) { put(get_hook_, std::move(hook)); }
+  void before_has(Hook hook) { put(has_hook_, std::move(hook)); }
+  void before_add(Hook hook) { put(add_hook_, std::move(hook)); }
 
   void set(const std::string& key, const std::string& value, Deadline deadline) override {
     values_.set(key, value, deadline);
   }
   std::optional<std::string> get(const std::string& key, Deadline deadline) override {
-    before_get(key);
+    call(get_hook_, key);
     return values_.get(key, deadline);
   }
   bool has(const std::vector<std::string>& keys, Deadline deadline) override {
-    if (keys.front() == kRank1Left) asked = true;
+    call(has_hook_, keys.front());
     return values_.has(keys, deadline);
   }
   long add(const std::string& key, long amount, Deadline deadline) override {
+    call(add_hook_, key);
     return values_.add(key, amount, deadline);
   }
 
  private:
+  void put(Hook& place, Hook hook) {
+    const std::lock_guard lock(mutex_);
+    place = std::move(hook);
+  }
+  void call(const Hook& place, const std::string& key) {
+    Hook hook;
+    {
+      const std::lock_guard lock(mutex_);
+      hook = place;
+    }
+    if (hook) hook(key);
+  }
+
   FakeStore values_;
+  std::mutex mutex_;  // guards the hooks
+  Hook get_hook_;
+  Hook has_hook_;
+  Hook add_hook_;
 };
 
 // A child that ends when it is killed.
@@ -115,11 +138,13 @@ struct Watched {
     return made;
   }
 
-  // Rank 1 says this of the group.
-  void tell_failure(const std::string& text) const {
-    const std::string key = bootstrap::process_id() + "/p/group g";
+  void tell(const std::string& entry) const {
     const long number = store->add(kNewsCount, 1, {});
-    store->set("hbm/news/" + std::to_string(number), "failure\n" + key + "\n" + text, {});
+    store->set("hbm/news/" + std::to_string(number), entry, {});
+  }
+  // Somebody says this of the group.
+  void tell_failure(const std::string& text) const {
+    tell("failure\n" + bootstrap::process_id() + "/p/group g\n" + text);
   }
   void leave_rank_1() const { store->set(kRank1Left, "1", {}); }
 
@@ -144,23 +169,71 @@ TEST(FailureMonitor, SaysThatARankHasLeft) {
   group.await_error(ErrorKind::kPeer, "was destroyed on a rank that this one waits for, rank 1");
 }
 
+// Looks once, between the store's answer to "has that rank left" and the news that are read next.
+class LookBetween {
+ public:
+  // `before` is called before the first answer.
+  LookBetween(Watched& group, const char* question, const std::function<void()>& before = [] {}) {
+    group.store->before_has([state = state_, question, before](const std::string& key) {
+      if (key == question && !state->asked.exchange(true)) before();
+    });
+    group.store->before_get([state = state_, &group](const std::string& key) {
+      if (key != kNewsCount || !state->asked || state->looks.exchange(true)) return;
+      try {
+        group.watch.check(group.operation);
+      } catch (const Error&) {
+        state->seen = std::current_exception();
+      }
+      state->looked = true;
+    });
+  }
+
+  // What was seen: the error's text, or "no error".
+  std::string await() const {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (!state_->looked && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    return state_->looked ? text_of(state_->seen) : "it has not looked";
+  }
+
+ private:
+  struct State {
+    std::atomic<bool> asked = false;
+    std::atomic<bool> looks = false;
+    std::exception_ptr seen;
+    std::atomic<bool> looked = false;  // after `seen`
+  };
+  const std::shared_ptr<State> state_ =
+      std::make_shared<State>();  // a late answer may outlive this
+};
+
 // Who looks when rank 1's leaving is known, and its news is not read yet, is not told half of it.
 TEST(FailureMonitor, SaysWhyARankHasLeft) {
   Watched group({1});
-  std::exception_ptr seen;
-  std::atomic<bool> over = false;
+  const LookBetween look(group, kRank1Left);
   group.tell_failure("rank 1: it is tired");
   group.leave_rank_1();
-  group.store->before_get = [&](const std::string& key) {
-    if (key != kNewsCount || !group.store->asked || over.exchange(true)) return;
-    try {
-      group.watch.check(group.operation);
-    } catch (const Error&) {
-      seen = std::current_exception();
-    }
-  };
   group.await_error(ErrorKind::kPeer, "it is tired");
-  EXPECT_EQ(text_of(seen), "no error");
+  EXPECT_EQ(look.await(), "no error");
+}
+
+// Rank 2 has met a failure, has told of it, and ends, as a process does whose error nobody catches.
+TEST(FailureMonitor, SaysWhyARankHasEnded) {
+  Watched group({2});
+  const LookBetween look(group, kRank2Left, [&] { group.tell_failure("rank 2: it is tired"); });
+  group.rank_2.kill();
+  EXPECT_EQ(look.await(), "no error");
+  group.await_error(ErrorKind::kPeer, "it is tired");
+}
+
+TEST(FailureMonitor, WhoLeavesAFailedGroupHasToldOfIt) {
+  Watched group({1});
+  group.store->before_add([](const auto&) { std::this_thread::sleep_for(milliseconds(500)); });
+  group.watch.report("rank 0: it is tired");
+  EXPECT_FALSE(group.store->has({"hbm/news/1"}, {}));
+  group.watch.finish_reports(milliseconds(5000));
+  EXPECT_TRUE(group.store->has({"hbm/news/1"}, {}));
 }
 
 TEST(FailureMonitor, NamesTheDeadBeforeThoseWhoHaveLeft) {

@@ -123,6 +123,10 @@ void FailureDetector::leave() {
   if (is_followed_) watch_->leave(kPartingPatience);
 }
 
+void FailureDetector::finish_reports() {
+  if (is_followed_) watch_->finish_reports(kPartingPatience);
+}
+
 void FailureDetector::stop() { watch_->stop(); }
 
 std::string FailureDetector::list(const std::vector<int>& ranks) const {

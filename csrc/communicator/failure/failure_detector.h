@@ -28,6 +28,7 @@ class FailureDetector final : public Peers {
   std::vector<int> dead() const override;
   std::vector<int> left(const std::vector<int>& wanted) const override;
   void leave() override;
+  void finish_reports() override;
   void stop() override;
   std::string list(const std::vector<int>& ranks) const override;
 

@@ -178,7 +178,9 @@ void FailureMonitor::open_store(const MonitoredGroup& group) {
 
 void FailureMonitor::tell(const MonitoredGroup& group, News entry) {
   const auto store = stores_.find(group.job_store.get());
-  if (store != stores_.end()) store->second->to_tell.push_back(std::move(entry));
+  if (store == stores_.end()) return;
+  store->second->to_tell.push_back(std::move(entry));
+  wake();
 }
 
 void FailureMonitor::tell_death(const MonitoredGroup& group, size_t rank) {
@@ -283,6 +285,16 @@ void FailureMonitor::report(MonitoredGroup& group, const std::string& failure,
   await_told(group, patience);
 }
 
+bool FailureMonitor::finish_telling(const MonitoredGroup& group, milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  const auto place = stores_.find(group.job_store.get());
+  if (place == stores_.end()) return true;
+  const std::shared_ptr<NewsStore> store = place->second;
+  changed_.wait_for(lock, patience,
+                    [&] { return store->to_tell.empty() || !store->trouble.empty() || stopping_; });
+  return store->to_tell.empty();
+}
+
 bool FailureMonitor::leave(MonitoredGroup& group, milliseconds patience) {
   std::unique_lock lock(mutex_);
   group.leaving = true;
@@ -381,15 +393,15 @@ void FailureMonitor::tend(NewsStore& store) {
   std::unique_lock lock(mutex_);
   const uint64_t round = ++store.begun;
   lock.unlock();
-  // Who has left may have told why before; so the question comes before the news, and what follows
-  // from the answer behind them. In the same way this process leaves when all is told.
-  std::vector<Departure> departed;
+  // Who has left or ended may have told why before; so the question comes before the news, and what
+  // follows from the answer behind them. In the same way this process leaves when all is told.
+  std::vector<Answer> answers;
   std::deque<News> to_tell;
   size_t telling = 0;
   bool complete = false;
   std::string trouble;
   try {
-    departed = ask_who_left(keys);
+    answers = ask_who_left(keys);
     lock.lock();
     to_tell = store.to_tell;
     telling = to_tell.size();
@@ -397,7 +409,9 @@ void FailureMonitor::tend(NewsStore& store) {
     store.news.exchange(to_tell, soon(), [this](const News& entry) { apply(entry); });
     tell_leaving(keys);
     lock.lock();
-    for (const auto& [group, rank] : departed) decide(*group, rank, /*has_left=*/true);
+    for (const Answer& each : answers) {
+      if (each.has_left || each.has_ended) decide(*each.group, each.rank, each.has_left);
+    }
     complete = true;
   } catch (const Error& error) {
     // A store that does not answer proves nothing.
@@ -405,7 +419,7 @@ void FailureMonitor::tend(NewsStore& store) {
     if (!silent) trouble = error.what();
     lock.lock();
     const auto ended_before = Clock::now() - (silent ? kSilentDecision : milliseconds(0));
-    decide_unanswered(keys, ended_before, departed);
+    decide_unanswered(keys, ended_before, answers);
   }
   const auto told = static_cast<std::ptrdiff_t>(telling - to_tell.size());
   store.to_tell.erase(store.to_tell.begin(), store.to_tell.begin() + told);
@@ -439,10 +453,10 @@ void FailureMonitor::link(NodeLinks& links) {
   });
 }
 
-// Returns those elsewhere who have left, of those that somebody waits for or that have ended; who
-// has ended and had not left has died.
-std::vector<FailureMonitor::Departure> FailureMonitor::ask_who_left(KeyValue* keys) {
-  std::vector<Departure> departed;
+// Asks for those elsewhere that somebody waits for, and for those that have ended: who had ended
+// before the question, and has not left, has died.
+std::vector<FailureMonitor::Answer> FailureMonitor::ask_who_left(KeyValue* keys) {
+  std::vector<Answer> answers;
   std::unique_lock lock(mutex_);
   for (const auto& group : groups_of(keys)) {
     if (!group->followed) continue;
@@ -450,17 +464,14 @@ std::vector<FailureMonitor::Departure> FailureMonitor::ask_who_left(KeyValue* ke
     for (const auto& [rank, since] : group->undecided) asked.insert(rank);
     for (const int rank : asked) {
       if (group->left.contains(rank) || group->dead.contains(rank)) continue;
+      const bool has_ended = group->undecided.contains(rank);
       lock.unlock();
       const bool has_left = group->store->has({group->left_prefix + std::to_string(rank)}, soon());
       lock.lock();
-      if (has_left) {
-        departed.emplace_back(group, rank);
-      } else if (group->undecided.contains(rank)) {
-        decide(*group, rank, /*has_left=*/false);
-      }
+      answers.push_back({group, rank, has_ended, has_left});
     }
   }
-  return departed;
+  return answers;
 }
 
 void FailureMonitor::tell_leaving(KeyValue* keys) {
@@ -478,12 +489,14 @@ void FailureMonitor::tell_leaving(KeyValue* keys) {
 // Takes those for dead that have ended, unless the store has said that they had left. REQUIRES:
 // mutex_ is held.
 void FailureMonitor::decide_unanswered(KeyValue* keys, Clock::time_point ended_before,
-                                       const std::vector<Departure>& departed) {
+                                       const std::vector<Answer>& answers) {
   for (const auto& group : groups_of(keys)) {
     const auto undecided = group->undecided;
     for (const auto& [rank, since] : undecided) {
       if (since > ended_before) continue;
-      decide(*group, rank, std::ranges::count(departed, Departure(group, rank)) > 0);
+      decide(*group, rank, std::ranges::any_of(answers, [&](const Answer& answer) {
+        return answer.group == group && answer.rank == rank && answer.has_left;
+      }));
     }
   }
 }

@@ -126,6 +126,9 @@ class FailureMonitor {
   void report(MonitoredGroup& group, const std::string& failure,
               std::chrono::milliseconds patience);
 
+  // Waits until the store has all that was reported; false if it is gone, or has not in time.
+  bool finish_telling(const MonitoredGroup& group, std::chrono::milliseconds patience);
+
   // False if the others could not be told in time.
   bool leave(MonitoredGroup& group, std::chrono::milliseconds patience);
 
@@ -147,7 +150,13 @@ class FailureMonitor {
     Clock::time_point answered = Clock::now();
     explicit NewsStore(std::shared_ptr<KeyValue> store) : keys(store), news(std::move(store)) {}
   };
-  using Departure = std::pair<std::shared_ptr<MonitoredGroup>, int>;  // of a rank that has left
+  // Of the store, on a rank.
+  struct Answer {
+    std::shared_ptr<MonitoredGroup> group;
+    int rank;
+    bool has_ended;  // before the question
+    bool has_left;
+  };
   // A process that this one has to link to.
   struct WantedLink {
     std::string where;  // it listens
@@ -165,10 +174,10 @@ class FailureMonitor {
   void drop_unused_listener();
   void measure_silence(const NodeLinks& links);
   void tend(NewsStore& store);
-  std::vector<Departure> ask_who_left(KeyValue* keys);
+  std::vector<Answer> ask_who_left(KeyValue* keys);
   void tell_leaving(KeyValue* keys);
   void decide_unanswered(KeyValue* keys, Clock::time_point ended_before,
-                         const std::vector<Departure>& departed);
+                         const std::vector<Answer>& answers);
   void decide(MonitoredGroup& group, int rank, bool has_left);
   void tell_death(const MonitoredGroup& group, size_t rank);
   void tell(const MonitoredGroup& group, News entry);

@@ -127,6 +127,11 @@ void GroupWatch::leave(milliseconds patience) {
   log::info("cannot tell the other ranks of leaving " + group_->name);
 }
 
+void GroupWatch::finish_reports(milliseconds patience) {
+  if (fork_.in_child() || monitor_.finish_telling(*group_, patience)) return;
+  log::info("cannot tell the other ranks why " + group_->name + " has failed");
+}
+
 void GroupWatch::stop() {
   if (!fork_.in_child()) monitor_.remove(group_);
 }

@@ -58,6 +58,9 @@ class GroupWatch final : public bootstrap::RankWatch {
   // `patience` is over.
   void leave(std::chrono::milliseconds patience);
 
+  // Waits until the store has all that was reported, or `patience` is over, or the store is gone.
+  void finish_reports(std::chrono::milliseconds patience);
+
   // Idempotent.
   void stop();
 
