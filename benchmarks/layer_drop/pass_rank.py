@@ -9,7 +9,12 @@ from benchmarks.layer_drop.resnet50 import resnet50
 from torch_hbmcomm import native
 from torch_hbmcomm.bench.peer import obey
 from torch_hbmcomm.bench.rounds import Timed, timed
-from torch_hbmcomm.layer_drop.products import product, product_into
+from torch_hbmcomm.layer_drop.products import (
+    add_to_matrices,
+    find_lefts,
+    find_rights,
+    set_matrices,
+)
 from torch_hbmcomm.layer_drop.ranks import first_ranks, matrix_of
 
 BATCH = 8
@@ -50,7 +55,7 @@ class Passes:
 
     def products(self, width: int, threads: int, ratio: float, count: int) -> list[float]:
         """Return the seconds of the four products that low rank makes of every matrix M in a step,
-        M R', Lᵀ M, M - L Rᵀ and L Rᵀ, by its own functions and at the ranks that it begins with,
+        M R', Lᵀ M, M - L R and L R, by its own functions and at the ranks that it begins with,
         and of nothing else: no step can be faster with these functions."""
         torch.set_num_threads(threads)
         shapes = {name: one.shape for name, one in resnet50(width).named_parameters()}
@@ -59,22 +64,17 @@ class Passes:
         whole = 4 * sum(shape.numel() for shape in shapes.values())
         fixed = whole - sum(matrix.nbytes for matrix in matrices)
         ranks = first_ranks(matrices, (1 - ratio) * whole - fixed)
-        factors = [
-            (
-                torch.randn(matrix.rows, matrix.columns),
-                torch.randn(ranks[matrix.name], matrix.rows).T,
-                torch.randn(ranks[matrix.name], matrix.columns),
-                torch.empty(matrix.rows, matrix.columns),
-            )
-            for matrix in matrices
-        ]
+        values = [torch.randn(matrix.rows, matrix.columns) for matrix in matrices]
+        found = [torch.empty_like(one) for one in values]
+        lefts = [torch.randn(matrix.rows, ranks[matrix.name]) for matrix in matrices]
+        rights = [torch.randn(ranks[matrix.name], matrix.columns) for matrix in matrices]
+        others = [torch.empty_like(one) for one in lefts], [torch.empty_like(one) for one in rights]
 
         def step() -> None:
-            for values, left, right, approximation in factors:
-                product(right, values.T)
-                product(left.T, values)
-                values.addmm_(left, right, alpha=-1e-6)
-                product_into(approximation, left, right)
+            find_lefts(values, others[0], rights, 1.0)
+            find_rights(values, lefts, others[1], 1.0)
+            add_to_matrices(values, lefts, rights, -1e-6)
+            set_matrices(found, lefts, rights)
 
         step()
         return [microseconds / 1e6 for microseconds in timed(step)(count, 1)]

@@ -3,6 +3,7 @@
 
 #include "bindings/module.h"
 #include "layerdrop.h"
+#include "low_rank.h"
 
 namespace py = pybind11;
 
@@ -18,6 +19,15 @@ void register_layerdrop(py::module_& m) {
         py::arg("begins"), py::arg("counts"), Unlocked());
   m.def("layerdrop_threshold", &layerdrop::threshold, py::arg("representatives"), py::arg("sizes"),
         py::arg("ratio"), Unlocked());
+  const auto define = [&m](const char* name, auto function) {
+    m.def(name, function, py::arg("matrices"), py::arg("lefts"), py::arg("rights"),
+          py::arg("factor"), Unlocked());
+  };
+  define("layerdrop_find_lefts", &layerdrop::find_lefts);
+  define("layerdrop_find_rights", &layerdrop::find_rights);
+  define("layerdrop_set_matrices", &layerdrop::set_matrices);
+  define("layerdrop_add_to_matrices", &layerdrop::add_to_matrices);
+  m.def("layerdrop_bases", &layerdrop::bases, py::arg("lefts"), Unlocked());
 }
 
 }  // namespace hbm

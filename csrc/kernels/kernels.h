@@ -1,5 +1,5 @@
-// The kernels: loops compiled once for each instruction set, which reduce.cpp, accumulate.cpp and
-// layerdrop_passes.cpp call. Internal to csrc/kernels and its tests.
+// The kernels: loops compiled once for each instruction set, which reduce.cpp, accumulate.cpp,
+// layerdrop_passes.cpp and thin_products.cpp call. Internal to csrc/kernels and its tests.
 //
 // A kernel handles lanes: one lane is an element, or one of the two parts of a complex number.
 // Pointers need no alignment; a destination may be a source, and overlaps none otherwise.
@@ -12,6 +12,7 @@
 
 #include "base/dtype.h"
 #include "kernels/layerdrop_passes.h"
+#include "kernels/thin_products.h"
 
 namespace hbm {
 
@@ -38,6 +39,16 @@ struct Plan {
   Scale scale = nullptr;  // PREMUL_SUM alone
 };
 
+// As thin_products.h.
+struct ThinProducts {
+  using Part = void (*)(const ThinProduct& product, size_t begin, size_t end);
+  Part find_left;
+  Part find_right;
+  Part set_matrix;
+  Part add_to_matrix;
+  void (*orthonormalize)(float* columns, size_t rows, size_t rank, float* taus);
+};
+
 struct Kernels {
   const char* name;
   // REQUIRES: reduce_unsupported(dtype, op) == nullptr.
@@ -49,6 +60,7 @@ struct Kernels {
   // Null for types that pack_unsupported() and unpack_unsupported() (layerdrop_passes.h) reject.
   Pack (*pack)(Dtype wire, Dtype cache);
   Unpack (*unpack)(Dtype buffer, Dtype wire);
+  ThinProducts thin;
 };
 
 extern const Kernels kBaselineKernels;  // named "neon" on AArch64, which has no processor without
@@ -71,6 +83,9 @@ void reduce_with(const Kernels& kernels, void* const* dsts, size_t m, const void
                  size_t n, size_t count, Dtype dtype, ReduceOp op, size_t divisor);
 void scale_with(const Kernels& kernels, void* dst, const void* src, size_t count, Dtype dtype,
                 double factor);
+
+// orthonormalize() (thin_products.h) on chosen kernels.
+void orthonormalize(const Kernels& kernels, float* columns, size_t rows, size_t rank);
 
 // A 64-bit integer times a real factor, as scale() defines it, with the same bits on every
 // processor: such an integer may lie beyond 2^53, where float64 no longer holds it.

@@ -1,4 +1,4 @@
-// The kernels for x86-64 with AVX2 and F16C; empty elsewhere.
+// The kernels for x86-64 with AVX2, FMA and F16C; empty elsewhere.
 #if defined(__x86_64__)
 
 #include <immintrin.h>
@@ -11,7 +11,7 @@
 
 #include "kernels/kernels.h"
 
-#pragma GCC target("avx2,f16c")
+#pragma GCC target("avx2,fma,f16c")
 #define HBM_F16C
 #define HBM_VECTOR_BYTES 32
 
@@ -24,9 +24,11 @@ namespace {
 // These use the two above.
 #include "kernels/accumulate.inc"
 #include "kernels/layerdrop_passes.inc"
+#include "kernels/thin_products.inc"
 }  // namespace
 
-const Kernels kAvx2Kernels = {"avx2", plan, accumulate_plan, measure_plan, pack_plan, unpack_plan};
+const Kernels kAvx2Kernels = {"avx2",    plan,        accumulate_plan, measure_plan,
+                              pack_plan, unpack_plan, thin_products};
 
 }  // namespace hbm
 

@@ -24,10 +24,11 @@ namespace {
 // These use the two above.
 #include "kernels/accumulate.inc"
 #include "kernels/layerdrop_passes.inc"
+#include "kernels/thin_products.inc"
 }  // namespace
 
-const Kernels kAvx512Kernels = {"avx512",     plan,      accumulate_plan,
-                                measure_plan, pack_plan, unpack_plan};
+const Kernels kAvx512Kernels = {"avx512",  plan,        accumulate_plan, measure_plan,
+                                pack_plan, unpack_plan, thin_products};
 
 }  // namespace hbm
 

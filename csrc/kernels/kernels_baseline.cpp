@@ -21,6 +21,7 @@ namespace {
 // These use the two above.
 #include "kernels/accumulate.inc"
 #include "kernels/layerdrop_passes.inc"
+#include "kernels/thin_products.inc"
 }  // namespace
 
 #if defined(__aarch64__)
@@ -29,7 +30,7 @@ constexpr const char* kName = "neon";
 constexpr const char* kName = "baseline";
 #endif
 
-const Kernels kBaselineKernels = {kName,        plan,      accumulate_plan,
-                                  measure_plan, pack_plan, unpack_plan};
+const Kernels kBaselineKernels = {kName,     plan,        accumulate_plan, measure_plan,
+                                  pack_plan, unpack_plan, thin_products};
 
 }  // namespace hbm

@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
 
 from torch_hbmcomm.layer_drop.averaging import Averager
 from torch_hbmcomm.layer_drop.cache import Cache
-from torch_hbmcomm.layer_drop.products import product
+from torch_hbmcomm.layer_drop.products import add_to_matrices, find_rights
 from torch_hbmcomm.layer_drop.ranks import Matrix
 
 Optimizer = torch.optim.Optimizer
@@ -123,8 +123,10 @@ class MomentumDamper:
                 if momentum is not None:
                     matrix, basis = self._bases.pop(id(parameter))
                     values = matrix.view(momentum)
-                    basis = basis.to(values.dtype)
-                    values.addmm_(basis, product(basis.T, values), alpha=-self._part)
+                    lefts = [basis.to(values.dtype).contiguous()]
+                    rights = [values.new_empty(basis.shape[1], matrix.columns)]
+                    find_rights([values], lefts, rights, 1.0)
+                    add_to_matrices([values], lefts, rights, -self._part)
                     if matrix.order:
                         matrix.write(values, momentum)
 

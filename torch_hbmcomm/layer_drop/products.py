@@ -1,40 +1,74 @@
-"""Products of matrices of which one is thin: a factor of a low-rank approximation."""
+"""Products of matrices with the factors of their low-rank approximations, M ≈ L R, and bases of
+these.
+
+Lists have one tensor for every matrix: matrices [rows, columns], `lefts` [rows, rank], `rights`
+[rank, columns], contiguous and of one type and device. float32 in the CPU's memory is computed by
+csrc/low_rank.h, which does all matrices of a list side by side; all else by PyTorch.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 
-_SCHEMA = (
-    "mkldnn::_linear_pointwise(Tensor X, Tensor W, Tensor? B, str attr, Scalar?[] scalars, "
-    "str? algorithm) -> Tensor Y"
-)
+from torch_hbmcomm import native
+
+Tensors = Sequence[torch.Tensor]
 
 
-def _linear() -> Any:
-    """Return oneDNN's product, which takes half the time of MKL's if one matrix is thin; None where
-    torch.mm() is not MKL's, or where PyTorch, to which this operator is its own affair, has it no
-    more as it was."""
-    if not (torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()):
-        return None
-    linear = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
-    return linear if str(getattr(linear, "_schema", "")) == _SCHEMA else None
+def find_lefts(matrices: Tensors, lefts: Tensors, rights: Tensors, factor: float) -> None:
+    """Set each left = factor * matrix @ rightᵀ."""
+    if _native(matrices):
+        native.load().layerdrop_find_lefts(matrices, lefts, rights, factor)
+        return
+    for matrix, left, right in _each(matrices, lefts, rights):
+        torch.mm(matrix, right.T, out=left).mul_(factor)
 
 
-_LINEAR = _linear()
+def find_rights(matrices: Tensors, lefts: Tensors, rights: Tensors, factor: float) -> None:
+    """Set each right = factor * leftᵀ @ matrix."""
+    if _native(matrices):
+        native.load().layerdrop_find_rights(matrices, lefts, rights, factor)
+        return
+    for matrix, left, right in _each(matrices, lefts, rights):
+        torch.mm(left.T, matrix, out=right).mul_(factor)
 
 
-def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return left @ right, of the same type and device. Fastest where left is contiguous; right may
-    as well be transposed."""
-    if _LINEAR is not None and left.is_cpu and left.dtype == torch.float32:
-        found: torch.Tensor = _LINEAR(left, right.T, None, "none", [], "")
+def set_matrices(matrices: Tensors, lefts: Tensors, rights: Tensors) -> None:
+    """Set each matrix = left @ right."""
+    if _native(matrices):
+        native.load().layerdrop_set_matrices(matrices, lefts, rights, 1.0)
+        return
+    for matrix, left, right in _each(matrices, lefts, rights):
+        torch.mm(left, right, out=matrix)
+
+
+def add_to_matrices(matrices: Tensors, lefts: Tensors, rights: Tensors, factor: float) -> None:
+    """Add factor * left @ right to each matrix."""
+    if _native(matrices):
+        native.load().layerdrop_add_to_matrices(matrices, lefts, rights, factor)
+        return
+    for matrix, left, right in _each(matrices, lefts, rights):
+        matrix.addmm_(left, right, alpha=factor)
+
+
+def bases(lefts: Tensors) -> Tensors:
+    """Return orthonormal columns that span those of each left, by Householder's reflections: even
+    where columns depend on each other. Each left is finite."""
+    if _native(lefts):
+        # Not by LAPACK: MKL's factorization of several matrices in as many threads may never
+        # return, and on two threads of its own one takes many times as long as on one.
+        found: Tensors = native.load().layerdrop_bases(lefts)
         return found
-    return torch.mm(left, right)
+    return [torch.linalg.qr(left).Q.contiguous() for left in lefts]
 
 
-def product_into(found: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """Set found = left @ right, all of one type, where the sum in each element is short. The zeros
-    bring `found` into the processor's cache, where addmm_() is faster than mm() from memory."""
-    found.zero_().addmm_(left, right)
+def _native(tensors: Tensors) -> bool:
+    return all(one.is_cpu and one.dtype == torch.float32 for one in tensors)
+
+
+def _each(
+    matrices: Tensors, lefts: Tensors, rights: Tensors
+) -> Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    return zip(matrices, lefts, rights, strict=True)

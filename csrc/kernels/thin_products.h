@@ -1,0 +1,48 @@
+// Products of a matrix with the two factors of a low-rank approximation, M ≈ L R, which are thin:
+// of `rank` columns and rows. All are float32 and lie row by row.
+//
+// Each element is a sum in float32, whose order and rounding depend on the processor's vectors, and
+// on nothing else: parts of a product, by whatever threads, have the bits of the whole.
+//
+// Threads: all functions are pure and may run concurrently, each for a part of its own. No part
+// needs alignment. What is written overlaps nothing that is read.
+// Errors: as reduce_isa() (reduce.h).
+#pragma once
+
+#include <cstddef>
+
+namespace hbm {
+
+struct ThinProduct {
+  float* matrix;  // rows x columns
+  float* left;    // rows x rank
+  float* right;   // rank x columns
+  size_t rows;
+  size_t columns;
+  size_t rank;
+  float factor;
+};
+
+// The least part of a product that keeps a processor's vectors busy: parts begin at multiples.
+inline constexpr size_t kThinRows = 24;
+inline constexpr size_t kThinColumns = 256;
+
+// left = factor * M rightᵀ, for the rows from `begin` up to `end`.
+void find_left(const ThinProduct& product, size_t begin, size_t end);
+
+// right = factor * leftᵀ M, for the columns from `begin` up to `end`.
+void find_right(const ThinProduct& product, size_t begin, size_t end);
+
+// M = factor * left right, for the rows from `begin` up to `end`.
+void set_matrix(const ThinProduct& product, size_t begin, size_t end);
+
+// M = M + factor * left right, for the rows from `begin` up to `end`.
+void add_to_matrix(const ThinProduct& product, size_t begin, size_t end);
+
+// Replaces columns, each of which lies in one piece, by orthonormal ones that span them: by
+// Householder's reflections, so that they are orthonormal even where columns depend on each other
+// (LAPACK's SGEQR2 and SORG2R). REQUIRES: rank <= rows; elements whose squares and their sums are
+// finite. Columns whose squares are all 0 count as zeros.
+void orthonormalize(float* columns, size_t rows, size_t rank);
+
+}  // namespace hbm

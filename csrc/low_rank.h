@@ -1,0 +1,41 @@
+// Layer dropping's low-rank approximations: the products of a bucket's matrices with their factors
+// (kernels/thin_products.h), and the bases of these.
+//
+// Tensors are float32, contiguous and in the memory of the CPU: a matrix is [rows, columns], its
+// factors are [rows, rank] and [rank, columns]. Lists have one of each for every matrix. The bits
+// do not depend on the number of threads; other processors may round otherwise.
+//
+// Threads: callable from any; the work is shared by PyTorch's intra-op threads. No two calls at a
+// time on memory that one of them writes.
+// Errors: Error(kInvalid) for tensors that do not fit, which changes none of them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace hbm::layerdrop {
+
+using Tensors = std::vector<at::Tensor>;
+
+// left = factor * matrix rightᵀ
+void find_lefts(const Tensors& matrices, const Tensors& lefts, const Tensors& rights,
+                double factor);
+
+// right = factor * leftᵀ matrix
+void find_rights(const Tensors& matrices, const Tensors& lefts, const Tensors& rights,
+                 double factor);
+
+// matrix = factor * left right
+void set_matrices(const Tensors& matrices, const Tensors& lefts, const Tensors& rights,
+                  double factor);
+
+// matrix = matrix + factor * left right
+void add_to_matrices(const Tensors& matrices, const Tensors& lefts, const Tensors& rights,
+                     double factor);
+
+// Tensors of the same shapes whose columns are orthonormal and span those of `lefts`, also where
+// these depend on each other.
+Tensors bases(const Tensors& lefts);
+
+}  // namespace hbm::layerdrop

@@ -1,0 +1,216 @@
+// Products with thin factors and orthonormal columns, on every instruction set that this processor
+// runs, against sums in float64.
+#include "kernels/thin_products.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <ostream>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/kernels.h"
+
+namespace hbm {
+
+void PrintTo(const Kernels* kernels, std::ostream* out) { *out << kernels->name; }
+
+namespace {
+
+using Floats = std::vector<float>;
+
+struct Shape {
+  size_t rows;
+  size_t columns;
+  size_t rank;
+};
+
+constexpr std::array<Shape, 9> kShapes = {{{1, 1, 1},
+                                           {7, 5, 3},
+                                           {64, 147, 18},
+                                           {65, 64, 1},
+                                           {129, 33, 7},
+                                           {24, 256, 24},
+                                           {200, 1030, 13},
+                                           {50, 2051, 4},
+                                           {300, 70, 40}}};
+
+class ThinProductsTest : public testing::TestWithParam<const Kernels*> {
+ protected:
+  Floats numbers(size_t count) {
+    Floats made(count);
+    for (float& value : made) value = static_cast<float>(normal_(random_));
+    return made;
+  }
+
+  const ThinProducts& thin() const { return GetParam()->thin; }
+
+  // A part in several pieces, which begin where they may, has the bits of the whole.
+  void in_pieces(ThinProducts::Part part, const ThinProduct& product, size_t all, size_t step) {
+    for (size_t begin = 0; begin < all;) {
+      const size_t end = std::min(all, begin + step * (1 + random_() % 3));
+      part(product, begin, end);
+      begin = end;
+    }
+  }
+
+  std::mt19937_64 random_{std::random_device{}()};
+  std::normal_distribution<double> normal_;
+};
+
+// Sums of `terms` products, whose sizes add up to `size`.
+void expect_near(double expected, float found, double size, size_t terms) {
+  const double bound = size * static_cast<double>(terms + 2) * 6e-8;
+  ASSERT_LE(std::abs(found - expected), bound) << "of sizes " << size;
+}
+
+struct Problem {
+  Shape shape;
+  Floats matrix, left, right;
+  float factor = 0.75F;
+
+  ThinProduct product() {
+    return {matrix.data(), left.data(), right.data(), shape.rows,
+            shape.columns, shape.rank,  factor};
+  }
+  double at(size_t row, size_t column) const { return matrix[row * shape.columns + column]; }
+  double l(size_t row, size_t k) const { return left[row * shape.rank + k]; }
+  double r(size_t k, size_t column) const { return right[k * shape.columns + column]; }
+};
+
+TEST_P(ThinProductsTest, FindsTheLeftFactor) {
+  for (const Shape& shape : kShapes) {
+    Problem problem{shape, numbers(shape.rows * shape.columns),
+                    Floats(shape.rows * shape.rank, NAN), numbers(shape.rank * shape.columns)};
+    thin().find_left(problem.product(), 0, shape.rows);
+    const Floats whole = problem.left;
+    std::ranges::fill(problem.left, NAN);
+    in_pieces(thin().find_left, problem.product(), shape.rows, kThinRows);
+    ASSERT_EQ(problem.left, whole);
+    for (size_t row = 0; row < shape.rows; ++row) {
+      for (size_t k = 0; k < shape.rank; ++k) {
+        double sum = 0, size = 0;
+        for (size_t column = 0; column < shape.columns; ++column) {
+          const double term = problem.at(row, column) * problem.r(k, column);
+          sum += term;
+          size += std::abs(term);
+        }
+        expect_near(0.75 * sum, whole[row * shape.rank + k], size, shape.columns);
+      }
+    }
+  }
+}
+
+TEST_P(ThinProductsTest, FindsTheRightFactor) {
+  for (const Shape& shape : kShapes) {
+    Problem problem{shape, numbers(shape.rows * shape.columns), numbers(shape.rows * shape.rank),
+                    Floats(shape.rank * shape.columns, NAN)};
+    thin().find_right(problem.product(), 0, shape.columns);
+    const Floats whole = problem.right;
+    std::ranges::fill(problem.right, NAN);
+    in_pieces(thin().find_right, problem.product(), shape.columns, kThinColumns);
+    ASSERT_EQ(problem.right, whole);
+    for (size_t k = 0; k < shape.rank; ++k) {
+      for (size_t column = 0; column < shape.columns; ++column) {
+        double sum = 0, size = 0;
+        for (size_t row = 0; row < shape.rows; ++row) {
+          const double term = problem.at(row, column) * problem.l(row, k);
+          sum += term;
+          size += std::abs(term);
+        }
+        expect_near(0.75 * sum, whole[k * shape.columns + column], size, shape.rows);
+      }
+    }
+  }
+}
+
+TEST_P(ThinProductsTest, SetsAndAddsToTheMatrix) {
+  for (const Shape& shape : kShapes) {
+    for (const bool adds : {false, true}) {
+      const auto part = adds ? thin().add_to_matrix : thin().set_matrix;
+      const Floats before =
+          adds ? numbers(shape.rows * shape.columns) : Floats(shape.rows * shape.columns, NAN);
+      Problem problem{shape, before, numbers(shape.rows * shape.rank),
+                      numbers(shape.rank * shape.columns)};
+      part(problem.product(), 0, shape.rows);
+      const Floats whole = problem.matrix;
+      problem.matrix = before;
+      in_pieces(part, problem.product(), shape.rows, kThinRows);
+      ASSERT_EQ(problem.matrix, whole);
+      for (size_t row = 0; row < shape.rows; ++row) {
+        for (size_t column = 0; column < shape.columns; ++column) {
+          const size_t at = row * shape.columns + column;
+          double sum = adds ? before[at] : 0, size = std::abs(sum);
+          for (size_t k = 0; k < shape.rank; ++k) {
+            const double term = 0.75 * problem.l(row, k) * problem.r(k, column);
+            sum += term;
+            size += std::abs(term);
+          }
+          expect_near(sum, whole[at], size, shape.rank);
+        }
+      }
+    }
+  }
+}
+
+// Columns are orthonormal, and each of the given ones is a sum of them.
+void expect_basis(const Floats& basis, const Floats& given, size_t rows, size_t rank) {
+  const auto dot = [rows](const float* a, const float* b) {
+    double sum = 0;
+    for (size_t i = 0; i < rows; ++i) sum += static_cast<double>(a[i]) * b[i];
+    return sum;
+  };
+  std::vector<double> parts(rank);
+  for (size_t k = 0; k < rank; ++k) {
+    const float* const column = given.data() + k * rows;
+    for (size_t j = 0; j < rank; ++j) {
+      const float* const other = basis.data() + j * rows;
+      ASSERT_NEAR(dot(basis.data() + k * rows, other), j == k ? 1 : 0, 4e-6) << k << " and " << j;
+      parts[j] = dot(column, other);
+    }
+    const double norm = std::sqrt(dot(column, column));
+    for (size_t i = 0; i < rows; ++i) {
+      double sum = 0;
+      for (size_t j = 0; j < rank; ++j) sum += parts[j] * basis[j * rows + i];
+      ASSERT_NEAR(sum, column[i], 1e-5 * norm) << "column " << k << ", row " << i;
+    }
+  }
+}
+
+TEST_P(ThinProductsTest, MakesColumnsOrthonormal) {
+  for (const auto& [rows, columns, rank] : kShapes) {
+    if (rank > rows) continue;
+    Floats given = numbers(rows * rank);
+    for (size_t k = 0; k < rank; ++k) {  // one is zero, some are sums of others, some are small
+      float* const column = given.data() + k * rows;
+      if (k % 7 == 2) std::fill(column, column + rows, 0.0F);
+      if (k % 7 == 4) {
+        for (size_t i = 0; i < rows; ++i) column[i] = column[i - rows] - 2 * given[i];
+      }
+      if (k % 7 == 5) {
+        for (size_t i = 0; i < rows; ++i) column[i] *= 1e-12F;
+      }
+    }
+    Floats basis = given;
+    orthonormalize(*GetParam(), basis.data(), rows, rank);
+    expect_basis(basis, given, rows, rank);
+  }
+}
+
+TEST_P(ThinProductsTest, WhatIsNotFiniteShows) {
+  Problem problem{{40, 50, 3}, numbers(2000), Floats(120), numbers(150)};
+  problem.matrix[7 * 50 + 9] = std::numeric_limits<float>::infinity();
+  thin().find_left(problem.product(), 0, 40);
+  for (size_t i = 0; i < 120; ++i) EXPECT_EQ(std::isfinite(problem.left[i]), i / 3 != 7) << i;
+}
+
+INSTANTIATE_TEST_SUITE_P(Isa, ThinProductsTest, testing::ValuesIn(runnable_kernels()),
+                         [](const auto& info) { return std::string(info.param->name); });
+
+}  // namespace
+}  // namespace hbm
