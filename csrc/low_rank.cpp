@@ -108,20 +108,31 @@ void share_out(const std::vector<ThinProduct>& products, bool by_rows, Part part
   });
 }
 
+// Calls copy(row, column) for every element, a line of the cache at a time.
+template <class Copy>
+void for_transposed(int64_t rows, int64_t columns, Copy copy) {
+  constexpr int64_t kLine = 64 / sizeof(float);
+  for (int64_t first = 0; first < rows; first += kLine) {
+    const int64_t end = std::min(first + kLine, rows);
+    for (int64_t column = 0; column < columns; ++column) {
+      for (int64_t row = first; row < end; ++row) copy(row, column);
+    }
+  }
+}
+
 // `left`, rows x rank, with columns that are orthonormal. The largest element is brought to 1
 // first, so that squares are finite.
-void make_basis(float* basis, const float* left, size_t rows, size_t rank) {
+void make_basis(float* basis, const float* left, int64_t rows, int64_t rank) {
   float most = 0;
-  for (size_t i = 0; i < rows * rank; ++i) most = std::max(most, std::abs(left[i]));
+  for (int64_t i = 0; i < rows * rank; ++i) most = std::max(most, std::abs(left[i]));
   const float factor = most < std::numeric_limits<float>::min() ? 0 : 1 / most;
-  std::vector<float> columns(rows * rank);
-  for (size_t row = 0; row < rows; ++row) {
-    for (size_t k = 0; k < rank; ++k) columns[k * rows + row] = left[row * rank + k] * factor;
-  }
-  orthonormalize(columns.data(), rows, rank);
-  for (size_t row = 0; row < rows; ++row) {
-    for (size_t k = 0; k < rank; ++k) basis[row * rank + k] = columns[k * rows + row];
-  }
+  std::vector<float> columns(static_cast<size_t>(rows * rank));
+  for_transposed(rows, rank, [&](int64_t row, int64_t k) {
+    columns[k * rows + row] = left[row * rank + k] * factor;
+  });
+  orthonormalize(columns.data(), static_cast<size_t>(rows), static_cast<size_t>(rank));
+  for_transposed(rows, rank,
+                 [&](int64_t row, int64_t k) { basis[row * rank + k] = columns[k * rows + row]; });
 }
 
 }  // namespace
@@ -158,7 +169,7 @@ Tensors bases(const Tensors& lefts) {
   share_out(portions, [&](const Portion& portion) {
     const at::Tensor& left = lefts[portion.index];
     make_basis(found[portion.index].mutable_data_ptr<float>(), left.const_data_ptr<float>(),
-               static_cast<size_t>(left.size(0)), static_cast<size_t>(left.size(1)));
+               left.size(0), left.size(1));
   });
   return found;
 }

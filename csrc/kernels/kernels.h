@@ -46,7 +46,8 @@ struct ThinProducts {
   Part find_right;
   Part set_matrix;
   Part add_to_matrix;
-  void (*orthonormalize)(float* columns, size_t rows, size_t rank, float* taus);
+  // `taus` has room for `rank` numbers, `scratch` for 16 times as many.
+  void (*orthonormalize)(float* columns, size_t rows, size_t rank, float* taus, float* scratch);
 };
 
 struct Kernels {

@@ -23,8 +23,8 @@ void add_to_matrix(const ThinProduct& product, size_t begin, size_t end) {
 }
 
 void orthonormalize(const Kernels& kernels, float* columns, size_t rows, size_t rank) {
-  std::vector<float> taus(rank);
-  kernels.thin.orthonormalize(columns, rows, rank, taus.data());
+  std::vector<float> taus(rank), scratch(16 * rank);
+  kernels.thin.orthonormalize(columns, rows, rank, taus.data(), scratch.data());
 }
 
 void orthonormalize(float* columns, size_t rows, size_t rank) {

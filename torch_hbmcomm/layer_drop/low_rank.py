@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 
+from torch_hbmcomm.layer_drop import passes
 from torch_hbmcomm.layer_drop.buckets import BucketLayers
 from torch_hbmcomm.layer_drop.cache import Cache
 from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.layer_drop.measures import SKETCHED, Measures
-from torch_hbmcomm.layer_drop.passes import moment
 from torch_hbmcomm.layer_drop.products import (
     add_to_matrices,
     bases,
@@ -49,6 +49,9 @@ _SIZES = 0.95
 
 _LEAST_PART = 0.01
 """The least that size_part() returns: Adam's steps grow tenfold at most."""
+
+_TINY = 1e-12
+"""The least norm of a direction that is made 1."""
 
 _EVERY = 5
 """Steps between two choices of ranks, over which energies are added up: one step's say little."""
@@ -177,12 +180,10 @@ class LowRankRule:
             factor: what gradients are to be multiplied by
         """
         energies: list[float] = []
-        news: list[float] = []
+        news = [factor * found for found in passes.moments(gradients)]
         sketches: list[list[float]] = []
         for matrix, gradient in zip(layers.matrices, gradients, strict=True):
             energies.append(0.0 if matrix is None else self._energy(matrix))
-            news.append(factor * moment(gradient))
-            # After moment(), which has brought the gradient into the processor's cache.
             sketch = [] if matrix is None else self._sketch(matrix, gradient)
             sketches.append([factor * number for number in sketch])
         return Measures(moments, news, energies, sketches)
@@ -207,11 +208,11 @@ class LowRankRule:
         in other directions.
         """
         seed = zlib.crc32(f"{matrix.name} {self._steps}".encode())
-        known = self._right(matrix)[:, : (self.rank(matrix) + 1) // 2].to(device, dtype)
-        shape = matrix.columns, self.rank(matrix) - known.shape[1]
+        known = self._right(matrix)[:, : (self.rank(matrix) + 1) // 2].T
+        shape = self.rank(matrix) - known.shape[0], matrix.columns
         drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-        both = torch.cat([known.T, drawn.to(device).T])
-        return torch.nn.functional.normalize(both, dim=1)
+        both = torch.cat([known.to(device, dtype), drawn.to(device)])
+        return both.div_(torch.linalg.vector_norm(both, dim=1, keepdim=True).clamp_min_(_TINY))
 
     def keep(self, matrix: Matrix, right: torch.Tensor) -> None:
         """Keep R for the next step."""
@@ -391,7 +392,7 @@ class BucketFactors:
     def choose(self, indices: Collection[int]) -> None:
         """Leave out the parameters that are not in indices, and those whose left factor is not
         finite, as when it is too large for the wire."""
-        finite = bool(self.lefts.isfinite().all())
+        finite = passes.finite(self.lefts)
         chosen = {
             index: left.to(torch.promote_types(left.dtype, torch.float32))
             for index, left in zip(self._matrices, self._split_lefts(), strict=True)
@@ -448,7 +449,7 @@ class BucketFactors:
 
         scale: what the averages on the wire are multiplied by
         """
-        finite = bool(wire.isfinite().all())
+        finite = passes.finite(wire)
         rights = [
             right.to(left.dtype)
             for left, right in zip(self._bases.values(), self._split(wire), strict=True)

@@ -62,8 +62,10 @@ def check_layer_drop(context: Context, options: dict[str, Any]) -> None:
         optimizer = train(ddp, its[STEPS // 2 :], momentum=0.9)
         summaries.append(state.summary())
         state.drain(optimizer)
+    # What the devices round apart may be rounded to neighbours on a wire of bfloat16.
+    rtol, atol = (1e-3, 1e-4) if "wire_dtype" in options else (None, None)
     for ours, theirs in zip(on_device.parameters(), on_cpu.parameters(), strict=True):
-        torch.testing.assert_close(ours.detach().cpu(), theirs.detach())
+        torch.testing.assert_close(ours.detach().cpu(), theirs.detach(), rtol=rtol, atol=atol)
     assert summaries[0].keys() == summaries[1].keys()
     assert summaries[1]["sent_share"] == pytest.approx(summaries[0]["sent_share"])
     assert 0 < summaries[0]["sent_share"] < 1

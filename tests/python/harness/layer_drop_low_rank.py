@@ -61,7 +61,7 @@ class PowerSgd:
         rows, columns = matrices[name]
         old = self.rights.get(name, torch.zeros(columns, 0).double())[:, : -(-rank // 2)]
         draw = torch.Generator().manual_seed(zlib.crc32(f"{name} {self.steps}".encode()))
-        new = torch.randn(columns, rank - old.shape[1], generator=draw, dtype=torch.float64)
+        new = torch.randn(rank - old.shape[1], columns, generator=draw, dtype=torch.float64).T
         projected = mean.view(rows, columns) @ torch.cat([old / old.norm(dim=0), new], 1)
         basis, _ = torch.linalg.qr(projected)
         self.rights[name] = mean.view(rows, columns).T @ basis
