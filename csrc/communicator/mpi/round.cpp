@@ -65,8 +65,7 @@ void Round::send(std::span<const int> peers, const Sources& pieces, size_t offse
 
 void Round::receive(int peer, size_t bytes, uint64_t count) {
   const size_t index = used_receives_++;
-  requests_.push_back(
-      channel_->communicator->irecv(receive_slot(index), kHeaderBytes + bytes, peer, tag_));
+  requests_.push_back(channel_->communicator->irecv(receive_slot(index), stride_, peer, tag_));
   pending_.push_back({peer, static_cast<int>(index), make_header(signature_, count, part_, bytes)});
   slot_of_[static_cast<size_t>(peer)] = static_cast<int>(index);
   ++outstanding_;
@@ -99,7 +98,8 @@ void Round::complete(size_t index, int error) {
                   "ranks disagree in " + channel_->group + ": this rank is in " +
                       hbm::describe(pending.expected) + ", rank " +
                       std::to_string(channel_->group_rank(pending.peer)) +
-                      " sent more than that: its tensor is larger or it is in another operation");
+                      " sent more than that: its tensor is larger, or it is in another operation "
+                      "or names another root");
     }
     mpi.check(error, pending.slot >= 0 ? "MPI_Irecv" : "MPI_Isend");
   }

@@ -1,0 +1,235 @@
+// Groups that span several simulated nodes, over real MPI, when their ranks disagree.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "expect_error.h"
+#include "nodes_talk.h"
+
+namespace hbm {
+namespace {
+
+// What one rank does otherwise than the others, in a collective of float32 or int32.
+struct Difference {
+  const char* name;
+  std::function<OperationPtr(Communicator&, std::byte* data, size_t ranks, bool differs)> call;
+};
+
+std::vector<Source> shares(const std::byte* data, size_t ranks, size_t count) {
+  std::vector<Source> parts;
+  for (size_t r = 0; r < ranks; ++r) parts.push_back({data + r * count * sizeof(float), count});
+  return parts;
+}
+std::vector<Sink> rooms(std::byte* data, size_t ranks, size_t count) {
+  std::vector<Sink> parts;
+  for (size_t r = 0; r < ranks; ++r) parts.push_back({data + r * count * sizeof(float), count});
+  return parts;
+}
+
+constexpr size_t kSome = 50'000;  // elements: several blocks
+constexpr size_t kMore = 60'000;
+
+const Difference kDifferences[] = {
+    {"count",
+     [](Communicator& group, std::byte* data, size_t, bool differs) {
+       return group.allreduce(1, data, data, differs ? kMore : kSome, Dtype::kFloat32,
+                              ReduceOp::kSum);
+     }},
+    {"type",
+     [](Communicator& group, std::byte* data, size_t, bool differs) {
+       return group.allreduce(1, data, data, kSome, differs ? Dtype::kInt32 : Dtype::kFloat32,
+                              ReduceOp::kSum);
+     }},
+    {"operator",
+     [](Communicator& group, std::byte* data, size_t, bool differs) {
+       return group.allreduce(1, data, data, kSome, Dtype::kFloat32,
+                              differs ? ReduceOp::kAvg : ReduceOp::kSum);
+     }},
+    {"root",
+     [](Communicator& group, std::byte* data, size_t, bool differs) {
+       return group.broadcast(1, data, kSome, Dtype::kFloat32, differs ? 1 : 0);
+     }},
+    {"count of allgather",
+     [](Communicator& group, std::byte* data, size_t ranks, bool differs) {
+       const size_t count = differs ? kMore : kSome;
+       return group.allgather(1, {data, count}, rooms(data, ranks, count), Dtype::kFloat32);
+     }},
+    {"count of reduce_scatter",
+     [](Communicator& group, std::byte* data, size_t ranks, bool differs) {
+       return group.reduce_scatter(1, shares(data, ranks, differs ? kMore : kSome), data,
+                                   Dtype::kFloat32, ReduceOp::kSum);
+     }},
+    {"operation",
+     [](Communicator& group, std::byte* data, size_t, bool differs) {
+       return differs ? group.barrier(1)
+                      : group.allreduce(1, data, data, kSome, Dtype::kFloat32, ReduceOp::kSum);
+     }},
+};
+
+bool tells_of_a_difference(const std::exception_ptr& error) {
+  return text_of(error).find("disagree") != std::string::npos;
+}
+
+// The last ranks, from `first` on, differ. A rank that only sends may have its error in the next
+// collective.
+void disagree(const Difference& difference, const std::string& layout, int first) {
+  mpi::run_ranks(static_cast<int>(layout.size()), [&](const mpi::Rank& rank) {
+    SCOPED_TRACE(difference.name);
+    NodesTalk talk(rank, "mismatch", layout, uint64_t{256} << 10);
+    Communicator& group = talk.communicator();
+    std::vector<std::byte> data(4 * kMore * sizeof(float));
+    auto error = talk.run(difference.call(group, data.data(), layout.size(), rank.rank >= first));
+    if (!error) error = talk.run(group.barrier(2));
+    EXPECT_TRUE(tells_of_a_difference(error)) << text_of(error);
+    part(rank);  // MPICH crashes in MPI_Isend to a process that has ended
+  });
+}
+
+TEST(NodesMismatch, OfOneRankEndsWithAnErrorOnAll) {
+  for (const Difference& difference : kDifferences) disagree(difference, "aabb", 3);
+}
+
+TEST(NodesMismatch, OfOneNodeEndsWithAnErrorOnAll) {
+  for (const Difference& difference : kDifferences) disagree(difference, "aabb", 2);
+}
+
+// A broadcast of 512 KiB to three nodes goes along a chain, a smaller one does not.
+TEST(NodesMismatch, InHowABroadcastGoesEndsWithAnErrorOnAll) {
+  const auto broadcast = [](Communicator& group, std::byte* data, bool more) {
+    return group.broadcast(1, data, more ? 200'000 : 100'000, Dtype::kFloat32, 0);
+  };
+  disagree(
+      {"a shorter one on the last", [&](Communicator& group, std::byte* data, size_t,
+                                        bool differs) { return broadcast(group, data, !differs); }},
+      "abc", 2);
+  disagree(
+      {"a longer one on the last", [&](Communicator& group, std::byte* data, size_t,
+                                       bool differs) { return broadcast(group, data, differs); }},
+      "abc", 2);
+}
+
+// A collective with a root, of `count` elements to or from each rank.
+using Rooted = std::function<OperationPtr(Communicator&, uint64_t sequence, std::byte* data,
+                                          size_t ranks, size_t count, int root, bool roots)>;
+
+const std::map<std::string, Rooted> kRooted = {
+    {"broadcast",
+     [](Communicator& group, uint64_t sequence, std::byte* data, size_t, size_t count, int root,
+        bool) { return group.broadcast(sequence, data, count, Dtype::kFloat32, root); }},
+    {"reduce",
+     [](Communicator& group, uint64_t sequence, std::byte* data, size_t, size_t count, int root,
+        bool) {
+       return group.reduce(sequence, data, data, count, Dtype::kFloat32, ReduceOp::kSum, root);
+     }},
+    {"gather",
+     [](Communicator& group, uint64_t sequence, std::byte* data, size_t ranks, size_t count,
+        int root, bool roots) {
+       const auto outputs = roots ? rooms(data, ranks, count) : std::vector<Sink>{};
+       return group.gather(sequence, {data, count}, outputs, Dtype::kFloat32, root);
+     }},
+    {"scatter",
+     [](Communicator& group, uint64_t sequence, std::byte* data, size_t ranks, size_t count,
+        int root, bool roots) {
+       const auto inputs = roots ? shares(data, ranks, count) : std::vector<Source>{};
+       return group.scatter(sequence, inputs, {data, count}, Dtype::kFloat32, root);
+     }},
+};
+
+// A rank of a group whose last rank names itself the root of a collective, and the others rank 0.
+class RootsTalk {
+ public:
+  RootsTalk(const ForkedRank& rank, const std::string& layout, const std::string& name,
+            size_t count)
+      : rank_(rank),
+        name_(name),
+        count_(count),
+        talk_(rank, name + std::to_string(count), layout, uint64_t{256} << 10),
+        data_(layout.size() * count * sizeof(float)) {}
+
+  std::exception_ptr disagree(std::chrono::milliseconds timeout = mpi::kPatience) {
+    return run(rank_.rank == rank_.size - 1 ? rank_.rank : 0, timeout);
+  }
+  std::exception_ptr agree() { return run(0, mpi::kPatience); }
+  std::exception_ptr barrier() { return talk_.run(talk_.communicator().barrier(talk_.next())); }
+
+ private:
+  std::exception_ptr run(int root, std::chrono::milliseconds timeout) {
+    const auto ranks = static_cast<size_t>(rank_.size);
+    return talk_.run(kRooted.at(name_)(talk_.communicator(), talk_.next(), data_.data(), ranks,
+                                       count_, root, rank_.rank == root),
+                     timeout);
+  }
+
+  const ForkedRank rank_;
+  const std::string name_;
+  const size_t count_;
+  NodesTalk talk_;
+  std::vector<std::byte> data_;
+};
+
+void each_count(const std::string& layout, const std::vector<std::string>& names,
+                const std::function<void(RootsTalk&)>& body) {
+  mpi::run_ranks(static_cast<int>(layout.size()), [&](const mpi::Rank& rank) {
+    for (const std::string& name : names) {
+      for (const size_t count : {size_t{100}, kSome}) {
+        SCOPED_TRACE(name + " over " + layout + " of " + std::to_string(count));
+        RootsTalk talk(rank, layout, name, count);
+        body(talk);
+      }
+    }
+    part(rank);
+  });
+}
+
+TEST(NodesMismatch, OfTwoRootsOnANodeTellsBoth) {
+  each_count("aa", {"broadcast", "reduce", "gather", "scatter"}, [](RootsTalk& talk) {
+    expect_error(ErrorKind::kMismatch, {"disagree", "with root 0", "with root 1"}, talk.disagree());
+  });
+}
+
+void ends_by_the_next_barrier(RootsTalk& talk) {
+  auto error = talk.disagree();
+  if (!error) error = talk.barrier();
+  EXPECT_TRUE(tells_of_a_difference(error)) << text_of(error);
+}
+
+TEST(NodesMismatch, OfTwoRootsOnTwoNodesEndsByTheNextBarrier) {
+  each_count("aabb", {"broadcast", "reduce", "gather", "scatter"}, ends_by_the_next_barrier);
+  each_count("abc", {"broadcast", "reduce"}, ends_by_the_next_barrier);
+  each_count("ab", {"broadcast"}, ends_by_the_next_barrier);
+}
+
+// What is answered is compared, however much longer it is than an answer.
+TEST(NodesMismatch, OfTwoRootsOfALargeBroadcastTellsBoth) {
+  mpi::run_ranks(2, [](const mpi::Rank& rank) {
+    RootsTalk talk(rank, "ab", "broadcast", kSome);
+    expect_error(ErrorKind::kMismatch, {"disagree", "with root 0", "with root 1"}, talk.disagree());
+    part(rank);
+  });
+}
+
+// Where a rank that is alone on its node sends or receives nothing but as a root, nobody can tell
+// it of another: docs/design/messages.md.
+TEST(NodesMismatch, OfTwoRootsThatReceiveAndNeverSendEndsAtTheTimeout) {
+  each_count("ab", {"reduce", "gather"}, [](RootsTalk& talk) {
+    expect_error(ErrorKind::kTimeout, {"timed out", "with root"},
+                 talk.disagree(std::chrono::milliseconds{200}));
+  });
+}
+
+TEST(NodesMismatch, OfTwoRootsThatSendAndNeverReceiveEndsByTheNextScatter) {
+  each_count("ab", {"scatter"}, [](RootsTalk& talk) {
+    auto error = talk.disagree();
+    if (!error) error = talk.agree();
+    if (!error) error = talk.barrier();
+    EXPECT_TRUE(tells_of_a_difference(error)) << text_of(error);
+  });
+}
+
+}  // namespace
+}  // namespace hbm

@@ -1,0 +1,167 @@
+// Ranks that form groups over several simulated nodes, over real MPI.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <chrono>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "collectives_conversation.h"
+#include "communicator/connect/connect.h"
+#include "file_store.h"
+#include "mpi_ranks.h"
+
+namespace hbm {
+
+// A layout names each rank's node: "aab" is a node of ranks 0 and 1, and one of rank 2.
+inline std::vector<std::vector<size_t>> nodes_of(const std::string& layout) {
+  std::vector<std::vector<size_t>> nodes;
+  std::map<char, size_t> index_of;
+  for (size_t rank = 0; rank < layout.size(); ++rank) {
+    const auto [node, added] = index_of.try_emplace(layout[rank], nodes.size());
+    if (added) nodes.emplace_back();
+    nodes[node->second].push_back(rank);
+  }
+  return nodes;
+}
+
+inline bool is_integer(Dtype dtype) { return dtype <= Dtype::kInt64; }
+inline bool is_narrow(Dtype dtype) {
+  return dtype == Dtype::kFloat16 || dtype == Dtype::kBFloat16 || dtype == Dtype::kFloat8E4M3FN;
+}
+
+// The ranks of each node in their order, then the nodes in theirs. Each stage rounds.
+inline Bytes reduced_over(const std::string& layout, const std::vector<Bytes>& inputs, size_t count,
+                          Dtype dtype, ReduceOp op) {
+  const auto nodes = nodes_of(layout);
+  const bool mean = op == ReduceOp::kAvg;
+  const size_t ranks = inputs.size();
+  if (nodes.size() == 1 || (mean && is_integer(dtype))) return in_order(inputs, count, dtype, op);
+  const bool divide_first = mean && is_narrow(dtype) && nodes.size() < ranks;
+  std::vector<Bytes> parts;
+  for (const auto& members : nodes) {
+    std::vector<Bytes> theirs;
+    for (const size_t rank : members) theirs.push_back(inputs[rank]);
+    const ReduceOp within = mean && !divide_first ? ReduceOp::kSum : op;
+    parts.push_back(reduced(theirs, count, dtype, within, ranks));
+  }
+  return reduced(parts, count, dtype, divide_first ? ReduceOp::kSum : op, ranks);
+}
+
+// A group of the ranks of `layout`, and this rank's end of a conversation in it.
+class NodesTalk {
+ public:
+  NodesTalk(const ForkedRank& rank, const std::string& name, const std::string& layout,
+            uint64_t staging_bytes)
+      : made_(connected(rank, name, layout, staging_bytes)),
+        ordered_(queue(OperationQueue::Order::kOrdered)),
+        transfers_(queue(OperationQueue::Order::kUnordered)),
+        conversation_(
+            {.rank = rank.rank,
+             .size = rank.size,
+             .collectives = made_.communicator,
+             .ordered = ordered_,
+             .transfers = transfers_,
+             .sequence = &sequence_,
+             .sizes = {0, 1, 2, 13, 101, 1009, 4096, 20'011, 65'536, 96'000, 300'007, 600'011},
+             .most_bytes = 700'000,
+             .memory = {private_memory, shared_memory()},
+             .reduced =
+                 [layout](const std::vector<Bytes>& inputs, size_t count, Dtype dtype,
+                          ReduceOp op) { return reduced_over(layout, inputs, count, dtype, op); }},
+            static_cast<unsigned>(std::hash<std::string>()(layout + name))) {}
+  ~NodesTalk() {
+    ordered_->stop();
+    transfers_->stop();
+    made_.peers->stop();
+  }
+
+  Conversation* operator->() { return &conversation_; }
+  Communicator& communicator() { return *made_.communicator; }
+
+  uint64_t next() { return ++sequence_; }
+
+  // Runs a collective to its end and returns its error.
+  std::exception_ptr run(OperationPtr operation,
+                         std::chrono::milliseconds timeout = mpi::kPatience) {
+    const auto ticket = ordered_->enqueue(std::move(operation), timeout, {});
+    ordered_->launch(ticket, Mode::kSync);
+    if (ticket->error()) made_.communicator->give_up();
+    return ticket->error();
+  }
+
+ private:
+  static GroupConnection connected(const ForkedRank& rank, const std::string& name,
+                                   const std::string& layout, uint64_t staging_bytes) {
+    setenv("HBMCOMM_NODE_ID", std::string(1, layout[static_cast<size_t>(rank.rank)]).c_str(), 1);
+    const auto folder = rank.directory / name;
+    std::filesystem::create_directories(folder);
+    const auto store = std::make_shared<FileStore>(folder);
+    return connect({.store = store,
+                    .job_store = store,
+                    .global_ranks = {},
+                    .heartbeat = mpi::kPatience,
+                    .rank = rank.rank,
+                    .size = rank.size,
+                    .group = "group " + name,
+                    .deadline = std::chrono::steady_clock::now() + mpi::kPatience,
+                    .version = "test",
+                    .parameter_server = "",
+                    .policy = memory::Policy::kDdr,
+                    .staging_bytes = staging_bytes});
+  }
+
+  std::shared_ptr<OperationQueue> queue(OperationQueue::Order order) const {
+    const auto peers = made_.peers;
+    return OperationQueue::create(
+        order, made_.crowded,
+        {[peers](const Operation& operation) { peers->check(operation); },
+         [peers](const Operation& operation, const std::exception_ptr& error) {
+           return peers->explain(operation, error);
+         },
+         [peers](const std::exception_ptr& error) { report(*peers, error); },
+         [communicator = made_.communicator] { communicator->wake(); },
+         [peers](const std::vector<int>& ranks) { return peers->list(ranks); }});
+  }
+
+  static void report(Peers& peers, const std::exception_ptr& error) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const std::exception& failure) {
+      peers.report_failure(failure);
+    }
+  }
+
+  Allocate shared_memory() const {
+    return [segment = made_.segment](size_t bytes) {
+      auto* const block = static_cast<std::byte*>(segment->allocate(bytes));
+      return std::shared_ptr<std::byte>(block, [segment](std::byte* at) { segment->free(at); });
+    };
+  }
+
+  GroupConnection made_;
+  uint64_t sequence_ = 0;
+  std::shared_ptr<OperationQueue> ordered_;
+  std::shared_ptr<OperationQueue> transfers_;
+  Conversation conversation_;
+};
+
+// Returns when all ranks have called it.
+inline void part(const ForkedRank& rank) {
+  FileStore store(rank.directory);
+  const auto until = std::chrono::steady_clock::now() + mpi::kPatience;
+  store.set("parts " + std::to_string(rank.rank), "", until);
+  std::vector<std::string> all;
+  for (int r = 0; r < rank.size; ++r) all.push_back("parts " + std::to_string(r));
+  EXPECT_TRUE(await_keys(store, all, until));
+}
+
+}  // namespace hbm
