@@ -10,6 +10,9 @@ import torch
 SKETCHED = 4
 """The numbers of a sketch: the more, the less its size is off by chance."""
 
+_MOST = 1e32
+"""The largest finite number that is exchanged: the sum over a million ranks is still finite."""
+
 
 @dataclass(frozen=True)
 class Measures:
@@ -28,12 +31,14 @@ class Measures:
 
     def pack(self) -> torch.Tensor:
         """Return the numbers as a tensor of float32, those of matrices last: where the budget is
-        small they have a part of it."""
+        small they have a part of it. Finite ones stay finite, so that only a gradient that is not
+        finite is taken for one."""
         numbers = [*self.moments, *self.gradients]
         for energy, sketch in zip(self.energies, self.sketches, strict=True):
             if sketch:
                 numbers += [energy, *sketch]
-        return torch.tensor(numbers, dtype=torch.float64).float()
+        exact = torch.tensor(numbers, dtype=torch.float64)
+        return torch.where(exact.isfinite(), exact.clamp(-_MOST, _MOST), exact).float()
 
     def unpack(self, packed: torch.Tensor) -> Measures:
         """Return what pack() has made of others of the same parameters."""

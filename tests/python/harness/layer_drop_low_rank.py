@@ -1,13 +1,27 @@
-"""Low-rank approximations of given gradients, written down once more, for all ranks at once and in
-float64."""
+"""Models whose gradients are approximated, and the approximations written down once more, for all
+ranks at once and in float64."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import torch_hbmcomm as hbmcomm
+from harness.context import Context
+from harness.layer_drop_ddp import SHAPES, Weighted, wrapped
+from torch_hbmcomm.layer_drop.low_rank import LowRankRule
+from torch_hbmcomm.layer_drop.ranks import Matrix
+
+MATRICES = {
+    **{"all.1": (61, 101), "all.2": (15, 7), "all.3": (80, 80)},
+    **{"all.5": (97, 89), "all.7": (41, 217)},
+}
 
 
 @dataclass
@@ -70,3 +84,56 @@ class PowerSgd:
             own -= self.relaxation * basis @ (basis.T @ own)
         approximation: torch.Tensor = (basis @ self.rights[name].T).view(mean.shape)
         return self.relaxation * approximation
+
+
+def started(
+    context: Context,
+    ddp_options: Any = None,
+    backend: str = "hbm",
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> tuple[DistributedDataParallel, hbmcomm.LayerDropState]:
+    group = dist.new_group(backend=backend)
+    ddp = wrapped(Weighted(dtype), process_group=group, **(ddp_options or {}))
+    state = hbmcomm.LayerDropState(group, model=ddp, **options)
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    return ddp, state
+
+
+def normal(context: Context, rank: int, step: int) -> list[torch.Tensor]:
+    """Gradients of which a part goes on in one direction; those of later layers are larger."""
+    draw = torch.Generator().manual_seed(context.seed + 1000 * step + rank)
+    steady = torch.Generator().manual_seed(context.seed)
+    found = []
+    for index, shape in enumerate(SHAPES):
+        noise = torch.randn(shape, generator=draw)
+        if len(shape) > 1:
+            left = torch.randn((*shape[:-1], 1), generator=steady)
+            noise += left * torch.randn(shape[-1], generator=steady)
+        found.append(noise * (1 + index))
+    return found
+
+
+def wide_normal(context: Context, rank: int, step: int) -> list[torch.Tensor]:
+    return [gradient.double() for gradient in normal(context, rank, step)]
+
+
+def ranks_now(state: hbmcomm.LayerDropState) -> dict[str, int]:
+    """The ranks of the step whose backward() was the last thing that happened."""
+    rule = state._rule
+    assert isinstance(rule, LowRankRule)
+    return {name: rule.rank(Matrix(name, *sides, 4)) for name, sides in MATRICES.items()}
+
+
+def backward(ddp: DistributedDataParallel, weights: list[torch.Tensor]) -> list[torch.Tensor]:
+    ddp.zero_grad()
+    ddp(*weights).backward()
+    found = [parameter.grad for parameter in ddp.parameters()]
+    assert all(gradient is not None for gradient in found)
+    return [gradient for gradient in found if gradient is not None]
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor, about: str) -> None:
+    distance = (found.double() - expected).norm() / (expected.norm() + 1e-9)
+    bound = 1e-9 if found.dtype == torch.float64 else 1e-4
+    assert distance < bound, f"{about}: {distance:.1e} away"

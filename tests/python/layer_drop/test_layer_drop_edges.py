@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from harness import Context, Pool
 from harness.data import assert_same
 from harness.layer_drop_ddp import SHAPES, Weighted, gradients, wrapped
 from torch import nn
 
 import torch_hbmcomm as hbmcomm
+from torch_hbmcomm.layer_drop.config import Target
+from torch_hbmcomm.layer_drop.measures import Measures
 
 pytestmark = pytest.mark.ranks(1, 2, 3)
 
@@ -163,3 +167,68 @@ def wait_in_vain(context: Context) -> None:
 
 def test_no_layer_waits_for_ever(pool: Pool) -> None:
     pool.run(wait_in_vain)
+
+
+TARGETS: list[Target] = ["low_rank", "bytes", "paper"]
+
+
+def train_scalars(context: Context, target: Target) -> None:
+    """Parameters without a dimension are averaged in every step, and are in checkpoints."""
+    shapes: list[tuple[int, ...]] = [(), (80, 80), ()]
+    ddp = wrapped(Weighted(shapes=shapes))
+    state = hbmcomm.LayerDropState(model=ddp, ratio=0.8, target=target)
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    for step in range(5):
+        if step == 3:
+            state.load_state_dict(state.state_dict())
+        ddp.zero_grad()
+        weights = torch.randn(context.size, 2, generator=torch.Generator().manual_seed(step))
+        first, last = weights[context.rank]
+        ddp(first, torch.randn(80, 80, generator=context.generator), last).backward()
+        for index, expected in zip((0, 2), weights.mean(0), strict=True):
+            gradient = ddp.module.all[index].grad
+            assert gradient is not None and gradient.shape == ()
+            torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_parameters_without_a_dimension(pool: Pool, target: Target) -> None:
+    pool.run(train_scalars, target)
+
+
+def exceed_float32(context: Context, dtype: torch.dtype, size: float) -> None:
+    """Sums of absolute values, and squares, beyond float32's largest number are not taken for
+    gradients that are not finite."""
+    shapes = [(80, 80), (300,)]
+    ddp = wrapped(Weighted(dtype, shapes=shapes))
+    state = hbmcomm.LayerDropState(model=ddp, ratio=0.5)
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    given, came = torch.zeros(2, 80, 80, dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(12):
+            ddp.zero_grad()
+            weights = [torch.randn(shape, generator=context.generator) for shape in shapes]
+            given += weights[0]
+            ddp(*(weight.to(dtype) * size for weight in weights)).backward()
+            came += ddp.module.all[0].grad.double() / size * context.size
+    given -= state.state_dict()["caches"]["all.0"].double() / size
+    dist.all_reduce(given)
+    torch.testing.assert_close(came, given, rtol=0, atol=1e-4 * float(given.norm()))
+    assert state.summary()["sent_share"] < 0.6
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 1e35), (torch.float64, 1e150)])
+def test_measures_beyond_float32(pool: Pool, dtype: torch.dtype, size: float) -> None:
+    pool.run(exceed_float32, dtype, size)
+
+
+def test_measures_stay_finite_where_they_are() -> None:
+    sketch = [1e300, -1e39, math.inf, 3.0]
+    measures = Measures([1e39, math.nan, 2.0], [math.inf, 1.0, 1e-9], [0.0, 1e200, 0.0], [[]] * 3)
+    packed = Measures([1.0], [1.0], [1e200], [sketch]).pack()
+    assert (packed.isfinite() == torch.tensor([True] * 5 + [False, True])).all()
+    assert packed[4] == -packed[3] < -1e30 and packed[6] == 3
+    found = measures.unpack(measures.pack() * 1000 / 1000)  # as of many ranks
+    assert math.isfinite(found.moments[0]) and math.isnan(found.moments[1])
+    assert found.gradients[0] == math.inf and found.moments[2] == 2
