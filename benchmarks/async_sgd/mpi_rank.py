@@ -7,12 +7,14 @@ from mpi4py import MPI
 
 from benchmarks.async_sgd.gradients import Array, check_multiple
 from benchmarks.async_sgd.worker import Worker
+from benchmarks.mpi_segments import unlink_segments
 from torch_hbmcomm.bench.peer import obey
 
 SERVER = 0
 DATA = 0  # the tag of gradients and weights
 _PROBE_SECONDS = 1e-3
 world = MPI.COMM_WORLD
+unlink_segments(world)
 
 
 class _Afterwards:

@@ -7,6 +7,7 @@ it, or receives and adds. "put": one-sided, into a window of the server's.
 import numpy as np
 from mpi4py import MPI
 
+from benchmarks.mpi_segments import unlink_segments
 from torch_hbmcomm.bench.peer import obey
 from torch_hbmcomm.bench.rounds import timed
 
@@ -18,6 +19,7 @@ class Rank:
 
     def __init__(self) -> None:
         self._world = MPI.COMM_WORLD
+        unlink_segments(self._world)
         self.rank = self._world.Get_rank()
         self._window: MPI.Win | None = None
 
@@ -27,6 +29,7 @@ class Rank:
             self._window.Free()
         own = size if self.rank == _SERVER else 0
         self._window = MPI.Win.Allocate(own, 4, comm=self._world)
+        unlink_segments(self._world)
         self._local = np.ones(size // 4, dtype=np.float32)
         self._kept = np.asarray(self._window.tomemory()).view(np.float32)
         self._kept[:] = 1

@@ -23,21 +23,28 @@ from torch_hbmcomm import machine
 from torch_hbmcomm.bench.buffers import Buffers
 from torch_hbmcomm.bench.contenders import OVER_MPI, Contender, Hbm
 from torch_hbmcomm.bench.mpich import Mpich
+from torch_hbmcomm.bench.peer import PeerFailed
 from torch_hbmcomm.bench.rounds import Timed
 
 NATIVE = "allreduce_native"
+MEET_SECONDS = 60.0
 
 
 def meet(start: Callable[[str], programs.Conversation]) -> programs.Conversation:
     """Return this rank's native program, once those of all ranks have met. All ranks call it.
 
     start: starts it, with the name of a folder that all have.
+
+    Raises PeerFailed, at the latest when MEET_SECONDS are over.
     """
     place = [tempfile.mkdtemp(prefix="hbmcomm-bench-") if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(place)
     try:
         program = start(str(place[0]))
-        program.ask("ready")
+        program.tell("ready")
+        if not program.says(MEET_SECONDS):
+            raise PeerFailed(f"not all ranks' programs have met in {MEET_SECONDS} s")
+        program.answer()
         dist.barrier()  # all have met
     finally:
         if dist.get_rank() == 0:

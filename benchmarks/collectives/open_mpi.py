@@ -2,6 +2,7 @@
 their own, so that they are another program than that of the other MPIs."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -24,6 +25,8 @@ class OpenMpi(InstalledMpi):
     library = folder_of(package) / "lib/libmpi.so.40"
 
     def why_unavailable(self) -> str | None:
+        if shutil.which("setpriv") is None:
+            return "there is no setpriv: apt install util-linux"
         return super().why_unavailable() or programs.why_unavailable(_PROGRAM)
 
     def program(self) -> programs.Conversation:

@@ -28,12 +28,7 @@ struct Job {
 class Jobs {
  public:
   Jobs(const MpiWorld& world, size_t count, MPI_Datatype type)
-      : rank_(world.rank),
-        size_(world.size),
-        library_(world.library),
-        count_(count),
-        share_(count / static_cast<size_t>(size_)),
-        type_(type) {}
+      : rank_(world.rank), size_(world.size), library_(world.library), count_(count), type_(type) {}
 
   Job allreduce() const {
     const auto allreduce = function<decltype(::MPI_Allreduce)>("MPI_Allreduce");
@@ -60,7 +55,7 @@ class Jobs {
 
   Job allgather() const {
     const auto allgather = function<decltype(::MPI_Allgather)>("MPI_Allgather");
-    return {share_, count_, of_senders(),
+    return {share(), count_, of_senders(),
             [=, part = part(), type = type_](const void* own, void* gathered) {
               return allgather(own, part, type, gathered, part, type, MPI_COMM_WORLD);
             }};
@@ -68,7 +63,7 @@ class Jobs {
 
   Job gather() const {
     const auto gather = function<decltype(::MPI_Gather)>("MPI_Gather");
-    return {share_, root() ? count_ : 0, of_senders(),
+    return {share(), root() ? count_ : 0, of_senders(),
             [=, part = part(), type = type_](const void* own, void* gathered) {
               return gather(own, part, type, gathered, part, type, 0, MPI_COMM_WORLD);
             }};
@@ -76,7 +71,7 @@ class Jobs {
 
   Job gather_in_place() const {
     const auto gather = function<decltype(::MPI_Gather)>("MPI_Gather");
-    return {0, root() ? count_ : share_, root() ? of_senders() : same(rank_ + 1),
+    return {0, root() ? count_ : share(), root() ? of_senders() : same(rank_ + 1),
             [=, root = root(), part = part(), type = type_](const void*, void* data) {
               return gather(root ? MPI_IN_PLACE : data, part, type, root ? data : nullptr, part,
                             type, 0, MPI_COMM_WORLD);
@@ -85,7 +80,7 @@ class Jobs {
 
   Job scatter() const {
     const auto scatter = function<decltype(::MPI_Scatter)>("MPI_Scatter");
-    return {root() ? count_ : 0, share_, same(1),
+    return {root() ? count_ : 0, share(), same(1),
             [=, part = part(), type = type_](const void* scattered, void* own) {
               return scatter(scattered, part, type, own, part, type, 0, MPI_COMM_WORLD);
             }};
@@ -93,7 +88,7 @@ class Jobs {
 
   Job reduce_scatter() const {
     const auto call = function<decltype(::MPI_Reduce_scatter_block)>("MPI_Reduce_scatter_block");
-    return {count_, share_, sum(),
+    return {count_, share(), sum(),
             [=, part = part(), type = type_](const void* scattered, void* own) {
               return call(scattered, own, part, type, MPI_SUM, MPI_COMM_WORLD);
             }};
@@ -141,11 +136,18 @@ class Jobs {
 
   bool root() const { return rank_ == 0; }
   int all() const { return static_cast<int>(count_); }
-  int part() const { return static_cast<int>(share_); }
+  // Of a rank.
+  size_t share() const {
+    const auto ranks = static_cast<size_t>(size_);
+    if (count_ % ranks == 0) return count_ / ranks;
+    throw Error(ErrorKind::kInvalid, std::to_string(count_) + " elements have no equal parts on " +
+                                         std::to_string(ranks) + " ranks");
+  }
+  int part() const { return static_cast<int>(share()); }
 
   std::function<int(size_t)> sum() const { return same(size_ * (size_ + 1) / 2); }
   std::function<int(size_t)> of_senders() const {
-    return [share = share_](size_t i) { return static_cast<int>(i / share) + 1; };
+    return [share = share()](size_t i) { return static_cast<int>(i / share) + 1; };
   }
   static std::function<int(size_t)> same(int value) {
     return [value](size_t) { return value; };
@@ -155,7 +157,6 @@ class Jobs {
   const int size_;
   void* const library_;
   const size_t count_;
-  const size_t share_;
   const MPI_Datatype type_;
 };
 

@@ -25,7 +25,8 @@ struct MpiWorld {
 // Collectives, roots and BYTES are those of torch_hbmcomm/bench/collectives.py. allgather, gather,
 // scatter, reduce_scatter and alltoall go from one buffer to another, as in c10d; allreduce,
 // broadcast and reduce are in place. "gather_in_place" has the root's part in its place already.
-// Types: "float32", "float64".
+// Collectives of a part for each rank need a multiple of the ranks' number of elements. Types:
+// "float32", "float64".
 int serve_mpi(const std::function<MpiWorld()>& join);
 
 }  // namespace hbm::bench

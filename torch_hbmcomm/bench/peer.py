@@ -6,10 +6,12 @@ takes nothing from the one that is being measured.
 
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -19,6 +21,7 @@ from typing import IO, Any
 _START_SECONDS = 180  # one that fails ends, which is seen at once; importing PyTorch may take long
 _ANSWER_SECONDS = 180
 _END_SECONDS = 10
+_LEAVE_SECONDS = 2  # of a peer whose parent is gone, whatever it waits for
 
 
 class PeerFailed(RuntimeError):
@@ -140,9 +143,15 @@ def _tail(log: Path) -> str:
 
 
 def obey(actor: object, rank: int = 0) -> None:
-    """Run the peer's end: do with `actor` what the parent tells, until the parent closes."""
+    """Run the peer's end: do with `actor` what the parent tells, until the parent closes or ends.
+
+    Soon after that the process ends even if `actor` is at work, as in a wait for another peer.
+    """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(sys.argv[1])
+        threading.Thread(
+            target=_end_after, args=(os.dup(connection.fileno()),), daemon=True
+        ).start()
         lines = connection.makefile("rw")
         _send(lines, {"result": rank})
         for line in lines:
@@ -152,6 +161,15 @@ def obey(actor: object, rank: int = 0) -> None:
             except Exception as error:
                 answer = {"error": f"{type(error).__name__}: {error}"}
             _send(lines, answer)
+
+
+def _end_after(connection: int) -> None:
+    """End this process some time after the other end of the connection was closed."""
+    closed = select.poll()
+    closed.register(connection, select.POLLRDHUP)
+    closed.poll()
+    time.sleep(_LEAVE_SECONDS)
+    os._exit(1)
 
 
 def _send(lines: IO[str], answer: dict[str, Any]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -289,3 +292,40 @@ def test_no_torch_is_needed_but_by_its_own_rival() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+MPI_AT_WORK = """
+import sys, time
+from benchmarks.processes import mpi_ranks
+with mpi_ranks("benchmarks.async_sgd.mpi_rank", 2, {}) as (server, worker):
+    server.ask("prepare", size=1 << 20, workers=1)
+    server.tell("serve", exchanges=1)  # by the worker, which is told of none
+    print("at work", flush=True)
+    time.sleep(60)
+"""
+
+
+def commands_with(word: str) -> list[str]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            found.append((process / "cmdline").read_text())
+    return [command for command in found if word in command]
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_ranks_of_mpi_end_with_the_benchmark(how: signal.Signals, socket_folder: Path) -> None:
+    """Their commands name the folder in which they find the benchmark's socket."""
+    pytest.importorskip("mpi4py")
+    environ = os.environ | {"TMPDIR": str(socket_folder)}
+    command = [sys.executable, "-c", MPI_AT_WORK]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ) as benchmark:
+        assert benchmark.stdout is not None
+        assert benchmark.stdout.readline() == b"at work\n"
+        assert len(commands_with(f"{socket_folder}/")) >= 2
+        benchmark.send_signal(how)
+        deadline = time.monotonic() + 20
+        while commands_with(f"{socket_folder}/") and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not commands_with(f"{socket_folder}/")

@@ -5,19 +5,25 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
+import sysconfig
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from harness import Context, Pool
 from typer.testing import CliRunner
 
 from benchmarks import plot, programs
 from benchmarks.collectives import __main__ as main
+from benchmarks.collectives import native
 from benchmarks.collectives.native import NATIVE, InstalledMpi, IntelMpi
 from benchmarks.collectives.open_mpi import OpenMpi
 from torch_hbmcomm.bench import collectives as installed
 from torch_hbmcomm.bench.collectives import COLLECTIVES
+from torch_hbmcomm.bench.peer import PeerFailed
 from torch_hbmcomm.bench.result import Measurement, Result
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -138,6 +144,56 @@ def test_another_mpi_tells_how_to_install_it(
     refused = CliRunner().invoke(main.app, ["--contenders", f"gloo,{mpi.name}"])
     assert refused.exit_code == 1
     assert f"{mpi.name}: {told}" in refused.output
+
+
+def test_open_mpi_needs_setpriv(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert OpenMpi().why_unavailable() == "there is no setpriv: apt install util-linux"
+
+
+@needs_programs
+def test_elements_that_have_no_equal_parts_are_refused(tmp_path: Path) -> None:
+    libraries = os.path.join(sysconfig.get_path("data"), "lib")
+    with ExitStack() as stack:
+        ranks = [
+            stack.enter_context(programs.program("mpi_collectives", tmp_path, rank, 2, libraries))
+            for rank in range(2)
+        ]
+
+        def all_do(*words: object) -> None:
+            for rank in ranks:
+                rank.tell(*words)
+            for rank in ranks:
+                rank.answer()
+
+        all_do("ready")
+        for rank in ranks:
+            for collective in ("allgather", "gather", "scatter", "reduce_scatter", "alltoall"):
+                for elements in (1, 3):
+                    with pytest.raises(PeerFailed, match=rf"{elements} elements have no equal par"):
+                        rank.ask("prepare", collective, 4 * elements, "float32")
+        for elements in (0, 2):
+            all_do("prepare", "allgather", 4 * elements, "float32")
+        all_do("prepare", "allreduce", 12, "float32")
+
+
+class Silent(programs.Conversation):
+    """A program that does not meet the others."""
+
+    def __init__(self) -> None:
+        end, self.other = socket.socketpair()
+        super().__init__("silent", end.makefile("w"), end.makefile("r"))
+
+
+def meet_nobody(context: Context) -> None:
+    native.MEET_SECONDS = 0.2
+    with pytest.raises(PeerFailed, match=r"have met in 0\.2 s"):
+        native.meet(lambda folder: Silent())
+
+
+@pytest.mark.ranks(2)
+def test_programs_that_do_not_meet_are_not_waited_for(pool: Pool) -> None:
+    pool.run(meet_nobody)
 
 
 @pytest.mark.full

@@ -70,7 +70,7 @@ def mapped():
 
 
 def test_a_group_loads_memkind_and_hwloc_only_where_there_may_be_hbm() -> None:
-    """What asking for HBM has not loaded, which looks at the machine first, neither does a group."""
+    """A group loads no more than asking for HBM does, which looks at the machine first."""
     run(
         MAPPED
         + """

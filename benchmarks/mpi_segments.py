@@ -1,0 +1,16 @@
+"""The names of the shared memory of MPICH's ranks, which a rank that is killed leaves behind."""
+
+from pathlib import Path
+
+from mpi4py import MPI
+
+_NAMED = "/dev/shm/mpich_shm_"
+
+
+def unlink_segments(world: MPI.Comm) -> None:
+    """Unlink what this process has mapped. All ranks call it, once all have it mapped by then."""
+    world.Barrier()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line[line.find("/") :]
+        if path.startswith(_NAMED):
+            Path(path).unlink(missing_ok=True)
