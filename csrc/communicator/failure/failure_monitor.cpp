@@ -23,13 +23,9 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kRound{250};
 constexpr milliseconds kRoundWhileLinking{20};
-constexpr milliseconds kAnswerPatience{200};  // for the store's answer to a question
-constexpr milliseconds kLostAfter{1000};      // for the cause of the store's end to come to light
+constexpr milliseconds kLostAfter{1000};  // for the cause of the store's end to come to light
 constexpr milliseconds kLinkPatience{6000};
 constexpr milliseconds kListenPatience{1000};  // for the thread, which may have no way to be woken
-constexpr milliseconds kSilentDecision{2000};  // whether a rank had left that has ended
-
-KeyValue::Deadline soon() { return std::chrono::steady_clock::now() + kAnswerPatience; }
 
 bool has_ended(const Descriptor& pidfd) {
   pollfd ended{pidfd.get(), POLLIN, 0};
@@ -171,7 +167,11 @@ void FailureMonitor::look_at_processes() {
 
 // Has the thread tend the store of the group's news from now on.
 void FailureMonitor::open_store(const MonitoredGroup& group) {
-  stores_.try_emplace(group.job_store.get(), std::make_shared<NewsStore>(group.job_store));
+  std::shared_ptr<NewsStore>& store = stores_[group.job_store.get()];
+  if (!store) {
+    NewsStore::Owner& owner = *this;
+    store = std::make_shared<NewsStore>(group.job_store, mutex_, owner);
+  }
   start();
   wake();
 }
@@ -179,7 +179,7 @@ void FailureMonitor::open_store(const MonitoredGroup& group) {
 void FailureMonitor::tell(const MonitoredGroup& group, News entry) {
   const auto store = stores_.find(group.job_store.get());
   if (store == stores_.end()) return;
-  store->second->to_tell.push_back(std::move(entry));
+  store->second->tell(std::move(entry));
   wake();
 }
 
@@ -229,9 +229,9 @@ void FailureMonitor::await_told(const MonitoredGroup& group, milliseconds patien
   const auto place = stores_.find(group.job_store.get());
   if (place == stores_.end()) return;
   const std::shared_ptr<NewsStore> store = place->second;
-  const uint64_t next = store->begun + 1;
+  const uint64_t next = store->next_round();
   wake();
-  changed_.wait_for(lock, patience, [&] { return store->done >= next && store->to_tell.empty(); });
+  changed_.wait_for(lock, patience, [&] { return store->has_done(next) && store->has_told_all(); });
 }
 
 void FailureMonitor::await_greeting(const MonitoredGroup& group, KeyValue::Deadline deadline) {
@@ -269,9 +269,8 @@ Findings FailureMonitor::look(MonitoredGroup& group, const std::vector<int>& mis
   group.wanted.insert(missing.begin(), missing.end());
   Findings found{group.failure, group.dead, group.left, group.silent, {}};
   const auto store = stores_.find(group.job_store.get());
-  if (store != stores_.end() && !store->second->trouble.empty() &&
-      Clock::now() - store->second->answered > kLostAfter) {
-    found.store_trouble = store->second->trouble;
+  if (store != stores_.end() && Clock::now() - store->second->answered() > kLostAfter) {
+    found.store_trouble = store->second->trouble();
   }
   return found;
 }
@@ -290,9 +289,10 @@ bool FailureMonitor::finish_telling(const MonitoredGroup& group, milliseconds pa
   const auto place = stores_.find(group.job_store.get());
   if (place == stores_.end()) return true;
   const std::shared_ptr<NewsStore> store = place->second;
-  changed_.wait_for(lock, patience,
-                    [&] { return store->to_tell.empty() || !store->trouble.empty() || stopping_; });
-  return store->to_tell.empty();
+  changed_.wait_for(lock, patience, [&] {
+    return store->has_told_all() || !store->trouble().empty() || stopping_;
+  });
+  return store->has_told_all();
 }
 
 bool FailureMonitor::leave(MonitoredGroup& group, milliseconds patience) {
@@ -339,7 +339,7 @@ void FailureMonitor::run() {
     const auto stores = stores_;
     changed_.notify_all();
     lock.unlock();
-    for (const auto& [keys, store] : stores) tend(*store);
+    for (const auto& [keys, store] : stores) store->tend();
     lock.lock();
     changed_.notify_all();
   }
@@ -387,47 +387,6 @@ std::vector<std::shared_ptr<MonitoredGroup>> FailureMonitor::groups_of(const Key
   return found;
 }
 
-// Does all that goes through one store. What fails is done in the next round.
-void FailureMonitor::tend(NewsStore& store) {
-  KeyValue* const keys = store.keys.get();
-  std::unique_lock lock(mutex_);
-  const uint64_t round = ++store.begun;
-  lock.unlock();
-  // Who has left or ended may have told why before; so the question comes before the news, and what
-  // follows from the answer behind them. In the same way this process leaves when all is told.
-  std::vector<Answer> answers;
-  std::deque<News> to_tell;
-  size_t telling = 0;
-  bool complete = false;
-  std::string trouble;
-  try {
-    answers = ask_who_left(keys);
-    lock.lock();
-    to_tell = store.to_tell;
-    telling = to_tell.size();
-    lock.unlock();
-    store.news.exchange(to_tell, soon(), [this](const News& entry) { apply(entry); });
-    tell_leaving(keys);
-    lock.lock();
-    for (const Answer& each : answers) {
-      if (each.has_left || each.has_ended) decide(*each.group, each.rank, each.has_left);
-    }
-    complete = true;
-  } catch (const Error& error) {
-    // A store that does not answer proves nothing.
-    const bool silent = error.kind() == ErrorKind::kTimeout;
-    if (!silent) trouble = error.what();
-    lock.lock();
-    const auto ended_before = Clock::now() - (silent ? kSilentDecision : milliseconds(0));
-    decide_unanswered(keys, ended_before, answers);
-  }
-  const auto told = static_cast<std::ptrdiff_t>(telling - to_tell.size());
-  store.to_tell.erase(store.to_tell.begin(), store.to_tell.begin() + told);
-  if (complete) store.done = round;
-  store.trouble = trouble;
-  if (trouble.empty()) store.answered = Clock::now();
-}
-
 // Goes on with the calls to processes that this one has to link to. REQUIRES: mutex_ is held.
 void FailureMonitor::link(NodeLinks& links) {
   std::erase_if(wanted_links_, [&](const auto& wanted) {
@@ -453,54 +412,6 @@ void FailureMonitor::link(NodeLinks& links) {
   });
 }
 
-// Asks for those elsewhere that somebody waits for, and for those that have ended: who had ended
-// before the question, and has not left, has died.
-std::vector<FailureMonitor::Answer> FailureMonitor::ask_who_left(KeyValue* keys) {
-  std::vector<Answer> answers;
-  std::unique_lock lock(mutex_);
-  for (const auto& group : groups_of(keys)) {
-    if (!group->followed) continue;
-    std::set<int> asked = std::exchange(group->wanted, {});
-    for (const auto& [rank, since] : group->undecided) asked.insert(rank);
-    for (const int rank : asked) {
-      if (group->left.contains(rank) || group->dead.contains(rank)) continue;
-      const bool has_ended = group->undecided.contains(rank);
-      lock.unlock();
-      const bool has_left = group->store->has({group->left_prefix + std::to_string(rank)}, soon());
-      lock.lock();
-      answers.push_back({group, rank, has_ended, has_left});
-    }
-  }
-  return answers;
-}
-
-void FailureMonitor::tell_leaving(KeyValue* keys) {
-  std::unique_lock lock(mutex_);
-  for (const auto& group : groups_of(keys)) {
-    if (!group->followed || !group->leaving || group->has_left) continue;
-    lock.unlock();
-    group->store->set(group->left_prefix + std::to_string(group->rank), "1", soon());
-    lock.lock();
-    group->has_left = true;
-    changed_.notify_all();
-  }
-}
-
-// Takes those for dead that have ended, unless the store has said that they had left. REQUIRES:
-// mutex_ is held.
-void FailureMonitor::decide_unanswered(KeyValue* keys, Clock::time_point ended_before,
-                                       const std::vector<Answer>& answers) {
-  for (const auto& group : groups_of(keys)) {
-    const auto undecided = group->undecided;
-    for (const auto& [rank, since] : undecided) {
-      if (since > ended_before) continue;
-      decide(*group, rank, std::ranges::any_of(answers, [&](const Answer& answer) {
-        return answer.group == group && answer.rank == rank && answer.has_left;
-      }));
-    }
-  }
-}
-
 void FailureMonitor::decide(MonitoredGroup& group, int rank, bool has_left) {
   group.undecided.erase(rank);
   if (has_left) {
@@ -511,8 +422,12 @@ void FailureMonitor::decide(MonitoredGroup& group, int rank, bool has_left) {
   tell_death(group, static_cast<size_t>(rank));
 }
 
+void FailureMonitor::has_left(MonitoredGroup& group) {
+  group.has_left = true;
+  changed_.notify_all();
+}
+
 void FailureMonitor::apply(const News& entry) {
-  const std::lock_guard lock(mutex_);
   if (entry.kind == NewsKind::kDeath) {
     told_.insert(entry.about);
     mark_ended(entry.about);

@@ -8,66 +8,31 @@
 // second, or at once when a link or a process ends. So a death has a witness even while that rank
 // computes, and a store that does not answer delays nobody.
 //
+// What goes through a store, the news and who has left, is NewsStore's (news_store.h).
+//
 // Threads: every member may be called from any thread. mutex_ is never held while the store is
-// asked; the links are the thread's alone.
+// asked, which NewsStore::tend() alone does, in the thread; the links are the thread's alone.
 #pragma once
 
 #include <chrono>
 #include <condition_variable>
-#include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/background_thread.h"
 #include "base/descriptor.h"
 #include "bootstrap/key_value.h"
 #include "bootstrap/rendezvous.h"
-#include "communicator/failure/news_log.h"
+#include "communicator/failure/monitored_group.h"
+#include "communicator/failure/news_store.h"
 #include "communicator/failure/node_links.h"
 
 namespace hbm::failure {
-
-// A rank's arguments to GroupWatch.
-struct WatchSetup {
-  std::string name;  // of the group, as errors have it
-  int rank = 0;
-  std::vector<uint64_t> global_ranks;      // by rank; empty: unknown
-  std::shared_ptr<KeyValue> store;         // the group's own keys
-  std::shared_ptr<KeyValue> job_store;     // one object for all groups of the job
-  std::chrono::milliseconds heartbeat{0};  // the longest silence of another machine
-};
-
-// A group, as the monitor knows it.
-struct MonitoredGroup : WatchSetup {
-  explicit MonitoredGroup(WatchSetup setup) : WatchSetup(std::move(setup)) {}
-
-  // Guarded by the monitor's mutex.
-  std::optional<bootstrap::Member> self;
-  std::vector<std::string> processes;  // by rank; empty: not met yet
-  std::vector<std::string> ranks;      // by rank: "rank 3 (pid 4711 on host)"
-  std::string key;                     // names the group in the news; empty: it is being made
-  std::string left_prefix;             // of keys in `store`: + rank: it has left in good order
-  bool spans_nodes = false;
-  bool all_met = false;
-  bool listens = false;  // it has told others where this process takes links
-  bool followed = false;
-  bool leaving = false;
-  bool has_left = false;
-  std::set<int> wanted;  // ranks that somebody waits for
-  // Ranks whose process has ended, since when: dead, or gone in good order.
-  std::map<int, std::chrono::steady_clock::time_point> undecided;
-  std::set<int> dead;
-  std::set<int> left;
-  std::map<int, std::chrono::milliseconds> silent;  // for longer than `heartbeat`
-  std::optional<std::string> failure;               // what broke it, on another rank
-};
 
 // The state of a group that an operation of it waits for.
 struct Findings {
@@ -81,7 +46,7 @@ struct Findings {
 // How errors tell of a machine that is silent.
 std::string silence_text(const std::string& rank, std::chrono::milliseconds silence);
 
-class FailureMonitor {
+class FailureMonitor : private NewsStore::Owner {
  public:
   // The monitor of this process.
   static FailureMonitor& here();
@@ -139,24 +104,6 @@ class FailureMonitor {
     std::string name;  // "rank 3 (pid 4711 on host) of group "0""
     Descriptor pidfd;  // none: on another node, or not to be had
   };
-  // A store of groups over several nodes.
-  struct NewsStore {
-    std::shared_ptr<KeyValue> keys;
-    NewsLog news;
-    std::deque<News> to_tell;
-    uint64_t begun = 0;   // rounds
-    uint64_t done = 0;    // the last that reached the end
-    std::string trouble;  // empty: none
-    Clock::time_point answered = Clock::now();
-    explicit NewsStore(std::shared_ptr<KeyValue> store) : keys(store), news(std::move(store)) {}
-  };
-  // Of the store, on a rank.
-  struct Answer {
-    std::shared_ptr<MonitoredGroup> group;
-    int rank;
-    bool has_ended;  // before the question
-    bool has_left;
-  };
   // A process that this one has to link to.
   struct WantedLink {
     std::string where;  // it listens
@@ -173,19 +120,15 @@ class FailureMonitor {
   void link(NodeLinks& links);
   void drop_unused_listener();
   void measure_silence(const NodeLinks& links);
-  void tend(NewsStore& store);
-  std::vector<Answer> ask_who_left(KeyValue* keys);
-  void tell_leaving(KeyValue* keys);
-  void decide_unanswered(KeyValue* keys, Clock::time_point ended_before,
-                         const std::vector<Answer>& answers);
-  void decide(MonitoredGroup& group, int rank, bool has_left);
+  void decide(MonitoredGroup& group, int rank, bool has_left) override;
   void tell_death(const MonitoredGroup& group, size_t rank);
   void tell(const MonitoredGroup& group, News entry);
   void open_store(const MonitoredGroup& group);
-  std::vector<std::shared_ptr<MonitoredGroup>> groups_of(const KeyValue* keys) const;
-  void apply(const News& entry);
+  std::vector<std::shared_ptr<MonitoredGroup>> groups_of(const KeyValue* keys) const override;
+  void has_left(MonitoredGroup& group) override;
+  void apply(const News& entry) override;
 
-  std::mutex mutex_;  // guards all below, and what MonitoredGroup says
+  std::mutex mutex_;  // guards all below, MonitoredGroup and NewsStore
   std::condition_variable changed_;
   std::set<std::shared_ptr<MonitoredGroup>> groups_;
   std::map<std::string, WatchedProcess> processes_;  // of these groups

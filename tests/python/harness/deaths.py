@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,10 +29,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import _get_default_group
 
+from harness.network import free_port
 from harness.pool import processes
 
 LIMIT = 60.0  # seconds, for a whole job
 EXIT_SECONDS = 10.0
+
+# Seconds. The documents say 50 ms and a second; a loaded machine needs more.
+SOON_ON_THE_NODE = 2.0
+SOON_ELSEWHERE = 5.0
 
 Call = Callable[[int, int], Any]  # of a rank, and the number of ranks
 
@@ -178,3 +184,25 @@ def _end(pipe: Connection, fate: Fate) -> None:
             os._exit(0)
     pipe.send((time.monotonic(), child))
     os.kill(os.getpid(), fate.signal)
+
+
+def served_by_rank_0() -> str:
+    return f"tcp://127.0.0.1:{free_port()}"
+
+
+def report(survivors: list[Survivor]) -> None:
+    for survivor in survivors:
+        print(
+            f"rank {survivor.rank} after {survivor.seconds * 1e3:.0f} ms, destroyed in "
+            f"{survivor.parting * 1e3:.0f} ms: {survivor.kind}: {survivor.text}"
+        )
+
+
+def assert_told(survivors: list[Survivor], victim: int, bound: float, operation: str) -> None:
+    report(survivors)
+    for survivor in survivors:
+        assert survivor.kind == "DistBackendError", survivor
+        assert re.search(operation, survivor.text), survivor
+        assert re.search(rf"rank {victim} \(pid \d+ on \S+\) has died", survivor.text), survivor
+        assert survivor.seconds < bound, survivor
+        assert survivor.parting < bound, survivor

@@ -1,0 +1,86 @@
+// All that the failure monitor tells and asks through one store: the news of deaths and failures,
+// and who has left its group in good order. It brings what it learns to its owner, which decides.
+//
+// Locks: `mutex` is the owner's, and guards this and the groups. Only tend() asks the store, and
+// holds the mutex at no time while it does; it takes it between two questions, so that what is told
+// meanwhile waits for the next round. The owner is called with the mutex held.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bootstrap/key_value.h"
+#include "communicator/failure/monitored_group.h"
+#include "communicator/failure/news_log.h"
+
+namespace hbm::failure {
+
+class NewsStore {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  class Owner {
+   public:
+    virtual std::vector<std::shared_ptr<MonitoredGroup>> groups_of(const KeyValue* keys) const = 0;
+    // What another process has told.
+    virtual void apply(const News& entry) = 0;
+    // A rank that somebody waits for, or whose process has ended, has left, or else has died.
+    virtual void decide(MonitoredGroup& group, int rank, bool has_left) = 0;
+    // This process' own leaving of the group has been told.
+    virtual void has_left(MonitoredGroup& group) = 0;
+
+   protected:
+    ~Owner() = default;
+  };
+
+  // `mutex` and `owner` outlive this.
+  NewsStore(std::shared_ptr<KeyValue> keys, std::mutex& mutex, Owner& owner)
+      : keys_(keys), news_(std::move(keys)), mutex_(mutex), owner_(owner) {}
+
+  // A round: asks who has left, exchanges news, tells who leaves. What fails is done in the next
+  // one. From one thread; REQUIRES: the mutex is not held.
+  void tend();
+
+  // REQUIRES of all that follow: the mutex is held.
+  void tell(News entry) { to_tell_.push_back(std::move(entry)); }
+  bool has_told_all() const { return to_tell_.empty(); }
+  // The first round that begins from now on.
+  uint64_t next_round() const { return begun_ + 1; }
+  // Whether this round, or a later one, has come to its end.
+  bool has_done(uint64_t round) const { return done_ >= round; }
+  // What is wrong with the store since the last round; empty: nothing.
+  const std::string& trouble() const { return trouble_; }
+  // When it was last known to be well.
+  Clock::time_point answered() const { return answered_; }
+
+ private:
+  // Of the store, on a rank.
+  struct Answer {
+    std::shared_ptr<MonitoredGroup> group;
+    int rank;
+    bool has_ended;  // before the question
+    bool has_left;
+  };
+
+  std::vector<Answer> ask_who_left();
+  void tell_leaving();
+  void decide_unanswered(Clock::time_point ended_before, const std::vector<Answer>& answers);
+
+  const std::shared_ptr<KeyValue> keys_;
+  NewsLog news_;  // of tend() alone
+  std::mutex& mutex_;
+  Owner& owner_;
+  std::deque<News> to_tell_;
+  uint64_t begun_ = 0;   // rounds
+  uint64_t done_ = 0;    // the last that came to its end
+  std::string trouble_;  // empty: none
+  Clock::time_point answered_ = Clock::now();
+};
+
+}  // namespace hbm::failure

@@ -1,0 +1,170 @@
+"""monitored_barrier where ranks have died, are late or have left: it names them, and waits for none
+that cannot come."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from harness import beyond_gloo
+from harness.cases import cases
+from harness.deaths import (
+    SOON_ELSEWHERE,
+    SOON_ON_THE_NODE,
+    Fate,
+    Job,
+    assert_told,
+    report,
+    served_by_rank_0,
+)
+from harness.fates import Ranks, Said
+
+from torch_hbmcomm import monitored_barrier
+
+pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/store"
+
+
+def pass_monitored_barrier(rank: int, size: int) -> None:
+    monitored_barrier()
+
+
+@pytest.mark.parametrize(
+    ("layout", "victim"),
+    cases(["aaa", "aab"], [0, 1, 2], quick=["aaa-0", "aaa-2", "aab-0", "aab-2"]),
+)
+def test_does_not_wait_for_the_dead(layout: str, victim: int) -> None:
+    survivors = Job(3, layout).run(pass_monitored_barrier, Fate(victim))
+    bound = SOON_ON_THE_NODE if layout == "aaa" else SOON_ELSEWHERE
+    assert_told(survivors, victim, bound, r"^monitored_barrier of group \S+: rank")
+    reached = "successfully reached monitoredBarrier, but received errors while waiting"
+    for survivor in survivors:
+        if survivor.rank == 0:  # Gloo's words
+            assert f"Rank {victim} failed to pass monitoredBarrier in" in survivor.text, survivor
+        else:
+            assert f"Rank {survivor.rank} {reached}" in survivor.text, survivor
+
+
+def test_of_a_store_that_has_gone() -> None:
+    survivors = Job(3).run(pass_monitored_barrier, Fate(0), served_by_rank_0())
+    report(survivors)
+    for survivor in survivors:
+        assert survivor.kind in ("DistBackendError", "DistNetworkError"), survivor
+        told = r"(?s)^monitored_barrier of .*rank 0 \(pid .* has died"
+        assert re.search(told, survivor.text), survivor
+        assert survivor.seconds < SOON_ON_THE_NODE, survivor
+
+
+def die_amid_a_write(pipe: Connection, rank: int, path: Path) -> None:
+    dist.init_process_group("hbm", init_method=f"file://{path}", rank=rank, world_size=3)
+    monitored_barrier()
+    pipe.send("passed one")
+    pipe.recv()
+    if rank == 0:
+        with path.open("ab") as store:
+            store.write((100).to_bytes(8, sys.byteorder))  # the length of a key that does not come
+        os.kill(os.getpid(), signal.SIGKILL)
+    monitored_barrier(timeout=timedelta(seconds=60))
+
+
+@pytest.mark.parametrize(
+    ("layout", "order"),
+    [("aaa", [(0,), (1, 2)]), ("aab", [(1, 2), (0,)])],
+    ids=["first", "while the others wait"],
+)
+def test_of_a_file_that_a_death_has_torn(
+    layout: str, order: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    """PyTorch's FileStore then never answers."""
+    with Ranks(3, die_amid_a_write, tmp_path / "store", layout=layout) as ranks:
+        ranks.hear(0, 1, 2)
+        for those in order:
+            ranks.tell(*those)
+            time.sleep(0.3)
+        said = ranks.hear(1, 2, limit=20)
+    for each in said:
+        print(each.text)
+        assert each.error == "DistBackendError", each
+        assert re.search(r"^monitored_barrier of group \S+: rank 0 \(pid .* has died", each.text)
+
+
+def name_all_the_missing(pipe: Connection, rank: int, url: str, timeout: float) -> None:
+    dist.init_process_group("hbm", init_method=url, rank=rank, world_size=4)
+    pipe.send("ready")
+    pipe.recv()
+    monitored_barrier(timeout=timedelta(seconds=timeout), wait_all_ranks=True)
+
+
+@pytest.mark.parametrize(
+    ("dead", "late", "timeout"), [([1, 3], [], 60), ([3], [1], 3)], ids=["dead", "dead-and-late"]
+)
+def test_names_all_the_missing(dead: list[int], late: list[int], timeout: float, url: str) -> None:
+    """It waits for all others, but for none that has died."""
+    with Ranks(4, name_all_the_missing, url, timeout) as ranks:
+        ranks.hear(*range(4))
+        for rank in dead:
+            ranks.signal(rank, signal.SIGKILL)
+        ranks.tell(0, 2)
+        said = ranks.hear(0, 2, limit=30)
+    print([each.text for each in said])
+    for each in said:
+        assert each.error == "DistBackendError", each
+        named = re.findall(r"rank (\d) \(pid \d+ on \S+\) has died", each.text)
+        assert named == [str(rank) for rank in dead], each
+        missing = re.findall(r"missing ranks: 1 \(pid \d+ on \S+\), 3 \(pid \d+ on", each.text)
+        assert len(missing) == len(late), each
+    assert "Ranks 1, 3 failed to pass monitoredBarrier in" in said[0].text, said
+
+
+def leave_or_pass(pipe: Connection, rank: int, url: str, leaving: list[int], all_: bool) -> None:
+    """Some destroy the group, whereupon rank 1 ends; the others pass a monitored barrier."""
+    dist.init_process_group("hbm", init_method=url, rank=rank, world_size=3)
+    if rank not in leaving:
+        monitored_barrier(timeout=timedelta(seconds=60), wait_all_ranks=all_)
+        return
+    dist.destroy_process_group()
+    if rank != 1:
+        pipe.send(Said(None, "", "", time.monotonic()))
+        pipe.recv()
+
+
+@pytest.mark.parametrize(
+    ("layout", "fate"),
+    cases(
+        ["aaa", "aab"],
+        {
+            "0": ([0], "successfully reached monitoredBarrier, but received errors while waiting"),
+            "1": ([1], "Rank 1 failed to pass monitoredBarrier in 60000 ms"),
+            "2": ([2], "Rank 2 failed to pass monitoredBarrier in 60000 ms"),
+            "1-2": ([1, 2], "Ranks 1, 2 failed to pass monitoredBarrier in 60000 ms"),
+        },
+        quick=["aaa-0", "aaa-1-2", "aab-1-2", "aab-2"],
+    ),
+)
+def test_does_not_wait_for_those_who_left(
+    layout: str, fate: tuple[list[int], str], url: str
+) -> None:
+    """Each survivor names them at once; rank 0 (or, if it has left, the others) in Gloo's words."""
+    leaving, words = fate
+    with Ranks(3, leave_or_pass, url, leaving, len(leaving) > 1, layout=layout) as ranks:
+        left = max(each.at for each in ranks.hear(*leaving))
+        said = ranks.hear(*(rank for rank in range(3) if rank not in leaving))
+    print([(each.error, round(each.at - left, 3), each.text) for each in said])
+    for each in said:
+        assert each.error == "DistBackendError", each
+        named = re.findall(r"rank (\d) \(pid \d+ on \S+\) has destroyed the group", each.text)
+        assert named == list(map(str, leaving)), each
+        assert each.at - left < (SOON_ON_THE_NODE if layout == "aaa" else SOON_ELSEWHERE), each
+    assert words in said[0].text, said
