@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/dtype.h"
 #include "bindings/smb_buffer_bindings.h"
@@ -119,6 +121,21 @@ struct PythonFuture {
   }
 };
 
+// Waits for all, and throws what the first of those that failed did.
+void wait_all(const std::vector<PythonFuture>& futures) {
+  std::exception_ptr first;
+  for (const PythonFuture& each : futures) {
+    try {
+      each.future.get();
+    } catch (const py::error_already_set&) {  // a signal's handler ends the wait
+      throw;
+    } catch (const std::exception&) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  if (first) std::rethrow_exception(first);
+}
+
 // The first `size` bytes of an object's memory; none: all.
 PythonMemory part(const py::object& object, std::optional<uint64_t> size, bool writable) {
   PythonMemory memory = memory_of(object, writable);
@@ -225,6 +242,7 @@ void register_batch(py::module_& m) {
       .def("done", [](const PythonFuture& future) { return future.future.done(); })
       .def("wait", &PythonFuture::wait, py::arg("timeout"))
       .def("result", &PythonFuture::result, py::arg("timeout") = py::none());
+  m.def("wait_all", &wait_all, py::arg("futures"), Unlocked());
   py::class_<client::Batch>(m, "Batch")
       .def("read", &batch_read, py::arg("segment"), py::arg("offset"), py::arg("size"),
            py::arg("into"))

@@ -117,7 +117,7 @@ class Core {
   void step(Clock::time_point until, bool with_copies);
   void send(const Operations& operations);
   void take_answers();
-  void copy_one();
+  void copy_some();
   void expire(Clock::time_point now);                                               // mutex_ too
   void ping_if_due(Clock::time_point now);                                          // mutex_ too
   Operations take_ready(Clock::time_point now);                                     // mutex_ too

@@ -12,6 +12,7 @@ namespace hbm::client {
 namespace {
 
 constexpr auto kHungAtLeast = std::chrono::seconds(10);
+constexpr size_t kCopiedAtATime = 64 << 10;  // bytes, before the driver looks around again
 constexpr size_t kMostInFlight = 64;  // requests without a number; the others have smb::kWindow
 
 // How much of a copy is memcpy's: it loads and stores vectors, whose bounds are bounds of elements
@@ -110,7 +111,7 @@ void Core::step(Clock::time_point until, bool with_copies) {
     const Lock lock(mutex_);
     return break_off(error.what());
   }
-  if (copying) copy_one();
+  if (copying) copy_some();
 }
 
 void Core::expire(Clock::time_point now) {
@@ -253,16 +254,19 @@ void Core::dismiss(const Attachment& attachment) {
   if (last) by_key_.erase(attachment.key);
 }
 
-void Core::copy_one() {
+void Core::copy_some() {
   Lock lock(mutex_);
-  if (copies_.empty() || state_ != ConnectionState::kUp) return;
-  OperationPointer operation = std::move(copies_.front());
-  copies_.pop_front();
-  if (operation->settled() ||
-      copy(lock, operation->opcode(), operation->touches[0], operation->request.local)) {
+  for (size_t bytes = 0; bytes < kCopiedAtATime && state_ == ConnectionState::kUp;) {
+    if (copies_.empty()) return;
+    OperationPointer operation = std::move(copies_.front());
+    copies_.pop_front();
+    const Touch& touch = operation->touches[0];
+    bytes += touch.end - touch.begin;
+    if (!operation->settled() &&
+        !copy(lock, operation->opcode(), touch, operation->request.local)) {
+      return copies_.push_front(std::move(operation));
+    }
     finish(std::move(operation));
-  } else {
-    copies_.push_front(std::move(operation));
   }
 }
 
