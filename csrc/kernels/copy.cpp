@@ -1,5 +1,6 @@
 #include "kernels/copy.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <iterator>
@@ -10,6 +11,12 @@
 
 namespace hbm {
 namespace {
+
+// Of one memcpy. On x86-64, glibc stores up to about the size of L2 by `rep movsb`, with which the
+// processor need not fetch a line that it overwrites whole, and more than that by loops that fetch
+// it, or past the caches, which is kStreamedBytes' choice. (Measured with 1 MiB of L2 and 32 MiB of
+// L3: pieces of 32 to 512 KiB take 0.7 to 0.85 of the time of one memcpy of 2 to 16 MiB.)
+constexpr size_t kPieceBytes = size_t{128} << 10;
 
 #if defined(__x86_64__)
 
@@ -51,7 +58,10 @@ void copy_part(void* dst, const void* src, size_t bytes, [[maybe_unused]] size_t
     return;
   }
 #endif
-  if (bytes != 0) std::memcpy(dst, src, bytes);
+  for (size_t at = 0; at < bytes; at += kPieceBytes) {
+    std::memcpy(static_cast<std::byte*>(dst) + at, static_cast<const std::byte*>(src) + at,
+                std::min(kPieceBytes, bytes - at));
+  }
 }
 
 }  // namespace hbm

@@ -30,8 +30,9 @@ TEST_P(CopyTest, CopiesAllAndNoMore) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Copy, CopyTest,
-                         testing::Values(0, 1, 7, 64, 4099, kStreamedBytes - 1, kStreamedBytes,
-                                         kStreamedBytes + 1, kStreamedBytes + 4097));
+                         testing::Values(0, 1, 7, 64, 4099, 128 * 1024, 300'001, kStreamedBytes - 1,
+                                         kStreamedBytes, kStreamedBytes + 1,
+                                         kStreamedBytes + 4097));
 
 }  // namespace
 }  // namespace hbm
