@@ -127,6 +127,33 @@ TEST(NodeFailure, ALongStreamIsMovedInSlices) {
   EXPECT_EQ(other, std::vector<float>(kCount, 3.0f));
 }
 
+// Members share the copies of a gather: its root does not make all of them.
+TEST(NodeGather, TheSenderPutsWhatLiesInItsSegmentIntoTheRootsOutput) {
+  constexpr size_t kBytes = kLarge * sizeof(float);
+  for (const bool in_segment : {false, true}) {
+    TestNode node({.size = 2});
+    NodeRank root(node, 0), sender(node, 1);
+    std::vector<float> own(kLarge, 1.0f);
+    auto* const sent = reinterpret_cast<float*>(sender.segment->allocate(kBytes));
+    std::fill_n(sent, kLarge, 2.0f);
+    std::vector<float> ordinary(in_segment ? 0 : 2 * kLarge);
+    float* const out =
+        in_segment ? reinterpret_cast<float*>(root.segment->allocate(2 * kBytes)) : ordinary.data();
+    std::fill_n(out, 2 * kLarge, 0.0f);
+    const auto mine = root.collectives->gather(
+        1, {own.data(), kLarge}, {{out, kLarge}, {out + kLarge, kLarge}}, Dtype::kFloat32, 0);
+    const auto theirs = sender.collectives->gather(1, {sent, kLarge}, {}, Dtype::kFloat32, 0);
+    theirs->begin();
+    mine->begin();
+    EXPECT_EQ(theirs->poll(), Progress::kActive);
+    EXPECT_EQ(out[2 * kLarge - 1], in_segment ? 2.0f : 0.0f);  // before the root polls
+    while (mine->poll() != Progress::kDone) theirs->poll();
+    EXPECT_EQ(theirs->poll(), Progress::kDone);
+    EXPECT_EQ(std::vector<float>(out, out + kLarge), own);
+    EXPECT_EQ(std::vector<float>(out + kLarge, out + 2 * kLarge), std::vector<float>(kLarge, 2.0f));
+  }
+}
+
 TEST(NodeDeath, IsToldToAllWhoWaitAlikeAndPromptly) {
   constexpr int kSize = 5;
   constexpr int kVictim = 2;
@@ -331,6 +358,25 @@ TEST(NodeFailure, AnAbandonedOperationTellsWhetherItsBufferMayChange) {
     EXPECT_TRUE(peers_may_write(shared, shared));
     EXPECT_FALSE(peers_may_write(own.data(), own.data()));
     EXPECT_FALSE(peers_may_write(shared, own.data()));
+  });
+}
+
+TEST(NodeFailure, TheRootOfAnAbandonedGatherTellsWhetherItsOutputMayChange) {
+  run_node({.size = 2}, [](NodeRank& rank) {
+    std::vector<float> own(kLarge), result(2 * kLarge);
+    auto* const shared =
+        reinterpret_cast<float*>(rank.segment->allocate(2 * kLarge * sizeof(float)));
+    const auto peers_may_write = [&](const float* in, float* out) {
+      const std::vector<Sink> sinks = {{out, kLarge}, {out + kLarge, kLarge}};
+      const auto gather = rank.collectives->gather(
+          1, {in, kLarge}, rank.rank == 0 ? sinks : std::vector<Sink>{}, Dtype::kFloat32, 0);
+      gather->begin();
+      gather->abandon();
+      return gather->peers_may_write();
+    };
+    const bool is_root = rank.rank == 0;
+    EXPECT_EQ(peers_may_write(own.data(), is_root ? shared : result.data()), is_root);
+    EXPECT_FALSE(peers_may_write(shared, result.data()));
   });
 }
 

@@ -1,6 +1,7 @@
 // Operations within a node when the ranks disagree, or one shows its neighbours nonsense.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "communicator/message.h"
+#include "communicator/pieces.h"
 #include "expect_error.h"
 #include "shm_ranks.h"
 
@@ -100,6 +102,18 @@ TEST(NodeMismatch, OfOneStreamReachesTheOthersAsAFailure) {
     EXPECT_FALSE(error) << text_of(error);
     expect_error(ErrorKind::kPeer, {"has failed: ranks disagree", "alltoall #1 of 9"},
                  rank.run(rank.collectives->barrier(2)));
+  });
+}
+
+TEST(NodeMismatch, OfAGatherIsFoundBeforeTheSenderPutsItsPart) {
+  run_node({.size = 2}, [](NodeRank& rank) {
+    auto* const data = reinterpret_cast<float*>(rank.segment->allocate(3 * kLarge * sizeof(float)));
+    std::fill_n(data, 3 * kLarge, static_cast<float>(rank.rank));
+    const std::vector<Sink> outputs = {{data + kLarge, kLarge}, {data + 2 * kLarge, kLarge - 1}};
+    const auto error = rank.run(rank.collectives->gather(
+        1, {data, kLarge}, rank.rank == 0 ? outputs : Sinks{}, Dtype::kFloat32, 0));
+    expect_error(ErrorKind::kMismatch, {"gather #1 of 99999", "gather #1 of 100000"}, error);
+    EXPECT_EQ(data[2 * kLarge], static_cast<float>(rank.rank));
   });
 }
 

@@ -38,6 +38,7 @@ class LeaderOperation : public Operation {
   std::vector<int> missing() const final { return ranks_of_stages(&Operation::missing); }
   std::vector<int> needed() const final;
   void abandon() noexcept final;
+  bool peers_may_write() const final { return in_node_ && in_node_->peers_may_write(); }
   bool self_sufficient() const final { return false; }
 
  protected:

@@ -16,7 +16,7 @@
 namespace hbm::shm {
 
 inline constexpr size_t kCacheLine = 64;
-inline constexpr uint64_t kAreaMagic = 0x336165726d6268;  // "hbmrea3": another layout, another one
+inline constexpr uint64_t kAreaMagic = 0x346165726d6268;  // "hbmrea4": another layout, another one
 
 // How a rank is woken. See ShmGroup::sleep().
 struct alignas(kCacheLine) Doorbell {
@@ -37,9 +37,12 @@ struct StreamLocation {
   enum StreamKind : uint32_t {
     kSlots,     // in the slots, chunk by chunk
     kZeroCopy,  // in the owner's segment, all of it
+    // No such stream: the place in the owner's segment for the one from that member, which copies
+    // it there if it lies in its own segment. In a gather.
+    kDestination,
   };
   uint64_t count;   // elements of the stream
-  uint64_t offset;  // kZeroCopy: from the segment's start; kSlots: from the start of a slot's data
+  uint64_t offset;  // kSlots: from the start of a slot's data; else from the segment's
   uint32_t kind;
   uint32_t unused;
 };

@@ -43,6 +43,7 @@ Streams::Streams(std::shared_ptr<ShmGroup> shm_group, const Signature& signature
 void Streams::begin() {
   Slot& slot = open();
   announce(slot);
+  show_destinations(slot);
   fill(slot, 0);
   shm_group_->publish();
 }
@@ -77,6 +78,19 @@ void Streams::announce(Slot& slot) {
   }
 }
 
+void Streams::show_destinations(Slot& slot) {
+  StreamLocation* locations = shm_group_->locations(slot);
+  for (size_t i = 0; i < incoming_.size(); ++i) {
+    const size_t bytes = incoming_[i].count * element();
+    if (i == shm_group_->self() || bytes < kZeroCopyBytes || outgoing_[i].count > 0) continue;
+    const std::byte* const place = destination(i);
+    const auto offset = shm_group_->offset_in_segment(place, bytes);
+    if (!offset) continue;
+    locations[i] = {incoming_[i].count, *offset, StreamLocation::kDestination, 0};
+    shows_destination_ = true;
+  }
+}
+
 void Streams::fill(Slot& slot, size_t round) const {
   for (const SlotStream& stream : slot_streams_) {
     const size_t bytes = outgoing_[stream.member].count * element();
@@ -105,9 +119,20 @@ void Streams::learn() {
 void Streams::learn_from(size_t index) {
   const Slot& slot = shm_group_->slot(index);
   const StreamLocation& place = shm_group_->locations(slot)[shm_group_->self()];
+  const Slot& own_slot = shm_group_->slot(shm_group_->self());
+  const StreamLocation& own = shm_group_->locations(own_slot)[index];
   Incoming& incoming = incoming_[index];
-  check_stream(index, place.count, incoming.count);
+  const bool destination = place.kind == StreamLocation::kDestination;
+  check_stream(index, destination ? 0 : place.count, incoming.count);
   check_place(index);
+  if (destination && own.kind == StreamLocation::kZeroCopy) {
+    check_stream(index, place.count, own.count);
+    destination_ = {shm_group_->address_in_segment(index, place.offset, own.count * element()),
+                    own.count};
+    next_ = static_cast<const std::byte*>(outgoing_[index].data);
+  }
+  incoming.put_by_sender =
+      own.kind == StreamLocation::kDestination && place.kind == StreamLocation::kZeroCopy;
   incoming.offset = place.offset;
   incoming.chunk = slot.chunk;
   if (place.kind == StreamLocation::kZeroCopy) {
@@ -131,7 +156,10 @@ void Streams::check_place(size_t index) const {
   const bool chunk =
       slot.chunk > 0 && slot.chunk <= room && (!chunks_are_alike() || slot.chunk == chunk_);
   const bool zero_copy = place.kind == StreamLocation::kZeroCopy && slot.zero_copy != 0;
-  if (chunk && (zero_copy || in_slots()) && slot.rounds <= most_rounds(index)) return;
+  const bool destination =
+      place.kind == StreamLocation::kDestination && signature_.op == OpCode::kGather;
+  if (chunk && (zero_copy || destination || in_slots()) && slot.rounds <= most_rounds(index))
+    return;
   throw Error(ErrorKind::kMismatch, shm_group_->member(index).name + " of " + shm_group_->group() +
                                         " names a stream of " + std::to_string(bytes) +
                                         " bytes at " + std::to_string(place.offset) +
@@ -158,7 +186,7 @@ uint64_t Streams::most_rounds(size_t index) const {
 
 Progress Streams::next_phase() {
   if (!learned_) learn();
-  if (round_ < rounds_ && !deliver(round_)) {
+  if (!put() || (round_ < rounds_ && !deliver(round_))) {
     if (shm_group_->failed()) shm_group_->require_alive({}, *this, [] { return false; });
     return Progress::kActive;
   }
@@ -176,9 +204,22 @@ Progress Streams::next_phase() {
   return Progress::kActive;
 }
 
+// Copies up to kBytesAPoll of this rank's stream to its destination; true if no more is left.
+bool Streams::put() {
+  const size_t left = destination_.count * element();
+  if (left == 0) return true;
+  const size_t slice = std::min(left, kBytesAPoll);
+  shm_group_->parallel().copy(destination_.data, next_, slice);
+  destination_ = {static_cast<std::byte*>(destination_.data) + slice,
+                  destination_.count - slice / element()};
+  next_ += slice;
+  return slice == left;
+}
+
 Streams::Part Streams::part(size_t index, size_t round) const {
   const Incoming& stream = incoming_[index];
   const size_t bytes = stream.count * element();
+  if (stream.put_by_sender) return {nullptr, 0, 0};
   if (stream.zero_copy != nullptr) return {stream.zero_copy, 0, round == 0 ? bytes : 0};
   const size_t offset = round * stream.chunk;
   if (offset >= bytes) return {nullptr, 0, 0};
@@ -210,6 +251,11 @@ void StreamExchange::begin() {
   if (own.count > 0 && own.data != own_source_.data) {
     shm_group_->parallel().copy(own.data, own_source_.data, own.count * element());
   }
+}
+
+std::byte* StreamExchange::destination(size_t index) const {
+  if (signature_.op != OpCode::kGather) return nullptr;
+  return static_cast<std::byte*>(sinks_[index].data);
 }
 
 bool StreamExchange::deliver(size_t round) {

@@ -1,6 +1,8 @@
 // The collectives within a node in which each member has one stream for each other. What it sends
 // may lie in its segment, where the others read it, or go through the slots, chunk by chunk. The
-// sender chooses for each stream, and says so in the StreamLocations of its first slot.
+// sender chooses for each stream, and says so in the StreamLocations of its first slot. What lies
+// in its segment it copies itself where the receiver shows a destination, as the root of a gather
+// does, which would otherwise copy alone.
 #pragma once
 
 #include <cstddef>
@@ -18,6 +20,7 @@ namespace hbm::shm {
 class Streams : public PhasedOperation {
  public:
   void begin() override;
+  bool peers_may_write() const final { return shows_destination_; }
   bool self_sufficient() const final;
 
  protected:
@@ -27,6 +30,7 @@ class Streams : public PhasedOperation {
     const std::byte* zero_copy = nullptr;  // all of it; null: it comes through slots
     uint64_t offset = 0;                   // in a slot's data
     uint64_t chunk = 0;                    // bytes a slot; not 0
+    bool put_by_sender = false;            // where it belongs
   };
 
   enum class Cast {
@@ -41,6 +45,9 @@ class Streams : public PhasedOperation {
 
   // Copies bytes of the stream to member `index`, from byte `offset` on, into a slot.
   virtual void copy_in(size_t index, size_t offset, size_t bytes, std::byte* slot) const;
+
+  // Where member `index` may put its stream to this rank; null: nowhere.
+  virtual std::byte* destination(size_t /*index*/) const { return nullptr; }
 
   // Whether all members must cut their streams in the same way.
   virtual bool chunks_are_alike() const { return false; }
@@ -62,11 +69,13 @@ class Streams : public PhasedOperation {
  private:
   Progress next_phase() final;
   void announce(Slot& slot);
+  void show_destinations(Slot& slot);
   void fill(Slot& slot, size_t round) const;
   void learn();
   void learn_from(size_t index);
   void check_place(size_t index) const;
   uint64_t most_rounds(size_t index) const;
+  bool put();
 
   // A stream of this rank's that goes through the slots.
   struct SlotStream {
@@ -83,6 +92,9 @@ class Streams : public PhasedOperation {
   size_t round_ = 0;
   bool learned_ = false;
   bool closing_ = false;  // some member's stream is read in its segment
+  bool shows_destination_ = false;
+  Sink destination_{};       // where this rank puts its stream
+  const std::byte* next_{};  // of that stream
 };
 
 // Moves a stream from each member to each other. broadcast, allgather, gather, scatter, alltoall
@@ -102,6 +114,7 @@ class StreamExchange : public Streams {
   virtual void copy_out(size_t index, size_t offset, size_t bytes, const std::byte* from) const;
 
  private:
+  std::byte* destination(size_t index) const override;
   bool deliver(size_t round) override;
 
   const Source own_source_;
