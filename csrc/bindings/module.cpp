@@ -1,26 +1,53 @@
-// The native module: every part registers its own names.
+// The native module: every part registers its own names, most of them only when one is used.
 #include <pybind11/pybind11.h>
 
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "base/log.h"
 #include "bindings/errors.h"
 #include "bindings/module.h"
+#include "kernels/reduce.h"
 
+namespace py = pybind11;
+
+namespace hbm {
 namespace {
 
 // For this module alone, as in smb_module.cpp.
 void translate(std::exception_ptr error) {
   try {
     if (error) std::rethrow_exception(error);
-  } catch (const hbm::Error& ours) {
-    hbm::set_python_error(ours, PyExc_RuntimeError);
+  } catch (const Error& ours) {
+    set_python_error(ours, PyExc_RuntimeError);
   }
 }
 
+// Registers what a start does not need, once the first of it is asked for, as each function costs
+// 10 µs and more. Returns what has that name.
+py::object late(const std::string& name) {
+  static bool registered = false;  // guarded by Python's lock
+  auto m = py::module_::import("torch_hbmcomm._C");
+  if (!std::exchange(registered, true)) {
+    register_layerdrop(m);
+    register_memory(m);
+    register_mpi(m);
+    m.def("warn", &log::warn, py::arg("message"));
+    m.def("info", &log::info, py::arg("message"));
+    m.def("reduce_isa", &reduce_isa);
+  }
+  const auto names = m.attr("__dict__").cast<py::dict>();
+  if (names.contains(name)) return names[name.c_str()];
+  throw py::attribute_error("module 'torch_hbmcomm._C' has no attribute '" + name + "'");
+}
+
 }  // namespace
+}  // namespace hbm
 
 PYBIND11_MODULE(_C, m) {
-  pybind11::register_local_exception_translator(&translate);
+  py::register_local_exception_translator(&hbm::translate);
   hbm::register_interruption();
-  hbm::register_layerdrop(m);
-  hbm::register_memory(m);
   hbm::register_process_group(m);
+  m.def("__getattr__", &hbm::late, py::arg("name"));
 }

@@ -6,11 +6,8 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "base/log.h"
 #include "bindings/module.h"
 #include "communicator/mpi/library.h"
-#include "communicator/mpi/world.h"
-#include "kernels/reduce.h"
 #include "pg_hbm.h"
 #include "process_group/types.h"
 
@@ -98,13 +95,6 @@ std::vector<std::string> gather_texts(ProcessGroupHbm& group, const std::string&
   }
 }
 
-py::dict mpi_info() {
-  using namespace py::literals;
-  const mpi::MpiLibrary& library = mpi::library();
-  return py::dict("library"_a = library.path, "version"_a = library.api->version(),
-                  "abi"_a = library.api->abi(), "found_by"_a = library.found_by);
-}
-
 py::dict build_info() {
   using namespace py::literals;
   return py::dict("version"_a = HBM_VERSION, "torch_version"_a = HBM_TORCH_VERSION);
@@ -186,31 +176,7 @@ void register_process_group(py::module_& m) {
         Unlocked());
 
   m.def("set_mpi_search_path", &mpi::set_search_path, py::arg("directories"));
-  m.def("mpi_info", &mpi_info);
-  m.def(
-      "mpi_launched",
-      [](std::chrono::milliseconds timeout) {
-        const mpi::World& world = mpi::World::launched(Clock::now() + timeout);
-        return std::make_pair(world.rank(), world.size());
-      },
-      py::arg("timeout"), Unlocked());
-  m.def(
-      "mpi_broadcast",
-      [](const std::string& value, std::chrono::milliseconds timeout) {
-        const auto deadline = Clock::now() + timeout;
-        return mpi::World::launched(deadline).broadcast(value, deadline);
-      },
-      py::arg("value"), py::arg("timeout"), Unlocked());
-  m.def(
-      "mpi_finalize",
-      [](std::chrono::milliseconds patience) {
-        if (mpi::World* world = mpi::World::current()) world->finalize_together(patience);
-      },
-      py::arg("patience"), Unlocked());
-  m.def("warn", &log::warn, py::arg("message"));
-  m.def("info", &log::info, py::arg("message"));
   m.def("build_info", &build_info);
-  m.def("reduce_isa", &reduce_isa);
 }
 
 }  // namespace hbm

@@ -54,6 +54,23 @@ def test_the_module_is_that_of_the_running_pytorch() -> None:
     assert Path(module.__file__).parent.name == f"torch_{major}_{minor}"
 
 
+def test_what_a_start_does_not_need_is_registered_when_it_is_used() -> None:
+    code = """
+from torch_hbmcomm.native import load
+module = load()
+early = set(vars(module))
+assert module.reduce_isa()
+late = set(vars(module)) - early
+assert {"layerdrop_pack", "memory_info", "mpi_info", "warn"} <= late, late
+assert {"Options", "ProcessGroupHbm", "create"} <= early, early
+module.nothing
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stderr.splitlines()[-1] == (
+        "AttributeError: module 'torch_hbmcomm._C' has no attribute 'nothing'"
+    )
+
+
 def test_a_wheel_names_the_pytorches_that_it_serves(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
