@@ -376,6 +376,7 @@ class BucketFactors:
         }
         self._values = {index: self._cached(one) for index, one in self._matrices.items()}
         self._bases: dict[int, torch.Tensor] = {}  # L of those that were chosen
+        self._copies: dict[int, torch.Tensor] = {}  # of caches; restore() writes over them
         self.lefts = torch.empty(
             sum(rule.rank(matrix) * matrix.rows for matrix in self._matrices.values()),
             dtype=layers.wire,
@@ -443,6 +444,7 @@ class BucketFactors:
             cache = self._cache.accumulated(matrix.name)
             if one.data_ptr() != cache.data_ptr():
                 matrix.write(one, cache)
+                self._copies[index] = one
 
     def restore(self, wire: torch.Tensor, buffer: torch.Tensor, scale: float) -> bool:
         """Write w L R into the bucket. Returns whether all of it is finite.
@@ -459,8 +461,12 @@ class BucketFactors:
         found = []
         for (index, left), part in zip(self._bases.items(), parts, strict=True):
             matrix = self._matrices[index]
-            fits = part.dtype == left.dtype and not matrix.order
-            found.append(matrix.view(part) if fits else self._values[index].to(left.dtype))
+            if part.dtype == left.dtype and not matrix.order:
+                found.append(matrix.view(part))
+            elif index in self._copies:
+                found.append(self._copies[index].to(left.dtype))
+            else:
+                found.append(left.new_empty(matrix.rows, matrix.columns))
         set_matrices(found, list(self._bases.values()), rights)
         for index, part, values, right in zip(self._bases, parts, found, rights, strict=True):
             matrix = self._matrices[index]
