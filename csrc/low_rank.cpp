@@ -162,6 +162,11 @@ Tensors bases(const Tensors& lefts) {
   for (size_t i = 0; i < lefts.size(); ++i) {
     const auto sizes = sizes_of(lefts[i]);
     check(lefts[i], "lefts", i, sizes);
+    if (sizes[1] > sizes[0]) {
+      std::ostringstream text;
+      text << "lefts[" << i << "] is " << sizes << ", which has more columns than rows";
+      throw Error(ErrorKind::kInvalid, text.str());
+    }
     portions.push_back({i, 0, 0, 4 * sizes[0] * sizes[1] * sizes[1] + 1});
   }
   Tensors found;

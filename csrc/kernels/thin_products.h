@@ -42,7 +42,7 @@ void add_to_matrix(const ThinProduct& product, size_t begin, size_t end);
 // Replaces columns, each of which lies in one piece, by orthonormal ones that span them: by
 // Householder's reflections, so that they are orthonormal even where columns depend on each other
 // (LAPACK's SGEQRF and SORGQR). REQUIRES: rank <= rows; elements whose squares and their sums are
-// finite. Columns whose squares are all 0 count as zeros.
+// finite.
 void orthonormalize(float* columns, size_t rows, size_t rank);
 
 }  // namespace hbm

@@ -67,6 +67,7 @@ def test_bases(dtype: torch.dtype) -> None:
     lefts = [random(rows, rank, dtype) for rank, rows, _ in SHAPES if rank <= rows]
     lefts += [torch.zeros(20, 3, dtype=dtype), torch.ones(20, 5, dtype=dtype)]
     lefts += [size * random(40, 4, dtype) for size in (1e37, 1e-37)]
+    lefts += [random(40, 4, dtype) * torch.tensor([1, 1e-12, 1e-21, 1e-33]).to(dtype)]
     given = [one.clone() for one in lefts]
     for basis, left, before in zip(products.bases(lefts), lefts, given, strict=True):
         assert torch.equal(left, before)
@@ -105,6 +106,11 @@ def test_what_does_not_fit_is_refused(shapes: list[tuple[int, ...]], message: st
             function([matrix], [left], [right], 1.0)
     with pytest.raises(ValueError, match="1 matrices have 0 left and 2 right factors"):
         products.find_lefts([matrix], [], [right, right], 1.0)
+
+
+def test_more_columns_than_rows_have_no_basis() -> None:
+    with pytest.raises(ValueError, match=r"lefts\[1\] is \[3, 5\], which has more columns than"):
+        products.bases([torch.ones(5, 3), torch.ones(3, 5)])
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16, torch.float16])
