@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from torch_hbmcomm.layer_drop import products
-from torch_hbmcomm.layer_drop.passes import moments, unpack, unpack_around
+from torch_hbmcomm.layer_drop.passes import finite, moments, unpack, unpack_around
 
 SHAPES = [(1, 1, 1), (3, 64, 147), (30, 256, 300), (1, 1000, 65), (17, 50, 129), (2, 64, 33)]
 DTYPES = [torch.float32, torch.float64]  # the one by csrc/low_rank.h, the other by PyTorch
@@ -124,6 +124,16 @@ def test_a_moment_is_the_sum_of_absolute_values(dtype: torch.dtype) -> None:
     for broken in (math.nan, math.inf, -math.inf):
         given = torch.ones(3, dtype=dtype), torch.tensor([1.0, broken, 2.0], dtype=dtype)
         assert [math.isfinite(one) for one in moments(given)] == [True, False]
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16, torch.float16])
+def test_what_is_finite_may_have_a_sum_that_is_not(dtype: torch.dtype) -> None:
+    assert finite(torch.empty(0, dtype=dtype))
+    values = torch.full((100,), torch.finfo(dtype).max, dtype=dtype)
+    assert finite(values)
+    for broken in (math.nan, math.inf, -math.inf):
+        values[99] = broken
+        assert not finite(values)
 
 
 @pytest.mark.parametrize("seed", range(20))
