@@ -55,7 +55,7 @@ class Passes:
 
     def products(self, width: int, threads: int, ratio: float, count: int) -> list[float]:
         """Return the seconds of the four products that low rank makes of every matrix M in a step,
-        M R', Lᵀ M, M - L R and L R, by its own functions and at the ranks that it begins with,
+        M R', Lᵀ M, M - L Rᵀ and L Rᵀ, by its own functions and at the ranks that it begins with,
         and of nothing else: no step can be faster with these functions."""
         torch.set_num_threads(threads)
         shapes = {name: one.shape for name, one in resnet50(width).named_parameters()}

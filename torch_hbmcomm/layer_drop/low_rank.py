@@ -447,7 +447,7 @@ class BucketFactors:
                 self._copies[index] = one
 
     def restore(self, wire: torch.Tensor, buffer: torch.Tensor, scale: float) -> bool:
-        """Write w L R into the bucket. Returns whether all of it is finite.
+        """Write w L Rᵀ into the bucket. Returns whether all of it is finite.
 
         scale: what the averages on the wire are multiplied by
         """
