@@ -61,6 +61,35 @@ def test_products(dtype: torch.dtype) -> None:
             assert_near(matrix, torch.cat([left, 2 * old], 1), torch.cat([right, eye]))
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_bits_do_not_depend_on_the_number_of_threads(seed: int) -> None:
+    """Nor is a part of a list left out, or computed twice, however threads share it."""
+    draw = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(1, 300, (12, 3), generator=draw).tolist()
+    shapes = [(1 + rank % min(24, rows), rows, columns) for rank, rows, columns in sizes]
+    given = [torch.randn(rows, columns, generator=draw) for _, rows, columns in shapes]
+    lefts = [torch.randn(rows, rank, generator=draw) for rank, rows, _ in shapes]
+    rights = [torch.randn(rank, columns, generator=draw) for rank, _, columns in shapes]
+
+    def computed(threads: int) -> list[torch.Tensor]:
+        torch.set_num_threads(threads)
+        found = [torch.full_like(one, math.nan) for one in [*given, *lefts, *rights]]
+        matrices, others, columns = found[:12], found[12:24], found[24:]
+        products.find_lefts(given, others, rights, 0.5)
+        products.find_rights(given, lefts, columns, 0.5)
+        products.set_matrices(matrices, lefts, rights)
+        products.add_to_matrices(matrices, lefts, rights, 0.5)
+        return [*found, *products.bases(lefts)]
+
+    try:
+        expected = computed(1)
+        for threads in (2, 3, 5, 16):
+            for one, other in zip(computed(threads), expected, strict=True):
+                assert torch.equal(one, other), threads
+    finally:
+        torch.set_num_threads(1)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bases(dtype: torch.dtype) -> None:
     """Of columns that depend on each other, too, and of the largest and the smallest numbers."""
