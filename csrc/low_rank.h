@@ -35,7 +35,7 @@ void add_to_matrices(const Tensors& matrices, const Tensors& lefts, const Tensor
                      double factor);
 
 // Tensors of the same shapes whose columns are orthonormal and span those of `lefts`, also where
-// these depend on each other.
+// these depend on each other. REQUIRES: `lefts` are finite.
 Tensors bases(const Tensors& lefts);
 
 }  // namespace hbm::layerdrop

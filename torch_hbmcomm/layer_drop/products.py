@@ -55,7 +55,7 @@ def add_to_matrices(matrices: Tensors, lefts: Tensors, rights: Tensors, factor: 
 
 def bases(lefts: Tensors) -> Tensors:
     """Return orthonormal columns that span those of each left, by Householder's reflections: even
-    where columns depend on each other. Each left is finite."""
+    where columns depend on each other. Each left is finite, with no more columns than rows."""
     if _native(lefts):
         # Not by LAPACK: MKL's factorization of several matrices in as many threads may never
         # return, and on two threads of its own one takes many times as long as on one.
