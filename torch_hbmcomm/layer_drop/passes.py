@@ -51,10 +51,7 @@ def moments(tensors: Sequence[torch.Tensor]) -> list[float]:
         )
         sums: list[float] = found[:, 0].tolist()
         return sums
-    return [
-        float(torch.linalg.vector_norm(values, 1, dtype=_wide(values, values)))
-        for values in tensors
-    ]
+    return [float(torch.linalg.vector_norm(values, 1, dtype=torch.float64)) for values in tensors]
 
 
 def pack(caches: Sequence[torch.Tensor], wire: torch.Tensor, factor: float, inverse: float) -> None:
@@ -108,7 +105,7 @@ def unpack_around(
 
 def finite(values: torch.Tensor) -> bool:
     """Return whether all elements of a flat tensor are finite, which is written as by moments()."""
-    (size,) = moments([values])  # infinite, too, where it is beyond its type
+    (size,) = moments([values])  # infinite, too, where the sum of float64 is
     return math.isfinite(size) or bool(values.isfinite().all())
 
 
