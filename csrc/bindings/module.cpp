@@ -3,7 +3,7 @@
 
 #include <exception>
 #include <string>
-#include <utility>
+#include <thread>
 
 #include "base/log.h"
 #include "bindings/errors.h"
@@ -24,18 +24,37 @@ void translate(std::exception_ptr error) {
   }
 }
 
+void register_late(py::module_& m) {
+  register_layerdrop(m);
+  register_memory(m);
+  register_mpi(m);
+  m.def("warn", &log::warn, py::arg("message"));
+  m.def("info", &log::info, py::arg("message"));
+  m.def("reduce_isa", &reduce_isa);
+}
+
 // Registers what a start does not need, once the first of it is asked for, as each function costs
 // 10 µs and more. Returns what has that name.
 py::object late(const std::string& name) {
-  static bool registered = false;  // guarded by Python's lock
+  // Guarded by Python's lock, which a finalizer may hand to another thread meanwhile. def() asks
+  // for each name first, and so comes back here.
+  static std::thread::id registering;
+  static bool registered = false;
   auto m = py::module_::import("torch_hbmcomm._C");
-  if (!std::exchange(registered, true)) {
-    register_layerdrop(m);
-    register_memory(m);
-    register_mpi(m);
-    m.def("warn", &log::warn, py::arg("message"));
-    m.def("info", &log::info, py::arg("message"));
-    m.def("reduce_isa", &reduce_isa);
+  while (registering != std::thread::id() && registering != std::this_thread::get_id()) {
+    const py::gil_scoped_release others;
+    std::this_thread::yield();
+  }
+  if (!registered && registering == std::thread::id()) {
+    registering = std::this_thread::get_id();
+    try {
+      register_late(m);
+      registered = true;
+    } catch (...) {
+      registering = {};
+      throw;
+    }
+    registering = {};
   }
   const auto names = m.attr("__dict__").cast<py::dict>();
   if (names.contains(name)) return names[name.c_str()];

@@ -24,6 +24,7 @@ from torch_hbmcomm.layer_drop import passes
 pytestmark = [beyond_gloo, pytest.mark.ranks(2)]
 
 STEPS = 8
+BATCH = 64  # as many as a layer is wide: what a gradient lacks in rank, rounding fills at random
 
 
 def model_of(context: Context) -> nn.Module:
@@ -48,7 +49,7 @@ def on_the_host(value: Any) -> Any:
 def check_layer_drop(context: Context, options: dict[str, Any]) -> None:
     on_cpu = model_of(context)
     on_device = copy.deepcopy(on_cpu).to(context.device)
-    batches = [random_numbers(context, (8, 40), torch.float32) for _ in range(STEPS)]
+    batches = [random_numbers(context, (BATCH, 40), torch.float32) for _ in range(STEPS)]
     summaries = []
     for model, its in (
         (on_cpu, batches),
@@ -158,7 +159,7 @@ def check_async_hook(context: Context) -> None:
     late = accelerator.load()
     group = dist.new_group(pg_options=hbmcomm.Options(parameter_server="auto"), backend="hbm")
     start = model_of(context)
-    batch = random_numbers(context, (8, 40), torch.float32)
+    batch = random_numbers(context, (BATCH, 40), torch.float32)
     ends = []
     for device in ("cpu", context.device):
         model = copy.deepcopy(start).to(device)
@@ -206,7 +207,7 @@ def check_rebuilt_buckets(context: Context) -> None:
     ddp.register_comm_hook(state, hbmcomm.async_hook)
     first: set[tuple[str, ...]] = set()
     for _ in range(3):
-        batch = random_numbers(context, (8, 40), torch.float32).to(context.device)
+        batch = random_numbers(context, (BATCH, 40), torch.float32).to(context.device)
         train(ddp, [batch], momentum=0.0)
         twins = state._exchange._twins
         first = first or set(twins)
