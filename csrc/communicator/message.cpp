@@ -1,6 +1,7 @@
 #include "communicator/message.h"
 
 #include "base/error.h"
+#include "communicator/group_names.h"
 
 namespace hbm {
 namespace {
@@ -86,6 +87,13 @@ void check_header(const MessageHeader& found, const MessageHeader& expected, int
                 "rank " + std::to_string(peer) + " of " + group +
                     " sent a message that is not of this version of torch_hbmcomm; every rank "
                     "must run the same version");
+  }
+  if (found.group != expected.group) {
+    throw Error(ErrorKind::kMismatch, "this rank is in " + describe(expected) + " of " + group +
+                                          ", and what came from rank " + std::to_string(peer) +
+                                          " is of an earlier group: " + describe(found) + " of " +
+                                          name_of_group(found.group) +
+                                          ", which no rank received there");
   }
   const bool same = found.op == expected.op && found.dtype == expected.dtype &&
                     found.reduce_op == expected.reduce_op && found.root == expected.root &&

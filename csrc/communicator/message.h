@@ -65,17 +65,18 @@ struct MessageHeader {
   uint64_t payload;   // bytes that follow in this message
   uint64_t transfer;  // send and recv: names the sender's transfer
   uint64_t whole;     // of a chunk: elements of the collective that errors tell of; else 0
-  uint64_t padding;   // the payload starts on a cache line
+  uint64_t group;     // over MPI: the number of the group; else 0
 };
 
-inline constexpr uint32_t kMagic = 0x324d4248;  // "HBM2": another layout gets another number
+inline constexpr uint32_t kMagic = 0x334d4248;  // "HBM3": another layout gets another number
 inline constexpr size_t kHeaderBytes = 64;
 static_assert(sizeof(MessageHeader) == kHeaderBytes);
 
 MessageHeader make_header(const Signature& signature, uint64_t count, uint32_t part,
                           uint64_t payload) noexcept;
 
-// Throws Error(kMismatch) unless `found`, from group rank `peer`, is what `expected` says.
+// Throws Error(kMismatch) unless `found`, from group rank `peer`, is what `expected` says. MPI may
+// give what a group left unread to a later one of the same ranks: the error names both.
 void check_header(const MessageHeader& found, const MessageHeader& expected, int peer,
                   const std::string& group);
 

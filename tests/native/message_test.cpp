@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <functional>
 
+#include "communicator/group_names.h"
 #include "expect_error.h"
 
 namespace hbm {
@@ -27,6 +28,7 @@ TEST(Message, LayoutOnTheWire) {
   EXPECT_EQ(offsetof(MessageHeader, payload), 32u);
   EXPECT_EQ(offsetof(MessageHeader, transfer), 40u);
   EXPECT_EQ(offsetof(MessageHeader, whole), 48u);
+  EXPECT_EQ(offsetof(MessageHeader, group), 56u);
 }
 
 TEST(Message, HeaderOfASignature) {
@@ -43,6 +45,7 @@ TEST(Message, HeaderOfASignature) {
   EXPECT_EQ(header.payload, 4000u);
   EXPECT_EQ(header.transfer, 0u);
   EXPECT_EQ(header.whole, 0u);
+  EXPECT_EQ(header.group, 0u);
 }
 
 TEST(Message, ChunkSpeaksOfTheWhole) {
@@ -107,6 +110,33 @@ TEST(Message, DifferencesNameBothRanksOperations) {
     expect_error(ErrorKind::kMismatch, {each.words, "group g", "rank 3"},
                  [&] { check_header(found, expected, 3, "group g"); });
   }
+}
+
+TEST(Message, OfAnEarlierGroupNamesBoth) {
+  name_group(71, "group early");
+  name_group(72, "group late");
+  const MessageHeader expected = [] {
+    MessageHeader header = make_header(kAllreduce, 1000, 0, 4000);
+    header.group = 72;
+    return header;
+  }();
+  MessageHeader found = expected;
+  EXPECT_NO_THROW(check_header(found, expected, 3, "group late"));
+  found.group = 71;
+  expect_error(ErrorKind::kMismatch, {"allreduce #7", "group late", "rank 3", "group early"},
+               [&] { check_header(found, expected, 3, "group late"); });
+  found.group = 70;
+  expect_error(ErrorKind::kMismatch, {"group late", "a group of number 70"},
+               [&] { check_header(found, expected, 3, "group late"); });
+}
+
+TEST(GroupNames, TheLastAreKnown) {
+  for (uint64_t number = 1; number <= 2000; ++number) {
+    name_group(number, "group " + std::to_string(number));
+  }
+  EXPECT_EQ(name_of_group(2000), "group 2000");
+  EXPECT_EQ(name_of_group(1500), "group 1500");
+  EXPECT_EQ(name_of_group(1), "a group of number 1");
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ namespace hbm::mpi {
 namespace {
 
 MpiState standing(int world_rank = -1, int world_size = 0, const std::string& world_id = "") {
-  return {"node", "new", world_id, world_rank, world_size, {}};
+  return {"node", "new", world_id, world_rank, world_size, {}, 0};
 }
 
 TEST(NodeKey, HbmcommNodeIdForcesRanksApart) {
@@ -25,7 +25,8 @@ TEST(NodeKey, HbmcommNodeIdForcesRanksApart) {
 }
 
 TEST(MpiState, GoesThroughTheStore) {
-  const MpiState sent{"a node", "new", "", 3, 4, {7, "boot", "1:2,3:4", "5:6", false}};
+  const MpiState sent{"a node",           "new", "", 3, 4, {7, "boot", "1:2,3:4", "5:6", false},
+                      1234567890123456789};
   const MpiState found = decode(encode(sent));
   EXPECT_EQ(found.node, "a node");
   EXPECT_EQ(found.new_world, "new");
@@ -37,6 +38,7 @@ TEST(MpiState, GoesThroughTheStore) {
   EXPECT_EQ(found.sharing.namespaces, "1:2,3:4");
   EXPECT_EQ(found.sharing.shm_folder, "5:6");
   EXPECT_FALSE(found.sharing.shares);
+  EXPECT_EQ(found.group_number, 1234567890123456789u);
 }
 
 SharingFacts sharing(unsigned user, const std::string& boot_id = "boot",

@@ -74,7 +74,11 @@ Group::Group(const std::filesystem::path& directory, const std::string& name, in
   channel->chunk_bytes = chunk_bytes;
   channel->staging = memory::StagingPool::make(std::make_shared<memory::Heap>(memory::Policy::kDdr),
                                                kStagingBytes);
-  if (size > 1) channel->communicator = connect(rendezvous, {}).communicator;
+  if (size > 1) {
+    const MpiConnection connection = connect(rendezvous, {});
+    channel->communicator = connection.communicator;
+    channel->group_number = connection.group_number;
+  }
   const bool crowded = size > sysconf(_SC_NPROCESSORS_ONLN);
   collectives = OperationQueue::create(OperationQueue::Order::kOrdered, crowded,
                                        {{}, {}, {}, {}, name_ranks});

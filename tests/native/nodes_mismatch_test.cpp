@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -154,7 +155,6 @@ class RootsTalk {
   std::exception_ptr disagree(std::chrono::milliseconds timeout = mpi::kPatience) {
     return run(rank_.rank == rank_.size - 1 ? rank_.rank : 0, timeout);
   }
-  std::exception_ptr agree() { return run(0, mpi::kPatience); }
   std::exception_ptr barrier() { return talk_.run(talk_.communicator().barrier(talk_.next())); }
 
  private:
@@ -200,8 +200,8 @@ void ends_by_the_next_barrier(RootsTalk& talk) {
 
 TEST(NodesMismatch, OfTwoRootsOnTwoNodesEndsByTheNextBarrier) {
   each_count("aabb", {"broadcast", "reduce", "gather", "scatter"}, ends_by_the_next_barrier);
-  each_count("abc", {"broadcast", "reduce"}, ends_by_the_next_barrier);
-  each_count("ab", {"broadcast"}, ends_by_the_next_barrier);
+  each_count("abc", {"broadcast", "reduce", "gather", "scatter"}, ends_by_the_next_barrier);
+  each_count("ab", {"broadcast", "scatter"}, ends_by_the_next_barrier);
 }
 
 // What is answered is compared, however much longer it is than an answer.
@@ -222,13 +222,53 @@ TEST(NodesMismatch, OfTwoRootsThatReceiveAndNeverSendEndsAtTheTimeout) {
   });
 }
 
-TEST(NodesMismatch, OfTwoRootsThatSendAndNeverReceiveEndsByTheNextScatter) {
-  each_count("ab", {"scatter"}, [](RootsTalk& talk) {
-    auto error = talk.disagree();
-    if (!error) error = talk.agree();
-    if (!error) error = talk.barrier();
-    EXPECT_TRUE(tells_of_a_difference(error)) << text_of(error);
-  });
+// One element goes from rank `from` to the other of two ranks, as this rank sees it.
+OperationPtr move_one(const std::string& name, NodesTalk& talk, float* data, int rank, int from) {
+  Communicator& group = talk.communicator();
+  if (name == "send/recv" && rank == from)
+    return group.send({data, 1}, Dtype::kFloat32, 1 - rank, 0);
+  if (name == "send/recv") {
+    return group.receive({data, 1}, Dtype::kFloat32, from, 0, std::make_shared<int>());
+  }
+  const int root = name == "scatter" ? from : 1 - from;
+  return kRooted.at(name)(group, talk.next(), reinterpret_cast<std::byte*>(data), 2, 1, root,
+                          rank == root);
+}
+
+// Both ranks send, which nobody receives, and end the group. MPI may give its messages to the next
+// group of these ranks, which may have the same name: an error, and never data.
+void leave_unread(const mpi::Rank& rank, const std::string& name, const std::string& later) {
+  float data[] = {10, 10};
+  {
+    NodesTalk talk(rank, name, "ab", uint64_t{256} << 10);
+    EXPECT_FALSE(talk.run(move_one(name, talk, data, rank.rank, rank.rank)));
+  }
+  NodesTalk talk(rank, later, "ab", uint64_t{256} << 10);
+  data[0] = data[1] = rank.rank == 0 ? 11 : 0;
+  auto error = talk.run(move_one(name, talk, data, rank.rank, 0));
+  if (error && rank.rank == 1) {
+    expect_error(ErrorKind::kMismatch,
+                 {"of group " + later, "rank 0 is of an earlier group", "of group " + name}, error);
+  } else {
+    EXPECT_EQ(data[0], 11);
+  }
+  if (!error) error = talk.run(talk.communicator().barrier(talk.next()));
+  const bool told = text_of(error).find("earlier group") != std::string::npos;
+  EXPECT_TRUE(!error || told) << text_of(error);
+}
+
+TEST(NodesMismatch, OfAGroupThatHasEndedGivesALaterOneNoData) {
+  for (const char* layer : {"shm", "mpi"}) {
+    mpi::run_ranks(2, [&](const mpi::Rank& rank) {
+      setenv("HBMCOMM_NODE", layer, 1);
+      for (const std::string name : {"scatter", "gather", "send/recv"}) {
+        SCOPED_TRACE(name + " with HBMCOMM_NODE=" + layer);
+        leave_unread(rank, name, name + " later");
+        leave_unread(rank, name, name);
+      }
+      part(rank);
+    });
+  }
 }
 
 }  // namespace

@@ -89,6 +89,7 @@ void join_ranks(const GroupSetup& setup, const shm::Neighbourhood& neighbours, s
   if (setup.size > 1) {
     connection = mpi::connect(made.rendezvous, shm_group ? node_of : std::vector<int>());
     channel->communicator = connection.communicator;
+    channel->group_number = connection.group_number;
   }
   made.peers = make_peers(shm_group);
   if (!shm_group) {

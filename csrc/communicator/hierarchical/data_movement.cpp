@@ -307,6 +307,9 @@ class LeaderBarrier final : public LeaderOperation {
 // time share a link. Each stream has the same turn at both ends, and turns follow one another in
 // one order on all ranks. A rank with little has all streams in one block, and its messages, one to
 // each, wait for none: by induction over the turns nobody waits for ever.
+//
+// Where each node has one rank, the column is the whole group, and its channel carries this too:
+// what a rank leaves unread is then in the way of the next collective, and ends it with an error.
 class DirectExchange final : public LeaderOperation {
  public:
   // `outgoing` and `incoming`: by rank. With a root, they go to it, or come from it, alone.
@@ -314,7 +317,7 @@ class DirectExchange final : public LeaderOperation {
                  const Signature& signature, size_t count, std::vector<Source> outgoing,
                  std::vector<Sink> incoming)
       : LeaderOperation(std::move(layout), signature, count),
-        channel_(std::move(channel)),
+        channel_(layout_->one_each() ? layout_->column.front() : std::move(channel)),
         outgoing_(std::move(outgoing)),
         incoming_(std::move(incoming)),
         turns_(by_turns() ? turns_of(*layout_) : std::vector<Partners>{}) {

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "communicator/message.h"
 
 namespace hbm::mpi {
 namespace {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/fork.h"
+#include "communicator/message.h"
 #include "communicator/mpi/api.h"
 #include "memory/staging.h"
 
@@ -80,9 +81,18 @@ struct Channel {
   int lane = 0;                        // below kLanes
   std::vector<int> group_ranks;        // what its ranks are in the group; empty: the same
   std::string group;                   // as errors name it: "group default_pg"
+  uint64_t group_number = 0;           // in the headers of its messages
   std::shared_ptr<Comm> communicator;  // null in a group of one
   std::shared_ptr<memory::StagingPool> staging;
   size_t chunk_bytes = 0;  // payload of the largest message; equal on all ranks
+
+  // The header of a message in this group.
+  MessageHeader header(const Signature& signature, uint64_t count, uint32_t part,
+                       uint64_t payload) const noexcept {
+    MessageHeader made = make_header(signature, count, part, payload);
+    made.group = group_number;
+    return made;
+  }
 
   int group_rank(int peer) const {
     return group_ranks.empty() ? peer : group_ranks[static_cast<size_t>(peer)];

@@ -7,17 +7,24 @@
 #include <functional>
 #include <iomanip>
 #include <map>
+#include <random>
 #include <set>
 #include <sstream>
 
 #include "base/boot_id.h"
 #include "base/error.h"
 #include "bootstrap/rendezvous.h"
+#include "communicator/group_names.h"
 #include "communicator/mpi/library.h"
 #include "communicator/mpi/world.h"
 
 namespace hbm::mpi {
 namespace {
+
+uint64_t random_number() {
+  std::random_device device;
+  return uint64_t{device()} << 32 | device();
+}
 
 [[noreturn]] void no_common_world(const std::vector<MpiState>& ranks, const std::string& group) {
   std::string found;
@@ -46,6 +53,7 @@ MpiState own_state(const bootstrap::Participant& participant, const std::vector<
   }
   own.new_world = "hbm" + bootstrap::random_id();
   own.sharing = own_sharing_facts();
+  own.group_number = random_number();
   if (const World* world = World::current()) {
     own.world_id = world->id();
     own.world_rank = world->rank();
@@ -79,7 +87,7 @@ std::string encode(const MpiState& state) {
        << std::quoted(state.world_id) << ' ' << state.world_rank << ' ' << state.world_size << ' '
        << state.sharing.user << ' ' << std::quoted(state.sharing.boot_id) << ' '
        << std::quoted(state.sharing.namespaces) << ' ' << std::quoted(state.sharing.shm_folder)
-       << ' ' << state.sharing.shares;
+       << ' ' << state.sharing.shares << ' ' << state.group_number;
   return text.str();
 }
 
@@ -89,7 +97,7 @@ MpiState decode(const std::string& record) {
   text >> std::quoted(state.node) >> std::quoted(state.new_world) >> std::quoted(state.world_id) >>
       state.world_rank >> state.world_size >> state.sharing.user >>
       std::quoted(state.sharing.boot_id) >> std::quoted(state.sharing.namespaces) >>
-      std::quoted(state.sharing.shm_folder) >> state.sharing.shares;
+      std::quoted(state.sharing.shm_folder) >> state.sharing.shares >> state.group_number;
   return state;
 }
 
@@ -165,8 +173,10 @@ MpiConnection connect(const bootstrap::Rendezvous& rendezvous, const std::vector
   }
   const bool told = !node_of.empty() &&
                     !nodes_share_memory(ranks, node_of, static_cast<size_t>(participant.rank));
+  const uint64_t group_number = ranks.front().group_number;
+  name_group(group_number, participant.group);
   return {world->communicator(world_ranks, creation_tag(participant), participant.deadline, check),
-          world_ranks, told ? world->arrivals() : nullptr};
+          world_ranks, group_number, told ? world->arrivals() : nullptr};
 }
 
 std::shared_ptr<Comm> connect_some(const bootstrap::Rendezvous& rendezvous,

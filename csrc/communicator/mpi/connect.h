@@ -3,6 +3,7 @@
 // Threads: called once per group, by the thread that creates it.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,6 +23,7 @@ struct MpiState {
   int world_rank = -1;    // -1: MPI is not initialised
   int world_size = 0;
   SharingFacts sharing;
+  uint64_t group_number = 0;  // random: what the group's messages bear if this is rank 0
 };
 
 // Writes the state as one line; decode() reads it.
@@ -50,6 +52,7 @@ std::string node_key();
 struct MpiConnection {
   std::shared_ptr<Comm> communicator;
   std::vector<int> world_ranks;  // of the group's ranks
+  uint64_t group_number = 0;     // no other group of these processes has it
   // Tells of what comes from other nodes; null if nothing does.
   std::shared_ptr<Arrivals> arrivals;
 };

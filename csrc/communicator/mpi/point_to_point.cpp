@@ -119,7 +119,7 @@ class MpiSend final : public MpiTransfer {
         transfer_(next_transfer.fetch_add(1, std::memory_order_relaxed)) {}
 
   void begin() override {
-    MessageHeader header = make_header(signature_, count_, 0, first_bytes());
+    MessageHeader header = channel_->header(signature_, count_, 0, first_bytes());
     header.transfer = transfer_;
     std::memcpy(first_.data(), &header, kHeaderBytes);
     if (first_bytes() > 0) std::memcpy(first_.data() + kHeaderBytes, in_, first_bytes());
@@ -191,7 +191,8 @@ class MpiReceive final : public MpiTransfer {
     *source_ = peer_;
     MessageHeader found;
     std::memcpy(&found, first_.data(), kHeaderBytes);
-    check_header(found, make_header(signature_, count_, 0, first_bytes()), peer_, channel_->group);
+    check_header(found, channel_->header(signature_, count_, 0, first_bytes()), peer_,
+                 channel_->group);
     if (first_bytes() > 0) std::memcpy(out_, first_.data() + kHeaderBytes, first_bytes());
     transfer_ = found.transfer;
     for (size_t chunk = 0; chunk < std::min(kWindow, chunks()); ++chunk) post(chunk);

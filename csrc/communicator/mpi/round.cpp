@@ -41,7 +41,7 @@ std::byte* Round::slot() { return send_slot(used_sends_) + kHeaderBytes; }
 void Round::post(std::span<const int> peers, size_t bytes, uint64_t count) {
   if (peers.empty()) return;
   std::byte* message = send_slot(used_sends_++);
-  const MessageHeader header = make_header(signature_, count, part_, bytes);
+  const MessageHeader header = channel_->header(signature_, count, part_, bytes);
   std::memcpy(message, &header, kHeaderBytes);
   for (const int peer : peers) {
     requests_.push_back(channel_->communicator->isend(message, kHeaderBytes + bytes, peer, tag_));
@@ -66,7 +66,8 @@ void Round::send(std::span<const int> peers, const Sources& pieces, size_t offse
 void Round::receive(int peer, size_t bytes, uint64_t count) {
   const size_t index = used_receives_++;
   requests_.push_back(channel_->communicator->irecv(receive_slot(index), stride_, peer, tag_));
-  pending_.push_back({peer, static_cast<int>(index), make_header(signature_, count, part_, bytes)});
+  pending_.push_back(
+      {peer, static_cast<int>(index), channel_->header(signature_, count, part_, bytes)});
   slot_of_[static_cast<size_t>(peer)] = static_cast<int>(index);
   ++outstanding_;
 }
@@ -98,8 +99,9 @@ void Round::complete(size_t index, int error) {
                   "ranks disagree in " + channel_->group + ": this rank is in " +
                       hbm::describe(pending.expected) + ", rank " +
                       std::to_string(channel_->group_rank(pending.peer)) +
-                      " sent more than that: its tensor is larger, or it is in another operation "
-                      "or names another root");
+                      " sent more than that: its tensor is larger, it is in another operation or "
+                      "names another root, or it is from an earlier group, where no rank received "
+                      "it");
     }
     mpi.check(error, pending.slot >= 0 ? "MPI_Irecv" : "MPI_Isend");
   }

@@ -1,4 +1,4 @@
-"""Killed ranks leave nothing behind, and destroyed groups no memory."""
+"""Killed ranks leave nothing behind, and destroyed groups no memory and no messages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from harness import Context, Pool, RankFailure, beyond_gloo
 from harness.cases import cases
 from harness.context import BACKEND
+from harness.nodes import on_nodes
 from harness.pool import DIED
 from harness.segments import held, in_use, mappings
 from torch._C._distributed_c10d import TCPStore
@@ -146,3 +148,50 @@ def test_groups_that_are_destroyed_leave_nothing(
             assert late[exact] == early[exact], (exact, early, late)
         assert late["held"] <= early["held"] + (1 << 20), (early, late)
         assert late["resident"] <= early["resident"] + (8 << 20), (early, late)
+
+
+def scatter(group: dist.ProcessGroup, value: float, rank: int, sender: int) -> float:
+    data = torch.zeros(1)
+    parts = [torch.full((1,), value)] * 2 if rank == sender else None
+    dist.scatter(data, parts, src=sender, group=group)
+    return data.item()
+
+
+def send(group: dist.ProcessGroup, value: float, rank: int, sender: int) -> float:
+    data = torch.full((1,), value)
+    if rank == sender:
+        dist.send(data, 1 - rank, group=group)
+    else:
+        dist.recv(data, sender, group=group)
+    return data.item()
+
+
+def leave_a_message(context: Context, move: Callable[..., float]) -> str | float:
+    """Both ranks send to one another, which neither receives; then rank 0 sends in a new group."""
+    earlier = dist.new_group()
+    move(earlier, 10.0, context.rank, context.rank)
+    dist.destroy_process_group(earlier)
+    del earlier
+    gc.collect()
+    later = dist.new_group()
+    try:
+        return move(later, 11.0, context.rank, 0)
+    except dist.DistBackendError as error:
+        return str(error)
+    finally:
+        dist.destroy_process_group(later)
+
+
+@pytest.mark.parametrize("layer", ["shm", "mpi"])
+@pytest.mark.parametrize("move", [scatter, send])
+def test_a_message_that_nobody_received_is_not_of_a_later_group(
+    move: Callable[..., float], layer: str, nothing_left: None
+) -> None:
+    pool = Pool(2, bare=True, environment={"HBMCOMM_NODE": layer})
+    try:
+        for _ in range(2):
+            sent, received = pool.run(on_nodes, "ab", leave_a_message, move)
+            assert sent == 11 or "earlier group" in str(sent)
+            assert received == 11 or "is of an earlier group" in str(received)
+    finally:
+        pool.kill()
