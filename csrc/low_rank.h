@@ -2,8 +2,8 @@
 // (kernels/thin_products.h), and the bases of these.
 //
 // Tensors are float32, contiguous and in the memory of the CPU: a matrix is [rows, columns], its
-// factors are [rows, rank] and [rank, columns]. Lists have one of each for every matrix. The bits
-// do not depend on the number of threads; other processors may round otherwise.
+// factors are L, [rows, rank], and Rᵀ, [rank, columns]. Lists have one of each for every matrix.
+// The bits do not depend on the number of threads; other processors may round otherwise.
 //
 // Threads: callable from any; the work is shared by PyTorch's intra-op threads. No two calls at a
 // time on memory that one of them writes.

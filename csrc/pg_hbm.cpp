@@ -338,11 +338,7 @@ void ProcessGroupHbm::shutdown() {
   if (!queue_ || queue_->in_forked_child() || shut_down_.exchange(true)) return;
   part();
   const bool failed = queue_->broken() != nullptr;
-  if (failed) {
-    connection_.peers->finish_reports();
-  } else {
-    connection_.peers->leave();
-  }
+  failed ? connection_.peers->finish_reports() : connection_.peers->leave();
   stop();
   if (failed) connection_.communicator->give_up();
   close_resource(/*patient=*/true);

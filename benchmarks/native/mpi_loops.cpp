@@ -136,7 +136,7 @@ class Jobs {
 
   bool root() const { return rank_ == 0; }
   int all() const { return static_cast<int>(count_); }
-  // Of a rank.
+  // The elements of one rank. Throws Error(kInvalid) unless all have as many.
   size_t share() const {
     const auto ranks = static_cast<size_t>(size_);
     if (count_ % ranks == 0) return count_ / ranks;

@@ -3,7 +3,6 @@
 
 #include <exception>
 #include <string>
-#include <thread>
 
 #include "base/log.h"
 #include "bindings/errors.h"
@@ -24,37 +23,28 @@ void translate(std::exception_ptr error) {
   }
 }
 
-void register_late(py::module_& m) {
-  register_layerdrop(m);
-  register_memory(m);
-  register_mpi(m);
-  m.def("warn", &log::warn, py::arg("message"));
-  m.def("info", &log::info, py::arg("message"));
-  m.def("reduce_isa", &reduce_isa);
-}
-
 // Registers what a start does not need, once the first of it is asked for, as each function costs
 // 10 µs and more. Returns what has that name.
+//
+// A finalizer may hand Python's lock to another thread meanwhile. So names are made in a module of
+// their own, and come to this one in one step; two threads may both make them.
 py::object late(const std::string& name) {
-  // Guarded by Python's lock, which a finalizer may hand to another thread meanwhile. def() asks
-  // for each name first, and so comes back here.
-  static std::thread::id registering;
-  static bool registered = false;
+  static bool registered = false;  // guarded by Python's lock
   auto m = py::module_::import("torch_hbmcomm._C");
-  while (registering != std::thread::id() && registering != std::this_thread::get_id()) {
-    const py::gil_scoped_release others;
-    std::this_thread::yield();
-  }
-  if (!registered && registering == std::thread::id()) {
-    registering = std::this_thread::get_id();
-    try {
-      register_late(m);
-      registered = true;
-    } catch (...) {
-      registering = {};
-      throw;
+  if (!registered) {
+    auto made = py::reinterpret_steal<py::module_>(PyModule_New(PyModule_GetName(m.ptr())));
+    if (!made) throw py::error_already_set();
+    register_layerdrop(made);
+    register_memory(made);
+    register_mpi(made);
+    made.def("warn", &log::warn, py::arg("message"));
+    made.def("info", &log::info, py::arg("message"));
+    made.def("reduce_isa", &reduce_isa);
+    if (PyDict_Merge(PyModule_GetDict(m.ptr()), PyModule_GetDict(made.ptr()), /*override=*/0) !=
+        0) {
+      throw py::error_already_set();
     }
-    registering = {};
+    registered = true;
   }
   const auto names = m.attr("__dict__").cast<py::dict>();
   if (names.contains(name)) return names[name.c_str()];

@@ -39,7 +39,7 @@ struct Plan {
   Scale scale = nullptr;  // PREMUL_SUM alone
 };
 
-// As thin_products.h.
+// The functions of thin_products.h, for one instruction set.
 struct ThinProducts {
   using Part = void (*)(const ThinProduct& product, size_t begin, size_t end);
   Part find_left;

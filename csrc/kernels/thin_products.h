@@ -1,5 +1,5 @@
-// Products of a matrix with the two factors of a low-rank approximation, M ≈ L R, which are thin:
-// of `rank` columns and rows. All are float32 and lie row by row.
+// Products of a matrix with the two factors of a low-rank approximation, M ≈ L Rᵀ, which are thin:
+// of `rank` columns. `left` is L and `right` is Rᵀ. All are float32 and lie row by row.
 //
 // Each element is a sum in float32, whose order and rounding depend on the processor's vectors, and
 // on nothing else: parts of a product, by whatever threads, have the bits of the whole.

@@ -66,10 +66,16 @@ class ThinProductsTest : public testing::TestWithParam<const Kernels*> {
   std::normal_distribution<double> normal_;
 };
 
-// Sums of `terms` products, whose sizes add up to `size`.
-void expect_near(double expected, float found, double size, size_t terms) {
+// `found` is start + term(0) + ... + term(terms - 1), but for rounding.
+template <class Term>
+void expect_sum(float found, double start, size_t terms, const Term& term) {
+  double sum = start, size = std::abs(start);
+  for (size_t i = 0; i < terms; ++i) {
+    sum += term(i);
+    size += std::abs(term(i));
+  }
   const double bound = size * static_cast<double>(terms + 2) * 6e-8;
-  ASSERT_LE(std::abs(found - expected), bound) << "of sizes " << size;
+  ASSERT_LE(std::abs(found - sum), bound) << "of sizes " << size;
 }
 
 struct Problem {
@@ -97,13 +103,9 @@ TEST_P(ThinProductsTest, FindsTheLeftFactor) {
     ASSERT_EQ(problem.left, whole);
     for (size_t row = 0; row < shape.rows; ++row) {
       for (size_t k = 0; k < shape.rank; ++k) {
-        double sum = 0, size = 0;
-        for (size_t column = 0; column < shape.columns; ++column) {
-          const double term = problem.at(row, column) * problem.r(k, column);
-          sum += term;
-          size += std::abs(term);
-        }
-        expect_near(0.75 * sum, whole[row * shape.rank + k], size, shape.columns);
+        expect_sum(whole[row * shape.rank + k], 0, shape.columns, [&](size_t column) {
+          return problem.factor * problem.at(row, column) * problem.r(k, column);
+        });
       }
     }
   }
@@ -120,13 +122,9 @@ TEST_P(ThinProductsTest, FindsTheRightFactor) {
     ASSERT_EQ(problem.right, whole);
     for (size_t k = 0; k < shape.rank; ++k) {
       for (size_t column = 0; column < shape.columns; ++column) {
-        double sum = 0, size = 0;
-        for (size_t row = 0; row < shape.rows; ++row) {
-          const double term = problem.at(row, column) * problem.l(row, k);
-          sum += term;
-          size += std::abs(term);
-        }
-        expect_near(0.75 * sum, whole[k * shape.columns + column], size, shape.rows);
+        expect_sum(whole[k * shape.columns + column], 0, shape.rows, [&](size_t row) {
+          return problem.factor * problem.at(row, column) * problem.l(row, k);
+        });
       }
     }
   }
@@ -148,13 +146,9 @@ TEST_P(ThinProductsTest, SetsAndAddsToTheMatrix) {
       for (size_t row = 0; row < shape.rows; ++row) {
         for (size_t column = 0; column < shape.columns; ++column) {
           const size_t at = row * shape.columns + column;
-          double sum = adds ? before[at] : 0, size = std::abs(sum);
-          for (size_t k = 0; k < shape.rank; ++k) {
-            const double term = 0.75 * problem.l(row, k) * problem.r(k, column);
-            sum += term;
-            size += std::abs(term);
-          }
-          expect_near(sum, whole[at], size, shape.rank);
+          expect_sum(whole[at], adds ? before[at] : 0, shape.rank, [&](size_t k) {
+            return problem.factor * problem.l(row, k) * problem.r(k, column);
+          });
         }
       }
     }

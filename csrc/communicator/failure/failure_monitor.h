@@ -8,7 +8,7 @@
 // second, or at once when a link or a process ends. So a death has a witness even while that rank
 // computes, and a store that does not answer delays nobody.
 //
-// What goes through a store, the news and who has left, is NewsStore's (news_store.h).
+// NewsStore (news_store.h) tells and asks through a store: the news, and who has left.
 //
 // Threads: every member may be called from any thread. mutex_ is never held while the store is
 // asked, which NewsStore::tend() alone does, in the thread; the links are the thread's alone.

@@ -28,11 +28,12 @@ class NewsStore {
   class Owner {
    public:
     virtual std::vector<std::shared_ptr<MonitoredGroup>> groups_of(const KeyValue* keys) const = 0;
-    // What another process has told.
+    // Takes in what another process has told.
     virtual void apply(const News& entry) = 0;
-    // A rank that somebody waits for, or whose process has ended, has left, or else has died.
+    // Takes a rank that somebody waits for, or whose process has ended, for one that has left, or
+    // else for dead.
     virtual void decide(MonitoredGroup& group, int rank, bool has_left) = 0;
-    // This process' own leaving of the group has been told.
+    // Hears that this process' own leaving of the group has been told.
     virtual void has_left(MonitoredGroup& group) = 0;
 
    protected:
@@ -54,13 +55,13 @@ class NewsStore {
   uint64_t next_round() const { return begun_ + 1; }
   // Whether this round, or a later one, has come to its end.
   bool has_done(uint64_t round) const { return done_ >= round; }
-  // What is wrong with the store since the last round; empty: nothing.
+  // Says what was wrong with the store in the last round; empty: nothing.
   const std::string& trouble() const { return trouble_; }
   // When it was last known to be well.
   Clock::time_point answered() const { return answered_; }
 
  private:
-  // Of the store, on a rank.
+  // An answer of the store's about a rank.
   struct Answer {
     std::shared_ptr<MonitoredGroup> group;
     int rank;
