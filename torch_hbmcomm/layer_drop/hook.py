@@ -16,11 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torch_hbmcomm.groups import check_no_hook, chosen_group, group_of_model
 from torch_hbmcomm.layer_drop.averaging import Averager
+from torch_hbmcomm.layer_drop.bucket_factors import BucketFactors
 from torch_hbmcomm.layer_drop.buckets import BucketLayers, Buckets
 from torch_hbmcomm.layer_drop.cache import Cache, own_share
 from torch_hbmcomm.layer_drop.config import Granularity, LayerDrop, Representative, Target
 from torch_hbmcomm.layer_drop.decision import DropRule
-from torch_hbmcomm.layer_drop.low_rank import BucketFactors, LowRankRule
+from torch_hbmcomm.layer_drop.low_rank import LowRankRule
 from torch_hbmcomm.layer_drop.optimizer import (
     MomentumDamper,
     SecondMomentMender,

@@ -104,8 +104,9 @@ def unpack_around(
 
 
 def finite(values: torch.Tensor) -> bool:
-    """Return whether all elements of a flat tensor are finite, which is written as by moments()."""
-    (size,) = moments([values])  # infinite, too, where the sum of float64 is
+    """Return whether all elements of a flat tensor are finite. Like moments(), this writes them as
+    they were."""
+    (size,) = moments([values])  # infinite, too, where the sum overflows float64
     return math.isfinite(size) or bool(values.isfinite().all())
 
 

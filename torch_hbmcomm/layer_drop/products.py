@@ -1,9 +1,10 @@
-"""Products of matrices with the factors of their low-rank approximations, M ≈ L R, and bases of
+"""Products of matrices with the factors of their low-rank approximations, M ≈ L Rᵀ, and bases of
 these.
 
-Lists have one tensor for every matrix: matrices [rows, columns], `lefts` [rows, rank], `rights`
-[rank, columns], contiguous and of one type and device. float32 in the CPU's memory is computed by
-csrc/low_rank.h, which does all matrices of a list side by side; all else by PyTorch.
+Lists have one tensor for every matrix, all contiguous and of one type and device: matrices [rows,
+columns]; `lefts`, which are L, [rows, rank]; `rights`, which are Rᵀ, [rank, columns]. float32 in
+the CPU's memory is computed by csrc/low_rank.h, which does all matrices of a list side by side; all
+else by PyTorch.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ def bases(lefts: Tensors) -> Tensors:
     """Return orthonormal columns that span those of each left, by Householder's reflections: even
     where columns depend on each other. Each left is finite, with no more columns than rows."""
     if _native(lefts):
-        # Not by LAPACK: MKL's factorization of several matrices in as many threads may never
-        # return, and on two threads of its own one takes many times as long as on one.
+        # Not by torch.linalg.qr(): in a hook it takes longer, and MKL's, called in several threads
+        # at a time, has hung.
         found: Tensors = native.load().layerdrop_bases(lefts)
         return found
     return [torch.linalg.qr(left).Q.contiguous() for left in lefts]

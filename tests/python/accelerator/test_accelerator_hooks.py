@@ -24,7 +24,6 @@ from torch_hbmcomm.layer_drop import passes
 pytestmark = [beyond_gloo, pytest.mark.ranks(2)]
 
 STEPS = 8
-BATCH = 64  # as many as a layer is wide: what a gradient lacks in rank, rounding fills at random
 
 
 def model_of(context: Context) -> nn.Module:
@@ -46,10 +45,29 @@ def on_the_host(value: Any) -> Any:
     return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
+def assert_alike(
+    on_device: nn.Module, on_cpu: nn.Module, start: nn.Module, wire: torch.dtype | None
+) -> None:
+    """Compare the ends of two trainings, which round each element in an order of their own.
+
+    A number whose last bits differ may go to another neighbour on a narrow wire. So there the ends
+    may be apart by that rounding, as a part of the way that the parameters went.
+    """
+    for ours, theirs, first in zip(
+        on_device.parameters(), on_cpu.parameters(), start.parameters(), strict=True
+    ):
+        found = ours.detach().cpu()
+        if wire is None:
+            torch.testing.assert_close(found, theirs.detach())
+        else:
+            assert (found - theirs).norm() <= torch.finfo(wire).eps * (theirs - first).norm()
+
+
 def check_layer_drop(context: Context, options: dict[str, Any]) -> None:
     on_cpu = model_of(context)
+    start = copy.deepcopy(on_cpu)
     on_device = copy.deepcopy(on_cpu).to(context.device)
-    batches = [random_numbers(context, (BATCH, 40), torch.float32) for _ in range(STEPS)]
+    batches = [random_numbers(context, (8, 40), torch.float32) for _ in range(STEPS)]
     summaries = []
     for model, its in (
         (on_cpu, batches),
@@ -63,25 +81,24 @@ def check_layer_drop(context: Context, options: dict[str, Any]) -> None:
         optimizer = train(ddp, its[STEPS // 2 :], momentum=0.9)
         summaries.append(state.summary())
         state.drain(optimizer)
-    # What the devices round apart may be rounded to neighbours on a wire of bfloat16.
-    rtol, atol = (1e-3, 1e-4) if "wire_dtype" in options else (None, None)
-    for ours, theirs in zip(on_device.parameters(), on_cpu.parameters(), strict=True):
-        torch.testing.assert_close(ours.detach().cpu(), theirs.detach(), rtol=rtol, atol=atol)
+    assert_alike(on_device, on_cpu, start, options.get("wire_dtype"))
     assert summaries[0].keys() == summaries[1].keys()
     assert summaries[1]["sent_share"] == pytest.approx(summaries[0]["sent_share"])
     assert 0 < summaries[0]["sent_share"] < 1
+    part = torch.finfo(options["wire_dtype"]).eps if "wire_dtype" in options else 1e-4
     for name, value in summaries[0].items():
-        assert summaries[1][name] == pytest.approx(value, rel=rtol or 1e-4), name
+        assert summaries[1][name] == pytest.approx(value, rel=part), name
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"ratio": 0.7},
+        {"ratio": 0.9},
         {"ratio": 0.9, "wire_dtype": torch.bfloat16},
         {"ratio": 0.7, "target": "bytes", "every": 2},
     ],
-    ids=["low rank", "damped, bfloat16", "bytes"],
+    ids=["low rank", "damped", "damped, bfloat16", "bytes"],
 )
 def test_layer_drop(late_pool: Pool, options: dict[str, Any]) -> None:
     late_pool.run(check_layer_drop, options)
@@ -159,7 +176,7 @@ def check_async_hook(context: Context) -> None:
     late = accelerator.load()
     group = dist.new_group(pg_options=hbmcomm.Options(parameter_server="auto"), backend="hbm")
     start = model_of(context)
-    batch = random_numbers(context, (BATCH, 40), torch.float32)
+    batch = random_numbers(context, (8, 40), torch.float32)
     ends = []
     for device in ("cpu", context.device):
         model = copy.deepcopy(start).to(device)
@@ -207,7 +224,7 @@ def check_rebuilt_buckets(context: Context) -> None:
     ddp.register_comm_hook(state, hbmcomm.async_hook)
     first: set[tuple[str, ...]] = set()
     for _ in range(3):
-        batch = random_numbers(context, (BATCH, 40), torch.float32).to(context.device)
+        batch = random_numbers(context, (8, 40), torch.float32).to(context.device)
         train(ddp, [batch], momentum=0.0)
         twins = state._exchange._twins
         first = first or set(twins)

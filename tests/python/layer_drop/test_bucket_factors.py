@@ -8,10 +8,11 @@ import math
 import pytest
 import torch
 
+from torch_hbmcomm.layer_drop.bucket_factors import BucketFactors
 from torch_hbmcomm.layer_drop.buckets import BucketLayers
 from torch_hbmcomm.layer_drop.cache import Cache
 from torch_hbmcomm.layer_drop.config import LayerDrop
-from torch_hbmcomm.layer_drop.low_rank import BucketFactors, LowRankRule
+from torch_hbmcomm.layer_drop.low_rank import LowRankRule
 from torch_hbmcomm.layer_drop.ranks import matrix_of
 
 SHAPES = {"kernels": (32, 16, 3, 3), "one": (64, 48), "other": (40, 300)}

@@ -14,7 +14,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_hbmcomm as hbmcomm
-from torch_hbmcomm.layer_drop.low_rank import BucketFactors, LowRankRule
+from torch_hbmcomm.layer_drop.bucket_factors import BucketFactors
+from torch_hbmcomm.layer_drop.low_rank import LowRankRule
 
 pytestmark = pytest.mark.ranks(4)
 
