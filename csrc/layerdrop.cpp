@@ -298,7 +298,7 @@ at::Tensor accumulate(const std::vector<at::Tensor>& gradients,
   for (size_t k = 0; k < pieces.size(); ++k) {
     double* const row = rows + 2 * pieces[k].array;
     row[0] += measures[k].moment;
-    if (measures[k].any) row[1] = 1;
+    row[1] += measures[k].gradient;
   }
   return table;
 }

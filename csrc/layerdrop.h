@@ -25,8 +25,8 @@ inline constexpr int64_t kPiece = 32768;  // elements that one thread takes at a
 
 // after[i] = before[i] + factor * gradients[i], with zeros for a `before` that is absent; after[i]
 // may be before[i] or gradients[i], and shares no memory with either otherwise.
-// Returns float64 [n, 2]: the sum of |after[i]| (or of its squares), and 1 if any element of
-// gradients[i] is not 0 (NaN is not), else 0. A NaN or an infinity in after[i] is one in its sum.
+// Returns float64 [n, 2]: the sum of |after[i]| (or of its squares), and the sum of |gradients[i]|,
+// which is 0 if all of it is. A NaN or an infinity is one in the sum.
 at::Tensor accumulate(const std::vector<at::Tensor>& gradients,
                       const std::vector<std::optional<at::Tensor>>& before,
                       const std::vector<at::Tensor>& after, double factor, bool squares);

@@ -24,16 +24,20 @@ at::IntArrayRef sizes_of(const at::Tensor& tensor) {
   return tensor.dim() == 2 ? tensor.sizes() : at::IntArrayRef(kNoSizes);
 }
 
-void check(const at::Tensor& tensor, const char* list, size_t index, at::IntArrayRef shape) {
+void check(const at::Tensor& tensor, const std::string& name, at::IntArrayRef shape) {
   if (tensor.device().is_cpu() && tensor.scalar_type() == at::kFloat && tensor.is_contiguous() &&
       tensor.sizes() == shape) {
     return;
   }
   std::ostringstream text;
-  text << list << "[" << index << "] is " << c10::toString(tensor.scalar_type()) << " "
-       << tensor.sizes() << " with the strides " << tensor.strides() << " on "
-       << tensor.device().str() << "; it must be contiguous float32 " << shape << " on the CPU";
+  text << name << " is " << c10::toString(tensor.scalar_type()) << " " << tensor.sizes()
+       << " with the strides " << tensor.strides() << " on " << tensor.device().str()
+       << "; it must be contiguous float32 " << shape << " on the CPU";
   throw Error(ErrorKind::kInvalid, text.str());
+}
+
+void check(const at::Tensor& tensor, const char* list, size_t index, at::IntArrayRef shape) {
+  check(tensor, std::string(list) + "[" + std::to_string(index) + "]", shape);
 }
 
 std::vector<ThinProduct> products_of(const Tensors& matrices, const Tensors& lefts,
@@ -73,6 +77,8 @@ struct Portion {
 };
 
 constexpr int64_t kLeastWork = 1 << 19;  // for which another thread is woken
+constexpr int64_t kWorkOfCopy = 16;      // multiplications that take as long as to copy an element
+constexpr int64_t kCopiedAtOnce = 1 << 15;
 
 // Each thread has an equal part of the work, but for the last of its portions.
 template <class Work>
@@ -108,31 +114,17 @@ void share_out(const std::vector<ThinProduct>& products, bool by_rows, Part part
   });
 }
 
-// Calls copy(row, column) for every element, a line of the cache at a time.
-template <class Copy>
-void for_transposed(int64_t rows, int64_t columns, Copy copy) {
-  constexpr int64_t kLine = 64 / sizeof(float);
-  for (int64_t first = 0; first < rows; first += kLine) {
-    const int64_t end = std::min(first + kLine, rows);
-    for (int64_t column = 0; column < columns; ++column) {
-      for (int64_t row = first; row < end; ++row) copy(row, column);
-    }
-  }
-}
-
 // `left`, rows x rank, with columns that are orthonormal. The largest element is brought to 1
 // first, so that squares are finite.
-void make_basis(float* basis, const float* left, int64_t rows, int64_t rank) {
+void make_basis(float* basis, const float* left, size_t rows, size_t rank) {
   float most = 0;
-  for (int64_t i = 0; i < rows * rank; ++i) most = std::max(most, std::abs(left[i]));
+  for (size_t i = 0; i < rows * rank; ++i) most = std::max(most, std::abs(left[i]));
   const float factor = most < std::numeric_limits<float>::min() ? 0 : 1 / most;
-  std::vector<float> columns(static_cast<size_t>(rows * rank));
-  for_transposed(rows, rank, [&](int64_t row, int64_t k) {
-    columns[k * rows + row] = left[row * rank + k] * factor;
-  });
-  orthonormalize(columns.data(), static_cast<size_t>(rows), static_cast<size_t>(rank));
-  for_transposed(rows, rank,
-                 [&](int64_t row, int64_t k) { basis[row * rank + k] = columns[k * rows + row]; });
+  std::vector<float> columns(rows * rank);
+  transpose(columns.data(), left, rows, rank);
+  for (float& element : columns) element *= factor;
+  orthonormalize(columns.data(), rows, rank);
+  transpose(basis, columns.data(), rank, rows);
 }
 
 }  // namespace
@@ -157,6 +149,62 @@ void add_to_matrices(const Tensors& matrices, const Tensors& lefts, const Tensor
   share_out(products_of(matrices, lefts, rights, factor), /*by_rows=*/true, &add_to_matrix);
 }
 
+void transpose_blocks(const Tensors& sources, const Tensors& targets,
+                      const std::vector<int64_t>& rows, const std::vector<int64_t>& columns) {
+  if (targets.size() != sources.size() || rows.size() != sources.size() ||
+      columns.size() != sources.size()) {
+    std::ostringstream text;
+    text << sources.size() << " sources have " << targets.size() << " targets, " << rows.size()
+         << " numbers of rows and " << columns.size() << " of columns; pass one of each for every "
+         << "source";
+    throw Error(ErrorKind::kInvalid, text.str());
+  }
+  std::vector<Portion> portions;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const int64_t count = sources[i].numel();
+    if (rows[i] < 1 || columns[i] < 1 || count % (rows[i] * columns[i]) != 0) {
+      std::ostringstream text;
+      text << "sources[" << i << "] has " << count << " elements, which are no blocks of "
+           << rows[i] << " x " << columns[i];
+      throw Error(ErrorKind::kInvalid, text.str());
+    }
+    check(sources[i], "sources", i, {count});
+    check(targets[i], "targets", i, {count});
+    const int64_t size = rows[i] * columns[i];
+    const int64_t step = std::max<int64_t>(kCopiedAtOnce / size, 1) * size;
+    for (int64_t begin = 0; begin < count; begin += step) {
+      const int64_t end = std::min(begin + step, count);
+      portions.push_back(
+          {i, static_cast<size_t>(begin), static_cast<size_t>(end), kWorkOfCopy * (end - begin)});
+    }
+  }
+  share_out(portions, [&](const Portion& portion) {
+    const size_t i = portion.index;
+    const auto height = static_cast<size_t>(rows[i]), width = static_cast<size_t>(columns[i]);
+    const float* const source = sources[i].const_data_ptr<float>();
+    float* const target = targets[i].mutable_data_ptr<float>();
+    for (size_t at = portion.begin; at < portion.end; at += height * width) {
+      transpose(target + at, source + at, height, width);
+    }
+  });
+}
+
+void normalize_rows(const Tensors& matrices) {
+  std::vector<Portion> portions;
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    const auto sizes = sizes_of(matrices[i]);
+    check(matrices[i], "matrices", i, sizes);
+    const auto rows = static_cast<size_t>(sizes[0]);
+    for (size_t row = 0; row < rows; ++row) {
+      portions.push_back({i, row, row + 1, kWorkOfCopy * sizes[1] + 1});
+    }
+  }
+  share_out(portions, [&](const Portion& portion) {
+    const auto columns = static_cast<size_t>(matrices[portion.index].size(1));
+    normalize(matrices[portion.index].mutable_data_ptr<float>() + portion.begin * columns, columns);
+  });
+}
+
 Tensors bases(const Tensors& lefts) {
   std::vector<Portion> portions;
   for (size_t i = 0; i < lefts.size(); ++i) {
@@ -174,7 +222,7 @@ Tensors bases(const Tensors& lefts) {
   share_out(portions, [&](const Portion& portion) {
     const at::Tensor& left = lefts[portion.index];
     make_basis(found[portion.index].mutable_data_ptr<float>(), left.const_data_ptr<float>(),
-               left.size(0), left.size(1));
+               static_cast<size_t>(left.size(0)), static_cast<size_t>(left.size(1)));
   });
   return found;
 }

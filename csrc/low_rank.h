@@ -34,6 +34,15 @@ void set_matrices(const Tensors& matrices, const Tensors& lefts, const Tensors& 
 void add_to_matrices(const Tensors& matrices, const Tensors& lefts, const Tensors& rights,
                      double factor);
 
+// sources[i] is blocks of rows[i] x columns[i] elements, each of which is written to targets[i] as
+// columns x rows. All are flat; sources and targets lie apart.
+void transpose_blocks(const Tensors& sources, const Tensors& targets,
+                      const std::vector<int64_t>& rows, const std::vector<int64_t>& columns);
+
+// Multiplies each row of the matrices, so that its norm is 1; a row of zeros stays as it is.
+// REQUIRES: elements whose squares and their sums are finite.
+void normalize_rows(const Tensors& matrices);
+
 // Tensors of the same shapes whose columns are orthonormal and span those of `lefts`, also where
 // these depend on each other. REQUIRES: `lefts` are finite.
 Tensors bases(const Tensors& lefts);

@@ -27,6 +27,9 @@ void register_layerdrop(py::module_& m) {
   define("layerdrop_find_rights", &layerdrop::find_rights);
   define("layerdrop_set_matrices", &layerdrop::set_matrices);
   define("layerdrop_add_to_matrices", &layerdrop::add_to_matrices);
+  m.def("layerdrop_transpose_blocks", &layerdrop::transpose_blocks, py::arg("sources"),
+        py::arg("targets"), py::arg("rows"), py::arg("columns"), Unlocked());
+  m.def("layerdrop_normalize_rows", &layerdrop::normalize_rows, py::arg("matrices"), Unlocked());
   m.def("layerdrop_bases", &layerdrop::bases, py::arg("lefts"), Unlocked());
 }
 

@@ -46,6 +46,8 @@ struct ThinProducts {
   Part find_right;
   Part set_matrix;
   Part add_to_matrix;
+  void (*transpose)(float* to, const float* from, size_t rows, size_t columns);
+  void (*normalize)(float* vector, size_t count);
   // `taus` has room for `rank` numbers, `scratch` for 16 times as many.
   void (*orthonormalize)(float* columns, size_t rows, size_t rank, float* taus, float* scratch);
 };

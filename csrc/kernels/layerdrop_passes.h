@@ -5,9 +5,10 @@
 //   first. Each product, sum and result is rounded on its own, to nearest even; what is too large
 //   becomes infinity, and a NaN is the canonical one, as in reduce.h.
 // - A sum is measured as it is made, so that memory is read and written once. Its moment is the sum
-//   of |after[i]|, or of its square, of what is stored, in float64. Element i is added to lane
-//   i % kMomentLanes, in order, and lane k + n to lane k, for n of half the lanes, a quarter and so
-//   on. So the bits are the same for every vector width and processor.
+//   of |after[i]|, or of its square, of what is stored, in float64, and so is that of
+//   |gradient[i]|. Element i is added to lane i % kMomentLanes, in order, and lane k + n to lane k,
+//   for n of half the lanes, a quarter and so on. So the bits are the same for every vector width
+//   and processor.
 //
 // Threads: all functions are pure and may run concurrently on disjoint memory.
 #pragma once
@@ -32,7 +33,7 @@ struct MeasuredSum {
 
 struct Measure {
   double moment = 0;
-  bool any = false;  // element of the gradient is not 0; a NaN is not
+  double gradient = 0;  // its moment, without squares; 0 if all of it is 0
 };
 
 // Null if measured_sum() takes this pair of types, else which it does take, as a clause.

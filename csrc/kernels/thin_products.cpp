@@ -22,6 +22,12 @@ void add_to_matrix(const ThinProduct& product, size_t begin, size_t end) {
   chosen_kernels().thin.add_to_matrix(product, begin, end);
 }
 
+void transpose(float* to, const float* from, size_t rows, size_t columns) {
+  chosen_kernels().thin.transpose(to, from, rows, columns);
+}
+
+void normalize(float* vector, size_t count) { chosen_kernels().thin.normalize(vector, count); }
+
 void orthonormalize(const Kernels& kernels, float* columns, size_t rows, size_t rank) {
   std::vector<float> taus(rank), scratch(16 * rank);
   kernels.thin.orthonormalize(columns, rows, rank, taus.data(), scratch.data());

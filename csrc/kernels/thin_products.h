@@ -39,6 +39,13 @@ void set_matrix(const ThinProduct& product, size_t begin, size_t end);
 // M = M + factor * left right, for the rows from `begin` up to `end`.
 void add_to_matrix(const ThinProduct& product, size_t begin, size_t end);
 
+// `from`, rows x columns, is written to `to` as columns x rows.
+void transpose(float* to, const float* from, size_t rows, size_t columns);
+
+// Divides a vector by its norm, unless that is 0. REQUIRES: elements whose squares and their sum
+// are finite.
+void normalize(float* vector, size_t count);
+
 // Replaces columns, each of which lies in one piece, by orthonormal ones that span them: by
 // Householder's reflections, so that they are orthonormal even where columns depend on each other
 // (LAPACK's SGEQRF and SORGQR). REQUIRES: rank <= rows; elements whose squares and their sums are

@@ -155,6 +155,33 @@ TEST_P(ThinProductsTest, SetsAndAddsToTheMatrix) {
   }
 }
 
+TEST_P(ThinProductsTest, Transposes) {
+  for (const auto& [rows, columns, rank] : kShapes) {
+    const Floats given = numbers(rows * columns);
+    Floats found(rows * columns, NAN);
+    thin().transpose(found.data(), given.data(), rows, columns);
+    for (size_t i = 0; i < found.size(); ++i) {
+      ASSERT_EQ(found[i], given[i % rows * columns + i / rows]) << rows << " x " << columns;
+    }
+  }
+}
+
+TEST_P(ThinProductsTest, DividesAVectorByItsNorm) {
+  for (const size_t count : {1, 5, 16, 77, 1030}) {
+    const Floats given = numbers(count);
+    Floats found = given;
+    thin().normalize(found.data(), count);
+    double squares = 0;
+    for (const double value : given) squares += value * value;
+    for (size_t i = 0; i < count; ++i) {
+      ASSERT_NEAR(found[i], given[i] / std::sqrt(squares), 1e-6) << count;
+    }
+  }
+  Floats zeros(20);
+  thin().normalize(zeros.data(), zeros.size());
+  EXPECT_EQ(zeros, Floats(20));
+}
+
 // Columns are orthonormal, and each of the given ones is a sum of them.
 void expect_basis(const Floats& basis, const Floats& given, size_t rows, size_t rank) {
   const auto dot = [rows](const float* a, const float* b) {

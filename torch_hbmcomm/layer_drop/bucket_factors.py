@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -12,7 +12,7 @@ from torch_hbmcomm.layer_drop import passes, products
 from torch_hbmcomm.layer_drop.buckets import BucketLayers
 from torch_hbmcomm.layer_drop.cache import Cache
 from torch_hbmcomm.layer_drop.low_rank import LowRankRule
-from torch_hbmcomm.layer_drop.ranks import Matrix
+from torch_hbmcomm.layer_drop.ranks import Matrix, read_matrices, write_matrices
 
 
 class BucketFactors:
@@ -36,7 +36,11 @@ class BucketFactors:
             for index, matrix in enumerate(layers.matrices)
             if matrix is not None and rule.rank(matrix) > 0
         }
-        self._values = {index: self._cached(one) for index, one in self._matrices.items()}
+        found = read_matrices(list(self._matrices.values()), self._caches(self._matrices))
+        self._values = {
+            index: one.to(torch.promote_types(one.dtype, torch.float32))
+            for index, one in zip(self._matrices, found, strict=True)
+        }
         self._bases: dict[int, torch.Tensor] = {}  # L of those that were chosen
         self._copies: dict[int, torch.Tensor] = {}  # of caches; restore() writes over them
         self.lefts = torch.empty(
@@ -45,10 +49,7 @@ class BucketFactors:
             device=layers.device,
         )
         values = list(self._values.values())
-        directions = [
-            rule.directions(matrix, one.dtype, one.device)
-            for matrix, one in zip(self._matrices.values(), values, strict=True)
-        ]
+        directions = rule.directions(self._matrices.values(), values)
         with _as_type(self._split_lefts(), values) as lefts:
             products.find_lefts(values, lefts, directions, factor)
 
@@ -101,12 +102,13 @@ class BucketFactors:
             [right.to(one.dtype) for right, one in zip(rights, values, strict=True)],
             -1 / self._factor,
         )
-        for index, one in zip(self._bases, values, strict=True):
-            matrix = self._matrices[index]
-            cache = self._cache.accumulated(matrix.name)
-            if one.data_ptr() != cache.data_ptr():
-                matrix.write(one, cache)
-                self._copies[index] = one
+        caches = dict(zip(self._bases, self._caches(self._bases), strict=True))
+        self._copies = {
+            index: one
+            for index, one in zip(self._bases, values, strict=True)
+            if one.data_ptr() != caches[index].data_ptr()
+        }
+        self._write(self._copies, caches)
 
     def restore(self, wire: torch.Tensor, buffer: torch.Tensor, scale: float) -> bool:
         """Write w L Rᵀ into the bucket. Returns whether all of it is finite.
@@ -119,28 +121,36 @@ class BucketFactors:
             for left, right in zip(self._bases.values(), self._split(wire), strict=True)
         ]
         begins, counts = self._layers.begins, self._layers.counts
-        parts = [buffer[begins[i] : begins[i] + counts[i]] for i in self._bases]
-        found = []
-        for (index, left), part in zip(self._bases.items(), parts, strict=True):
+        parts = {i: buffer[begins[i] : begins[i] + counts[i]] for i in self._bases}
+        found = {}
+        for index, left in self._bases.items():
             matrix = self._matrices[index]
-            if part.dtype == left.dtype and not matrix.order:
-                found.append(matrix.view(part))
+            if parts[index].dtype == left.dtype and not matrix.order:
+                found[index] = matrix.ordered(parts[index])
             elif index in self._copies:
-                found.append(self._copies[index].to(left.dtype))
+                found[index] = self._copies[index].to(left.dtype)
             else:
-                found.append(left.new_empty(matrix.rows, matrix.columns))
-        products.set_matrices(found, list(self._bases.values()), rights)
-        for index, part, values, right in zip(self._bases, parts, found, rights, strict=True):
-            matrix = self._matrices[index]
-            if values.data_ptr() != part.data_ptr():
-                matrix.write(values, part)
-            if finite:
-                self._rule.keep(matrix, (right / (scale * self._rule.relaxation)).T)
+                found[index] = left.new_empty(matrix.rows, matrix.columns)
+        products.set_matrices(list(found.values()), list(self._bases.values()), rights)
+        apart = {i: one for i, one in found.items() if one.data_ptr() != parts[i].data_ptr()}
+        self._write(apart, parts)
+        if finite:
+            kept = [right / (scale * self._rule.relaxation) for right in rights]
+            self._rule.keep([self._matrices[index] for index in self._bases], kept)
         return finite
 
-    def _cached(self, matrix: Matrix) -> torch.Tensor:
-        values = matrix.view(self._cache.accumulated(matrix.name))
-        return values.to(torch.promote_types(values.dtype, torch.float32))
+    def _caches(self, indices: Iterable[int]) -> list[torch.Tensor]:
+        return [self._cache.accumulated(self._matrices[index].name) for index in indices]
+
+    def _write(
+        self, matrices: Mapping[int, torch.Tensor], flats: Mapping[int, torch.Tensor]
+    ) -> None:
+        """Write matrices over some of the flat tensors."""
+        write_matrices(
+            [self._matrices[index] for index in matrices],
+            list(matrices.values()),
+            [flats[index] for index in matrices],
+        )
 
     def _split_lefts(self) -> list[torch.Tensor]:
         shapes = [(one.rows, self._rule.rank(one)) for one in self._matrices.values()]

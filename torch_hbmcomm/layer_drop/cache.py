@@ -48,18 +48,18 @@ class Cache:
         gradients: Sequence[torch.Tensor],
         factor: float = 1.0,
         squares: bool = False,
-    ) -> tuple[list[float], list[bool]]:
+    ) -> tuple[list[float], list[float]]:
         """Add factor * gradient to what is cached under each name.
 
-        Returns the moments, sums of absolute values (or of squares) of what is cached now; and
-        whether each gradient is zero everywhere.
+        Returns the moments, sums of absolute values (or of squares) of what is cached now, and sums
+        of the gradients' absolute values.
         """
         before = [self._held.get(name) for name in names]
         after = [self._room(*one) for one in zip(names, gradients, before, strict=True)]
         found = passes.accumulate(gradients, before, after, factor, squares)
         self._changes.update(zip(names, after, strict=True))
-        moments, nonzero = found.t().tolist()
-        return moments, [flag == 0 for flag in nonzero]
+        moments, sizes = found.t().tolist()
+        return moments, sizes
 
     def accumulated(self, name: str) -> torch.Tensor:
         """Return what accumulate() has made in this step, flat; it may be changed in place."""

@@ -251,8 +251,8 @@ class LayerDropState:
     ) -> torch.futures.Future[torch.Tensor]:
         """Cache the bucket, and average the parameters of the layers that the rule sends, unless a
         gradient is zero on all ranks."""
-        moments, zeros = self._accumulate(layers, buffer, self._config.squares)
-        told = torch.tensor([moments, zeros], dtype=torch.float64)
+        moments, sizes = self._accumulate(layers, buffer, self._config.squares)
+        told = torch.tensor([moments, [size == 0 for size in sizes]], dtype=torch.float64)
         moments, zeros = self._averager.agree(told).tolist()
         idle = {name for name, zero in zip(layers.names, zeros, strict=True) if zero == 1}
         of_layers = layers.sums(moments)
@@ -272,11 +272,11 @@ class LayerDropState:
 
         A matrix goes whole, too, whose cache or left factor is not finite.
         """
-        cached, _ = self._accumulate(layers, buffer)
+        cached, sizes = self._accumulate(layers, buffer)
         rule.open_bucket(layers)
         factors = BucketFactors(rule, layers, self._cache, self._wire_factor(layers))
         lefts = self._averager.start(factors.lefts, beside=True)
-        own = rule.measure(layers, cached, buffer.split(layers.counts), 1 / self._scale())
+        own = rule.measure(layers, cached, buffer.split(layers.counts), sizes, 1 / self._scale())
         told = own.pack()
         found = own.unpack(self._averager.agree(told))
         moments, news = found.moments, found.gradients
@@ -305,7 +305,7 @@ class LayerDropState:
 
     def _accumulate(
         self, layers: BucketLayers, buffer: torch.Tensor, squares: bool = False
-    ) -> tuple[list[float], list[bool]]:
+    ) -> tuple[list[float], list[float]]:
         """Add the bucket, unscaled, to the cache."""
         gradients = buffer.split(layers.counts)
         return self._cache.accumulate(layers.names, gradients, 1 / self._scale(), squares)

@@ -16,13 +16,13 @@ from __future__ import annotations
 import math
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from torch_hbmcomm.layer_drop import passes
+from torch_hbmcomm.layer_drop import passes, products
 from torch_hbmcomm.layer_drop.buckets import BucketLayers
 from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.layer_drop.measures import SKETCHED, Measures
@@ -40,9 +40,6 @@ _SIZES = 0.95
 
 _LEAST_PART = 0.01
 """The least that size_part() returns: Adam's steps grow tenfold at most."""
-
-_TINY = 1e-12
-"""The least norm of a direction that is made 1."""
 
 _EVERY = 5
 """Steps between two choices of ranks, over which energies are added up: one step's say little."""
@@ -138,7 +135,9 @@ class LowRankRule:
     def _energy(self, matrix: Matrix) -> float:
         """Return the squared norm of the last column of R; 0 before there is one."""
         right = self._right(matrix)
-        return _squared_norm(right[:, -1]) if right.shape[1] > 0 else 0.0
+        if right.shape[1] == 0:
+            return 0.0
+        return passes.moments([right[:, -1].contiguous()], squares=True)[0]
 
     def _right(self, matrix: Matrix) -> torch.Tensor:
         """Return R; without columns where there is none, or one of another split, as of a
@@ -161,54 +160,70 @@ class LowRankRule:
         layers: BucketLayers,
         moments: Sequence[float],
         gradients: Sequence[torch.Tensor],
+        sizes: Sequence[float],
         factor: float,
     ) -> Measures:
         """Measure a bucket.
 
         Args:
             moments: by parameter, of what is cached
-            gradients: of this step, by parameter
+            gradients, sizes: of this step, by parameter, and the sums of their absolute values
             factor: what gradients are to be multiplied by
         """
-        energies: list[float] = []
-        news = [factor * found for found in passes.moments(gradients)]
-        sketches: list[list[float]] = []
-        for matrix, gradient in zip(layers.matrices, gradients, strict=True):
-            energies.append(0.0 if matrix is None else self._energy(matrix))
-            sketch = [] if matrix is None else self._sketch(matrix, gradient)
-            sketches.append([factor * number for number in sketch])
+        news = [factor * size for size in sizes]
+        matrices = {i: one for i, one in enumerate(layers.matrices) if one is not None}
+        drawn = self._sketch(matrices.values(), [gradients[i] for i in matrices], factor)
+        of_matrices = dict(zip(matrices, drawn, strict=True))
+        sketches = [of_matrices.get(i, []) for i in range(len(gradients))]
+        energies = [0.0 if one is None else self._energy(one) for one in layers.matrices]
         return Measures(moments, news, energies, sketches)
 
-    def _sketch(self, matrix: Matrix, gradient: torch.Tensor) -> list[float]:
-        """Return random products of a gradient, the same ones on every rank: averaged over the
+    def _sketch(
+        self, matrices: Collection[Matrix], gradients: Sequence[torch.Tensor], factor: float
+    ) -> list[list[float]]:
+        """Return random products of each gradient, the same ones on every rank: averaged over the
         ranks, the mean of their squares is, but for chance, the squared norm of the averaged
         gradient."""
-        values = gradient.view(matrix.rows, matrix.columns)
-        values = values.to(torch.promote_types(values.dtype, torch.float32))
-        draw = torch.Generator().manual_seed(zlib.crc32(f"{self._steps} {matrix.name}".encode()))
-        right = torch.randn(matrix.columns, generator=draw).to(values)
-        left = torch.randn(SKETCHED, matrix.rows, generator=draw).sign().to(values)
-        found: list[float] = (left @ (values @ right)).tolist()
-        return found
+        values, lefts, rights, signs = [], [], [], []
+        for matrix, gradient in zip(matrices, gradients, strict=True):
+            wide = torch.promote_types(gradient.dtype, torch.float32)
+            one = gradient.view(matrix.rows, matrix.columns).to(wide)
+            seed = zlib.crc32(f"{self._steps} {matrix.name}".encode())
+            draw = torch.Generator().manual_seed(seed)
+            values.append(one)
+            rights.append(torch.randn(1, matrix.columns, generator=draw).to(one))
+            signs.append(torch.randn(SKETCHED, matrix.rows, generator=draw).sign().to(one))
+            lefts.append(one.new_empty(matrix.rows, 1))
+        products.find_lefts(values, lefts, rights, factor)
+        return [(sign @ left)[:, 0].tolist() for sign, left in zip(signs, lefts, strict=True)]
 
-    def directions(self, matrix: Matrix, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return the transpose of R', whose columns have norm 1.
+    def directions(
+        self, matrices: Collection[Matrix], values: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Return the transposes of R', whose columns have norm 1, of the types and devices of the
+        matrices' values.
 
         Half of them are of the step before: gradients go on in the directions that were sent. The
         other half is random, the same on every rank of the group: what is left in the caches lies
         in other directions.
         """
-        seed = zlib.crc32(f"{matrix.name} {self._steps}".encode())
-        known = self._right(matrix)[:, : (self.rank(matrix) + 1) // 2].T
-        shape = self.rank(matrix) - known.shape[0], matrix.columns
-        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-        both = torch.cat([known.to(device, dtype), drawn.to(device)])
-        return both.div_(torch.linalg.vector_norm(both, dim=1, keepdim=True).clamp_min_(_TINY))
+        found = []
+        for matrix, like in zip(matrices, values, strict=True):
+            seed = zlib.crc32(f"{matrix.name} {self._steps}".encode())
+            known = self._right(matrix)[:, : (self.rank(matrix) + 1) // 2].T
+            shape = self.rank(matrix) - known.shape[0], matrix.columns
+            draw = torch.Generator().manual_seed(seed)
+            drawn = torch.randn(shape, generator=draw, dtype=like.dtype)
+            found.append(torch.cat([known.to(like), drawn.to(like)]))
+        products.normalize_rows(found)
+        return found
 
-    def keep(self, matrix: Matrix, right: torch.Tensor) -> None:
-        """Keep R for the next step."""
-        self._step.rights[matrix.name] = right
-        self._step.applied[matrix.name] = _squared_norm(right) * self.relaxation**2
+    def keep(self, matrices: Sequence[Matrix], rights: Sequence[torch.Tensor]) -> None:
+        """Keep each R, of which the transpose is given, for the next step."""
+        squares = passes.moments([right.view(-1) for right in rights], squares=True)
+        for matrix, right, square in zip(matrices, rights, squares, strict=True):
+            self._step.rights[matrix.name] = right.T
+            self._step.applied[matrix.name] = square * self.relaxation**2
 
     def end_bucket(
         self,
@@ -337,8 +352,3 @@ def _expected_energy(matrix: Matrix, moment: float) -> float:
 
 def _mean_square(values: Sequence[float]) -> float:
     return sum(value * value for value in values) / len(values)
-
-
-def _squared_norm(values: torch.Tensor) -> float:
-    norm = float(torch.linalg.vector_norm(values, dtype=torch.float64))
-    return norm * norm  # infinite where a power would raise an error

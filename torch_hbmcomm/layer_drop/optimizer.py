@@ -18,7 +18,7 @@ from torch.optim.optimizer import (
 from torch_hbmcomm.layer_drop.averaging import Averager
 from torch_hbmcomm.layer_drop.cache import Cache
 from torch_hbmcomm.layer_drop.products import add_to_matrices, find_rights
-from torch_hbmcomm.layer_drop.ranks import Matrix
+from torch_hbmcomm.layer_drop.ranks import Matrix, read_matrices, write_matrices
 
 Optimizer = torch.optim.Optimizer
 
@@ -115,6 +115,7 @@ class MomentumDamper:
     def _damp(self, optimizer: Optimizer) -> None:
         if _refuses(optimizer):
             return
+        matrices, bases, momenta = [], [], []
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if id(parameter) not in self._bases:
@@ -122,13 +123,18 @@ class MomentumDamper:
                 momentum = _momentum(optimizer, parameter)
                 if momentum is not None:
                     matrix, basis = self._bases.pop(id(parameter))
-                    values = matrix.view(momentum)
-                    lefts = [basis.to(values.dtype).contiguous()]
-                    rights = [values.new_empty(basis.shape[1], matrix.columns)]
-                    find_rights([values], lefts, rights, 1.0)
-                    add_to_matrices([values], lefts, rights, -self._part)
-                    if matrix.order:
-                        matrix.write(values, momentum)
+                    matrices.append(matrix)
+                    bases.append(basis)
+                    momenta.append(momentum)
+        values = read_matrices(matrices, momenta)
+        lefts = [basis.to(one.dtype).contiguous() for basis, one in zip(bases, values, strict=True)]
+        rights = [
+            one.new_empty(basis.shape[1], one.shape[1])
+            for basis, one in zip(bases, values, strict=True)
+        ]
+        find_rights(values, lefts, rights, 1.0)
+        add_to_matrices(values, lefts, rights, -self._part)
+        write_matrices(matrices, values, momenta)
 
 
 class SecondMomentMender:

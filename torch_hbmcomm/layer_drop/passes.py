@@ -24,8 +24,8 @@ def accumulate(
     factor: float,
     squares: bool,
 ) -> torch.Tensor:
-    """Set after = before + factor * gradient, and return its moments and whether gradients are not
-    all zero, as csrc/layerdrop.h says."""
+    """Set after = before + factor * gradient, and return its moments and those of the gradients, as
+    csrc/layerdrop.h says."""
     if not gradients or gradients[0].is_cpu:
         found: torch.Tensor = native.load().layerdrop_accumulate(
             list(gradients), list(before), list(after), factor, squares
@@ -36,22 +36,24 @@ def accumulate(
         total = gradient.to(_wide(gradient, new)) * factor
         new.copy_(total if old is None else total.add_(old))
         moment = torch.linalg.vector_norm(new, 2 if squares else 1, dtype=torch.float64)
-        any_left = gradient.ne(0).any().to(torch.float64)
-        rows.append(torch.stack([moment.square() if squares else moment, any_left]))
+        size = torch.linalg.vector_norm(gradient, 1, dtype=torch.float64)
+        rows.append(torch.stack([moment.square() if squares else moment, size]))
     return torch.stack(rows)
 
 
-def moments(tensors: Sequence[torch.Tensor]) -> list[float]:
-    """Return the sums of the absolute values of flat tensors, which are written as they were, but
-    for the bits of NaNs and the sign of zeros."""
+def moments(tensors: Sequence[torch.Tensor], squares: bool = False) -> list[float]:
+    """Return the sums of the absolute values of flat tensors, or of their squares. The tensors are
+    written as they were, but for the bits of NaNs and the sign of zeros."""
     if tensors and tensors[0].is_cpu:
         # Three times as fast as PyTorch's norm.
         found = native.load().layerdrop_accumulate(
-            tensors, [None] * len(tensors), tensors, 1.0, False
+            tensors, [None] * len(tensors), tensors, 1.0, squares
         )
         sums: list[float] = found[:, 0].tolist()
         return sums
-    return [float(torch.linalg.vector_norm(values, 1, dtype=torch.float64)) for values in tensors]
+    power = 2 if squares else 1
+    norms = [float(torch.linalg.vector_norm(one, power, dtype=torch.float64)) for one in tensors]
+    return [norm * norm for norm in norms] if squares else norms
 
 
 def pack(caches: Sequence[torch.Tensor], wire: torch.Tensor, factor: float, inverse: float) -> None:
@@ -101,6 +103,23 @@ def unpack_around(
             inner = [one - begin for one in begins[first:part]]
             finite &= unpack(wire[source:taken], buffer[begin:end], inner, counts[first:part])
     return finite
+
+
+def transpose_blocks(copies: Sequence[tuple[torch.Tensor, torch.Tensor, int, int]]) -> None:
+    """Write each block of a flat source to a flat target, columns x rows.
+
+    Args:
+        copies: source, target, and the rows and columns of the source's blocks
+    """
+    if not copies:
+        return
+    sources, targets, rows, columns = zip(*copies, strict=True)
+    if all(one.is_cpu and one.dtype == torch.float32 for one in (*sources, *targets)):
+        native.load().layerdrop_transpose_blocks(sources, targets, rows, columns)
+        return
+    for source, target, height, width in copies:
+        blocks = source.view(-1, height, width)
+        target.view(-1, width, height).copy_(blocks.transpose(1, 2))
 
 
 def finite(values: torch.Tensor) -> bool:

@@ -65,6 +65,16 @@ def bases(lefts: Tensors) -> Tensors:
     return [torch.linalg.qr(left).Q.contiguous() for left in lefts]
 
 
+def normalize_rows(matrices: Tensors) -> None:
+    """Divide each row by its norm; a row of zeros stays as it is."""
+    if _native(matrices):
+        native.load().layerdrop_normalize_rows(matrices)
+        return
+    for matrix in matrices:
+        norms = torch.linalg.vector_norm(matrix, dim=1, keepdim=True)
+        matrix.div_(norms.masked_fill_(norms == 0, 1))
+
+
 def _native(tensors: Tensors) -> bool:
     return all(one.is_cpu and one.dtype == torch.float32 for one in tensors)
 

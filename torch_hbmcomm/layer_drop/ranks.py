@@ -13,6 +13,8 @@ from itertools import combinations
 
 import torch
 
+from torch_hbmcomm.layer_drop import passes
+
 _NEXT = 2 / 3
 """The energy that one more column is expected to take, in that of the last column: spectra fall. It
 also keeps two layers of equal worth from passing a column to and fro."""
@@ -49,20 +51,52 @@ class Matrix:
         """The largest rank that has fewer bytes than the whole; no rank above 0 may have."""
         return (self.rows * self.columns - 1) // (self.rows + self.columns)
 
-    def view(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return the elements of a gradient as the matrix; a copy where they lie in another
-        order."""
-        return self._ordered(flat).reshape(self.rows, self.columns)
+    @property
+    def block(self) -> tuple[int, int] | None:
+        """Rows and columns of the blocks of a gradient, each of which the matrix has transposed, as
+        the kernels of a convolution's output channel; None where its order is another one."""
+        if self.order != (0, *range(2, len(self.shape)), 1):
+            return None
+        return self.shape[1], math.prod(self.shape[2:])
 
-    def write(self, values: torch.Tensor, flat: torch.Tensor) -> None:
-        """Write the matrix over the elements of a gradient."""
-        ordered = self._ordered(flat)
-        ordered.copy_(values.reshape(ordered.shape))
-
-    def _ordered(self, flat: torch.Tensor) -> torch.Tensor:
+    def ordered(self, flat: torch.Tensor) -> torch.Tensor:
+        """View the elements of a gradient in the order of the matrix."""
         if not self.order:
             return flat.view(self.rows, self.columns)
         return flat.view(self.shape).permute(self.order)
+
+
+def read_matrices(matrices: Sequence[Matrix], flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the elements of each gradient as its matrix; a copy where they lie in another
+    order."""
+    found = [
+        flat.new_empty(matrix.rows, matrix.columns)
+        if matrix.block
+        else matrix.ordered(flat).reshape(matrix.rows, matrix.columns)
+        for matrix, flat in zip(matrices, flats, strict=True)
+    ]
+    blocks = [
+        (flat, values.view(-1), *matrix.block)
+        for matrix, flat, values in zip(matrices, flats, found, strict=True)
+        if matrix.block
+    ]
+    passes.transpose_blocks(blocks)
+    return found
+
+
+def write_matrices(
+    matrices: Sequence[Matrix], values: Sequence[torch.Tensor], flats: Sequence[torch.Tensor]
+) -> None:
+    """Write matrices over the elements of gradients, unless they are these elements."""
+    blocks = []
+    for matrix, one, flat in zip(matrices, values, flats, strict=True):
+        if matrix.block:
+            rows, columns = matrix.block
+            blocks.append((one.view(-1), flat, columns, rows))
+        elif one.data_ptr() != flat.data_ptr():
+            ordered = matrix.ordered(flat)
+            ordered.copy_(one.view(ordered.shape))
+    passes.transpose_blocks(blocks)
 
 
 def matrix_of(name: str, shape: Sequence[int], width: int) -> Matrix | None:

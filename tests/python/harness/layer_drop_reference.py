@@ -22,12 +22,12 @@ def accumulate(
 ) -> Tensor:
     rows = []
     for gradient, old, new in zip(gradients, before, after, strict=True):
-        some = bool((gradient != 0).any())
+        size = gradient.double().abs().sum().item()
         wide = _wide(new)
         kept = torch.zeros_like(new) if old is None else old
         new.copy_(kept.to(wide) + gradient.to(wide) * factor)
         stored = new.double()
-        rows.append([(stored.square() if squares else stored.abs()).sum().item(), float(some)])
+        rows.append([(stored.square() if squares else stored.abs()).sum().item(), size])
     return torch.tensor(rows, dtype=torch.float64).reshape(-1, 2)
 
 

@@ -239,6 +239,6 @@ def test_a_checkpoint_that_sent_small_matrices_whole(pool: Pool) -> None:
 
 def test_factors_whose_squares_are_no_numbers_are_kept() -> None:
     rule = LowRankRule(hbmcomm.LayerDrop(ratio=0.9, target="low_rank"))
-    rule.keep(Matrix("weight", 30, 20, 8), torch.full((20, 2), 1e200, dtype=torch.float64))
+    rule.keep([Matrix("weight", 30, 20, 8)], [torch.full((2, 20), 1e200, dtype=torch.float64)])
     rule.end_step()
     assert rule.state_dict()["rights"]["weight"].max() == 1e200

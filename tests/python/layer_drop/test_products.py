@@ -9,8 +9,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from torch_hbmcomm import native
 from torch_hbmcomm.layer_drop import products
-from torch_hbmcomm.layer_drop.passes import finite, moments, unpack, unpack_around
+from torch_hbmcomm.layer_drop.passes import (
+    finite,
+    moments,
+    transpose_blocks,
+    unpack,
+    unpack_around,
+)
 
 SHAPES = [(1, 1, 1), (3, 64, 147), (30, 256, 300), (1, 1000, 65), (17, 50, 129), (2, 64, 33)]
 DTYPES = [torch.float32, torch.float64]  # the one by csrc/low_rank.h, the other by PyTorch
@@ -108,6 +115,23 @@ def test_bases(dtype: torch.dtype) -> None:
         assert torch.allclose(spanned, left.double(), rtol=0, atol=1e-5 * float(left.abs().max()))
 
 
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_norm_1(dtype: torch.dtype) -> None:
+    given = [
+        random(rows, columns, dtype, size)
+        for size in (1e-15, 1, 1e15)
+        for _, rows, columns in SHAPES
+    ]
+    given.append(torch.zeros(3, 20, dtype=dtype))
+    found = [one.clone() for one in given]
+    products.normalize_rows(found)
+    assert torch.equal(found.pop(), given.pop())
+    for one, before in zip(found, given, strict=True):
+        wide = before.double()
+        torch.testing.assert_close(one, (wide / wide.norm(dim=1, keepdim=True)).to(dtype))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_what_is_not_finite_shows_in_products(broken: float, dtype: torch.dtype) -> None:
@@ -137,6 +161,16 @@ def test_what_does_not_fit_is_refused(shapes: list[tuple[int, ...]], message: st
         products.find_lefts([matrix], [], [right, right], 1.0)
 
 
+def test_blocks_that_do_not_fit_are_refused() -> None:
+    flat = torch.ones(30)
+    with pytest.raises(ValueError, match=r"sources\[1\] has 30 elements, .* no blocks of 4 x 5"):
+        transpose_blocks([(flat, flat.clone(), 5, 6), (flat, flat.clone(), 4, 5)])
+    with pytest.raises(ValueError, match=r"targets\[0\] is Float \[29\] .* float32 \[30\]"):
+        transpose_blocks([(flat, flat[1:].clone(), 5, 6)])
+    with pytest.raises(ValueError, match="1 sources have 0 targets"):
+        native.load().layerdrop_transpose_blocks([flat], [], [1], [1])
+
+
 def test_more_columns_than_rows_have_no_basis() -> None:
     with pytest.raises(ValueError, match=r"lefts\[1\] is \[3, 5\], which has more columns than"):
         products.bases([torch.ones(5, 3), torch.ones(3, 5)])
@@ -149,6 +183,8 @@ def test_a_moment_is_the_sum_of_absolute_values(dtype: torch.dtype) -> None:
         before = values.clone()
         (found,) = moments([values])
         assert found == pytest.approx(float(before.double().abs().sum()), rel=1e-12)
+        (found,) = moments([values], squares=True)
+        assert found == pytest.approx(float(before.double().square().sum()), rel=1e-12)
         assert torch.equal(values, before)
     for broken in (math.nan, math.inf, -math.inf):
         given = torch.ones(3, dtype=dtype), torch.tensor([1.0, broken, 2.0], dtype=dtype)

@@ -8,7 +8,14 @@ import random
 import pytest
 import torch
 
-from torch_hbmcomm.layer_drop.ranks import Matrix, first_ranks, matrix_of, next_ranks
+from torch_hbmcomm.layer_drop.ranks import (
+    Matrix,
+    first_ranks,
+    matrix_of,
+    next_ranks,
+    read_matrices,
+    write_matrices,
+)
 
 
 def test_a_gradient_is_split_where_a_rank_costs_least() -> None:
@@ -23,18 +30,23 @@ def test_a_gradient_is_split_where_a_rank_costs_least() -> None:
     assert matrix_of("empty", (0, 5), 4) is None
 
 
-@pytest.mark.parametrize("shape", [(6, 4, 3, 5), (6, 4, 1, 5), (4, 3, 3, 6), (12, 10)])
-def test_a_gradient_is_viewed_as_a_matrix_and_written_back(shape: tuple[int, ...]) -> None:
-    gradient = torch.randn(shape)
-    matrix = matrix_of("weight", shape, 4)
-    assert matrix is not None
-    found = matrix.view(gradient.view(-1))
-    assert found.shape == (matrix.rows, matrix.columns)
-    order = matrix.order or range(len(shape))
-    torch.testing.assert_close(found.flatten(), gradient.permute(*order).flatten())
-    again = torch.zeros(gradient.numel())
-    matrix.write(found, again)
-    torch.testing.assert_close(again.view(shape), gradient, rtol=0, atol=0)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_are_read_as_matrices_and_written_back(dtype: torch.dtype) -> None:
+    shapes = [(6, 4, 3, 5), (6, 4, 1, 5), (4, 3, 3, 6), (12, 10), (70, 33, 3, 3), (64, 129, 5)]
+    gradients = [torch.randn(shape).to(dtype) for shape in shapes]
+    made = [matrix_of("weight", shape, 4) for shape in shapes]
+    matrices = [matrix for matrix in made if matrix is not None]
+    assert [matrix.block for matrix in matrices][-2:] == [(33, 9), (129, 5)]
+    assert any(matrix.order and not matrix.block for matrix in matrices)
+    found = read_matrices(matrices, [gradient.view(-1) for gradient in gradients])
+    for gradient, matrix, values in zip(gradients, matrices, found, strict=True):
+        assert values.shape == (matrix.rows, matrix.columns)
+        order = matrix.order or range(gradient.dim())
+        assert torch.equal(values.flatten(), gradient.permute(*order).flatten())
+    again = [torch.zeros(gradient.numel(), dtype=dtype) for gradient in gradients]
+    write_matrices(matrices, found, again)
+    for flat, gradient in zip(again, gradients, strict=True):
+        assert torch.equal(flat.view_as(gradient), gradient)
 
 
 def matrices(draw: random.Random) -> list[Matrix]:
