@@ -8,7 +8,8 @@ hook sends as many bytes of bfloat16, which are twice as many numbers.
 
 One process stands for 4 ranks (learning.py). With `--megabits 100` there are 4 ranks on two hosts,
 which are network namespaces with a cable of that rate between them: that needs root, and adds the
-time until a contender is as good as plain training is in the end. `python -m benchmarks.plot` draws
+time until a contender is as good as plain training is in the end. With `--more-steps` contenders
+train longer than plain training, to see when they are as good. `python -m benchmarks.plot` draws
 what `--json` wrote.
 """
 
@@ -50,6 +51,7 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS[:2])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--more-steps", type=int, default=0, help="of the contenders, not of plain")
     parser.add_argument("--rate", type=float, help="learning rate; by default the task's")
     parser.add_argument("--megabits", type=int, help="rate of the cable between two real hosts")
     parser.add_argument("--json", type=Path, help="append a line for each contender to this file")
@@ -57,16 +59,21 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which removes the hosts
     optimizer = args.optimizer or next(iter(TASKS[args.task].rates))
     rate = args.rate or TASKS[args.task].rates[optimizer]
-    terms = {"task": args.task, "optimizer": optimizer, "steps": args.steps, "rate": rate}
+    terms = {"task": args.task, "optimizer": optimizer, "rate": rate, "megabits": args.megabits}
     title = f"{args.task}, {optimizer}, {args.steps} steps, {args.seeds} seeds"
+    title += f", {args.more_steps} steps more than plain" if args.more_steps else ""
     table = Table("", "bytes", "beside plain", "seconds", "by seed", title=title)
+
+    def steps_of(contender: str) -> int:
+        return int(args.steps + (0 if contender == PLAIN else args.more_steps))
+
     try:
         with _one_process(args.task) if args.megabits is None else _hosts(args) as train:
 
             def measure(contender: str, ratio: float) -> list[Learned]:
                 seeds = range(args.seeds)
                 told = {"optimizer": optimizer, "contender": contender, "ratio": ratio}
-                told |= {"steps": args.steps, "rate": rate}
+                told |= {"steps": steps_of(contender), "rate": rate}
                 return [train(**told, seed=seed) for seed in seeds]
 
             plain = measure(PLAIN, 0)
@@ -77,7 +84,7 @@ def main() -> None:
         parser.error(str(error))
     for contender, ratio, runs in cases:
         row = _row(plain, runs) | {"contender": contender, "ratio": ratio} | terms
-        row["megabits"] = args.megabits
+        row["steps"] = steps_of(contender)
         if args.megabits is not None:
             row |= _times(plain, runs)
         _show(table, row)

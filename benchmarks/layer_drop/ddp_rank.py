@@ -66,6 +66,12 @@ class Trainee:
     def summary(self) -> dict[str, float] | None:
         return None if self._state is None else self._state.summary()
 
+    def ranks(self) -> dict[str, int]:
+        """Return the ranks of the matrices now, by the names in the model."""
+        assert self._state is not None
+        found: dict[str, int] = self._state.state_dict()["rule"]["ranks"]
+        return {name.removeprefix("model."): rank for name, rank in found.items()}
+
     def size(self) -> int:
         """Return the bytes of all gradients."""
         return sum(parameter.nbytes for parameter in self._model.parameters())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, linear
 
 from benchmarks.layer_drop.resnet50 import resnet50
 from torch_hbmcomm import native
@@ -15,9 +18,10 @@ from torch_hbmcomm.layer_drop.products import (
     find_rights,
     set_matrices,
 )
-from torch_hbmcomm.layer_drop.ranks import first_ranks, matrix_of
+from torch_hbmcomm.layer_drop.ranks import matrix_of
 
 BATCH = 8
+_LARGE = 2048  # rows and columns
 
 
 class Passes:
@@ -53,17 +57,18 @@ class Passes:
 
         return [microseconds / 1e6 for microseconds in timed(step)(count, 1)]
 
-    def products(self, width: int, threads: int, ratio: float, count: int) -> list[float]:
-        """Return the seconds of the four products that low rank makes of every matrix M in a step,
-        M R', Lᵀ M, M - L Rᵀ and L Rᵀ, by its own functions and at the ranks that it begins with,
-        and of nothing else: no step can be faster with these functions."""
+    def products(
+        self, width: int, threads: int, ranks: Mapping[str, int], count: int
+    ) -> dict[str, Any]:
+        """Make the four products of low rank of every matrix M in a step, M R', Lᵀ M, M - L Rᵀ and
+        L Rᵀ, by its own functions and at given ranks, and nothing else.
+
+        Returns their `seconds`, and the number of `operations`, multiplications and additions.
+        """
         torch.set_num_threads(threads)
         shapes = {name: one.shape for name, one in resnet50(width).named_parameters()}
         made = (matrix_of(name, shape, 4) for name, shape in shapes.items())
-        matrices = [matrix for matrix in made if matrix is not None]
-        whole = 4 * sum(shape.numel() for shape in shapes.values())
-        fixed = whole - sum(matrix.nbytes for matrix in matrices)
-        ranks = first_ranks(matrices, (1 - ratio) * whole - fixed)
+        matrices = [matrix for matrix in made if matrix is not None and ranks[matrix.name]]
         values = [torch.randn(matrix.rows, matrix.columns) for matrix in matrices]
         found = [torch.empty_like(one) for one in values]
         lefts = [torch.randn(matrix.rows, ranks[matrix.name]) for matrix in matrices]
@@ -77,7 +82,18 @@ class Passes:
             set_matrices(found, lefts, rights)
 
         step()
-        return [microseconds / 1e6 for microseconds in timed(step)(count, 1)]
+        of_one = sum(one.rows * one.columns * ranks[one.name] for one in matrices)
+        seconds = [microseconds / 1e6 for microseconds in timed(step)(count, 1)]
+        return {"seconds": seconds, "operations": 4 * 2 * of_one}
+
+    def pace(self, threads: int, count: int) -> list[float]:
+        """Return the operations in a second of a large product, by oneDNN."""
+        torch.set_num_threads(threads)
+        one, other = torch.randn(2, _LARGE, _LARGE).unbind()
+        given = one.to_mkldnn(), other.to_mkldnn()
+        product = timed(lambda: linear(*given))
+        product(1, 1)
+        return [2 * _LARGE**3 / microseconds * 1e6 for microseconds in product(count, 1)]
 
 
 if __name__ == "__main__":

@@ -56,6 +56,8 @@ COLUMNS = {
     # break-even
     "extra_ms": Column("extra compute", _milliseconds),
     "extra_share": Column("of forward\nand backward", "{:.2%}".format),
+    "gflop": Column("operations", "{:.1f} GFlop".format),
+    "gflop_s": Column("at", "{:.0f} GFlop/s".format),
     "saved_mb": Column("not sent", "{:.1f} MB".format),
     "break_even_gbit_s": Column("does not pay\nabove", "{:.2f} Gbit/s".format),
 }
