@@ -12,6 +12,33 @@ constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1)
 
 }  // namespace
 
+PhaseHeader::PhaseHeader(const MessageHeader& header) noexcept
+    : magic(header.magic),
+      op(header.op),
+      dtype(header.dtype),
+      reduce_op(header.reduce_op),
+      root(header.root),
+      part(header.part),
+      sequence(header.sequence),
+      count(header.count),
+      whole(header.whole) {}
+
+MessageHeader PhaseHeader::message() const noexcept {
+  return {.magic = magic,
+          .op = op,
+          .dtype = dtype,
+          .reduce_op = reduce_op,
+          .reserved = 0,
+          .root = root,
+          .part = part,
+          .sequence = sequence,
+          .count = count,
+          .payload = 0,
+          .transfer = 0,
+          .whole = whole,
+          .group = 0};
+}
+
 AreaLayout::AreaLayout(size_t members, size_t chunk)
     : chunk_bytes(chunk),
       data(round_up(sizeof(Slot) + members * sizeof(StreamLocation), kCacheLine)),
@@ -26,6 +53,9 @@ void format_area(std::byte* area, const AreaLayout& layout) noexcept {
   auto* control = new (area) Control{};
   control->magic = kAreaMagic;
   control->chunk_bytes = layout.chunk_bytes;
+  for (size_t slot : {layout.slot, layout.slot + layout.slot_stride}) {
+    new (&reinterpret_cast<Slot*>(area + slot)->phase) std::atomic<uint64_t>(0);
+  }
   for (size_t box = layout.mail; box < layout.total; box += layout.mail_stride) {
     for (Cell& cell : reinterpret_cast<Mailbox*>(area + box)->cells) {
       new (&cell.state) std::atomic<uint32_t>(Cell::kFree);

@@ -16,7 +16,7 @@
 namespace hbm::shm {
 
 inline constexpr size_t kCacheLine = 64;
-inline constexpr uint64_t kAreaMagic = 0x346165726d6268;  // "hbmrea4": another layout, another one
+inline constexpr uint64_t kAreaMagic = 0x356165726d6268;  // "hbmrea5": another layout, another one
 
 // How a rank is woken. See ShmGroup::sleep().
 struct alignas(kCacheLine) Doorbell {
@@ -47,21 +47,43 @@ struct StreamLocation {
   uint32_t unused;
 };
 
-// A member's part of one phase. A StreamLocation for each member follows, then the data.
+// What all members of a phase must agree on: of a MessageHeader what is not of messages alone.
+struct PhaseHeader {
+  explicit PhaseHeader(const MessageHeader& header) noexcept;
+  MessageHeader message() const noexcept;
+  bool operator==(const PhaseHeader&) const = default;
+
+  uint32_t magic;
+  uint8_t op;
+  uint8_t dtype;
+  uint8_t reduce_op;
+  int32_t root;
+  uint32_t part;
+  uint64_t sequence;
+  uint64_t count;
+  uint64_t whole;
+};
+
+// A member's part of one phase. A StreamLocation for each member follows, then the data. The first
+// cache line is all that travels for a reduction of up to kTinyBytes.
+inline constexpr size_t kTinyBytes = 16;
+
 struct alignas(kCacheLine) Slot {
-  MessageHeader header;
-  StreamLocation place;  // of a reduction's buffer
-  uint64_t chunk;        // bytes of a stream in one slot
-  uint64_t rounds;       // phases that the streams in slots need
-  uint32_t zero_copy;    // 1: some stream is kZeroCopy, so a last phase must say that it was read
+  std::atomic<uint64_t> phase;  // the last one in which the owner published this slot
+  PhaseHeader header;
+  std::array<std::byte, kTinyBytes> tiny;    // data that has room here
+  alignas(kCacheLine) StreamLocation place;  // of a reduction's buffer
+  uint64_t chunk;                            // bytes of a stream in one slot
+  uint64_t rounds;                           // phases that the streams in slots need
+  uint32_t zero_copy;  // 1: some stream is kZeroCopy, so a last phase must say that it was read
 };
 static_assert(sizeof(Slot) == 2 * kCacheLine);
+static_assert(offsetof(Slot, tiny) + kTinyBytes == kCacheLine);
 
 struct alignas(kCacheLine) Control {
   uint64_t magic;
   uint64_t chunk_bytes;
-  alignas(kCacheLine) std::atomic<uint64_t> phase;  // the last one that the owner published
-  std::atomic<uint32_t> left;                       // 1: the owner destroyed the group
+  alignas(kCacheLine) std::atomic<uint32_t> left;  // 1: the owner destroyed the group
   // Neighbours that will not look here again; each adds itself.
   alignas(kCacheLine) std::atomic<uint32_t> released;
   Doorbell collectives;

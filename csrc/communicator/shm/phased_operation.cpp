@@ -1,15 +1,14 @@
 #include "communicator/shm/phased_operation.h"
 
-#include <cstring>
-
 namespace hbm::shm {
 
 Progress PhasedOperation::poll() { return shm_group_->all_here() ? next_phase() : Progress::kIdle; }
 
 bool PhasedOperation::wait(Clock::time_point until) {
   shm_group_->sleep(until);
+  if (shm_group_->all_here()) return true;
   const bool woken = Clock::now() < until;  // by one of those who have come, most likely
-  if (!shm_group_->all_here() && (!woken || shm_group_->failed())) {
+  if (!woken || shm_group_->failed()) {
     shm_group_->require_alive(missing(), *this, [this] { return shm_group_->all_here(); });
   }
   return true;
@@ -26,7 +25,7 @@ std::string PhasedOperation::describe() const {
 
 Slot& PhasedOperation::open() {
   Slot& slot = shm_group_->next_slot();
-  slot.header = make_header(signature_, count_, part_++, 0);
+  slot.header = PhaseHeader(make_header(signature_, count_, part_++, 0));
   slot.chunk = 0;
   slot.rounds = 0;
   slot.zero_copy = 0;
@@ -34,13 +33,13 @@ Slot& PhasedOperation::open() {
 }
 
 void PhasedOperation::check(bool same_count) const {
-  const MessageHeader& own = shm_group_->slot(shm_group_->self()).header;
+  const PhaseHeader& own = shm_group_->slot(shm_group_->self()).header;
   for (size_t i = 0; i < shm_group_->size(); ++i) {
-    const MessageHeader& found = shm_group_->slot(i).header;
-    MessageHeader alike = found;
-    alike.count = own.count;
-    if (!same_count && std::memcmp(&alike, &own, sizeof own) == 0) continue;
-    check_header(found, own, shm_group_->member(i).rank, shm_group_->group());
+    const PhaseHeader& found = shm_group_->slot(i).header;
+    PhaseHeader alike = found;
+    if (!same_count) alike.count = own.count;
+    if (alike == own) continue;
+    check_header(found.message(), own.message(), shm_group_->member(i).rank, shm_group_->group());
   }
 }
 

@@ -78,6 +78,7 @@ Progress ShmReduction::next_phase() {
 // The same on every member, because all see the same slots.
 Progress ShmReduction::decide() {
   check(/*same_count=*/true);
+  if (count_ * element() < kZeroCopyBytes && small_) return one_slot();
   size_t zero_copy = 0;
   for (size_t i = 0; i < shm_group_->size(); ++i) {
     if (shm_group_->slot(i).place.kind == StreamLocation::kZeroCopy) ++zero_copy;
@@ -98,8 +99,7 @@ Progress ShmReduction::decide() {
 Progress ShmReduction::one_slot() {
   if (takes_result()) {
     auto& sources = shm_group_->sources();
-    for (size_t i = 0; i < shm_group_->size(); ++i)
-      sources[i] = shm_group_->data(shm_group_->slot(i));
+    for (size_t i = 0; i < shm_group_->size(); ++i) sources[i] = shown(shm_group_->slot(i));
     reduce(buffers_.out, sources.data(), sources.size(), count_, signature_.dtype,
            signature_.reduce_op, buffers_.divisor);
   }
@@ -175,8 +175,13 @@ void ShmReduction::post(size_t index) {
 
 void ShmReduction::show_chunk(Slot& slot, size_t index) {
   const ElementRange range = chunk(index);
-  copy_bytes(shm_group_->data(slot), at(buffers_.in, range.offset * element()),
+  copy_bytes(const_cast<std::byte*>(shown(slot)), at(buffers_.in, range.offset * element()),
              range.count * element());
+}
+
+// Where a slot has the data of one phase.
+const std::byte* ShmReduction::shown(const Slot& slot) const {
+  return count_ * element() <= kTinyBytes ? slot.tiny.data() : shm_group_->data(slot);
 }
 
 void ShmReduction::reduce_shares(size_t index) {

@@ -69,7 +69,9 @@ bool ShmGroup::released(const std::byte* area, size_t members) noexcept {
 // Who publishes last finds everybody here, and wakes those that sleep; nobody has to wake before.
 void ShmGroup::publish() noexcept {
   arrived_ = 0;
-  control(self_).phase.store(++phase_, std::memory_order_seq_cst);
+  ++phase_;
+  slot_at(self_, phase_)->phase.store(phase_, std::memory_order_release);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   if (!all_here()) return;
   for (size_t i = 0; i < size(); ++i) {
     if (i != self_) ring(control(i).collectives);
@@ -77,7 +79,8 @@ void ShmGroup::publish() noexcept {
 }
 
 bool ShmGroup::all_here() noexcept {
-  while (arrived_ < size() && control(arrived_).phase.load(std::memory_order_seq_cst) >= phase_) {
+  while (arrived_ < size() &&
+         slot_at(arrived_, phase_)->phase.load(std::memory_order_seq_cst) == phase_) {
     ++arrived_;
   }
   return arrived_ == size();
@@ -86,7 +89,7 @@ bool ShmGroup::all_here() noexcept {
 std::vector<int> ShmGroup::missing() const {
   std::vector<int> ranks;
   for (size_t i = 0; i < size(); ++i) {
-    if (control(i).phase.load(std::memory_order_acquire) < phase_)
+    if (slot_at(i, phase_)->phase.load(std::memory_order_acquire) != phase_)
       ranks.push_back(members_[i].rank);
   }
   return ranks;

@@ -6,11 +6,13 @@
 // t + 1. All collectives are sequences of phases (communicator/shm/phased_operation.h), one after
 // the other, so nothing has to be cleared or agreed on in between.
 //
-// Memory order: publish() releases the slot by its store of `phase`, all_here() acquires it. The
-// same two, with the doorbell's `asleep`, are sequentially consistent: either the sleeper sees the
-// last member's phase before it sleeps, or that member sees that it sleeps and rings. (Of transfers
-// the bell's count takes the part of the phase.) docs/design/shared-memory.md has the whole
-// argument.
+// Memory order: publish() releases the slot by its store of `phase`, all_here() acquires it. A
+// fence after that store, all_here()'s loads and the doorbell's `asleep` are sequentially
+// consistent: either the sleeper sees the last member's phase before it sleeps, or that member sees
+// that it sleeps and rings. (Were the store itself of that order, it would wait for the stores
+// before it, and often for the slot's cache line once more, which a reader has fetched meanwhile.)
+// Of transfers the bell's count takes the part of the phase. docs/design/shared-memory.md has the
+// whole argument.
 //
 // Threads: the members' segments are shared by processes; in this one, one thread at a time uses
 // the phases, and any thread may call the rest.
