@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -23,12 +24,24 @@ constexpr milliseconds kLookEvery{10};
 
 long field(long sum, int number) { return (sum >> (kFieldBits * number)) & kField; }
 
-std::string verdict_key(const Participant& participant, const std::string& step) {
-  return participant.prefix + step + "/all";
-}
-
 std::string count_key(const Participant& participant, const std::string& step) {
   return participant.prefix + step + "/count";
+}
+
+// What holds on all, if all have come.
+std::optional<unsigned> common_facts(const Participant& participant, long sum) {
+  if (field(sum, kMostFacts) != participant.size) return std::nullopt;
+  unsigned common = 0;
+  for (int fact = 0; fact < kMostFacts; ++fact) {
+    if (field(sum, fact) == participant.size) common |= 1U << fact;
+  }
+  return common;
+}
+
+std::optional<unsigned> look(const Participant& participant, const std::string& step,
+                             KeyValue::Deadline deadline) {
+  const auto sum = participant.store->get(count_key(participant, step), deadline);
+  return sum ? common_facts(participant, std::stol(*sum)) : std::nullopt;
 }
 
 // Waits until all who have come have told so, or a moment is over, so that nobody takes one of them
@@ -51,19 +64,14 @@ bool await_those_who_came(const Participant& participant, const std::string& ste
 
 }  // namespace
 
-void vouch(const Participant& participant, const std::string& step, unsigned facts) {
+std::optional<unsigned> vouch(const Participant& participant, const std::string& step,
+                              unsigned facts) {
   long own = 1L << (kFieldBits * kMostFacts);
   for (int fact = 0; fact < kMostFacts; ++fact) {
     if (((facts >> fact) & 1) != 0) own += 1L << (kFieldBits * fact);
   }
-  const long sum = participant.store->add(count_key(participant, step), own, participant.deadline);
-  if (field(sum, kMostFacts) != participant.size) return;
-  unsigned common = 0;  // this rank is the last
-  for (int fact = 0; fact < kMostFacts; ++fact) {
-    if (field(sum, fact) == participant.size) common |= 1U << fact;
-  }
-  participant.store->set(verdict_key(participant, step), std::to_string(common),
-                         participant.deadline);
+  return common_facts(
+      participant, participant.store->add(count_key(participant, step), own, participant.deadline));
 }
 
 unsigned held_by_all(const Participant& participant, const std::string& step) {
@@ -71,7 +79,7 @@ unsigned held_by_all(const Participant& participant, const std::string& step) {
   const auto usual = steady_clock::now() + kUsual;
   bool has_told = false;
   Lookout lookout(participant, all);
-  const auto look = [&] {
+  const auto check = [&] {
     const auto now = steady_clock::now();
     if (!has_told && now >= std::min(usual, participant.deadline)) {
       participant.store->set(step_key(participant, step, participant.rank), "",
@@ -80,16 +88,18 @@ unsigned held_by_all(const Participant& participant, const std::string& step) {
     }
     lookout.look();
   };
-  const std::string key = verdict_key(participant, step);
-  if (!await_keys(*participant.store, {key}, participant.deadline, look)) {
+  std::optional<unsigned> common;
+  const auto found = [&](KeyValue::Deadline patience) {
+    common = look(participant, step, patience);
+    return common.has_value();
+  };
+  if (!await_answer(found, participant.deadline, check)) {
     const bool all_came = await_those_who_came(participant, step);
-    if (!all_came || !await_keys(*participant.store, {key}, steady_clock::now() + kPatience)) {
+    if (!all_came || !found(steady_clock::now() + kPatience)) {
       throw_missing(participant, step, all);
     }
   }
-  const auto verdict = participant.store->get_all(
-      {key}, std::max(participant.deadline, steady_clock::now()) + kPatience);
-  return static_cast<unsigned>(std::stoul(verdict.front()));
+  return *common;
 }
 
 }  // namespace hbm::bootstrap

@@ -85,17 +85,55 @@ void say_last_words(const Participant& participant, const std::string& key,
   }
 }
 
-// Reads the records of ranks while others are still to come.
+// Reads the records of the other ranks while some are still to come.
 class ComingRecords {
  public:
   using Arrived = std::function<void(int rank, const std::string& told)>;
   ComingRecords(const Participant& participant, const std::vector<int>& among,
-                const std::vector<std::string>& keys, const Arrived& arrived)
+                const std::vector<std::string>& keys, const std::string& own,
+                const Arrived& arrived)
       : participant_(participant), among_(among), keys_(keys), arrived_(arrived) {
-    for (size_t i = 0; i < among.size(); ++i) unread_.push_back(i);
     records_.resize(among.size());
+    for (size_t i = 0; i < among.size(); ++i) {
+      if (among[i] == participant.rank) {
+        take(i, own);
+      } else {
+        unread_.push_back(i);
+      }
+    }
   }
 
+  // Waits until all have come; false when the deadline came first.
+  bool await(const std::function<void()>& check) {
+    KeyValue& store = *participant_.store;
+    if (unread_.empty()) return true;
+    if (unread_.size() > 1) {
+      return await_keys(store, keys_, participant_.deadline, [&] {
+        look();
+        check();
+      });
+    }
+    const size_t last = unread_.front();
+    const auto record = await_value(store, keys_[last], participant_.deadline, check);
+    if (!record) return false;
+    unread_.clear();
+    take(last, *record);
+    return true;
+  }
+
+  // Returns the records of all. REQUIRES: all have come.
+  std::vector<std::string> all() {
+    std::vector<std::string> keys;
+    for (const size_t index : unread_) keys.push_back(keys_[index]);
+    if (!keys.empty()) {
+      const std::vector<std::string> found =
+          participant_.store->get_all(keys, participant_.deadline + kLookPatience);
+      for (size_t i = 0; i < found.size(); ++i) take(unread_[i], found[i]);
+    }
+    return std::move(records_);
+  }
+
+ private:
   // Looks for some of the unread, now and then.
   void look() {
     const auto now = std::chrono::steady_clock::now();
@@ -114,19 +152,6 @@ class ComingRecords {
     next_look_ = std::chrono::steady_clock::now() + kLookEvery;
   }
 
-  // Returns the records of all. REQUIRES: all have come.
-  std::vector<std::string> all() {
-    std::vector<std::string> keys;
-    for (const size_t index : unread_) keys.push_back(keys_[index]);
-    if (!keys.empty()) {
-      const std::vector<std::string> found =
-          participant_.store->get_all(keys, participant_.deadline + kLookPatience);
-      for (size_t i = 0; i < found.size(); ++i) take(unread_[i], found[i]);
-    }
-    return std::move(records_);
-  }
-
- private:
   void take(size_t index, const std::string& record) {
     records_[index] = record;
     if (arrived_ && record.front() == kResult) arrived_(among_[index], record.substr(1));
@@ -205,13 +230,9 @@ std::vector<std::string> gather(const Participant& participant, const std::strin
     std::rethrow_exception(own);  // in its own words and of its own kind
   }
   participant.store->set(own_key, told, participant.deadline);
-  ComingRecords coming(participant, among, keys, arrived);
+  ComingRecords coming(participant, among, keys, told, arrived);
   Lookout lookout(participant, among);
-  const auto look = [&] {
-    coming.look();
-    lookout.look();
-  };
-  if (!await_keys(*participant.store, keys, participant.deadline, look)) {
+  if (!coming.await([&] { lookout.look(); })) {
     throw_missing(participant, step, among);
   }
 
@@ -275,16 +296,13 @@ std::optional<std::string> await_told(const Participant& participant, const std:
   const std::string key = step_key(participant, step, rank);
   const auto look = [&] { participant.require_alive(everyone(participant.size)); };
   try {
-    if (!await_keys(*participant.store, {key}, until, look, participant.deadline)) {
-      return std::nullopt;
-    }
+    const auto record = await_value(*participant.store, key, until, look, participant.deadline);
+    if (!record || record->front() != kResult) return std::nullopt;
+    return record->substr(1);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kDeath) throw;
     return std::nullopt;
   }
-  const std::string record =
-      participant.store->get_all({key}, participant.deadline + kLookPatience).front();
-  return record.front() == kResult ? std::optional(record.substr(1)) : std::nullopt;
 }
 
 }  // namespace hbm::bootstrap

@@ -30,17 +30,18 @@ std::vector<std::string> KeyValue::get_all(const std::vector<std::string>& keys,
   return values;
 }
 
-bool await_keys(KeyValue& store, const std::vector<std::string>& keys, KeyValue::Deadline deadline,
-                const std::function<void()>& check, KeyValue::Deadline answer) {
-  const microseconds longest =
-      std::max(kLongestPause, kPausePerKey * static_cast<int64_t>(keys.size()));
+namespace {
+
+bool await_with_pauses(const std::function<bool(KeyValue::Deadline patience)>& found,
+                       microseconds longest, KeyValue::Deadline deadline,
+                       const std::function<void()>& check, KeyValue::Deadline answer) {
   for (microseconds pause = kFirstPause;; pause = std::min(pause * 3 / 2, longest)) {
     const auto patience = std::max({deadline, answer, steady_clock::now() + kAnswerPatience});
-    if (store.has(keys, patience)) return true;
+    if (found(patience)) return true;
     try {
       if (check) check();
     } catch (const Error&) {
-      if (store.has(keys, patience)) return true;  // what was waited for came before that
+      if (found(patience)) return true;  // what was waited for came before that
       throw;
     }
     const auto now = steady_clock::now();
@@ -50,6 +51,35 @@ bool await_keys(KeyValue& store, const std::vector<std::string>& keys, KeyValue:
     }
     std::this_thread::sleep_until(std::min(now + pause, deadline));
   }
+}
+
+}  // namespace
+
+bool await_answer(const std::function<bool(KeyValue::Deadline patience)>& found,
+                  KeyValue::Deadline deadline, const std::function<void()>& check,
+                  KeyValue::Deadline answer) {
+  return await_with_pauses(found, kLongestPause, deadline, check, answer);
+}
+
+bool await_keys(KeyValue& store, const std::vector<std::string>& keys, KeyValue::Deadline deadline,
+                const std::function<void()>& check, KeyValue::Deadline answer) {
+  const microseconds longest =
+      std::max(kLongestPause, kPausePerKey * static_cast<int64_t>(keys.size()));
+  const auto found = [&](KeyValue::Deadline patience) { return store.has(keys, patience); };
+  return await_with_pauses(found, longest, deadline, check, answer);
+}
+
+std::optional<std::string> await_value(KeyValue& store, const std::string& key,
+                                       KeyValue::Deadline deadline,
+                                       const std::function<void()>& check,
+                                       KeyValue::Deadline answer) {
+  std::optional<std::string> value;
+  const auto found = [&](KeyValue::Deadline patience) {
+    value = store.get(key, patience);
+    return value.has_value();
+  };
+  await_answer(found, deadline, check, answer);
+  return value;
 }
 
 PrefixedKeyValue::PrefixedKeyValue(std::shared_ptr<KeyValue> store, std::string prefix)

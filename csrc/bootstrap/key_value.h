@@ -38,11 +38,23 @@ class KeyValue {
   virtual long add(const std::string& key, long amount, Deadline deadline) = 0;
 };
 
-// Waits until all keys are there; false when the deadline came first. A store that does not answer
-// throws at `answer`, or a second after the deadline if that is later. `check` is called between
-// the looks, and ends the wait by what it throws.
+// Asks until `found`, which asks a store and has until `patience` for the answer, returns true;
+// false when the deadline came first. A store that does not answer throws at `answer`, or a second
+// after the deadline if that is later. `check` is called between the looks, and ends the wait by
+// what it throws.
+bool await_answer(const std::function<bool(KeyValue::Deadline patience)>& found,
+                  KeyValue::Deadline deadline, const std::function<void()>& check = {},
+                  KeyValue::Deadline answer = {});
+
+// Waits like that until all keys are there.
 bool await_keys(KeyValue& store, const std::vector<std::string>& keys, KeyValue::Deadline deadline,
                 const std::function<void()>& check = {}, KeyValue::Deadline answer = {});
+
+// Waits like that for the value of a key, which it returns.
+std::optional<std::string> await_value(KeyValue& store, const std::string& key,
+                                       KeyValue::Deadline deadline,
+                                       const std::function<void()>& check = {},
+                                       KeyValue::Deadline answer = {});
 
 // The keys of a store that begin with a prefix, by the rest of their names.
 class PrefixedKeyValue final : public KeyValue {

@@ -36,6 +36,10 @@ constexpr milliseconds kOpenPatience{200};  // before the original is asked whet
 constexpr milliseconds kOpenAgain{10000};
 constexpr rlim_t kFewDescriptors = 8;
 
+// No key has this value. To replace it by itself asks a TCPStore for the value of a key, or for
+// this one where there is none, in one question: get() takes two, and waits for the key.
+constexpr std::string_view kAbsent("\0hbm: absent", 12);
+
 struct PrefixReader : c10d::PrefixStore {
   static const std::string& prefix(c10d::PrefixStore& store) {
     return store.*(&PrefixReader::prefix_);
@@ -103,12 +107,19 @@ class StoreConnection final : public KeyValue {
   }
 
   std::optional<std::string> get(const std::string& key, Deadline deadline) override {
-    return ask<std::optional<std::string>>(
-        [key](c10d::Store& store) -> std::optional<std::string> {
-          if (!store.check({key})) return std::nullopt;
-          return store.get_to_str(key);
-        },
-        deadline);
+    const auto in_one_question = [key](c10d::Store& store) -> std::optional<std::string> {
+      const std::vector<uint8_t> absent(kAbsent.begin(), kAbsent.end());
+      const std::vector<uint8_t> value = store.compareSet(key, absent, absent);
+      return value == absent ? std::nullopt
+                             : std::optional(std::string(value.begin(), value.end()));
+    };
+    const auto in_several = [key](c10d::Store& store) -> std::optional<std::string> {
+      if (!store.check({key})) return std::nullopt;
+      return store.get_to_str(key);
+    };
+    using Value = std::optional<std::string>;
+    return state_->is_tcp ? ask<Value>(in_one_question, deadline)
+                          : ask<Value>(in_several, deadline);
   }
 
   std::vector<std::string> get_all(const std::vector<std::string>& keys,

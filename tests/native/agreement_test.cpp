@@ -7,6 +7,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -138,11 +139,18 @@ TEST(Agreement, WhatAllSaidBeforeADeathCounts) {
   EXPECT_EQ(held_by_all(own, "step"), 2u);
 }
 
-TEST(Agreement, TakesTwoKeys) {
+TEST(Agreement, TakesOneKey) {
   const auto store = std::make_shared<FakeStore>();
   for (int rank = 0; rank < 100; ++rank) vouch(participant(store, rank, 100), "step", 1);
   EXPECT_EQ(held_by_all(participant(store, 7, 100), "step"), 1u);
-  EXPECT_EQ(store->keys().size(), 2u);
+  EXPECT_EQ(store->keys().size(), 1u);
+}
+
+TEST(Agreement, TheLastToVouchKnowsAtOnce) {
+  const auto store = std::make_shared<FakeStore>();
+  EXPECT_EQ(vouch(participant(store, 1, 3), "step", 3), std::nullopt);
+  EXPECT_EQ(vouch(participant(store, 0, 3), "step", 2), std::nullopt);
+  EXPECT_EQ(vouch(participant(store, 2, 3), "step", 3), std::optional(2u));
 }
 
 }  // namespace

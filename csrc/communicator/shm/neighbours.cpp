@@ -156,8 +156,9 @@ class Exploration {
       facts &= found_[r] ? ~kAllCalled : ~kAllKnown;
     }
     if (machine_.size() > 1 && facts == kAllCalled && !call_all()) facts = 0;
-    vouch(participant_, "calls", facts);
-    return problem_ ? 0 : held_by_all(participant_, "calls");
+    const auto common = vouch(participant_, "calls", facts);
+    if (problem_) return 0;
+    return common ? *common : held_by_all(participant_, "calls");
   }
 
   bool call_all() {
@@ -191,8 +192,9 @@ class Exploration {
     const bool mapped = std::ranges::all_of(peers, [this](const auto& peer) {
       return found_[static_cast<size_t>(peer.second)] != nullptr;
     });
-    vouch(participant_, "mapped", mapped ? kAllMapped : 0);
-    const bool all_mapped = !problem_ && held_by_all(participant_, "mapped") == kAllMapped;
+    const auto common = vouch(participant_, "mapped", mapped ? kAllMapped : 0);
+    const bool all_mapped =
+        !problem_ && (common ? *common : held_by_all(participant_, "mapped")) == kAllMapped;
     if (!all_mapped && area_) area_->disown();  // areas are then told anew
     return all_mapped;
   }
