@@ -20,6 +20,7 @@ struct Names {
 };
 constexpr Names kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_"};
 constexpr Names kVersion2{"memory.max", "memory.current", ""};
+constexpr uint64_t kNoLimit = uint64_t{1} << 62;  // and more: what version 1 has for "max"
 
 uint64_t file_cache(const fs::path& group, const std::string& prefix) {
   std::ifstream stat(group / "memory.stat");
@@ -35,6 +36,7 @@ void tighten(GroupLimit& tightest, const fs::path& group, const Names& names) {
   uint64_t limit = 0;
   const fs::path file = group / names.limit;
   if (!(std::ifstream(file) >> limit)) return;  // not there, or "max"
+  if (limit >= kNoLimit) return;
   if (limit < tightest.bytes) {
     tightest.bytes = limit;
     tightest.file = file;

@@ -22,8 +22,15 @@ uint64_t less_margin(uint64_t free, uint64_t total) {
   return free > margin ? free - margin : 0;
 }
 
+uint64_t machine_room(const MemInfo& info) {
+  const GroupLimit group = group_limit();
+  return std::min(less_margin(info.bytes("MemAvailable"), info.bytes("MemTotal")),
+                  less_margin(group.room, std::min(group.bytes, info.bytes("MemTotal"))));
+}
+
 uint64_t look_at_shared_room() {
-  return std::min(machine_room(), overcommit_room(MemInfo::of_machine()));
+  const MemInfo info = MemInfo::of_machine();
+  return std::min(machine_room(info), overcommit_room(info));
 }
 
 uint64_t node_room(int node) {
@@ -44,12 +51,7 @@ uint64_t room_on(const std::vector<int>& nodes, bool interleave) {
   return interleave && !nodes.empty() ? smallest * nodes.size() : sum;
 }
 
-uint64_t machine_room() {
-  const MemInfo info = MemInfo::of_machine();
-  const GroupLimit group = group_limit();
-  return std::min(less_margin(info.bytes("MemAvailable"), info.bytes("MemTotal")),
-                  less_margin(group.room, std::min(group.bytes, info.bytes("MemTotal"))));
-}
+uint64_t machine_room() { return machine_room(MemInfo::of_machine()); }
 
 uint64_t shared_room(uint64_t bytes) {
   using Clock = std::chrono::steady_clock;

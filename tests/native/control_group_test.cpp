@@ -38,6 +38,11 @@ TEST_F(ControlGroup, HasNoLimit) {
   EXPECT_EQ(limit("0::/a\n").bytes, kUnlimited);
   EXPECT_EQ(limit("0::/a\n").room, kUnlimited);
   EXPECT_EQ(limit("4:cpu:/a\n").bytes, kUnlimited);
+  file("memory/a/memory.limit_in_bytes", "9223372036854771712");
+  file("memory/a/memory.usage_in_bytes", "900");
+  EXPECT_EQ(limit("4:memory:/a\n").bytes, kUnlimited);
+  EXPECT_EQ(limit("4:memory:/a\n").room, kUnlimited);
+  EXPECT_EQ(limit("4:memory:/a\n").file, "");
 }
 
 TEST_F(ControlGroup, OfVersion2) {
