@@ -93,6 +93,40 @@ INSTANTIATE_TEST_SUITE_P(Shapes, NodeCollectives,
                                   (info.param.threads > 1 ? "_with_threads" : "");
                          });
 
+// The phases that one stream of `bytes` from rank 1 to rank 0 takes, or an alltoall of such
+// streams.
+uint64_t phases(size_t chunk_bytes, size_t bytes, OpCode op) {
+  TestNode node({.size = 2, .chunk_bytes = chunk_bytes, .segment_bytes = 1 << 20});
+  node.run([&](NodeRank& rank) {
+    std::vector<char> in(2 * bytes, static_cast<char>(rank.rank + 1)), out(2 * bytes);
+    const std::vector<Source> sources = {{in.data(), bytes}, {in.data() + bytes, bytes}};
+    const std::vector<Sink> sinks = {{out.data(), bytes}, {out.data() + bytes, bytes}};
+    const bool gathers = op == OpCode::kGather;
+    const bool receives = !gathers || rank.rank == 0;
+    EXPECT_FALSE(rank.run(gathers ? rank.collectives->gather(1, sources[0],
+                                                             receives ? sinks : std::vector<Sink>{},
+                                                             Dtype::kInt8, 0)
+                                  : rank.collectives->alltoall(1, sources, sinks, Dtype::kInt8)));
+    const std::vector<char> expected = {1, 2};
+    if (!receives) return;
+    EXPECT_EQ((std::vector<char>{out[bytes - 1], out[bytes]}), expected);
+  });
+  return reinterpret_cast<const Control*>(node.areas[0])->phase.load();
+}
+
+TEST(NodeStreams, GoInAsFewChunksAsTheSlotAndTheCacheAllow) {
+  constexpr size_t kKiB = 1024;
+  constexpr size_t kMiB = 1024 * kKiB;
+  EXPECT_EQ(phases(128 * kKiB, 128 * kKiB, OpCode::kGather), 1u);
+  EXPECT_EQ(phases(128 * kKiB, 512 * kKiB, OpCode::kGather), 2u);
+  EXPECT_EQ(phases(128 * kKiB, 2 * kMiB, OpCode::kGather), 4u);
+  EXPECT_EQ(phases(128 * kKiB, 2 * kMiB, OpCode::kAlltoall), 4u);
+  EXPECT_EQ(phases(4 * kKiB, 2 * kMiB, OpCode::kGather), 128u);
+  EXPECT_EQ(phases(kMiB, 2 * kMiB, OpCode::kGather), 2u);
+  EXPECT_EQ(phases(128 * kKiB, 8 * kMiB, OpCode::kGather), 64u);
+  EXPECT_EQ(phases(128 * kKiB, 4 * kMiB, OpCode::kAlltoall), 32u);
+}
+
 // HBM_STRESS_SECONDS=600 talks for ten minutes.
 TEST(NodeStress, TalksAsLongAsItIsTold) {
   const int seconds = stress("HBM_STRESS_SECONDS", 0);

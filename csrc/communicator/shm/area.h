@@ -16,7 +16,7 @@
 namespace hbm::shm {
 
 inline constexpr size_t kCacheLine = 64;
-inline constexpr uint64_t kAreaMagic = 0x356165726d6268;  // "hbmrea5": another layout, another one
+inline constexpr uint64_t kAreaMagic = 0x366165726d6268;  // "hbmrea6": another layout, another one
 
 // How a rank is woken. See ShmGroup::sleep().
 struct alignas(kCacheLine) Doorbell {
@@ -168,7 +168,7 @@ struct AreaLayout {
 
   size_t chunk_bytes;  // of a reduction's slot
   size_t data;         // where a slot's data starts: behind a StreamLocation for each member
-  size_t data_bytes;   // room for data: two chunks, and a cache line for each member
+  size_t data_bytes;   // room for data: two to four chunks, and a cache line for each member
   size_t slot;         // of slot 0; slot 1 follows
   size_t slot_stride;
   size_t mail;  // of the mailbox for member 0; the others follow

@@ -10,6 +10,9 @@
 namespace hbm::shm {
 namespace {
 
+// Rounded up.
+size_t divided(size_t dividend, size_t divisor) { return (dividend + divisor - 1) / divisor; }
+
 std::vector<size_t> counts(const std::vector<Sink>& sinks) {
   std::vector<size_t> found;
   for (const Sink& sink : sinks) found.push_back(sink.count);
@@ -50,12 +53,18 @@ void Streams::begin() {
 
 // Chooses the way of each stream.
 void Streams::announce(Slot& slot) {
-  size_t streams = 0;  // equal on all ranks of a reduce_scatter, whose chunks must be alike
-  for (const Source& source : outgoing_) streams += source.count > 0 ? 1 : 0;
+  size_t streams = 0;
+  size_t largest = 0;  // elements
+  for (size_t i = 0; i < outgoing_.size(); ++i) {
+    const size_t count = outgoing_[i].count;
+    // With the own part their number is the same on all ranks of a reduce_scatter.
+    const bool counts = i != shm_group_->self() || chunks_are_alike();
+    if (count > 0 && counts) ++streams;
+    largest = std::max(largest, count);
+  }
   if (multicast_) streams = std::min<size_t>(streams, 1);
-  const AreaLayout& layout = shm_group_->layout();
-  const size_t room = layout.data_bytes / std::max<size_t>(streams, 1);
-  chunk_ = std::min(layout.chunk_bytes, room / kCacheLine * kCacheLine);
+  const size_t room = shm_group_->layout().data_bytes / std::max<size_t>(streams, 1);
+  chunk_ = chunk_of(largest * element(), room / kCacheLine * kCacheLine);
   slot.chunk = chunk_;
 
   StreamLocation* locations = shm_group_->locations(slot);
@@ -74,8 +83,21 @@ void Streams::announce(Slot& slot) {
     if (slot_streams_.empty() || !multicast_)
       slot_streams_.push_back({i, slot_streams_.size() * chunk_});
     locations[i].offset = slot_streams_.back().offset;
-    slot.rounds = std::max<uint64_t>(slot.rounds, (bytes + chunk_ - 1) / chunk_);
+    slot.rounds = std::max<uint64_t>(slot.rounds, divided(bytes, chunk_));
   }
+}
+
+// The bytes of each stream in a slot where there is room for `room`, the largest having `bytes`: at
+// most half of them, so that the receiver copies one half while this rank copies the other. Large
+// tensors need the cache for themselves; an alltoall has as much to receive as to send.
+size_t Streams::chunk_of(size_t bytes, size_t room) const {
+  const size_t least = std::min(shm_group_->layout().chunk_bytes, room);
+  if (chunks_are_alike()) return least;  // where the members' `bytes` may differ by mistake
+  const size_t sides = signature_.op == OpCode::kAlltoall ? 2 : 1;
+  const bool large = sides * shm_group_->size() * bytes >= kStreamedBytes;
+  const size_t most = large ? least : std::clamp(divided(bytes, 2), least, room);
+  const size_t rounds = std::max<size_t>(divided(bytes, most), 1);
+  return std::max<size_t>(divided(divided(bytes, rounds), kCacheLine), 1) * kCacheLine;
 }
 
 void Streams::show_destinations(Slot& slot) {

@@ -69,6 +69,7 @@ class Streams : public PhasedOperation {
  private:
   Progress next_phase() final;
   void announce(Slot& slot);
+  size_t chunk_of(size_t bytes, size_t room) const;
   void show_destinations(Slot& slot);
   void fill(Slot& slot, size_t round) const;
   void learn();
