@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <barrier>
 #include <chrono>
+#include <cstring>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -354,6 +356,31 @@ TEST(NodeTransfers, ThatWereSpoiledAreRefused) {
                  [&] { taking->poll(); });
     taking->abandon();
     sending->abandon();
+  }
+}
+
+TEST(NodeTransfers, GoInLargerChunksIfTheyAreLong) {
+  constexpr size_t kKiB = 1024;
+  for (const auto& [bytes, chunk] : std::vector<std::pair<size_t, size_t>>{
+           {512 * kKiB - 4, 32 * kKiB}, {512 * kKiB, 64 * kKiB}}) {
+    TestNode node({.size = 2});
+    NodeRank sender(node, 0), receiver(node, 1);
+    std::vector<float> data(bytes / sizeof(float)), found(data.size());
+    std::iota(data.begin(), data.end(), 0.0f);
+    const OperationPtr sending =
+        sender.collectives->send({data.data(), data.size()}, Dtype::kFloat32, 1, kTag);
+    sending->begin();
+    const Envelope& envelope = sender.shm_group->mailbox(0, 1).cells[0].envelope;
+    const std::byte* const transfer = sender.shm_group->at(0, envelope.transfer);
+    EXPECT_EQ(reinterpret_cast<const MessageTransfer*>(transfer)->filled, kStagedChunks);
+    const std::byte* const last = transfer + sizeof(MessageTransfer) + (kStagedChunks - 1) * chunk;
+    EXPECT_EQ(std::memcmp(last, data.data() + (kStagedChunks - 1) * chunk / sizeof(float), kKiB),
+              0);
+    const OperationPtr taking = receive_operation(receiver, found, 0);
+    taking->begin();
+    while (taking->poll() != Progress::kDone) sending->poll();
+    EXPECT_EQ(sending->poll(), Progress::kDone);
+    EXPECT_EQ(found, data);
   }
 }
 

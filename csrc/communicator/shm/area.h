@@ -156,8 +156,12 @@ struct alignas(kCacheLine) MessageTransfer {
   }
 };
 
-inline constexpr size_t kStagedChunkBytes = size_t{32} * 1024;
 inline constexpr size_t kStagedChunks = 8;  // in flight
+
+// The chunks of a staged message of `bytes`: of a short one, the receiver waits for the first.
+constexpr size_t staged_chunk_bytes(size_t bytes) noexcept {
+  return (bytes < (size_t{512} << 10) ? size_t{32} : size_t{64}) << 10;
+}
 
 // `filled` of a message that the sender gave up after the receiver had taken it.
 inline constexpr uint64_t kNoMore = ~uint64_t{0};

@@ -46,7 +46,8 @@ class TransferOperation : public Operation {
   ShmGroup& shm_group() const { return *matcher_->shm_group(); }
   int rank_of(size_t member) const { return shm_group().member(member).rank; }
   size_t bytes() const { return header_.payload; }
-  size_t chunks() const { return (bytes() + kStagedChunkBytes - 1) / kStagedChunkBytes; }
+  size_t chunk() const { return staged_chunk_bytes(bytes()); }
+  size_t chunks() const { return (bytes() + chunk() - 1) / chunk(); }
 
   const std::shared_ptr<MessageMatcher> matcher_;
   const MessageHeader header_;
@@ -143,8 +144,7 @@ class ShmSend final : public TransferOperation {
   void prepare_transfer() {
     const auto offset = shm_group().offset_in_segment(data_, bytes());
     envelope_.kind = offset ? Envelope::kZeroCopy : Envelope::kStaged;
-    transfer_ =
-        matcher_->open_transfer(offset ? 0 : std::min(bytes(), kStagedChunks * kStagedChunkBytes));
+    transfer_ = matcher_->open_transfer(offset ? 0 : std::min(bytes(), kStagedChunks * chunk()));
     envelope_.transfer = *shm_group().offset_in_segment(transfer_, sizeof(MessageTransfer));
     if (offset) envelope_.message = *offset;
   }
@@ -156,9 +156,9 @@ class ShmSend final : public TransferOperation {
     const uint64_t drained = transfer_->drained.load(std::memory_order_acquire);
     auto* const staging = reinterpret_cast<std::byte*>(transfer_ + 1);
     while (filled_ < chunks() && filled_ - drained < kStagedChunks) {
-      const size_t first = filled_ * kStagedChunkBytes;
-      copy_bytes(staging + filled_ % kStagedChunks * kStagedChunkBytes, data_ + first,
-                 std::min(kStagedChunkBytes, bytes() - first));
+      const size_t first = filled_ * chunk();
+      copy_bytes(staging + filled_ % kStagedChunks * chunk(), data_ + first,
+                 std::min(chunk(), bytes() - first));
       transfer_->filled.store(++filled_, std::memory_order_release);
       if (posted_) shm_group().ring_transfers(to_);
     }
@@ -244,7 +244,7 @@ class ShmReceive final : public TransferOperation {
     if (envelope.kind == Envelope::kZeroCopy) {
       shm_group().address_in_segment(received.from, envelope.message, bytes());
     } else {
-      const size_t staging = std::min(bytes(), kStagedChunks * kStagedChunkBytes);
+      const size_t staging = std::min(bytes(), kStagedChunks * chunk());
       shm_group().address_in_segment(received.from, envelope.transfer,
                                      sizeof(MessageTransfer) + staging);
     }
@@ -274,9 +274,9 @@ class ShmReceive final : public TransferOperation {
       spoiled("as chunks of its message that are there:", filled);
     }
     while (drained_ < filled) {
-      const size_t first = drained_ * kStagedChunkBytes;
-      copy_bytes(out_ + first, staging + drained_ % kStagedChunks * kStagedChunkBytes,
-                 std::min(kStagedChunkBytes, bytes() - first));
+      const size_t first = drained_ * chunk();
+      copy_bytes(out_ + first, staging + drained_ % kStagedChunks * chunk(),
+                 std::min(chunk(), bytes() - first));
       transfer.drained.store(++drained_, std::memory_order_release);
     }
     if (drained_ == chunks()) return finished();
