@@ -143,7 +143,7 @@ TEST(Crowd, DecidesWhatItsGroupsStage) {
       EXPECT_EQ(made.crowded, together);
       const size_t area = made.communicator->memory().slots_bytes;
       EXPECT_GT(area, (together ? 4096 : 512) * kKiB);
-      EXPECT_LT(area, (together ? 4096 : 512) * kKiB + 128 * kKiB);
+      EXPECT_LT(area, (together ? 4096 : 1024) * kKiB + 128 * kKiB);
       made.peers->stop();
     });
   }

@@ -111,7 +111,11 @@ uint64_t phases(size_t chunk_bytes, size_t bytes, OpCode op) {
     if (!receives) return;
     EXPECT_EQ((std::vector<char>{out[bytes - 1], out[bytes]}), expected);
   });
-  return reinterpret_cast<const Control*>(node.areas[0])->phase.load();
+  const AreaLayout layout(2, chunk_bytes);
+  const auto published = [&](size_t slot) {
+    return reinterpret_cast<const Slot*>(node.areas[0] + slot)->phase.load();
+  };
+  return std::max(published(layout.slot), published(layout.slot + layout.slot_stride));
 }
 
 TEST(NodeStreams, GoInAsFewChunksAsTheSlotAndTheCacheAllow) {
