@@ -38,6 +38,7 @@ def _panel(
     panel.lowest = min(-value for value in found) * 0.97 if losses else max(found) - _WORST
     for row in rows:
         name = row["contender"] + (f", R = {row['ratio']:g}" if row["ratio"] else "")
+        name += f", {row['steps']} steps" if row["steps"] != rows[0]["steps"] else ""
         ys = [abs(value) for value in row["quality_at"]]
         panel.lines[name] = row[f"{over}_at"], ys, "-" if row["contender"] != "PowerSGD" else "--"
     return panel
