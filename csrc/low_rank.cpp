@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <limits>
 #include <sstream>
-#include <string>
 
 #include "base/error.h"
 #include "kernels/thin_products.h"
@@ -24,20 +23,16 @@ at::IntArrayRef sizes_of(const at::Tensor& tensor) {
   return tensor.dim() == 2 ? tensor.sizes() : at::IntArrayRef(kNoSizes);
 }
 
-void check(const at::Tensor& tensor, const std::string& name, at::IntArrayRef shape) {
+void check(const at::Tensor& tensor, const char* list, size_t index, at::IntArrayRef shape) {
   if (tensor.device().is_cpu() && tensor.scalar_type() == at::kFloat && tensor.is_contiguous() &&
       tensor.sizes() == shape) {
     return;
   }
   std::ostringstream text;
-  text << name << " is " << c10::toString(tensor.scalar_type()) << " " << tensor.sizes()
-       << " with the strides " << tensor.strides() << " on " << tensor.device().str()
-       << "; it must be contiguous float32 " << shape << " on the CPU";
+  text << list << "[" << index << "] is " << c10::toString(tensor.scalar_type()) << " "
+       << tensor.sizes() << " with the strides " << tensor.strides() << " on "
+       << tensor.device().str() << "; it must be contiguous float32 " << shape << " on the CPU";
   throw Error(ErrorKind::kInvalid, text.str());
-}
-
-void check(const at::Tensor& tensor, const char* list, size_t index, at::IntArrayRef shape) {
-  check(tensor, std::string(list) + "[" + std::to_string(index) + "]", shape);
 }
 
 std::vector<ThinProduct> products_of(const Tensors& matrices, const Tensors& lefts,

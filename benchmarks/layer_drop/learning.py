@@ -29,7 +29,6 @@ RANKS = 4
 PLAIN = "plain"
 CONTENDERS = ("hook", "PowerSGD", "bfloat16")
 _VANILLA = 2  # first steps that PowerSGD sends whole, the fewest that PyTorch takes
-_FIRST = 0.005  # what the hook's first steps add to 1 - R, as a part of 200 steps' gradients
 _LEAST_SAVED = 2  # PowerSGD approximates what then has at most this part of its elements
 _LOOKS = 10  # at how good the model is, over the whole training
 
@@ -128,7 +127,8 @@ def _register(
         return lambda: state.summary()["sent_bytes"] / state.summary()["gradient_bytes"]
     if contender == "PowerSGD":
         parameters = [parameter for parameter in ddp.parameters() if parameter.requires_grad]
-        most = ((1 - ratio + _FIRST) * steps - _VANILLA) / (steps - _VANILLA)
+        # The hook's first steps send R of a gradient more.
+        most = ((1 - ratio) * steps + ratio - _VANILLA) / max(steps - _VANILLA, 1)
         rank, share = power_sgd_rank([list(one.shape) for one in parameters], most)
         power = powerSGD_hook.PowerSGDState(
             None, matrix_approximation_rank=rank, start_powerSGD_iter=_VANILLA

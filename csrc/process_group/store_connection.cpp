@@ -110,8 +110,9 @@ class StoreConnection final : public KeyValue {
     const auto in_one_question = [key](c10d::Store& store) -> std::optional<std::string> {
       const std::vector<uint8_t> absent(kAbsent.begin(), kAbsent.end());
       const std::vector<uint8_t> value = store.compareSet(key, absent, absent);
-      return value == absent ? std::nullopt
-                             : std::optional(std::string(value.begin(), value.end()));
+      // An empty one may be how another release says that the key is not there.
+      if (value == absent || (value.empty() && !store.check({key}))) return std::nullopt;
+      return std::string(value.begin(), value.end());
     };
     const auto in_several = [key](c10d::Store& store) -> std::optional<std::string> {
       if (!store.check({key})) return std::nullopt;

@@ -131,6 +131,19 @@ TEST(NodeStreams, GoInAsFewChunksAsTheSlotAndTheCacheAllow) {
   EXPECT_EQ(phases(128 * kKiB, 4 * kMiB, OpCode::kAlltoall), 32u);
 }
 
+// As on a node of hundreds of ranks, whose chunks are small: a slot's line has room for more.
+TEST(NodeReduction, OfWhatHasRoomInALineIsSmallWhateverTheChunk) {
+  TestNode node({.size = 4, .chunk_bytes = 16, .segment_bytes = 1 << 20});
+  node.run([&](NodeRank& rank) {
+    for (uint64_t sequence = 1; sequence <= 3; ++sequence) {
+      std::vector<double> data = {1.0 + rank.rank, 10.0 * static_cast<double>(sequence)};
+      EXPECT_FALSE(rank.run(rank.collectives->allreduce(sequence, data.data(), data.data(), 2,
+                                                        Dtype::kFloat64, ReduceOp::kSum)));
+      EXPECT_EQ(data, (std::vector<double>{10, 40.0 * static_cast<double>(sequence)}));
+    }
+  });
+}
+
 // HBM_STRESS_SECONDS=600 talks for ten minutes.
 TEST(NodeStress, TalksAsLongAsItIsTold) {
   const int seconds = stress("HBM_STRESS_SECONDS", 0);

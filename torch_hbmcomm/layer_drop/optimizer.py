@@ -115,7 +115,6 @@ class MomentumDamper:
     def _damp(self, optimizer: Optimizer) -> None:
         if _refuses(optimizer):
             return
-        matrices, bases, momenta = [], [], []
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if id(parameter) not in self._bases:
@@ -123,18 +122,12 @@ class MomentumDamper:
                 momentum = _momentum(optimizer, parameter)
                 if momentum is not None:
                     matrix, basis = self._bases.pop(id(parameter))
-                    matrices.append(matrix)
-                    bases.append(basis)
-                    momenta.append(momentum)
-        values = read_matrices(matrices, momenta)
-        lefts = [basis.to(one.dtype).contiguous() for basis, one in zip(bases, values, strict=True)]
-        rights = [
-            one.new_empty(basis.shape[1], one.shape[1])
-            for basis, one in zip(bases, values, strict=True)
-        ]
-        find_rights(values, lefts, rights, 1.0)
-        add_to_matrices(values, lefts, rights, -self._part)
-        write_matrices(matrices, values, momenta)
+                    values = read_matrices([matrix], [momentum])
+                    lefts = [basis.to(momentum.dtype).contiguous()]
+                    rights = [momentum.new_empty(basis.shape[1], matrix.columns)]
+                    find_rights(values, lefts, rights, 1.0)
+                    add_to_matrices(values, lefts, rights, -self._part)
+                    write_matrices([matrix], values, [momentum])
 
 
 class SecondMomentMender:

@@ -66,7 +66,8 @@ def bases(lefts: Tensors) -> Tensors:
 
 
 def normalize_rows(matrices: Tensors) -> None:
-    """Divide each row by its norm; a row of zeros stays as it is."""
+    """Divide each row by its norm; a row of zeros stays as it is. One whose squares float32 cannot
+    hold becomes zeros if they are too large, and stays if they are too small."""
     if _native(matrices):
         native.load().layerdrop_normalize_rows(matrices)
         return

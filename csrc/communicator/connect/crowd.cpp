@@ -10,6 +10,7 @@
 #include <map>
 #include <sstream>
 
+#include "communicator/shm/area.h"
 #include "memory/control_group.h"
 
 namespace hbm {
@@ -17,7 +18,6 @@ namespace {
 
 constexpr size_t kNodeChunk = 128 << 10;  // larger ones leave the processor's cache
 constexpr size_t kCrowdedNodeChunk = 1 << 20;
-constexpr size_t kChunksOfAnArea = 4;  // two slots of two
 constexpr size_t kCpusOfADigit = 4;
 constexpr char kDigits[] = "0123456789abcdef";
 
@@ -114,7 +114,8 @@ Crowd crowd_of(const std::vector<int>& local, const std::vector<bootstrap::Membe
 size_t node_chunk(size_t chunk_bytes, uint64_t staging_bytes, bool crowded) {
   size_t chunk = std::min(kNodeChunk, chunk_bytes);
   if (!crowded) return chunk;
-  while (chunk < kCrowdedNodeChunk && 2 * chunk * kChunksOfAnArea <= staging_bytes / 2) chunk *= 2;
+  const auto of_slots = [](size_t chunk) { return 2 * shm::AreaLayout(2, chunk).data_bytes; };
+  while (chunk < kCrowdedNodeChunk && of_slots(2 * chunk) <= staging_bytes / 2) chunk *= 2;
   return chunk;
 }
 

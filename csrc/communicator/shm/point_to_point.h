@@ -2,7 +2,7 @@
 //
 // A small message travels in its envelope, and its send is done when that is posted. A large one
 // that lies in the sender's segment is copied from there by the receiver; any other goes through
-// two chunks of a block that the sender takes for it. Then the send is done when the receiver has
+// some chunks of a block that the sender takes for it. Then the send is done when the receiver has
 // all of it.
 //
 // A large send that is abandoned before a receive has taken its message was never made. Afterwards

@@ -24,7 +24,7 @@ std::byte* at(void* data, size_t bytes) { return static_cast<std::byte*>(data) +
 size_t small_bytes(const ShmGroup& shm_group) {
   const size_t chunk = shm_group.layout().chunk_bytes;
   if (shm_group.size() <= kFewMembers) return chunk;
-  return std::min(2 * chunk, kSmallBytes) / shm_group.size();
+  return std::max(std::min(2 * chunk, kSmallBytes) / shm_group.size(), kTinyBytes);
 }
 
 }  // namespace
@@ -99,7 +99,10 @@ Progress ShmReduction::decide() {
 Progress ShmReduction::one_slot() {
   if (takes_result()) {
     auto& sources = shm_group_->sources();
-    for (size_t i = 0; i < shm_group_->size(); ++i) sources[i] = shown(shm_group_->slot(i));
+    for (size_t i = 0; i < shm_group_->size(); ++i) {
+      const Slot& slot = shm_group_->slot(i);
+      sources[i] = is_tiny() ? slot.tiny.data() : shm_group_->data(slot);
+    }
     reduce(buffers_.out, sources.data(), sources.size(), count_, signature_.dtype,
            signature_.reduce_op, buffers_.divisor);
   }
@@ -175,13 +178,8 @@ void ShmReduction::post(size_t index) {
 
 void ShmReduction::show_chunk(Slot& slot, size_t index) {
   const ElementRange range = chunk(index);
-  copy_bytes(const_cast<std::byte*>(shown(slot)), at(buffers_.in, range.offset * element()),
-             range.count * element());
-}
-
-// Where a slot has the data of one phase.
-const std::byte* ShmReduction::shown(const Slot& slot) const {
-  return count_ * element() <= kTinyBytes ? slot.tiny.data() : shm_group_->data(slot);
+  std::byte* const there = is_tiny() ? slot.tiny.data() : shm_group_->data(slot);
+  copy_bytes(there, at(buffers_.in, range.offset * element()), range.count * element());
 }
 
 void ShmReduction::reduce_shares(size_t index) {

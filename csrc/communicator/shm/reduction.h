@@ -52,7 +52,7 @@ class ShmReduction final : public PhasedOperation {
   Progress shares_of_chunk();
   void post(size_t chunk);
   void show_chunk(Slot& slot, size_t chunk);
-  const std::byte* shown(const Slot& slot) const;
+  bool is_tiny() const { return count_ * element() <= kTinyBytes; }  // and so small
   void reduce_shares(size_t chunk);
   void collect(size_t chunk);
 

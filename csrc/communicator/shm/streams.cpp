@@ -173,7 +173,7 @@ void Streams::check_place(size_t index) const {
   const auto in_slots = [&] {
     return place.kind == StreamLocation::kSlots && place.offset <= room &&
            std::min(slot.chunk, bytes) <= room - place.offset &&
-           slot.rounds >= (bytes + slot.chunk - 1) / slot.chunk;
+           slot.rounds >= divided(bytes, slot.chunk);
   };
   const bool chunk =
       slot.chunk > 0 && slot.chunk <= room && (!chunks_are_alike() || slot.chunk == chunk_);
@@ -201,7 +201,7 @@ uint64_t Streams::most_rounds(size_t index) const {
     return most;  // mostly: the StreamLocations of the others need not be fetched
   for (size_t i = 0; i < shm_group_->size(); ++i) {
     if (i == index || locations[i].kind != StreamLocation::kSlots) continue;
-    most = std::max(most, (locations[i].count * element() + slot.chunk - 1) / slot.chunk);
+    most = std::max(most, divided(locations[i].count * element(), slot.chunk));
   }
   return most;
 }
