@@ -1,5 +1,6 @@
 // Layer dropping's low-rank approximations: the products of a bucket's matrices with their factors
-// (kernels/thin_products.h), and the bases of these.
+// (kernels/thin_products.h), the bases of these, and what prepares both: transposed kernels and
+// rows of norm 1.
 //
 // Tensors are float32, contiguous and in the memory of the CPU: a matrix is [rows, columns], its
 // factors are L, [rows, rank], and Rᵀ, [rank, columns]. Lists have one of each for every matrix.

@@ -32,8 +32,9 @@ _WARM = 2
 _STEPS = 20  # of the hook in a round
 
 _STREAMS_OF_LOW_RANK = 8
-"""Of a step of low rank: gradients and caches are read and caches written, caches read for both
-factors, read and written for what is taken out, and the bucket written."""
+"""Reads and writes of all elements in a step of low rank that joins no two passes: gradients and
+caches are read and caches written, caches read for both factors, read and written for what is taken
+out, and the bucket written."""
 
 _OF_BANDWIDTH = 0.7
 _HOOKS = {dropping(RATIO): 0.015, LOW_RANK: 0.03}

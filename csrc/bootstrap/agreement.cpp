@@ -28,7 +28,7 @@ std::string count_key(const Participant& participant, const std::string& step) {
   return participant.prefix + step + "/count";
 }
 
-// What holds on all, if all have come.
+// Returns the facts that hold on all ranks; nothing as long as some have not come.
 std::optional<unsigned> common_facts(const Participant& participant, long sum) {
   if (field(sum, kMostFacts) != participant.size) return std::nullopt;
   unsigned common = 0;

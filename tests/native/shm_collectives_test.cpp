@@ -131,7 +131,8 @@ TEST(NodeStreams, GoInAsFewChunksAsTheSlotAndTheCacheAllow) {
   EXPECT_EQ(phases(128 * kKiB, 4 * kMiB, OpCode::kAlltoall), 32u);
 }
 
-// As on a node of hundreds of ranks, whose chunks are small: a slot's line has room for more.
+// Chunks of 16 bytes stand for those of a node with hundreds of ranks: a rank's part of two of them
+// is smaller than what fits into a slot's first line.
 TEST(NodeReduction, OfWhatHasRoomInALineIsSmallWhateverTheChunk) {
   TestNode node({.size = 4, .chunk_bytes = 16, .segment_bytes = 1 << 20});
   node.run([&](NodeRank& rank) {

@@ -1,5 +1,5 @@
-"""The passes of layer dropping over flat tensors: in the CPU's memory those of csrc/layerdrop.h, on
-an accelerator the same steps as operations of PyTorch's.
+"""The passes of layer dropping over flat tensors: in the CPU's memory those of csrc/layerdrop.h,
+and transpose_blocks() of csrc/low_rank.h; elsewhere the same steps as operations of PyTorch's.
 
 Elements are rounded as csrc/layerdrop.h says. Sums over them may differ in their last bits, because
 each device adds in an order of its own.

@@ -47,7 +47,7 @@ struct StreamLocation {
   uint32_t unused;
 };
 
-// What all members of a phase must agree on: of a MessageHeader what is not of messages alone.
+// The fields of a MessageHeader that all members of a phase compare.
 struct PhaseHeader {
   explicit PhaseHeader(const MessageHeader& header) noexcept;
   MessageHeader message() const noexcept;
@@ -64,10 +64,10 @@ struct PhaseHeader {
   uint64_t whole;
 };
 
-// A member's part of one phase. A StreamLocation for each member follows, then the data. The first
-// cache line is all that travels for a reduction of up to kTinyBytes.
-inline constexpr size_t kTinyBytes = 16;
+inline constexpr size_t kTinyBytes = 16;  // of data that fits into a slot's first cache line
 
+// A member's part of one phase. A StreamLocation for each member follows, then the data. Of a
+// reduction of up to kTinyBytes the others read the first cache line alone.
 struct alignas(kCacheLine) Slot {
   std::atomic<uint64_t> phase;  // the last one in which the owner published this slot
   PhaseHeader header;

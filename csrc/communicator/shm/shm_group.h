@@ -11,8 +11,8 @@
 // consistent: either the sleeper sees the last member's phase before it sleeps, or that member sees
 // that it sleeps and rings. (Were the store itself of that order, it would wait for the stores
 // before it, and often for the slot's cache line once more, which a reader has fetched meanwhile.)
-// Of transfers the bell's count takes the part of the phase. docs/design/shared-memory.md has the
-// whole argument.
+// Transfers have the bell's count in place of the phase. docs/design/shared-memory.md has the whole
+// argument.
 //
 // Threads: the members' segments are shared by processes; in this one, one thread at a time uses
 // the phases, and any thread may call the rest.

@@ -10,7 +10,7 @@
 namespace hbm::shm {
 namespace {
 
-// Rounded up.
+// Returns the quotient, rounded up.
 size_t divided(size_t dividend, size_t divisor) { return (dividend + divisor - 1) / divisor; }
 
 std::vector<size_t> counts(const std::vector<Sink>& sinks) {
@@ -58,8 +58,8 @@ void Streams::announce(Slot& slot) {
   for (size_t i = 0; i < outgoing_.size(); ++i) {
     const size_t count = outgoing_[i].count;
     // With the own part their number is the same on all ranks of a reduce_scatter.
-    const bool counts = i != shm_group_->self() || chunks_are_alike();
-    if (count > 0 && counts) ++streams;
+    const bool has_room = i != shm_group_->self() || chunks_are_alike();
+    if (count > 0 && has_room) ++streams;
     largest = std::max(largest, count);
   }
   if (multicast_) streams = std::min<size_t>(streams, 1);
