@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/interruption.h"
+#include "base/waiting.h"
 #include "progress/backoff.h"
 
 namespace hbm {
@@ -13,6 +14,7 @@ namespace {
 constexpr std::chrono::milliseconds kWatchEvery{250};
 constexpr std::chrono::milliseconds kLongestWait{10};  // then the clock and the state count again
 constexpr std::chrono::microseconds kGlance{20};       // cheaper than waking the worker
+constexpr int kGlances = 50;                           // about half a microsecond within a node
 
 std::string message_of(const std::exception_ptr& error) {
   try {
@@ -120,24 +122,20 @@ void OperationQueue::run_claimed(Operation& operation, std::chrono::milliseconds
   ticket.frame_ = std::move(frame);
   ticket.timeout_ = timeout;
   Ticket* const tickets[] = {&ticket};
-  TicketOutcome outcome = poll_until(tickets, Clock::time_point::max());
-  Lock lock(mutex_);
-  while (outcome.ticket == nullptr) {  // interrupted
+  TicketOutcome outcome = glance(ticket);
+  while (outcome.ticket == nullptr) {
+    outcome = poll_until(tickets, Clock::time_point::max());
+    if (outcome.ticket != nullptr) break;
     interrupted_.store(false, std::memory_order_relaxed);
     if (outcome.interruption) {
       const Error why(ErrorKind::kAborted, operation.describe() + " was interrupted by Ctrl-C");
       outcome.ticket = &ticket;
       outcome.error = std::make_exception_ptr(why);
-      break;
+    } else if (const std::exception_ptr why = broken()) {
+      outcome = {&ticket, std::make_exception_ptr(given_up(operation, why)), nullptr};
     }
-    if (broken_) {
-      outcome = {&ticket, std::make_exception_ptr(given_up(operation, broken_)), nullptr};
-      break;
-    }
-    lock.unlock();
-    outcome = poll_until(tickets, Clock::time_point::max());
-    lock.lock();
   }
+  Lock lock(mutex_, std::defer_lock);
   settle(lock, outcome);
   lock.unlock();
   if (outcome.interruption) std::rethrow_exception(outcome.interruption);
@@ -145,7 +143,7 @@ void OperationQueue::run_claimed(Operation& operation, std::chrono::milliseconds
 }
 
 void OperationQueue::unclaim() {
-  Lock lock(mutex_);
+  Lock lock(mutex_, std::defer_lock);
   TicketOutcome nothing;
   settle(lock, nothing);
 }
@@ -247,7 +245,6 @@ void OperationQueue::drive(Lock& lock, const Ticket* target, Clock::time_point d
     interrupted_.store(false, std::memory_order_relaxed);
     lock.unlock();
     TicketOutcome outcome = poll_until(tickets, deadline);
-    lock.lock();
     settle(lock, outcome);
     if (outcome.interruption) std::rethrow_exception(outcome.interruption);
   } while (deadline == Clock::time_point::max() || Clock::now() < deadline);
@@ -260,6 +257,20 @@ void OperationQueue::throw_if_interrupted(Lock& lock) {
   if (why) std::rethrow_exception(why);
 }
 
+// Steps without reading a clock, which takes as long as a small operation within a node. Returns
+// nothing if it is not done soon.
+OperationQueue::TicketOutcome OperationQueue::glance(Ticket& ticket) {
+  try {
+    for (int look = 0; look < (crowded_ ? 1 : kGlances); ++look) {
+      if (step(ticket) == Progress::kDone) return {&ticket, nullptr, nullptr};
+      relax();
+    }
+  } catch (...) {
+    return {&ticket, std::current_exception(), nullptr};
+  }
+  return {};
+}
+
 OperationQueue::TicketOutcome OperationQueue::poll_until(std::span<Ticket* const> tickets,
                                                          Clock::time_point deadline) {
   Operation* const first = tickets.front()->operation_;
@@ -269,18 +280,19 @@ OperationQueue::TicketOutcome OperationQueue::poll_until(std::span<Ticket* const
     return first->doze(std::clamp(left, microseconds(0), most));
   });
   for (;;) {
+    const Clock::time_point now = Clock::now();
     bool moved = false;
     for (Ticket* const ticket : tickets) {
       try {
         const Progress progress = step(*ticket);
         if (progress == Progress::kDone) return {ticket, nullptr, nullptr};
+        if (progress == Progress::kIdle) require_in_time(*ticket, now);
         moved = moved || progress == Progress::kActive;
       } catch (...) {
         return {ticket, std::current_exception(), nullptr};
       }
     }
     if (interrupted_.load(std::memory_order_acquire)) return {};
-    const Clock::time_point now = Clock::now();
     if (now >= deadline) return {};
     if (moved) {
       backoff.reset();
@@ -323,38 +335,41 @@ Progress OperationQueue::step(Ticket& ticket) {
   if (!ticket.begun_) {
     if (ticket.frame_.prologue) ticket.frame_.prologue();
     ticket.begun_ = true;
-    ticket.begun_at_ = Clock::now();
     ticket.operation_->begin();
+    ticket.begun_at_ = Clock::now();  // while the peers take in what it has begun with
     if (order_ == Order::kUnordered) return Progress::kActive;
   }
   const Progress progress = ticket.operation_->poll();
   if (progress == Progress::kDone) {
     if (ticket.frame_.epilogue) ticket.frame_.epilogue();
-  } else if (progress == Progress::kIdle && Clock::now() - ticket.begun_at_ >= ticket.timeout_) {
-    const std::vector<int> missing = ticket.operation_->missing();
-    throw Error(ErrorKind::kTimeout, ticket.operation_->describe() + " timed out after " +
-                                         std::to_string(ticket.timeout_.count()) + " ms; " +
-                                         (hooks_.name_ranks ? hooks_.name_ranks(missing)
-                                                            : std::string("no rank named")) +
-                                         torch_timeout_words(ticket.timeout_));
   }
   return progress;
 }
 
-// Ends the driver's turn: takes back driving_ and publishes what came of it.
+void OperationQueue::require_in_time(const Ticket& ticket, Clock::time_point now) const {
+  if (now - ticket.begun_at_ < ticket.timeout_) return;
+  const std::vector<int> missing = ticket.operation_->missing();
+  throw Error(ErrorKind::kTimeout,
+              ticket.operation_->describe() + " timed out after " +
+                  std::to_string(ticket.timeout_.count()) + " ms; " +
+                  (hooks_.name_ranks ? hooks_.name_ranks(missing) : std::string("no rank named")) +
+                  torch_timeout_words(ticket.timeout_));
+}
+
+// Ends the driver's turn: takes back driving_ and publishes what came of it. Comes without the
+// lock, and leaves with it.
 void OperationQueue::settle(Lock& lock, TicketOutcome& outcome) {
-  if (outcome.ticket) {
-    lock.unlock();
-    if (outcome.error) {
-      if (hooks_.explain) {
-        outcome.error = hooks_.explain(*outcome.ticket->operation_, outcome.error);
-      }
-      outcome.ticket->abandon();
-      if (hooks_.failed) hooks_.failed(outcome.error);
-    } else {
-      outcome.ticket->let_go();
+  if (outcome.ticket && outcome.error) {
+    if (hooks_.explain) {
+      outcome.error = hooks_.explain(*outcome.ticket->operation_, outcome.error);
     }
-    lock.lock();
+    outcome.ticket->abandon();
+    if (hooks_.failed) hooks_.failed(outcome.error);
+  } else if (outcome.ticket) {
+    outcome.ticket->let_go();
+  }
+  lock.lock();
+  if (outcome.ticket) {
     if (outcome.error && order_ == Order::kOrdered && !broken_) broken_ = outcome.error;
     if (!outcome.error) watch_due_ = Clock::time_point::max();
   }

@@ -181,9 +181,11 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
 
   OperationQueue(Order order, bool crowded, Hooks hooks);
   void drive(Lock& lock, const Ticket* target, Clock::time_point deadline, bool leading = false);
+  TicketOutcome glance(Ticket& ticket);
   TicketOutcome poll_until(std::span<Ticket* const> tickets, Clock::time_point deadline);
   TicketOutcome watch(std::span<Ticket* const> tickets) const;
   Progress step(Ticket& ticket);
+  void require_in_time(const Ticket& ticket, Clock::time_point now) const;
   void settle(Lock& lock, TicketOutcome& outcome);
   void finish(Lock& lock, const Ticket* ticket, std::exception_ptr error);
   void interrupt();

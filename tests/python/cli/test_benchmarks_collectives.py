@@ -247,8 +247,8 @@ def test_records_are_read(record: Path) -> None:
     for entry, one in zip(document["measurements"], result.measurements, strict=True):
         assert one.values == entry.get("values", {})
         if one.samples or not one.values:
-            # Half a unit of the third decimal for the median as written, and half a unit for that of
-            # the samples as written, which lies between two of them where their count is even.
+            # Half a unit of the third decimal for the median as written, and as much for that of
+            # the samples, which lies between two of them where their count is even.
             assert one.median == pytest.approx(entry[f"median_{one.unit}"], abs=1.01e-3)
 
 
