@@ -24,8 +24,8 @@ _LEAST_AGE = 8
 
 _RELAXATION = 1.2  # at most: beyond 1 it is _RELAXED of the part that is sent
 _RELAXED = 0.02
-_DAMPING = 0.5  # from R = _DAMPED on, and none up to _UNDAMPED
-_UNDAMPED, _DAMPED = 0.85, 0.95
+_DAMPING = 0.25  # grows from 0 along the first of these two ranges of R, and once more by the other
+_DAMPED = (0.5, 0.8), (0.9, 0.95)
 
 _MIN_NUMEL = 4096
 _MIN_NUMEL_OF_MATRICES = 64  # of which rank 1 takes a quarter; below, there is little to save
@@ -72,7 +72,8 @@ class LayerDrop:
             on, and the more is sent the less: 1.1 at R = 0.8
         damping: with target="low_rank": the part, in [0, 1], of SGD's momentum that goes in each
             step along the directions in which something was sent. Not at all: 0. None: 0 up to
-            R = 0.85, 0.25 at R = 0.9, 0.5 from R = 0.95 on
+            R = 0.5, 0.25 from R = 0.8 to 0.9, 0.5 from R = 0.95 on, and between these along
+            straight lines
 
     Raises:
         ValueError, TypeError: an argument is out of its range, or of another type
@@ -175,8 +176,8 @@ class LayerDrop:
         """The part of momentum that goes: damping, or its default."""
         if self.damping is not None:
             return self.damping
-        share = (self.ratio - _UNDAMPED) / (_DAMPED - _UNDAMPED)
-        return _DAMPING * min(max(share, 0.0), 1.0)
+        shares = ((self.ratio - begin) / (end - begin) for begin, end in _DAMPED)
+        return _DAMPING * sum(min(max(share, 0.0), 1.0) for share in shares)
 
     @property
     def squares(self) -> bool:

@@ -78,7 +78,7 @@ class LayerDropState:
     al. 2019; low_rank.py). A bucket takes two allreduces on a communicator of this state's own, of
     the left factors and of what decides, which are waited for; and one over the group, of the right
     factors and of what is sent whole, packed at the bucket's beginning. Above
-    R = 0.85 SGD's momentum is damped along what was sent, and Adam's second moment is kept near
+    R = 0.5 SGD's momentum is damped along what was sent, and Adam's second moment is kept near
     that of the gradients. A matrix of which too much waits goes whole.
 
     **target="bytes", "paper"**: layers are sent whole or not at all (Lee et al. 2020, sections 4

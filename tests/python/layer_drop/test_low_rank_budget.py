@@ -53,8 +53,9 @@ def test_no_matrix_waits_for_ever(pool: Pool) -> None:
 @pytest.mark.parametrize(
     ("ratio", "relaxation", "damping"),
     [
-        *((0.5, 1.04, 0), (0.8, 1.1, 0), (0.85, 1 + 0.02 / 0.15, 0)),
-        *((0.9, 1.2, 0.25), (0.95, 1.2, 0.5), (0.99, 1.2, 0.5)),
+        *((0, 1.02, 0), (0.5, 1.04, 0), (0.65, 1 + 0.02 / 0.35, 0.125), (0.8, 1.1, 0.25)),
+        *((0.85, 1 + 0.02 / 0.15, 0.25), (0.9, 1.2, 0.25), (0.925, 1.2, 0.375)),
+        *((0.95, 1.2, 0.5), (0.99, 1.2, 0.5)),
     ],
 )
 def test_defaults_follow_the_budget(ratio: float, relaxation: float, damping: float) -> None:
