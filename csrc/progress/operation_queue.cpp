@@ -283,6 +283,7 @@ OperationQueue::TicketOutcome OperationQueue::poll_until(std::span<Ticket* const
     const Clock::time_point now = Clock::now();
     bool moved = false;
     for (Ticket* const ticket : tickets) {
+      ticket->driven_since_ = std::min(ticket->driven_since_, now);
       try {
         const Progress progress = step(*ticket);
         if (progress == Progress::kDone) return {ticket, nullptr, nullptr};
@@ -336,7 +337,6 @@ Progress OperationQueue::step(Ticket& ticket) {
     if (ticket.frame_.prologue) ticket.frame_.prologue();
     ticket.begun_ = true;
     ticket.operation_->begin();
-    ticket.begun_at_ = Clock::now();  // while the peers take in what it has begun with
     if (order_ == Order::kUnordered) return Progress::kActive;
   }
   const Progress progress = ticket.operation_->poll();
@@ -347,7 +347,7 @@ Progress OperationQueue::step(Ticket& ticket) {
 }
 
 void OperationQueue::require_in_time(const Ticket& ticket, Clock::time_point now) const {
-  if (now - ticket.begun_at_ < ticket.timeout_) return;
+  if (now - ticket.driven_since_ < ticket.timeout_) return;
   const std::vector<int> missing = ticket.operation_->missing();
   throw Error(ErrorKind::kTimeout,
               ticket.operation_->describe() + " timed out after " +

@@ -83,8 +83,8 @@ class Ticket {
   Operation* operation_ = nullptr;    // used by the driver alone
   Frame frame_;
   bool begun_ = false;  // written by the driver, or before the ticket is shared
-  Clock::time_point begun_at_;
-  std::chrono::milliseconds timeout_{};  // counted from begin()
+  Clock::time_point driven_since_ = Clock::time_point::max();  // but for the first glances
+  std::chrono::milliseconds timeout_{};                        // counted from then
   Clock::time_point submitted_at_;
   bool small_ = false;
   // Guarded by OperationQueue::mutex_: how long after its issue the worker adopts it.

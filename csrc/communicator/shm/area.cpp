@@ -17,17 +17,6 @@ constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1)
 
 }  // namespace
 
-PhaseHeader::PhaseHeader(const MessageHeader& header) noexcept
-    : magic(header.magic),
-      op(header.op),
-      dtype(header.dtype),
-      reduce_op(header.reduce_op),
-      root(header.root),
-      part(header.part),
-      sequence(header.sequence),
-      count(header.count),
-      whole(header.whole) {}
-
 MessageHeader PhaseHeader::message() const noexcept {
   return {.magic = magic,
           .op = op,

@@ -49,7 +49,17 @@ struct StreamLocation {
 
 // The fields of a MessageHeader that all members of a phase compare.
 struct PhaseHeader {
-  explicit PhaseHeader(const MessageHeader& header) noexcept;
+  // Here, so that it is made in its slot.
+  PhaseHeader(const Signature& signature, uint64_t count, uint32_t part) noexcept
+      : magic(kMagic),
+        op(static_cast<uint8_t>(signature.op)),
+        dtype(static_cast<uint8_t>(signature.dtype)),
+        reduce_op(static_cast<uint8_t>(signature.reduce_op)),
+        root(signature.root),
+        part(part),
+        sequence(signature.sequence.number),
+        count(count),
+        whole(signature.sequence.whole) {}
   MessageHeader message() const noexcept;
   bool operator==(const PhaseHeader&) const = default;
 

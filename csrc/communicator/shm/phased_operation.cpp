@@ -25,7 +25,7 @@ std::string PhasedOperation::describe() const {
 
 Slot& PhasedOperation::open() {
   Slot& slot = shm_group_->next_slot();
-  slot.header = PhaseHeader(make_header(signature_, count_, part_++, 0));
+  slot.header = PhaseHeader(signature_, count_, part_++);
   slot.chunk = 0;
   slot.rounds = 0;
   slot.zero_copy = 0;

@@ -40,9 +40,9 @@ ShmReduction::ShmReduction(std::shared_ptr<ShmGroup> shm_group, const Signature&
                            const ReductionBuffers& buffers)
     : PhasedOperation(std::move(shm_group), signature, buffers.count),
       buffers_(buffers),
-      chunk_(shm_group_->layout().chunk_bytes / element()),
-      chunks_((count_ + chunk_ - 1) / chunk_),
-      small_(count_ * element() <= small_bytes(*shm_group_)) {}
+      small_(count_ * element() <= small_bytes(*shm_group_)),
+      chunk_(small_ ? count_ : shm_group_->layout().chunk_bytes / element()),
+      chunks_(small_ ? 1 : (count_ + chunk_ - 1) / chunk_) {}
 
 void ShmReduction::begin() {
   const size_t bytes = count_ * element();

@@ -63,9 +63,9 @@ class ShmReduction final : public PhasedOperation {
   bool takes_result() const;
 
   const ReductionBuffers buffers_;
+  const bool small_;    // one chunk, whose slots all reduce
   const size_t chunk_;  // elements
   const size_t chunks_;
-  const bool small_;
   bool zero_copy_ = false;  // this rank's buffer is where others may read and write
   Way way_ = Way::kUndecided;
   size_t sink_count_ = 0;  // kZeroCopy: members that get the result
