@@ -14,7 +14,7 @@ namespace {
 constexpr std::chrono::milliseconds kWatchEvery{250};
 constexpr std::chrono::milliseconds kLongestWait{10};  // then the clock and the state count again
 constexpr std::chrono::microseconds kGlance{20};       // cheaper than waking the worker
-constexpr int kGlances = 50;                           // about half a microsecond within a node
+constexpr int kFirstLooks = 50;                        // before a clock is read
 
 std::string message_of(const std::exception_ptr& error) {
   try {
@@ -122,7 +122,7 @@ void OperationQueue::run_claimed(Operation& operation, std::chrono::milliseconds
   ticket.frame_ = std::move(frame);
   ticket.timeout_ = timeout;
   Ticket* const tickets[] = {&ticket};
-  TicketOutcome outcome = glance(ticket);
+  TicketOutcome outcome = look_first(ticket);
   while (outcome.ticket == nullptr) {
     outcome = poll_until(tickets, Clock::time_point::max());
     if (outcome.ticket != nullptr) break;
@@ -257,12 +257,15 @@ void OperationQueue::throw_if_interrupted(Lock& lock) {
   if (why) std::rethrow_exception(why);
 }
 
-// Steps without reading a clock, which takes as long as a small operation within a node. Returns
-// nothing if it is not done soon.
-OperationQueue::TicketOutcome OperationQueue::glance(Ticket& ticket) {
+// Begins the operation and looks for its end without reading a clock, which takes as long as a
+// small operation within a node. Returns nothing if it is not done soon, or once it has moved: a
+// poll that moves may copy much, so an abort is looked for before the next.
+OperationQueue::TicketOutcome OperationQueue::look_first(Ticket& ticket) {
   try {
-    for (int look = 0; look < (crowded_ ? 1 : kGlances); ++look) {
-      if (step(ticket) == Progress::kDone) return {&ticket, nullptr, nullptr};
+    for (int look = 0; look < (crowded_ ? 1 : kFirstLooks); ++look) {
+      const Progress progress = step(ticket);
+      if (progress == Progress::kDone) return {&ticket, nullptr, nullptr};
+      if (progress == Progress::kActive) break;
       relax();
     }
   } catch (...) {

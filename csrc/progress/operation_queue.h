@@ -83,7 +83,7 @@ class Ticket {
   Operation* operation_ = nullptr;    // used by the driver alone
   Frame frame_;
   bool begun_ = false;  // written by the driver, or before the ticket is shared
-  Clock::time_point driven_since_ = Clock::time_point::max();  // but for the first glances
+  Clock::time_point driven_since_ = Clock::time_point::max();  // but for run_claimed's first looks
   std::chrono::milliseconds timeout_{};                        // counted from then
   Clock::time_point submitted_at_;
   bool small_ = false;
@@ -181,7 +181,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
 
   OperationQueue(Order order, bool crowded, Hooks hooks);
   void drive(Lock& lock, const Ticket* target, Clock::time_point deadline, bool leading = false);
-  TicketOutcome glance(Ticket& ticket);
+  TicketOutcome look_first(Ticket& ticket);
   TicketOutcome poll_until(std::span<Ticket* const> tickets, Clock::time_point deadline);
   TicketOutcome watch(std::span<Ticket* const> tickets) const;
   Progress step(Ticket& ticket);

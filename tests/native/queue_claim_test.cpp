@@ -103,6 +103,30 @@ TEST_F(QueueTest, AbortReachesAClaimedOperationThatWaits) {
   EXPECT_GT(wakes_, 0);
 }
 
+// A poll that moves may have copied megabytes. A queue that is not crowded looks first many times.
+TEST(Queue, AbortIsLookedForBetweenThePollsOfAClaimedOperationThatMoves) {
+  std::atomic<bool> woken = false;
+  const auto queue = OperationQueue::create(OperationQueue::Order::kOrdered, /*crowded=*/false,
+                                            {{}, {}, {}, [&] { woken = true; }, {}});
+  const auto op = std::make_shared<Script>();
+  std::thread other;
+  int polls = 0;
+  op->on_poll = [&] {
+    if (++polls == 1) {
+      other = std::thread([&] { queue->abort("enough"); });
+      EXPECT_TRUE(eventually([&] { return woken.load(); }));
+    }
+    return Progress::kActive;
+  };
+  FakeOperation operation(op);
+  ASSERT_TRUE(queue->try_claim("op"));
+  expect_error(ErrorKind::kAborted, {"was given up: enough"},
+               [&] { queue->run_claimed(operation, kLong); });
+  other.join();
+  EXPECT_EQ(polls, 2);
+  queue->stop();
+}
+
 TEST_F(QueueTest, AnErrorWhileWaitingIsTheOperations) {
   const auto op = script("op");
   op->on_wait = [](auto) -> bool { throw Error(ErrorKind::kDeath, "rank 2 has died"); };
