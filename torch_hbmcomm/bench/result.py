@@ -107,11 +107,12 @@ class Measurement:
         return found
 
     def _statistics(self, prefix: str, samples: Sequence[float]) -> dict[str, Any]:
+        written = [round(sample, _DIGITS) for sample in samples]
         found = {
-            "samples": [round(sample, _DIGITS) for sample in samples],
-            "median": round(statistics.median(samples), _DIGITS),
-            "minimum": round(min(samples), _DIGITS),
-            "mean": round(statistics.fmean(samples), _DIGITS),
+            "samples": written,
+            "median": round(statistics.median(written), _DIGITS),
+            "minimum": min(written),
+            "mean": round(statistics.fmean(written), _DIGITS),
         }
         return {f"{prefix}{name}_{self.unit}": value for name, value in found.items()}
 

@@ -247,9 +247,13 @@ def test_records_are_read(record: Path) -> None:
     for entry, one in zip(document["measurements"], result.measurements, strict=True):
         assert one.values == entry.get("values", {})
         if one.samples or not one.values:
-            # Half a unit of the third decimal for the median as written, and as much for that of
-            # the samples, which lies between two of them where their count is even.
-            assert one.median == pytest.approx(entry[f"median_{one.unit}"], abs=1.01e-3)
+            # Medians are written with three decimals: half a unit of the last one.
+            assert one.median == pytest.approx(entry[f"median_{one.unit}"], abs=5.1e-4)
+
+
+def test_what_is_written_is_that_of_the_samples_as_written() -> None:
+    found = Measurement({}, "hbm", samples=[0.0006, 0.0016]).to_dict()
+    assert (found["samples_us"], found["median_us"]) == ([0.001, 0.002], 0.002)
 
 
 def test_what_is_written_is_read() -> None:
