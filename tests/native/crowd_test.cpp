@@ -142,7 +142,7 @@ TEST(Crowd, DecidesWhatItsGroupsStage) {
       const GroupConnection made = connected(rank);
       EXPECT_EQ(made.crowded, together);
       const size_t area = made.communicator->memory().slots_bytes;
-      EXPECT_GT(area, (together ? 4096 : 512) * kKiB);
+      EXPECT_GT(area, (together ? 4096 : 1024) * kKiB);
       EXPECT_LT(area, (together ? 4096 : 1024) * kKiB + 128 * kKiB);
       made.peers->stop();
     });

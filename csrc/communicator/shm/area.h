@@ -49,7 +49,7 @@ struct StreamLocation {
 
 // The fields of a MessageHeader that all members of a phase compare.
 struct PhaseHeader {
-  // Here, so that it is made in its slot.
+  // Inline, so that the fields are stored in the slot itself.
   PhaseHeader(const Signature& signature, uint64_t count, uint32_t part) noexcept
       : magic(kMagic),
         op(static_cast<uint8_t>(signature.op)),

@@ -63,7 +63,7 @@ class ShmReduction final : public PhasedOperation {
   bool takes_result() const;
 
   const ReductionBuffers buffers_;
-  const bool small_;    // one chunk, whose slots all reduce
+  const bool small_;    // one chunk, which everybody reduces
   const size_t chunk_;  // elements
   const size_t chunks_;
   bool zero_copy_ = false;  // this rank's buffer is where others may read and write
