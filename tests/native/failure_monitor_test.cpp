@@ -173,7 +173,7 @@ TEST(FailureMonitor, SaysThatARankHasLeft) {
 class LookBetween {
  public:
   // `before` is called before the first answer.
-  LookBetween(Watched& group, const char* question, const std::function<void()>& before = [] {}) {
+  LookBetween(Watched& group, const char* question, const std::function<void()>& before) {
     group.store->before_has([state = state_, question, before](const std::string& key) {
       if (key == question && !state->asked.exchange(true)) before();
     });
@@ -211,9 +211,10 @@ class LookBetween {
 // Who looks when rank 1's leaving is known, and its news is not read yet, is not told half of it.
 TEST(FailureMonitor, SaysWhyARankHasLeft) {
   Watched group({1});
-  const LookBetween look(group, kRank1Left);
-  group.tell_failure("rank 1: it is tired");
-  group.leave_rank_1();
+  const LookBetween look(group, kRank1Left, [&] {
+    group.tell_failure("rank 1: it is tired");
+    group.leave_rank_1();
+  });
   group.await_error(ErrorKind::kPeer, "it is tired");
   EXPECT_EQ(look.await(), "no error");
 }
