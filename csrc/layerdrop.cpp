@@ -287,7 +287,7 @@ at::Tensor accumulate(const std::vector<at::Tensor>& gradients,
         .gradient = const_element(gradients[i], piece.first),
         .count = static_cast<size_t>(piece.count),
         .factor = factor,
-        .streamed = apart >= kStreamedBytes,
+        .streamed = apart >= streamed_bytes(),
     };
     measures[&piece - pieces.data()] =
         measured_sum(sum, type_of(after[i]), type_of(gradients[i]), squares);

@@ -66,10 +66,10 @@ void Parallel::reduce(void* dst, const void* const* srcs, size_t n, size_t count
   reduce_to(&dst, 1, srcs, n, count, dtype, op, divisor);
 }
 
-void Parallel::copy(void* dst, const void* src, size_t bytes) const {
+void Parallel::copy(void* dst, const void* src, size_t bytes, size_t whole) const {
   share_out(bytes, part_of(bytes, 1), [&](size_t first, size_t part) {
     copy_part(static_cast<std::byte*>(dst) + first, static_cast<const std::byte*>(src) + first,
-              part, bytes);
+              part, whole);
   });
 }
 

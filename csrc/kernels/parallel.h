@@ -30,8 +30,8 @@ class Parallel {
   // hbm::reduce() of reduce.h.
   void reduce(void* dst, const void* const* srcs, size_t n, size_t count, Dtype dtype, ReduceOp op,
               size_t divisor) const;
-  // copy_bytes() of copy.h.
-  void copy(void* dst, const void* src, size_t bytes) const;
+  // copy_part() of copy.h.
+  void copy(void* dst, const void* src, size_t bytes, size_t whole) const;
 
  private:
   // Elements of the parts that are shared out; `count` where one thread does it all.

@@ -1,10 +1,15 @@
 #include "kernels/copy.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <random>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace hbm {
@@ -30,9 +35,45 @@ TEST_P(CopyTest, CopiesAllAndNoMore) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Copy, CopyTest,
-                         testing::Values(0, 1, 7, 64, 4099, 128 * 1024, 300'001, kStreamedBytes - 1,
-                                         kStreamedBytes, kStreamedBytes + 1,
-                                         kStreamedBytes + 4097));
+                         testing::Values(0, 1, 7, 64, 4099, 128 * 1024, 300'001,
+                                         kMostStreamedBytes - 1, kMostStreamedBytes,
+                                         kMostStreamedBytes + 1, kMostStreamedBytes + 4097));
+
+// A part goes past the caches as the whole does, whatever pages it begins and ends on.
+TEST(Copy, PartsOfALargeWholeAreWhole) {
+  std::mt19937 random(std::random_device{}());
+  std::vector<uint8_t> from(5 * 4096);
+  std::ranges::generate(from, [&] { return static_cast<uint8_t>(random()); });
+  for (int trial = 0; trial < 500; ++trial) {
+    const size_t skip = random() % 200;
+    const size_t bytes = random() % (from.size() - skip + 1);
+    std::vector<uint8_t> to(from.size() + 200, 0xA5);
+    std::vector<uint8_t> expected = to;
+    const size_t at = random() % 200;
+    std::copy_n(from.begin() + static_cast<ptrdiff_t>(skip), bytes,
+                expected.begin() + static_cast<ptrdiff_t>(at));
+    copy_part(to.data() + at, from.data() + skip, bytes, kMostStreamedBytes);
+    ASSERT_EQ(to, expected) << bytes << " bytes, to +" << at << ", from +" << skip;
+  }
+}
+
+TEST(Copy, GoesPastTheCachesFromHalfOfTheLastOneOn) {
+  const std::filesystem::path caches =
+      std::filesystem::path(testing::TempDir()) / ("caches-" + std::to_string(getpid()));
+  EXPECT_EQ(streamed_bytes_of(caches), kMostStreamedBytes);  // the kernel does not tell
+  std::filesystem::create_directories(caches / "index3");
+  const std::vector<std::pair<std::string, size_t>> cases = {
+      {"16384K\n", size_t{8} << 20},
+      {"32768K\n", kMostStreamedBytes},
+      {"98304K\n", kMostStreamedBytes},
+      {"\n", kMostStreamedBytes},
+  };
+  for (const auto& [size, bytes] : cases) {
+    std::ofstream(caches / "index3" / "size") << size;
+    EXPECT_EQ(streamed_bytes_of(caches), bytes) << size;
+  }
+  std::filesystem::remove_all(caches);
+}
 
 }  // namespace
 }  // namespace hbm

@@ -63,10 +63,10 @@ TEST(Parallel, SumsHaveTheSameBits) {
 }
 
 TEST(Parallel, CopiesAreWhole) {
-  for (const size_t bytes : {size_t{1}, 2 * kUnit + 1, kStreamedBytes + 77}) {
+  for (const size_t bytes : {size_t{1}, 2 * kUnit + 1, kMostStreamedBytes + 77}) {
     const Bytes from = random_bytes(bytes + 1, seed);
     Bytes to(bytes + 2, std::byte{0x5a});
-    Parallel(3).copy(to.data() + 1, from.data() + 1, bytes);
+    Parallel(3).copy(to.data() + 1, from.data() + 1, bytes, bytes);
     EXPECT_EQ(std::memcmp(to.data() + 1, from.data() + 1, bytes), 0) << bytes;
     EXPECT_EQ(to.front(), std::byte{0x5a});
     EXPECT_EQ(to.back(), std::byte{0x5a});

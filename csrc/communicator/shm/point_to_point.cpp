@@ -254,8 +254,9 @@ class ShmReceive final : public TransferOperation {
   Progress copy_slice() {
     const ReceivedMessage& received = *expected_.received;
     const size_t slice = std::min(bytes() - copied_, kBytesAPoll);
-    shm_group().parallel().copy(
-        out_ + copied_, shm_group().at(received.from, received.envelope.message) + copied_, slice);
+    shm_group().parallel().copy(out_ + copied_,
+                                shm_group().at(received.from, received.envelope.message) + copied_,
+                                slice, bytes());
     copied_ += slice;
     return copied_ == bytes() ? finished() : Progress::kActive;
   }
@@ -275,8 +276,8 @@ class ShmReceive final : public TransferOperation {
     }
     while (drained_ < filled) {
       const size_t first = drained_ * chunk();
-      copy_bytes(out_ + first, staging + drained_ % kStagedChunks * chunk(),
-                 std::min(chunk(), bytes() - first));
+      copy_part(out_ + first, staging + drained_ % kStagedChunks * chunk(),
+                std::min(chunk(), bytes() - first), bytes());
       transfer.drained.store(++drained_, std::memory_order_release);
     }
     if (drained_ == chunks()) return finished();

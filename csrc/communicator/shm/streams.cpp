@@ -94,7 +94,7 @@ size_t Streams::chunk_of(size_t bytes, size_t room) const {
   const size_t least = std::min(shm_group_->layout().chunk_bytes, room);
   if (chunks_are_alike()) return least;  // where the members' `bytes` may differ by mistake
   const size_t sides = signature_.op == OpCode::kAlltoall ? 2 : 1;
-  const bool large = sides * shm_group_->size() * bytes >= kStreamedBytes;
+  const bool large = sides * shm_group_->size() * bytes >= kMostStreamedBytes;
   const size_t most = large ? least : std::clamp(divided(bytes, 2), least, room);
   const size_t rounds = std::max<size_t>(divided(bytes, most), 1);
   return std::max<size_t>(divided(divided(bytes, rounds), kCacheLine), 1) * kCacheLine;
@@ -151,6 +151,7 @@ void Streams::learn_from(size_t index) {
     check_stream(index, place.count, own.count);
     destination_ = {shm_group_->address_in_segment(index, place.offset, own.count * element()),
                     own.count};
+    destination_bytes_ = own.count * element() * shm_group_->size();
     next_ = static_cast<const std::byte*>(outgoing_[index].data);
   }
   incoming.put_by_sender =
@@ -231,7 +232,7 @@ bool Streams::put() {
   const size_t left = destination_.count * element();
   if (left == 0) return true;
   const size_t slice = std::min(left, kBytesAPoll);
-  shm_group_->parallel().copy(destination_.data, next_, slice);
+  shm_group_->parallel().copy(destination_.data, next_, slice, destination_bytes_);
   destination_ = {static_cast<std::byte*>(destination_.data) + slice,
                   destination_.count - slice / element()};
   next_ += slice;
@@ -265,13 +266,15 @@ StreamExchange::StreamExchange(std::shared_ptr<ShmGroup> shm_group, const Signat
                                std::vector<Sink> incoming, Cast cast)
     : Streams(shm_group, signature, count, outgoing, counts(incoming), cast),
       own_source_(outgoing[shm_group->self()]),
-      sinks_(std::move(incoming)) {}
+      sinks_(std::move(incoming)) {
+  for (const Sink& sink : sinks_) sinks_bytes_ += sink.count * element();
+}
 
 void StreamExchange::begin() {
   Streams::begin();
   const Sink& own = sinks_[shm_group_->self()];
   if (own.count > 0 && own.data != own_source_.data) {
-    shm_group_->parallel().copy(own.data, own_source_.data, own.count * element());
+    shm_group_->parallel().copy(own.data, own_source_.data, own.count * element(), sinks_bytes_);
   }
 }
 
@@ -298,7 +301,8 @@ bool StreamExchange::deliver(size_t round) {
 
 void StreamExchange::copy_out(size_t index, size_t offset, size_t bytes,
                               const std::byte* from) const {
-  shm_group_->parallel().copy(static_cast<std::byte*>(sinks_[index].data) + offset, from, bytes);
+  shm_group_->parallel().copy(static_cast<std::byte*>(sinks_[index].data) + offset, from, bytes,
+                              sinks_bytes_);
 }
 
 PieceExchange::PieceExchange(std::shared_ptr<ShmGroup> shm_group, const Signature& signature,

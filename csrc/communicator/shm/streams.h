@@ -94,8 +94,9 @@ class Streams : public PhasedOperation {
   bool learned_ = false;
   bool closing_ = false;  // some member's stream is read in its segment
   bool shows_destination_ = false;
-  Sink destination_{};       // where this rank puts its stream
-  const std::byte* next_{};  // of that stream
+  Sink destination_{};            // where this rank puts its stream
+  size_t destination_bytes_ = 0;  // of all streams to there, were they alike
+  const std::byte* next_{};       // of that stream
 };
 
 // Moves a stream from each member to each other. broadcast, allgather, gather, scatter, alltoall
@@ -120,6 +121,7 @@ class StreamExchange : public Streams {
 
   const Source own_source_;
   const std::vector<Sink> sinks_;
+  size_t sinks_bytes_ = 0;
   size_t distance_ = 1;  // to the member whose part is copied next
   size_t copied_ = 0;    // bytes of that part
 };
