@@ -3,20 +3,17 @@
 import typer
 
 from benchmarks.collectives.bound import Bound
-from benchmarks.collectives.deepspeed import DeepSpeed
+from benchmarks.collectives.deepspeed import DeepSpeed, DeepSpeedInC
 from benchmarks.collectives.mpi_objects import MpiObjects
 from benchmarks.collectives.native import (
-    NATIVE,
-    HbmBelow,
+    STANDARD_ABI,
+    HbmInC,
     IntelMpi,
-    MpichBelow,
     MpiInC,
     MpiInPlace,
-    StandardAbi,
 )
 from benchmarks.collectives.open_mpi import OpenMpi
 from torch_hbmcomm.bench import collectives as installed
-from torch_hbmcomm.bench.collectives import SMALL, Collective
 from torch_hbmcomm.bench.contenders import OVER_MPI, Contender
 from torch_hbmcomm.cli import bench
 
@@ -27,19 +24,29 @@ app.command()(bench.collectives)
 def contenders() -> dict[str, Contender]:
     """Return the contenders in the order of the tables."""
     known = installed.CONTENDERS
+    below = "hbm below Python and the dispatcher"
     everyone = (
-        HbmBelow("hbm-zero-copy", known["hbm-zero-copy"].about, zero_copy=True),
-        HbmBelow("hbm-staged", known["hbm-staged"].about),
-        HbmBelow("hbm-mpi", known["hbm-mpi"].about, node=OVER_MPI),
-        StandardAbi(),
+        known["hbm-zero-copy"],
+        known["hbm-staged"],
+        known["hbm-mpi"],
+        HbmInC("hbm-c-zero-copy", f"{below}, on memory of the segment", zero_copy=True),
+        HbmInC("hbm-c-staged", f"{below}, on plain memory"),
+        HbmInC("hbm-c-mpi", f"{below}, over MPI, on plain memory", node=OVER_MPI),
+        HbmInC(
+            "hbm-c-mpi-abi",
+            "the same by libmpi_abi.so.1, MPI 5's standard ABI",
+            node=OVER_MPI,
+            library=STANDARD_ABI,
+        ),
         known["gloo"],
-        MpichBelow(),
+        known["mpich"],
         MpiInC(),
         MpiInPlace(),
         IntelMpi(),
         OpenMpi(),
         MpiObjects(),
         DeepSpeed(),
+        DeepSpeedInC(),
         known["nothing"],
         Bound(),
     )
@@ -48,5 +55,4 @@ def contenders() -> dict[str, Contender]:
 
 if __name__ == "__main__":
     installed.CONTENDERS = contenders()
-    installed.COLLECTIVES |= {NATIVE: Collective(NATIVE, SMALL)}
     app()

@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.cpp_extension import load_inline
 
-from benchmarks.collectives.native import NATIVE
-from torch_hbmcomm.bench.buffers import Buffers
+from torch_hbmcomm.bench.buffers import Buffers, check
 from torch_hbmcomm.bench.contenders import Call, PythonContender
 from torch_hbmcomm.bench.rounds import Timed
 
@@ -37,26 +36,36 @@ class DeepSpeed(PythonContender):
         return None
 
     def offers(self, collective: str, dtype: str, size: int) -> bool:
-        return collective in ("allreduce", NATIVE) and dtype in self.dtypes
+        return collective == "allreduce" and dtype in self.dtypes
 
     def open(self) -> None:
-        rank, ranks = dist.get_rank(), dist.get_world_size()
-        os.environ["LOCAL_SIZE"] = str(ranks)  # it falls back to doing nothing where they differ
-        _load().initialize(ranks, rank)
-        dist.barrier()  # every rank has opened every segment
-        names = ("MASTER_ADDR", "MASTER_PORT")
-        job = "_".join([str(os.getuid()), *(os.environ.get(name, "") for name in names)])
-        Path("/dev/shm", f"deepspeed_allreduce_buffer_{job}_{rank}").unlink()
-
-    def prepare(self, collective: str, buffers: Buffers) -> Timed:
-        if collective != NATIVE:
-            return super().prepare(collective, buffers)
-        tensor, loop = buffers.whole, _loop()
-        return lambda samples, calls: loop.run(tensor, samples, calls)
+        _join()
 
     def call(self, collective: str, buffers: Buffers) -> Call:
         tensor, operator = buffers.whole, torch.ops.deepspeed.inference_all_reduce_.default
         return lambda: operator(tensor)
+
+
+class DeepSpeedInC(DeepSpeed):
+    name = "deepspeed-c"
+    about = "the same, called by a loop of C++"
+
+    def prepare(self, collective: str, buffers: Buffers) -> Timed:
+        check(collective, self.call(collective, buffers), buffers)
+        tensor, loop = buffers.whole, _loop()
+        return lambda samples, calls: loop.run(tensor, samples, calls)
+
+
+@cache
+def _join() -> None:
+    """Open the segments of all ranks, once for all contenders."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    os.environ["LOCAL_SIZE"] = str(ranks)  # it falls back to doing nothing where they differ
+    _load().initialize(ranks, rank)
+    dist.barrier()  # every rank has opened every segment
+    names = ("MASTER_ADDR", "MASTER_PORT")
+    job = "_".join([str(os.getuid()), *(os.environ.get(name, "") for name in names)])
+    Path("/dev/shm", f"deepspeed_allreduce_buffer_{job}_{rank}").unlink()
 
 
 def _load() -> ModuleType:

@@ -1,15 +1,16 @@
-"""Collectives called in loops of C++: allreduce_native, below Python and the dispatcher, whose
-costs hide the rest at small sizes; and MPI's own.
+"""Collectives called in loops of C++: hbm's, below Python and the dispatcher, whose costs hide the
+rest at small sizes; and MPI's own.
 
 Each rank starts a native program of its own, which is one rank of the same job.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
-import shutil
 import sysconfig
 import tempfile
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -26,8 +27,17 @@ from torch_hbmcomm.bench.mpich import Mpich
 from torch_hbmcomm.bench.peer import PeerFailed
 from torch_hbmcomm.bench.rounds import Timed
 
-NATIVE = "allreduce_native"
 MEET_SECONDS = 60.0
+_LIBRARIES = Path(sysconfig.get_path("data"), "lib")
+STANDARD_ABI = _LIBRARIES / "libmpi_abi.so.1"  # of the same MPICH, from its version 5 on
+
+
+def _folder() -> str:
+    """Make a folder that is there until this process ends: hbm's ranks look into it for news of
+    one another."""
+    made = tempfile.TemporaryDirectory(prefix="hbmcomm-bench-", ignore_cleanup_errors=True)
+    atexit.register(made.cleanup)
+    return made.name
 
 
 def meet(start: Callable[[str], programs.Conversation]) -> programs.Conversation:
@@ -37,18 +47,15 @@ def meet(start: Callable[[str], programs.Conversation]) -> programs.Conversation
 
     Raises PeerFailed, at the latest when MEET_SECONDS are over.
     """
-    place = [tempfile.mkdtemp(prefix="hbmcomm-bench-") if dist.get_rank() == 0 else None]
+    folder = _folder() if dist.get_rank() == 0 else None
+    place = [folder]
     dist.broadcast_object_list(place)
-    try:
-        program = start(str(place[0]))
-        program.tell("ready")
-        if not program.says(MEET_SECONDS):
-            raise PeerFailed(f"not all ranks' programs have met in {MEET_SECONDS} s")
-        program.answer()
-        dist.barrier()  # all have met
-    finally:
-        if dist.get_rank() == 0:
-            shutil.rmtree(str(place[0]), ignore_errors=True)
+    program = start(str(place[0]))
+    program.tell("ready")
+    if not program.says(MEET_SECONDS):
+        raise PeerFailed(f"not all ranks' programs have met in {MEET_SECONDS} s")
+    program.answer()
+    dist.barrier()  # all have met
     return program
 
 
@@ -68,69 +75,66 @@ def _rank(name: str, *arguments: str, environment: tuple[str, ...] = ()) -> prog
         the folder of MPI's library.
     environment: variables, as NAME=VALUE.
     """
-    libraries = os.path.join(sysconfig.get_path("data"), "lib")
 
     def start(folder: str) -> programs.Conversation:
-        place = (folder, dist.get_rank(), dist.get_world_size(), libraries)
+        place = (folder, dist.get_rank(), dist.get_world_size(), _LIBRARIES)
         launcher = ["env", *environment]
         return programs.Program(name, *place, *arguments, launcher=launcher)
 
     return meet(start)
 
 
-class HbmBelow(Hbm):
-    """The contender hbm, with its native loop."""
-
-    def offers(self, collective: str, dtype: str, size: int) -> bool:
-        return _offers(self, collective, dtype) or super().offers(collective, dtype, size)
-
-    def prepare(self, collective: str, buffers: Buffers) -> Timed:
-        if collective != NATIVE:
-            return super().prepare(collective, buffers)
-        over_mpi = self._node == OVER_MPI
-        kind = "mpi" if over_mpi else "zero-copy" if self.zero_copy else "staged"
-        return loop(_rank("allreduce", kind), buffers)
-
-
-class StandardAbi(Contender):
-    """hbm over the MPI library beside this Python, by the standard ABI of MPI 5; the native loop
-    alone, since a process has one MPI library."""
-
-    name = "hbm-mpi-abi"
-    about = "hbm-mpi's native loop with libmpi_abi.so.1, the library of MPI 5's standard ABI"
-
-    _LIBRARY = Path(sysconfig.get_path("data"), "lib", "libmpi_abi.so.1")
+class InC(Contender):
+    """Collectives in a program without Python, which every rank has."""
 
     def why_unavailable(self) -> str | None:
-        if not self._LIBRARY.exists():
-            return f"{self._LIBRARY} is not there: pip install 'mpich>=5'"
         return programs.why_unavailable()
-
-    def offers(self, collective: str, dtype: str, size: int) -> bool:
-        return _offers(self, collective, dtype)
 
     def open(self) -> None:
         """Do nothing: the program starts with the first cell."""
 
     def prepare(self, collective: str, buffers: Buffers) -> Timed:
-        program = _rank("allreduce", "mpi", environment=(f"HBMCOMM_MPI_LIB={self._LIBRARY}",))
-        return loop(program, buffers)
+        return loop(self.program(), buffers, collective)
+
+    @abstractmethod
+    def program(self) -> programs.Conversation:
+        """Return this rank's program. All ranks call it."""
 
 
-class MpichBelow(Mpich):
-    """The contender MPI, with its native loop."""
+class HbmInC(InC):
+    """hbm below Python and PyTorch's dispatcher.
 
-    def offers(self, collective: str, dtype: str, size: int) -> bool:
-        return _offers(self, collective, dtype) or super().offers(collective, dtype, size)
+    node: the value of HBMCOMM_NODE.
+    library: of MPI; None: the one that hbm finds.
+    """
 
-    def prepare(self, collective: str, buffers: Buffers) -> Timed:
-        if collective != NATIVE:
-            return super().prepare(collective, buffers)
-        return loop(_rank("mpi_collectives"), buffers, "allreduce")
+    def __init__(
+        self,
+        name: str,
+        about: str,
+        zero_copy: bool = False,
+        node: str | None = None,
+        library: Path | None = None,
+    ) -> None:
+        self.name = name
+        self.about = about
+        self.zero_copy = zero_copy
+        self._environment = [] if node is None else [f"HBMCOMM_NODE={node}"]
+        self._environment += [] if library is None else [f"HBMCOMM_MPI_LIB={library}"]
+        self._library = library
+
+    def why_unavailable(self) -> str | None:
+        if self._library is not None and not self._library.exists():
+            return f"{self._library} is not there: pip install 'mpich>=5'"
+        return super().why_unavailable()
+
+    def program(self) -> programs.Conversation:
+        kind = "zero-copy" if self.zero_copy else "staged"
+        return _rank("hbm_loops", kind, environment=tuple(self._environment))
 
 
-class MpiInC(Contender):
-    """MPI in a program without Python, which every rank has."""
+class MpiInC(InC):
+    """MPI in such a program."""
 
     name = "mpi-c"
     about = "MPI itself in a program without Python, from buffer to buffer as in c10d"
@@ -140,20 +144,13 @@ class MpiInC(Contender):
 
     def why_unavailable(self) -> str | None:
         over_mpi = Hbm(self.name, self.about, node=OVER_MPI)
-        return programs.why_unavailable() or over_mpi.why_unavailable()
+        return super().why_unavailable() or over_mpi.why_unavailable()
 
     def offers(self, collective: str, dtype: str, size: int) -> bool:
         fits = size // getattr(torch, dtype).itemsize <= self._MOST_ELEMENTS
         return super().offers(collective, dtype, size) and fits
 
-    def open(self) -> None:
-        """Do nothing: the program starts with the first cell."""
-
-    def prepare(self, collective: str, buffers: Buffers) -> Timed:
-        return loop(self.program(), buffers, collective)
-
     def program(self) -> programs.Conversation:
-        """Return this rank's program. All ranks call it."""
         return _rank("mpi_collectives")
 
 
@@ -177,7 +174,7 @@ class MpiInPlace(MpiInC):
 
 
 class InstalledMpi(MpiInC):
-    """Another MPI in such a program, as PyPI has it: in a folder of its own, because it has files
+    """Another MPI, as PyPI has it: in a folder of its own, because it has files
     of the same names as the package mpich.
 
     package: of PyPI.
@@ -192,12 +189,6 @@ class InstalledMpi(MpiInC):
             folder = os.path.relpath(folder_of(self.package))
             return f"pip install --ignore-installed --prefix {folder} {self.package}"
         return super().why_unavailable()
-
-    def offers(self, collective: str, dtype: str, size: int) -> bool:
-        return _offers(self, collective, dtype) or super().offers(collective, dtype, size)
-
-    def prepare(self, collective: str, buffers: Buffers) -> Timed:
-        return super().prepare("allreduce" if collective == NATIVE else collective, buffers)
 
 
 def folder_of(package: str) -> Path:
@@ -220,8 +211,3 @@ class IntelMpi(InstalledMpi):
         yielding = ("I_MPI_WAIT_MODE=1", "I_MPI_THREAD_YIELD=2") if crowded() else ()
         environment = (f"HBMCOMM_MPI_LIB={self.library}", *yielding)
         return _rank("mpi_collectives", environment=environment)
-
-
-def _offers(contender: Contender, collective: str, dtype: str) -> bool:
-    built = programs.why_unavailable() is None
-    return collective == NATIVE and dtype in contender.dtypes and built

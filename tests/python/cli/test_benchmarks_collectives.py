@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 from benchmarks import plot, programs
 from benchmarks.collectives import __main__ as main
 from benchmarks.collectives import native
-from benchmarks.collectives.native import NATIVE, InstalledMpi, IntelMpi
+from benchmarks.collectives.native import InstalledMpi, IntelMpi
 from benchmarks.collectives.open_mpi import OpenMpi
 from torch_hbmcomm.bench import collectives as installed
 from torch_hbmcomm.bench.collectives import COLLECTIVES
@@ -40,32 +41,6 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
 
 
-@pytest.mark.full
-@needs_programs
-def test_allreduce_is_measured_below_the_dispatcher(tmp_path: Path) -> None:
-    """Each contender's sum is checked before it is timed."""
-    pytest.importorskip("mpi4py")
-    everyone = ["hbm-zero-copy", "hbm-staged", "hbm-mpi", "mpich"]
-    below = [*everyone[:3], "hbm-mpi-abi", *everyone[3:]]
-    file = tmp_path / "out.json"
-    result = run(
-        "benchmarks.collectives",
-        *("--contenders", ",".join([*below, "bound"]), "--sizes", "8,1MiB"),
-        *("--collectives", f"allreduce,{NATIVE}", "--rounds", "1", "--startup-rounds", "0"),
-        *("--json", str(file)),
-    )
-    assert result.returncode == 0, result.stderr
-    measured: dict[tuple[str, int], list[str]] = {}
-    for entry in json.loads(file.read_text())["measurements"]:
-        measured.setdefault((entry["collective"], entry["bytes"]), []).append(entry["contender"])
-    assert measured == {
-        ("allreduce", 8): everyone,
-        ("allreduce", 1 << 20): [*everyone, "bound"],
-        (NATIVE, 8): below,
-        (NATIVE, 1 << 20): below,
-    }
-
-
 def measured_by(name: str, file: Path, *arguments: str) -> list[tuple[str, str, int]]:
     """Return what a contender was measured in; each outcome is checked before it is timed."""
     result = run(
@@ -77,6 +52,43 @@ def measured_by(name: str, file: Path, *arguments: str) -> list[tuple[str, str, 
     entries = json.loads(file.read_text())["measurements"]
     assert all(entry["minimum_us"] > 0 for entry in entries)
     return sorted((entry["collective"], entry["dtype"], entry["bytes"]) for entry in entries)
+
+
+@needs_programs
+def test_hbm_does_every_collective_without_python(tmp_path: Path) -> None:
+    before = set(Path(tempfile.gettempdir()).glob("hbmcomm-bench-*"))
+    found = measured_by(
+        "hbm-c-staged", tmp_path / "out.json", "--sizes", "48", "--dtype", "float16"
+    )
+    assert found == sorted(
+        (name, "float16", 0 if name == "barrier" else 48) for name in COLLECTIVES
+    )
+    assert set(Path(tempfile.gettempdir()).glob("hbmcomm-bench-*")) == before
+
+
+@pytest.mark.full
+@needs_programs
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("name", ["hbm-c-zero-copy", "hbm-c-staged", "hbm-c-mpi", "hbm-c-mpi-abi"])
+def test_hbm_is_measured_without_python(tmp_path: Path, processes: int, name: str) -> None:
+    found = measured_by(
+        name,
+        tmp_path / "out.json",
+        *("--ranks", str(processes), "--sizes", "48,3MiB", "--dtype", "float64,bfloat16"),
+    )
+    assert found == sorted(
+        cell
+        for collective in COLLECTIVES
+        for cell in (
+            [(collective, "float64", 0)]
+            if collective == "barrier"
+            else [
+                (collective, dtype, size)
+                for dtype in ("float64", "bfloat16")
+                for size in (48, 3 << 20)
+            ]
+        )
+    )
 
 
 @needs_programs
@@ -128,7 +140,7 @@ def test_another_mpi_is_measured(tmp_path: Path, processes: int, mpi: type[Insta
     found = measured_by(
         mpi.name, tmp_path / "out.json", "--ranks", str(processes), "--sizes", "48,3MiB"
     )
-    assert {collective for collective, _, _ in found} == {*COLLECTIVES, NATIVE}
+    assert {collective for collective, _, _ in found} == {*COLLECTIVES}
 
 
 @pytest.mark.parametrize("mpi", [IntelMpi, OpenMpi], ids=lambda mpi: str(mpi.name))
@@ -217,8 +229,9 @@ def test_allreduce_is_measured_beside_busy_processes(tmp_path: Path) -> None:
 
 def test_contenders_are_those_of_the_installed_command_and_more() -> None:
     assert list(main.contenders()) == [
-        "hbm-zero-copy", "hbm-staged", "hbm-mpi", "hbm-mpi-abi", "gloo", "mpich", "mpi-c",
-        "mpi-c-in-place", "intel-mpi", "open-mpi", "mpi-objects", "deepspeed", "nothing", "bound",
+        "hbm-zero-copy", "hbm-staged", "hbm-mpi", "hbm-c-zero-copy", "hbm-c-staged", "hbm-c-mpi",
+        "hbm-c-mpi-abi", "gloo", "mpich", "mpi-c", "mpi-c-in-place", "intel-mpi", "open-mpi",
+        "mpi-objects", "deepspeed", "deepspeed-c", "nothing", "bound",
     ]  # fmt: skip
 
 
