@@ -20,9 +20,9 @@ namespace {
 // 16 MiB.)
 constexpr size_t kPieceBytes = size_t{128} << 10;
 
-#if defined(__x86_64__)
-
 constexpr size_t kLine = 64;
+
+#if defined(__x86_64__)
 
 // How far ahead of the stores a source is fetched. (In a trial copies of 16 to 64 MiB took 0.75 to
 // 0.9 of the time without; a page ahead was slower again where two ranks copied.)
@@ -38,16 +38,6 @@ void stream(std::byte* dst, const std::byte* src, size_t bytes) noexcept {
     for (size_t i = 0; i < std::size(line); ++i) _mm_stream_si128(to + i, line[i]);
   }
   _mm_sfence();
-}
-
-void copy_streamed(void* dst, const void* src, size_t bytes) noexcept {
-  auto* const to = static_cast<std::byte*>(dst);
-  const auto* const from = static_cast<const std::byte*>(src);
-  const size_t head = -reinterpret_cast<uintptr_t>(dst) % kLine;
-  const size_t body = (bytes - head) / kLine * kLine;
-  std::memcpy(to, from, head);
-  stream(to + head, from + head, body);
-  std::memcpy(to + head + body, from + head + body, bytes - head - body);
 }
 
 #endif
@@ -70,17 +60,29 @@ void copy_bytes(void* dst, const void* src, size_t bytes) noexcept {
   copy_part(dst, src, bytes, bytes);
 }
 
-void copy_part(void* dst, const void* src, size_t bytes, [[maybe_unused]] size_t whole) noexcept {
-#if defined(__x86_64__)
-  if (bytes >= kLine && whole >= streamed_bytes()) {
-    copy_streamed(dst, src, bytes);
+void copy_part(void* dst, const void* src, size_t bytes, size_t whole) noexcept {
+  if (kCopiesPastCaches && bytes >= kLine && whole >= streamed_bytes()) {
+    copy_past_caches(dst, src, bytes);
     return;
   }
-#endif
   for (size_t at = 0; at < bytes; at += kPieceBytes) {
     std::memcpy(static_cast<std::byte*>(dst) + at, static_cast<const std::byte*>(src) + at,
                 std::min(kPieceBytes, bytes - at));
   }
+}
+
+void copy_past_caches(void* dst, const void* src, size_t bytes) noexcept {
+#if defined(__x86_64__)
+  auto* const to = static_cast<std::byte*>(dst);
+  const auto* const from = static_cast<const std::byte*>(src);
+  const size_t head = std::min(-reinterpret_cast<uintptr_t>(dst) % kLine, bytes);
+  const size_t body = (bytes - head) / kLine * kLine;
+  std::memcpy(to, from, head);
+  stream(to + head, from + head, body);
+  std::memcpy(to + head + body, from + head + body, bytes - head - body);
+#else
+  copy_bytes(dst, src, bytes);
+#endif
 }
 
 }  // namespace hbm

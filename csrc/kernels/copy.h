@@ -27,4 +27,12 @@ void copy_bytes(void* dst, const void* src, size_t bytes) noexcept;
 // The same for a part of a copy that has `whole` bytes in all.
 void copy_part(void* dst, const void* src, size_t bytes, size_t whole) noexcept;
 
+// The same past the caches, however few bytes; where the processor cannot, through them.
+void copy_past_caches(void* dst, const void* src, size_t bytes) noexcept;
+#if defined(__x86_64__)
+inline constexpr bool kCopiesPastCaches = true;
+#else
+inline constexpr bool kCopiesPastCaches = false;
+#endif
+
 }  // namespace hbm

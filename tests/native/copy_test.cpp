@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -11,6 +12,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "kernels/copy_to_peers.h"
 
 namespace hbm {
 namespace {
@@ -55,6 +58,43 @@ TEST(Copy, PartsOfALargeWholeAreWhole) {
     copy_part(to.data() + at, from.data() + skip, bytes, kMostStreamedBytes);
     ASSERT_EQ(to, expected) << bytes << " bytes, to +" << at << ", from +" << skip;
   }
+}
+
+// Pages, lines and what is below one; whichever way a turn goes.
+TEST(Copy, ToPeersIsWholeInEveryTurn) {
+  std::mt19937 random(std::random_device{}());
+  std::vector<uint8_t> from(96 << 10);
+  CopyToPeers copy;
+  for (int turn = 0; turn < 200; ++turn) {
+    std::ranges::generate(from, [&] { return static_cast<uint8_t>(random()); });
+    const size_t bytes = turn % 3 == 0 ? random() % from.size() : from.size() - random() % 9;
+    const size_t at = random() % 70;
+    std::vector<uint8_t> to(from.size() + 70, 0xA5);
+    std::vector<uint8_t> expected = to;
+    std::copy_n(from.begin(), bytes, expected.begin() + static_cast<ptrdiff_t>(at));
+    copy(to.data() + at, from.data(), bytes);
+    ASSERT_EQ(to, expected) << bytes << " bytes, to +" << at << ", turn " << turn;
+  }
+}
+
+TEST(Copy, PrefersAWayOnceTwoPairsAgree) {
+  using std::chrono::nanoseconds;
+  const auto take = [](CachePreference& preference, int through, int past) {
+    preference.take(nanoseconds(through), nanoseconds(past));
+    return preference.past();
+  };
+  CachePreference preference;
+  EXPECT_FALSE(take(preference, 160, 45));  // between chiplets
+  EXPECT_FALSE(take(preference, 40, 45));   // one was off
+  EXPECT_FALSE(take(preference, 160, 45));
+  EXPECT_TRUE(take(preference, 160, 45));
+  for (int pair = 0; pair < 100; ++pair) EXPECT_TRUE(take(preference, 160, 45));
+  EXPECT_TRUE(take(preference, 80, 45));  // hardly better: it stays
+  EXPECT_TRUE(take(preference, 40, 45));  // one that is off
+  EXPECT_TRUE(take(preference, 160, 45));
+  EXPECT_TRUE(take(preference, 40, 45));  // within one
+  EXPECT_FALSE(take(preference, 40, 45));
+  for (int pair = 0; pair < 100; ++pair) EXPECT_FALSE(take(preference, 80, 45));
 }
 
 TEST(Copy, GoesPastTheCachesFromHalfOfTheLastOneOn) {

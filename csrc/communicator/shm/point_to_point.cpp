@@ -157,8 +157,8 @@ class ShmSend final : public TransferOperation {
     auto* const staging = reinterpret_cast<std::byte*>(transfer_ + 1);
     while (filled_ < chunks() && filled_ - drained < kStagedChunks) {
       const size_t first = filled_ * chunk();
-      copy_bytes(staging + filled_ % kStagedChunks * chunk(), data_ + first,
-                 std::min(chunk(), bytes() - first));
+      shm_group().copy_to_peers()(staging + filled_ % kStagedChunks * chunk(), data_ + first,
+                                  std::min(chunk(), bytes() - first));
       transfer_->filled.store(++filled_, std::memory_order_release);
       if (posted_) shm_group().ring_transfers(to_);
     }

@@ -179,7 +179,8 @@ void ShmReduction::post(size_t index) {
 void ShmReduction::show_chunk(Slot& slot, size_t index) {
   const ElementRange range = chunk(index);
   std::byte* const there = is_tiny() ? slot.tiny.data() : shm_group_->data(slot);
-  copy_bytes(there, at(buffers_.in, range.offset * element()), range.count * element());
+  shm_group_->copy_to_peers()(there, at(buffers_.in, range.offset * element()),
+                              range.count * element());
 }
 
 void ShmReduction::reduce_shares(size_t index) {

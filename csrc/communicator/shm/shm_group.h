@@ -29,6 +29,7 @@
 
 #include "base/fork.h"
 #include "communicator/shm/area.h"
+#include "kernels/copy_to_peers.h"
 #include "kernels/parallel.h"
 #include "progress/operation.h"
 
@@ -154,6 +155,9 @@ class ShmGroup {
   // Does this rank's large reductions and copies.
   const Parallel& parallel() const noexcept { return parallel_; }
 
+  // Copies what the others read into this rank's slots and messages.
+  CopyToPeers& copy_to_peers() noexcept { return copy_to_peers_; }
+
   // Room for an address of each member, for whoever drives.
   std::vector<const void*>& sources() noexcept { return sources_; }
   std::vector<void*>& sinks() noexcept { return sinks_; }
@@ -184,6 +188,7 @@ class ShmGroup {
   const std::shared_ptr<void> keep_;
   const std::function<std::byte*(size_t)> allocate_;
   const std::function<void(std::byte*)> free_;
+  CopyToPeers copy_to_peers_;
   uint64_t phase_ = 0;  // the last one that this rank published
   size_t arrived_ = 0;  // members that are known to have published phase_
   std::vector<const void*> sources_;

@@ -124,7 +124,8 @@ void Streams::fill(Slot& slot, size_t round) const {
 }
 
 void Streams::copy_in(size_t index, size_t offset, size_t bytes, std::byte* slot) const {
-  copy_bytes(slot, static_cast<const std::byte*>(outgoing_[index].data) + offset, bytes);
+  shm_group_->copy_to_peers()(slot, static_cast<const std::byte*>(outgoing_[index].data) + offset,
+                              bytes);
 }
 
 // Reads how each member sends: zero-copy or by chunks, and in how many rounds.
