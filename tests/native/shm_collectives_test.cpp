@@ -1,9 +1,12 @@
 // Every collective, send and receive over shared memory: random conversations of 1 to 64 ranks.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
+#include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "collectives_conversation.h"
@@ -129,6 +132,39 @@ TEST(NodeStreams, GoInAsFewChunksAsTheSlotAndTheCacheAllow) {
   EXPECT_EQ(phases(kMiB, 2 * kMiB, OpCode::kGather), 2u);
   EXPECT_EQ(phases(128 * kKiB, 8 * kMiB, OpCode::kGather), 64u);
   EXPECT_EQ(phases(128 * kKiB, 4 * kMiB, OpCode::kAlltoall), 32u);
+}
+
+// Much of a rank's own is copied while it waits, and the rest at the end, whoever comes late.
+TEST(NodeStreams, CopyWhatIsForTheRankItselfWhoeverIsLate) {
+  constexpr size_t kBytes = (size_t{5} << 20) / 2 + 13;
+  for (int late = 0; late < 3; ++late) {
+    TestNode node({.size = 3, .chunk_bytes = 128 << 10, .segment_bytes = 64 << 20});
+    const unsigned seed = std::random_device{}();
+    SCOPED_TRACE("rank " + std::to_string(late) + " late, seed " + std::to_string(seed));
+    // What rank `from` has for rank `to`.
+    const auto part = [seed](int from, int to) {
+      std::mt19937 random(seed + static_cast<unsigned>(3 * from + to));
+      std::vector<char> bytes(kBytes);
+      std::ranges::generate(bytes, [&] { return static_cast<char>(random()); });
+      return bytes;
+    };
+    node.run([&](NodeRank& rank) {
+      std::vector<std::vector<char>> in, out(3, std::vector<char>(kBytes));
+      std::vector<Source> sources;
+      std::vector<Sink> sinks;
+      for (int to = 0; to < 3; ++to) in.push_back(part(rank.rank, to));
+      for (const auto& bytes : in) sources.push_back({bytes.data(), kBytes});
+      for (auto& bytes : out) sinks.push_back({bytes.data(), kBytes});
+      if (rank.rank == late) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      EXPECT_FALSE(rank.run(rank.collectives->alltoall(1, sources, sinks, Dtype::kInt8)));
+      for (int from = 0; from < 3; ++from) EXPECT_TRUE(out[from] == part(from, rank.rank)) << from;
+      if (rank.rank == late) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      const bool root = rank.rank == 0;
+      EXPECT_FALSE(rank.run(rank.collectives->gather(
+          2, sources[0], root ? sinks : std::vector<Sink>{}, Dtype::kInt8, 0)));
+      for (int from = 0; root && from < 3; ++from) EXPECT_TRUE(out[from] == part(from, 0)) << from;
+    });
+  }
 }
 
 // Chunks of 16 bytes stand for those of a node with hundreds of ranks: a rank's part of two of them

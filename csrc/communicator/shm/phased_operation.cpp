@@ -2,7 +2,10 @@
 
 namespace hbm::shm {
 
-Progress PhasedOperation::poll() { return shm_group_->all_here() ? next_phase() : Progress::kIdle; }
+Progress PhasedOperation::poll() {
+  if (shm_group_->all_here()) return next_phase();
+  return meanwhile() ? Progress::kActive : Progress::kIdle;
+}
 
 bool PhasedOperation::wait(Clock::time_point until) {
   shm_group_->sleep(until);

@@ -40,6 +40,10 @@ class PhasedOperation : public Operation {
   // return kActive without publishing: it is called again.)
   virtual Progress next_phase() = 0;
 
+  // Does a piece of what needs no other member; false if nothing is left. Called while they have
+  // not all published.
+  virtual bool meanwhile() { return false; }
+
   // The next slot, with its header filled in. `part` counts the operation's phases.
   Slot& open();
 

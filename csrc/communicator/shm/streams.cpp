@@ -11,6 +11,11 @@ namespace hbm::shm {
 namespace {
 
 // Returns the quotient, rounded up.
+// What a rank has for itself is copied when the operation begins, or, where it is much, in pieces
+// while the rank waits for the others, and the rest at the end.
+constexpr size_t kLeastOwnLater = size_t{1} << 20;
+constexpr size_t kOwnPiece = size_t{64} << 10;
+
 size_t divided(size_t dividend, size_t divisor) { return (dividend + divisor - 1) / divisor; }
 
 std::vector<size_t> counts(const std::vector<Sink>& sinks) {
@@ -89,12 +94,11 @@ void Streams::announce(Slot& slot) {
 
 // The bytes of each stream in a slot where there is room for `room`, the largest having `bytes`: at
 // most half of them, so that the receiver copies one half while this rank copies the other. Large
-// tensors need the cache for themselves; an alltoall has as much to receive as to send.
+// tensors need the cache for themselves.
 size_t Streams::chunk_of(size_t bytes, size_t room) const {
   const size_t least = std::min(shm_group_->layout().chunk_bytes, room);
   if (chunks_are_alike()) return least;  // where the members' `bytes` may differ by mistake
-  const size_t sides = signature_.op == OpCode::kAlltoall ? 2 : 1;
-  const bool large = sides * shm_group_->size() * bytes >= kMostStreamedBytes;
+  const bool large = sides() * shm_group_->size() * bytes >= kMostStreamedBytes;
   const size_t most = large ? least : std::clamp(divided(bytes, 2), least, room);
   const size_t rounds = std::max<size_t>(divided(bytes, most), 1);
   return std::max<size_t>(divided(divided(bytes, rounds), kCacheLine), 1) * kCacheLine;
@@ -268,15 +272,32 @@ StreamExchange::StreamExchange(std::shared_ptr<ShmGroup> shm_group, const Signat
     : Streams(shm_group, signature, count, outgoing, counts(incoming), cast),
       own_source_(outgoing[shm_group->self()]),
       sinks_(std::move(incoming)) {
-  for (const Sink& sink : sinks_) sinks_bytes_ += sink.count * element();
+  for (const Sink& sink : sinks_) whole_ += sides() * sink.count * element();
 }
 
 void StreamExchange::begin() {
   Streams::begin();
+  if (own_bytes() < kLeastOwnLater) copy_own(own_bytes());
+}
+
+bool StreamExchange::meanwhile() {
+  if (own_copied_ == own_bytes()) return false;
+  copy_own(kOwnPiece);
+  return true;
+}
+
+size_t StreamExchange::own_bytes() const {
   const Sink& own = sinks_[shm_group_->self()];
-  if (own.count > 0 && own.data != own_source_.data) {
-    shm_group_->parallel().copy(own.data, own_source_.data, own.count * element(), sinks_bytes_);
-  }
+  return own.data == own_source_.data ? 0 : own.count * element();
+}
+
+void StreamExchange::copy_own(size_t most) {
+  const size_t bytes = std::min(most, own_bytes() - own_copied_);
+  if (bytes == 0) return;
+  shm_group_->parallel().copy(
+      static_cast<std::byte*>(sinks_[shm_group_->self()].data) + own_copied_,
+      static_cast<const std::byte*>(own_source_.data) + own_copied_, bytes, whole_);
+  own_copied_ += bytes;
 }
 
 std::byte* StreamExchange::destination(size_t index) const {
@@ -296,6 +317,10 @@ bool StreamExchange::deliver(size_t round) {
     if (copied_ < came.bytes) return false;
     copied_ = 0;
   }
+  if (round + 1 == rounds()) {
+    copy_own(kBytesAPoll);
+    if (own_copied_ < own_bytes()) return false;
+  }
   distance_ = 1;
   return true;
 }
@@ -303,7 +328,7 @@ bool StreamExchange::deliver(size_t round) {
 void StreamExchange::copy_out(size_t index, size_t offset, size_t bytes,
                               const std::byte* from) const {
   shm_group_->parallel().copy(static_cast<std::byte*>(sinks_[index].data) + offset, from, bytes,
-                              sinks_bytes_);
+                              whole_);
 }
 
 PieceExchange::PieceExchange(std::shared_ptr<ShmGroup> shm_group, const Signature& signature,

@@ -62,9 +62,12 @@ class Streams : public PhasedOperation {
     size_t bytes;
   };
   Part part(size_t index, size_t round) const;
+  // 2 where each member has as much to send as to receive, 1 where one of these is larger.
+  size_t sides() const { return signature_.op == OpCode::kAlltoall ? 2 : 1; }
   // A stream to this rank.
   const Incoming& incoming(size_t index) const { return incoming_[index]; }
   size_t chunk() const { return chunk_; }
+  size_t rounds() const { return rounds_; }  // known in deliver()
 
  private:
   Progress next_phase() final;
@@ -103,7 +106,8 @@ class Streams : public PhasedOperation {
 // and barrier are this operation.
 class StreamExchange : public Streams {
  public:
-  // `outgoing` and `incoming` by member; what a member has for itself is copied in begin().
+  // `outgoing` and `incoming` by member; what a member has for itself is copied in begin() or,
+  // where it is much, while the rank waits, and the rest at the end.
   StreamExchange(std::shared_ptr<ShmGroup> shm_group, const Signature& signature, size_t count,
                  std::vector<Source> outgoing, std::vector<Sink> incoming, Cast cast);
 
@@ -118,12 +122,16 @@ class StreamExchange : public Streams {
  private:
   std::byte* destination(size_t index) const override;
   bool deliver(size_t round) override;
+  bool meanwhile() override;
+  size_t own_bytes() const;  // that this rank has for itself, and must copy
+  void copy_own(size_t most);
 
   const Source own_source_;
   const std::vector<Sink> sinks_;
-  size_t sinks_bytes_ = 0;
-  size_t distance_ = 1;  // to the member whose part is copied next
-  size_t copied_ = 0;    // bytes of that part
+  size_t whole_ = 0;       // bytes that the caches would have to hold
+  size_t distance_ = 1;    // to the member whose part is copied next
+  size_t copied_ = 0;      // bytes of that part
+  size_t own_copied_ = 0;  // bytes
 };
 
 // A multicast of streams in pieces. What a member has for itself is not copied.
