@@ -132,6 +132,14 @@ void Streams::copy_in(size_t index, size_t offset, size_t bytes, std::byte* slot
                               bytes);
 }
 
+void Streams::copy_pieces_in(const Sources& pieces, size_t offset, size_t bytes,
+                             std::byte* slot) const {
+  visit_pieces(pieces, element(), offset, bytes, [&](const Source& piece, size_t start, size_t n) {
+    shm_group_->copy_to_peers()(slot, static_cast<const std::byte*>(piece.data) + start, n);
+    slot += n;
+  });
+}
+
 // Reads how each member sends: zero-copy or by chunks, and in how many rounds.
 void Streams::learn() {
   check(/*same_count=*/false);
@@ -272,7 +280,7 @@ StreamExchange::StreamExchange(std::shared_ptr<ShmGroup> shm_group, const Signat
     : Streams(shm_group, signature, count, outgoing, counts(incoming), cast),
       own_source_(outgoing[shm_group->self()]),
       sinks_(std::move(incoming)) {
-  for (const Sink& sink : sinks_) whole_ += sides() * sink.count * element();
+  for (const Sink& sink : sinks_) footprint_ += sides() * sink.count * element();
 }
 
 void StreamExchange::begin() {
@@ -296,7 +304,7 @@ void StreamExchange::copy_own(size_t most) {
   if (bytes == 0) return;
   shm_group_->parallel().copy(
       static_cast<std::byte*>(sinks_[shm_group_->self()].data) + own_copied_,
-      static_cast<const std::byte*>(own_source_.data) + own_copied_, bytes, whole_);
+      static_cast<const std::byte*>(own_source_.data) + own_copied_, bytes, footprint_);
   own_copied_ += bytes;
 }
 
@@ -328,7 +336,7 @@ bool StreamExchange::deliver(size_t round) {
 void StreamExchange::copy_out(size_t index, size_t offset, size_t bytes,
                               const std::byte* from) const {
   shm_group_->parallel().copy(static_cast<std::byte*>(sinks_[index].data) + offset, from, bytes,
-                              whole_);
+                              footprint_);
 }
 
 PieceExchange::PieceExchange(std::shared_ptr<ShmGroup> shm_group, const Signature& signature,
@@ -340,12 +348,17 @@ PieceExchange::PieceExchange(std::shared_ptr<ShmGroup> shm_group, const Signatur
       sinks_(std::move(incoming)) {}
 
 void PieceExchange::copy_in(size_t, size_t offset, size_t bytes, std::byte* slot) const {
-  gather_pieces(pieces_, element(), offset, bytes, slot);
+  copy_pieces_in(pieces_, offset, bytes, slot);
 }
 
 void PieceExchange::copy_out(size_t index, size_t offset, size_t bytes,
                              const std::byte* from) const {
-  scatter_pieces(sinks_[index], element(), offset, bytes, from);
+  visit_pieces(sinks_[index], element(), offset, bytes,
+               [&](const Sink& piece, size_t start, size_t n) {
+                 shm_group_->parallel().copy(static_cast<std::byte*>(piece.data) + start, from, n,
+                                             footprint());
+                 from += n;
+               });
 }
 
 ShmReduceScatter::ShmReduceScatter(std::shared_ptr<ShmGroup> shm_group, const Signature& signature,
@@ -398,7 +411,7 @@ PieceReduceScatter::PieceReduceScatter(std::shared_ptr<ShmGroup> shm_group,
       pieces_(std::move(inputs)) {}
 
 void PieceReduceScatter::copy_in(size_t index, size_t offset, size_t bytes, std::byte* slot) const {
-  gather_pieces(pieces_[index], element(), offset, bytes, slot);
+  copy_pieces_in(pieces_[index], offset, bytes, slot);
 }
 
 std::span<const std::byte> PieceReduceScatter::own(size_t offset, size_t bytes) const {

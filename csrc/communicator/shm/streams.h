@@ -46,6 +46,9 @@ class Streams : public PhasedOperation {
   // Copies bytes of the stream to member `index`, from byte `offset` on, into a slot.
   virtual void copy_in(size_t index, size_t offset, size_t bytes, std::byte* slot) const;
 
+  // The same of pieces that make a stream.
+  void copy_pieces_in(const Sources& pieces, size_t offset, size_t bytes, std::byte* slot) const;
+
   // Where member `index` may put its stream to this rank; null: nowhere.
   virtual std::byte* destination(size_t /*index*/) const { return nullptr; }
 
@@ -119,6 +122,8 @@ class StreamExchange : public Streams {
   // Copies bytes that came from member `index` to where they belong: from byte `offset` on.
   virtual void copy_out(size_t index, size_t offset, size_t bytes, const std::byte* from) const;
 
+  size_t footprint() const { return footprint_; }
+
  private:
   std::byte* destination(size_t index) const override;
   bool deliver(size_t round) override;
@@ -128,7 +133,7 @@ class StreamExchange : public Streams {
 
   const Source own_source_;
   const std::vector<Sink> sinks_;
-  size_t whole_ = 0;       // bytes that the caches would have to hold
+  size_t footprint_ = 0;   // bytes that the caches would have to hold
   size_t distance_ = 1;    // to the member whose part is copied next
   size_t copied_ = 0;      // bytes of that part
   size_t own_copied_ = 0;  // bytes
