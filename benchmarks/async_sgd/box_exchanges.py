@@ -10,7 +10,7 @@ from benchmarks.async_sgd.workload import Exchange
 from torch_hbmcomm.sizes import MIB
 from torch_hbmcomm.smb import Future, Segment
 
-_PIECE_ZERO_COPY = 16 * MIB  # the least that a read on shm stores past the caches
+_PIECE_ZERO_COPY = 16 * MIB  # a read on shm of so much stores past the caches anywhere
 _PIECE_TCP = MIB
 _AHEAD = 1  # pieces that are being added while one is copied
 _WRITES = 2  # at a time: more share the lanes, and all end late

@@ -119,6 +119,7 @@ class HbmInC(InC):
         self.name = name
         self.about = about
         self.zero_copy = zero_copy
+        self._node = node
         self._environment = [] if node is None else [f"HBMCOMM_NODE={node}"]
         self._environment += [] if library is None else [f"HBMCOMM_MPI_LIB={library}"]
         self._library = library
@@ -126,7 +127,8 @@ class HbmInC(InC):
     def why_unavailable(self) -> str | None:
         if self._library is not None and not self._library.exists():
             return f"{self._library} is not there: pip install 'mpich>=5'"
-        return super().why_unavailable()
+        through_dist = Hbm(self.name, self.about, node=self._node)
+        return super().why_unavailable() or through_dist.why_unavailable()
 
     def program(self) -> programs.Conversation:
         kind = "zero-copy" if self.zero_copy else "staged"
@@ -174,8 +176,8 @@ class MpiInPlace(MpiInC):
 
 
 class InstalledMpi(MpiInC):
-    """Another MPI, as PyPI has it: in a folder of its own, because it has files
-    of the same names as the package mpich.
+    """Another MPI, as PyPI has it: in a folder of its own, because it has files of the same names
+    as the package mpich.
 
     package: of PyPI.
     library: its MPI library.

@@ -72,9 +72,9 @@ def _accepted(listener: socket.socket, mpiexec: subprocess.Popen[bytes] | None) 
 
 
 def _mpiexec() -> list[str]:
-    """Return the words before the program. Nobody's ranks are bound to processors; where they
-    outnumber these, those that wait yield. mpiexec ends with this process, which it would survive
-    where MPI does not start."""
+    """Return the words before the program. It binds no ranks, since the program does
+    that; where they outnumber the processors, those that wait yield. mpiexec ends with this
+    process, which it would survive where MPI does not start."""
     ranks = str(dist.get_world_size())
     yielding = ["--mca", "mpi_yield_when_idle", "1"] if crowded() else []
     mpiexec = str(folder_of(OpenMpi.package) / "bin/mpiexec")

@@ -7,8 +7,6 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
-#include <span>
-#include <utility>
 
 #include "base/error.h"
 #include "program.h"

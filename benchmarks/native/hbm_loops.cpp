@@ -4,10 +4,12 @@
 //
 // Kinds: "zero-copy" and "staged", on memory of the segment and on other memory. HBMCOMM_NODE=mpi
 // in the environment has all go over MPI, as for a process group.
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -67,7 +69,13 @@ class Group {
   void run(const Make& make) {
     while (!collectives_->try_claim("the benchmark")) {
     }
-    const auto operation = make();
+    decltype(make()) operation{};
+    try {
+      operation = make();
+    } catch (...) {
+      collectives_->unclaim();
+      throw;
+    }
     collectives_->run_claimed(*operation, kPatience);
   }
 

@@ -5,12 +5,17 @@
 #include "file_store.h"
 
 namespace hbm::bench {
+namespace {
+
+constexpr uint64_t kStagingBytes = 128 << 10;  // equal on all; nothing is staged
+
+}  // namespace
 
 bootstrap::Rendezvous meet(const RankPlace& place,
                            const std::function<void(bootstrap::Member&)>& tell) {
   return bootstrap::meet(std::make_shared<FileStore>(place.directory), place.rank, place.size,
                          "the benchmark", std::chrono::steady_clock::now() + kPatience, [&] {
-                           auto self = bootstrap::introduce("benchmark", kChunk);
+                           auto self = bootstrap::introduce("benchmark", kStagingBytes);
                            tell(self);
                            return self;
                          });

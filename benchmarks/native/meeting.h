@@ -11,7 +11,6 @@
 namespace hbm::bench {
 
 inline constexpr std::chrono::seconds kPatience{60};
-inline constexpr size_t kChunk = 128 << 10;  // as a process group's within a node
 
 // A rank's place among them.
 struct RankPlace {

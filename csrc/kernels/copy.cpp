@@ -53,7 +53,7 @@ size_t streamed_bytes_of(const std::filesystem::path& caches) {
   size_t kibibytes = 0;  // the kernel writes "16384K"
   std::ifstream(caches / "index3/size") >> kibibytes;
   const size_t half = kibibytes * 1024 / 2;
-  return half == 0 ? kMostStreamedBytes : std::min(half, kMostStreamedBytes);
+  return half == 0 ? kStreamedBytesAtMost : std::min(half, kStreamedBytesAtMost);
 }
 
 void copy_bytes(void* dst, const void* src, size_t bytes) noexcept {

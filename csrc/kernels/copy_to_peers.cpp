@@ -27,7 +27,7 @@ void CachePreference::take(std::chrono::nanoseconds through,
 
 void CopyToPeers::operator()(void* dst, const void* src, size_t bytes) noexcept {
   if (!kCopiesPastCaches || bytes < kLeastBytes) return copy_bytes(dst, src, bytes);
-  if (bytes >= kLeastTimed) {
+  if (bytes >= kLeastTimed && bytes < streamed_bytes()) {
     const uint32_t turn = turn_.fetch_add(1, std::memory_order_relaxed);
     if (turn < kTurnsAtFirst || turn % kTurns < 2) return timed(dst, src, bytes, turn);
   }

@@ -39,10 +39,10 @@ TEST_P(CopyTest, CopiesAllAndNoMore) {
 
 INSTANTIATE_TEST_SUITE_P(Copy, CopyTest,
                          testing::Values(0, 1, 7, 64, 4099, 128 * 1024, 300'001,
-                                         kMostStreamedBytes - 1, kMostStreamedBytes,
-                                         kMostStreamedBytes + 1, kMostStreamedBytes + 4097));
+                                         kStreamedBytesAtMost - 1, kStreamedBytesAtMost,
+                                         kStreamedBytesAtMost + 1, kStreamedBytesAtMost + 4097));
 
-// A part goes past the caches as the whole does, whatever pages it begins and ends on.
+// A part goes past the caches as the whole does, wherever in a line it begins and ends.
 TEST(Copy, PartsOfALargeWholeAreWhole) {
   std::mt19937 random(std::random_device{}());
   std::vector<uint8_t> from(5 * 4096);
@@ -55,12 +55,12 @@ TEST(Copy, PartsOfALargeWholeAreWhole) {
     const size_t at = random() % 200;
     std::copy_n(from.begin() + static_cast<ptrdiff_t>(skip), bytes,
                 expected.begin() + static_cast<ptrdiff_t>(at));
-    copy_part(to.data() + at, from.data() + skip, bytes, kMostStreamedBytes);
+    copy_part(to.data() + at, from.data() + skip, bytes, kStreamedBytesAtMost);
     ASSERT_EQ(to, expected) << bytes << " bytes, to +" << at << ", from +" << skip;
   }
 }
 
-// Pages, lines and what is below one; whichever way a turn goes.
+// Wherever in a line it begins and ends, and whichever way a turn goes.
 TEST(Copy, ToPeersIsWholeInEveryTurn) {
   std::mt19937 random(std::random_device{}());
   std::vector<uint8_t> from(96 << 10);
@@ -100,13 +100,13 @@ TEST(Copy, PrefersAWayOnceTwoPairsAgree) {
 TEST(Copy, GoesPastTheCachesFromHalfOfTheLastOneOn) {
   const std::filesystem::path caches =
       std::filesystem::path(testing::TempDir()) / ("caches-" + std::to_string(getpid()));
-  EXPECT_EQ(streamed_bytes_of(caches), kMostStreamedBytes);  // the kernel does not tell
+  EXPECT_EQ(streamed_bytes_of(caches), kStreamedBytesAtMost);  // the kernel does not tell
   std::filesystem::create_directories(caches / "index3");
   const std::vector<std::pair<std::string, size_t>> cases = {
       {"16384K\n", size_t{8} << 20},
-      {"32768K\n", kMostStreamedBytes},
-      {"98304K\n", kMostStreamedBytes},
-      {"\n", kMostStreamedBytes},
+      {"32768K\n", kStreamedBytesAtMost},
+      {"98304K\n", kStreamedBytesAtMost},
+      {"\n", kStreamedBytesAtMost},
   };
   for (const auto& [size, bytes] : cases) {
     std::ofstream(caches / "index3" / "size") << size;

@@ -63,7 +63,7 @@ TEST(Parallel, SumsHaveTheSameBits) {
 }
 
 TEST(Parallel, CopiesAreWhole) {
-  for (const size_t bytes : {size_t{1}, 2 * kUnit + 1, kMostStreamedBytes + 77}) {
+  for (const size_t bytes : {size_t{1}, 2 * kUnit + 1, kStreamedBytesAtMost + 77}) {
     const Bytes from = random_bytes(bytes + 1, seed);
     Bytes to(bytes + 2, std::byte{0x5a});
     Parallel(3).copy(to.data() + 1, from.data() + 1, bytes, bytes);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <random>
@@ -165,6 +166,31 @@ TEST(NodeStreams, CopyWhatIsForTheRankItselfWhoeverIsLate) {
       for (int from = 0; root && from < 3; ++from) EXPECT_TRUE(out[from] == part(from, 0)) << from;
     });
   }
+}
+
+TEST(NodeStreams, CopyWhatIsForTheRankItselfWhileItWaits) {
+  constexpr size_t kBytes = size_t{3} << 20;
+  TestNode node({.size = 2, .chunk_bytes = 128 << 10, .segment_bytes = 64 << 20});
+  std::atomic<bool> copied{false};
+  node.run([&](NodeRank& rank) {
+    const std::vector<char> in(kBytes, static_cast<char>(rank.rank + 1));
+    std::vector<std::vector<char>> out(2, std::vector<char>(kBytes));
+    const std::vector<Sink> sinks = {{out[0].data(), kBytes}, {out[1].data(), kBytes}};
+    const auto operation = rank.collectives->allgather(1, {in.data(), kBytes}, sinks, Dtype::kInt8);
+    if (rank.rank == 1) {
+      while (!copied.load()) std::this_thread::yield();
+    }
+    operation->begin();
+    if (rank.rank == 0) {
+      while (operation->poll() == Progress::kActive) continue;
+      EXPECT_TRUE(out[0] == in);
+      copied.store(true);
+    }
+    while (operation->poll() != Progress::kDone) std::this_thread::yield();
+    for (int from = 0; from < 2; ++from) {
+      EXPECT_TRUE(out[from] == std::vector<char>(kBytes, static_cast<char>(from + 1))) << from;
+    }
+  });
 }
 
 // Chunks of 16 bytes stand for those of a node with hundreds of ranks: a rank's part of two of them

@@ -10,12 +10,12 @@
 namespace hbm::shm {
 namespace {
 
-// Returns the quotient, rounded up.
 // What a rank has for itself is copied when the operation begins, or, where it is much, in pieces
 // while the rank waits for the others, and the rest at the end.
 constexpr size_t kLeastOwnLater = size_t{1} << 20;
 constexpr size_t kOwnPiece = size_t{64} << 10;
 
+// Returns the quotient, rounded up.
 size_t divided(size_t dividend, size_t divisor) { return (dividend + divisor - 1) / divisor; }
 
 std::vector<size_t> counts(const std::vector<Sink>& sinks) {
@@ -94,11 +94,12 @@ void Streams::announce(Slot& slot) {
 
 // The bytes of each stream in a slot where there is room for `room`, the largest having `bytes`: at
 // most half of them, so that the receiver copies one half while this rank copies the other. Large
-// tensors need the cache for themselves.
+// tensors need the cache for themselves, here from one size on whatever the cache: a smaller one
+// made no difference.
 size_t Streams::chunk_of(size_t bytes, size_t room) const {
   const size_t least = std::min(shm_group_->layout().chunk_bytes, room);
   if (chunks_are_alike()) return least;  // where the members' `bytes` may differ by mistake
-  const bool large = sides() * shm_group_->size() * bytes >= kMostStreamedBytes;
+  const bool large = sides() * shm_group_->size() * bytes >= kStreamedBytesAtMost;
   const size_t most = large ? least : std::clamp(divided(bytes, 2), least, room);
   const size_t rounds = std::max<size_t>(divided(bytes, most), 1);
   return std::max<size_t>(divided(divided(bytes, rounds), kCacheLine), 1) * kCacheLine;
