@@ -21,7 +21,8 @@ struct Contents {
   std::function<int(size_t)> expected;
 };
 
-// What the elements of a rank are before. All types hold the sum of any number of ranks.
+// Returns the value of a rank's elements before the call: small, so that every type holds the sum
+// over any number of ranks.
 int own_value(int rank) { return rank < 15 ? rank + 1 : 0; }
 
 class ContentsOf {

@@ -34,7 +34,7 @@ class CachePreference {
 // Threads: any; they share one object's choice.
 class CopyToPeers {
  public:
-  // As copy_bytes(). The destination is complete before the caller's next release.
+  // Copies as copy_bytes() does: the bytes are there before the caller's next release.
   void operator()(void* dst, const void* src, size_t bytes) noexcept;
 
  private:

@@ -142,7 +142,7 @@ TEST(NodeStreams, CopyWhatIsForTheRankItselfWhoeverIsLate) {
     TestNode node({.size = 3, .chunk_bytes = 128 << 10, .segment_bytes = 64 << 20});
     const unsigned seed = std::random_device{}();
     SCOPED_TRACE("rank " + std::to_string(late) + " late, seed " + std::to_string(seed));
-    // What rank `from` has for rank `to`.
+    // Returns what rank `from` has for rank `to`.
     const auto part = [seed](int from, int to) {
       std::mt19937 random(seed + static_cast<unsigned>(3 * from + to));
       std::vector<char> bytes(kBytes);

@@ -10,8 +10,8 @@
 namespace hbm::shm {
 namespace {
 
-// What a rank has for itself is copied when the operation begins, or, where it is much, in pieces
-// while the rank waits for the others, and the rest at the end.
+// The least bytes of a rank's own part that are copied in pieces while the rank waits for the
+// others, and the rest at the end. Less is copied when the operation begins.
 constexpr size_t kLeastOwnLater = size_t{1} << 20;
 constexpr size_t kOwnPiece = size_t{64} << 10;
 
@@ -94,8 +94,8 @@ void Streams::announce(Slot& slot) {
 
 // The bytes of each stream in a slot where there is room for `room`, the largest having `bytes`: at
 // most half of them, so that the receiver copies one half while this rank copies the other. Large
-// tensors need the cache for themselves, here from one size on whatever the cache: a smaller one
-// made no difference.
+// tensors need the cache for themselves. (A threshold that follows the size of the cache made no
+// difference.)
 size_t Streams::chunk_of(size_t bytes, size_t room) const {
   const size_t least = std::min(shm_group_->layout().chunk_bytes, room);
   if (chunks_are_alike()) return least;  // where the members' `bytes` may differ by mistake
