@@ -18,6 +18,10 @@ CTEST = env -u HBMCOMM_BIND -u HBMCOMM_ISA -u HBMCOMM_NODE_ID -u HBMCOMM_SOCKET_
   -u HBMCOMM_VERBS_LIB -u MEMKIND_HBW_NODES ctest --output-on-failure --no-tests=error \
   --parallel $(JOBS) --timeout $(TEST_SECONDS) --test-dir
 TEST_SECONDS ?= 300
+# Of `make flakes`.
+TIER ?= quick
+N ?= 20
+BUSY ?= 0
 COMPILE = $(if $(MAX_JOBS),CMAKE_BUILD_PARALLEL_LEVEL=$(MAX_JOBS)) cmake --build
 
 BUILD_PACKAGES := g++ python3-dev python3-venv libhwloc-dev libibverbs-dev libmemkind-dev \
@@ -125,6 +129,12 @@ native: $(INSTALLED)  ## build and run the native tests
 	$(CONFIGURE_TESTS)
 	$(COMPILE) $(BUILD) --target native_tests
 	$(CTEST) $(BUILD)
+
+.PHONY: flakes
+flakes: bench $(if $(filter full,$(TIER)),vm-programs)  ## run a TIER (native, quick, full) N times in random order, with TESTS, BUSY, SEED
+	$(COMPILE) $(BUILD) --target native_tests
+	CTEST='$(CTEST) $(BUILD)' PYTEST='$(PYTEST)' python scripts/flakes.py --tier $(TIER) --runs $(N) \
+	  --tests '$(TESTS)' --busy $(BUSY) $(if $(SEED),--seed $(SEED))
 
 .PHONY: accelerator
 accelerator: $(INSTALLED)  ## build the test accelerator

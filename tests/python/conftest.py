@@ -9,7 +9,7 @@ time: pytest runs all tests of a world size together.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,7 +23,7 @@ import surroundings  # noqa: E402
 surroundings.settle()
 
 import torch  # noqa: E402
-from harness import SHORT_TIMEOUT, Pool, all_world_sizes, shm  # noqa: E402
+from harness import SHORT_TIMEOUT, Pool, all_world_sizes, seeds, shm  # noqa: E402
 from harness.boxes import box, connect, server  # noqa: E402
 from harness.served import boxes, small_pieces, transport  # noqa: E402
 
@@ -32,12 +32,29 @@ __all__ = ["box", "boxes", "connect", "server", "small_pieces", "transport"]  # 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "ranks(*sizes): the world sizes to run this test with")
-    shm.isolate()  # before anything is started
+    seeds.settle()  # these two before anything is started
+    shm.isolate()
     torch.set_num_threads(1)  # a second one would spin, for work that takes microseconds
 
 
-def pytest_report_header() -> str:
-    return f"/dev/shm: {'its own' if shm.isolate() else 'shared with other jobs'}"
+def pytest_report_header() -> list[str]:
+    return [
+        f"/dev/shm: {'its own' if shm.isolate() else 'shared with other jobs'}",
+        f"{seeds.VARIABLE}={seeds.settle()}",
+    ]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    seeds.begin(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        report.sections.append(("seed", f"{seeds.VARIABLE}={seeds.settle()}"))
+    return report
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

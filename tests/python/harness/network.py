@@ -24,7 +24,8 @@ def free_port() -> int:
     It lies below the range that the kernel gives to outgoing connections, so that none takes it.
     """
     outgoing = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
-    for port in random.sample(range(_FIRST, max(int(outgoing[0]), _FIRST + 2000)), 1000):
+    draw = random.SystemRandom()  # runs with one seed may be side by side
+    for port in draw.sample(range(_FIRST, max(int(outgoing[0]), _FIRST + 2000)), 1000):
         with socket.socket() as probe:
             try:
                 probe.bind(("0.0.0.0", port))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import random
 import shutil
 import signal
 import tempfile
@@ -24,7 +23,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from harness import worker
+from harness import seeds, worker
 
 # Starts processes that have imported torch already.
 processes = multiprocessing.get_context("forkserver")
@@ -102,7 +101,7 @@ class Pool:
         __tracebackhide__ = True
         self._start()
         if seed is None:
-            seed = random.SystemRandom().randrange(1 << 31)
+            seed = seeds.fresh()
         request = pickle.dumps((function, arguments, seed))
         for pipe in self._pipes:
             pipe.send_bytes(request)

@@ -12,6 +12,7 @@ import faulthandler
 import gc
 import os
 import pickle
+import random
 import signal
 import sys
 import traceback
@@ -100,6 +101,8 @@ def main(
             break
         answer: Ok | Error
         try:
+            random.seed(f"{seed}/{rank}")
+            torch.manual_seed(seed)  # models begin alike on all ranks
             answer = Ok(function(Context(rank, size, gloo, folder, seed, device), *arguments))
         except Exception as error:
             answer = Error(type(error).__name__, traceback.format_exc())
