@@ -14,6 +14,42 @@
 namespace py = pybind11;
 
 namespace hbm {
+
+// Python's reference to an object of c10d. Releases Python's lock while it lets the object go: a
+// group waits there for its threads, which may need that lock to drop a tensor or to run a
+// callback. c10d's own bindings do the same. Has the layout of intrusive_ptr, as c10d's holder
+// does: pybind11 hands objects from one to the other by address.
+template <typename T>
+class UnlockedHolder {
+ public:
+  UnlockedHolder() = default;
+  explicit UnlockedHolder(T* owned) : held_(c10::intrusive_ptr<T>::unsafe_steal_from_new(owned)) {}
+  // NOLINTNEXTLINE(google-explicit-constructor): pybind11 converts
+  UnlockedHolder(c10::intrusive_ptr<T> held) : held_(std::move(held)) {}
+  UnlockedHolder(const UnlockedHolder&) = default;
+  UnlockedHolder(UnlockedHolder&&) noexcept = default;
+  UnlockedHolder& operator=(const UnlockedHolder&) = default;
+  UnlockedHolder& operator=(UnlockedHolder&&) noexcept = default;
+  ~UnlockedHolder() {
+    if (held_ && PyGILState_Check() != 0) {
+      const py::gil_scoped_release unlocked;
+      held_.reset();
+    }
+  }
+
+  T* get() const noexcept { return held_.get(); }
+  T& operator*() const noexcept { return *held_; }
+  T* operator->() const noexcept { return held_.get(); }
+
+ private:
+  c10::intrusive_ptr<T> held_;
+};
+
+}  // namespace hbm
+
+PYBIND11_DECLARE_HOLDER_TYPE(T, hbm::UnlockedHolder<T>, true);
+
+namespace hbm {
 namespace {
 
 using Unlocked = py::call_guard<py::gil_scoped_release>;
@@ -138,7 +174,7 @@ void register_process_group(py::module_& m) {
                    : std::nullopt;
       });
 
-  py::class_<ProcessGroupHbm, c10d::Backend, c10::intrusive_ptr<ProcessGroupHbm>> group(
+  py::class_<ProcessGroupHbm, c10d::Backend, UnlockedHolder<ProcessGroupHbm>> group(
       m, "ProcessGroupHbm");
   group
       .def(

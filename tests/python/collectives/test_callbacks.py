@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from harness import Context, Pool, beyond_gloo
+from torch._C._distributed_c10d import FileStore, _DistributedBackendOptions
 
 pytestmark = beyond_gloo
 
@@ -47,7 +49,30 @@ def check_many_futures(context: Context) -> None:
         assert future.wait()[0][0] == i * context.size
 
 
+def check_last_reference_is_pythons(context: Context) -> None:
+    """A group that Python alone owns goes while a callback of it is still to run: the callback
+    takes Python's lock, which the thread that lets the group go holds when it begins to."""
+    options = _DistributedBackendOptions()
+    options.store = FileStore(str(context.folder / f"alone{context.seed}"), context.size)
+    options.group_rank, options.group_size = context.rank, context.size
+    options.timeout = timedelta(seconds=60)
+    options.global_ranks_in_group = list(range(context.size))
+    called = threading.Event()
+    group: Any = dist.Backend._plugins["HBM"].creator_fn(options, None)
+    if context.rank == 0:
+        future = group.allreduce(torch.ones(1_000_000)).get_future()
+        future.add_done_callback(lambda _: called.set())
+        del future, group
+        assert called.wait(60)
+    dist.barrier()
+
+
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("check", [check_waits_for_another, check_callers_lock, check_many_futures])
 def test_callbacks(pool: Pool, check: Any) -> None:
     pool.run(check)
+
+
+@pytest.mark.ranks(2, 4)
+def test_last_reference_to_a_group(pool: Pool) -> None:
+    pool.run(check_last_reference_is_pythons, limit=25)
