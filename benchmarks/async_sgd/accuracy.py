@@ -19,6 +19,7 @@ _NAME = "accuracy"
 _ABOUT = "four workers learn handwritten digits"
 
 DDP = "DDP"
+DROPPING = "staleness=0, drop at R = 0.8"
 
 _WORKERS = 4
 _EPOCHS = 16
@@ -31,9 +32,11 @@ _OPTIONS: dict[str, dict[str, Any] | None] = {
     'mode="async"': {},
     "staleness=4": {"staleness": 4},
     "staleness=0": {"staleness": 0},
+    DROPPING: {"staleness": 0, "drop": {"ratio": 0.8, "warmup": 10}},
     'rule="easgd"': {"rule": "easgd"},
 }
-"""Arguments of the ParameterServer, by contender; None: DistributedDataParallel."""
+"""Arguments of the ParameterServer, by contender ("drop": of LayerDrop); None:
+DistributedDataParallel."""
 
 
 def _measure(plan: Plan, findings: Findings) -> None:

@@ -37,7 +37,10 @@ class Learner:
         self._digits = Digits(self._rank, world, _BATCH)
 
     def start(self, options: dict[str, Any] | None, epochs: int, seed: int) -> None:
-        """Train for some epochs. options: of a ParameterServer; None: DistributedDataParallel."""
+        """Train for some epochs.
+
+        options: of a ParameterServer ("drop": of LayerDrop); None: DistributedDataParallel
+        """
         torch.manual_seed(seed)
         self._shuffling = torch.Generator().manual_seed(seed)
         self._model = _network()
@@ -48,7 +51,10 @@ class Learner:
         if options is None:
             self._replica = DistributedDataParallel(self._model)
         else:
-            self._server = hbmcomm.ParameterServer(self._model, self._optimizer, **options)
+            drop = hbmcomm.LayerDrop(**options["drop"]) if "drop" in options else None
+            self._server = hbmcomm.ParameterServer(
+                self._model, self._optimizer, **{**options, "drop": drop}
+            )
 
     def epoch(self) -> None:
         for images, labels in self._digits.batches(self._shuffling):

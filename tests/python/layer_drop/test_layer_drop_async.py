@@ -22,13 +22,16 @@ from harness.layer_drop_async import (
     waiting,
 )
 from harness.pairwise import in_turn
-from harness.ps_task import BATCH, INPUTS, accuracy, backward, samples, weights
+from harness.ps_task import weights
 from harness.ps_workers import Boxes, parameter_server, serving, together
-from torch import nn
 
 import torch_hbmcomm as hbmcomm
-from torch_hbmcomm.layer_drop.decision import DropRule, Shape, layers_of
+from torch_hbmcomm.layer_drop.decision import DropRule, Layer
 from torch_hbmcomm.parameter_server import Downpour, layout
+from torch_hbmcomm.parameter_server.exchange import COUNTER_BYTES
+from torch_hbmcomm.parameter_server.layout import TensorSpec
+from torch_hbmcomm.parameter_server.replica import model_tensors
+from torch_hbmcomm.parameter_server.selection import layers_in
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -137,55 +140,83 @@ def test_what_waits_is_sent_at_the_end(boxes: Boxes, leave: str) -> None:
 
 
 class Reference:
-    """Lockstep in plain PyTorch: each worker's updates add up until they are sent."""
+    """Lockstep in plain PyTorch: each worker's updates add up until they are sent.
+
+    pushed, pulled: bytes of each worker so far, with the layers' versions
+    """
 
     def __init__(self, workers: int, terms: hbmcomm.LayerDrop) -> None:
         model = Layered()
         self._weights = weights(model)
-        self._trained = [name for name, p in model.named_parameters() if p.requires_grad]
-        shapes = [
-            Shape(name, one.dim(), one.numel(), one.element_size())
-            for name, one in self._weights.items()
-            if name in self._trained
-        ]
-        self._layers = layers_of(shapes, terms)
+        specs = [TensorSpec.of(*one) for one in model_tensors(model, shared_buffers=True)]
+        self._layers = layers_in(specs, None, terms)
         self._rules = [DropRule(terms) for _ in range(workers)]
         self._cached = [weights(model) for _ in range(workers)]
+        self.pushed, self.pulled = [0] * workers, [0] * workers
 
     def step(self, updates: list[Weights]) -> list[Weights]:
         """Returns the models of all workers after it."""
-        for rule, cached, update in zip(self._rules, self._cached, updates, strict=True):
+        versions = COUNTER_BYTES * len(self._layers)
+        changed: set[int] = set()
+        for worker, update in enumerate(updates):
+            cached, rule = self._cached[worker], self._rules[worker]
             for name, value in update.items():
                 cached[name] += value
             moments = [
-                float(sum(cached[name].abs().sum() for name in layer.parameters))
+                float(sum(cached[name].abs().sum() for name in self._trained(layer)))
                 for layer in self._layers
             ]
-            sent = rule.decide(self._layers, moments)
-            rule.end_step()
-            for layer, goes in zip(self._layers, sent, strict=True):
-                for name in layer.parameters if goes else ():
+            flags = rule.decide(self._layers, moments)
+            sent = {index for index, goes in enumerate(flags) if goes}
+            rule.end_step(versions if sent else 0)
+            changed |= sent
+            self.pushed[worker] += self._bytes(sent) + (versions if sent else 0)
+            for index in sent:
+                for name in self._trained(self._layers[index]):
                     self._weights[name] += cached[name]
                     cached[name].zero_()
+        for worker in range(len(updates)):
+            self.pulled[worker] += self._bytes(changed) + versions
         return [
             {name: value + cached[name] for name, value in self._weights.items()}
             for cached in self._cached
         ]
 
+    def _trained(self, layer: Layer) -> list[str]:
+        return [name for name in layer.parameters if name in self._weights]
+
+    def _bytes(self, layers: set[int]) -> int:
+        return sum(self._layers[index].nbytes for index in layers)
+
+    @property
+    def all_bytes(self) -> int:
+        """The bytes of a step in which everything is sent."""
+        return sum(layer.nbytes for layer in self._layers)
+
+
+FIXED: dict[str, Any] = {"fixed_threshold": 30.0}
+PAPERS: dict[str, Any] = {"target": "paper", "ratio": 0.5, "every": 4}
+BY_BYTES: dict[str, Any] = {"ratio": 0.8, "every": 5, "warmup": 2, "max_age": 20}
+
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_without_staleness_each_step_is_as_the_references(workers: int, granularity: Any) -> None:
-    terms = drop(fixed_threshold=30.0, granularity=granularity)
+@pytest.mark.parametrize("terms", [FIXED, PAPERS, BY_BYTES], ids=["fixed", "paper", "bytes"])
+def test_without_staleness_each_step_is_as_the_references(
+    workers: int, granularity: Any, terms: dict[str, Any]
+) -> None:
+    """And as many bytes travel, in both directions."""
+    dropping = drop(**{**terms, "granularity": granularity})
     generators = [torch.Generator().manual_seed(worker) for worker in range(workers)]
     updates = [[Layered().give_random(generator) for generator in generators] for _ in range(20)]
-    reference = Reference(workers, terms)
+    reference = Reference(workers, dropping)
     expected = [reference.step(each) for each in updates]
 
-    def work(worker: int, barrier: threading.Barrier) -> int:
+    def work(worker: int, barrier: threading.Barrier) -> dict[str, int | float]:
         model = Layered()
-        options: dict[str, Any] = {"workers": workers, "staleness": 0, "drop": terms}
+        options: dict[str, Any] = {"workers": workers, "staleness": 0, "drop": dropping}
         with parameter_server(boxes, model, rule=Downpour("sum"), **options) as ps:
+            start = ps.stats()
             for step, (each, found) in enumerate(zip(updates, expected, strict=True)):
                 for name, parameter in model.named_parameters():
                     update = each[worker].get(name)
@@ -194,54 +225,26 @@ def test_without_staleness_each_step_is_as_the_references(workers: int, granular
                 for name, value in found[worker].items():
                     where = f"worker {worker}, step {step}: {name}"
                     assert torch.equal(model.get_parameter(name), value), where
+            end = ps.stats()
             barrier.wait()  # or the first one's close() would send what waits
-            return int(ps.stats()["dropped_layers"])
+            return {name: end[name] - start[name] for name in end}
 
-    with serving(in_turn(TRANSPORTS, workers // 2, GRANULARITIES.index(granularity))) as boxes:
-        assert all(dropped > workers for dropped in together(workers, work))
+    transport = in_turn(TRANSPORTS, workers // 2, GRANULARITIES.index(granularity))
+    with serving(transport) as boxes:
+        moved = together(workers, work)
+    assert all(one["dropped_layers"] > workers for one in moved)
+    assert [one["pushed_bytes"] for one in moved] == reference.pushed
+    assert [one["pulled_bytes"] for one in moved] == reference.pulled
 
 
-def test_training_arrives_where_it_does_without_dropping() -> None:
-    """And with a fraction of the bytes, in both directions."""
+def test_bytes_follow_the_ratio() -> None:
+    """Whole numbers: in every run the same."""
     workers, steps = 3, 200
-
-    def train(terms: hbmcomm.LayerDrop | None) -> tuple[float, float, float, float]:
-        def work(worker: int, barrier: threading.Barrier) -> Any:
-            model = deep()
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-            options: dict[str, Any] = {"workers": workers, "staleness": 0, "drop": terms}
-            with parameter_server(served, model, optimizer, **options) as ps:
-                for step in range(steps):
-                    backward(model, step, worker, workers)
-                    ps.step()
-                barrier.wait()
-                stats = ps.stats()
-                ps.pull()
-                barrier.wait()
-                ps.pull()
-                inputs, classes = samples(steps, 40 * BATCH)
-                loss = float(nn.functional.cross_entropy(model(inputs), classes).detach())
-                return loss, accuracy(model), stats["pushed_bytes"], stats["pulled_bytes"]
-
-        with serving("shm") as served:
-            results = together(workers, work)
-        assert len({loss for loss, *_ in results}) == 1
-        found: tuple[float, float, float, float] = results[0]
-        return found
-
-    loss, correct, pushed, pulled = train(None)
-    dropped_loss, dropped_correct, fewer_pushed, fewer_pulled = train(
-        drop(ratio=0.8, every=20, warmup=5, min_numel=200)
-    )
-    assert correct > 0.9
-    assert dropped_correct > correct - 0.02
-    assert dropped_loss < loss + 0.05
-    assert fewer_pushed < 0.35 * pushed
-    assert fewer_pulled < 0.75 * pulled  # what any of three sent
-
-
-def deep() -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        layers = [module for _ in range(4) for module in (nn.Linear(24, 24), nn.Tanh())]
-        return nn.Sequential(nn.Linear(INPUTS, 24), nn.Tanh(), *layers, nn.Linear(24, 3))
+    dropping = drop(**BY_BYTES)
+    generators = [torch.Generator().manual_seed(worker) for worker in range(workers)]
+    reference = Reference(workers, dropping)
+    for _ in range(steps):
+        reference.step([Layered().give_random(generator) for generator in generators])
+    everything = steps * reference.all_bytes
+    assert all(pushed < 0.35 * everything for pushed in reference.pushed)
+    assert all(pulled < 0.75 * everything for pulled in reference.pulled)  # what any of three sent
