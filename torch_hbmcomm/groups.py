@@ -185,6 +185,19 @@ def group_of_model(
     return ddp.process_group
 
 
+def group_to_report_in(
+    group: dist.ProcessGroup | None, ddp: DistributedDataParallel | None
+) -> dist.ProcessGroup:
+    """Return the group in which one rank's bad argument is published.
+
+    A wrapped model's own group comes first, since `group` may be the bad argument. Without such a
+    model it is chosen_group(group).
+    """
+    if isinstance(ddp, DistributedDataParallel):
+        return ddp.process_group
+    return chosen_group(group)
+
+
 def check_no_hook(ddp: DistributedDataParallel) -> None:
     """Raise ValueError when the model has a communication hook already."""
     if ddp._comm_hooks:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_hbmcomm.groups import check_no_hook
 from torch_hbmcomm.tensors import check_dense, check_fills_memory
-
-T = TypeVar("T")
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -65,29 +60,6 @@ def trained(ddp: DistributedDataParallel) -> dict[str, nn.Parameter]:
             )
         check_fills_memory("parameter", name, parameter, any_device=True)
     return found
-
-
-def together(group: dist.ProcessGroup, attempt: Callable[[], T]) -> list[T]:
-    """Call attempt() on every rank. Collective. Returns what it returned, by rank.
-
-    Where one rank fails all raise: that rank its own exception, the others RuntimeError with its
-    words.
-    """
-    error: Exception | None = None
-    outcome: tuple[T | None, str] = None, ""
-    try:
-        outcome = attempt(), ""
-    except Exception as raised:
-        error = raised
-        outcome = None, f"{type(error).__name__}: {error}"
-    told: list[tuple[T, str]] = [outcome] * dist.get_world_size(group)  # type: ignore[list-item]
-    dist.all_gather_object(told, outcome, group=group)
-    if error is not None:
-        raise error
-    for rank, (_, words) in enumerate(told):
-        if words:
-            raise RuntimeError(f"rank {rank} of the group cannot take part: {words}")
-    return [result for result, _ in told]
 
 
 def check_equal(configs: list[AsyncHookConfig]) -> None:

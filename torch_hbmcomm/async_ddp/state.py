@@ -15,19 +15,15 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_hbmcomm import smb
-from torch_hbmcomm.async_ddp.agreement import (
-    AsyncHookConfig,
-    check_equal,
-    together,
-    trained,
-)
+from torch_hbmcomm.agreement import together
+from torch_hbmcomm.async_ddp.agreement import AsyncHookConfig, check_equal, trained
 from torch_hbmcomm.async_ddp.exchange import BucketExchange
 from torch_hbmcomm.async_ddp.layout import JobSegments
 from torch_hbmcomm.async_ddp.parameters import Parameters
 from torch_hbmcomm.async_ddp.pipeline import TaskPipeline
 from torch_hbmcomm.async_ddp.resync import Publication, Resync
 from torch_hbmcomm.async_ddp.totals import Totals
-from torch_hbmcomm.groups import group_of_model
+from torch_hbmcomm.groups import group_of_model, group_to_report_in
 from torch_hbmcomm.parameter_server.roster import Roster
 from torch_hbmcomm.parameter_server.sharding import Boxes, connect_boxes
 from torch_hbmcomm.smb.closeable import Closeable, close_at_exit
@@ -116,7 +112,7 @@ class AsyncState(Closeable):
         timeout: float = 300.0,
     ) -> None:
         self._ddp = ddp
-        self._group = group_of_model(ddp, group, "AsyncState")
+        self._group = group_to_report_in(group, ddp)
         self._rank, self._ranks = dist.get_rank(self._group), dist.get_world_size(self._group)
         self._totals: dict[torch.dtype, Totals] = {}
         self._resync: Resync | None = None
@@ -125,7 +121,8 @@ class AsyncState(Closeable):
         self._closed = False
         with ExitStack() as resources:
             told = together(
-                self._group, lambda: self._prepare(resync_every, source, box, name, resources)
+                self._group,
+                lambda: self._prepare(group, resync_every, source, box, name, resources),
             )
             check_equal([config for config, _ in told])
             config, job_name = told[0]
@@ -229,6 +226,7 @@ class AsyncState(Closeable):
 
     def _prepare(
         self,
+        group: dist.ProcessGroup | None,
         resync_every: int | None,
         source: int,
         box: Boxes | None,
@@ -236,6 +234,7 @@ class AsyncState(Closeable):
         resources: ExitStack,
     ) -> tuple[AsyncHookConfig, str]:
         """Connect, and return what all ranks have to agree on, and a unique name for the job."""
+        group_of_model(self._ddp, group, "AsyncState")
         named = trained(self._ddp)
         devices = {parameter.device for parameter in named.values() if not parameter.is_cpu}
         if resync_every is not None and devices:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,28 +18,17 @@ class Averager:
     with the process's groups: behind the survivors of the bucket before, they would wait for them,
     and nothing would overlap.
 
+    Args:
+        name: the communicator's, the same on every rank; no other group has it
+
     Threads: one at a time, and on every rank the same calls in the same order.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, name: str) -> None:
         self._group = group
         self._ranks = group.size()
         self._is_hbm = is_hbm(group)
-        self._decisions = _beside(group)
-
-    def check_equal(self, settings: Mapping[str, Any]) -> None:
-        """Compare the ranks' settings. Raises ValueError on all ranks when they differ, naming
-        which and where."""
-        told: list[Any] = [None] * self._ranks
-        dist.all_gather_object(told, dict(settings), group=self._decisions)
-        for rank, other in enumerate(told):
-            for name, value in told[0].items():
-                if other[name] != value:
-                    raise ValueError(
-                        f"LayerDropState is told {name}={value!r} on rank 0 and "
-                        f"{name}={other[name]!r} on rank {rank}: all ranks decide alike, so it "
-                        "must be the same"
-                    )
+        self._decisions = _beside(group, name)
 
     def agree(self, values: torch.Tensor) -> torch.Tensor:
         """Average values that decide, in place and at once; the same bits on every rank."""
@@ -73,14 +61,25 @@ class Averager:
         return self._is_hbm and dtype.itemsize >= 4
 
 
-def _beside(group: dist.ProcessGroup) -> dist.ProcessGroup:
+def check_equal(settings: Sequence[Mapping[str, Any]]) -> None:
+    """Compare the settings of all ranks, given by rank. Raises ValueError if they differ, naming
+    which and where."""
+    for rank, other in enumerate(settings):
+        for name, value in settings[0].items():
+            if other[name] != value:
+                raise ValueError(
+                    f"LayerDropState is told {name}={value!r} on rank 0 and "
+                    f"{name}={other[name]!r} on rank {rank}: all ranks decide alike, so it "
+                    "must be the same"
+                )
+
+
+def _beside(group: dist.ProcessGroup, name: str) -> dist.ProcessGroup:
     """Form another group of the same ranks."""
     backend = cpu_backend(group)
-    names = [f"layer-drop/{secrets.token_hex(8)}"]
-    dist.broadcast_object_list(names, group=group, group_src=0)
     return form_group(
         dist.get_process_group_ranks(group),
-        names[0],
+        name,
         backend.name(),
         backend.options._timeout,
         _options(group),

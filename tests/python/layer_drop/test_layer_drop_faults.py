@@ -129,6 +129,39 @@ def test_terms_that_differ(pool: Pool) -> None:
     pool.run(differ)
 
 
+def refuse_one(context: Context) -> None:
+    """One rank alone is refused, each time for another argument."""
+    last = context.size - 1
+    for bad in (
+        {"ratio": 1.8},
+        {"every": "often"},
+        {"target": "paper", "damping": 0.5},
+        {"wire_dtype": torch.float16},
+        {"log_every": 0},
+        {"scaler": 3},
+        {"skip_update": True},
+        {"model": nn.Linear(3, 3)},
+        {"group": 3},
+    ):
+        ddp = wrapped(Weighted())
+        options = {"model": ddp} | (bad if context.rank == last else {})
+        error = (ValueError, TypeError) if context.rank == last else RuntimeError
+        complaint = "" if context.rank == last else f"rank {last} of the group .*{next(iter(bad))}"
+        if "model" in bad:
+            complaint = "wrap the model first"
+        with pytest.raises(error, match=complaint):
+            hbmcomm.LayerDropState(**options)
+        total = torch.ones(2)
+        dist.all_reduce(total)
+        assert total.tolist() == [context.size] * 2
+        hbmcomm.LayerDropState(model=ddp)
+
+
+@pytest.mark.ranks(2, 3)
+def test_one_ranks_bad_argument_is_every_ranks_error(pool: Pool) -> None:
+    pool.run(refuse_one)
+
+
 class Embedding(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -266,12 +266,20 @@ def refuse(context: Context, urls: list[str]) -> None:
         if context.size > 1:
             first = context.rank == 0
             refused("boxes=2.* on rank 0 and .*boxes=1", plain, box=found[: 2 if first else 1])
-            refused(
-                "resync_every is" if first else "rank 0 of the group cannot take part: ValueError",
-                plain,
-                ValueError if first else RuntimeError,
-                resync_every=0 if first else 1,
-            )
+            for kind, bad in (
+                ("ValueError: resync_every", {"resync_every": 0}),
+                ("ValueError: the group is not the model's", {"group": context.gloo}),
+                ("ValueError: .* names no box", {"box": []}),
+                ("TypeError: .*wrap the model first", {"model": nn.Linear(2, 2)}),
+            ):
+                options: dict[str, Any] = {"model": plain} | (bad if first else {})
+                name, _, words = kind.partition(": ")
+                own = {"ValueError": ValueError, "TypeError": TypeError}[name]
+                told = f"rank 0 of the group cannot take part: {kind}"
+                refused(words if first else told, kind=own if first else RuntimeError, **options)
+                total = torch.ones(1)
+                dist.all_reduce(total)
+                assert total.item() == context.size
 
         taken = wrapped(net())
         state = resources.enter_context(hbmcomm.AsyncState(None, taken, found))
