@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import random
 import re
 import secrets
 import subprocess
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from harness import smb_c
+from harness import seeds, smb_c
 from harness.box_process import ROOT, TOKEN, BoxProcess
 from harness.network import free_port
 from harness.smb_c import CONSTANTS, HEADER, IPC_CREAT, IPC_EXCL, SHM_RDONLY, alloc, tensor
@@ -159,7 +160,7 @@ def test_flags_of_a_key() -> None:
 def test_a_segment_that_is_attached_for_reading(python: smb.Box) -> None:
     key = new_key()
     theirs = python.alloc(SIZE, key)
-    data = os.urandom(SIZE)
+    data = random.randbytes(SIZE)
     theirs.write(source=data)
     copy, _ = made(key, flags=SHM_RDONLY)
     assert library.shm_rsync(copy, SIZE) == 0
@@ -319,19 +320,19 @@ def test_two_other_processes_add(settings: pytest.MonkeyPatch) -> None:
     times, size = 20, 1 << 20
     copy, key = made(size=size)
     settings.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'python'}")
-    seeds = [secrets.randbits(32) for _ in range(2)]
+    drawn = [seeds.fresh() for _ in range(2)]
     children = [
         subprocess.Popen([sys.executable, "-c", ADDING, *map(str, (key, size, seed, times))])
-        for seed in seeds
+        for seed in drawn
     ]
     assert [child.wait(timeout=120) for child in children] == [0, 0]
     assert library.shm_rsync(copy, size) == 0
     expected = torch.zeros(size // 8, dtype=torch.int64)
-    for seed in seeds:
+    for seed in drawn:
         draw = torch.Generator().manual_seed(seed)
         for _ in range(times):
             expected += torch.empty_like(expected).random_(0, 1 << 50, generator=draw)
-    assert torch.equal(tensor(copy, size, torch.int64), expected), seeds
+    assert torch.equal(tensor(copy, size, torch.int64), expected)
     library.shm_free(copy)
     assert alloc(library, key, size, 0)[0] is None
     assert_failed(errno.ENOENT, f"{key:x}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import numpy as np
@@ -15,7 +16,7 @@ MIB = 1 << 20
 
 
 def random_bytes(size: int) -> bytes:
-    return np.random.default_rng(size).bytes(size)
+    return random.randbytes(size)
 
 
 def test_a_new_segment_is_of_zeros_and_has_a_key(box: smb.Box) -> None:

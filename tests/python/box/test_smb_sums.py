@@ -8,13 +8,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from harness import seeds
 
 from torch_hbmcomm import smb
 
 
 @pytest.mark.parametrize("name", ["float32", "float64", "float16", "int32", "int64"])
 def test_accumulate(box: smb.Box, name: str) -> None:
-    random = np.random.default_rng(1)
+    random = np.random.default_rng(seeds.fresh())
     x, y = ((100 * random.standard_normal(100_000)).astype(name) for _ in range(2))
     target, source = (box.alloc(x.nbytes, temporary=True) for _ in range(2))
     target.write(source=x)
@@ -30,7 +31,7 @@ def test_accumulate(box: smb.Box, name: str) -> None:
 
 
 def test_accumulate_scales_as_numpy_does(box: smb.Box) -> None:
-    x, y = np.random.default_rng(2).standard_normal((2, 50_000)).astype(np.float32)
+    x, y = np.random.default_rng(seeds.fresh()).standard_normal((2, 50_000)).astype(np.float32)
     target, source = (box.alloc(x.nbytes, temporary=True) for _ in range(2))
     target.write(source=x)
     source.write(source=y)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from harness import beyond_gloo
+from harness import beyond_gloo, seeds
 from harness.jobs import Finished, assert_done
 
 from benchmarks.containers.podman import LIMITS, OUTPUT, PODMAN, Division, started, why_unavailable
@@ -39,12 +38,12 @@ def asked(*command: str | Path) -> str:
 
 def run(division: Division, ranks: int, folder: Path, layout: str) -> Finished:
     """Runs the script on `ranks` ranks, which shall find themselves on the nodes of `layout`."""
-    seed = str(random.randrange(1 << 30))
+    seed = str(seeds.fresh())
     job = [sys.executable, str(SCRIPT), str(folder / "store"), seed, layout]
     settings = {"PYTHONPATH": str(SCRIPT.parents[1]), "OMP_NUM_THREADS": "1"}
     with started(division, ranks, job, folder, settings) as running:
         codes = [process.wait(LIMIT) for process in running]
-    return Finished(max(map(abs, codes)), f"seed {seed}\n{(folder / OUTPUT).read_text()}")
+    return Finished(max(map(abs, codes)), (folder / OUTPUT).read_text())
 
 
 def test_ranks_on_the_host(socket_folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from harness import seeds
 from harness.ps_task import Optimize, backward, network, weights
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server import ParameterServer
@@ -97,7 +97,7 @@ def trained(
 
     def work(worker: int, barrier: threading.Barrier) -> dict[str, torch.Tensor]:
         model = network()
-        delays = random.Random(worker)
+        delays = seeds.draws(worker)
         optimizer = optimize(model.parameters())
         with parameter_server(boxes, model, optimizer, workers=workers, **options) as ps:
             for step in range(steps):

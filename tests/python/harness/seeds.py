@@ -1,7 +1,7 @@
 """The seeds of random tests.
 
-HBMCOMM_TEST_SEED is the seed of a run, fresh by default. A test's own seeds depend on it and on the
-test's name alone, so one test by itself repeats its data. A failed test prints the variable. The
+HBMCOMM_TEST_SEED is the seed of a run, fresh by default. A test draws its seeds from the variable and its
+name alone, so a test by itself repeats its data. A failed test prints the variable. The
 native tests read the same variable (tests/native/seeds.h).
 """
 
@@ -36,5 +36,18 @@ def begin(test: str) -> None:
 
 def fresh() -> int:
     """Return another seed of the running test, at least 0 and below 2**31."""
-    drawn = zlib.crc32(f"{settle()} {next(_asked)} {_test}".encode())
-    return drawn & 0x7FFFFFFF
+    return _drawn(next(_asked))
+
+
+def draws(part: object) -> random.Random:
+    """Return the generator of a part of the running test, a thread for example."""
+    return random.Random(_drawn(part))
+
+
+def generator(part: object) -> torch.Generator:
+    """Return PyTorch's generator of a part of the running test."""
+    return torch.Generator().manual_seed(_drawn(part))
+
+
+def _drawn(part: object) -> int:
+    return zlib.crc32(f"{settle()} {part!r} {_test}".encode()) & 0x7FFFFFFF

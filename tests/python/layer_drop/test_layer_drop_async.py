@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from typing import Any
 
 import pytest
 import torch
+from harness import seeds
 from harness.layer_drop_async import (
     NEVER,
     TINY_PIECE,
@@ -51,8 +51,8 @@ def train_whole_numbers(boxes: Boxes, workers: int, terms: Any, **options: Any) 
     """The weights and all that waits are the sum of all updates; in the end, the weights alone."""
 
     def work(worker: int, barrier: threading.Barrier) -> tuple[list[Weights], Weights, Weights]:
-        model, delays = Layered(), random.Random(worker)
-        generator = torch.Generator().manual_seed(worker)
+        model, delays = Layered(), seeds.draws(worker)
+        generator = seeds.generator(worker)
         settings: dict[str, Any] = {"drop": terms, "workers": workers, **options}
         with parameter_server(boxes, model, rule=Downpour("sum"), **settings) as ps:
             updates = []
@@ -207,7 +207,7 @@ def test_without_staleness_each_step_is_as_the_references(
 ) -> None:
     """And as many bytes travel, in both directions."""
     dropping = drop(**{**terms, "granularity": granularity})
-    generators = [torch.Generator().manual_seed(worker) for worker in range(workers)]
+    generators = [seeds.generator(worker) for worker in range(workers)]
     updates = [[Layered().give_random(generator) for generator in generators] for _ in range(20)]
     reference = Reference(workers, dropping)
     expected = [reference.step(each) for each in updates]

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from harness import seeds
 from harness.box_process import TOKEN, BoxProcess
 from harness.layer_drop_async import (
     NEVER,
@@ -43,7 +44,7 @@ def test_nothing_is_lost_though_the_box_is_killed(transport: Any, tmp_path: Path
         begun, restarted = threading.Event(), threading.Event()
 
         def train(worker: int, barrier: threading.Barrier) -> tuple[list[Weights], Weights]:
-            model, generator = Layered(), torch.Generator().manual_seed(worker)
+            model, generator = Layered(), seeds.generator(worker)
             optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
             updates = []
             with (

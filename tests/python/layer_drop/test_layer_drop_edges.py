@@ -182,7 +182,8 @@ def train_scalars(context: Context, target: Target) -> None:
         if step == 3:
             state.load_state_dict(state.state_dict())
         ddp.zero_grad()
-        weights = torch.randn(context.size, 2, generator=torch.Generator().manual_seed(step))
+        draw = torch.Generator().manual_seed(context.seed + step)
+        weights = torch.randn(context.size, 2, generator=draw)
         first, last = weights[context.rank]
         ddp(first, torch.randn(80, 80, generator=context.generator), last).backward()
         for index, expected in zip((0, 2), weights.mean(0), strict=True):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Context, Pool, RankFailure
+from harness import Context, Pool, RankFailure, seeds
 from harness import layer_drop_reference as reference
 from torch import Tensor
 
@@ -170,7 +170,7 @@ def moments(_: Context, seed: int) -> tuple[tuple[str, ...], ...]:
 
 
 def test_moments_depend_on_neither_threads_nor_processor() -> None:
-    seed = random.randrange(2**32)
+    seed = seeds.fresh()
     found = set()
     for isa in ("baseline", "avx2", "avx512"):
         process = Pool(1, bare=True, environment={"HBMCOMM_ISA": isa})
@@ -182,7 +182,7 @@ def test_moments_depend_on_neither_threads_nor_processor() -> None:
                 raise
         finally:
             process.kill()
-    assert len(found) == 1, f"seed {seed}"
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize(("wire", "cache"), PACKINGS)

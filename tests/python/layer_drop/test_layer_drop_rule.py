@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 import pytest
+from harness import seeds
 
 from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.layer_drop.decision import NO_THRESHOLD, DropRule, Layer, Shape, layers_of
@@ -66,7 +66,7 @@ def test_the_threshold_lets_one_minus_the_ratio_through() -> None:
 
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 0.5, 0.9, 0.99])
 def test_at_most_the_ratio_is_dropped_when_values_stay(ratio: float) -> None:
-    draw = random.Random(f"{ratio}")
+    draw = seeds.draws(0)
     for count in (1, 2, 7, 161):
         of = layers(*(draw.randrange(1, 10**6) for _ in range(count)))
         values = [draw.lognormvariate(0, 2) for _ in of]
@@ -140,7 +140,7 @@ def test_a_step_that_is_cancelled_leaves_no_trace() -> None:
 
 
 def test_a_saved_rule_goes_on_alike() -> None:
-    draw = random.Random(5)
+    draw = seeds.draws(0)
     of = layers(*(draw.randrange(1, 9999) for _ in range(20)))
     rule = DropRule(LayerDrop(ratio=0.8, every=5))
     for _ in range(13):

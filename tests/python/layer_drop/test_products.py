@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from harness import seeds
 
 from torch_hbmcomm import native
 from torch_hbmcomm.layer_drop import products
@@ -68,10 +69,10 @@ def test_products(dtype: torch.dtype) -> None:
             assert_near(matrix, torch.cat([left, 2 * old], 1), torch.cat([right, eye]))
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_bits_do_not_depend_on_the_number_of_threads(seed: int) -> None:
+@pytest.mark.parametrize("turn", range(5))
+def test_bits_do_not_depend_on_the_number_of_threads(turn: int) -> None:
     """Nor is a part of a list left out, or computed twice, however threads share it."""
-    draw = torch.Generator().manual_seed(seed)
+    draw = seeds.generator(turn)
     sizes = torch.randint(1, 300, (12, 3), generator=draw).tolist()
     shapes = [(1 + rank % min(24, rows), rows, columns) for rank, rows, columns in sizes]
     given = [torch.randn(rows, columns, generator=draw) for _, rows, columns in shapes]
@@ -201,10 +202,10 @@ def test_what_is_finite_may_have_a_sum_that_is_not(dtype: torch.dtype) -> None:
         assert not finite(values)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("turn", range(20))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_unpacking_around_places_is_unpacking_elsewhere(seed: int, dtype: torch.dtype) -> None:
-    draw = torch.Generator().manual_seed(seed)
+def test_unpacking_around_places_is_unpacking_elsewhere(turn: int, dtype: torch.dtype) -> None:
+    draw = seeds.generator(turn)
     lengths = torch.randint(0, 40, (30,), generator=draw).tolist()
     kinds = torch.randint(0, 3, (30,), generator=draw).tolist()  # a part, a place, zeros
     *begins, end = itertools.accumulate(lengths, initial=0)
@@ -212,7 +213,7 @@ def test_unpacking_around_places_is_unpacking_elsewhere(seed: int, dtype: torch.
     own = [(begin, length) for kind, begin, length in stretches if kind == 0]
     places = [(begin, begin + length) for kind, begin, length in stretches if kind == 1 and length]
     wire = torch.randn(sum(length for _, length in own), generator=draw).to(dtype)
-    if seed % 4 == 3 and wire.numel():
+    if turn % 4 == 3 and wire.numel():
         wire[-1] = math.inf
     buffer = torch.randn(end, generator=draw)
     expected = buffer.clone()

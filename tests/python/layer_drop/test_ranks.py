@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+from harness import seeds
 
 from torch_hbmcomm.layer_drop.ranks import (
     Matrix,
@@ -54,9 +55,9 @@ def matrices(draw: random.Random) -> list[Matrix]:
     return [Matrix(f"m{i}", rows, columns, 4) for i, (rows, columns) in enumerate(sizes)]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_ranks_cost_at_most_the_budget(seed: int) -> None:
-    draw = random.Random(seed)
+@pytest.mark.parametrize("turn", range(20))
+def test_ranks_cost_at_most_the_budget(turn: int) -> None:
+    draw = seeds.draws(turn)
     found = matrices(draw)
     budget = draw.random() * sum(matrix.nbytes for matrix in found)
     ranks = first_ranks(found, budget)

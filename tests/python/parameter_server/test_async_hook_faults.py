@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Context, Pool, RankFailure
+from harness import Context, Pool, RankFailure, seeds
 from harness.asynchronous import (
     MARKS,
     STEPS,
@@ -305,7 +304,7 @@ def test_refusals(pool: Pool, boxes: list[str]) -> None:
 def test_every_element_has_its_place(ranks: int, monkeypatch: Any) -> None:
     monkeypatch.setattr(layout, "_BLOCK", 64)
     monkeypatch.setattr(layout, "LONGEST_RUN", 20)
-    draw = random.Random(5)
+    draw = seeds.draws(0)
     for _ in range(200):
         counts = {str(i): draw.choice([0, 1, 7, 64, 150]) for i in range(draw.randrange(1, 9))}
         placed = layout.BlockCyclicLayout(counts, boxes=draw.randrange(1, 4))

@@ -5,13 +5,13 @@ Workers are threads here; test_parameter_server_faults.py has them as processes.
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from typing import Any
 
 import pytest
 import torch
+from harness import seeds
 from harness.ps_models import Awkward, Cells, assert_equal, summed, whole_gradients
 from harness.ps_task import Optimize, alone, assert_near, backward, network, sgd, weights
 from harness.ps_workers import PATIENCE, Boxes, parameter_server, serving, settle, together, trained
@@ -29,8 +29,8 @@ def push_whole_numbers(
 
     def work(worker: int, barrier: threading.Barrier) -> Any:
         model = Awkward()
-        delays = random.Random(worker)
-        generator = torch.Generator().manual_seed(worker)
+        delays = seeds.draws(worker)
+        generator = seeds.generator(worker)
         totals: dict[str, torch.Tensor] = {}
         with parameter_server(boxes, model, rule=Downpour("sum"), workers=workers, **options) as ps:
             for _ in range(steps):
@@ -73,7 +73,7 @@ def test_every_push_counts_once_under(boxes: Boxes, options: dict[str, Any]) -> 
 
 def test_what_is_unsent_is_sent_by_close(boxes: Boxes) -> None:
     model = Awkward()
-    generator = torch.Generator().manual_seed(0)
+    generator = seeds.generator(0)
     late = Awkward()
     with parameter_server(boxes, late, rule=Downpour("sum")) as watcher:
         with parameter_server(boxes, model, rule=Downpour("sum"), push_every=5) as ps:
@@ -105,7 +105,7 @@ def test_no_worker_runs_too_far_ahead(boxes: Boxes, staleness: int, overlap: boo
             assert clock >= step - staleness, f"worker {worker}, step {step}: {other} at {clock}"
 
     def work(worker: int, barrier: threading.Barrier) -> None:
-        delays = random.Random(worker)
+        delays = seeds.draws(worker)
         model = Cells(first + 1)
         if worker == late:
             assert under_way.wait(PATIENCE)
@@ -266,7 +266,7 @@ def test_the_center_gets_what_the_workers_give(
         moved = {name: torch.zeros_like(value) for name, value in weights(model).items()}
         options: dict[str, Any] = {"rule": "easgd", "overlap": overlap, "staleness": staleness}
         with parameter_server(boxes, model, optimizer, workers=workers, **options) as ps:
-            generator = torch.Generator().manual_seed(worker)
+            generator = seeds.generator(worker)
             for _ in range(steps):
                 for name, parameter in model.named_parameters():
                     parameter.grad = torch.randn(

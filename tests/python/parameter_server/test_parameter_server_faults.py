@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from harness import seeds
 from harness.box_process import TOKEN, BoxProcess
 from harness.ps_process import AgentsWorker, ForkedWorker, Task, WorkerProcess
 from harness.ps_task import accuracy, alone, assert_near, backward, network, sgd, weights
@@ -163,7 +164,7 @@ def test_every_push_counts_once_though_the_box_is_killed(transport: Any, tmp_pat
             with torch.no_grad():
                 model.weight.zero_()
             total = torch.zeros_like(model.weight)
-            generator = torch.Generator().manual_seed(worker)
+            generator = seeds.generator(worker)
             optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
             with (
                 smb.connect(process.url, TOKEN, transport=transport) as box,

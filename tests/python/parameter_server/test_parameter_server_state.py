@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from harness import seeds
 from harness.ps_models import Awkward, assert_equal, whole_gradients
 from harness.ps_task import alone, assert_near, backward, network, sgd, weights
 from harness.ps_workers import Boxes, parameter_server, together
@@ -180,7 +181,7 @@ def test_a_checkpoint_of_another_number_of_workers(boxes: Boxes, saving: int, lo
 def test_a_checkpoint_is_the_models_own(boxes: Boxes) -> None:
     model = Awkward()
     with parameter_server(boxes, model) as ps:
-        whole_gradients(model, torch.Generator().manual_seed(1))
+        whole_gradients(model, seeds.generator(1))
         ps.step()
         state = ps.state_dict()
     assert state["model"].keys() == model.state_dict().keys()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from harness import seeds
 from harness.ps_models import Awkward, Cells
 from harness.ps_task import alone, network, sgd
 from harness.ps_workers import Boxes, parameter_server, serving, settle, together, trained
@@ -71,7 +72,7 @@ def test_rounding_loses_nothing(boxes: Boxes, workers: int, overlap: bool) -> No
 
     def work(worker: int, barrier: threading.Barrier) -> Any:
         model = Cells(1000)
-        generator = torch.Generator().manual_seed(worker)
+        generator = seeds.generator(worker)
         total = torch.zeros(1000)
         options: dict[str, Any] = {
             "transfer": torch.bfloat16,

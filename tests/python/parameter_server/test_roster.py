@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import seeds
 from harness.box_process import TOKEN as BOX_TOKEN
 from harness.box_process import BoxProcess
 from harness.ps_workers import TOKEN, Boxes, together
@@ -143,7 +143,7 @@ def test_nobody_passes_one_who_joins(boxes: Boxes, joins: int) -> None:
 
         advancing = threading.Thread(target=advance)
         advancing.start()
-        delays = random.Random(5)
+        delays = seeds.draws(0)
         try:
             for _ in range(joins):
                 late = join(other)
