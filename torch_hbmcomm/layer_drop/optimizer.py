@@ -5,22 +5,16 @@ end they apply what is still cached (drain).
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from torch_hbmcomm.layer_drop.averaging import Averager
 from torch_hbmcomm.layer_drop.cache import Cache
 from torch_hbmcomm.layer_drop.products import add_to_matrices, find_rights
 from torch_hbmcomm.layer_drop.ranks import Matrix, read_matrices, write_matrices
-
-Optimizer = torch.optim.Optimizer
+from torch_hbmcomm.optimizers import Optimizer, watch_steps
 
 
 class UpdateSkipper:
@@ -32,34 +26,13 @@ class UpdateSkipper:
             in this process, but for steps with a closure, in which nothing is hidden
     """
 
-    def __init__(self, optimizers: Iterable[Optimizer] | None) -> None:
+    def __init__(self, optimizers: Collection[Optimizer] | None) -> None:
         self.dropped: Iterable[torch.Tensor] = ()
         self._hidden: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._found = optimizers is None
-        if optimizers is None:
-            self._watch_all()
-            return
-        for optimizer in optimizers:
-            optimizer.register_step_pre_hook(self._hide)
-            optimizer.register_step_post_hook(self._show)
-
-    def _watch_all(self) -> None:
-        """Watch every optimizer of the process, as long as this object lives."""
-        own = weakref.ref(self)
-
-        def hide(optimizer: Optimizer, arguments: Any, named: Any) -> None:
-            if (skipper := own()) is not None:
-                skipper._hide(optimizer, arguments, named)
-
-        def show(*_: Any) -> None:
-            if (skipper := own()) is not None:
-                skipper._show()
-
-        for handle in (
-            register_optimizer_step_pre_hook(hide),
-            register_optimizer_step_post_hook(show),
-        ):
-            weakref.finalize(self, handle.remove)
+        watch_steps(
+            self, before=UpdateSkipper._hide, after=UpdateSkipper._show, optimizers=optimizers
+        )
 
     def _hide(self, _: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if any(argument is not None for argument in (*arguments[1:], named.get("closure"))):
@@ -96,13 +69,7 @@ class MomentumDamper:
     def __init__(self, part: float) -> None:
         self._part = part
         self._bases: dict[int, tuple[Matrix, torch.Tensor]] = {}  # by the parameter's id
-        own = weakref.ref(self)
-
-        def damp(optimizer: Optimizer, *_: Any) -> None:
-            if (damper := own()) is not None:
-                damper._damp(optimizer)
-
-        weakref.finalize(self, register_optimizer_step_pre_hook(damp).remove)
+        watch_steps(self, before=MomentumDamper._damp)
 
     def add(self, parameter: torch.Tensor, matrix: Matrix, basis: torch.Tensor) -> None:
         """Damp along an orthonormal basis, of columns as long as the matrix has rows, in the
@@ -112,7 +79,7 @@ class MomentumDamper:
     def clear(self) -> None:
         self._bases.clear()
 
-    def _damp(self, optimizer: Optimizer) -> None:
+    def _damp(self, optimizer: Optimizer, *_: Any) -> None:
         if _refuses(optimizer):
             return
         for group in optimizer.param_groups:
@@ -141,13 +108,7 @@ class SecondMomentMender:
 
     def __init__(self) -> None:
         self._parts: dict[int, float] = {}  # by the parameter's id
-        own = weakref.ref(self)
-
-        def mend(optimizer: Optimizer, *_: Any) -> None:
-            if (mender := own()) is not None:
-                mender._mend(optimizer)
-
-        weakref.finalize(self, register_optimizer_step_pre_hook(mend).remove)
+        watch_steps(self, before=SecondMomentMender._mend)
 
     def add(self, parameter: torch.Tensor, part: float) -> None:
         """Count a part, in (0, 1], of the squares of the parameter's gradient in its next step."""
@@ -156,7 +117,7 @@ class SecondMomentMender:
     def clear(self) -> None:
         self._parts.clear()
 
-    def _mend(self, optimizer: Optimizer) -> None:
+    def _mend(self, optimizer: Optimizer, *_: Any) -> None:
         if not self._parts or _refuses(optimizer):
             return
         scale = getattr(optimizer, "grad_scale", None)  # a GradScaler's, of a fused optimizer

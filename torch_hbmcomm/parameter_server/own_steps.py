@@ -3,12 +3,13 @@ what it changes."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from torch_hbmcomm.optimizers import watch_steps
 
 
 class OwnSteps:
@@ -17,13 +18,8 @@ class OwnSteps:
 
     def __init__(self, optimizer: torch.optim.Optimizer | None) -> None:
         self._allowed = False
-        own = weakref.ref(self)
-
-        def check(*_: Any) -> None:
-            if (found := own()) is not None:
-                found._check()
-
-        self._handle = None if optimizer is None else optimizer.register_step_pre_hook(check)
+        optimizers = () if optimizer is None else (optimizer,)
+        self.release = watch_steps(self, before=OwnSteps._check, optimizers=optimizers)
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
@@ -33,11 +29,7 @@ class OwnSteps:
         finally:
             self._allowed = False
 
-    def release(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-
-    def _check(self) -> None:
+    def _check(self, *_: Any) -> None:
         if not self._allowed:
             raise RuntimeError(
                 "optimizer.step() beside a ParameterServer changes this worker's model alone: call "
