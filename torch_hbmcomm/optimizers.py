@@ -1,9 +1,10 @@
-"""Optimizers of a training script, next to which the library works: hooks of their steps."""
+"""Optimizers of a training script: hooks of their steps, and steps that the library takes."""
 
 from __future__ import annotations
 
+import inspect
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -52,6 +53,63 @@ def watch_steps(
 
     weakref.finalize(owner, end)
     return end
+
+
+def optimizers_with(
+    given: Optimizer | Sequence[Optimizer], parameters: Mapping[str, torch.Tensor], method: str
+) -> Sequence[Optimizer]:
+    """Return the given optimizers as a sequence.
+
+    Args:
+        parameters: by name; one of the optimizers must have each
+        method: the call that takes the optimizers, for errors
+
+    Raises:
+        TypeError: one of them is not an optimizer
+        ValueError: a parameter is missing
+    """
+    optimizers = given if isinstance(given, Sequence) else (given,)
+    for optimizer in optimizers:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optimizer is one or several, not {type(optimizer).__name__}")
+    covered = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    missing = [name for name, parameter in parameters.items() if id(parameter) not in covered]
+    if missing:
+        raise ValueError(
+            f"{method}: no optimizer that was given has {', '.join(missing[:5])}: give all that "
+            "step the model, in one list"
+        )
+    return optimizers
+
+
+def optimizers_to_drain(
+    given: Optimizer | Sequence[Optimizer], parameters: Mapping[str, torch.Tensor]
+) -> Sequence[Optimizer]:
+    """Return the optimizers with which drain() applies gradients of all these parameters.
+
+    Raises, besides the errors of optimizers_with(), ValueError for a step() that needs a closure:
+    gradients are there already, and a closure would compute others.
+    """
+    optimizers = optimizers_with(given, parameters, "drain()")
+    for optimizer in optimizers:
+        kind = type(optimizer)
+        try:
+            inspect.signature(kind.step).bind(optimizer)
+        except TypeError:
+            raise ValueError(
+                f"drain(): {kind.__name__}.step() needs a closure, which computes other gradients "
+                "than those that wait: give an optimizer without one, such as "
+                "torch.optim.SGD(model.parameters(), lr=...)"
+            ) from None
+    return optimizers
+
+
+def step_and_clear(optimizers: Sequence[Optimizer]) -> None:
+    """Step each optimizer, then clear the gradients of all."""
+    for optimizer in optimizers:
+        optimizer.step()
+    for optimizer in optimizers:
+        optimizer.zero_grad()
 
 
 def _untraced(owner: T, function: StepHook[T]) -> Any:

@@ -17,7 +17,7 @@ class Parameters:
     """Named parameters whose elements fill a range of memory, and a layout for each dtype."""
 
     def __init__(self, named: Mapping[str, nn.Parameter], boxes: int) -> None:
-        self._named = named
+        self.named = named
         self.smallest = min(named.values(), key=torch.Tensor.numel)
         self._names = {id(parameter): name for name, parameter in named.items()}
         self.layouts = {
@@ -75,7 +75,7 @@ class Parameters:
 
     def flattened(self, named: Mapping[str, torch.Tensor]) -> Flats:
         """Flatten what by_name() returned, in float64. Raises ValueError for what does not fit."""
-        if unlike := sorted(named.keys() ^ self._named.keys()):
+        if unlike := sorted(named.keys() ^ self.named.keys()):
             raise ValueError(f"checkpoint and model differ in {', '.join(unlike[:5])}")
         found = {d: torch.empty(s.count, dtype=torch.float64) for d, s in self.layouts.items()}
         for place, name, parameter in self._places(found):
@@ -94,7 +94,7 @@ class Parameters:
 
     def _places(self, flats: Flats) -> Iterator[tuple[torch.Tensor, str, nn.Parameter]]:
         """Yield each parameter's place in the flat tensors, its name, and itself."""
-        for name, parameter in self._named.items():
+        for name, parameter in self.named.items():
             yield (
                 flats[parameter.dtype][self.layouts[parameter.dtype].ranges[name]],
                 name,

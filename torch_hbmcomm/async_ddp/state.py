@@ -5,6 +5,7 @@ DDP reads the hook's annotations, which must not be strings: there is no __futur
 
 import secrets
 import warnings
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch_hbmcomm.async_ddp.pipeline import TaskPipeline
 from torch_hbmcomm.async_ddp.resync import Publication, Resync
 from torch_hbmcomm.async_ddp.totals import Totals
 from torch_hbmcomm.groups import group_of_model, group_to_report_in
+from torch_hbmcomm.optimizers import optimizers_to_drain, step_and_clear
 from torch_hbmcomm.parameter_server.roster import Roster
 from torch_hbmcomm.parameter_server.sharding import Boxes, connect_boxes
 from torch_hbmcomm.smb.closeable import Closeable, close_at_exit
@@ -149,21 +151,25 @@ class AsyncState(Closeable):
                 self._resync.end_backward()
         return future
 
-    def drain(self, optimizer: torch.optim.Optimizer) -> None:
-        """Apply what this rank has not applied, by one more step of its optimizer, and clear the
-        gradients.
+    def drain(self, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> None:
+        """Apply what this rank has not applied, by one more step of its optimizer, or of each of
+        several, which have all parameters of the model between them; and clear the gradients.
 
         Every rank calls it, each after its last step, or between the same epochs; those that have
         died or closed are not waited for. With resync_every, all have the source's parameters then.
 
-        Raises TimeoutError, naming who is missing, and what the optimizer raises.
+        Raises:
+            ValueError, TypeError: the optimizers lack a parameter, or a step() needs a closure;
+                nothing has changed, and this rank may call again while others wait for it
+            TimeoutError: another rank did not come; the error names it
+            Exception: an optimizer's own
         """
+        optimizers = optimizers_to_drain(optimizer, self._parameters.named)
         if self._resync is not None:
             self._resync.settle()
         self._barrier()
         self._parameters.set_gradients(self._exchange.take_all())
-        optimizer.step()
-        optimizer.zero_grad()
+        step_and_clear(optimizers)
         self._unapplied = False
         if self._resync is not None:
             self._resync.align()

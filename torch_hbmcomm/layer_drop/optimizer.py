@@ -14,7 +14,7 @@ from torch_hbmcomm.layer_drop.averaging import Averager
 from torch_hbmcomm.layer_drop.cache import Cache
 from torch_hbmcomm.layer_drop.products import add_to_matrices, find_rights
 from torch_hbmcomm.layer_drop.ranks import Matrix, read_matrices, write_matrices
-from torch_hbmcomm.optimizers import Optimizer, watch_steps
+from torch_hbmcomm.optimizers import Optimizer, optimizers_with, watch_steps
 
 
 class UpdateSkipper:
@@ -168,18 +168,7 @@ def optimizers_of(
         raise ValueError("skip_update=True and optimizer=... go together: the one needs the other")
     if given is None:
         return None
-    optimizers = given if isinstance(given, Sequence) else (given,)
-    for optimizer in optimizers:
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"optimizer is one or several, not {type(optimizer).__name__}")
-    covered = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
-    missing = [name for name, parameter in parameters.items() if id(parameter) not in covered]
-    if missing:
-        raise ValueError(
-            f"skip_update=True: no optimizer that was given has {', '.join(missing[:5])}: give all "
-            "that step the model, as optimizer=[...]"
-        )
-    return optimizers
+    return optimizers_with(given, parameters, "skip_update=True")
 
 
 def move_to_gradients(

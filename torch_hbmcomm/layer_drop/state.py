@@ -6,6 +6,7 @@ import logging
 import math
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from torch_hbmcomm.layer_drop.statistics import (
     warn_late,
     warn_not_finite,
 )
+from torch_hbmcomm.optimizers import optimizers_to_drain, step_and_clear
 
 _log = logging.getLogger("torch_hbmcomm.layer_drop")
 
@@ -130,21 +132,8 @@ class LayerDropState:
         scaler: torch.amp.GradScaler | None = None,
         log_every: int | None = 100,
     ) -> None:
-        terms = {
-            "ratio": ratio,
-            "every": every,
-            "warmup": warmup,
-            "representative": representative,
-            "granularity": granularity,
-            "min_numel": min_numel,
-            "always_send": always_send,
-            "max_age": max_age,
-            "cache_dtype": cache_dtype,
-            "fixed_threshold": fixed_threshold,
-            "target": target,
-            "relaxation": relaxation,
-            "damping": damping,
-        }
+        given = dict(locals())
+        terms = {term.name: given[term.name] for term in fields(LayerDrop)}
         self._wire_dtype = wire_dtype
         self._log_every = log_every
         self._group = group_to_report_in(group, model)
@@ -395,12 +384,22 @@ class LayerDropState:
 
     # -- between steps ---------------------------------------------------------------------------
 
-    def drain(self, optimizer: torch.optim.Optimizer) -> None:
-        """Average what is cached over the ranks and apply it by one more step of the optimizer.
+    def drain(self, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> None:
+        """Average what is cached over the ranks and apply it by one more step of the optimizer, or
+        of each of several, which have all parameters of the model between them.
 
         All ranks call it after the last step. Then nothing is cached, and gradients are cleared.
+
+        Raises ValueError or TypeError on all ranks for optimizers that lack a parameter or whose
+        step() needs a closure; then nothing has changed. If a step() raises, the averages are in
+        .grad, and no longer cached.
         """
         self._settle()
+        optimizers: list[torch.optim.Optimizer] = []
+        together(
+            self._group,
+            lambda: optimizers.extend(optimizers_to_drain(optimizer, self._buckets.parameters)),
+        )
         move_to_gradients(self._cache, self._buckets.parameters, self._averager)
         self._rule.forget_waiting()
         if self._skipper is not None:
@@ -409,8 +408,7 @@ class LayerDropState:
             self._mender.clear()
         if self._damper is not None:
             self._damper.clear()
-        optimizer.step()
-        optimizer.zero_grad()
+        step_and_clear(optimizers)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank has to save, between two iterations: each rank saves its own.

@@ -67,6 +67,59 @@ def test_draining_more_than_a_gradient_can_hold(pool: Pool) -> None:
     pool.run(drain_too_much)
 
 
+class Padded(torch.optim.Optimizer):
+    """Needs a closure by another name, after arguments of its own."""
+
+    def step(self, extra: int = 0, *, run: Any) -> None:  # type: ignore[override]
+        raise AssertionError("drain() does not call this")
+
+
+def drain_several(context: Context) -> None:
+    """Each refusal leaves all caches; then two optimizers apply everything between them."""
+    ddp = wrapped(Weighted())
+    state = hbmcomm.LayerDropState(model=ddp, target="bytes", fixed_threshold=1e30, max_age=99)
+    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    weights = gradients(context.seed, context.rank, 0, context.size)
+    ddp(*weights).backward()
+    parameters = list(ddp.parameters())
+    one = torch.optim.SGD(parameters[:3], lr=1)
+    two = torch.optim.SGD([{"params": parameters[3:6]}, {"params": parameters[6:]}], lr=1)
+    one.step()
+    two.step()
+    before = [parameter.detach().clone() for parameter in parameters]
+    norm = state.summary()["cache_norm"]
+    assert norm > 0
+    lbfgs = torch.optim.LBFGS(parameters)
+    torch.optim.lr_scheduler.StepLR(lbfgs, 1)  # which replaces step()
+    last = context.size - 1
+    for bad, kind, complaint in (
+        (one, ValueError, r"drain\(\): no optimizer that was given has all\.3, all\.4"),
+        ([two], ValueError, r"has all\.0, all\.1, all\.2: give all that step the model"),
+        ([one, 3], TypeError, "optimizer is one or several, not int"),
+        (lbfgs, ValueError, r"LBFGS\.step\(\) needs a closure"),
+        ([one, two, lbfgs], ValueError, r"LBFGS\.step\(\) needs a closure"),
+        (Padded(parameters, {}), ValueError, r"Padded\.step\(\) needs a closure"),
+    ):
+        with pytest.raises(kind, match=complaint):
+            state.drain(bad)  # type: ignore[arg-type]
+        error = kind if context.rank == last else RuntimeError
+        with pytest.raises(error, match=complaint):
+            state.drain(bad if context.rank == last else [one, two])  # type: ignore[arg-type]
+        assert state.summary()["cache_norm"] == norm
+        for parameter, old in zip(parameters, before, strict=True):
+            assert_same(parameter.detach(), old, "nothing was applied")
+    state.drain([one, two])
+    assert state.summary()["cache_norm"] == 0
+    for index, parameter in enumerate(parameters):
+        of_ranks = [gradients(context.seed, r, 0, context.size)[index] for r in range(context.size)]
+        assert_same(parameter.detach(), 0 - torch.stack(of_ranks).mean(0), f"parameter {index}")
+        assert parameter.grad is None
+
+
+def test_draining_by_several_optimizers(pool: Pool) -> None:
+    pool.run(drain_several)
+
+
 def drop_all(context: Context) -> None:
     """Not even small layers are sent where there is nothing in them."""
     ddp = wrapped(Weighted())

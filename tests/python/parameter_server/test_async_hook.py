@@ -161,6 +161,34 @@ def test_accumulated_gradients(pool: Pool, boxes: list[str]) -> None:
     pool.run(accumulate, boxes)
 
 
+def drain_several(context: Context, urls: list[str], resync_every: int | None) -> None:
+    """After each refusal a rank may still drain, while the others wait for it."""
+    with hooked(urls, resync_every=resync_every) as (model, ddp, optimizer, state):
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            ddp(*gradients(context.seed, context.rank, step, context.size)).backward()
+            optimizer.step()
+        parameters = list(model.parameters())
+        one = torch.optim.SGD(parameters[:2], lr=1)
+        two = torch.optim.SGD(parameters[2:], lr=1)
+        if context.rank == 0:
+            with pytest.raises(ValueError, match=r"no optimizer that was given has all\.2, all\.3"):
+                state.drain(one)
+            with pytest.raises(ValueError, match=r"LBFGS\.step\(\) needs a closure"):
+                state.drain(torch.optim.LBFGS(parameters))
+            with pytest.raises(TypeError, match="optimizer is one or several, not NoneType"):
+                state.drain([two, None])  # type: ignore[list-item]
+        state.drain([one, two])
+        check_weights(model, applied_to_zero(context.seed, context.size, lambda rank: STEPS))
+
+
+@pytest.mark.parametrize("resync_every", [None, 3])
+def test_draining_by_several_optimizers(
+    pool: Pool, boxes: list[str], resync_every: int | None
+) -> None:
+    pool.run(drain_several, boxes, resync_every)
+
+
 def widen(context: Context, urls: list[str], dtype: torch.dtype) -> None:
     """The part of a yield that a half type cannot hold comes with the next one."""
     with ExitStack() as resources:
