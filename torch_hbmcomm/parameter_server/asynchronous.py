@@ -29,6 +29,7 @@ from torch_hbmcomm.parameter_server.layout import Piece, TensorSpec, lay_out
 from torch_hbmcomm.parameter_server.replica import Replica, model_tensors
 from torch_hbmcomm.parameter_server.selection import AsyncLayerDrop, Selection, SendAll, layers_in
 from torch_hbmcomm.parameter_server.sharding import Boxes, connect_boxes
+from torch_hbmcomm.parameter_server.shared_model import SharedModel
 from torch_hbmcomm.tensors import check_fills_memory, is_finite
 
 _log = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class AsyncParameterServer:
         With overlap the exchange runs beside the next step, in a thread.
         """
         self._check("step()", _FINISHED)
+        self._shared.find()  # raises before the optimizer changes the model
         loss = self._optimizer.step(closure) if closure else self._optimizer.step()
         self._steps += 1
         self._unsent += 1
@@ -140,6 +142,7 @@ class AsyncParameterServer:
 
     def finish(self) -> None:
         self._check("finish()")
+        self._shared.find()
         with self._broken_by_errors():
             self._send_all()
             self._job.roster.retire()
@@ -147,22 +150,29 @@ class AsyncParameterServer:
 
     def pull(self) -> None:
         self._check("pull()")
+        self._shared.find()
         with self._broken_by_errors():
             self._send_all()
             self._adopt(self._layout.changing)
 
     def state_dict(self) -> dict[str, Any]:
         self._check("state_dict()")
-        weights = [tensor.detach().clone() for tensor in self._tensors]
+        tensors = self._shared.find()
+        weights = [tensor.detach().clone() for tensor in tensors]
         with self._broken_by_errors():
             self._send_all()
             if not self._config.rule.reads_first:
                 self._adopt(self._layout.changing)  # with what was just sent
             self._replica.read(weights, self._layout.changing)
-        found = {id(tensor): copy for tensor, copy in zip(self._tensors, weights, strict=True)}
+        found = {id(tensor): copy for tensor, copy in zip(tensors, weights, strict=True)}
+
+        def saved(value: Any) -> Any:
+            local = value.detach().clone() if isinstance(value, torch.Tensor) else value
+            return found.get(id(value), local)
+
         own = self._model.state_dict(keep_vars=True)
         return {
-            "model": {key: found.get(id(value), value) for key, value in own.items()},
+            "model": {key: saved(value) for key, value in own.items()},
             "steps": self._steps,
             **self._selection.state_dict(),
         }
@@ -230,8 +240,8 @@ class AsyncParameterServer:
         tensors = model_tensors(self._model, config.shared_buffers)
         for name, tensor, kind in tensors:
             check_fills_memory(kind, name, tensor)
-        self._tensors = [tensor for _, tensor, _ in tensors]
         specs = [TensorSpec.of(*one) for one in tensors]
+        self._shared = SharedModel(self._model, self._optimizer, specs)
         self._selection: Selection
         if config.drop is None:
             self._layers = 0  # that have a version
@@ -250,7 +260,7 @@ class AsyncParameterServer:
         config, changing = self._config, self._layout.changing
         self._job = job = AsyncJob(boxes, name, self._layout, config, self._layers)
         resources.callback(job.close)
-        self._replica = Replica(self._tensors, self._layout, job.weights, config.rule)
+        self._replica = Replica(self._shared, self._layout, job.weights, config.rule)
         if job.leads:
             self._replica.give()
             job.publish()

@@ -11,6 +11,7 @@ from torch import nn
 from torch_hbmcomm.parameter_server.layout import Layout, Piece, placed
 from torch_hbmcomm.parameter_server.rules import Rule
 from torch_hbmcomm.parameter_server.sharding import ShardedWeights
+from torch_hbmcomm.parameter_server.shared_model import SharedModel
 from torch_hbmcomm.tensors import flat, is_finite
 
 
@@ -31,19 +32,19 @@ class _Part:
 class Replica:
     """Computes differences between a model and the weights, and takes weights in.
 
-    tensors: of the model, in the layout's order
+    model: its tensors are in the layout's order
 
     Threads: one at a time.
     """
 
     def __init__(
         self,
-        tensors: Sequence[torch.Tensor],
+        model: SharedModel,
         layout: Layout,
         weights: ShardedWeights,
         rule: Rule,
     ) -> None:
-        self._tensors = tensors
+        self._model = model
         self._layout = layout
         self._weights = weights
         self._rule = rule
@@ -56,8 +57,7 @@ class Replica:
 
     def adopt(self, pieces: Sequence[Piece]) -> None:
         """Make the box's weights the model's. Waits."""
-        self.locate()
-        self.read(self._tensors, pieces)
+        self.read(self.locate(any(piece.kind == "constant" for piece in pieces)), pieces)
         for piece, part in self._parts.items():
             for local, at in self._locals(piece):
                 part.base[at].copy_(local)
@@ -72,7 +72,7 @@ class Replica:
 
     def give(self) -> None:
         """Make the model's tensors the box's weights. Waits."""
-        self.locate()
+        self.locate(everything=True)
         for piece in self._layout.pieces:
             values = torch.empty(piece.count, dtype=getattr(torch, piece.dtype))
             for local, at in self._locals(piece):
@@ -81,21 +81,17 @@ class Replica:
 
     # -- an exchange -----------------------------------------------------------------------------
 
-    def locate(self) -> None:
+    def locate(self, everything: bool = False) -> list[torch.Tensor]:
         """Find the model's memory, which has moved after `parameter.data = ...`.
 
-        Call it before the other methods of an exchange.
+        Returns the model's tensors, of which constants are empty unless `everything`. Call it
+        before the other methods of an exchange.
 
-        Raises RuntimeError for a parameter that was frozen when the layout was made, and is trained
-        now.
+        Raises RuntimeError if the model is not as it was when the layout was made.
         """
-        for tensor, spec in zip(self._tensors, self._layout.tensors, strict=True):
-            if tensor.requires_grad and spec.kind == "constant":
-                raise RuntimeError(
-                    f"parameter {spec.name} was frozen when the ParameterServer was made, and "
-                    "now requires a gradient: make it after unfreezing, on every worker"
-                )
-        self._flat = [flat(tensor) for tensor in self._tensors]
+        tensors = self._model.find(everything)
+        self._flat = [flat(tensor) for tensor in tensors]
+        return tensors
 
     def difference(self, piece: Piece, workers: int) -> torch.Tensor:
         """Compute what a piece would send, with what rounding left of earlier differences.

@@ -16,6 +16,7 @@ from torch_hbmcomm.parameter_server.config import BUFFERS, AsyncConfig, SyncConf
 from torch_hbmcomm.parameter_server.own_steps import OwnSteps
 from torch_hbmcomm.parameter_server.rules import Rule, named
 from torch_hbmcomm.parameter_server.sharding import Boxes
+from torch_hbmcomm.parameter_server.shared_model import group_with_a_stranger
 from torch_hbmcomm.parameter_server.synchronous import SyncParameterServer
 
 
@@ -237,10 +238,8 @@ class ParameterServer:
 
 
 def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    own = {id(parameter) for parameter in model.parameters()}
-    for index, group in enumerate(optimizer.param_groups):
-        if any(id(parameter) not in own for parameter in group["params"]):
-            raise ValueError(
-                f"group {index} of the optimizer has a parameter that is not the model's: it would "
-                "not be shared"
-            )
+    if (index := group_with_a_stranger(model.parameters(), optimizer)) is not None:
+        raise ValueError(
+            f"group {index} of the optimizer has a parameter that is not the model's: it would "
+            "not be shared"
+        )

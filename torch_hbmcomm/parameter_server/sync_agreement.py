@@ -15,6 +15,7 @@ from torch import nn
 from torch_hbmcomm.layer_drop.buckets import check_dtype
 from torch_hbmcomm.parameter_server.config import SyncConfig
 from torch_hbmcomm.parameter_server.layout import TensorSpec
+from torch_hbmcomm.parameter_server.shared_model import group_with_a_stranger
 from torch_hbmcomm.tensors import check_fills_memory
 
 _NONE = -1
@@ -34,8 +35,9 @@ def agree(
     config: SyncConfig,
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
-) -> None:
-    """Check that all ranks have the same model and config. Collective.
+) -> Sequence[TensorSpec]:
+    """Check that all ranks have the same model and config. Collective. Returns the model's
+    parameters, then its buffers.
 
     Raises ValueError, on every rank alike, naming the rank and what is wrong.
     """
@@ -56,6 +58,7 @@ def agree(
                 f"rank {number} has {ours}, rank 0 has {theirs}; a parameter server needs the same "
                 "on every rank"
             )
+    return first.tensors
 
 
 def _introduce(
@@ -94,14 +97,10 @@ def _specs(model: nn.Module) -> Iterator[TensorSpec]:
 def _optimizer_problem(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> str | None:
     if optimizer is None:
         return "the server needs an optimizer, and got None"
-    known = set(model.parameters())
-    strangers = sum(
-        parameter not in known for group in optimizer.param_groups for parameter in group["params"]
-    )
-    if strangers:
+    if (index := group_with_a_stranger(model.parameters(), optimizer)) is not None:
         return (
-            f"{strangers} parameters of the optimizer are not the model's, which alone are sent; "
-            "put them into the model"
+            f"parameters of group {index} of the optimizer are not the model's, which alone are "
+            "sent; put them into the model"
         )
     return None
 
@@ -144,6 +143,7 @@ class Offer:
     """A rank's contribution to a round. Parameters are named by their index; None: there is none.
 
     batches: steps whose gradients it has added up; 0 for a rank that only follows
+    changed: the error, if the model is not as it was at the start
     sparse: the first parameter whose gradient is sparse
     broken: the first parameter whose gradient is not finite
     has_gradient: by parameter
@@ -151,6 +151,7 @@ class Offer:
 
     call: SyncCall
     batches: int
+    changed: str | None
     sparse: int | None
     broken: int | None
     has_gradient: Sequence[bool]
@@ -181,15 +182,18 @@ def meet(group: dist.ProcessGroup, server: int, names: Sequence[str], offer: Off
 
     Raises, on every rank alike:
         TypeError: a gradient is sparse
-        RuntimeError: ranks call different methods
+        RuntimeError: ranks call different methods, or a model has changed
     """
     # Lengths first, then a flag for each parameter.
-    lead = [offer.call, offer.batches, _index(offer.sparse), _index(offer.broken)]
+    changed = offer.changed is not None
+    lead = [offer.call, offer.batches, changed, _index(offer.sparse), _index(offer.broken)]
     row = torch.tensor([*lead, *offer.has_gradient], dtype=torch.int64)
     table = torch.empty((group.size(), row.numel()), dtype=torch.int64)
     dist.all_gather(list(table), row, group=group)
-    calls, batches, sparse, broken = table[:, : len(lead)].t().tolist()
+    calls, batches, changes, sparse, broken = table[:, : len(lead)].t().tolist()
     call = _common_call([SyncCall(value) for value in calls], server)
+    if any(changes):
+        _raise_changes(group, offer.changed)
     for rank, index in enumerate(sparse):
         if index != _NONE:
             raise TypeError(
@@ -205,6 +209,15 @@ def meet(group: dist.ProcessGroup, server: int, names: Sequence[str], offer: Off
         parameters=tuple(some.nonzero().flatten().tolist()),
         broken=next(((r, broken[r]) for r in workers if broken[r] != _NONE), None),
     )
+
+
+def _raise_changes(group: dist.ProcessGroup, own: str | None) -> None:
+    """Raise RuntimeError with the first rank's error, on every rank. Collective."""
+    errors: list[str | None] = [None] * group.size()
+    dist.all_gather_object(errors, own, group=group)
+    for rank, error in enumerate(errors):
+        if error is not None:
+            raise RuntimeError(f"rank {rank}: {error}")
 
 
 def tell(group: dist.ProcessGroup, flags: Sequence[bool]) -> list[list[bool]]:

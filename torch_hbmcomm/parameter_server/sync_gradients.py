@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from torch_hbmcomm.parameter_server.config import SyncConfig
 from torch_hbmcomm.parameter_server.layout import Span
@@ -25,7 +24,7 @@ _HALF = (torch.float16, torch.bfloat16)
 class Gradients:
     """The gradients that a worker has not sent yet: of one step, or the sums over several."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self._parameters = parameters
         self.clear()
 
@@ -35,12 +34,20 @@ class Gradients:
 
     def clear(self) -> None:
         self._sums: list[torch.Tensor | None] = [None] * len(self._parameters)
+        self._changed: str | None = None
         self._sparse: int | None = None
         self._batches = 0
 
-    def add(self) -> None:
-        """Add the gradients of a step; by reference where there is nothing to add them to."""
+    def add(self, changed: str | None) -> None:
+        """Add the gradients of a step; by reference where there is nothing to add them to.
+
+        changed: the error, if the model is not as it was: the next round raises it, and nothing is
+        added until then
+        """
         self._batches += 1
+        self._changed = self._changed or changed
+        if self._changed is not None:
+            return
         for index, parameter in enumerate(self._parameters):
             if parameter.grad is None:
                 continue
@@ -58,13 +65,14 @@ class Gradients:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def offer(self, call: SyncCall) -> Offer:
-        """Say what this rank brings to a round."""
+    def offer(self, call: SyncCall, changed: str | None) -> Offer:
+        """Say what this rank brings to a round. changed: as in add()."""
         gradients = enumerate(self._sums)
         broken = (i for i, sum_ in gradients if sum_ is not None and not is_finite(sum_))
         return Offer(
             call=call,
             batches=self._batches,
+            changed=self._changed or changed,
             sparse=self._sparse,
             broken=next(broken, None),
             has_gradient=[sum_ is not None for sum_ in self._sums],
@@ -94,7 +102,7 @@ class GradientGather:
         self,
         group: dist.ProcessGroup,
         config: SyncConfig,
-        parameters: Sequence[nn.Parameter],
+        parameters: Sequence[torch.Tensor],
         channel: SyncChannel,
         dropping: SyncLayerDrop | None,
     ) -> None:
@@ -153,7 +161,7 @@ class GradientGather:
 
 
 def _prepare_averages(
-    parameters: Sequence[nn.Parameter], indices: Sequence[int]
+    parameters: Sequence[torch.Tensor], indices: Sequence[int]
 ) -> list[torch.Tensor]:
     """Make room in the .grad of the parameters of these indices, and remove that of the others: an
     optimizer leaves a parameter alone that has none. Returns the rooms, flat."""
@@ -187,7 +195,7 @@ def _average_parts(parts: Parts, divisor: int, flats: Sequence[torch.Tensor]) ->
 
 
 def check_averages(
-    names: Sequence[str], parameters: Sequence[nn.Parameter], cache_dtype: torch.dtype | None
+    names: Sequence[str], parameters: Sequence[torch.Tensor], cache_dtype: torch.dtype | None
 ) -> None:
     """Raise OverflowError where gradients that were finite are not any more: what was added up over
     many steps may be beyond float16, whose range is short."""

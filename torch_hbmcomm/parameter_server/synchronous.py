@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import nn
 
 from torch_hbmcomm.groups import chosen_group
 from torch_hbmcomm.parameter_server.config import SyncConfig
+from torch_hbmcomm.parameter_server.shared_model import SharedModel
 from torch_hbmcomm.parameter_server.sync_agreement import (
     SyncCall,
     SyncRound,
@@ -91,11 +93,19 @@ class SyncParameterServer:
         """
         self._group = chosen_group(group)
         self._config = config
-        agree(self._group, config, model, optimizer)
+        specs = agree(self._group, config, model, optimizer)
         self._model = model
         self._optimizer = optimizer
+        if config.buffers == "local":
+            specs = [
+                replace(one, kind="constant") if one.kind == "buffer" else one for one in specs
+            ]
+        self._shared = SharedModel(model, optimizer if self._is_server else None, specs)
         named = dict(model.named_parameters())
-        self._names, self._parameters = list(named), list(named.values())
+        self._names = list(named)
+        self._parameters: list[torch.Tensor] = []
+        self._buffers: list[torch.Tensor] = []
+        self._find(everything=True)
         self._gradients = Gradients(self._parameters)
         total = sum(tensor.nbytes for tensor in self._weights_and_buffers())
         self._channel = SyncChannel(self._group, config.server, total)
@@ -137,7 +147,7 @@ class SyncParameterServer:
         """
         self._check_works("step()")
         result = None if closure is None else closure()
-        self._gradients.add()
+        self._gradients.add(self._changed())
         if self._gradients.batches < self._config.push_every:
             self._gradients.release()
         else:
@@ -236,13 +246,15 @@ class SyncParameterServer:
         """
         start = time.perf_counter()
         try:
-            offer = self._gradients.offer(call)
+            changed = self._changed(everything=call == SyncCall.LOAD)
+            offer = self._gradients.offer(call, changed)
             agreed = meet(self._group, self._config.server, self._names, offer)
             if agreed.call == SyncCall.FOLLOW:
                 self._closed = True
             elif agreed.call == SyncCall.PULL:
                 self._broadcast(self._weights_and_shared_buffers())
             elif agreed.call == SyncCall.LOAD:
+                self._find(everything=True)
                 self._on_server(on_server)
                 self._broadcast(self._weights_and_buffers())
                 load_together(self._group, on_rank)
@@ -266,7 +278,7 @@ class SyncParameterServer:
         if self._config.buffers == "shared":
             server = self._config.server
             source = server if server in agreed.workers else agreed.workers[0]
-            self._broadcast(list(self._model.buffers()), source)
+            self._broadcast(self._buffers, source)
         self._on_server(partial(self._update, after_update))
         self._broadcast(parameters)
 
@@ -324,12 +336,26 @@ class SyncParameterServer:
         flats = [flat(tensor) for tensor in tensors]
         self._weight_bytes += self._channel.broadcast(flats, source)
 
+    def _find(self, everything: bool = False) -> None:
+        """Find the model's tensors, of which local buffers only if `everything`."""
+        tensors = self._shared.find(everything)
+        count = len(self._names)
+        self._parameters[:], self._buffers[:] = tensors[:count], tensors[count:]
+
+    def _changed(self, everything: bool = False) -> str | None:
+        """Find the model's tensors. Returns the error, for all ranks, if the model has changed."""
+        try:
+            self._find(everything)
+        except RuntimeError as error:
+            return str(error)
+        return None
+
     def _weights_and_buffers(self) -> list[torch.Tensor]:
-        return [*self._model.parameters(), *self._model.buffers()]
+        return [*self._parameters, *self._buffers]
 
     def _weights_and_shared_buffers(self) -> list[torch.Tensor]:
-        shared = self._model.buffers() if self._config.buffers == "shared" else ()
-        return [*self._model.parameters(), *shared]
+        shared = self._buffers if self._config.buffers == "shared" else ()
+        return [*self._parameters, *shared]
 
     def _check_works(self, method: str) -> None:
         if self._closed:
