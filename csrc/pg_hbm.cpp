@@ -251,17 +251,23 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run_p2p(
     const Call& call, StagedTensors staged,
     const std::function<std::unique_ptr<Operation>(std::shared_ptr<int>)>& make) {
   p2p_queue_->require_owner(call.name);
-  const auto transfer = staged.take_transfer({});
+  auto transfer = staged.take_transfer({});
   auto work = c10::make_intrusive<WorkHbm>(rank_, call.type, title(call), call.inputs, call.outputs,
                                            p2p_queue_, transfer ? transfer->result() : nullptr);
   auto operation = make(work->source_slot());
-  const bool sends = call.type == c10d::OpType::SEND;
-  if (transfer || (sends && !send_order_->empty())) {
-    operation = std::make_unique<DeviceOperation>(
-        std::move(operation), transfer,
+  Message message{call, std::move(staged), std::move(transfer), work, std::move(operation)};
+  return coalescing() ? defer(std::move(message)) : begin(std::move(message));
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::begin(Message message) {
+  const bool sends = message.call.type == c10d::OpType::SEND;
+  if (message.transfer || (sends && !send_order_->empty())) {
+    message.operation = std::make_unique<DeviceOperation>(
+        std::move(message.operation), message.transfer,
         sends ? SendOrder::Position(send_order_) : SendOrder::Position());
   }
-  return submit(p2p_queue_, call, std::move(work), std::move(staged), std::move(operation), 0, {});
+  return submit(p2p_queue_, message.call, std::move(message.work), std::move(message.staged),
+                std::move(message.operation), 0, {});
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::submit(
@@ -277,8 +283,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::submit(
   record(call, sequence);
   queue->launch(ticket, call.async ? Mode::kAsync : Mode::kSync);
   if (!call.async) work->block_current_stream();
-  const std::lock_guard lock(coalescing_mutex_);
-  if (coalescing_ == std::this_thread::get_id()) coalesced_.push_back(work);
+  join_batch(work);
   return work;
 }
 
@@ -291,11 +296,6 @@ void ProcessGroupHbm::record(const Call& call, uint64_t sequence) const {
                           call.outputs.empty() ? 0 : call.outputs.front().numel(),
                           call.outputs.empty() ? at::kByte : call.outputs.front().scalar_type(),
                           std::vector<int64_t>(), std::vector<int64_t>(), -1, -1, size_);
-}
-
-bool ProcessGroupHbm::coalescing() {
-  const std::lock_guard lock(coalescing_mutex_);
-  return coalescing_ == std::this_thread::get_id();
 }
 
 uint64_t ProcessGroupHbm::getSequenceNumberForGroup() {

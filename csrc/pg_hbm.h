@@ -14,6 +14,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -25,12 +26,14 @@
 #include "communicator/communicator.h"
 #include "communicator/connect/connect.h"
 #include "process_group/checks.h"
+#include "process_group/coalescing.h"
 #include "process_group/device_operation.h"
 #include "process_group/device_streams.h"
 #include "process_group/flight_record.h"
 #include "process_group/options.h"
 #include "process_group/staged_tensors.h"
 #include "process_group/torch_version.h"
+#include "process_group/types.h"
 #include "process_group/work.h"
 #include "progress/operation_queue.h"
 
@@ -111,15 +114,20 @@ class ProcessGroupHbm final : public BackendBase {
       std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
       const c10d::ReduceScatterOptions& opts) override;
 
-  // process_group/point_to_point.cpp: and barriers, coalescing
+  // process_group/point_to_point.cpp: and barriers
   c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override;
   c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int from, int tag) override;
   c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+
+  // process_group/coalescing.cpp. endCoalescing() throws the batch's first refusal; an empty batch
+  // never throws.
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
+  // Ends this thread's batch, if any: its messages never begin.
+  void drop_batch();
 
   // pg_hbm.cpp: life cycle, state, memory
   void setSequenceNumberForGroup() override {}  // starts at 0 on every rank
@@ -176,36 +184,72 @@ class ProcessGroupHbm final : public BackendBase {
     std::function<void()> part_done = {};
     int peer = -1;  // of a message; -1: any
   };
+  // A message that has been checked and has not begun.
+  struct Message {
+    Call call;
+    StagedTensors staged;
+    std::shared_ptr<DeviceTransfer> transfer;
+    c10::intrusive_ptr<WorkHbm> work;
+    OperationPtr operation;
+  };
   // Makes a collective's operation, on the `part` of each of its streams. Outlives the call.
   using MakeOperation =
       std::function<OperationPtr(const OperationNumber& sequence, ElementRange part)>;
+  // The arguments of run(): a collective that has been checked and has not begun.
+  struct Collective {
+    Call call;
+    StagedTensors staged;
+    EqualStreams streams;
+    MakeOperation make;
+  };
 
   // Returns an empty StagedTensors for tensors on the device of `tensor`, for `operation`. Throws
   // Error(kInvalid) if that is another accelerator than the group's, and as
   // DeviceStreams::require_no_capture().
   StagedTensors stage(const at::Tensor& tensor, const char* operation);
 
+  // Returns call(), translating what it throws. Within a batch an error is kept for
+  // endCoalescing(), and the calls after it do nothing.
+  template <class Call>
+  c10::intrusive_ptr<c10d::Work> attempt(Call&& call) {
+    if (auto refused = refused_in_batch(nullptr)) return refused;
+    try {
+      return call();
+    } catch (...) {
+      const std::exception_ptr error = to_torch(std::current_exception());
+      if (auto refused = refused_in_batch(error)) return refused;
+      std::rethrow_exception(error);
+    }
+  }
+
   // Gives a collective its sequence number and its place in the queue. On a device it may be made
   // chunk by chunk, if `streams` are equal on all ranks; else `part` means nothing.
   c10::intrusive_ptr<c10d::Work> run(const Call& call, StagedTensors staged,
                                      const EqualStreams& streams, MakeOperation make);
+  c10::intrusive_ptr<c10d::Work> run(Collective collective) {
+    return run(collective.call, std::move(collective.staged), collective.streams,
+               std::move(collective.make));
+  }
+  // Runs the collectives of a coalesced call.
+  c10::intrusive_ptr<c10d::Work> run_all(std::vector<Collective> collectives, c10d::OpType type);
   // The same without the queue, for a small synchronous allreduce on an idle group; null where that
   // does not apply.
   c10::intrusive_ptr<c10d::Work> allreduce_at_once(std::vector<at::Tensor>& tensors, Dtype dtype,
                                                    ReduceOp op, const c10d::AllreduceOptions& opts);
-  // Issues one allgather: of a coalesced call if there is `part_done`.
-  c10::intrusive_ptr<c10d::Work> allgather_part(const std::vector<at::Tensor>& outputs,
-                                                const at::Tensor& input,
-                                                const c10d::AllgatherOptions& opts,
-                                                const std::function<void()>& part_done);
-  c10::intrusive_ptr<c10d::Work> allgather_base_part(const at::Tensor& output,
-                                                     const at::Tensor& input,
-                                                     const c10d::AllgatherOptions& opts,
-                                                     const std::function<void()>& part_done);
-  // Begins a point-to-point operation.
+  // Check one collective: of a coalesced call if there is `part_done`.
+  Collective allgather_part(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
+                            const c10d::AllgatherOptions& opts,
+                            const std::function<void()>& part_done);
+  Collective allgather_base_part(const at::Tensor& output, const at::Tensor& input,
+                                 const c10d::AllgatherOptions& opts,
+                                 const std::function<void()>& part_done);
+  Collective reduce_scatter_base_part(const at::Tensor& output, const at::Tensor& input,
+                                      const c10d::ReduceScatterOptions& opts);
+  // Begins a point-to-point operation, in a batch at the batch's end.
   c10::intrusive_ptr<c10d::Work> run_p2p(
       const Call& call, StagedTensors staged,
       const std::function<std::unique_ptr<Operation>(std::shared_ptr<int> source)>& make);
+  c10::intrusive_ptr<c10d::Work> begin(Message message);
   c10::intrusive_ptr<c10d::Work> submit(const std::shared_ptr<OperationQueue>& queue,
                                         const Call& call, c10::intrusive_ptr<WorkHbm> work,
                                         StagedTensors staged, std::unique_ptr<Operation> operation,
@@ -218,7 +262,18 @@ class ProcessGroupHbm final : public BackendBase {
   const char* title(const Call& call) const {
     return call.part_done ? nullptr : range_title(options_->backend, call.name);
   }
+
+  // True if this thread has called startCoalescing(), and not endCoalescing().
   bool coalescing();
+  // Calls `use` with this thread's batch, under coalescing_mutex_; false if there is none.
+  template <class Use>
+  bool with_batch(const Use& use);
+  Batch take_batch();
+  void join_batch(const c10::intrusive_ptr<WorkHbm>& work);
+  // Keeps `error`, unless null, as the refusal of this thread's batch, if that is the first.
+  // Returns a Work that has failed with the batch's refusal; null without a batch or a refusal.
+  c10::intrusive_ptr<c10d::Work> refused_in_batch(const std::exception_ptr& error);
+  c10::intrusive_ptr<c10d::Work> defer(Message message);
 
   std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
   int check_root(int64_t root, const char* operation) const;
@@ -273,9 +328,9 @@ class ProcessGroupHbm final : public BackendBase {
   uint64_t barriers_ = 0;  // monitored ones; guarded by issue_mutex_
   std::atomic<int64_t> timeout_ms_;
 
-  std::mutex coalescing_mutex_;  // guards the two below; taken alone
-  std::thread::id coalescing_;   // who has called startCoalescing(); none: nobody
-  std::vector<c10::intrusive_ptr<c10d::Work>> coalesced_;
+  std::mutex coalescing_mutex_;  // guards the one below; taken alone
+  std::map<std::thread::id, Batch> batches_;
+  std::atomic<size_t> batch_count_{0};  // a thread reads its own change, so relaxed
 };
 
 }  // namespace hbm

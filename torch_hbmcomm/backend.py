@@ -7,6 +7,7 @@ import os
 from datetime import timedelta
 from typing import Any
 
+from torch_hbmcomm.coalescing import clear_after_errors
 from torch_hbmcomm.native import load
 
 _C = load()
@@ -29,6 +30,7 @@ def create(distributed_options: Any, group_options: Any, name: str = "hbm") -> A
         )
     # DDP then asks the group for the memory of its buckets, which other ranks of the node can read.
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
+    clear_after_errors()
     timeout = _milliseconds(distributed_options.timeout)
     backend = _C.create(
         store=distributed_options.store,

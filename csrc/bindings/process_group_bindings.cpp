@@ -190,6 +190,7 @@ void register_process_group(py::module_& m) {
             return self.allocate(size, dtype);
           },
           py::arg("size"), py::kw_only(), py::arg("dtype"), py::arg("device"), Unlocked())
+      .def("drop_batch", &ProcessGroupHbm::drop_batch, Unlocked())
       .def("gather_texts", &gather_texts, py::arg("step"), py::arg("tell"))
       .def("networks", &ProcessGroupHbm::networks)
       .def("attach", &attach, py::arg("resource"))

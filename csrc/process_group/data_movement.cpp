@@ -11,11 +11,10 @@
 namespace hbm {
 
 using c10d::OpType;
-using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::broadcast(std::vector<at::Tensor>& tensors,
                                                           const c10d::BroadcastOptions& opts) {
-  return translated([&] {
+  return attempt([&] {
     const at::Tensor& tensor = single(tensors, "broadcast");
     const int root = check_root(opts.rootRank, "broadcast");
     const Dtype dtype = to_dtype(tensor.scalar_type());
@@ -34,17 +33,17 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::broadcast(std::vector<at::Tensor
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather(
     std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
     const c10d::AllgatherOptions& opts) {
-  return translated([&] {
+  return attempt([&] {
     const at::Tensor& input = single(inputs, "all_gather: input");
     if (outputs.size() != 1) {
       throw Error(ErrorKind::kInvalid, "all_gather: expected one list of outputs, got " +
                                            std::to_string(outputs.size()));
     }
-    return allgather_part(outputs.front(), input, opts, nullptr);
+    return run(allgather_part(outputs.front(), input, opts, nullptr));
   });
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_part(
+ProcessGroupHbm::Collective ProcessGroupHbm::allgather_part(
     const std::vector<at::Tensor>& outputs, const at::Tensor& input,
     const c10d::AllgatherOptions& opts, const std::function<void()>& part_done) {
   check_tensor(input, "all_gather: input");
@@ -60,28 +59,29 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_part(
   const Source in = staged.input(input);
   const std::vector<Sink> outs = staged.outputs(outputs);
   const EqualStreams streams = equal_streams(outputs, input);
-  return run({OpType::ALLGATHER,
-              "hbm:all_gather",
-              {input},
-              outputs,
-              opts.timeout,
-              opts.asyncOp,
-              part_done},
-             std::move(staged), streams,
-             [=, communicator = connection_.communicator](const OperationNumber& sequence,
-                                                          ElementRange range) {
-               const size_t element = element_size(dtype);
-               return communicator->allgather(sequence, part_of(in, range, element),
-                                              parts_of(outs, range, element), dtype);
-             });
+  return {{OpType::ALLGATHER,
+           "hbm:all_gather",
+           {input},
+           outputs,
+           opts.timeout,
+           opts.asyncOp,
+           part_done},
+          std::move(staged),
+          streams,
+          [=, communicator = connection_.communicator](const OperationNumber& sequence,
+                                                       ElementRange range) {
+            const size_t element = element_size(dtype);
+            return communicator->allgather(sequence, part_of(in, range, element),
+                                           parts_of(outs, range, element), dtype);
+          }};
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::_allgather_base(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
-  return translated([&] { return allgather_base_part(output, input, opts, nullptr); });
+  return attempt([&] { return run(allgather_base_part(output, input, opts, nullptr)); });
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_base_part(
+ProcessGroupHbm::Collective ProcessGroupHbm::allgather_base_part(
     const at::Tensor& output, const at::Tensor& input, const c10d::AllgatherOptions& opts,
     const std::function<void()>& part_done) {
   check_tensor(output, "all_gather_into_tensor: output");
@@ -93,60 +93,68 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_base_part(
   const Source in = staged.input(input);
   const std::vector<Sink> outs = split_evenly(staged.output(output), size_, element_size(dtype));
   check_own_part(rank_, output, input, "all_gather_into_tensor");
-  return run({OpType::_ALLGATHER_BASE,
-              "hbm:all_gather_into_tensor",
-              {input},
-              {output},
-              opts.timeout,
-              opts.asyncOp,
-              part_done},
-             std::move(staged), {in.count, outs.size()},
-             [=, communicator = connection_.communicator](const OperationNumber& sequence,
-                                                          ElementRange range) {
-               const size_t element = element_size(dtype);
-               return communicator->allgather(sequence, part_of(in, range, element),
-                                              parts_of(outs, range, element), dtype);
-             });
+  return {{OpType::_ALLGATHER_BASE,
+           "hbm:all_gather_into_tensor",
+           {input},
+           {output},
+           opts.timeout,
+           opts.asyncOp,
+           part_done},
+          std::move(staged),
+          {in.count, outs.size()},
+          [=, communicator = connection_.communicator](const OperationNumber& sequence,
+                                                       ElementRange range) {
+            const size_t element = element_size(dtype);
+            return communicator->allgather(sequence, part_of(in, range, element),
+                                           parts_of(outs, range, element), dtype);
+          }};
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run_all(std::vector<Collective> collectives,
+                                                        OpType type) {
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  for (Collective& collective : collectives) works.push_back(run(std::move(collective)));
+  return c10::make_intrusive<WorkAll>(rank_, type, std::move(works));
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_coalesced(
     std::vector<std::vector<at::Tensor>>& output_lists, std::vector<at::Tensor>& inputs,
     const c10d::AllgatherOptions& opts) {
-  return translated([&] {
+  return attempt([&] {
     check_list(output_lists.size(), "all_gather_coalesced", "the list of output lists");
     for (const auto& list : output_lists) {
       check_pairs(list.size(), inputs.size(), "all_gather_coalesced");
     }
     const auto part_done = range_of_parts(range_title(options_->backend, "hbm:all_gather"), inputs);
-    Works works;
+    std::vector<Collective> parts;
     for (size_t i = 0; i < inputs.size(); ++i) {
       std::vector<at::Tensor> outputs;
       for (const auto& list : output_lists) outputs.push_back(list[i]);
-      works.push_back(allgather_part(outputs, inputs[i], opts, part_done));
+      parts.push_back(allgather_part(outputs, inputs[i], opts, part_done));
     }
-    return c10::make_intrusive<WorkAll>(rank_, OpType::ALLGATHER_COALESCED, std::move(works));
+    return run_all(std::move(parts), OpType::ALLGATHER_COALESCED);
   });
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_into_tensor_coalesced(
     std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
     const c10d::AllgatherOptions& opts) {
-  return translated([&] {
+  return attempt([&] {
     check_pairs(outputs.size(), inputs.size(), "all_gather_into_tensor_coalesced");
     const auto part_done =
         range_of_parts(range_title(options_->backend, "hbm:all_gather_into_tensor"), inputs);
-    Works works;
+    std::vector<Collective> parts;
     for (size_t i = 0; i < outputs.size(); ++i) {
-      works.push_back(allgather_base_part(outputs[i], inputs[i], opts, part_done));
+      parts.push_back(allgather_base_part(outputs[i], inputs[i], opts, part_done));
     }
-    return c10::make_intrusive<WorkAll>(rank_, kAllgatherCoalesced, std::move(works));
+    return run_all(std::move(parts), kAllgatherCoalesced);
   });
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather(
     std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
     const c10d::GatherOptions& opts) {
-  return translated([&] {
+  return attempt([&] {
     const at::Tensor& input = single(inputs, "gather: input");
     const int root = check_root(opts.rootRank, "gather");
     const std::vector<at::Tensor> gathered =
@@ -170,7 +178,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather(
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather_single(at::Tensor& output, at::Tensor& input,
                                                               const c10d::GatherOptions& opts) {
-  return translated([&] {
+  return attempt([&] {
     check_tensor(input, "gather_single: input");
     const int root = check_root(opts.rootRank, "gather_single");
     const Dtype dtype = to_dtype(input.scalar_type());
@@ -198,7 +206,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather_single(at::Tensor& output
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::scatter(
     std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
     const c10d::ScatterOptions& opts) {
-  return translated([&] {
+  return attempt([&] {
     const at::Tensor& output = single(outputs, "scatter: output");
     const int root = check_root(opts.rootRank, "scatter");
     const std::vector<at::Tensor> scattered =
@@ -290,7 +298,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall_base(at::Tensor& output
                                                               std::vector<int64_t>& output_splits,
                                                               std::vector<int64_t>& input_splits,
                                                               const c10d::AllToAllOptions& opts) {
-  return translated([&] {
+  return attempt([&] {
     check_tensor(output, "all_to_all_single: output");
     check_tensor(input, "all_to_all_single: input");
     check_same_type(input, output, "all_to_all_single");
@@ -313,7 +321,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall_base(at::Tensor& output
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall(std::vector<at::Tensor>& outputs,
                                                          std::vector<at::Tensor>& inputs,
                                                          const c10d::AllToAllOptions& opts) {
-  return translated([&] {
+  return attempt([&] {
     check_list(outputs.size(), "all_to_all", "the output list");
     check_list(inputs.size(), "all_to_all", "the input list");
     check_tensors(inputs, "all_to_all: input");

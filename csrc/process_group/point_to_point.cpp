@@ -1,4 +1,4 @@
-// Point to point, barriers and coalescing.
+// Point to point and barriers.
 #include <utility>
 
 #include "base/error.h"
@@ -35,7 +35,7 @@ void ProcessGroupHbm::check_tag(int tag, const char* operation) const {
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::send(std::vector<at::Tensor>& tensors, int to,
                                                      int tag) {
-  return translated([&] {
+  return attempt([&] {
     const at::Tensor& tensor = single(tensors, "send");
     check_peer(to, tag, "send");
     StagedTensors staged = stage(tensor, "send");
@@ -63,7 +63,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::receive(std::vector<at::Tensor>&
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::recv(std::vector<at::Tensor>& tensors, int from,
                                                      int tag) {
-  return translated([&] {
+  return attempt([&] {
     check_peer(from, tag, "recv");
     return receive(tensors, from, tag, OpType::RECV, "hbm:recv");
   });
@@ -71,14 +71,14 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::recv(std::vector<at::Tensor>& te
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::recvAnysource(std::vector<at::Tensor>& tensors,
                                                               int tag) {
-  return translated([&] {
+  return attempt([&] {
     check_tag(tag, "recv");
     return receive(tensors, kAnyRank, tag, OpType::RECVANYSOURCE, "hbm:recvAnySource");
   });
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::barrier(const c10d::BarrierOptions& opts) {
-  return translated([&] {
+  return attempt([&] {
     return run({OpType::BARRIER, "hbm:barrier", {}, {}, opts.timeout, opts.asyncOp},
                StagedTensors(), {},
                [communicator = connection_.communicator](const OperationNumber& sequence,
@@ -101,18 +101,6 @@ void ProcessGroupHbm::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
     participant.deadline = Clock::now() + timeout;
     MonitoredBarrier(std::move(participant), *connection_.peers, timeout).pass(wait_all_ranks);
   });
-}
-
-void ProcessGroupHbm::startCoalescing() {
-  const std::lock_guard lock(coalescing_mutex_);
-  coalescing_ = std::this_thread::get_id();
-  coalesced_.clear();
-}
-
-c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::endCoalescing() {
-  const std::lock_guard lock(coalescing_mutex_);
-  coalescing_ = std::thread::id();
-  return c10::make_intrusive<WorkAll>(rank_, OpType::COALESCED, std::exchange(coalesced_, {}));
 }
 
 }  // namespace hbm

@@ -11,7 +11,6 @@ namespace hbm {
 
 using c10d::OpType;
 using std::chrono::milliseconds;
-using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
 
 Source ProcessGroupHbm::reduction_input(StagedTensors& staged, const at::Tensor& tensor,
                                         const c10d::ReduceOp& op) {
@@ -29,7 +28,7 @@ Sink ProcessGroupHbm::reduction_in_place(StagedTensors& staged, const at::Tensor
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce(std::vector<at::Tensor>& tensors,
                                                           const c10d::AllreduceOptions& opts) {
-  return translated([&]() -> c10::intrusive_ptr<c10d::Work> {
+  return attempt([&]() -> c10::intrusive_ptr<c10d::Work> {
     if (tensors.size() == 1 && tensors.front().defined() && tensors.front().is_sparse()) {
       return allreduce_sparse(tensors, opts);
     }
@@ -95,7 +94,7 @@ std::optional<uint64_t> ProcessGroupHbm::reduce_inline(const at::Tensor& tensor,
 // order. So tensors may share memory: each is reduced as it was before the call, in one go.
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_coalesced(
     std::vector<at::Tensor>& tensors, const c10d::AllreduceCoalescedOptions& opts) {
-  return translated([&]() -> c10::intrusive_ptr<c10d::Work> {
+  return attempt([&]() -> c10::intrusive_ptr<c10d::Work> {
     if (tensors.empty()) {
       throw Error(ErrorKind::kInvalid, "all_reduce_coalesced: the list of tensors is empty");
     }
@@ -118,7 +117,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_coalesced(
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_sparse(
     std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& opts) {
-  return translated([&]() -> c10::intrusive_ptr<c10d::Work> {
+  return attempt([&]() -> c10::intrusive_ptr<c10d::Work> {
     check_sparse(tensors, opts.reduceOp);
     const at::Tensor& tensor = tensors.front();
     StagedTensors staged = stage(tensor, "all_reduce");
@@ -143,7 +142,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_sparse(
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce(std::vector<at::Tensor>& tensors,
                                                        const c10d::ReduceOptions& opts) {
-  return translated([&] {
+  return attempt([&] {
     const at::Tensor& tensor = single(tensors, "reduce");
     const int root = check_root(opts.rootRank, "reduce");
     const Dtype dtype = to_dtype(tensor.scalar_type());
@@ -167,7 +166,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce(std::vector<at::Tensor>& 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce_scatter(
     std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
     const c10d::ReduceScatterOptions& opts) {
-  return translated([&] {
+  return attempt([&] {
     const at::Tensor& output = single(outputs, "reduce_scatter: output");
     if (inputs.size() != 1) {
       throw Error(ErrorKind::kInvalid, "reduce_scatter: expected one list of inputs, got " +
@@ -202,44 +201,48 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce_scatter(
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
-  return translated([&] {
-    check_tensor(output, "reduce_scatter_tensor: output");
-    check_tensor(input, "reduce_scatter_tensor: input");
-    check_same_type(input, output, "reduce_scatter_tensor");
-    check_parts(input, output, size_, "reduce_scatter_tensor: the input", "the output");
-    const Dtype dtype = to_dtype(output.scalar_type());
-    const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
-    StagedTensors staged = stage(output, "reduce_scatter_tensor");
-    const std::vector<Source> sources =
-        split_evenly(reduction_input(staged, input, opts.reduceOp), size_, element_size(dtype));
-    check_own_part(rank_, input, output, "reduce_scatter_tensor");
-    const Sink out = staged.output(output);
-    return run({OpType::_REDUCE_SCATTER_BASE,
-                "hbm:reduce_scatter_tensor",
-                {input},
-                {output},
-                opts.timeout,
-                opts.asyncOp},
-               std::move(staged), {out.count, sources.size()},
-               [=, communicator = connection_.communicator](const OperationNumber& sequence,
-                                                            ElementRange range) {
-                 const size_t element = element_size(dtype);
-                 return communicator->reduce_scatter(sequence, parts_of(sources, range, element),
-                                                     part_of(out, range, element).data, dtype, op);
-               });
-  });
+  return attempt([&] { return run(reduce_scatter_base_part(output, input, opts)); });
+}
+
+ProcessGroupHbm::Collective ProcessGroupHbm::reduce_scatter_base_part(
+    const at::Tensor& output, const at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
+  check_tensor(output, "reduce_scatter_tensor: output");
+  check_tensor(input, "reduce_scatter_tensor: input");
+  check_same_type(input, output, "reduce_scatter_tensor");
+  check_parts(input, output, size_, "reduce_scatter_tensor: the input", "the output");
+  const Dtype dtype = to_dtype(output.scalar_type());
+  const ReduceOp op = to_reduce_op(opts.reduceOp, dtype);
+  StagedTensors staged = stage(output, "reduce_scatter_tensor");
+  const std::vector<Source> sources =
+      split_evenly(reduction_input(staged, input, opts.reduceOp), size_, element_size(dtype));
+  check_own_part(rank_, input, output, "reduce_scatter_tensor");
+  const Sink out = staged.output(output);
+  return {{OpType::_REDUCE_SCATTER_BASE,
+           "hbm:reduce_scatter_tensor",
+           {input},
+           {output},
+           opts.timeout,
+           opts.asyncOp},
+          std::move(staged),
+          {out.count, sources.size()},
+          [=, communicator = connection_.communicator](const OperationNumber& sequence,
+                                                       ElementRange range) {
+            const size_t element = element_size(dtype);
+            return communicator->reduce_scatter(sequence, parts_of(sources, range, element),
+                                                part_of(out, range, element).data, dtype, op);
+          }};
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce_scatter_tensor_coalesced(
     std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
     const c10d::ReduceScatterOptions& opts) {
-  return translated([&] {
+  return attempt([&] {
     check_pairs(outputs.size(), inputs.size(), "reduce_scatter_tensor_coalesced");
-    Works works;
+    std::vector<Collective> parts;
     for (size_t i = 0; i < outputs.size(); ++i) {
-      works.push_back(_reduce_scatter_base(outputs[i], inputs[i], opts));
+      parts.push_back(reduce_scatter_base_part(outputs[i], inputs[i], opts));
     }
-    return c10::make_intrusive<WorkAll>(rank_, kReduceScatterCoalesced, std::move(works));
+    return run_all(std::move(parts), kReduceScatterCoalesced);
   });
 }
 
