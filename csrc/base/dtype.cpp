@@ -10,7 +10,7 @@ struct DtypeRow {
   const char* name;
 };
 
-constexpr std::array<DtypeRow, kDtypeCount> kDtypes = {{
+constexpr std::array<DtypeRow, kDtypeCount + 2> kDtypes = {{
     {1, "bool"},
     {1, "uint8"},
     {1, "int8"},
@@ -35,6 +35,8 @@ constexpr std::array<DtypeRow, kDtypeCount> kDtypes = {{
     {1, "float4_e2m1fn_x2"},
     {1, "quantized 8-bit"},
     {4, "quantized 32-bit"},
+    {16, "uint128"},
+    {16, "int128"},
 }};
 
 constexpr std::array<const char*, kReduceOpCount> kOps = {

@@ -33,8 +33,10 @@ enum class Dtype : uint8_t {
   kFloat4E2M1X2,   // two 4-bit floats in a byte
   kQuantized8,     // integers whose scale and zero point live elsewhere
   kQuantized32,
+  kUInt128,  // this and the next: of partial sums (kernels/partial_sum.h), never of a tensor
+  kInt128,
 };
-inline constexpr size_t kDtypeCount = 24;
+inline constexpr size_t kDtypeCount = 24;  // of tensors, and in headers
 
 enum class ReduceOp : uint8_t {
   kSum,

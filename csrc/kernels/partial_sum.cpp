@@ -32,6 +32,10 @@ void with_integer(Dtype dtype, Visit visit) {
       return visit(uint64_t());
     case Dtype::kInt64:
       return visit(int64_t());
+    case Dtype::kUInt128:
+      return visit(static_cast<unsigned __int128>(0));
+    case Dtype::kInt128:
+      return visit(static_cast<__int128>(0));
     default:
       return;
   }
@@ -75,6 +79,10 @@ std::optional<Dtype> partial_sum_type(Dtype dtype, size_t ranks) noexcept {
       return Dtype::kUInt64;
     case Dtype::kInt32:
       return Dtype::kInt64;
+    case Dtype::kUInt64:
+      return Dtype::kUInt128;
+    case Dtype::kInt64:
+      return Dtype::kInt128;
     default:
       return std::nullopt;
   }

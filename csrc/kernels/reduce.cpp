@@ -11,7 +11,16 @@
 namespace hbm {
 namespace {
 
-enum class NumberKind { kBool, kInteger, kReal, kComplex, kScale, kPacked, kQuantized };
+enum class NumberKind {
+  kBool,
+  kInteger,
+  kPartialSum,
+  kReal,
+  kComplex,
+  kScale,
+  kPacked,
+  kQuantized
+};
 
 NumberKind kind_of(Dtype dtype) noexcept {
   switch (dtype) {
@@ -26,6 +35,9 @@ NumberKind kind_of(Dtype dtype) noexcept {
     case Dtype::kUInt64:
     case Dtype::kInt64:
       return NumberKind::kInteger;
+    case Dtype::kUInt128:
+    case Dtype::kInt128:
+      return NumberKind::kPartialSum;
     case Dtype::kFloat16:
     case Dtype::kBFloat16:
     case Dtype::kFloat32:
@@ -88,6 +100,9 @@ const char* reduce_unsupported(Dtype dtype, ReduceOp op) noexcept {
   if (kind == NumberKind::kPacked)
     return "its values are halves of a byte, with no arithmetic in PyTorch";
   if (kind == NumberKind::kQuantized) return "quantized values mean nothing without their scale";
+  if (kind == NumberKind::kPartialSum) {
+    return op == ReduceOp::kSum || op == ReduceOp::kAvg ? nullptr : "partial sums are only added";
+  }
   switch (op) {
     case ReduceOp::kAvg:
     case ReduceOp::kPremulSum:

@@ -51,14 +51,14 @@ std::vector<Element> any_elements(size_t count, uint64_t seed) {
 // The means of `count` elements over the ranks, whose elements `seed` tells.
 template <class Element>
 std::vector<Element> means(uint64_t seed, size_t ranks, size_t count) {
-  std::vector<int64_t> sums(count);
+  std::vector<__int128> sums(count);
   for (size_t rank = 0; rank < ranks; ++rank) {
     const auto theirs = any_elements<Element>(count, seed + rank);
     for (size_t i = 0; i < count; ++i) sums[i] += theirs[i];
   }
   std::vector<Element> found;
-  for (const int64_t sum : sums) {
-    found.push_back(static_cast<Element>(sum / static_cast<int64_t>(ranks)));
+  for (const __int128 sum : sums) {
+    found.push_back(static_cast<Element>(sum / static_cast<__int128>(ranks)));
   }
   return found;
 }
@@ -109,6 +109,8 @@ TEST_P(NodesMeans, OfIntegersAreExactAndGoByLeaders) {
       take_means<int16_t>(talk, rank, Dtype::kInt16, each, seed);
       take_means<uint32_t>(talk, rank, Dtype::kUInt32, each, seed);
       take_means<int32_t>(talk, rank, Dtype::kInt32, each, seed);
+      take_means<uint64_t>(talk, rank, Dtype::kUInt64, each, seed);
+      take_means<int64_t>(talk, rank, Dtype::kInt64, each, seed);
     }
     talk->part();
   });

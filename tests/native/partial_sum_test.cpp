@@ -20,7 +20,9 @@ TEST(PartialSum, FitsAsManyRanksAsItSays) {
   EXPECT_EQ(partial_sum_type(Dtype::kUInt16, 65'537), Dtype::kUInt64);
   EXPECT_EQ(partial_sum_type(Dtype::kUInt32, 2), Dtype::kUInt64);
   EXPECT_EQ(partial_sum_type(Dtype::kInt32, 100'000), Dtype::kInt64);
-  for (const Dtype dtype : {Dtype::kBool, Dtype::kInt64, Dtype::kUInt64, Dtype::kFloat16}) {
+  EXPECT_EQ(partial_sum_type(Dtype::kInt64, 2), Dtype::kInt128);
+  EXPECT_EQ(partial_sum_type(Dtype::kUInt64, 100'000), Dtype::kUInt128);
+  for (const Dtype dtype : {Dtype::kBool, Dtype::kFloat16}) {
     EXPECT_EQ(partial_sum_type(dtype, 2), std::nullopt);
   }
 }
@@ -50,6 +52,17 @@ TEST(PartialSum, AverageMayReplaceASource) {
   average(one.data(), Dtype::kInt8, sources, 2, kCount, Dtype::kInt16, 100);
   const auto* const found = reinterpret_cast<const int8_t*>(one.data());
   EXPECT_EQ(std::vector<int8_t>(found, found + kCount), expected);
+}
+
+TEST(PartialSum, AverageOf64BitIntegersIsExact) {
+  constexpr size_t kCount = 1'003;  // more than a slice of 128-bit sums
+  const std::vector<int64_t> values(kCount, INT64_MIN);
+  std::vector<__int128> node(kCount);
+  widen(node.data(), Dtype::kInt128, values.data(), Dtype::kInt64, kCount);
+  const void* const sources[] = {node.data(), node.data(), node.data()};
+  average(node.data(), Dtype::kInt64, sources, 3, kCount, Dtype::kInt128, 3);
+  const auto* const found = reinterpret_cast<const int64_t*>(node.data());
+  EXPECT_EQ(std::vector<int64_t>(found, found + kCount), values);
 }
 
 }  // namespace

@@ -144,14 +144,12 @@ T combine_integers(T a, T b, ReduceOp op) {
 
 template <class T>
 void reduce_integers(void* dst, const Call& call) {
-  using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
+  using Wide = std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>;
   for (size_t i = 0; i < call.count; ++i) {
     if (call.op == ReduceOp::kAvg) {
-      uint64_t sum = 0;
-      for (const void* source : call.sources) {
-        sum += static_cast<uint64_t>(static_cast<Wide>(get<T>(source, i)));
-      }
-      set(dst, i, static_cast<T>(static_cast<Wide>(sum) / static_cast<Wide>(call.divisor)));
+      Wide sum = 0;
+      for (const void* source : call.sources) sum += get<T>(source, i);
+      set(dst, i, static_cast<T>(sum / static_cast<Wide>(call.divisor)));
       continue;
     }
     T value = get<T>(call.sources[0], i);

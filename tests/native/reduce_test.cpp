@@ -250,6 +250,31 @@ TEST_P(KernelsTest, AverageOfNarrowIntegersNeverOverflows) {
             (U{255, 254}));
 }
 
+TEST_P(KernelsTest, AverageOf64BitIntegersIsExact) {
+  using S = std::vector<int64_t>;
+  constexpr int64_t kLow = INT64_MIN, kHigh = INT64_MAX;
+  EXPECT_EQ(
+      reduced<int64_t>(*GetParam(),
+                       {{kHigh, kLow, kLow, 1ll << 62, -7}, {kHigh, kLow, kHigh, 1ll << 62, 4}},
+                       Dtype::kInt64, ReduceOp::kAvg),
+      (S{kHigh, kLow, 0, 1ll << 62, -1}));
+  using U = std::vector<uint64_t>;
+  EXPECT_EQ(
+      reduced<uint64_t>(*GetParam(), {{UINT64_MAX, UINT64_MAX}, {UINT64_MAX, 0}, {UINT64_MAX, 1}},
+                        Dtype::kUInt64, ReduceOp::kAvg),
+      (U{UINT64_MAX, UINT64_MAX / 3}));
+}
+
+// The sums of nodes, which come in 128 bits.
+TEST_P(KernelsTest, AverageOfPartialSumsIsExact) {
+  const std::vector<__int128> sums = {static_cast<__int128>(INT64_MIN) * 3,
+                                      static_cast<__int128>(INT64_MAX) * 3};
+  const auto found = reduced<__int128>(*GetParam(), {sums, sums}, Dtype::kInt128, ReduceOp::kAvg);
+  EXPECT_TRUE(found == sums);
+  const auto whole = reduced<__int128>(*GetParam(), {sums, sums}, Dtype::kInt128, ReduceOp::kSum);
+  EXPECT_TRUE(whole[0] == 2 * sums[0] && whole[1] == 2 * sums[1]);
+}
+
 TEST_P(KernelsTest, MinAndMaxPropagateNan) {
   for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
     const auto out =

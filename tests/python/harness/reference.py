@@ -1,7 +1,7 @@
 """Reductions in NumPy, bit for bit as they must be.
 
 The order is ((x0 op x1) op x2) ... by rank. Types narrower than float32 are reduced in float32 and
-rounded once; integers wrap, but AVG accumulates them in 64 bits and divides towards zero. The
+rounded once; integers wrap, but their AVG is exact and truncated toward zero. The
 factor of PREMUL_SUM is applied before, in the type that the operands have.
 """
 
@@ -83,7 +83,7 @@ def reduced(inputs: Sequence[torch.Tensor], name: str, ranks: int | None = None)
         inputs = [_scaled(tensor) for tensor in inputs]
     operands = [_wide(tensor) for tensor in inputs]
     if name == "avg" and operands[0].dtype.kind in "iu":
-        operands = [x.astype(np.uint64 if x.dtype.kind == "u" else np.int64) for x in operands]
+        return _narrow(_integer_mean(operands, ranks or len(inputs)), dtype)
     operator = _ON_BOOL.get(name) if dtype == torch.bool else None
     total = fold(operator or _OPERATORS[name], operands)
     if name == "avg":
@@ -106,12 +106,18 @@ def _narrow(array: Array, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _divided(total: Array, count: int) -> Array:
-    divisor = total.dtype.type(count)
-    if total.dtype.kind in "iu":
-        quotient: Array = (total - np.fmod(total, divisor)) // divisor
-        return quotient
-    ratio: Array = np.divide(total, divisor)
+    ratio: Array = np.divide(total, total.dtype.type(count))
     return ratio
+
+
+def _integer_mean(operands: Sequence[Array], count: int) -> Array:
+    """The sum over `count`, toward zero, from quotients and remainders: neither leaves 64 bits."""
+    wide = np.uint64 if operands[0].dtype.kind == "u" else np.int64
+    parts = [np.divmod(x.astype(wide), wide(count)) for x in operands]
+    rest = fold(np.add, [remainder for _, remainder in parts])
+    floor: Array = fold(np.add, [quotient for quotient, _ in parts]) + rest // wide(count)
+    mean: Array = floor + ((floor < 0) & (rest % wide(count) != 0)).astype(wide)
+    return mean
 
 
 def _scaled(tensor: torch.Tensor) -> torch.Tensor:
