@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <sstream>
 #include <string>
 
 #include "base/error.h"
+#include "base/overlap.h"
 
 namespace hbm {
 
@@ -70,12 +72,41 @@ Extent extent_of(const at::Tensor& tensor, size_t index) {
   return {begin, begin + (static_cast<uintptr_t>(last) + 1) * tensor.itemsize(), index};
 }
 
+[[noreturn]] void throw_shared(const char* argument, size_t one, size_t other) {
+  throw Error(ErrorKind::kInvalid, std::string(argument) + " " + std::to_string(one) + " and " +
+                                       std::to_string(other) + " share memory; each needs its own");
+}
+
 }  // namespace
+
+void check_outputs(const std::vector<at::Tensor>& tensors, const char* argument) {
+  check_disjoint(tensors, argument);
+  const auto array = [](const at::Tensor& tensor) -> StridedArray {
+    return {reinterpret_cast<uintptr_t>(tensor.const_data_ptr()), tensor.itemsize(), tensor.sizes(),
+            tensor.strides()};
+  };
+  for (const at::Tensor& tensor : tensors) check_writable(tensor);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    for (size_t j = i + 1; j < tensors.size(); ++j) {
+      if (tensors[i].is_contiguous() && tensors[j].is_contiguous()) continue;
+      if (arrays_overlap(array(tensors[i]), array(tensors[j]))) throw_shared(argument, i, j);
+    }
+  }
+}
+
+void check_writable(const at::Tensor& tensor) {
+  if (tensor.is_non_overlapping_and_dense()) return;
+  if (!elements_overlap(tensor.sizes(), tensor.strides())) return;
+  std::ostringstream text;
+  text << "an output tensor, with sizes " << tensor.sizes() << " and strides " << tensor.strides()
+       << ", has elements that share memory (as expand() and as_strided() make them); clone() it";
+  throw Error(ErrorKind::kInvalid, text.str());
+}
 
 void check_disjoint(const std::vector<at::Tensor>& tensors, const char* argument) {
   std::vector<Extent> extents;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    // Interleaved strided views may be disjoint where their extents are not.
+    // What is not contiguous has a contiguous twin.
     if (tensors[i].numel() > 0 && tensors[i].is_contiguous()) {
       extents.push_back(extent_of(tensors[i], i));
     }
@@ -84,9 +115,7 @@ void check_disjoint(const std::vector<at::Tensor>& tensors, const char* argument
             [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
   for (size_t i = 1; i < extents.size(); ++i) {
     if (extents[i].begin >= extents[i - 1].end) continue;
-    throw Error(ErrorKind::kInvalid,
-                std::string(argument) + " " + std::to_string(extents[i - 1].index) + " and " +
-                    std::to_string(extents[i].index) + " share memory; each needs its own");
+    throw_shared(argument, extents[i - 1].index, extents[i].index);
   }
 }
 

@@ -22,7 +22,13 @@ void check_tensors(const std::vector<at::Tensor>& tensors, const char* argument)
 // The only tensor of a list that must have one.
 const at::Tensor& single(const std::vector<at::Tensor>& tensors, const char* argument);
 
-// No two of the tensors share memory.
+// No two elements of `tensor`, to which results are written, share memory.
+void check_writable(const at::Tensor& tensor);
+
+// The same of several tensors, strided ones too.
+void check_outputs(const std::vector<at::Tensor>& tensors, const char* argument);
+
+// No two of the contiguous tensors share memory.
 void check_disjoint(const std::vector<at::Tensor>& tensors, const char* argument);
 
 // The input and the output have one type, and are on one device.

@@ -52,7 +52,7 @@ ProcessGroupHbm::Collective ProcessGroupHbm::allgather_part(
   check_same_type(input, outputs.front(), "all_gather");
   check_same_count(input, outputs[static_cast<size_t>(rank_)], "all_gather: the input",
                    "the output for this rank");
-  check_disjoint(outputs, "all_gather: outputs");
+  check_outputs(outputs, "all_gather: outputs");
   check_apart({input}, outputs, rank_, "all_gather");
   const Dtype dtype = to_dtype(input.scalar_type());
   StagedTensors staged = stage(input, "all_gather");
@@ -159,7 +159,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather(
     const int root = check_root(opts.rootRank, "gather");
     const std::vector<at::Tensor> gathered =
         root_list(outputs, root, "gather", "gather_list", input);
-    check_disjoint(gathered, "gather: outputs");
+    check_outputs(gathered, "gather: outputs");
     check_apart(inputs, gathered, rank_, "gather");
     const Dtype dtype = to_dtype(input.scalar_type());
     StagedTensors staged = stage(input, "gather");
@@ -327,7 +327,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall(std::vector<at::Tensor>
     check_tensors(inputs, "all_to_all: input");
     check_tensors(outputs, "all_to_all: output");
     check_same_type(inputs.front(), outputs.front(), "all_to_all");
-    check_disjoint(outputs, "all_to_all: outputs");
+    check_outputs(outputs, "all_to_all: outputs");
     check_apart(inputs, outputs, -1, "all_to_all");
     const Dtype dtype = to_dtype(inputs.front().scalar_type());
     StagedTensors staged = stage(inputs.front(), "all_to_all");

@@ -1,6 +1,5 @@
 #include "process_group/staged_tensors.h"
 
-#include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -10,6 +9,7 @@
 
 #include "base/error.h"
 #include "kernels/reduce.h"
+#include "process_group/checks.h"
 #include "process_group/types.h"
 
 namespace hbm {
@@ -20,13 +20,6 @@ namespace {
 void copy_all(const Copies& copies) {
   const at::AutoDispatchBelowADInplaceOrView plain;
   for (const auto& [to, from] : copies) to.copy_(from);
-}
-
-void check_writable(const at::Tensor& tensor) {
-  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
-    throw Error(ErrorKind::kInvalid,
-                "an output tensor has elements that share memory (it was expanded); clone() it");
-  }
 }
 
 }  // namespace

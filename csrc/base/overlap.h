@@ -1,0 +1,31 @@
+// Strided arrays whose elements share memory. The answers are exact.
+//
+// Both functions only sort the strides if each is larger than all smaller ones reach, as in a
+// slice, transpose or diagonal of a contiguous array. Otherwise they visit each element until two
+// meet, with one bit for each place. They throw Error(kExhausted) if there is no memory for the
+// bits.
+//
+// Threads: pure functions.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace hbm {
+
+// Returns true if two elements of an array are at one address. Strides are in elements, and none is
+// negative.
+bool elements_overlap(std::span<const int64_t> sizes, std::span<const int64_t> strides);
+
+struct StridedArray {
+  uint64_t begin;    // address of the first element
+  uint64_t element;  // bytes
+  std::span<const int64_t> sizes;
+  std::span<const int64_t> strides;
+};
+
+// Returns true if an element of one array shares a byte with an element of the other. REQUIRES: no
+// two elements of the same array do.
+bool arrays_overlap(const StridedArray& a, const StridedArray& b);
+
+}  // namespace hbm
