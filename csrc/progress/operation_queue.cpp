@@ -75,7 +75,14 @@ std::shared_ptr<Ticket> OperationQueue::enqueue(std::unique_ptr<Operation> opera
   ticket->frame_ = std::move(frame);
   ticket->timeout_ = timeout;
   ticket->submitted_at_ = Clock::now();
-  if (order_ == Order::kUnordered) step(*ticket);  // begins it, before it is shared
+  if (order_ == Order::kUnordered) {
+    try {
+      step(*ticket);  // begins it, before it is shared
+    } catch (...) {
+      ticket->abandon();  // the first of its messages may be on their way
+      throw;
+    }
+  }
   ticket->small_ = ticket->operation_->self_sufficient();
   const bool large_message = order_ == Order::kUnordered && !ticket->small_;
   ticket->patience_ = large_message ? kAdoptMessageAfter : kAdoptAfter;

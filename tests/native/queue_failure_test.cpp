@@ -97,6 +97,7 @@ TEST_F(UnorderedQueueTest, BeginThrowsAtEnqueue) {
   const auto bad = script("bad");
   bad->on_begin = fail;
   expect_error(ErrorKind::kMismatch, {"shapes differ"}, [&] { enqueue(bad); });
+  EXPECT_TRUE(bad->abandoned);
   EXPECT_TRUE(bad->destroyed);
   EXPECT_TRUE(idle());
   EXPECT_FALSE(queue_->broken());
