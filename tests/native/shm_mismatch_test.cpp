@@ -84,25 +84,52 @@ TEST(NodeMismatch, EveryRankIsToldHowTheyDiffer) {
   }
 }
 
-TEST(NodeMismatch, OfOneStreamReachesTheOthersAsAFailure) {
-  run_node({.size = 3}, [](NodeRank& rank) {
-    std::vector<float> data(60);
-    std::vector<Source> inputs;
-    std::vector<Sink> outputs;
-    for (int peer = 0; peer < 3; ++peer) {
-      inputs.push_back({data.data() + 10 * peer, 10});
-      outputs.push_back({data.data() + 30 + 10 * peer, 10});
-    }
-    if (rank.rank == 1) outputs[0].count = 9;
-    const auto error = rank.run(rank.collectives->alltoall(1, inputs, outputs, Dtype::kFloat32));
-    if (rank.rank == 1) {
-      return expect_error(ErrorKind::kMismatch, {"alltoall #1 of 9", "rank 0", "alltoall #1 of 10"},
-                          error);
-    }
-    EXPECT_FALSE(error) << text_of(error);
-    expect_error(ErrorKind::kPeer, {"has failed: ranks disagree", "alltoall #1 of 9"},
-                 rank.run(rank.collectives->barrier(2)));
-  });
+// Rank 1 expects one element too few of rank 0, or of every rank. In a reduce_scatter it is rank 0
+// that sends rank 1 too few.
+TEST(NodeMismatch, OfSmallStreamsReachesEveryRank) {
+  for (const OpCode op : {OpCode::kAlltoall, OpCode::kAllgather, OpCode::kScatter,
+                          OpCode::kBroadcast, OpCode::kReduceScatter, OpCode::kGather}) {
+    SCOPED_TRACE(op_name(op));
+    run_node({.size = 3}, [op](NodeRank& rank) {
+      std::vector<float> data(60);
+      std::vector<Source> inputs;
+      std::vector<Sink> outputs;
+      for (int peer = 0; peer < 3; ++peer) {
+        inputs.push_back({data.data() + 10 * peer, 10});
+        outputs.push_back({data.data() + 30 + 10 * peer, 10});
+      }
+      if (rank.rank == 1) outputs[0].count = 9;
+      if (rank.rank == 0 && op == OpCode::kReduceScatter) inputs[1].count = 9;
+      Communicator& group = *rank.collectives;
+      const bool first = rank.rank == 0, second = rank.rank == 1;
+      const auto operation = [&] {
+        switch (op) {
+          case OpCode::kAllgather:
+            return group.allgather(1, inputs[0], outputs, Dtype::kFloat32);
+          case OpCode::kScatter:
+            return group.scatter(1, first ? inputs : Sources(), outputs[0], Dtype::kFloat32, 0);
+          case OpCode::kGather:
+            return group.gather(1, inputs[0], second ? outputs : Sinks(), Dtype::kFloat32, 1);
+          case OpCode::kBroadcast:
+            return group.broadcast(1, data.data(), outputs[0].count, Dtype::kFloat32, 0);
+          case OpCode::kReduceScatter:
+            return group.reduce_scatter(1, inputs, data.data() + 30, Dtype::kFloat32,
+                                        ReduceOp::kSum);
+          default:
+            return group.alltoall(1, inputs, outputs, Dtype::kFloat32);
+        }
+      };
+      const std::string name = op_name(op);
+      const auto error = rank.run(operation());
+      if (second) {
+        return expect_error(ErrorKind::kMismatch,
+                            {"ranks disagree", name + " #1", "of 9 float32", "of 10 float32"},
+                            error);
+      }
+      expect_error(ErrorKind::kPeer, {"has failed: ranks disagree", name + " #1", "of 9 float32"},
+                   error);
+    });
+  }
 }
 
 TEST(NodeMismatch, OfAGatherIsFoundBeforeTheSenderPutsItsPart) {

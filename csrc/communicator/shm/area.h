@@ -16,7 +16,7 @@
 namespace hbm::shm {
 
 inline constexpr size_t kCacheLine = 64;
-inline constexpr uint64_t kAreaMagic = 0x366165726d6268;  // "hbmrea6": another layout, another one
+inline constexpr uint64_t kAreaMagic = 0x376165726d6268;  // "hbmrea7": another layout, another one
 
 // How a rank is woken. See ShmGroup::sleep().
 struct alignas(kCacheLine) Doorbell {
@@ -86,6 +86,10 @@ struct alignas(kCacheLine) Slot {
   uint64_t chunk;                            // bytes of a stream in one slot
   uint64_t rounds;                           // phases that the streams in slots need
   uint32_t zero_copy;  // 1: some stream is kZeroCopy, so a last phase must say that it was read
+  // Elements of the streams that the owner sends, each times the key of its sender and receiver
+  // (ShmGroup::key_to()), minus those that it expects. Over all members it adds up to 0 if every
+  // receiver expects what its sender sends.
+  uint64_t balance;
 };
 static_assert(sizeof(Slot) == 2 * kCacheLine);
 static_assert(offsetof(Slot, tiny) + kTinyBytes == kCacheLine);

@@ -24,6 +24,14 @@ std::string text_of(const FailureReport& failure) {
   return {failure.text.data(), strnlen(failure.text.data(), failure.text.size())};
 }
 
+// The finaliser of splitmix64, made odd: any element too many or too few then changes a balance.
+uint64_t key_of(uint64_t from, uint64_t to) {
+  uint64_t key = ((from << 32 | to) + 1) * 0x9E3779B97F4A7C15;
+  key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9;
+  key = (key ^ (key >> 27)) * 0x94D049BB133111EB;
+  return (key ^ (key >> 31)) | 1;
+}
+
 }  // namespace
 
 bool is_dead(int pidfd) noexcept {
@@ -44,6 +52,7 @@ ShmGroup::ShmGroup(Setup setup)
       free_(std::move(setup.free)),
       sources_(members_.size()),
       sinks_(members_.size()) {
+  for (size_t i = 0; i < size(); ++i) keys_.push_back({key_of(self_, i), key_of(i, self_)});
   for (size_t i = 0; i < size(); ++i) {
     const Control& found = control(i);
     if (found.magic == kAreaMagic && found.chunk_bytes == layout_.chunk_bytes) continue;

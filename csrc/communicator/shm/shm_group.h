@@ -158,6 +158,11 @@ class ShmGroup {
   // Copies what the others read into this rank's slots and messages.
   CopyToPeers& copy_to_peers() noexcept { return copy_to_peers_; }
 
+  // The key of the streams from this rank to member `index`, and from there to here: odd numbers,
+  // the same on both ranks, without a pattern from one pair of ranks to another.
+  uint64_t key_to(size_t index) const noexcept { return keys_[index].to; }
+  uint64_t key_from(size_t index) const noexcept { return keys_[index].from; }
+
   // Room for an address of each member, for whoever drives.
   std::vector<const void*>& sources() noexcept { return sources_; }
   std::vector<void*>& sinks() noexcept { return sinks_; }
@@ -174,6 +179,10 @@ class ShmGroup {
   bool has_left(size_t index) const noexcept {
     return control(index).left.load(std::memory_order_acquire) != 0;
   }
+  struct Keys {
+    uint64_t to;
+    uint64_t from;
+  };
   static void ring(Doorbell& doorbell) noexcept;
   bool spin(Clock::time_point until, const std::function<bool()>& ready) const;
   [[noreturn]] void throw_failure() const;
@@ -189,8 +198,9 @@ class ShmGroup {
   const std::function<std::byte*(size_t)> allocate_;
   const std::function<void(std::byte*)> free_;
   CopyToPeers copy_to_peers_;
-  uint64_t phase_ = 0;  // the last one that this rank published
-  size_t arrived_ = 0;  // members that are known to have published phase_
+  std::vector<Keys> keys_;  // by member
+  uint64_t phase_ = 0;      // the last one that this rank published
+  size_t arrived_ = 0;      // members that are known to have published phase_
   std::vector<const void*> sources_;
   std::vector<void*> sinks_;
 };

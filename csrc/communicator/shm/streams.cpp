@@ -71,13 +71,17 @@ void Streams::announce(Slot& slot) {
   const size_t room = shm_group_->layout().data_bytes / std::max<size_t>(streams, 1);
   chunk_ = chunk_of(largest * element(), room / kCacheLine * kCacheLine);
   slot.chunk = chunk_;
+  slot.balance = 0;
 
   StreamLocation* locations = shm_group_->locations(slot);
   for (size_t i = 0; i < outgoing_.size(); ++i) {
     const Source& source = outgoing_[i];
     const size_t bytes = source.count * element();
     locations[i] = {source.count, 0, StreamLocation::kSlots, 0};
-    if (i == shm_group_->self() || bytes == 0) continue;
+    if (i == shm_group_->self()) continue;
+    slot.balance += shm_group_->key_to(i) * source.count;
+    slot.balance -= shm_group_->key_from(i) * incoming_[i].count;
+    if (bytes == 0) continue;
     const auto offset =
         bytes >= kZeroCopyBytes ? shm_group_->offset_in_segment(source.data, bytes) : std::nullopt;
     if (offset) {
@@ -144,11 +148,14 @@ void Streams::copy_pieces_in(const Sources& pieces, size_t offset, size_t bytes,
 // Reads how each member sends: zero-copy or by chunks, and in how many rounds.
 void Streams::learn() {
   check(/*same_count=*/false);
+  uint64_t balance = 0;
   for (size_t i = 0; i < shm_group_->size(); ++i) {
+    balance += shm_group_->slot(i).balance;
     if (i != shm_group_->self()) learn_from(i);
     rounds_ = std::max<size_t>(rounds_, shm_group_->slot(i).rounds);
     closing_ = closing_ || shm_group_->slot(i).zero_copy != 0;
   }
+  unbalanced_ = balance != 0;
   learned_ = true;
 }
 
@@ -223,6 +230,10 @@ uint64_t Streams::most_rounds(size_t index) const {
 
 Progress Streams::next_phase() {
   if (!learned_) learn();
+  if (unbalanced_) {
+    if (shm_group_->failed()) shm_group_->require_alive({}, *this, [] { return false; });
+    return Progress::kIdle;
+  }
   if (!put() || (round_ < rounds_ && !deliver(round_))) {
     if (shm_group_->failed()) shm_group_->require_alive({}, *this, [] { return false; });
     return Progress::kActive;

@@ -99,6 +99,9 @@ class Streams : public PhasedOperation {
   size_t round_ = 0;
   bool learned_ = false;
   bool closing_ = false;  // some member's stream is read in its segment
+  // Some member sends another number of elements than its receiver expects. That one reports it;
+  // this rank waits for the report, and does not return as if all were well.
+  bool unbalanced_ = false;
   bool shows_destination_ = false;
   Sink destination_{};            // where this rank puts its stream
   size_t destination_bytes_ = 0;  // of all streams to there, were they alike
