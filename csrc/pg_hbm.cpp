@@ -72,6 +72,7 @@ GroupConnection ProcessGroupHbm::connect(const c10::intrusive_ptr<c10d::Store>& 
                        .job_store = keys.job,
                        .global_ranks = options_->global_ranks_in_group,
                        .heartbeat = options_->heartbeat(),
+                       .serves_store = keys.served_here,
                        .rank = rank_,
                        .size = size_,
                        .group = name_,

@@ -12,10 +12,18 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
+
 namespace hbm {
 
-// Each question has a deadline for its answer: Error(kTimeout) says that the store did not answer,
-// Error(kNetwork) that it is gone.
+// A question to the store failed. Its text names the store.
+struct StoreError : Error {
+  using Error::Error;
+  bool was_removed = false;  // kNetwork: a file that was the store; nothing was told of its users
+};
+
+// Each question has a deadline for its answer: StoreError(kTimeout) says that the store did not
+// answer, StoreError(kNetwork) that it is gone.
 class KeyValue {
  public:
   using Deadline = std::chrono::steady_clock::time_point;

@@ -1,6 +1,7 @@
 #include "process_group/monitored_barrier.h"
 
 #include <algorithm>
+#include <sstream>
 #include <utility>
 
 #include "base/error.h"
@@ -9,12 +10,18 @@ namespace hbm {
 namespace {
 
 constexpr const char* kVerdictKey = "verdict";
+constexpr const char* kClaimsKey = "claims";
 constexpr std::chrono::seconds kAnswer{1};
 
 // Ends a wait for a rank that has died or left.
 struct NeverComes : Error {
   explicit NeverComes(int gone) : Error(ErrorKind::kPeer, "it never comes"), rank(gone) {}
   int rank;
+};
+
+// Ends a wait for a rank: another one has published the verdict.
+struct DecidedElsewhere : Error {
+  DecidedElsewhere() : Error(ErrorKind::kPeer, "another rank has decided") {}
 };
 
 // The words of Gloo's rank 0; programs look for them.
@@ -35,6 +42,26 @@ std::string torch_words(int rank) {
 
 }  // namespace
 
+std::string MonitoredBarrier::Verdict::record() const {
+  if (missing.empty()) return {};
+  std::string text = std::to_string(static_cast<int>(kind));
+  for (const int rank : missing) text += " " + std::to_string(rank);
+  return text + "\n" + cause;
+}
+
+MonitoredBarrier::Verdict MonitoredBarrier::Verdict::parse(const std::string& record) {
+  Verdict verdict;
+  if (record.empty()) return verdict;
+  const size_t end = record.find('\n');
+  std::istringstream numbers(record.substr(0, end));
+  int kind = 0;
+  numbers >> kind;
+  verdict.kind = static_cast<ErrorKind>(kind);
+  for (int rank = 0; numbers >> rank;) verdict.missing.push_back(rank);
+  verdict.cause = record.substr(end + 1);
+  return verdict;
+}
+
 MonitoredBarrier::MonitoredBarrier(bootstrap::Participant participant, const Peers& peers,
                                    std::chrono::milliseconds timeout)
     : participant_(watched(std::move(participant))),
@@ -50,59 +77,101 @@ bootstrap::Participant MonitoredBarrier::watched(bootstrap::Participant particip
 }
 
 void MonitoredBarrier::pass(bool wait_all_ranks) const {
+  Verdict verdict;
   try {
     participant_.store->set(key_of(participant_.rank), "1", answer_by());
-    if (participant_.rank == 0) {
-      decide(wait_all_ranks);
-    } else {
-      await_verdict();
-    }
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kNetwork) throw;
-    throw Error(error.kind(), name_ + ": " + error.what() + participant_.watch->deaths());
+    verdict = participant_.rank == 0 ? decide(wait_all_ranks) : await_verdict(wait_all_ranks);
+  } catch (const StoreError& error) {
+    const bool is_gone = error.kind() == ErrorKind::kNetwork && !error.was_removed;
+    throw Error(error.kind(),
+                name_ + ": " + error.what() + (is_gone ? participant_.watch->deaths() : ""));
   }
+  if (verdict.missing.empty()) return;
+  throw Error(verdict.kind,
+              verdict.cause + (participant_.rank == 0 ? words_of_rank_0(verdict, wait_all_ranks)
+                                                      : torch_words(participant_.rank)));
 }
 
-void MonitoredBarrier::decide(bool wait_all_ranks) const {
+std::string MonitoredBarrier::words_of_rank_0(const Verdict& verdict, bool wait_all_ranks) const {
+  const bool blames_own = verdict.missing.front() == 0;
+  const bool late = verdict.kind == ErrorKind::kTimeout && !blames_own;
+  return "; " + (late ? "Rank 0 timed out in monitoredBarrier after " + duration_ + ": " : "") +
+         torch_words(verdict.missing, wait_all_ranks, duration_);
+}
+
+MonitoredBarrier::Verdict MonitoredBarrier::decide(bool wait_all_ranks) const {
   std::vector<int> missing;
-  for (int rank = 1; rank < participant_.size; ++rank) {
-    const std::optional<int> absent = await_rank(rank, wait_all_ranks);
-    if (!absent) continue;
-    missing.push_back(*absent);
+  try {
+    for (int rank = 1; rank < participant_.size; ++rank) {
+      const std::optional<int> absent = await_rank(rank, wait_all_ranks);
+      if (!absent) continue;
+      missing.push_back(*absent);
+      if (!wait_all_ranks) break;
+    }
+  } catch (const DecidedElsewhere&) {
+    return await_publication();
+  }
+  return publish(verdict_on(missing));
+}
+
+// Other ranks wait for the first verdict, and give one themselves at their deadline: rank 0 may be
+// late, or have come so late that its own deadline is far off.
+MonitoredBarrier::Verdict MonitoredBarrier::await_verdict(bool wait_all_ranks) const {
+  const std::optional<std::string> published = await_value(
+      *participant_.store, verdict_key(), participant_.deadline, [this] { require_needed(); });
+  if (published) return Verdict::parse(*published);
+  std::vector<int> missing;
+  for (int rank = 0; rank < participant_.size; ++rank) {
+    if (rank == participant_.rank || has_come(rank)) continue;
+    missing.push_back(rank);
     if (!wait_all_ranks) break;
   }
-  const Gone gone = gone_among(missing);
-  const bool late = gone.dead.size() + gone.left.size() < missing.size();
-  std::string verdict;
-  if (late) {
-    verdict = name_ + " timed out after " + duration_ + "; missing ranks: " + peers_.list(missing);
-  }
-  if (!gone.empty()) verdict += (late ? "; " : name_ + ": ") + tell(gone);
-  participant_.store->set(participant_.prefix + kVerdictKey, verdict, answer_by());
-  if (missing.empty()) return;
-  const ErrorKind kind = late ? ErrorKind::kTimeout : ErrorKind::kPeer;
-  throw Error(gone.dead.empty() ? kind : ErrorKind::kDeath,
-              verdict + "; " +
-                  (late ? "Rank 0 timed out in monitoredBarrier after " + duration_ + ": " : "") +
-                  torch_words(missing, wait_all_ranks, duration_));
+  return publish(verdict_on(missing));
 }
 
-void MonitoredBarrier::await_verdict() const {
-  // Rank 0 may use the whole timeout itself; its verdict comes a little later.
-  const auto deadline = participant_.deadline + timeout_;
-  const std::string key = participant_.prefix + kVerdictKey;
-  if (!await_keys(*participant_.store, {key}, deadline, [this] { require_needed(); })) {
-    throw Error(ErrorKind::kTimeout, name_ + " timed out after " + duration_ + "; missing ranks: " +
-                                         peers_.list({0}) + torch_words(participant_.rank));
+MonitoredBarrier::Verdict MonitoredBarrier::verdict_on(std::vector<int> missing) const {
+  Verdict verdict;
+  if (missing.empty()) return verdict;
+  const Gone gone = gone_among(missing);
+  const bool late = gone.dead.size() + gone.left.size() < missing.size();
+  if (late) {
+    verdict.cause =
+        name_ + " timed out after " + duration_ + "; missing ranks: " + peers_.list(missing);
   }
-  const std::string verdict = participant_.store->get(key, answer_by()).value();
-  if (!verdict.empty()) throw Error(ErrorKind::kPeer, verdict + torch_words(participant_.rank));
+  if (!gone.empty()) verdict.cause += (late ? "; " : name_ + ": ") + tell(gone);
+  verdict.kind = !gone.dead.empty() ? ErrorKind::kDeath
+                 : late             ? ErrorKind::kTimeout
+                                    : ErrorKind::kPeer;
+  verdict.missing = std::move(missing);
+  return verdict;
+}
+
+// Publishes the verdict if no rank has before, and returns the published one. The store orders the
+// claims, so exactly one rank publishes, whichever deadline comes first.
+MonitoredBarrier::Verdict MonitoredBarrier::publish(Verdict own) const {
+  const long claims = participant_.store->add(participant_.prefix + kClaimsKey, 1, answer_by());
+  if (claims > 1) return await_publication();
+  participant_.store->set(verdict_key(), own.record(), answer_by());
+  return own;
+}
+
+// Returns the verdict of the rank that has claimed it, which follows its claim immediately.
+MonitoredBarrier::Verdict MonitoredBarrier::await_publication() const {
+  const std::optional<std::string> published =
+      await_value(*participant_.store, verdict_key(), std::chrono::steady_clock::now() + kAnswer,
+                  [this] { require_needed(); });
+  if (published) return Verdict::parse(*published);
+  throw Error(ErrorKind::kTimeout,
+              name_ + " timed out after " + duration_ +
+                  ", and the rank that was to name the missing ones has not done so; it is "
+                  "stopped, or has died");
 }
 
 // Waits for one rank, and returns the one that is missing: it, or, unless all are to be named,
-// another that will not come any more.
+// another that will not come any more. Throws DecidedElsewhere.
 std::optional<int> MonitoredBarrier::await_rank(int rank, bool wait_all_ranks) const {
   const auto look = [&] {
+    if (participant_.store->has({verdict_key()}, answer_by())) throw DecidedElsewhere();
     std::vector<int> gone = peers_.dead();
     const std::vector<int> left = peers_.left({rank});
     gone.insert(gone.end(), left.begin(), left.end());
@@ -151,10 +220,12 @@ bool MonitoredBarrier::has_come(int rank) const {
   return participant_.store->has({key_of(rank)}, answer_by());
 }
 
-// When the store has to have answered, which takes a while where the barrier has no time left, too.
+// Returns when the store must have answered. A barrier without time left allows a moment too.
 KeyValue::Deadline MonitoredBarrier::answer_by() const {
-  return std::max(participant_.deadline + timeout_, std::chrono::steady_clock::now() + kAnswer);
+  return std::max(participant_.deadline, std::chrono::steady_clock::now() + kAnswer);
 }
+
+std::string MonitoredBarrier::verdict_key() const { return participant_.prefix + kVerdictKey; }
 
 std::string MonitoredBarrier::key_of(int rank) const {
   return participant_.prefix + std::to_string(rank);

@@ -1,7 +1,8 @@
 // A barrier that names the ranks that do not come. It goes over the store, so that it can tell who
 // is missing even when MPI is stuck, and it leaves the group as it is.
 //
-// Rank 0 waits for the others and decides; they wait for its verdict.
+// The ranks agree on one verdict, since the store orders the claims to give it. Rank 0 claims when
+// all others have come, and each rank claims at its own deadline.
 //
 // Threads: any; each passes a barrier of its own.
 #pragma once
@@ -11,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "bootstrap/gather.h"
 #include "communicator/peers.h"
 
@@ -24,9 +26,11 @@ class MonitoredBarrier {
                    std::chrono::milliseconds timeout);
 
   // Returns when all ranks have come. Otherwise every rank that has come throws an error that names
-  // a missing one: a rank that has died, or has left the group in good order, at once, or one that
-  // had not come by the deadline. With `wait_all_ranks` it names all of them, and waits until every
-  // rank has come, died or left, or for the deadline. Throws Error(kNetwork) if the store is gone.
+  // a missing one: a rank that has died, or has left the group in good order, immediately, or one
+  // that had not come by the first deadline of a rank that has come. A rank that comes later throws
+  // the same immediately. With `wait_all_ranks` the error names all of them, and rank 0 waits until
+  // every rank has come, died or left, or for the deadline. Throws Error(kNetwork) if the store is
+  // gone, Error(kTimeout) if it does not answer by the deadline (at least a second).
   void pass(bool wait_all_ranks) const;
 
  private:
@@ -37,14 +41,29 @@ class MonitoredBarrier {
     bool empty() const noexcept { return dead.empty() && left.empty(); }
   };
 
+  struct Verdict {
+    std::vector<int> missing;  // empty: all have come
+    ErrorKind kind = ErrorKind::kTimeout;
+    std::string cause;
+
+    // The form in which the store has it.
+    std::string record() const;
+    static Verdict parse(const std::string& record);
+  };
+
   bootstrap::Participant watched(bootstrap::Participant participant) const;
-  void decide(bool wait_all_ranks) const;
-  void await_verdict() const;
+  Verdict decide(bool wait_all_ranks) const;
+  Verdict await_verdict(bool wait_all_ranks) const;
+  Verdict verdict_on(std::vector<int> missing) const;
+  Verdict publish(Verdict own) const;
+  Verdict await_publication() const;
+  std::string words_of_rank_0(const Verdict& verdict, bool wait_all_ranks) const;
   std::optional<int> await_rank(int rank, bool wait_all_ranks) const;
   void require_needed() const;
   bool has_come(int rank) const;
   KeyValue::Deadline answer_by() const;
   std::string key_of(int rank) const;
+  std::string verdict_key() const;
   Gone gone_among(const std::vector<int>& ranks) const;
   std::string tell(const Gone& gone) const;
 

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <atomic>
@@ -14,6 +15,7 @@
 #include <mutex>
 #include <optional>
 #include <system_error>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
@@ -56,17 +58,71 @@ std::string strip_prefixes(StorePointer& store) {
   return prefix;
 }
 
-// A store, as errors name it, and who serves it.
+// The file of a FileStore. PyTorch makes a new file when the file is removed, and each process then
+// reads the new one from where it was in the old one. So a removed file counts as a store that is
+// gone.
+class WatchedFile {
+ public:
+  explicit WatchedFile(std::string path) : path_(std::move(path)) {
+    if (stat(path_.c_str(), &first_) != 0) first_ = {};
+  }
+
+  const std::string& path() const noexcept { return path_; }
+
+  // Returns how the file was lost; empty: it is there.
+  std::string loss() const {
+    struct stat now{};
+    if (stat(path_.c_str(), &now) != 0) return errno == ENOENT ? "the file was removed" : "";
+    const bool same = now.st_dev == first_.st_dev && now.st_ino == first_.st_ino;
+    return same ? "" : "another file has taken its place";
+  }
+
+ private:
+  const std::string path_;
+  struct stat first_{};
+};
+
+std::optional<WatchedFile> file_of(c10d::Store& store) {
+  const auto* const file = dynamic_cast<c10d::FileStore*>(&store);
+  if (file == nullptr) return std::nullopt;
+  return WatchedFile(file->getPath());
+}
+
+// A store, as errors name it, and the usual causes if it is gone or does not answer.
 struct StoreName {
   std::string store;
-  std::string host;
+  std::string gone;
+  std::string silent;
 };
 
 StoreName name_of(c10d::Store& store) {
+  constexpr const char* kServer =
+      "the process that serves it (rank 0, unless it is torchrun's agent)";
+  if (const auto* const tcp = dynamic_cast<c10d::TCPStore*>(&store)) {
+    return {"the c10d store at " + tcp->getHost() + ":" + std::to_string(tcp->getPort()),
+            std::string(kServer) + " has ended or refuses connections",
+            std::string(kServer) +
+                " is stopped, has no open files left (ulimit -n), or cannot be reached"};
+  }
+  if (const auto* const file = dynamic_cast<c10d::FileStore*>(&store)) {
+    return {"the c10d store in the file " + file->getPath(), "the file cannot be read or written",
+            "a process was killed while it wrote to the file, another one holds the file's lock, "
+            "or the file system is stuck"};
+  }
+  return {"the c10d store", "it raised an error", "it is stuck"};
+}
+
+// Reads a private member, which PyTorch shows to nobody: an explicit instantiation may name it.
+bool has_server(const c10d::TCPStore& store);
+template <auto Server>
+struct ServerReader {
+  friend bool has_server(const c10d::TCPStore& store) { return store.*Server != nullptr; }
+};
+template struct ServerReader<&c10d::TCPStore::server_>;
+
+bool is_served_here(c10d::Store& store) {
   const auto* const tcp = dynamic_cast<c10d::TCPStore*>(&store);
-  if (tcp == nullptr) return {"the c10d store", "whoever serves it"};
-  return {"the c10d store at " + tcp->getHost() + ":" + std::to_string(tcp->getPort()),
-          "the process that serves it (rank 0, unless it is torchrun's agent)"};
+  return tcp != nullptr && has_server(*tcp);
 }
 
 std::string cause_of(const std::exception& error) {
@@ -103,7 +159,7 @@ class StoreConnection final : public KeyValue {
   void end_making() { state_->count_making(-1); }
 
   void set(const std::string& key, const std::string& value, Deadline deadline) override {
-    run([key, value](c10d::Store& store) { store.set(key, value); }, deadline);
+    run("set", [key, value](c10d::Store& store) { store.set(key, value); }, deadline);
   }
 
   std::optional<std::string> get(const std::string& key, Deadline deadline) override {
@@ -119,13 +175,14 @@ class StoreConnection final : public KeyValue {
       return store.get_to_str(key);
     };
     using Value = std::optional<std::string>;
-    return state_->is_tcp ? ask<Value>(in_one_question, deadline)
-                          : ask<Value>(in_several, deadline);
+    return state_->is_tcp ? ask<Value>("get", in_one_question, deadline)
+                          : ask<Value>("get", in_several, deadline);
   }
 
   std::vector<std::string> get_all(const std::vector<std::string>& keys,
                                    Deadline deadline) override {
     return ask<std::vector<std::string>>(
+        "get",
         [keys](c10d::Store& store) {
           std::vector<std::string> values;
           for (const std::vector<uint8_t>& value : store.multiGet(keys)) {
@@ -137,18 +194,19 @@ class StoreConnection final : public KeyValue {
   }
 
   bool has(const std::vector<std::string>& keys, Deadline deadline) override {
-    return ask<bool>([keys](c10d::Store& store) { return store.check(keys); }, deadline);
+    return ask<bool>("check", [keys](c10d::Store& store) { return store.check(keys); }, deadline);
   }
 
   long add(const std::string& key, long amount, Deadline deadline) override {
-    return ask<long>([key, amount](c10d::Store& store) { return store.add(key, amount); },
-                     deadline);
+    return ask<long>(
+        "add", [key, amount](c10d::Store& store) { return store.add(key, amount); }, deadline);
   }
 
  private:
   using Call = std::function<void(c10d::Store&)>;
 
   struct StoreRequest {
+    const char* name;  // of PyTorch's function, for errors
     Call call;
     bool done = false;
     bool abandoned = false;
@@ -165,6 +223,7 @@ class StoreConnection final : public KeyValue {
     const StorePointer original;
     const StoreName name;
     const bool is_tcp = dynamic_cast<c10d::TCPStore*>(original.get()) != nullptr;
+    const std::optional<WatchedFile> file = file_of(*original);
 
     std::mutex mutex;  // guards the members below; never held while the store is asked
     std::condition_variable to_do;
@@ -266,11 +325,15 @@ class StoreConnection final : public KeyValue {
         lock.unlock();
         std::exception_ptr error;
         try {
+          require_file(*request);
           request->call(*connection());
         } catch (const Error&) {
           error = std::current_exception();
         } catch (const std::exception& other) {
-          error = std::make_exception_ptr(Error(ErrorKind::kNetwork, gone_text(cause_of(other))));
+          error = std::make_exception_ptr(
+              StoreError(ErrorKind::kNetwork, name.store + " is gone: " + name.gone +
+                                                  (is_tcp ? shortage_of_descriptors() : "") + " (" +
+                                                  request->name + ": " + cause_of(other) + ")"));
         }
         lock.lock();
         request->error = error;
@@ -300,36 +363,40 @@ class StoreConnection final : public KeyValue {
       lock.unlock();
       if (woken)
         throw Error(ErrorKind::kAborted, name.store + " was asked while this process ends");
-      silent();
+      silent(*request);
     }
 
-    std::string gone_text(const std::string& cause) const {
-      return name.store + " is gone: " + name.host + " has ended or refuses connections" +
-             shortage_of_descriptors() + " (" + cause + ")";
+    void require_file(const StoreRequest& request) const {
+      const std::string loss = file ? file->loss() : "";
+      if (loss.empty()) return;
+      StoreError error(ErrorKind::kNetwork,
+                       name.store + " is gone: " + loss + " (" + request.name + ")");
+      error.was_removed = true;
+      throw error;
     }
 
-    [[noreturn]] void silent() const {
-      throw Error(ErrorKind::kTimeout,
-                  name.store + " did not answer before the timeout: " + name.host +
-                      " is stopped, has no open files left (ulimit -n), or cannot be reached; or "
-                      "another thread "
-                      "of this process waits in it while a group is being made" +
-                      shortage_of_descriptors());
+    [[noreturn]] void silent(const StoreRequest& request) const {
+      throw StoreError(ErrorKind::kTimeout,
+                       name.store + " did not answer before the timeout: " + name.silent +
+                           "; or another thread of this process waits in it while a group is "
+                           "being made" +
+                           shortage_of_descriptors() + " (" + request.name + ")");
     }
   };
 
-  void run(Call call, Deadline deadline) {
+  void run(const char* name, Call call, Deadline deadline) {
     fork_.require_owner("use its parent's connection to the c10d store");
     auto request = std::make_shared<StoreRequest>();
+    request->name = name;
     request->call = std::move(call);
     state_->run(request, deadline);
   }
 
   // The answer belongs to the request, which may outlive the caller's patience.
   template <typename Answer>
-  Answer ask(std::function<Answer(c10d::Store&)> question, Deadline deadline) {
+  Answer ask(const char* name, std::function<Answer(c10d::Store&)> question, Deadline deadline) {
     const auto answer = std::make_shared<Answer>();
-    run([question, answer](c10d::Store& store) { *answer = question(store); }, deadline);
+    run(name, [question, answer](c10d::Store& store) { *answer = question(store); }, deadline);
     return *answer;
   }
 
@@ -363,7 +430,8 @@ GroupStore connect_store(const StorePointer& store) {
   return {
       .group = std::make_shared<PrefixedKeyValue>(connection, prefix),
       .job = connection,
-      .making = std::shared_ptr<void>(nullptr, [connection](void*) { connection->end_making(); })};
+      .making = std::shared_ptr<void>(nullptr, [connection](void*) { connection->end_making(); }),
+      .served_here = is_served_here(*below)};
 }
 
 }  // namespace hbm

@@ -27,10 +27,11 @@ struct GroupStore {
   std::shared_ptr<KeyValue> group;  // the group's own keys
   std::shared_ptr<KeyValue> job;    // all keys; one object for all groups of the store
   std::shared_ptr<void> making;     // let go when the group has been made
+  bool served_here = false;         // by this process, with which it ends
 };
 
-// Returns without asking the store. A call throws Error(kNetwork) if the store is gone,
-// Error(kTimeout) if it does not answer before the deadline.
+// Returns without asking the store. A call throws StoreError(kNetwork) if the store is gone,
+// StoreError(kTimeout) if it does not answer before the deadline.
 GroupStore connect_store(const c10::intrusive_ptr<c10d::Store>& store);
 
 }  // namespace hbm

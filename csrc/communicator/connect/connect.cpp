@@ -162,15 +162,20 @@ GroupConnection connect_watched(const GroupSetup& setup,
 }  // namespace
 
 GroupConnection connect(const GroupSetup& setup) {
-  const auto watch =
-      std::make_shared<failure::GroupWatch>(failure::WatchSetup{.name = setup.group,
-                                                                .rank = setup.rank,
-                                                                .global_ranks = setup.global_ranks,
-                                                                .store = setup.store,
-                                                                .job_store = setup.job_store,
-                                                                .heartbeat = setup.heartbeat});
+  const auto watch = std::make_shared<failure::GroupWatch>(
+      failure::WatchSetup{.name = setup.group,
+                          .rank = setup.rank,
+                          .global_ranks = setup.global_ranks,
+                          .store = setup.store,
+                          .job_store = setup.job_store,
+                          .heartbeat = setup.heartbeat,
+                          .serves_store = setup.serves_store});
   try {
     return connect_watched(setup, watch);
+  } catch (const StoreError& error) {
+    const bool is_gone = error.kind() == ErrorKind::kNetwork && !error.was_removed;
+    throw Error(error.kind(), setup.group + " cannot be made: " + error.what() +
+                                  (is_gone ? watch->deaths() : ""));
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kNetwork) throw;
     throw Error(error.kind(), error.what() + watch->deaths());

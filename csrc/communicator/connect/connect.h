@@ -28,6 +28,7 @@ struct GroupSetup {
   std::shared_ptr<KeyValue> job_store;  // of all groups; one object for those of one c10d store
   std::vector<uint64_t> global_ranks;   // by rank; empty: unknown
   std::chrono::milliseconds heartbeat;  // the longest silence of another machine
+  bool serves_store = false;            // this process does, and the store ends with it
   int rank = 0;
   int size = 1;
   std::string group;  // as errors name it

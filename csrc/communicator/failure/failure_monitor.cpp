@@ -23,6 +23,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kRound{250};
 constexpr milliseconds kRoundWhileLinking{20};
+constexpr milliseconds kRoundWhileLeaving{2};
 constexpr milliseconds kLostAfter{1000};  // for the cause of the store's end to come to light
 constexpr milliseconds kLinkPatience{6000};
 constexpr milliseconds kListenPatience{1000};  // for the thread, which may have no way to be woken
@@ -172,6 +173,7 @@ void FailureMonitor::open_store(const MonitoredGroup& group) {
     NewsStore::Owner& owner = *this;
     store = std::make_shared<NewsStore>(group.job_store, mutex_, owner);
   }
+  store->open();
   start();
   wake();
 }
@@ -269,7 +271,8 @@ Findings FailureMonitor::look(MonitoredGroup& group, const std::vector<int>& mis
   group.wanted.insert(missing.begin(), missing.end());
   Findings found{group.failure, group.dead, group.left, group.silent, {}};
   const auto store = stores_.find(group.job_store.get());
-  if (store != stores_.end() && Clock::now() - store->second->answered() > kLostAfter) {
+  if (store != stores_.end() && !store->second->was_removed() &&
+      Clock::now() - store->second->answered() > kLostAfter) {
     found.store_trouble = store->second->trouble();
   }
   return found;
@@ -299,7 +302,12 @@ bool FailureMonitor::leave(MonitoredGroup& group, milliseconds patience) {
   std::unique_lock lock(mutex_);
   group.leaving = true;
   wake();
-  return changed_.wait_for(lock, patience, [&] { return group.has_left; });
+  const auto is_lost = [&] {
+    const auto store = stores_.find(group.job_store.get());
+    return store != stores_.end() && !store->second->trouble().empty();
+  };
+  changed_.wait_for(lock, patience, [&] { return group.has_left || is_lost(); });
+  return group.has_left;
 }
 
 void FailureMonitor::start() {
@@ -357,6 +365,8 @@ void FailureMonitor::wait(const NodeLinks& links) {
       if (process.pidfd && !ended_.contains(id)) waits.push_back({process.pidfd.get(), POLLIN, 0});
     }
     if (!stores_.empty()) longest = wanted_links_.empty() ? kRound : kRoundWhileLinking;
+    const auto leaves = [](const auto& group) { return group->leaving && !group->has_left; };
+    if (longest && std::ranges::any_of(groups_, leaves)) longest = kRoundWhileLeaving;
   }
   links.add_to(waits);
   poll(waits.data(), waits.size(), longest ? static_cast<int>(longest->count()) : -1);
@@ -434,7 +444,13 @@ void FailureMonitor::apply(const News& entry) {
     return;
   }
   for (const auto& group : groups_) {
-    if (group->key == entry.about) group->failure = entry.text;
+    if (group->key != entry.about) continue;
+    if (entry.kind == NewsKind::kFailure) {
+      group->failure = entry.text;
+    } else if (const int rank = std::stoi(entry.text); rank != group->rank) {
+      group->left.insert(rank);
+      group->store_closes = true;
+    }
   }
 }
 

@@ -24,6 +24,7 @@ struct WatchSetup {
   std::shared_ptr<KeyValue> store;         // the group's own keys
   std::shared_ptr<KeyValue> job_store;     // one object for all groups of the job
   std::chrono::milliseconds heartbeat{0};  // the longest silence of another machine
+  bool serves_store = false;               // this process does, and the store ends with it
 };
 
 struct MonitoredGroup : WatchSetup {
@@ -35,13 +36,16 @@ struct MonitoredGroup : WatchSetup {
   std::vector<std::string> ranks;      // by rank: "rank 3 (pid 4711 on host)"
   std::string key;                     // names the group in the news; empty: it is being made
   std::string left_prefix;             // of keys in `store`: + rank: it has left in good order
+                                       // + "count": ranks that ask the store no more
   bool spans_nodes = false;
   bool all_met = false;
   bool listens = false;  // it has told others where this process takes links
   bool followed = false;
   bool leaving = false;
   bool has_left = false;
-  std::set<int> wanted;  // ranks that somebody waits for
+  bool store_closes = false;  // the rank that serves it leaves its last group, and has told so
+  bool counted = false;       // this rank, among those that ask the store no more
+  std::set<int> wanted;       // ranks that somebody waits for
   // Ranks whose process has ended, since when: dead, or gone in good order.
   std::map<int, std::chrono::steady_clock::time_point> undecided;
   std::set<int> dead;

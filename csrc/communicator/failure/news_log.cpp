@@ -1,5 +1,7 @@
 #include "communicator/failure/news_log.h"
 
+#include <algorithm>
+#include <array>
 #include <iterator>
 #include <optional>
 
@@ -10,16 +12,19 @@ constexpr const char* kCount = "hbm/news/count";
 constexpr const char* kEntry = "hbm/news/";  // + number, from 1 on
 constexpr int kMostLooks = 40;               // for an entry that has a number alone
 
+constexpr std::array<const char*, 3> kKinds = {"death", "failure", "closing"};  // as NewsKind
+
 std::string format(const News& entry) {
-  const char* kind = entry.kind == NewsKind::kDeath ? "death" : "failure";
-  return std::string(kind) + "\n" + entry.about + "\n" + entry.text;
+  return std::string(kKinds[static_cast<size_t>(entry.kind)]) + "\n" + entry.about + "\n" +
+         entry.text;
 }
 
 News parse(const std::string& record) {
   const size_t kind = record.find('\n');
   const size_t about = record.find('\n', kind + 1);
-  return {record.substr(0, kind) == "death" ? NewsKind::kDeath : NewsKind::kFailure,
-          record.substr(kind + 1, about - kind - 1), record.substr(about + 1)};
+  const auto place = std::ranges::find(kKinds, record.substr(0, kind)) - kKinds.begin();
+  return {static_cast<NewsKind>(place), record.substr(kind + 1, about - kind - 1),
+          record.substr(about + 1)};
 }
 
 }  // namespace

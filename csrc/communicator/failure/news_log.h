@@ -14,12 +14,12 @@
 
 namespace hbm::failure {
 
-enum class NewsKind { kDeath, kFailure };
+enum class NewsKind { kDeath, kFailure, kClosing };
 
 struct News {
   NewsKind kind;
-  std::string about;  // kDeath: a process' id; kFailure: a group's key
-  std::string text;
+  std::string about;  // kDeath: a process' id; else a group's key
+  std::string text;   // kClosing: the rank of the group that serves the store
 };
 
 class NewsLog {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace hbm::failure {
 namespace {
@@ -12,6 +13,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kAnswerPatience{200};   // for the store's answer to a question
+constexpr const char* kCount = "count";        // behind left_prefix
 constexpr milliseconds kSilentDecision{2000};  // whether a rank had left that has ended
 
 KeyValue::Deadline soon() { return std::chrono::steady_clock::now() + kAnswerPatience; }
@@ -21,6 +23,12 @@ KeyValue::Deadline soon() { return std::chrono::steady_clock::now() + kAnswerPat
 void NewsStore::tend() {
   std::unique_lock lock(mutex_);
   const uint64_t round = ++begun_;
+  if (asks_no_more()) {
+    to_tell_.clear();
+    decide_unanswered(Clock::now(), {});
+    done_ = round;
+    return;
+  }
   lock.unlock();
   // Who has left or ended may have told why before; so the question comes before the news, and what
   // follows from the answer behind them. In the same way this process leaves when all is told.
@@ -40,6 +48,7 @@ void NewsStore::tend() {
       owner_.apply(entry);
     });
     tell_leaving();
+    heed_closing();
     lock.lock();
     for (const Answer& each : answers) {
       if (each.has_left || each.has_ended) {
@@ -51,14 +60,20 @@ void NewsStore::tend() {
     // A store that does not answer proves nothing.
     const bool silent = error.kind() == ErrorKind::kTimeout;
     if (!silent) trouble = error.what();
+    const auto* const store = dynamic_cast<const StoreError*>(&error);
+    const bool removed = store != nullptr && store->was_removed;
     lock.lock();
+    if (removed && !std::exchange(was_removed_, true)) {
+      log::warn(std::string(error.what()) +
+                "; ranks on other nodes may learn of failures by the timeout only");
+    }
     const auto ended_before = Clock::now() - (silent ? kSilentDecision : milliseconds(0));
     decide_unanswered(ended_before, answers);
   }
   const auto told = static_cast<std::ptrdiff_t>(telling - to_tell.size());
   to_tell_.erase(to_tell_.begin(), to_tell_.begin() + told);
   if (complete) done_ = round;
-  trouble_ = trouble;
+  if (!closed_) trouble_ = trouble;
   if (trouble.empty()) answered_ = Clock::now();
 }
 
@@ -87,11 +102,69 @@ void NewsStore::tell_leaving() {
   std::unique_lock lock(mutex_);
   for (const auto& group : owner_.groups_of(keys_.get())) {
     if (!group->followed || !group->leaving || group->has_left) continue;
-    lock.unlock();
-    group->store->set(group->left_prefix + std::to_string(group->rank), "1", soon());
-    lock.lock();
+    if (!group->counted) {
+      lock.unlock();
+      group->store->set(group->left_prefix + std::to_string(group->rank), "1", soon());
+      count(*group);
+      lock.lock();
+    }
+    if (group->serves_store && is_last(*group)) {
+      lock.unlock();
+      const bool complete = all_counted(*group);
+      lock.lock();
+      if (!complete) {
+        if (!std::exchange(group->store_closes, true)) {
+          tell({NewsKind::kClosing, group->key, std::to_string(group->rank)});
+        }
+        continue;
+      }
+    }
     owner_.has_left(*group);
   }
+}
+
+// Counts this rank out of the groups whose store is about to end with another rank of them.
+void NewsStore::heed_closing() {
+  std::unique_lock lock(mutex_);
+  for (const auto& group : owner_.groups_of(keys_.get())) {
+    if (!group->store_closes || group->serves_store || group->has_left) continue;
+    lock.unlock();
+    count(*group);
+    lock.lock();
+    closed_ = true;
+    trouble_ = "the rank that served it has left in good order";
+  }
+}
+
+// REQUIRES: mutex_ is held.
+bool NewsStore::asks_no_more() const {
+  if (closed_) return true;
+  const auto groups = owner_.groups_of(keys_.get());
+  return std::ranges::all_of(groups, [](const auto& group) { return group->has_left; });
+}
+
+// Returns true if this process has left, or is leaving, all its groups of the store. REQUIRES:
+// mutex_ is held.
+bool NewsStore::is_last(const MonitoredGroup& group) const {
+  const auto groups = owner_.groups_of(keys_.get());
+  return std::ranges::all_of(groups, [&](const auto& other) {
+    return other.get() == &group || other->has_left || !other->followed;
+  });
+}
+
+void NewsStore::count(MonitoredGroup& group) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(group.counted, true)) return;
+  }
+  group.store->add(group.left_prefix + kCount, 1, soon());
+}
+
+// Returns true if all ranks of the group have counted themselves, or have died.
+bool NewsStore::all_counted(const MonitoredGroup& group) {
+  const auto counted = group.store->get(group.left_prefix + kCount, soon());
+  const std::lock_guard lock(mutex_);
+  return std::stoul(counted.value_or("0")) + group.dead.size() >= group.processes.size();
 }
 
 // Takes those for dead that have ended, unless the store has said that they had left. REQUIRES:
@@ -102,9 +175,11 @@ void NewsStore::decide_unanswered(Clock::time_point ended_before,
     const auto undecided = group->undecided;
     for (const auto& [rank, since] : undecided) {
       if (since > ended_before) continue;
-      owner_.decide(*group, rank, std::ranges::any_of(answers, [&](const Answer& answer) {
+      const auto says_left = [&](const Answer& answer) {
         return answer.group == group && answer.rank == rank && answer.has_left;
-      }));
+      };
+      owner_.decide(*group, rank,
+                    group->left.contains(rank) || std::ranges::any_of(answers, says_left));
     }
   }
 }

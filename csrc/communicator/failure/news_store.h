@@ -1,6 +1,11 @@
 // All that the failure monitor tells and asks through one store: the news of deaths and failures,
 // and who has left its group in good order. It brings what it learns to its owner, which decides.
 //
+// Closing: a store ends with the process that serves it. So a rank that serves it, and leaves its
+// last group of it, says so in the news, and waits until the other ranks of the group ask no more:
+// a rank counts itself when it leaves the group itself, or when it reads that entry. Its further
+// questions could only fail, and PyTorch's client prints each failure.
+//
 // Locks: `mutex` is the owner's, and guards this and the groups. Only tend() asks the store, and
 // holds the mutex at no time while it does; it takes it between two questions, so that what is told
 // meanwhile waits for the next round. The owner is called with the mutex held.
@@ -49,6 +54,8 @@ class NewsStore {
   void tend();
 
   // REQUIRES of all that follow: the mutex is held.
+  // A group is being made, so the store is asked again.
+  void open() { closed_ = false; }
   void tell(News entry) { to_tell_.push_back(std::move(entry)); }
   bool has_told_all() const { return to_tell_.empty(); }
   // The first round that begins from now on.
@@ -57,6 +64,8 @@ class NewsStore {
   bool has_done(uint64_t round) const { return done_ >= round; }
   // Says what was wrong with the store in the last round; empty: nothing.
   const std::string& trouble() const { return trouble_; }
+  // Returns true if the trouble is no rank's end: the store was a file, and was removed.
+  bool was_removed() const { return was_removed_; }
   // When it was last known to be well.
   Clock::time_point answered() const { return answered_; }
 
@@ -71,6 +80,11 @@ class NewsStore {
 
   std::vector<Answer> ask_who_left();
   void tell_leaving();
+  void heed_closing();
+  bool asks_no_more() const;
+  bool is_last(const MonitoredGroup& group) const;
+  void count(MonitoredGroup& group);
+  bool all_counted(const MonitoredGroup& group);
   void decide_unanswered(Clock::time_point ended_before, const std::vector<Answer>& answers);
 
   const std::shared_ptr<KeyValue> keys_;
@@ -81,6 +95,8 @@ class NewsStore {
   uint64_t begun_ = 0;   // rounds
   uint64_t done_ = 0;    // the last that came to its end
   std::string trouble_;  // empty: none
+  bool was_removed_ = false;
+  bool closed_ = false;  // the server has left, and this process asks no more
   Clock::time_point answered_ = Clock::now();
 };
 

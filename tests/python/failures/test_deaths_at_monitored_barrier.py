@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from harness import beyond_gloo
 from harness.cases import cases
@@ -35,6 +36,76 @@ pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     return f"file://{tmp_path}/store"
+
+
+def meet_at_barrier(pipe: Connection, rank: int, size: int, url: str, timeouts: list[float]) -> str:
+    """Passes a barrier when told to, and returns its error. The group continues after it."""
+    dist.init_process_group(
+        "hbm",
+        init_method=url,
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=60),
+    )
+    pipe.send("ready")
+    pipe.recv()
+    error = ""
+    try:
+        monitored_barrier(timeout=timedelta(seconds=timeouts[rank]))
+    except RuntimeError as raised:
+        error = str(raised)
+    pipe.send(error)
+    pipe.recv()
+    monitored_barrier()
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    assert (tensor == size).all()
+    return error
+
+
+def assert_all_continue(ranks: Ranks, size: int) -> None:
+    ranks.tell(*range(size))
+    said = ranks.hear(*range(size))
+    assert [each.error for each in said] == [""] * size, said
+
+
+def verdicts(texts: list[str]) -> set[str]:
+    """Return the errors without the words that differ between ranks by design."""
+    return {
+        re.sub(r"; (Rank \d+ (timed out|failed|successfully)|Ranks ).*", "", text) for text in texts
+    }
+
+
+@pytest.mark.parametrize("layout", ["aaa", "abb"])
+def test_a_late_rank_0_raises_the_verdict_of_those_who_came(layout: str, url: str) -> None:
+    with Ranks(3, meet_at_barrier, 3, url, [60, 0.5, 60], layout=layout) as ranks:
+        ranks.hear(0, 1, 2)
+        ranks.tell(2)  # first, as rank 1 goes when it has waited for half a second
+        ranks.tell(1)
+        came = ranks.hear(1, 2)
+        ranks.tell(0)
+        late = ranks.hear(0)
+        assert_all_continue(ranks, 3)
+    (verdict,) = verdicts([*came, *late])
+    assert re.match(r"monitored_barrier of .* timed out after 500 ms; missing ranks: 0 ", verdict)
+    assert "Rank 0 failed to pass monitoredBarrier" in late[0], late
+    assert "Rank 2 successfully reached monitoredBarrier" in came[1], came
+
+
+@pytest.mark.parametrize("layout", ["aaa", "abb"])
+def test_the_first_deadline_ends_a_barrier_for_all(layout: str, url: str) -> None:
+    with Ranks(3, meet_at_barrier, 3, url, [60, 1, 60], layout=layout) as ranks:
+        ranks.hear(0, 1, 2)
+        ranks.tell(0, 1)
+        came = ranks.hear(0, 1)
+        ranks.tell(2)
+        late = ranks.hear(2)
+        assert_all_continue(ranks, 3)
+    (verdict,) = verdicts([*came, *late])
+    # Rank 0 itself may be late, on a machine that is busy.
+    assert re.match(
+        r"monitored_barrier of .* timed out after 1000 ms; missing ranks: [02] ", verdict
+    )
 
 
 def pass_monitored_barrier(rank: int, size: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from harness import beyond_gloo
 from harness.jobs import BIN, run, run_code
+from harness.network import free_port
 
 from torch_hbmcomm import memory
 
@@ -61,6 +62,24 @@ WAYS = {
         "end": "server.close()",
     },
 }
+LEAVES = """
+import os, sys, torch
+import torch.distributed as dist
+child = os.fork()
+rank = int(child != 0)
+os.environ["HBMCOMM_NODE_ID"] = str(rank)
+dist.init_process_group("hbm", init_method="tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+dist.all_reduce(torch.ones(3))
+if rank == 0:  # serves the store
+    work = dist.isend(torch.ones(16 << 20), 1)
+elif {stays}:
+    print(os.waitpid(child, 0)[1])
+    try: dist.recv(torch.zeros(16 << 20), 0)
+    except dist.DistBackendError as error: print(error)
+dist.destroy_process_group()
+if rank == 0: sys.exit(0)
+if not {stays}: print(os.waitpid(child, 0)[1])
+"""
 ABSENT = "memkind finds no high-bandwidth memory"
 LOST = "lost the connection to the box"
 no_hbm = pytest.mark.skipif(memory.available(), reason="this machine has HBM")
@@ -97,6 +116,17 @@ def test_training_says_nothing(way: str, processes: int, tmp_path: Path) -> None
     command = [BIN / "torchrun", "--standalone", f"--nproc-per-node={processes}", script]
     finished = run(list(map(str, command)), HBMCOMM_BOX_MEMORY="64MiB")
     assert (finished.code, finished.output) == (0, "")
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_the_rank_that_serves_the_store_may_leave_first(stays: bool) -> None:
+    """Rank 1, on another node, asks a store no more whose process has left in good order."""
+    finished = run_code(LEAVES.format(port=free_port(), stays=stays))
+    assert finished.code == 0, finished.output
+    code, *error = finished.output.splitlines()
+    assert code == "0", finished.output
+    assert len(error) == stays, finished.output
+    assert all("was destroyed on a rank that this one waits for, rank 0" in line for line in error)
 
 
 @no_hbm

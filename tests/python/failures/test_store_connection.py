@@ -7,6 +7,7 @@ import re
 import resource
 import signal
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -68,6 +69,86 @@ def test_new_group_after_the_death_of_the_stores_host(layout: str) -> None:
             assert said.error in ("DistNetworkError", "DistBackendError"), said
             assert re.search(r"rank 0 \(pid \d+ on \S+\)( of group \"\d+\")? has died", said.text)
             assert said.at - start < SOON, said
+
+
+# A store that is gone while the group lives.
+
+
+def leave_without_store(pipe: Connection, rank: int, url: str, port: int) -> list[str]:
+    """Uses a store that goes meanwhile, and returns what needs it raises. Rank 2 of the processes
+    serves it, if nobody else does."""
+    if rank == 2:
+        store = TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
+        pipe.send("serving")
+        signal.pause()
+        del store
+    pipe.recv()
+    if port:
+        joined = TCPStore("127.0.0.1", port, None, False)
+        timeout = timedelta(seconds=TIMEOUT)
+        dist.init_process_group("hbm", store=joined, rank=rank, world_size=2, timeout=timeout)
+    else:
+        form(url, rank, 2)
+    dist.all_reduce(torch.ones(4))
+    pipe.send("ready")
+    pipe.recv()
+    errors = []
+    for use in (hbmcomm.monitored_barrier, dist.new_group):
+        try:
+            use()
+        except RuntimeError as error:
+            errors.append(str(error))
+    if not port:  # collectives go on
+        tensor = torch.ones(4)
+        dist.all_reduce(tensor)
+        assert (tensor == 2).all()
+    return errors
+
+
+def errors_of(ranks: Ranks, go: Callable[[], object]) -> list[str]:
+    ranks.tell(0, 1)
+    ranks.hear(0, 1)
+    go()
+    ranks.tell(0, 1)
+    said: list[Said] = ranks.hear(0, 1)
+    assert all(not each.error for each in said), said
+    assert all(len(each.value) == 2 for each in said), said
+    return [text for each in said for text in each.value]
+
+
+@pytest.mark.parametrize("layout", ["aa", "ab"])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_removed_file_of_the_store_is_named(layout: str, replaced: bool, tmp_path: Path) -> None:
+    file = tmp_path / "store"
+
+    def remove() -> None:
+        other = tmp_path / "other"
+        other.write_bytes(b"")
+        other.rename(file) if replaced else file.unlink()
+
+    with Ranks(2, leave_without_store, f"file://{file}", 0, layout=layout) as ranks:
+        errors = errors_of(ranks, remove)
+    cause = "another file has taken its place" if replaced else "the file was removed"
+    for error in errors:
+        assert f"the c10d store in the file {file} is gone: {cause} (" in error, error
+        assert error.startswith(("monitored_barrier of group", 'group "1" cannot be made: ')), error
+        assert "missing ranks" not in error, error
+
+
+@pytest.mark.parametrize("layout", ["aac", "abc"])
+def test_the_address_of_a_store_whose_server_has_ended_is_named(layout: str) -> None:
+    port = free_port()
+    with Ranks(3, leave_without_store, "", port, layout=layout) as ranks:
+        ranks.hear(2)
+
+        def end() -> None:
+            ranks.signal(2, signal.SIGKILL)
+            ranks.processes[2].join()
+
+        errors = errors_of(ranks, end)
+    for error in errors:
+        assert f"the c10d store at 127.0.0.1:{port} is gone: " in error, error
+        assert error.startswith(("monitored_barrier of group", 'group "1" cannot be made: ')), error
 
 
 # A host that does not answer.
