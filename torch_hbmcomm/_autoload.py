@@ -1,18 +1,20 @@
 """Registers the backend "hbm" when torch is imported (entry point torch.backends), and when this
 package is: where the former is switched off, and for an accelerator that has come since. Loads
 nothing native unless HBMCOMM_ALLOCATOR asks for it, and puts hbm in the place of another backend
-where HBMCOMM_INSTEAD_OF says so."""
+where HBMCOMM_INSTEAD_OF says so. A wrong value of either is an error of the first use of hbm, since
+programs without hbm run `import torch` too."""
 
 from __future__ import annotations
 
 import importlib.abc
 import importlib.util
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from torch_hbmcomm.variables import value
 
 
 def register() -> None:
@@ -32,8 +34,11 @@ def register() -> None:
     # torch.distributed.rendezvous is hidden behind a function of the same name.
     rendezvous: Any = sys.modules["torch.distributed.rendezvous"]
     rendezvous.register_rendezvous_handler("mpi", _rendezvous)
-    _place_tensors(os.environ.get("HBMCOMM_ALLOCATOR", "default"))
-    if instead_of := os.environ.get("HBMCOMM_INSTEAD_OF"):
+    if value("HBMCOMM_ALLOCATOR") == "segment":
+        from torch_hbmcomm.memory import place_large_tensors_in_segment
+
+        place_large_tensors_in_segment()
+    if instead_of := value("HBMCOMM_INSTEAD_OF"):
         from torch_hbmcomm.instead_of import take_the_place_of
 
         take_the_place_of(instead_of)
@@ -83,15 +88,6 @@ class _ThenRegister(importlib.abc.Loader):
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         register()
-
-
-def _place_tensors(where: str) -> None:
-    if where not in ("default", "segment"):
-        raise ValueError(f'HBMCOMM_ALLOCATOR={where} is neither "default" nor "segment"')
-    if where == "segment":
-        from torch_hbmcomm.memory import place_large_tensors_in_segment
-
-        place_large_tensors_in_segment()
 
 
 def _create(distributed_options: Any, group_options: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch_hbmcomm.coalescing import clear_after_errors
 from torch_hbmcomm.native import load
+from torch_hbmcomm.variables import first_use
 
 _C = load()
 
@@ -19,10 +20,14 @@ def create(distributed_options: Any, group_options: Any, name: str = "hbm") -> A
     """Make the backend of one group, which calls itself `name`, for torch.distributed
     (extended_api).
 
-    Raises ValueError for options of another backend, DistBackendError when a rank does not come
+    Raises ValueError for options of another backend and for a wrong environment variable,
+    DistBackendError when a rank does not come
     before the timeout, and RuntimeError when MPI is missing or does not fit. A memory box that the
     options ask for may raise what smb.Server and smb.connect do.
     """
+    ranks = distributed_options.global_ranks_in_group
+    rank = distributed_options.group_rank
+    first_use(ranks[rank] if ranks else rank)
     if group_options is not None and not isinstance(group_options, Options):
         raise ValueError(
             "pg_options for the backend hbm must be torch_hbmcomm.Options, not "

@@ -22,6 +22,7 @@ from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_hbmcomm.native import load
+from torch_hbmcomm.variables import require_choices, say
 
 _GLOO = "gloo"
 _CPU = torch.device("cpu")
@@ -35,13 +36,11 @@ _native_name = dist.ProcessGroup.name
 def take_the_place_of(backend: str) -> None:
     """Have PyTorch make groups of hbm where a program asks for that backend.
 
-    Raises ValueError for any other than "gloo".
+    With any other than "gloo", hbm refuses to work, and the first group of Gloo prints a warning.
     """
     if backend != _GLOO:
-        raise ValueError(
-            f'HBMCOMM_INSTEAD_OF={backend}: hbm takes the place of "gloo" alone; set it to gloo, '
-            "or unset it"
-        )
+        _replace(distributed_c10d, "_new_process_group_helper", _new_group_of_gloo)
+        return
     dist.Backend.register_backend(_STAND_IN, _create, extended_api=True, devices=["cpu"])
     _replace(distributed_c10d, "_new_process_group_helper", _new_group)
     _replace(distributed_c10d, "_set_pg_timeout", _set_timeout)
@@ -101,6 +100,23 @@ def _new_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         world.pg_map[group] = (asked, store)
         world.pg_backend_config[group] = str(config)
     return group, store
+
+
+def _new_group_of_gloo(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Form a group as PyTorch does; warn if hbm was to take its place, but under a wrong name."""
+    asked = inspect.signature(original).bind(*args, **kwargs).arguments["backend"]
+    config = distributed_c10d.BackendConfig(dist.Backend(asked))
+    if config.get_device_backend_map().get("cpu") == _GLOO:
+        _warn_of_gloo()
+    return original(*args, **kwargs)
+
+
+@functools.cache
+def _warn_of_gloo() -> None:
+    try:
+        require_choices()
+    except ValueError as error:
+        say(f"this group is one of Gloo: {error}")
 
 
 def _stays(device: str) -> bool:

@@ -24,6 +24,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from torch_hbmcomm.variables import first_use
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -137,6 +139,7 @@ def place_large_tensors_in_segment() -> None:
 
     Raises RuntimeError when another library has replaced PyTorch's CPU allocator.
     """
+    first_use()
     _native().install_cpu_allocator(_policy(None))
 
 
@@ -155,6 +158,7 @@ def empty(
     """
     import torch
 
+    first_use()
     if dtype is None:
         dtype = torch.float32
     if not isinstance(dtype, torch.dtype):
@@ -175,6 +179,7 @@ def empty_numpy(
     import numpy as np
     import torch
 
+    first_use()
     element = np.dtype(dtype)
     if element.hasobject:
         raise ValueError(f"dtype {element} holds Python objects, which need memory of Python's own")
@@ -230,6 +235,7 @@ def bind(
 
     Raises ValueError for a bad argument and for more ranks than cores under ``core``.
     """
+    first_use()
     if mode is not None:
         chosen = _choice("mode", mode, BindMode)
     else:

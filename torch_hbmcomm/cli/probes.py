@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
 
-from torch_hbmcomm import machine, memory
+from torch_hbmcomm import machine, memory, variables
 from torch_hbmcomm.cli import environment
 from torch_hbmcomm.sizes import format_bytes
 from torch_hbmcomm.version import __version__
@@ -224,8 +224,8 @@ def launcher() -> Finding:
 
 
 def settings() -> Finding:
-    found = environment.settings(os.environ)
-    advice = environment.unknown(found)
+    found = variables.settings(os.environ)
+    advice = variables.unknown(found)
     return Finding(
         "settings",
         "\n".join(f"{name}={value}" for name, value in found.items()) or "none",

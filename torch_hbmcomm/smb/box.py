@@ -11,6 +11,7 @@ from torch_hbmcomm.smb.closeable import Closeable, close_at_exit
 from torch_hbmcomm.smb.segment import Segment
 from torch_hbmcomm.smb.token import find
 from torch_hbmcomm.smb.values import bytes_of, halves, readable, seals
+from torch_hbmcomm.variables import warn_of_wrong_ones
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -41,6 +42,7 @@ def connect(
 
     Raises BoxUnreachable, AccessDenied, or ValueError for a bad argument.
     """
+    warn_of_wrong_ones()
     for name, seconds in (
         ("connect_timeout", connect_timeout),
         ("reconnect_timeout", reconnect_timeout),

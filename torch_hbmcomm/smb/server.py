@@ -10,6 +10,7 @@ from torch_hbmcomm import _smb
 from torch_hbmcomm.smb.closeable import Closeable, close_at_exit
 from torch_hbmcomm.smb.token import find_or_create
 from torch_hbmcomm.smb.values import bytes_of, readable, seals
+from torch_hbmcomm.variables import warn_of_wrong_ones
 
 
 class Server(Closeable):
@@ -51,6 +52,7 @@ class Server(Closeable):
         verbs_port: int = 0,
         seal: bool | None = None,
     ) -> None:
+        warn_of_wrong_ones()
         found = find_or_create(token)
         self.token = found.text
         """The token that clients need; "" when there is none."""

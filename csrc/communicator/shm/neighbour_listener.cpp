@@ -26,7 +26,8 @@ void NeighbourListener::open_to_other_networks() {
   try {
     file_.emplace(socket_directory(), name_);
   } catch (const Error& error) {
-    if (std::getenv("HBMCOMM_SOCKET_DIR") != nullptr) throw;
+    const char* const named = std::getenv("HBMCOMM_SOCKET_DIR");
+    if (named != nullptr && *named != '\0') throw;
     log::info(std::string("ranks in other network namespaces count as another node: ") +
               error.what() + "; HBMCOMM_SOCKET_DIR may name a directory that they share");
   }

@@ -19,7 +19,7 @@ from rich.console import Console, RenderableType
 from typer.testing import CliRunner, Result
 
 import torch_hbmcomm
-from torch_hbmcomm import native
+from torch_hbmcomm import native, variables
 from torch_hbmcomm.bench import collectives, ddp
 from torch_hbmcomm.bench.collectives import COLLECTIVES
 from torch_hbmcomm.bench.report import format_time
@@ -112,7 +112,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 
 @pytest.fixture
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in environment.settings(os.environ):
+    for name in variables.settings(os.environ):
         monkeypatch.delenv(name)
 
 
@@ -272,12 +272,12 @@ def test_every_setting_that_the_sources_name_is_known() -> None:
     named = {
         name for path in sources for name in re.findall(r'"(HBMCOMM_[A-Z_]+)"', path.read_text())
     }
-    assert named - set(environment.VARIABLES) == set()
+    assert named - set(variables.VARIABLES) == set()
 
 
 def test_every_setting_that_is_documented_is_known() -> None:
     page = (ROOT / "docs" / "environment.md").read_text()
-    assert set(re.findall(r"`(HBMCOMM_[A-Z_]+)", page)) == set(environment.VARIABLES)
+    assert set(re.findall(r"`(HBMCOMM_[A-Z_]+)", page)) == set(variables.VARIABLES)
 
 
 def test_info_does_not_show_the_token(

@@ -54,13 +54,6 @@ def test_the_environment_chooses(chosen: str, printed: str) -> None:
     assert done.output.splitlines()[-1] == printed
 
 
-def test_a_value_without_meaning_is_refused() -> None:
-    done = run_code(WHERE, HBMCOMM_ALLOCATOR="segmnet")
-    assert done.code == 1
-    for word in ("HBMCOMM_ALLOCATOR=segmnet", '"default"', '"segment"'):
-        assert word in done.output, done.output
-
-
 def check_which_tensors(context: Context) -> None:
     for count in (1, 1000, LARGE - 1):
         assert not in_segment(torch.empty(count, dtype=torch.uint8))

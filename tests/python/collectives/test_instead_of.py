@@ -121,12 +121,6 @@ def test_it_is_said_once_at_level_info() -> None:
     assert finished.output.count("info: HBMCOMM_INSTEAD_OF=gloo: ") == 1, finished.output
 
 
-def test_no_other_backend_is_replaced() -> None:
-    finished = run_code("import torch", HBMCOMM_INSTEAD_OF="nccl")
-    assert finished.code != 0
-    assert 'HBMCOMM_INSTEAD_OF=nccl: hbm takes the place of "gloo" alone' in finished.output
-
-
 def what_programs_look_at(context: Context, asked: str | None) -> dict[str, Any]:
     with world(context, asked):
         group = default_group()

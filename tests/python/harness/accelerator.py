@@ -19,7 +19,7 @@ from torch_hbmcomm import _autoload
 
 NAME = "late"
 # What tests of any accelerator run on: HBMCOMM_TEST_DEVICE names a real one.
-DEVICE = os.environ.get("HBMCOMM_TEST_DEVICE", NAME)
+DEVICE = os.environ.get("HBMCOMM_TEST_DEVICE") or NAME
 _BUILD = Path(__file__).resolve().parents[3] / "build"
 
 

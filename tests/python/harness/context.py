@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 # The backend under test. "gloo" exercises the tests themselves.
-BACKEND = os.environ.get("HBMCOMM_TEST_BACKEND", "hbm")
+BACKEND = os.environ.get("HBMCOMM_TEST_BACKEND") or "hbm"
 
 WORLD_SIZES = (1, 2, 3, 4, 8)
 
@@ -21,7 +21,7 @@ SHORT_TIMEOUT = 1.0  # seconds; of an impatient pool's group
 def all_world_sizes() -> tuple[int, ...]:
     """The world sizes to test: all, or the one that HBMCOMM_TEST_RANKS names."""
     chosen = os.environ.get("HBMCOMM_TEST_RANKS")
-    return WORLD_SIZES if chosen is None else (int(chosen),)
+    return (int(chosen),) if chosen else WORLD_SIZES
 
 
 @dataclass

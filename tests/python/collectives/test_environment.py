@@ -1,0 +1,103 @@
+"""Environment variables of torch_hbmcomm that are empty, wrong or misspelt."""
+
+from __future__ import annotations
+
+import pytest
+from harness import beyond_gloo
+from harness.jobs import run_code
+
+from torch_hbmcomm.variables import VARIABLES
+
+pytestmark = beyond_gloo
+
+USES = """
+import torch, torch_hbmcomm
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch_hbmcomm import smb
+
+def group(backend):
+    dist.init_process_group(backend, rank=0, world_size=1, store=HashStore())
+    dist.all_reduce(torch.ones(1))
+    print(type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__)
+    dist.destroy_process_group()
+
+def memory():
+    print(int(torch_hbmcomm.memory.empty(4).fill_(1).sum()))
+
+def box():
+    server = smb.Server(memory="1MiB", token="token")
+    smb.connect(server.url, "token").close()
+    server.close()
+"""
+TWO_RANKS = """
+import os, tempfile, torch
+import torch.distributed as dist
+file = tempfile.mktemp()
+child = os.fork()
+dist.init_process_group("hbm", init_method=f"file://{file}", rank=int(child != 0), world_size=2)
+dist.new_group([0, 1])
+dist.destroy_process_group()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def output_of(code: str, **environment: str) -> str:
+    finished = run_code(USES + code, **environment)
+    assert finished.code == 0, finished.output
+    return finished.output
+
+
+def test_an_empty_variable_counts_as_unset() -> None:
+    everything = "group('gloo'); group('hbm'); memory(); box()"
+    said = output_of(everything, **dict.fromkeys(VARIABLES, ""))
+    assert said.split() == ["ProcessGroupGloo", "ProcessGroupHbm", "4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("HBMCOMM_ALLOCATOR", "segmnet", ('neither "default" nor "segment"',)),
+        ("HBMCOMM_INSTEAD_OF", "nccl", ('takes the place of "gloo" alone', "unset it")),
+    ],
+)
+def test_a_wrong_value_is_an_error_of_programs_that_use_hbm(
+    name: str, value: str, words: tuple[str, ...]
+) -> None:
+    code = """
+group("gloo")
+for use in (memory, lambda: group("hbm")):
+    try: use()
+    except ValueError as error: print(error)
+"""
+    said = output_of(code, **{name: value})
+    assert "ProcessGroupGloo\n" in said
+    errors = [line for line in said.splitlines() if line.startswith(f"{name}={value}")]
+    assert len(errors) == 2, said
+    assert all(word in error for word in words for error in errors), said
+    # The group that stays Gloo's says so.
+    assert said.count("this group is one of Gloo") == (name == "HBMCOMM_INSTEAD_OF"), said
+
+
+@pytest.mark.parametrize(
+    "use", ["group('hbm'); group('hbm')", "memory(); memory()", "box(); box()"]
+)
+def test_a_misspelt_variable_is_named_once(use: str) -> None:
+    wrong = {"HBMCOMM_ALOCATOR": "segment", "HBMCOMM_LOG": "debgu"}
+    said = output_of(use, **wrong)
+    assert said.count("[hbm] warn: ") == 2, said
+    assert (
+        "HBMCOMM_ALOCATOR is no variable of torch_hbmcomm: did you mean HBMCOMM_ALLOCATOR?" in said
+    )
+    assert "HBMCOMM_LOG=debgu is not error, warn, info or debug" in said
+
+
+def test_a_job_names_a_misspelt_variable_once() -> None:
+    said = output_of(TWO_RANKS, HBMCOMM_LGO="info", HBMCOMM_LOG="loud")
+    assert said.count("HBMCOMM_LGO") == 1, said
+    assert said.count("HBMCOMM_LOG=loud") == 2, said  # each rank, as RANK is not set
+
+
+def test_a_program_without_hbm_hears_of_no_variable() -> None:
+    assert output_of("group('gloo')", HBMCOMM_ALOCATOR="segment").split() == ["ProcessGroupGloo"]

@@ -1,0 +1,115 @@
+"""The environment variables of torch_hbmcomm: their list, and what to say of wrong ones.
+
+docs/environment.md describes the variables of this list, and no others.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from functools import cache
+
+VARIABLES = {
+    "HBMCOMM_ALLOCATOR": "where PyTorch puts large CPU tensors: default or segment (shared memory)",
+    "HBMCOMM_BIND": "CPUs of each rank: none (the default), core or numa",
+    "HBMCOMM_BOX": "address of the memory box that C programs use (smb.h)",
+    "HBMCOMM_BOX_MEMORY": "bytes of the box that parameter_server=auto makes (half the machine's)",
+    "HBMCOMM_BOX_SEAL": "0: boxes and their clients do not sign what tcp carries (1, they do)",
+    "HBMCOMM_BOX_TRANSPORT": "how C programs reach it: auto (the default), shm, tcp or verbs",
+    "HBMCOMM_HEARTBEAT_TIMEOUT": "seconds that another machine may not answer (the timeout)",
+    "HBMCOMM_INSTEAD_OF": "gloo: groups that a program asks of Gloo are groups of hbm",
+    "HBMCOMM_DEVICE_CHUNK_BYTES": "chunks of large operations on an accelerator's tensors (4M)",
+    "HBMCOMM_ISA": "instruction set of the reduction kernels, instead of the best one",
+    "HBMCOMM_LOG": "lowest level shown: error, warn (the default), info or debug",
+    "HBMCOMM_MEMORY": "where memory comes from: preferred (the default), bind, interleave or ddr",
+    "HBMCOMM_MPI_INCLUDE": "directory of MPICH's mpi.h, for native tests and benchmarks (found)",
+    "HBMCOMM_MPI_LIB": "path of the MPI library to load",
+    "HBMCOMM_NODE": "how ranks of one node reach one another: shm (the default) or mpi",
+    "HBMCOMM_NODE_ID": "sets ranks with different values apart, as if on different nodes",
+    "HBMCOMM_PARAMETER_SERVER": "memory boxes of every group: auto, or addresses of running ones",
+    "HBMCOMM_REDUCE_THREADS": "threads that share a rank's large reductions and copies (1)",
+    "HBMCOMM_SOCKET_DIR": "where processes that share memory find each other (/dev/shm)",
+    "HBMCOMM_STAGING_BYTES": "bound of the staging memory, in bytes",
+    "HBMCOMM_TEST_BACKEND": "backend that the tests run on (hbm)",
+    "HBMCOMM_TEST_DEVICE": "device type that the tests of accelerators run on (late, their own)",
+    "HBMCOMM_TEST_RANKS": "number of ranks of the tests (all sizes)",
+    "HBMCOMM_TEST_SLURM_PORTS": "three ports of the tests' Slurm cluster (chosen)",
+    "HBMCOMM_TOKEN": "the token of a memory box; before HBMCOMM_TOKEN_FILE",
+    "HBMCOMM_TOKEN_FILE": "file with the token of a memory box (~/.config/hbmcomm/token)",
+    "HBMCOMM_TORCH": "folders of unpacked wheels of PyTorch that a build has an extension for",
+    "HBMCOMM_VERBS_LIB": "path of libhbm_verbs.so, the box's transport over RDMA",
+    "HBMCOMM_WITHOUT_TORCH": "1: a build has the memory box alone",
+}
+
+
+def value(name: str, default: str = "") -> str:
+    """Return a variable's value. An empty variable counts as unset."""
+    return os.environ.get(name) or default
+
+
+def first_use(rank: int | None = None) -> None:
+    """Check the environment of a process that uses hbm. Each use calls this.
+
+    Warns as warn_of_wrong_ones does. Raises ValueError for a wrong value of a variable that
+    `import torch` reads.
+    """
+    warn_of_wrong_ones(rank)
+    require_choices()
+
+
+def warn_of_wrong_ones(rank: int | None = None) -> None:
+    """Print one warning in a job, on rank 0, for all variables that torch_hbmcomm does not know.
+    `rank` None takes the launcher's RANK. The log itself warns of a wrong HBMCOMM_LOG."""
+    if (rank if rank is not None else value("RANK", "0")) in (0, "0"):
+        _warn_once()
+
+
+def require_choices() -> None:
+    """Raise ValueError for a wrong value of a variable that `import torch` reads."""
+    where = value("HBMCOMM_ALLOCATOR", "default")
+    if where not in ("default", "segment"):
+        raise ValueError(f'HBMCOMM_ALLOCATOR={where} is neither "default" nor "segment"')
+    backend = value("HBMCOMM_INSTEAD_OF", "gloo")
+    if backend != "gloo":
+        raise ValueError(
+            f'HBMCOMM_INSTEAD_OF={backend}: hbm takes the place of "gloo" alone; set it to gloo, '
+            "or unset it"
+        )
+
+
+def settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that begin with HBMCOMM_, sorted. A token's value is left out."""
+    return {
+        name: "(not shown)" if name == "HBMCOMM_TOKEN" else environ[name]
+        for name in sorted(environ)
+        if name.startswith("HBMCOMM_")
+    }
+
+
+def unknown(names: Mapping[str, str]) -> dict[str, str]:
+    """Return, for each name that no part of torch_hbmcomm reads, what to do about it."""
+    import difflib  # here, as most processes have no use for it
+
+    advice = {}
+    for name in names:
+        if name not in VARIABLES:
+            close = difflib.get_close_matches(name, VARIABLES, n=1)
+            advice[name] = f"did you mean {close[0]}?" if close else "nothing reads it; unset it"
+    return advice
+
+
+def say(message: str) -> None:
+    """Print a warning in the form of the log, which is native."""
+    if value("HBMCOMM_LOG") != "error":
+        print(f"[hbm] warn: {message}", file=sys.stderr)
+
+
+@cache
+def _warn_once() -> None:
+    wrong = [
+        f"{name} is no variable of torch_hbmcomm: {what}"
+        for name, what in unknown(settings(os.environ)).items()
+    ]
+    if wrong:
+        say("; ".join(wrong))
