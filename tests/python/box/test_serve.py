@@ -22,8 +22,8 @@ from harness.network import free_port
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
-from torch_hbmcomm import smb
-from torch_hbmcomm.cli import app, environment
+from torch_hbmcomm import smb, variables
+from torch_hbmcomm.cli import app
 
 
 def serve(*options: str, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -231,7 +231,7 @@ def test_help_lists_it() -> None:
 
 
 def test_the_environment_is_known() -> None:
-    assert environment.unknown({"HBMCOMM_TOKEN": "", "HBMCOMM_TOKEN_FILE": ""}) == {}
+    assert variables.unknown({"HBMCOMM_TOKEN": "", "HBMCOMM_TOKEN_FILE": ""}) == {}
 
 
 def test_starting_imports_little() -> None:
