@@ -121,6 +121,7 @@ class AsyncState(Closeable):
         self._steps = self._barriers = 0
         self._unapplied = False  # whether .grad may have what a backward() left
         self._closed = False
+        self._came: set[int] = set()  # ids of the parameters that came in this backward()
         with ExitStack() as resources:
             told = together(
                 self._group,
@@ -144,7 +145,14 @@ class AsyncState(Closeable):
                 "ranks that use async_hook may run different numbers of iterations"
             )
         future = self._exchange.submit(bucket)
-        if bucket.is_last():
+        ids = {id(parameter) for parameter in bucket.parameters()}
+        if not ids.isdisjoint(self._came):
+            self._came.clear()  # a backward() before did not end
+        self._came |= ids
+        # In the first iteration of a static graph DDP says of none of several buckets that it is
+        # the last one.
+        if bucket.is_last() or len(self._came) == len(self._parameters.named):
+            self._came.clear()
             self._steps += 1
             self._unapplied = True
             if self._resync is not None:

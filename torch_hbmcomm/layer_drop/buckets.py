@@ -65,8 +65,11 @@ class Buckets:
         self._config = config
         self._wire = wire
         self._parameters = _Parameters(None if model is None else model.module)
-        self._known: dict[int, tuple[list[int], BucketLayers]] = {}  # by index
-        self._next = 0
+        self._known: list[tuple[list[int], BucketLayers]] = []  # with the parameters' ids
+        self._came = 0  # buckets of this backward()
+        self._seen: set[int] = set()  # ids of their parameters
+        self._unnumbered = False  # whether each of several buckets has index 0
+        self._first_ended = False
 
     @property
     def named(self) -> bool:
@@ -81,40 +84,66 @@ class Buckets:
     @property
     def layers(self) -> list[Layer]:
         """The layers of all buckets that have come."""
-        return [layer for _, bucket in self._known.values() for layer in bucket.layers]
+        return [layer for _, bucket in self._known for layer in bucket.layers]
 
     def open(self, bucket: GradBucket) -> BucketLayers:
-        """Return the layers of the bucket, found anew when DDP has arranged its buckets anew.
+        """Return the layers of the bucket, found again when DDP has arranged its buckets again.
 
         Raises:
             RuntimeError: another bucket was to come
             TypeError, ValueError: the hook cannot carry the bucket; nothing has moved
         """
-        self._check_order(bucket)
         ids = [id(parameter) for parameter in bucket.parameters()]
-        known = self._known.get(bucket.index())
-        if known is None or known[0] != ids:
-            known = ids, self._layers_in(bucket)
-            self._known[bucket.index()] = known
-        return known[1]
+        self._check_order(bucket, ids)
+        if self._came == len(self._known):
+            self._known.append((ids, self._layers_in(bucket)))
+        elif self._known[self._came][0] != ids:
+            self._known[self._came] = ids, self._layers_in(bucket)
+        return self._known[self._came][1]
 
-    def close(self, bucket: GradBucket) -> bool:
-        """Expect the next bucket. Returns whether this was the last one of the first backward()."""
-        self._next = 0 if bucket.is_last() else self._next + 1
-        return bucket.is_last() and self._parameters.complete()
+    @property
+    def begins(self) -> bool:
+        """Whether the bucket that was opened is the first one of a backward()."""
+        return self._came == 0
+
+    def close(self, bucket: GradBucket) -> None:
+        """Expect the next bucket."""
+        self._came += 1
+        self._seen.update(id(parameter) for parameter in bucket.parameters())
+        if bucket.is_last():
+            self._end()
+
+    def first_ended(self) -> bool:
+        """Return whether the first backward() has ended; True once."""
+        ended, self._first_ended = self._first_ended, False
+        return ended
 
     def check_ended(self) -> None:
         """Raise RuntimeError in the middle of a backward()."""
-        if self._next != 0:
+        if self._came != 0 and not self._unnumbered:
             raise RuntimeError(
                 "the last backward() did not end, and part of its gradients has been sent: go on "
                 "from a checkpoint, with a new model and a new LayerDropState"
             )
 
-    def _check_order(self, bucket: GradBucket) -> None:
-        if bucket.index() != self._next:
+    def _end(self) -> None:
+        self._came = 0
+        self._seen.clear()
+        self._unnumbered = False
+        self._first_ended |= self._parameters.complete()
+
+    def _check_order(self, bucket: GradBucket, ids: Sequence[int]) -> None:
+        """In the first iteration under static_graph=True, DDP gives every bucket index 0, and says
+        of none of several that it is the last one: the next backward() begins when a parameter
+        comes again."""
+        again = not self._seen.isdisjoint(ids)
+        if self._unnumbered and again:
+            self._end()
+        elif self._came > 0 and bucket.index() == 0 and not again and self._is_static:
+            self._unnumbered = self._unnumbered or self._came == 1
+        if bucket.index() != (0 if self._unnumbered else self._came):
             raise RuntimeError(
-                f"bucket {bucket.index()} came where bucket {self._next} was to come: a "
+                f"bucket {bucket.index()} came where bucket {self._came} was to come: a "
                 "backward() before did not end, or two DDP models share this LayerDropState; make "
                 "a new one for each"
             )
@@ -124,6 +153,11 @@ class Buckets:
                 "whole, and dropped layers are not sent: leave it out, and give all ranks the same "
                 "number of iterations"
             )
+
+    @property
+    def _is_static(self) -> bool:
+        """Whether the model may have a static graph."""
+        return self._model is None or bool(self._model.static_graph)
 
     def _layers_in(self, bucket: GradBucket) -> BucketLayers:
         parameters = bucket.parameters()

@@ -5,7 +5,7 @@ end they apply what is still cached (drain).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ class UpdateSkipper:
     """
 
     def __init__(self, optimizers: Collection[Optimizer] | None) -> None:
-        self.dropped: Iterable[torch.Tensor] = ()
+        self.dropped: list[torch.Tensor] = []
         self._hidden: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._found = optimizers is None
         watch_steps(

@@ -147,7 +147,6 @@ class LayerDropState:
         self._statistics = Statistics()
         self._undecided = False  # a step has run, and does not count yet
         self._finite = self._direct = True
-        self._dropped: list[str] = []
         self._warned: set[str] = set()  # of these layers, that they are late
 
     def _prepare(
@@ -193,7 +192,7 @@ class LayerDropState:
     def exchange(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Do what layer_drop_hook does."""
         layers = self._buckets.open(bucket)
-        if bucket.index() == 0:
+        if self._buckets.begins:
             self._begin_step()
         if self._direct:
             future = self._average_all(layers, bucket.buffer())
@@ -201,18 +200,17 @@ class LayerDropState:
             future = self._approximate(self._rule, layers, bucket.buffer())
         else:
             future = self._average_some(self._rule, layers, bucket.buffer())
-        if self._buckets.close(bucket):
+        self._buckets.close(bucket)
+        if self._buckets.first_ended():
             warn_if_little_can_be_dropped(self._config, self._buckets.layers)
-        if bucket.is_last() and self._skipper is not None:
-            parameters = self._buckets.parameters
-            self._skipper.dropped = [parameters[name] for name in self._dropped]
         return future
 
     def _begin_step(self) -> None:
         self._settle()
         self._undecided = True
         self._finite = True
-        self._dropped = []
+        if self._skipper is not None:
+            self._skipper.dropped.clear()
         if self._mender is not None:
             self._mender.clear()
         if self._damper is not None:
@@ -303,12 +301,13 @@ class LayerDropState:
     ) -> torch.futures.Future[torch.Tensor]:
         """Pack parameters, by index, and right factors at the bucket's beginning, and average them;
         then spread them over the bucket, which is zero elsewhere."""
-        approximated = () if factors is None else factors.chosen
-        self._dropped += [
-            name
-            for index, name in enumerate(layers.names)
-            if index not in whole and index not in approximated
-        ]
+        if self._skipper is not None:
+            approximated = () if factors is None else factors.chosen
+            self._skipper.dropped += [
+                self._buckets.parameters[name]
+                for index, name in enumerate(layers.names)
+                if index not in whole and index not in approximated
+            ]
         counts = [layers.counts[index] for index in whole]
         end = sum(counts)
         wire = buffer.view(layers.wire)[: end + (0 if factors is None else factors.numel)]
@@ -403,7 +402,7 @@ class LayerDropState:
         move_to_gradients(self._cache, self._buckets.parameters, self._averager)
         self._rule.forget_waiting()
         if self._skipper is not None:
-            self._skipper.dropped = ()
+            self._skipper.dropped.clear()
         if self._mender is not None:
             self._mender.clear()
         if self._damper is not None:

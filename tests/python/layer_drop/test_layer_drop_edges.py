@@ -67,6 +67,63 @@ def test_draining_more_than_a_gradient_can_hold(pool: Pool) -> None:
     pool.run(drain_too_much)
 
 
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+
+
+class Mixed(nn.Module):
+    """A matrix of each dtype, so that DDP makes a bucket for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = nn.ParameterList(torch.zeros(80, 80, dtype=dtype) for dtype in DTYPES)
+
+    def forward(self, weights: torch.Tensor) -> torch.Tensor:
+        parts = [(one * weights.to(one.dtype)).sum().double() for one in self.all]
+        return torch.stack(parts).sum()
+
+
+def train_mixed(context: Context, static: bool, named: bool, options: Any) -> None:
+    """In the first iteration of a static graph each bucket has index 0."""
+    ddp = wrapped(Mixed(), static_graph=static)
+    state = hbmcomm.LayerDropState(model=ddp if named else None, ratio=0.5, **options)
+    numbers: list[int] = []
+
+    def watched(state, bucket):  # type: ignore[no-untyped-def]
+        numbers.append(bucket.index())
+        return hbmcomm.layer_drop_hook(state, bucket)
+
+    ddp.register_comm_hook(state, watched)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1)
+    expected = torch.zeros(80, 80, dtype=torch.float64)
+    for step in range(4):
+        optimizer.zero_grad()
+        of_ranks = [
+            torch.randint(-4, 5, (80, 80), generator=torch.Generator().manual_seed(seed))
+            for seed in range(context.seed + 10 * step, context.seed + 10 * step + context.size)
+        ]
+        ddp(of_ranks[context.rank] * float(context.size)).backward()
+        optimizer.step()
+        expected -= torch.stack(of_ranks).sum(0)
+        assert state.summary()["steps"] == step + 1
+        if named:
+            state.state_dict()
+    assert numbers == ([0, 0, 0] if static else [0, 1, 2]) + 3 * [0, 1, 2]
+    state.drain(optimizer)
+    for parameter in ddp.parameters():
+        bound = 2 if parameter.dtype == torch.bfloat16 else 1e-3
+        torch.testing.assert_close(parameter.detach().double(), expected, rtol=0, atol=bound)
+
+
+@pytest.mark.filterwarnings("ignore:layers that are always sent:RuntimeWarning")
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize(
+    "options", [{}, {"target": "bytes", "every": 2}], ids=["low_rank", "bytes"]
+)
+def test_parameters_of_several_dtypes(pool: Pool, static: bool, named: bool, options: Any) -> None:
+    pool.run(train_mixed, static, named, options)
+
+
 class Padded(torch.optim.Optimizer):
     """Needs a closure by another name, after arguments of its own."""
 

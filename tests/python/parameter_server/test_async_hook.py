@@ -236,10 +236,10 @@ class Mixed(nn.Module):
         return (self.wide.sum() + self.narrow.sum()) * weight
 
 
-def mix(context: Context, urls: list[str]) -> None:
+def mix(context: Context, urls: list[str], options: Any) -> None:
     with ExitStack() as resources:
         model = Mixed()
-        ddp = wrapped(model)
+        ddp = wrapped(model, **options)
         state = resources.enter_context(
             hbmcomm.AsyncState(
                 None, ddp, connections(resources, urls, "auto"), resync_every=1, timeout=20
@@ -247,8 +247,9 @@ def mix(context: Context, urls: list[str]) -> None:
         )
         ddp.register_comm_hook(state, hbmcomm.async_hook)
         optimizer = torch.optim.SGD(model.parameters(), lr=1)
-        for _ in range(3):
+        for step in range(3):
             ddp(float(context.size)).backward()
+            assert state.stats()["steps"] == step + 1
             optimizer.step()
             optimizer.zero_grad()
         state.drain(optimizer)
@@ -256,8 +257,10 @@ def mix(context: Context, urls: list[str]) -> None:
             assert (parameter == -3 * context.size).all()
 
 
-def test_mixed_dtypes(pool: Pool, boxes: list[str]) -> None:
-    pool.run(mix, boxes)
+@pytest.mark.parametrize("options", [{}, STATIC], ids=["plain", "static"])
+def test_mixed_dtypes(pool: Pool, boxes: list[str], options: Any) -> None:
+    """With a static graph DDP numbers no bucket of the first iteration."""
+    pool.run(mix, boxes, options)
 
 
 # Nobody waits for anybody.
