@@ -29,7 +29,7 @@ LIMIT = 200.0  # seconds; starting PyTorch twice takes a minute on a very busy m
 @dataclass
 class Task:
     """options: ParameterServer's. result: the file in which the weights come to lie; beside it lie
-    one of the steps taken, ".steps", and one of the output, ".log"."""
+    one of the steps taken, ".steps", and one of the output, ".log". cells: it trains Cells."""
 
     url: str
     transport: str
@@ -39,6 +39,7 @@ class Task:
     pause: float  # seconds in each step
     result: str
     options: dict[str, Any] = field(default_factory=dict)
+    cells: bool = False
 
 
 class WorkerProcess(ABC):
@@ -78,6 +79,11 @@ class WorkerProcess(ABC):
 
     def _has_taken(self, step: int) -> bool:
         return f"step {step}\n" in self._told()
+
+    @property
+    def steps(self) -> int:
+        """The steps that it has taken, and one more perhaps if it was killed."""
+        return self._told().count("step ")
 
     def signal(self, number: int) -> None:
         """Signal the worker, not its agent. After until_step()."""
@@ -155,19 +161,29 @@ class AgentsWorker(WorkerProcess):
 def work(task: Task) -> None:
     import torch
 
+    from harness.ps_models import Cells
     from harness.ps_task import backward, network, sgd
     from torch_hbmcomm import ParameterServer, smb
+    from torch_hbmcomm.parameter_server import Downpour
 
-    model = network()
+    model: torch.nn.Module = Cells(task.workers) if task.cells else network()
+    optimizer = sgd(model.parameters())
+    if task.cells:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with (
         open(f"{task.result}.steps", "w", buffering=1) as told,
         smb.connect(task.url, transport=task.transport) as box,  # type: ignore[arg-type]
     ):
-        options = {"workers": task.workers, **task.options}
-        with ParameterServer(model, sgd(model.parameters()), box=box, **options) as ps:
+        options: dict[str, Any] = {"workers": task.workers, **task.options}
+        if task.cells:
+            options["rule"] = Downpour("sum")
+        with ParameterServer(model, optimizer, box=box, **options) as ps:
             print("pid", os.getpid(), file=told)
             for step in range(task.steps):
-                backward(model, step, task.worker, task.workers)
+                if isinstance(model, Cells):
+                    model.add_one(task.worker)
+                else:
+                    backward(model, step, task.worker, task.workers)
                 ps.step()
                 print("step", step + 1, file=told)
                 time.sleep(task.pause)

@@ -55,13 +55,6 @@ def backward(model: nn.Module, step: int, worker: int = 0, workers: int = 1) -> 
     return loss.detach()
 
 
-def accuracy(model: nn.Module) -> float:
-    """On samples that nobody trains with."""
-    inputs, classes = samples(1 << 30, 1000)
-    with torch.no_grad():
-        return float((model(inputs).argmax(1) == classes).float().mean())
-
-
 def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.3)
 
