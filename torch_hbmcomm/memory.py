@@ -184,8 +184,6 @@ def empty_numpy(
     if element.hasobject:
         raise ValueError(f"dtype {element} holds Python objects, which need memory of Python's own")
     extents = _shape(shape)
-    if any(extent < 0 for extent in extents):
-        raise ValueError(f"a shape has no negative extent: {tuple(extents)}")
     size = element.itemsize
     for extent in extents:
         size *= extent
@@ -244,6 +242,11 @@ def bind(
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if local_size is None:
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if not 0 <= local_rank < local_size < 1 << 31:
+        raise ValueError(
+            f"cannot bind local rank {local_rank} of {local_size}: a local rank is from 0 to the "
+            "local size less 1"
+        )
     return str(_native().memory_bind(chosen, local_rank, local_size))
 
 
@@ -254,10 +257,16 @@ def _native() -> Any:
 
 
 def _shape(shape: int | Iterable[int]) -> list[int]:
+    """Return the extents. Raises ValueError for one that no 64-bit number of bytes could be."""
     try:
-        return [operator.index(extent) for extent in _as_iterable(shape)]
+        extents = [operator.index(extent) for extent in _as_iterable(shape)]
     except TypeError:
         raise TypeError(f"shape must be an integer or a sequence of integers: {shape!r}") from None
+    if any(extent < 0 for extent in extents):
+        raise ValueError(f"a shape has no negative extent: {tuple(extents)}")
+    if any(extent >= 1 << 63 for extent in extents):
+        raise ValueError(f"shape {tuple(extents)} is larger than the address space")
+    return extents
 
 
 def _as_iterable(shape: int | Iterable[int]) -> Iterable[int]:

@@ -50,6 +50,8 @@ def connect(
     ):
         if seconds is not None and seconds < 0:
             raise ValueError(f"{name} is not negative: {seconds}")
+    if not 0 < lanes < 1 << 32:
+        raise ValueError(f"lanes is a positive number of 32 bits, not {lanes}")
     if timeout == 0:
         raise ValueError("timeout is a positive number of seconds, or None for none")
     return Box(

@@ -246,6 +246,10 @@ def test_numpy_dtypes(dtype: object) -> None:
     [
         (ValueError, {"shape": (-1, 2)}),
         (ValueError, {"shape": (1 << 62, 8)}),
+        (ValueError, {"shape": (1 << 63) - 1}),
+        (ValueError, {"shape": (1 << 63,)}),
+        (ValueError, {"shape": (2, 1 << 64)}),
+        (ValueError, {"shape": (0, 1 << 63)}),
         (TypeError, {"shape": 2.5}),
         (TypeError, {"shape": "12"}),
         (TypeError, {"shape": None}),
@@ -317,6 +321,8 @@ def test_bind() -> None:
         assert "NUMA node" in memory.bind("numa", 0, 1)
         with pytest.raises(ValueError, match="100000 local ranks"):
             memory.bind("core", 0, 100000)
+        with pytest.raises(ValueError, match="cannot bind local rank 4294967296 of 4294967297"):
+            memory.bind("none", 1 << 32, (1 << 32) + 1)
         with pytest.raises(ValueError, match="mode must be one of none, core, numa"):
             memory.bind("socket", 0, 1)
         """,
