@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 import torch.distributed as dist
 from harness import Context, Pool, beyond_gloo
 from harness.box_process import TOKEN
-from harness.group_boxes import SOON, count_together, form
+from harness.group_boxes import count_together, form
 
 from torch_hbmcomm import smb
 
@@ -21,10 +20,9 @@ pytestmark = beyond_gloo
 Failure = Callable[[Context], str]
 
 
-def fail_to_form(context: Context, prepare: Failure) -> tuple[str, float]:
+def fail_to_form(context: Context, prepare: Failure) -> str:
     environment = dict(os.environ)
     wanted = prepare(context)
-    start = time.monotonic()
     try:
         form(context, wanted)
     except Exception as error:
@@ -32,13 +30,12 @@ def fail_to_form(context: Context, prepare: Failure) -> tuple[str, float]:
     else:
         raise AssertionError(f'"{wanted}" was accepted')
     assert not dist.is_initialized()
-    seconds = time.monotonic() - start
     os.environ.clear()
     os.environ.update(environment)
     form(context, "auto", turn=1)
     count_together(context, smb.of())
     dist.destroy_process_group()
-    return told, seconds
+    return told
 
 
 def no_such_memory(context: Context) -> str:
@@ -122,8 +119,7 @@ def test_every_rank_hears_why(
         assert server.stats()["clients"] == 0
     assert os.listdir(socket_folder / "sockets") == []
     culprit %= ranks
-    for rank, (told, seconds) in enumerate(answers):
-        assert seconds < SOON
+    for rank, told in enumerate(answers):
         assert re.search(words, told), told
         if rank == culprit:
             assert told.startswith(f"{kind}: "), told
@@ -141,6 +137,5 @@ def test_ranks_that_want_different_boxes(ranks: int, prepare: Failure) -> None:
             answers = pool.run(fail_to_form, prepare)
         finally:
             pool.kill()
-    for told, seconds in answers:
-        assert seconds < SOON
+    for told in answers:
         assert "Error: parameter_server " in told and "rank 1" in told, told

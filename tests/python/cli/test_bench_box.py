@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -200,10 +199,8 @@ def test_a_peer_tells_what_went_wrong() -> None:
 
 
 def test_a_peer_that_dies_at_its_start_is_noticed() -> None:
-    start = time.monotonic()
     with pytest.raises(PeerFailed, match="no_such_peer"), peer("torch_hbmcomm.no_such_peer"):
         pass
-    assert time.monotonic() - start < 20
 
 
 def test_no_torch_is_needed() -> None:

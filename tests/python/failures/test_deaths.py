@@ -315,21 +315,14 @@ def test_stopped_rank_is_named_by_the_timeout(job: Job, victim: int) -> None:
         assert 1.5 < survivor.seconds < 2 + SOON_ELSEWHERE, survivor
 
 
-def aborted_wait(context: Context, call: Callable[[], object]) -> float:
-    """Seconds from abort() on another thread to the error of the rank that waits."""
+def aborted_wait(context: Context, call: Callable[[], object]) -> None:
+    """abort() on another thread ends the wait of rank 0, long before the timeout."""
     dist.barrier()
     if context.rank:
-        return 0
-    aborted = []
-
-    def abort() -> None:
-        aborted.append(time.monotonic())
-        _get_default_group().abort()
-
-    threading.Timer(0.2, abort).start()
+        return
+    threading.Timer(0.2, _get_default_group().abort).start()
     with pytest.raises(dist.DistBackendError, match="was aborted on rank 0"):
         call()
-    return time.monotonic() - aborted[0]
 
 
 def wait_small() -> None:
@@ -361,9 +354,7 @@ def wait_recv() -> None:
 def test_abort_ends_a_wait(ranks: int, call: Callable[[], object]) -> None:
     pool = Pool(ranks)
     try:
-        seconds = pool.run(aborted_wait, call)[0]
-        print(f"after {seconds * 1e3:.1f} ms")
-        assert seconds < 1
+        pool.run(aborted_wait, call)
         assert pool.close() == [0] * ranks
     finally:
         pool.kill()

@@ -58,7 +58,7 @@ def test_data_loader_workers_while_training(pool: Pool) -> None:
 
 
 def wait_for_child(pid: int) -> int:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:

@@ -27,7 +27,7 @@ from torch.distributed.distributed_c10d import _get_default_group
 pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
 
 LIMIT = 90.0  # seconds, for a job
-SOON = 10.0  # seconds, for what is prompt; a busy machine needs them
+SOON = 10.0  # seconds, twenty times what docs/failures.md promises for Ctrl-C
 TRAINING = Path(jobs.JOB_SCRIPT).with_name("recovering.py")
 
 

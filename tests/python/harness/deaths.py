@@ -32,12 +32,12 @@ from torch.distributed.distributed_c10d import _get_default_group
 from harness.network import free_port
 from harness.pool import processes
 
-LIMIT = 60.0  # seconds, for a whole job
-EXIT_SECONDS = 10.0
+LIMIT = 120.0  # seconds, for a whole job
+EXIT_SECONDS = 60.0
 
-# Seconds. The documents say 50 ms and a second; a loaded machine needs more.
+# Seconds, twenty times what docs/failures.md promises: 100 ms and one second.
 SOON_ON_THE_NODE = 2.0
-SOON_ELSEWHERE = 5.0
+SOON_ELSEWHERE = 20.0
 
 Call = Callable[[int, int], Any]  # of a rank, and the number of ranks
 

@@ -20,7 +20,7 @@ from torch_hbmcomm.parameter_server import ParameterServer
 from torch_hbmcomm.parameter_server.asynchronous import AsyncParameterServer
 
 TOKEN = "a token for tests"
-PATIENCE = 20.0  # seconds for other workers
+PATIENCE = 60.0  # seconds for other workers
 
 Result = TypeVar("Result")
 

@@ -1,0 +1,52 @@
+"""A pytest plugin that tells which tests wait: wall time and processor time of each, with the
+processes that the test starts.
+
+    PYTHONPATH=tests/python .venv/bin/python -m pytest -p harness.processor_time --times times.tsv
+
+writes a line for each test, in seconds: wall time, processor time, the rest, name. Without
+pytest-xdist, on a quiet machine, a large rest is a wait.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--times", type=Path, required=True, help="file for each test's times")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    wall, processor = time.monotonic(), used(os.getpid())
+    try:
+        return (yield)
+    finally:
+        wall, processor = time.monotonic() - wall, used(os.getpid()) - processor
+        with Path(item.config.getoption("--times")).open("a") as file:
+            file.write(f"{wall:.2f}\t{processor:.2f}\t{wall - processor:.2f}\t{item.nodeid}\n")
+
+
+def used(root: int) -> float:
+    """Return the processor time of process `root` and its descendants, ended ones included."""
+    parents, seconds = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name, in parentheses, may have spaces.
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # ended since
+        pid = int(path.parent.name)
+        parents[pid] = int(fields[1])
+        seconds[pid] = sum(map(int, fields[11:15])) / _TICKS
+    family = {root}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(seconds.get(pid, 0.0) for pid in family)
