@@ -16,6 +16,7 @@
 #include "kernels/kernels.h"
 #include "real_elements.h"
 #include "reduce_reference.h"
+#include "seeds.h"
 
 namespace hbm {
 namespace {
@@ -129,12 +130,11 @@ class AccumulateTest : public testing::TestWithParam<Case> {
     kernel(target.data() + shift, from + shift, count, scale);
     const auto differs = std::ranges::mismatch(target, expected).in1 - target.begin();
     ASSERT_EQ(target, expected) << "count=" << count << " scale=" << scale << " shift=" << shift
-                                << " in_place=" << in_place << " seed=" << seed_
-                                << ": differs from byte " << differs - shift;
+                                << " in_place=" << in_place << ": differs from byte "
+                                << differs - shift;
   }
 
-  const unsigned seed_ = std::random_device()();
-  std::mt19937_64 random_{seed_};
+  std::mt19937_64 random_ = test_random();
 };
 
 TEST_P(AccumulateTest, AgreesWithOneElementAtATime) {

@@ -15,6 +15,7 @@
 
 #include "expect_error.h"
 #include "fake_store.h"
+#include "seeds.h"
 
 namespace hbm::bootstrap {
 namespace {
@@ -35,9 +36,7 @@ void on_threads(int size, const std::function<void(int)>& act) {
 }
 
 TEST(Agreement, HoldsWhatHoldsOnEachRank) {
-  const auto seed = std::random_device{}();
-  SCOPED_TRACE(seed);
-  std::mt19937 random(seed);
+  std::mt19937_64 random = test_random();
   for (int round = 0; round < 20; ++round) {
     const int size = 1 + static_cast<int>(random() % 9);
     std::vector<unsigned> facts;

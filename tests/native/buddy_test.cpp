@@ -1,5 +1,6 @@
 // The buddy allocator, against a model that is a map of the ranges handed out.
 #include "memory/buddy.h"
+#include "seeds.h"
 
 #include <gtest/gtest.h>
 
@@ -83,7 +84,7 @@ TEST_P(RandomBuddy, AgreesWithTheModel) {
   const double empty_fragmentation = buddy.fragmentation();
   EXPECT_EQ(empty_free, shape.space / kUnit * kUnit);
   Model model(shape);
-  std::mt19937_64 random(shape.space ^ shape.largest);
+  std::mt19937_64 random = test_random();
   for (int step = 0; step < 4000; ++step) {
     // Waves, so that it is at times nearly full and at times nearly empty.
     const bool filling = step / 300 % 2 == 0;

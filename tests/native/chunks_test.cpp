@@ -1,5 +1,6 @@
 // Chunks of a device's collectives: they cover every element once, and every rank cuts alike.
 #include "process_group/chunks.h"
+#include "seeds.h"
 
 #include <gtest/gtest.h>
 
@@ -43,7 +44,7 @@ TEST(Chunks, PartsOfEveryStream) {
 }
 
 TEST(Chunks, EveryElementOnce) {
-  std::mt19937_64 random(std::random_device{}());
+  std::mt19937_64 random = test_random();
   const auto between = [&random](size_t least, size_t most) {
     return least + random() % (most - least + 1);
   };

@@ -23,6 +23,7 @@
 #include "communicator/communicator.h"
 #include "kernels/reduce.h"
 #include "progress/operation_queue.h"
+#include "seeds.h"
 
 namespace hbm {
 
@@ -43,10 +44,10 @@ struct Speaker {
 
 class Conversation {
  public:
-  Conversation(Speaker speaker, unsigned seed)
+  Conversation(Speaker speaker, uint64_t seed)
       : speaker_(std::move(speaker)),
         shared_(seed),
-        own_(seed + 1000 + static_cast<unsigned>(speaker_.rank)) {}
+        own_(seed + 1000 + static_cast<uint64_t>(speaker_.rank)) {}
 
   void say_each_once() {
     for (const Topic topic : kTopics) say(topic);
@@ -357,8 +358,8 @@ class Conversation {
   };
 
   const Speaker speaker_;
-  std::mt19937 shared_;
-  std::mt19937 own_;
+  std::mt19937_64 shared_;
+  std::mt19937_64 own_;
   std::vector<Check> checks_;
   int first_tag_ = 0;
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/copy_to_peers.h"
+#include "seeds.h"
 
 namespace hbm {
 namespace {
@@ -23,7 +24,7 @@ class CopyTest : public testing::TestWithParam<size_t> {};
 TEST_P(CopyTest, CopiesAllAndNoMore) {
   constexpr uint8_t kGuard = 0xA5;
   const size_t bytes = GetParam();
-  std::mt19937 random(std::random_device{}());
+  std::mt19937_64 random = test_random();
   std::vector<uint8_t> from(bytes + 64);
   std::ranges::generate(from, [&] { return static_cast<uint8_t>(random()); });
   for (size_t skip_to : {0, 1, 63}) {
@@ -44,7 +45,7 @@ INSTANTIATE_TEST_SUITE_P(Copy, CopyTest,
 
 // A part goes past the caches as the whole does, wherever in a line it begins and ends.
 TEST(Copy, PartsOfALargeWholeAreWhole) {
-  std::mt19937 random(std::random_device{}());
+  std::mt19937_64 random = test_random();
   std::vector<uint8_t> from(5 * 4096);
   std::ranges::generate(from, [&] { return static_cast<uint8_t>(random()); });
   for (int trial = 0; trial < 500; ++trial) {
@@ -62,7 +63,7 @@ TEST(Copy, PartsOfALargeWholeAreWhole) {
 
 // Wherever in a line it begins and ends, and whichever way a turn goes.
 TEST(Copy, ToPeersIsWholeInEveryTurn) {
-  std::mt19937 random(std::random_device{}());
+  std::mt19937_64 random = test_random();
   std::vector<uint8_t> from(96 << 10);
   CopyToPeers copy;
   for (int turn = 0; turn < 200; ++turn) {

@@ -5,6 +5,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <future>
 
 #include <atomic>
 #include <chrono>
@@ -28,6 +29,8 @@ namespace hbm::failure {
 namespace {
 
 using std::chrono::milliseconds;
+
+constexpr milliseconds kPatience{60'000};
 
 constexpr const char* kNewsCount = "hbm/news/count";
 constexpr const char* kRank1Left = "p/left/1";
@@ -149,7 +152,7 @@ struct Watched {
   void leave_rank_1() const { store->set(kRank1Left, "1", {}); }
 
   void await_error(ErrorKind kind, const std::string& part) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    const auto end = std::chrono::steady_clock::now() + kPatience;
     while (std::chrono::steady_clock::now() < end) {
       try {
         watch.check(operation);
@@ -190,7 +193,7 @@ class LookBetween {
 
   // What was seen: the error's text, or "no error".
   std::string await() const {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    const auto end = std::chrono::steady_clock::now() + kPatience;
     while (!state_->looked && std::chrono::steady_clock::now() < end) {
       std::this_thread::sleep_for(milliseconds(1));
     }
@@ -230,10 +233,15 @@ TEST(FailureMonitor, SaysWhyARankHasEnded) {
 
 TEST(FailureMonitor, WhoLeavesAFailedGroupHasToldOfIt) {
   Watched group({1});
-  group.store->before_add([](const auto&) { std::this_thread::sleep_for(milliseconds(500)); });
+  std::promise<void> leaves;
+  group.store->before_add([left = leaves.get_future().share()](const auto&) {
+    left.wait();
+    std::this_thread::sleep_for(milliseconds(50));  // so that there is something to wait for
+  });
   group.watch.report("rank 0: it is tired");
   EXPECT_FALSE(group.store->has({"hbm/news/1"}, {}));
-  group.watch.finish_reports(milliseconds(5000));
+  leaves.set_value();
+  group.watch.finish_reports(kPatience);
   EXPECT_TRUE(group.store->has({"hbm/news/1"}, {}));
 }
 
@@ -241,7 +249,7 @@ TEST(FailureMonitor, NamesTheDeadBeforeThoseWhoHaveLeft) {
   Watched group({1, 2});
   group.rank_2.kill();
   group.leave_rank_1();
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  const auto end = std::chrono::steady_clock::now() + kPatience;
   while (group.watch.dead().empty() || group.watch.left({1}).empty()) {
     ASSERT_LT(std::chrono::steady_clock::now(), end);
     std::this_thread::sleep_for(milliseconds(1));

@@ -16,6 +16,7 @@
 
 #include "kernels/kernels.h"
 #include "real_elements.h"
+#include "seeds.h"
 
 namespace hbm {
 namespace {
@@ -98,7 +99,7 @@ class MeasuredSumTest : public testing::TestWithParam<Case> {
     const auto [kernels, cache, gradient_type, squares] = GetParam();
     SCOPED_TRACE("count=" + std::to_string(count) + " factor=" + std::to_string(factor) +
                  " zeros=" + std::to_string(zeros) + " streamed=" + std::to_string(streamed) +
-                 " shift=" + std::to_string(shift) + " seed=" + std::to_string(seed_));
+                 " shift=" + std::to_string(shift));
     const Elements before = random_elements(count, cache);
     const Elements gradient = random_elements(count, gradient_type);
     Elements after = random_elements(count, cache), wanted = after;
@@ -116,8 +117,7 @@ class MeasuredSumTest : public testing::TestWithParam<Case> {
     ASSERT_EQ(after.bytes(), wanted.bytes());
   }
 
-  const unsigned seed_ = std::random_device()();
-  std::mt19937_64 random_{seed_};
+  std::mt19937_64 random_ = test_random();
 };
 
 constexpr size_t kCounts[] = {0, 1, 2, 7, 15, 16, 17, 31, 33, 127, 1021, 4096, 5003};
@@ -139,7 +139,7 @@ TEST_P(MeasuredSumTest, IsTheSamePastTheCaches) {
 TEST_P(MeasuredSumTest, AddsInPlace) {
   const auto [kernels, cache, gradient_type, squares] = GetParam();
   for (size_t count : kCounts) {
-    SCOPED_TRACE("count=" + std::to_string(count) + " seed=" + std::to_string(seed_));
+    SCOPED_TRACE("count=" + std::to_string(count));
     const Elements gradient = random_elements(count, gradient_type);
     Elements after = random_elements(count, cache);
     Elements wanted = after;

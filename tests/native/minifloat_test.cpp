@@ -8,6 +8,7 @@
 #include <random>
 
 #include "reduce_reference.h"
+#include "seeds.h"
 
 namespace hbm {
 namespace {
@@ -39,7 +40,7 @@ void check_format(const reference::Format& format) {
     check_encode<F>(format, std::nextafter(between, -INFINITY));
     check_encode<F>(format, std::nextafter(between, INFINITY));
   }
-  std::mt19937 random(1);
+  std::mt19937_64 random = test_random();
   for (int i = 0; i < kRandomFloats; ++i) {
     check_encode<F>(format, float_of(static_cast<uint32_t>(random())));
     // Exponents from 2^-32 to 2^31, where narrow formats live.
@@ -62,7 +63,7 @@ TEST(Minifloat, E5M2FNUZ) { check_format<kE5M2FNUZ>(reference::kE5M2FNUZ); }
 TEST(Minifloat, E4M3FNUZ) { check_format<kE4M3FNUZ>(reference::kE4M3FNUZ); }
 
 TEST(Minifloat, BFloat16) {
-  std::mt19937 random(1);
+  std::mt19937_64 random = test_random();
   for (uint32_t code = 0; code < 65536; ++code) {
     for (uint32_t rest :
          {0x0000u, 0x7FFFu, 0x8000u, 0x8001u, static_cast<uint32_t>(random() & 0xFFFF)}) {

@@ -10,6 +10,7 @@
 
 #include "collectives_conversation.h"
 #include "mpi_ranks.h"
+#include "seeds.h"
 
 namespace hbm::mpi {
 namespace {
@@ -23,7 +24,7 @@ constexpr bool kSlow = false;
 // A group, and this rank's end of a conversation in it.
 class Talk {
  public:
-  Talk(const Rank& rank, const std::string& name, size_t chunk_bytes, unsigned seed)
+  Talk(const Rank& rank, const std::string& name, size_t chunk_bytes)
       : group_(rank.group(name, chunk_bytes)),
         conversation_({.rank = rank.rank,
                        .size = rank.size,
@@ -35,7 +36,7 @@ class Talk {
                                  chunk_bytes, chunk_bytes + 1, 5 * chunk_bytes - 1},
                        .most_bytes = 500'000,
                        .memory = {private_memory}},
-                      seed) {}
+                      test_seed()) {}
 
   Conversation* operator->() { return &conversation_; }
 
@@ -48,8 +49,7 @@ class Talk {
 // MPI's rendezvous path.
 void try_all(const Rank& rank) {
   for (const size_t chunk_bytes : {512, 96 * 1024}) {
-    Talk talk(rank, "chunk" + std::to_string(chunk_bytes), chunk_bytes,
-              static_cast<unsigned>(rank.size));
+    Talk talk(rank, "chunk" + std::to_string(chunk_bytes), chunk_bytes);
     talk->say_each_once();
     talk->say(rank.size > 4 || kSlow ? 20 : 100);
     talk->part();
@@ -68,7 +68,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, MpiCollectives, testing::Values(1, 2, 3, 4, 8));
 TEST(MpiCollectivesNodes, RanksOfTwoNodesInterleaved) {
   run_ranks(4, [](const Rank& rank) {
     setenv("HBMCOMM_NODE_ID", rank.rank % 2 == 0 ? "even" : "odd", 1);
-    Talk talk(rank, "nodes", 4096, 1);
+    Talk talk(rank, "nodes", 4096);
     talk->say_each_once();
     talk->part();
   });
@@ -76,9 +76,9 @@ TEST(MpiCollectivesNodes, RanksOfTwoNodesInterleaved) {
 
 TEST(MpiCollectivesGroups, CutFromTheWorldOfTheFirst) {
   run_ranks(4, [](const Rank& rank) {
-    Talk everyone(rank, "all", 4096, 1);
+    Talk everyone(rank, "all", 4096);
     const Rank in_pair{{rank.rank / 2, 2, rank.directory}};
-    Talk pair(in_pair, rank.rank % 2 == 0 ? "even" : "odd", 4096, 2);
+    Talk pair(in_pair, rank.rank % 2 == 0 ? "even" : "odd", 4096);
     pair->say_each_once();
     everyone->say_each_once();
     pair->say_each_once();

@@ -10,6 +10,7 @@
 
 #include "communicator/mpi/communicator.h"
 #include "expect_error.h"
+#include "file_store.h"
 #include "mpi_ranks.h"
 
 namespace hbm::mpi {
@@ -18,7 +19,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr size_t kChunk = 4096;
-constexpr milliseconds kShort{500};
+constexpr milliseconds kShort{1000};
 
 // One rank's allreduce in a trial; rank 1 differs from the others in one thing.
 struct Call {
@@ -116,7 +117,7 @@ TEST(MpiFailure, AKilledRankIsNamed) {
 
     std::vector<double> data;
     const auto names_it = [](const std::exception_ptr& error) {
-      expect_error(ErrorKind::kTimeout, {"timed out after 500 ms", "missing ranks: 2"}, error);
+      expect_error(ErrorKind::kTimeout, {"timed out after 1000 ms", "missing ranks: 2"}, error);
     };
     names_it(small.run(allreduce(small, {}, data), kShort));
     names_it(
@@ -134,15 +135,17 @@ TEST(MpiFailure, ALateRankHarmsNobody) {
     Group early = rank.group("early", kChunk);
     Group after = rank.group("after", kChunk);
     std::vector<double> data;
+    FileStore store(rank.directory);
+    const Clock::time_point limit = Clock::now() + kPatience;
     if (rank.rank == 1) {
-      std::this_thread::sleep_for(2 * kShort);
+      EXPECT_TRUE(await_keys(store, {"over"}, limit));
       EXPECT_FALSE(early.run(allreduce(early, {}, data)));  // the other's data lay ready
     } else {
       expect_error(ErrorKind::kTimeout, {"missing ranks: 1"},
                    early.run(allreduce(early, {}, data), kShort));
+      store.set("over", "", limit);
     }
     EXPECT_FALSE(after.run(after.communicator->barrier(++after.sequence)));
-    const Clock::time_point limit = Clock::now() + kPatience;
     while (sweep_abandoned() > 0 && Clock::now() < limit)
       std::this_thread::sleep_for(milliseconds(1));
     EXPECT_EQ(sweep_abandoned(), 0u);

@@ -119,7 +119,7 @@ TEST(Namespaces, ProcessesOfOtherNamespacesAreSeenToDie) {
     }
     const Neighbourhood found = explore_as(rank);
     ASSERT_EQ(found.node_of, (std::vector<int>{0, 0}));
-    const auto deadline = in(milliseconds(5000));
+    const auto deadline = in(milliseconds(60'000));
     while (!is_dead(found.at[1]->pidfd.get()) && std::chrono::steady_clock::now() < deadline) {
       std::this_thread::sleep_for(milliseconds(1));
     }

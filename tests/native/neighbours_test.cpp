@@ -234,7 +234,7 @@ TEST(Explore, AreasAreGivenBackWhereARankCanMapNobody) {
 TEST(Explore, NamesARankThatNeverComes) {
   run_forked_ranks(3, [](const ForkedRank& forked) {
     Explorer rank(forked);
-    rank.patience = milliseconds(1000);
+    rank.patience = milliseconds(3000);
     if (rank.rank != 1) {
       expect_error(ErrorKind::kTimeout, {"group g met 2 of 3", "missing ranks: 1"},
                    [&] { rank.explore(); });
@@ -275,7 +275,7 @@ TEST(Explore, NamesARankThatIsKilledMeanwhile) {
   for (const std::string step : {"rendezvous", "calls", "calls1"}) {
     const auto explore = [&step](const ForkedRank& forked) {
       Explorer rank(forked);
-      rank.patience = milliseconds(1500);
+      rank.patience = milliseconds(3000);
       rank.is_reachable = step != "calls1" || rank.rank != 3;  // or they do without that step
       if (rank.rank == 1) rank.store = std::make_shared<DeadlyStore>(rank.store, step);
       try {
@@ -324,7 +324,7 @@ TEST(Explore, ADeadNeighbourIsSeen) {
         const Neighbourhood found = rank.explore();
         rank.expect_shared(found);
         if (rank.rank == 1) raise(SIGKILL);
-        const auto deadline = in(milliseconds(5000));
+        const auto deadline = in(kPatience);
         while (!is_dead(found.at[1]->pidfd.get()) && std::chrono::steady_clock::now() < deadline) {
           std::this_thread::sleep_for(milliseconds(1));
         }

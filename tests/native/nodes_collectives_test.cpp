@@ -9,6 +9,7 @@
 
 #include "communicator/hierarchical/leader_operation.h"
 #include "nodes_talk.h"
+#include "seeds.h"
 
 namespace hbm {
 namespace {
@@ -66,8 +67,7 @@ std::vector<Element> means(uint64_t seed, size_t ranks, size_t count) {
 // The reductions with AVG of `each` elements a rank, which go by leaders.
 template <class Element>
 void take_means(NodesTalk& talk, const ForkedRank& rank, Dtype dtype, size_t each, uint64_t seed) {
-  SCOPED_TRACE(std::string(dtype_name(dtype)) + ", " + std::to_string(each) + ", seed " +
-               std::to_string(seed));
+  SCOPED_TRACE(std::string(dtype_name(dtype)) + ", " + std::to_string(each));
   const auto ranks = static_cast<size_t>(rank.size);
   const size_t count = each * ranks;
   const auto data = any_elements<Element>(count, seed + static_cast<size_t>(rank.rank));
@@ -99,7 +99,7 @@ class NodesMeans : public testing::TestWithParam<std::string> {};
 
 TEST_P(NodesMeans, OfIntegersAreExactAndGoByLeaders) {
   const std::string layout = GetParam();
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = test_seed();
   mpi::run_ranks(static_cast<int>(layout.size()), [&](const mpi::Rank& rank) {
     NodesTalk talk(rank, "means", layout, uint64_t{256} << 10);
     for (const size_t each : {size_t{0}, size_t{1}, size_t{1'001}, size_t{40'013}}) {

@@ -18,6 +18,7 @@
 #include "communicator/connect/connect.h"
 #include "file_store.h"
 #include "mpi_ranks.h"
+#include "seeds.h"
 
 namespace hbm {
 
@@ -77,7 +78,7 @@ class NodesTalk {
              .reduced =
                  [layout](const std::vector<Bytes>& inputs, size_t count, Dtype dtype,
                           ReduceOp op) { return reduced_over(layout, inputs, count, dtype, op); }},
-            static_cast<unsigned>(std::hash<std::string>()(layout + name))) {}
+            test_seed()) {}
   ~NodesTalk() {
     ordered_->stop();
     transfers_->stop();

@@ -12,6 +12,7 @@
 
 #include "kernels/copy.h"
 #include "kernels/reduce.h"
+#include "seeds.h"
 
 namespace hbm {
 namespace {
@@ -28,12 +29,11 @@ Bytes random_bytes(size_t bytes, uint64_t seed) {
   return made;
 }
 
-const uint64_t seed = std::random_device{}();
-
 void expect_the_same_sum(size_t threads, size_t count, Dtype dtype) {
   SCOPED_TRACE(std::to_string(threads) + " threads, " + std::to_string(count) + " " +
-               dtype_name(dtype) + ", seed " + std::to_string(seed));
+               dtype_name(dtype));
   const size_t bytes = count * element_size(dtype);
+  const uint64_t seed = test_seed();
   const std::vector<Bytes> sources = {random_bytes(bytes, seed), random_bytes(bytes, seed + 1),
                                       random_bytes(bytes, seed + 2)};
   const std::vector<const void*> from = {sources[0].data(), sources[1].data(), sources[2].data()};
@@ -64,7 +64,7 @@ TEST(Parallel, SumsHaveTheSameBits) {
 
 TEST(Parallel, CopiesAreWhole) {
   for (const size_t bytes : {size_t{1}, 2 * kUnit + 1, kStreamedBytesAtMost + 77}) {
-    const Bytes from = random_bytes(bytes + 1, seed);
+    const Bytes from = random_bytes(bytes + 1, test_seed());
     Bytes to(bytes + 2, std::byte{0x5a});
     Parallel(3).copy(to.data() + 1, from.data() + 1, bytes, bytes);
     EXPECT_EQ(std::memcmp(to.data() + 1, from.data() + 1, bytes), 0) << bytes;

@@ -25,6 +25,7 @@
 #include "memory/shared_memory.h"
 #include "memory/system_memory.h"
 #include "memory_fixture.h"
+#include "seeds.h"
 
 namespace hbm::memory {
 namespace {
@@ -123,7 +124,7 @@ TEST(Pool, FullOfSmallBlocksItStillMergesInTheEnd) {
   for (int i = 0; i < 64; ++i) blocks.push_back(pool->allocate(1));
   EXPECT_EQ(pool->stats().blocks, 64u);
   EXPECT_GT(pool->stats().fragmentation, fragmentation);
-  std::shuffle(blocks.begin(), blocks.end(), std::mt19937(1));
+  std::shuffle(blocks.begin(), blocks.end(), test_random());
   blocks.clear();
   EXPECT_EQ(pool->stats().fragmentation, fragmentation);
   EXPECT_EQ(pool->allocate(64 * kPage)->size(), 64 * kPage);
@@ -361,10 +362,11 @@ TEST(Pool, AForkedChildHasNoBlocks) {
 
 TEST(Pool, ThreadsShareAPool) {
   const auto pool = Pool::create(options(32 * kMiB));
+  const uint64_t seed = test_seed();
   std::vector<std::thread> threads;
   for (unsigned id = 1; id <= 4; ++id) {
     threads.emplace_back([&, id] {
-      std::mt19937_64 random(id);
+      std::mt19937_64 random(seed + id);
       std::vector<std::shared_ptr<PoolBlock>> blocks;
       for (int i = 0; i < 200; ++i) {
         const auto block = pool->allocate(random() % (size_t{1} << (random() % 21)) + 1);

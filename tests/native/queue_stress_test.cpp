@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "progress/operation_queue.h"
 #include "queue_fixture.h"
+#include "seeds.h"
 
 namespace hbm {
 namespace {
@@ -14,7 +15,7 @@ constexpr int kThreads = 6;
 constexpr milliseconds kRunFor{700};
 
 // Takes a random number of polls, some of them slow.
-std::shared_ptr<Script> random_script(std::mt19937& random) {
+std::shared_ptr<Script> random_script(std::mt19937_64& random) {
   const auto op = script("op", random() % 2 == 0);
   op->on_poll = [left = random() % 30, slow = random() % 8 == 0]() mutable {
     if (slow) std::this_thread::sleep_for(std::chrono::microseconds(100));
@@ -29,7 +30,7 @@ class QueueStress : public QueueTest, public testing::WithParamInterface<Operati
   QueueStress() : QueueTest(GetParam()) {}
 
   // One operation, handed in and waited for in one of the ways that there are.
-  void one(std::mt19937& random) {
+  void one(std::mt19937_64& random) {
     const auto ticket =
         submit(random_script(random), random() % 3 == 0 ? Mode::kSync : Mode::kAsync);
     if (random() % 4 == 0) {
@@ -55,10 +56,11 @@ class QueueStress : public QueueTest, public testing::WithParamInterface<Operati
 
   // Issues operations until the queue breaks or the time is over.
   void run(const std::function<void()>& meanwhile) {
+    const uint64_t seed = test_seed();
     std::vector<std::thread> threads;
     for (int t = 0; t < kThreads; ++t) {
-      threads.emplace_back([this, t] {
-        std::mt19937 random(static_cast<unsigned>(t));
+      threads.emplace_back([this, seed, t] {
+        std::mt19937_64 random(seed + static_cast<uint64_t>(t));
         const Clock::time_point end = Clock::now() + kRunFor;
         try {
           while (Clock::now() < end) one(random);

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "kernels/kernels.h"
 #include "reduce_reference.h"
+#include "seeds.h"
 
 namespace hbm {
 namespace {
@@ -140,7 +141,7 @@ class ReduceTest : public testing::TestWithParam<Target> {
       ASSERT_EQ(arrays[k], wanted[k])
           << reduce_op_name(op) << " n=" << n << " count=" << count << " divisor=" << divisor
           << " destinations=" << testing::PrintToString(destinations) << " shift=" << shift
-          << " seed=" << seed_ << ": array " << k << " differs from byte " << differs - shift;
+          << ": array " << k << " differs from byte " << differs - shift;
     }
   }
 
@@ -152,8 +153,7 @@ class ReduceTest : public testing::TestWithParam<Target> {
     return defined;
   }
 
-  const unsigned seed_ = std::random_device()();
-  std::mt19937_64 random_{seed_};
+  std::mt19937_64 random_ = test_random();
 };
 
 TEST_P(ReduceTest, AgreesWithReference) {
@@ -334,7 +334,7 @@ TEST_P(KernelsTest, ScalesIntegersTowardsZeroWithinRange) {
 
 // Random elements and factors, above a block and in place: every target gives the baseline's bits.
 TEST_P(KernelsTest, ScaleAgreesWithBaseline) {
-  std::mt19937_64 random(7);
+  std::mt19937_64 random = test_random();
   for (Dtype dtype : reducible_dtypes()) {
     if (reduce_unsupported(dtype, ReduceOp::kPremulSum) != nullptr) continue;
     for (double factor : {1.0, -0.3, 1e6, 0.0, double{NAN}, double{INFINITY}}) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <barrier>
 
 #include <atomic>
 #include <chrono>
@@ -117,9 +118,11 @@ TEST(Rendezvous, OneThatTimedOutCounts) {
 
 TEST(Rendezvous, WhoComesAfterTheOthersTimeoutIsToldAtOnceAndInStepAfterwards) {
   const auto store = std::make_shared<FakeStore>();
+  std::barrier<> both(2);
   on_ranks(2, [&](int rank) {
+    both.arrive_and_wait();
     expect_error(ErrorKind::kTimeout, {"missing ranks: 2"},
-                 [&] { meet(store, rank, 3, "group g", in(milliseconds(500)), member); });
+                 [&] { meet(store, rank, 3, "group g", in(milliseconds(2000)), member); });
   });
   expect_error(ErrorKind::kUnavailable, {"rank 0 of group g cannot take part", "missing ranks: 2"},
                [&] { meet(store, 2, 3, "group g", in(kPatience), member); });
@@ -205,11 +208,13 @@ TEST(Rendezvous, OneThatIsInterruptedAfterItsIntroductionEndsTheAttempt) {
 
 TEST(Rendezvous, NamesTheRanksThatDidNotCome) {
   const auto store = std::make_shared<FakeStore>();
+  std::barrier<> both(2);
   on_ranks(4, [&](int rank) {
     if (rank % 2 == 1) return;
+    both.arrive_and_wait();
     expect_error(ErrorKind::kTimeout,
                  {"rank " + std::to_string(rank) + " of group g met 2 of 4", "missing ranks: 1, 3"},
-                 [&] { meet(store, rank, 4, "group g", in(milliseconds(200)), member); });
+                 [&] { meet(store, rank, 4, "group g", in(milliseconds(2000)), member); });
   });
 }
 

@@ -29,6 +29,7 @@
 #include "memory/shared_memory.h"
 #include "memory/system_memory.h"
 #include "memory_fixture.h"
+#include "seeds.h"
 
 namespace hbm::memory {
 namespace {
@@ -266,10 +267,11 @@ TEST(SharedSegment, ThreadsShareASegment) {
         EXPECT_TRUE(is_filled(filled.block, filled.value, filled.bytes));
         segment->free(filled.block);
       };
+      const uint64_t seed = test_seed();
       std::vector<std::thread> threads;
       for (unsigned id = 0; id < 4; ++id) {
         threads.emplace_back([&, id] {
-          std::mt19937_64 random(id);
+          std::mt19937_64 random(seed + id);
           for (int i = 0; i < 250; ++i) {
             const size_t bytes = random() % (size_t{1} << (random() % 23));
             const char value = static_cast<char>(random());
@@ -344,10 +346,11 @@ TEST(SharedSegment, ForksWhileThreadsAllocate) {
     char* const inherited = static_cast<char*>(segment->allocate(kMiB));
     std::memset(inherited, 7, kMiB);
     std::atomic<bool> stop = false;
+    const uint64_t seed = test_seed();
     std::vector<std::thread> threads;
     for (int id = 1; id <= 2; ++id) {
       threads.emplace_back([&, id] {
-        std::mt19937_64 random(static_cast<unsigned>(id));
+        std::mt19937_64 random(seed + static_cast<uint64_t>(id));
         while (!stop) {
           const size_t bytes = random() % (256 * kKiB) + 1;
           void* block = segment->allocate(bytes);

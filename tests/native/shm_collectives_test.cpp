@@ -13,6 +13,7 @@
 #include "collectives_conversation.h"
 #include "communicator/shm/area.h"
 #include "communicator/shm/phased_operation.h"
+#include "seeds.h"
 #include "shm_ranks.h"
 #include "stress.h"
 
@@ -61,7 +62,8 @@ Speaker speaker(NodeRank& rank) {
       .memory = {in_segment, private_memory}};
 }
 
-void converse(const Shape& shape, unsigned seed) {
+void converse(const Shape& shape) {
+  const uint64_t seed = test_seed();
   TestNode node({.size = shape.size,
                  .chunk_bytes = shape.chunk_bytes,
                  .segment_bytes = size_t{shape.size > 8      ? 8u
@@ -82,7 +84,7 @@ void converse(const Shape& shape, unsigned seed) {
 class NodeCollectives : public testing::TestWithParam<Shape> {};
 
 TEST_P(NodeCollectives, GiveWhatPlainLoopsGive) {
-  for (unsigned seed = 1; seed <= 2; ++seed) converse(GetParam(), seed);
+  for (int i = 0; i < 2; ++i) converse(GetParam());
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, NodeCollectives,
@@ -140,11 +142,11 @@ TEST(NodeStreams, CopyWhatIsForTheRankItselfWhoeverIsLate) {
   constexpr size_t kBytes = (size_t{5} << 20) / 2 + 13;
   for (int late = 0; late < 3; ++late) {
     TestNode node({.size = 3, .chunk_bytes = 128 << 10, .segment_bytes = 64 << 20});
-    const unsigned seed = std::random_device{}();
-    SCOPED_TRACE("rank " + std::to_string(late) + " late, seed " + std::to_string(seed));
+    const uint64_t seed = test_seed();
+    SCOPED_TRACE("rank " + std::to_string(late) + " late");
     // Returns what rank `from` has for rank `to`.
     const auto part = [seed](int from, int to) {
-      std::mt19937 random(seed + static_cast<unsigned>(3 * from + to));
+      std::mt19937_64 random(seed + static_cast<uint64_t>(3 * from + to));
       std::vector<char> bytes(kBytes);
       std::ranges::generate(bytes, [&] { return static_cast<char>(random()); });
       return bytes;
@@ -214,9 +216,9 @@ TEST(NodeStress, TalksAsLongAsItIsTold) {
   const auto end = Clock::now() + std::chrono::seconds(seconds);
   const std::vector<Shape> shapes = {{2, 64 * 1024, 500}, {3, 512, 500},  {4, 4096, 500},
                                      {8, 1024, 200},      {13, 512, 100}, {64, 256, 10}};
-  for (unsigned seed = 100; Clock::now() < end && !HasFailure(); ++seed) {
-    SCOPED_TRACE("seed " + std::to_string(seed));
-    converse(shapes[seed % shapes.size()], seed);
+  for (size_t i = 0; Clock::now() < end && !HasFailure(); ++i) {
+    SCOPED_TRACE("conversation " + std::to_string(i));
+    converse(shapes[i % shapes.size()]);
   }
 }
 

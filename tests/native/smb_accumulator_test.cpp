@@ -14,6 +14,7 @@
 #include "box/server/storage/bound_operation.h"
 #include "box/server/storage/store.h"
 #include "kernels/accumulate.h"
+#include "seeds.h"
 #include "smb_store_fixture.h"
 
 namespace hbm::box {
@@ -51,7 +52,7 @@ TEST_P(AccumulatorTest, AppliesFormulasToRanges) {
   SessionRecord& session = this->session(1);
   const uint64_t size = 3 << 20;
   const auto target = segment(1, size), source = segment(2, size);
-  std::mt19937_64 random(1);
+  std::mt19937_64 random = test_random();
   uint64_t number = 0;
   for (const Formula& formula : kFormulas) {
     const uint64_t width = element_size(formula.target);
@@ -115,11 +116,12 @@ TEST_P(AccumulatorTest, OverlappingOperationsLoseNothing) {
   const auto target = segment(1, kCount * 8), ones = segment(2, kCount * 8);
   std::fill_n(contents<int64_t>(*ones), kCount, 1);
   std::vector<std::vector<int64_t>> added(kClients, std::vector<int64_t>(kCount));
+  const uint64_t seed = test_seed();
   std::vector<std::thread> clients;
   for (uint64_t client = 0; client < kClients; ++client) {
     SessionRecord& session = this->session(client + 1);
     clients.emplace_back([&, client] {
-      std::mt19937_64 random(client);
+      std::mt19937_64 random(seed + client);
       for (uint64_t number = 1; number <= kOperations; ++number) {
         uint64_t first = random() % kCount, last = random() % kCount;
         if (first > last) std::swap(first, last);

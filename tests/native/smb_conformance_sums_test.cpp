@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "seeds.h"
 #include "smb_conformance_fixture.h"
 
 namespace hbm::client {
@@ -16,7 +17,7 @@ namespace {
 // accumulate_test.
 template <class T>
 void accumulates(Client& client, Dtype dtype) {
-  std::mt19937_64 random(std::random_device{}());
+  std::mt19937_64 random = test_random();
   constexpr size_t kCount = 2 * kChunk / sizeof(T) + 3;
   const Segment target = client.alloc({.size = kCount * sizeof(T)});
   const Segment source = client.alloc({.size = kCount * sizeof(T)});

@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "seeds.h"
 #include "smb_conformance_fixture.h"
 
 namespace hbm::client {
@@ -37,15 +38,13 @@ TEST_P(SmbConformance, NewSegmentsAreZero) {
 TEST_P(SmbConformance, ReadsGiveWhatWasWritten) {
   const auto writer = connect();
   const auto reader = connect();
-  uint64_t seed = std::random_device()();
-  SCOPED_TRACE(seed);
   for (const uint64_t size : {uint64_t{1}, uint64_t{7}, uint64_t{4096}, uint64_t{65537}, kChunk + 1,
                               (uint64_t{4} << 20) + 13}) {
     const Segment mine = writer->alloc({.size = size});
     const Segment theirs =
         reader->alloc({.size = size, .key = mine.key(), .mode = smb::AllocMode::kAttach});
     EXPECT_FALSE(theirs.created());
-    const auto bytes = random_bytes(size, ++seed);
+    const auto bytes = random_bytes(size, test_seed());
     writer->write(mine, 0, bytes.data(), size);
     std::vector<std::byte> back(size);
     reader->read(theirs, 0, back.data(), size);
@@ -58,7 +57,7 @@ TEST_P(SmbConformance, RegisteredMemoryHoldsTheSameBytes) {
   constexpr uint64_t kSize = 3 * kChunk + 1;
   const Segment segment = client->alloc({.size = kSize});
   for (int round = 0; round < 3; ++round) {
-    auto bytes = random_bytes(kSize, std::random_device()());
+    auto bytes = random_bytes(kSize, test_seed());
     std::vector<std::byte> back(kSize);
     std::shared_ptr<void> registered = client->register_memory(bytes.data(), bytes.size());
     const auto also = client->register_memory(back.data(), back.size());
@@ -76,7 +75,7 @@ TEST_P(SmbConformance, RangesTouchNothingElse) {
   const auto client = connect();
   constexpr uint64_t kSize = 3 * kChunk + 5;
   const Segment segment = client->alloc({.size = kSize});
-  std::mt19937_64 random(std::random_device{}());
+  std::mt19937_64 random = test_random();
   std::vector<std::byte> model(kSize);
   for (int i = 0; i < 60; ++i) {
     const uint64_t offset = random() % (kSize + 1);
@@ -313,7 +312,7 @@ TEST_P(SmbConformance, ThreadsShareAClient) {
 TEST_P(SmbConformance, ItBelongsToTheProcessThatMadeIt) {
   auto client = connect();
   const Segment segment = client->alloc({.size = 40 * kChunk});
-  const auto bytes = random_bytes(segment.size(), 1);
+  const auto bytes = random_bytes(segment.size(), test_seed());
   client->write(segment, 0, bytes.data(), bytes.size());  // its threads run
   const pid_t child = fork();
   if (child == 0) {

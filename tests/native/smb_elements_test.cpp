@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "box/protocol/frame_stream.h"
+#include "seeds.h"
 #include "smb_socket_pairs.h"
 
 namespace hbm::smb {
@@ -81,7 +82,7 @@ TEST_P(SharedMemory, HasNoElementThatIsHalfWritten) {
       }
       while (placer.frames == 0) {
         ASSERT_TRUE(
-            wait_for(to.fd(), POLLIN, std::chrono::steady_clock::now() + std::chrono::seconds(5)));
+            wait_for(to.fd(), POLLIN, std::chrono::steady_clock::now() + std::chrono::seconds(60)));
         to.receive(placer, 1 << 20);
       }
       Bytes expected(8 * kElements);
@@ -121,7 +122,7 @@ TEST_P(SharedMemory, IsSentWithoutMixingElements) {
 }
 
 TEST(SharedElements, AreCopiedAtEveryAlignment) {
-  const Bytes source = random_bytes(64, 8);
+  const Bytes source = random_bytes(64, test_seed());
   alignas(8) std::array<std::byte, 64> shared;
   for (size_t begin = 0; begin < 16; ++begin) {
     for (size_t bytes = 0; bytes < 40; ++bytes) {

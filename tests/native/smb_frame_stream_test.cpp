@@ -22,6 +22,7 @@
 #include "box/protocol/socket.h"
 #include "expect_error.h"
 #include "scratch.h"
+#include "seeds.h"
 #include "smb_socket_pairs.h"
 
 namespace hbm::smb {
@@ -71,14 +72,14 @@ void pump(FrameStream& from, FrameStream& to, FrameReceiver& receiver, uint64_t 
   }
 }
 
-// Frames of every size, built once from a seed.
+// Frames of every size.
 struct Expected {
   Bytes body;
   Bytes payload;
 };
 
-std::vector<Expected> random_frames(uint64_t seed, size_t count) {
-  std::mt19937_64 random(seed);
+std::vector<Expected> random_frames(size_t count) {
+  std::mt19937_64 random = test_random();
   std::vector<Expected> frames;
   for (size_t i = 0; i < count; ++i) {
     const size_t most = std::array<size_t, 5>{0, 100, 5000, 100'000, kMaxPayload}[random() % 5];
@@ -135,7 +136,7 @@ TEST_P(FrameStreams, CarryRandomFrames) {
   seal_left(from);
   FrameStream to(std::move(right), payloads());
   seal_right(to);
-  const auto frames = random_frames(1, 200);
+  const auto frames = random_frames(200);
   Collector collector;
   for (size_t i = 0; i < frames.size(); ++i) {
     from.queue(header_of(i), frames[i].body, frames[i].payload);
@@ -148,7 +149,7 @@ TEST_P(FrameStreams, CarryRandomFrames) {
 
 TEST_P(FrameStreams, CarryFramesBothWaysAtOnce) {
   auto [left, right] = pair();
-  const auto frames = random_frames(2, 100);
+  const auto frames = random_frames(100);
   const auto converse = [&frames](Descriptor socket, void (*seal)(FrameStream&)) {
     FrameStream stream(std::move(socket), payloads());
     seal(stream);
@@ -162,7 +163,7 @@ TEST_P(FrameStreams, CarryFramesBothWaysAtOnce) {
       if (flow == Flow::kClosed) break;
       if (flow == Flow::kIdle && collector.frames.size() < frames.size()) {
         wait_for(stream.fd(), blocked ? POLLIN | POLLOUT : POLLIN,
-                 std::chrono::steady_clock::now() + std::chrono::seconds(10));
+                 std::chrono::steady_clock::now() + std::chrono::seconds(60));
       }
     }
     expect_same(collector.frames, frames);
@@ -173,8 +174,8 @@ TEST_P(FrameStreams, CarryFramesBothWaysAtOnce) {
 }
 
 TEST_P(FrameStreams, AreWholeWhereverTheyAreTorn) {
-  const Bytes body = random_bytes(40, 4);
-  const Bytes payload = random_bytes(300, 5);
+  const Bytes body = random_bytes(40, test_seed());
+  const Bytes payload = random_bytes(300, test_seed());
   Bytes wire;
   {
     auto [left, right] = pair();
@@ -194,7 +195,7 @@ TEST_P(FrameStreams, AreWholeWhereverTheyAreTorn) {
   const auto pass = [&, sender = left.get()](const std::byte* from, size_t bytes) {
     ASSERT_EQ(send(sender, from, bytes, 0), static_cast<ssize_t>(bytes));
     ASSERT_TRUE(
-        wait_for(to.fd(), POLLIN, std::chrono::steady_clock::now() + std::chrono::seconds(5)));
+        wait_for(to.fd(), POLLIN, std::chrono::steady_clock::now() + std::chrono::seconds(60)));
     for (size_t seen = 0; seen < 2; ++seen) ASSERT_EQ(to.receive(collector, 1 << 20), Flow::kIdle);
   };
   for (size_t cut = 1; cut < wire.size(); ++cut) {
@@ -204,7 +205,7 @@ TEST_P(FrameStreams, AreWholeWhereverTheyAreTorn) {
     pass(wire.data() + cut, wire.size() - cut);
     while (collector.frames.size() < 2) {
       ASSERT_TRUE(
-          wait_for(to.fd(), POLLIN, std::chrono::steady_clock::now() + std::chrono::seconds(5)));
+          wait_for(to.fd(), POLLIN, std::chrono::steady_clock::now() + std::chrono::seconds(60)));
       to.receive(collector, 1 << 20);
     }
     for (const Got& got : collector.frames) {
@@ -219,7 +220,7 @@ TEST_P(FrameStreams, BlockAndGoOn) {
   seal_left(from);
   FrameStream to(std::move(right), payloads());
   seal_right(to);
-  const auto payload = std::make_shared<const Bytes>(random_bytes(kMaxPayload, 6));
+  const auto payload = std::make_shared<const Bytes>(random_bytes(kMaxPayload, test_seed()));
   size_t count = 0;
   do {
     from.queue(header_of(count++), {}, *payload, payload);
@@ -251,7 +252,7 @@ TEST_P(FrameStreams, TakeManySmallFramesInFewCalls) {
   Collector collector;
   int calls = 0;
   while (collector.frames.size() < kCount) {
-    wait_for(to.fd(), POLLIN, std::chrono::steady_clock::now() + std::chrono::seconds(5));
+    wait_for(to.fd(), POLLIN, std::chrono::steady_clock::now() + std::chrono::seconds(60));
     to.receive(collector, 1 << 20);
     ASSERT_LT(++calls, 50);
   }
@@ -268,7 +269,7 @@ TEST_P(FrameStreams, PauseWhenTold) {
   Collector collector;
   collector.on_frame = [&to] { to.pause(); };
   ASSERT_TRUE(
-      wait_for(to.fd(), POLLIN, std::chrono::steady_clock::now() + std::chrono::seconds(5)));
+      wait_for(to.fd(), POLLIN, std::chrono::steady_clock::now() + std::chrono::seconds(60)));
   for (size_t seen = 1; seen <= 3; ++seen) {
     EXPECT_EQ(to.receive(collector, 1 << 20), Flow::kMore);
     EXPECT_EQ(collector.frames.size(), seen);
@@ -301,7 +302,7 @@ TEST_P(FrameStreams, SayThatTheOtherEndIsGone) {
     FrameStream to(std::move(right), payloads());
     seal_right(to);
     ASSERT_TRUE(
-        wait_for(to.fd(), POLLIN, std::chrono::steady_clock::now() + std::chrono::seconds(5)));
+        wait_for(to.fd(), POLLIN, std::chrono::steady_clock::now() + std::chrono::seconds(60)));
     EXPECT_EQ(to.receive(collector, 1 << 20), Flow::kIdle);
   }
   EXPECT_EQ(from.receive(collector, 1 << 20), Flow::kClosed);
@@ -323,7 +324,7 @@ TEST_P(FrameStreams, RefuseMalformedHeaders) {
     ASSERT_EQ(send(left.get(), &header, sizeof(header), 0), static_cast<ssize_t>(sizeof(header)));
     Collector collector;
     expect_error(ErrorKind::kNetwork, {"a frame is malformed", cause}, [&] {
-      wait_for(to.fd(), POLLIN, std::chrono::steady_clock::now() + std::chrono::seconds(5));
+      wait_for(to.fd(), POLLIN, std::chrono::steady_clock::now() + std::chrono::seconds(60));
       to.receive(collector, 1 << 20);
     });
     EXPECT_TRUE(collector.frames.empty());
@@ -353,7 +354,7 @@ TEST_P(Descriptors, ComeWithTheirFrames) {
   auto [left, right] = unix_pair();
   FrameStream from(std::move(left), GetParam());
   FrameStream to(std::move(right), GetParam());
-  std::mt19937_64 random(7);
+  std::mt19937_64 random = test_random();
   constexpr uint64_t kCount = 300;
   std::vector<Descriptor> originals;
   Collector collector;
@@ -472,7 +473,7 @@ TEST(Sockets, ReplaceAFileThatNobodyListensOn) {
 TEST(Sockets, ListenOnEveryInterface) {
   const Descriptor listener = listen_at({"", 0, ""});
   const uint16_t port = local_port(listener.get());
-  const Deadline deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  const Deadline deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   EXPECT_GE(connect_to({"127.0.0.1", port, ""}, deadline).get(), 0);
   EXPECT_GE(connect_to({"localhost", port, ""}, deadline).get(), 0);
 }

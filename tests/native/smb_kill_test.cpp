@@ -30,6 +30,7 @@
 #include "base/descriptor.h"
 #include "box/server.h"
 #include "scratch.h"
+#include "seeds.h"
 #include "smb_client.h"
 #include "stress.h"
 
@@ -147,8 +148,6 @@ TEST(SmbKill, EverySumIsAppliedOnce) {
   const Scratch folder;
   BoxProcess box(folder.store());
   const std::string url = box.url();
-  const uint64_t seed = std::random_device()();
-  SCOPED_TRACE(seed);
 
   constexpr const char* kTransports[] = {"shm", "tcp", "tcp"};
   std::barrier ready(std::size(kTransports) + 1);
@@ -191,7 +190,7 @@ TEST(SmbKill, EverySumIsAppliedOnce) {
     });
   }
   ready.arrive_and_wait();
-  std::mt19937_64 random(seed);
+  std::mt19937_64 random = test_random();
   for (int kills = 0; kills < most && !HasFatalFailure(); ++kills) {
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 40'000));
     box.restart();

@@ -64,9 +64,9 @@ inline smb::Transfer transfer_of(uint64_t offset, uint32_t bytes,
   return {offset, bytes, handle};
 }
 
-// Waits until `condition` holds, at most twenty seconds.
+// Waits until `condition` holds, at most a minute.
 inline bool eventually(const std::function<bool()>& condition) {
-  for (int i = 0; i < 20'000; ++i) {
+  for (const auto limit = smb::soon(); std::chrono::steady_clock::now() < limit;) {
     if (condition()) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

@@ -57,7 +57,7 @@ inline std::vector<std::byte> sealed_piece(Seal& seal, std::span<const std::byte
   return piece;
 }
 
-inline Deadline soon(std::chrono::milliseconds most = std::chrono::seconds(20)) {
+inline Deadline soon(std::chrono::milliseconds most = std::chrono::seconds(60)) {
   return std::chrono::steady_clock::now() + most;
 }
 

@@ -62,7 +62,7 @@ class Relay {
     std::thread down;
   };
 
-  static Deadline soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(20); }
+  static Deadline soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(60); }
 
   void accept_clients() {
     while (!stopping_ && wait_for(listener_.get(), POLLIN, soon() + std::chrono::hours(1))) {

@@ -124,7 +124,7 @@ TEST_F(Restart, ClientsComeBackAlsoWhereFewerMayComeIn) {
 }
 
 TEST_F(Restart, WhoIsBackFirstTakesNothingAlong) {
-  options_.service.lease = 1s;
+  options_.service.lease = 2s;
   start();
   auto first = std::make_unique<Caller>(*box_);
   auto second = std::make_unique<Caller>(*box_);
@@ -142,7 +142,7 @@ TEST_F(Restart, WhoIsBackFirstTakesNothingAlong) {
 }
 
 TEST_F(Restart, WhoLeftOrStaysAwayIsForgotten) {
-  options_.service.lease = 1s;
+  options_.service.lease = 2s;
   start();
   auto leaver = std::make_unique<Caller>(*box_);
   auto away = std::make_unique<Caller>(*box_);

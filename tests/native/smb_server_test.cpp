@@ -56,7 +56,7 @@ class ServerTest : public testing::Test {
 
 // Connects, and takes the box's first frame.
 void expect_hello(const std::string& url) {
-  const auto until = Clock::now() + 5s;
+  const auto until = Clock::now() + 60s;
   const Descriptor socket = smb::connect_to(smb::parse_url(url).front(), until);
   ASSERT_TRUE(smb::wait_for(socket.get(), POLLIN, until));
   smb::Header header;
@@ -65,14 +65,9 @@ void expect_hello(const std::string& url) {
   EXPECT_EQ(header.opcode, smb::Opcode::kHello);
 }
 
-TEST_F(ServerTest, StartsAndStopsAtOnce) {
-  auto quickest = Clock::duration::max();
-  for (int i = 0; i < 5; ++i) {
-    const auto start = Clock::now();
-    Server(options_).close();
-    quickest = std::min(quickest, Clock::now() - start);
-  }
-  EXPECT_LE(quickest, 300ms);
+TEST_F(ServerTest, StopsWithoutWaitingForALease) {
+  options_.lease = 24h;
+  Server(options_).close();
 }
 
 TEST_F(ServerTest, IsReachedAndLeavesNothing) {

@@ -168,10 +168,10 @@ class Caller {
   uint32_t handle_ = 0;
 };
 
-// Waits until `condition` holds, at most ten seconds.
+// Waits until `condition` holds, at most a minute.
 template <class Condition>
 bool eventually(Condition condition) {
-  for (int i = 0; i < 1000; ++i) {
+  for (const auto limit = Clock::now() + 60s; Clock::now() < limit;) {
     if (condition()) return true;
     std::this_thread::sleep_for(10ms);
   }

@@ -48,7 +48,7 @@ inline Pair unix_pair() {
 inline Pair tcp_pair() {
   const Descriptor listener = listen_at({"127.0.0.1", 0, ""});
   Pair pair;
-  const Deadline deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  const Deadline deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   pair.left = connect_to({"127.0.0.1", local_port(listener.get()), ""}, deadline);
   EXPECT_TRUE(wait_for(listener.get(), POLLIN, deadline));
   int failure = 0;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "box/server/storage/store.h"
+#include "seeds.h"
 #include "smb_store_fixture.h"
 
 namespace hbm::box {
@@ -54,7 +55,7 @@ class FilledStore {
  public:
   explicit FilledStore(const std::string& directory, bool sync = false)
       : store(open_store(directory, kFewRecords, sync)) {
-    std::mt19937_64 random(std::random_device{}());
+    std::mt19937_64 random = test_random();
     for (uint64_t key : {1, 2, 3}) {
       segments.push_back(store->create(creation(key, kStoredBytes)));
       std::string& bytes = data[key];

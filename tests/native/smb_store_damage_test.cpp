@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "expect_error.h"
+#include "seeds.h"
 #include "smb_store_copies.h"
 
 namespace hbm::box {
@@ -37,7 +38,7 @@ std::function<void(const fs::path&)> flip(const std::string& file, double part) 
 
 std::function<void(const fs::path&)> randomise(const std::string& file, size_t from) {
   return [=](const fs::path& store) {
-    std::mt19937_64 random(std::random_device{}());
+    std::mt19937_64 random = test_random();
     std::string bytes = contents_of(store / file);
     for (size_t at = from; at < bytes.size(); ++at) bytes[at] = static_cast<char>(random());
     write_contents(store / file, bytes);

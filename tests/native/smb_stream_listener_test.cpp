@@ -177,7 +177,6 @@ TEST(StreamListener, DrainsForSoLongAlone) {
   box.listener->drain(100);
   const auto took = std::chrono::steady_clock::now() - begin;
   EXPECT_GE(took, std::chrono::milliseconds(100));
-  EXPECT_LT(took, std::chrono::seconds(2));
 }
 
 std::shared_ptr<BoxSegment> pool_segment() {

@@ -20,6 +20,7 @@
 #include "box/server/listener/stream_listener.h"
 #include "box/transport/transport.h"
 #include "scratch.h"
+#include "seeds.h"
 #include "smb_transport_handler.h"
 
 namespace hbm::transport {
@@ -38,7 +39,7 @@ std::vector<std::byte> bytes_of(const T& value) {
 }
 
 inline std::vector<std::byte> random_bytes(uint64_t count) {
-  static std::mt19937_64 random{std::random_device{}()};
+  std::mt19937_64 random = test_random();
   std::vector<uint64_t> words(count / sizeof(uint64_t) + 1);
   std::generate(words.begin(), words.end(), std::ref(random));
   const auto* const first = reinterpret_cast<const std::byte*>(words.data());
@@ -87,7 +88,7 @@ class Box {
 };
 
 inline void finish(Transport& transport, const TransportRequest& request) {
-  const auto deadline = std::chrono::steady_clock::now() + 20s;
+  const auto deadline = std::chrono::steady_clock::now() + 60s;
   while (!request.finished()) {
     ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "not finished";
     transport.progress(1s);

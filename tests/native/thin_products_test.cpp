@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "seeds.h"
 
 namespace hbm {
 
@@ -62,7 +63,7 @@ class ThinProductsTest : public testing::TestWithParam<const Kernels*> {
     }
   }
 
-  std::mt19937_64 random_{std::random_device{}()};
+  std::mt19937_64 random_ = test_random();
   std::normal_distribution<double> normal_;
 };
 

@@ -18,6 +18,7 @@
 #include "box/verbs/server/reply_message.h"
 #include "box/verbs/server/request_message.h"
 #include "expect_error.h"
+#include "seeds.h"
 
 namespace hbm::verbs {
 namespace {
@@ -56,9 +57,7 @@ class VerbsMessages : public testing::Test {
     return message;
   }
 
-  const unsigned seed_ = std::random_device()();
-  std::mt19937_64 random_{seed_};
-  const testing::ScopedTrace trace_{__FILE__, __LINE__, "seed " + std::to_string(seed_)};
+  std::mt19937_64 random_ = test_random();
 };
 
 TEST_F(VerbsMessages, RequestsAreTakenApart) {

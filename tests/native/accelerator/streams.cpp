@@ -1,6 +1,7 @@
 #include "streams.h"
 
 #include <atomic>
+#include <cstdlib>
 #include <deque>
 #include <map>
 #include <random>
@@ -40,7 +41,9 @@ class Worker {
 
  private:
   [[noreturn]] void work() {
-    std::mt19937_64 random(std::random_device{}());
+    const char* const seed = std::getenv("HBMCOMM_TEST_SEED");
+    std::mt19937_64 random(seed == nullptr ? std::random_device{}()
+                                           : std::strtoull(seed, nullptr, 10));
     for (;;) {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [this] { return !held_ && !tasks_.empty(); });
