@@ -5,7 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/pip --disable-pip-version-check --quiet
 EXTRAS := bench examples lint test wheels
-FUZZ_SECONDS ?= 60
+FUZZ_SECONDS ?= 30
+FUZZERS := smb_frames smb_replies verbs_frames
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 # Tests at a time: one more than there are processors, since tests wait for one another and for time
@@ -158,11 +159,12 @@ fuzz: $(PACKAGES)  ## send the memory box, and a client, whatever comes to mind,
 	cmake -S tests/fuzz -B build/fuzz -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 	  -DCMAKE_CXX_COMPILER=clang++
 	$(COMPILE) build/fuzz
-	for target in smb_frames smb_replies verbs_frames; do \
-	  python tests/fuzz/$${target}_corpus.py build/fuzz/corpus/$$target && \
-	  build/fuzz/$$target -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/fuzz/ \
-	    build/fuzz/corpus/$$target || exit; \
+	for target in $(FUZZERS); do \
+	  python tests/fuzz/$${target}_corpus.py build/fuzz/corpus/$$target || exit; \
 	done
+	printf '%s\n' $(FUZZERS) | xargs -P $(JOBS) -I TARGET sh -c 'build/fuzz/TARGET \
+	  -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/fuzz/ build/fuzz/corpus/TARGET \
+	  > build/fuzz/TARGET.log 2>&1; code=$$?; tail -n 200 build/fuzz/TARGET.log; exit $$code'
 
 # Clang reads no precompiled headers of GCC's, and clang-tidy no files that are compiled as one.
 # Clang 14 cannot read kernels/kernels*.cpp (GCC's vectors).

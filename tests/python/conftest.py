@@ -57,6 +57,13 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
+@pytest.hookimpl(trylast=True)  # after the tests of a world size were put together
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests that take minutes: at the end, one would keep a processor idle."""
+    long = ("vm", "torch_suite")
+    items.sort(key=lambda item: not any(map(item.get_closest_marker, long)))
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "ranks" not in metafunc.fixturenames:
         return
