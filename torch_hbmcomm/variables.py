@@ -34,6 +34,7 @@ VARIABLES = {
     "HBMCOMM_TEST_BACKEND": "backend that the tests run on (hbm)",
     "HBMCOMM_TEST_DEVICE": "device type that the tests of accelerators run on (late, their own)",
     "HBMCOMM_TEST_RANKS": "number of ranks of the tests (all sizes)",
+    "HBMCOMM_TEST_SEED": "seed of the tests' data (fresh)",
     "HBMCOMM_TEST_SLURM_PORTS": "three ports of the tests' Slurm cluster (chosen)",
     "HBMCOMM_TOKEN": "the token of a memory box; before HBMCOMM_TOKEN_FILE",
     "HBMCOMM_TOKEN_FILE": "file with the token of a memory box (~/.config/hbmcomm/token)",
