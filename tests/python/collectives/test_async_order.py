@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from harness import Context, Pool, beyond_gloo
 from harness.data import assert_reduced, gathered, random_numbers
+from harness.events import await_rank, tell
 from harness.reference import reduced
 
 pytestmark = pytest.mark.conformance
@@ -234,23 +235,28 @@ def test_waiting_in_other_threads(pool: Pool) -> None:
 
 
 def check_gil_is_free(context: Context) -> None:
-    """While a rank waits for a late peer, other Python threads of it go on."""
-    ticks = 0
+    """While a rank waits for a late peer, other Python threads of it go on; the peer comes when
+    they have."""
     stop = threading.Event()
 
     def tick() -> None:
-        nonlocal ticks
+        ticks = 0
         while not stop.wait(0.005):
             ticks += 1
+            if ticks == 20:  # while the main thread waits, since the late rank has not come
+                tell(context, "ticked")
 
+    late = context.size - 1
+    if context.rank == late:
+        for rank in range(late):
+            await_rank(context, "ticked", rank)
+        dist.all_reduce(torch.ones(10))
+        return
     ticker = threading.Thread(target=tick, daemon=True)
     ticker.start()
-    if context.rank == context.size - 1:
-        time.sleep(0.5)
     dist.all_reduce(torch.ones(10))
     stop.set()
     ticker.join()
-    assert ticks > 5, ticks
 
 
 @pytest.mark.ranks(2, 4)

@@ -13,7 +13,7 @@ def tell(context: Context, event: str) -> None:
     _file(context, event, context.rank).touch()
 
 
-def await_rank(context: Context, event: str, rank: int, limit: float = 40) -> None:
+def await_rank(context: Context, event: str, rank: int, limit: float = 60) -> None:
     """Wait until that rank has told so."""
     deadline = time.monotonic() + limit
     while not _file(context, event, rank).exists():
