@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -196,6 +196,19 @@ def group_to_report_in(
     if isinstance(ddp, DistributedDataParallel):
         return ddp.process_group
     return chosen_group(group)
+
+
+class HookState:
+    """The state of a communication hook, which can be neither copied nor pickled."""
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied or pickled, nor can the "
+            "DistributedDataParallel model that has it: PyTorch registers no communication hook "
+            "with the copy. Copy or save the model inside, as in copy.deepcopy(ddp.module) or "
+            "torch.save(ddp.module.state_dict(), path); to train the copy, wrap it and register "
+            "a hook with a new state. A checkpoint has the state's state_dict()"
+        )
 
 
 def check_no_hook(ddp: DistributedDataParallel) -> None:

@@ -24,14 +24,14 @@ from torch_hbmcomm.async_ddp.parameters import Parameters
 from torch_hbmcomm.async_ddp.pipeline import TaskPipeline
 from torch_hbmcomm.async_ddp.resync import Publication, Resync
 from torch_hbmcomm.async_ddp.totals import Totals
-from torch_hbmcomm.groups import group_of_model, group_to_report_in
+from torch_hbmcomm.groups import HookState, group_of_model, group_to_report_in
 from torch_hbmcomm.optimizers import optimizers_to_drain, step_and_clear
 from torch_hbmcomm.parameter_server.roster import Roster
 from torch_hbmcomm.parameter_server.sharding import Boxes, connect_boxes
 from torch_hbmcomm.smb.closeable import Closeable, close_at_exit
 
 
-class AsyncState(Closeable):
+class AsyncState(HookState, Closeable):
     """The state of async_hook, which trains an unmodified DDP model asynchronously.
 
         ddp = DistributedDataParallel(model, process_group=group, broadcast_buffers=False)

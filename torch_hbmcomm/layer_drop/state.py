@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_hbmcomm.agreement import together
-from torch_hbmcomm.groups import check_no_hook, group_of_model, group_to_report_in
+from torch_hbmcomm.groups import HookState, check_no_hook, group_of_model, group_to_report_in
 from torch_hbmcomm.layer_drop.averaging import Averager, check_equal
 from torch_hbmcomm.layer_drop.bucket_factors import BucketFactors
 from torch_hbmcomm.layer_drop.buckets import BucketLayers, Buckets
@@ -42,7 +42,7 @@ from torch_hbmcomm.optimizers import optimizers_to_drain, step_and_clear
 _log = logging.getLogger("torch_hbmcomm.layer_drop")
 
 
-class LayerDropState:
+class LayerDropState(HookState):
     """A part of the gradients in each step, the rest later, under DDP.
 
         ddp = DistributedDataParallel(model)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from harness import Context, Pool
+from harness.asynchronous import two_boxes
+from harness.box_process import TOKEN
+from harness.data import assert_same
 from harness.layer_drop_ddp import Weighted, gradients, wrapped
 from torch import nn
 from torch._C._distributed_c10d import FileStore
@@ -15,6 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 import torch_hbmcomm as hbmcomm
+from torch_hbmcomm import smb
 from torch_hbmcomm.layer_drop.averaging import _options as options_beside
 from torch_hbmcomm.layer_drop.optimizer import UpdateSkipper
 
@@ -160,6 +167,49 @@ def refuse_one(context: Context) -> None:
 @pytest.mark.ranks(2, 3)
 def test_one_ranks_bad_argument_is_every_ranks_error(pool: Pool) -> None:
     pool.run(refuse_one)
+
+
+def copy_models(context: Context, urls: list[str]) -> None:
+    """Neither a state nor its model can be copied; the model inside can."""
+    for kind in ("LayerDropState", "AsyncState"):
+        with smb.connect(urls[0], TOKEN) as box:
+            ddp = wrapped(Weighted(), broadcast_buffers=False)
+            state: Any
+            hook: Any
+            if kind == "AsyncState":
+                state, hook = hbmcomm.AsyncState(None, ddp, box), hbmcomm.async_hook
+            else:
+                state, hook = hbmcomm.LayerDropState(model=ddp), hbmcomm.layer_drop_hook
+            ddp.register_comm_hook(state, hook)
+            ddp(*gradients(context.seed, context.rank, 0, context.size)).backward()
+            for attempt in (
+                lambda: copy.deepcopy(ddp),  # noqa: B023
+                lambda: torch.save(ddp, io.BytesIO()),  # noqa: B023
+                lambda: copy.deepcopy(state),  # noqa: B023
+                lambda: copy.copy(state),  # noqa: B023
+                lambda: pickle.dumps(state),  # noqa: B023
+            ):
+                with pytest.raises(TypeError, match=rf"{kind} cannot be copied.*deepcopy\(ddp\.m"):
+                    attempt()
+            copied = copy.deepcopy(ddp.module)
+            saved = io.BytesIO()
+            torch.save(ddp.module, saved)
+            saved.seek(0)
+            loaded = torch.load(saved, weights_only=False)
+            for own, one, other in zip(
+                ddp.parameters(), copied.parameters(), loaded.parameters(), strict=True
+            ):
+                assert_same(one.detach(), own.detach(), "the copy")
+                assert_same(other.detach(), own.detach(), "the saved model")
+            if isinstance(state, hbmcomm.AsyncState):
+                state.close()
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.filterwarnings("ignore:.*broadcast_buffers:FutureWarning")
+def test_copies_of_models(pool: Pool) -> None:
+    with two_boxes() as urls:
+        pool.run(copy_models, urls)
 
 
 class Embedding(nn.Module):
