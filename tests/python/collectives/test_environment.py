@@ -44,7 +44,7 @@ if child:
 
 
 def output_of(code: str, **environment: str) -> str:
-    finished = run_code(USES + code, **environment)
+    finished = run_code(USES + code, 120, **environment)
     assert finished.code == 0, finished.output
     return finished.output
 

@@ -47,7 +47,7 @@ class Skipping:
         self.hook = UpdateSkipper(None if optimizer is None else [optimizer])
 
     def prepare(self, step: int, parameters: list[nn.Parameter]) -> None:
-        self.hook.dropped = parameters[step % len(parameters) :]
+        self.hook.dropped = [*parameters[step % len(parameters) :]]
 
 
 def momentum(parameters: Any) -> Optimizer:
