@@ -268,7 +268,7 @@ class ProcessGroupHbm final : public BackendBase {
   // Calls `use` with this thread's batch, under coalescing_mutex_; false if there is none.
   template <class Use>
   bool with_batch(const Use& use);
-  Batch take_batch();
+  CoalescedBatch take_batch();
   void join_batch(const c10::intrusive_ptr<WorkHbm>& work);
   // Keeps `error`, unless null, as the refusal of this thread's batch, if that is the first.
   // Returns a Work that has failed with the batch's refusal; null without a batch or a refusal.
@@ -329,7 +329,7 @@ class ProcessGroupHbm final : public BackendBase {
   std::atomic<int64_t> timeout_ms_;
 
   std::mutex coalescing_mutex_;  // guards the one below; taken alone
-  std::map<std::thread::id, Batch> batches_;
+  std::map<std::thread::id, CoalescedBatch> batches_;
   std::atomic<size_t> batch_count_{0};  // a thread reads its own change, so relaxed
 };
 

@@ -71,12 +71,12 @@ void BatchedWork::abort() {
 
 void ProcessGroupHbm::startCoalescing() {
   const std::lock_guard lock(coalescing_mutex_);
-  const bool added = batches_.insert_or_assign(std::this_thread::get_id(), Batch()).second;
+  const bool added = batches_.insert_or_assign(std::this_thread::get_id(), CoalescedBatch()).second;
   if (added) batch_count_.fetch_add(1, std::memory_order_relaxed);
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::endCoalescing() {
-  Batch batch = take_batch();
+  CoalescedBatch batch = take_batch();
   if (batch.refusal) {
     for (const auto& message : batch.messages) message->refuse(batch.refusal);
     std::rethrow_exception(batch.refusal);
@@ -93,13 +93,13 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::endCoalescing() {
 }
 
 void ProcessGroupHbm::drop_batch() {
-  const Batch batch = take_batch();
+  const CoalescedBatch batch = take_batch();
   const auto refusal = to_torch(std::make_exception_ptr(
       Error(ErrorKind::kInvalid, "a message did not begin, because its batch raised an error")));
   for (const auto& message : batch.messages) message->refuse(refusal);
 }
 
-Batch ProcessGroupHbm::take_batch() {
+CoalescedBatch ProcessGroupHbm::take_batch() {
   const std::lock_guard lock(coalescing_mutex_);
   const auto node = batches_.extract(std::this_thread::get_id());
   if (node.empty()) return {};
@@ -123,12 +123,12 @@ bool ProcessGroupHbm::coalescing() {
 }
 
 void ProcessGroupHbm::join_batch(const c10::intrusive_ptr<WorkHbm>& work) {
-  with_batch([&](Batch& batch) { batch.collectives.push_back(work); });
+  with_batch([&](CoalescedBatch& batch) { batch.collectives.push_back(work); });
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::refused_in_batch(const std::exception_ptr& error) {
   c10::intrusive_ptr<c10d::Work> work;
-  with_batch([&](Batch& batch) {
+  with_batch([&](CoalescedBatch& batch) {
     if (!batch.refusal) batch.refusal = error;  // null: none yet
     if (batch.refusal) work = c10::make_intrusive<BatchedWork>(rank_, batch.refusal);
   });
@@ -147,7 +147,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::defer(Message message) {
                      "ended");
     translated([&] { alive->begin(std::move(*shared)); });
   });
-  with_batch([&](Batch& batch) { batch.messages.push_back(work); });
+  with_batch([&](CoalescedBatch& batch) { batch.messages.push_back(work); });
   return work;
 }
 

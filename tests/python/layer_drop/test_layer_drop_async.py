@@ -52,7 +52,8 @@ def train_whole_numbers(boxes: Boxes, workers: int, terms: Any, **options: Any) 
 
     def work(worker: int, barrier: threading.Barrier) -> tuple[list[Weights], Weights, Weights]:
         model, delays = Layered(), seeds.draws(worker)
-        generator = seeds.generator(worker)
+        # A fixed example: a worker decides by its own updates alone, and drops some of these.
+        generator = torch.Generator().manual_seed(worker)
         settings: dict[str, Any] = {"drop": terms, "workers": workers, **options}
         with parameter_server(boxes, model, rule=Downpour("sum"), **settings) as ps:
             updates = []
