@@ -256,11 +256,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run_p2p(
   auto work = c10::make_intrusive<WorkHbm>(rank_, call.type, title(call), call.inputs, call.outputs,
                                            p2p_queue_, transfer ? transfer->result() : nullptr);
   auto operation = make(work->source_slot());
-  Message message{call, std::move(staged), std::move(transfer), work, std::move(operation)};
+  PreparedMessage message{call, std::move(staged), std::move(transfer), work, std::move(operation)};
   return coalescing() ? defer(std::move(message)) : begin(std::move(message));
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::begin(Message message) {
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::begin(PreparedMessage message) {
   const bool sends = message.call.type == c10d::OpType::SEND;
   if (message.transfer || (sends && !send_order_->empty())) {
     message.operation = std::make_unique<DeviceOperation>(

@@ -185,7 +185,7 @@ class ProcessGroupHbm final : public BackendBase {
     int peer = -1;  // of a message; -1: any
   };
   // A message that has been checked and has not begun.
-  struct Message {
+  struct PreparedMessage {
     Call call;
     StagedTensors staged;
     std::shared_ptr<DeviceTransfer> transfer;
@@ -249,7 +249,7 @@ class ProcessGroupHbm final : public BackendBase {
   c10::intrusive_ptr<c10d::Work> run_p2p(
       const Call& call, StagedTensors staged,
       const std::function<std::unique_ptr<Operation>(std::shared_ptr<int> source)>& make);
-  c10::intrusive_ptr<c10d::Work> begin(Message message);
+  c10::intrusive_ptr<c10d::Work> begin(PreparedMessage message);
   c10::intrusive_ptr<c10d::Work> submit(const std::shared_ptr<OperationQueue>& queue,
                                         const Call& call, c10::intrusive_ptr<WorkHbm> work,
                                         StagedTensors staged, std::unique_ptr<Operation> operation,
@@ -273,7 +273,7 @@ class ProcessGroupHbm final : public BackendBase {
   // Keeps `error`, unless null, as the refusal of this thread's batch, if that is the first.
   // Returns a Work that has failed with the batch's refusal; null without a batch or a refusal.
   c10::intrusive_ptr<c10d::Work> refused_in_batch(const std::exception_ptr& error);
-  c10::intrusive_ptr<c10d::Work> defer(Message message);
+  c10::intrusive_ptr<c10d::Work> defer(PreparedMessage message);
 
   std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
   int check_root(int64_t root, const char* operation) const;

@@ -136,10 +136,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::refused_in_batch(const std::exce
 }
 
 // The Work may outlive the group, so it holds no reference to it.
-c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::defer(Message message) {
+c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::defer(PreparedMessage message) {
   const auto group = c10::weak_intrusive_ptr<ProcessGroupHbm>(
       c10::intrusive_ptr<ProcessGroupHbm>::unsafe_reclaim_from_nonowning(this));
-  const auto shared = std::make_shared<Message>(std::move(message));
+  const auto shared = std::make_shared<PreparedMessage>(std::move(message));
   auto work = c10::make_intrusive<BatchedWork>(shared->work, rank_, shared->call.type, [=] {
     const auto alive = group.lock();
     TORCH_CHECK_WITH(DistBackendError, alive.defined(),
