@@ -208,7 +208,7 @@ class ProcessGroupHbm final : public BackendBase {
   // DeviceStreams::require_no_capture().
   StagedTensors stage(const at::Tensor& tensor, const char* operation);
 
-  // Returns call(), translating what it throws. Within a batch an error is kept for
+  // Returns call(), or throws its error as PyTorch's. Within a batch an error is kept for
   // endCoalescing(), and the calls after it do nothing.
   template <class Call>
   c10::intrusive_ptr<c10d::Work> attempt(Call&& call) {

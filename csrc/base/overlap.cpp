@@ -66,8 +66,8 @@ bool take_all(Places& places, const Dimensions& dimensions, uint64_t place) {
 }
 
 bool overlap(Dimensions dimensions) {
-  // Two elements that differ in the index of a dimension whose stride is larger than all smaller
-  // ones reach are never at one address: that dimension makes no difference.
+  // Remove the dimensions that cannot cause an overlap. The stride of such a dimension is larger
+  // than the reach of all dimensions with smaller strides.
   std::ranges::sort(dimensions, {}, &Dimension::stride);
   uint64_t reach = reach_of(dimensions);
   while (!dimensions.empty()) {

@@ -15,8 +15,8 @@ namespace py = pybind11;
 
 namespace hbm {
 
-// Python's reference to an object of c10d. Releases Python's lock while it lets the object go: a
-// group waits there for its threads, which may need that lock to drop a tensor or to run a
+// Python's reference to an object of c10d. Releases the GIL while it destroys the object: the
+// destructor of a group waits for its threads. They may need the GIL to drop a tensor or to run a
 // callback. c10d's own bindings do the same. Has the layout of intrusive_ptr, as c10d's holder
 // does: pybind11 hands objects from one to the other by address.
 template <typename T>

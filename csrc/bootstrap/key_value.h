@@ -19,7 +19,7 @@ namespace hbm {
 // A question to the store failed. Its text names the store.
 struct StoreError : Error {
   using Error::Error;
-  bool was_removed = false;  // kNetwork: a file that was the store; nothing was told of its users
+  bool was_removed = false;  // true: the store was a file that was removed; its users may live
 };
 
 // Each question has a deadline for its answer: StoreError(kTimeout) says that the store did not

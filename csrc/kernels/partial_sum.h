@@ -12,8 +12,8 @@
 
 namespace hbm {
 
-// Returns the type of the sum of `ranks` values: twice as wide as theirs, or four times for more
-// than 256 values of 8 bits and more than 65,536 of 16. None for other types than integers.
+// Returns the type of the sum of `ranks` integers, nullopt for other types. The sum is twice as
+// wide as its values. It is four times as wide for more than 256 values of 8 bits or 65,536 of 16.
 std::optional<Dtype> partial_sum_type(Dtype dtype, size_t ranks) noexcept;
 
 // dst[i] = src[i], of integer types of which `to` is the wider. They do not overlap.

@@ -8,9 +8,8 @@
 //   PyTorch's conversion from float32 makes of them.
 // - A NaN that an operation yields is the canonical one (positive, quiet, no payload), because
 //   processors differ in which operand's NaN they pass on.
-// - AVG divides the sum by `divisor`. Of integers it is exact, truncated toward zero: those of up
-// to
-//   32 bits accumulate in 64, wider ones in 128.
+// - AVG divides the sum by `divisor`. A mean of integers is exact, truncated toward zero: integers
+//   of up to 32 bits accumulate in 64, wider ones in 128.
 // - Integer SUM and PRODUCT wrap. MIN and MAX propagate NaN; of two equal zeros they keep the
 //   later. A complex product is the plain (ac - bd, ad + bc).
 // - On bool any byte but 0 is true; SUM and MAX are OR, PRODUCT and MIN are AND.

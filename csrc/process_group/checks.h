@@ -25,7 +25,7 @@ const at::Tensor& single(const std::vector<at::Tensor>& tensors, const char* arg
 // No two elements of `tensor`, to which results are written, share memory.
 void check_writable(const at::Tensor& tensor);
 
-// The same of several tensors, strided ones too.
+// As check_writable() for each tensor. No two of the tensors share memory, strided ones included.
 void check_outputs(const std::vector<at::Tensor>& tensors, const char* argument);
 
 // No two of the contiguous tensors share memory.

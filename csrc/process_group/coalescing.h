@@ -56,7 +56,7 @@ class BatchedWork final : public c10d::Work {
 };
 
 struct CoalescedBatch {
-  std::vector<c10::intrusive_ptr<c10d::Work>> collectives;  // they begin when they are issued
+  std::vector<c10::intrusive_ptr<c10d::Work>> collectives;  // each begins when it is issued
   std::vector<c10::intrusive_ptr<BatchedWork>> messages;
   std::exception_ptr refusal;  // the first
 };

@@ -205,16 +205,20 @@ class LayerDropState(HookState):
             warn_if_little_can_be_dropped(self._config, self._buckets.layers)
         return future
 
-    def _begin_step(self) -> None:
-        self._settle()
-        self._undecided = True
-        self._finite = True
+    def _clear_step_hooks(self) -> None:
+        """Forget what the last backward() left for the next step of the optimizers."""
         if self._skipper is not None:
             self._skipper.dropped.clear()
         if self._mender is not None:
             self._mender.clear()
         if self._damper is not None:
             self._damper.clear()
+
+    def _begin_step(self) -> None:
+        self._settle()
+        self._undecided = True
+        self._finite = True
+        self._clear_step_hooks()
         self._statistics.begin_step()
         self._direct = self._rule.sends_all and self._cache.empty and self._wire_dtype is None
 
@@ -401,12 +405,7 @@ class LayerDropState(HookState):
         )
         move_to_gradients(self._cache, self._buckets.parameters, self._averager)
         self._rule.forget_waiting()
-        if self._skipper is not None:
-            self._skipper.dropped.clear()
-        if self._mender is not None:
-            self._mender.clear()
-        if self._damper is not None:
-            self._damper.clear()
+        self._clear_step_hooks()
         step_and_clear(optimizers)
 
     def state_dict(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ struct MonitoredGroup : WatchSetup {
   bool followed = false;
   bool leaving = false;
   bool has_left = false;
-  bool store_closes = false;  // the rank that serves it leaves its last group, and has told so
+  bool store_closes = false;  // the rank that serves it has published that it leaves its last group
   bool counted = false;       // this rank, among those that ask the store no more
   std::set<int> wanted;       // ranks that somebody waits for
   // Ranks whose process has ended, since when: dead, or gone in good order.

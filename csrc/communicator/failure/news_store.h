@@ -1,10 +1,10 @@
 // All that the failure monitor tells and asks through one store: the news of deaths and failures,
 // and who has left its group in good order. It brings what it learns to its owner, which decides.
 //
-// Closing: a store ends with the process that serves it. So a rank that serves it, and leaves its
-// last group of it, says so in the news, and waits until the other ranks of the group ask no more:
-// a rank counts itself when it leaves the group itself, or when it reads that entry. Its further
-// questions could only fail, and PyTorch's client prints each failure.
+// Closing: a store ends with the process that serves it, and PyTorch's client prints each question
+// that fails after that. So the serving rank publishes an entry when it leaves its last group of
+// the store. It then waits until the other ranks have counted themselves: each does so when it
+// leaves the group, or when it reads the entry. A counted rank asks the store no more.
 //
 // Locks: `mutex` is the owner's, and guards this and the groups. Only tend() asks the store, and
 // holds the mutex at no time while it does; it takes it between two questions, so that what is told

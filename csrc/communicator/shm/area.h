@@ -87,8 +87,8 @@ struct alignas(kCacheLine) Slot {
   uint64_t rounds;                           // phases that the streams in slots need
   uint32_t zero_copy;  // 1: some stream is kZeroCopy, so a last phase must say that it was read
   // Elements of the streams that the owner sends, each times the key of its sender and receiver
-  // (ShmGroup::key_to()), minus those that it expects. Over all members it adds up to 0 if every
-  // receiver expects what its sender sends.
+  // (ShmGroup::key_to()), minus the elements that it expects, times their keys. The balances of all
+  // members add up to 0 if every receiver expects the count that its sender sends.
   uint64_t balance;
 };
 static_assert(sizeof(Slot) == 2 * kCacheLine);

@@ -158,8 +158,8 @@ class ShmGroup {
   // Copies what the others read into this rank's slots and messages.
   CopyToPeers& copy_to_peers() noexcept { return copy_to_peers_; }
 
-  // The key of the streams from this rank to member `index`, and from there to here: odd numbers,
-  // the same on both ranks, without a pattern from one pair of ranks to another.
+  // Returns the key of the stream from this rank to member `index`, or from there to here. Keys are
+  // odd hashes of the pair of ranks, the same on both ranks.
   uint64_t key_to(size_t index) const noexcept { return keys_[index].to; }
   uint64_t key_from(size_t index) const noexcept { return keys_[index].from; }
 
