@@ -43,6 +43,8 @@ def load() -> ModuleType:
 
     _require_fit(native, package, found)
     native.set_mpi_search_path(_mpi_directories())
+    if sys.executable:  # none where a program embeds Python
+        native.set_mpi_trial_program([sys.executable, "-I", "-S", f"{package}/mpi_trial.py"])
     return native
 
 

@@ -2,6 +2,7 @@
 #include "communicator/mpi/connect.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cstdlib>
 #include <string>
@@ -13,7 +14,7 @@ namespace hbm::mpi {
 namespace {
 
 MpiState standing(int world_rank = -1, int world_size = 0, const std::string& world_id = "") {
-  return {"node", "new", world_id, world_rank, world_size, {}, 0};
+  return {"node", "new", world_id, world_rank, world_size, {}, 0, ""};
 }
 
 TEST(NodeKey, HbmcommNodeIdForcesRanksApart) {
@@ -25,8 +26,14 @@ TEST(NodeKey, HbmcommNodeIdForcesRanksApart) {
 }
 
 TEST(MpiState, GoesThroughTheStore) {
-  const MpiState sent{"a node",           "new", "", 3, 4, {7, "boot", "1:2,3:4", "5:6", false},
-                      1234567890123456789};
+  const MpiState sent{"a node",
+                      "new",
+                      "",
+                      3,
+                      4,
+                      {7, "boot", "1:2,3:4", "5:6", "8,9:1", false},
+                      1234567890123456789,
+                      "UCX_TLS=rc FI_PROVIDER=\"x\""};
   const MpiState found = decode(encode(sent));
   EXPECT_EQ(found.node, "a node");
   EXPECT_EQ(found.new_world, "new");
@@ -37,13 +44,15 @@ TEST(MpiState, GoesThroughTheStore) {
   EXPECT_EQ(found.sharing.boot_id, "boot");
   EXPECT_EQ(found.sharing.namespaces, "1:2,3:4");
   EXPECT_EQ(found.sharing.shm_folder, "5:6");
+  EXPECT_EQ(found.sharing.access, "8,9:1");
   EXPECT_FALSE(found.sharing.shares);
   EXPECT_EQ(found.group_number, 1234567890123456789u);
+  EXPECT_EQ(found.risks, sent.risks);
 }
 
 SharingFacts sharing(unsigned user, const std::string& boot_id = "boot",
                      const std::string& namespaces = "n", bool shares = true) {
-  return {user, boot_id, namespaces, "folder", shares};
+  return {user, boot_id, namespaces, "folder", "access", shares};
 }
 
 TEST(Preconditions, RanksOfOneMachineHaveOneUser) {
@@ -78,6 +87,37 @@ TEST(Preconditions, ShmFoldersAreCountedAndHaveRoom) {
   require_shm_room(1);
   expect_error(ErrorKind::kUnavailable, {"/dev/shm has", "KiB left", "SIGBUS", "--shm-size"},
                [] { require_shm_room(size_t{1} << 40); });
+}
+
+TEST(Preconditions, RanksOfAnotherGroupOrNamespaceAreShutOut) {
+  std::vector<SharingFacts> ranks(3, sharing(0));
+  EXPECT_FALSE(is_shut_out(ranks, 0));
+  ranks[2].access = "another";
+  for (const int rank : {0, 1, 2}) EXPECT_TRUE(is_shut_out(ranks, rank));
+  ranks[2].boot_id = "another machine";
+  for (const int rank : {0, 1, 2}) EXPECT_FALSE(is_shut_out(ranks, rank));
+}
+
+TEST(Preconditions, DescriptorsAreCounted) {
+  require_descriptors(2);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit few{16, before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &few);
+  expect_error(ErrorKind::kUnavailable, {"this process can open", "more files", "ulimit -n"},
+               [] { require_descriptors(2); });
+  setrlimit(RLIMIT_NOFILE, &before);
+}
+
+TEST(MpiState, RisksNameTheRanksUnlessTheyAreEqual) {
+  std::vector<MpiState> ranks(3, standing());
+  EXPECT_EQ(risks_of(ranks), "");
+  ranks[1].risks = "UCX_TLS=rc";
+  EXPECT_EQ(risks_of(ranks), "rank 1: UCX_TLS=rc");
+  ranks[2].risks = "FI_PROVIDER=psm2";
+  EXPECT_EQ(risks_of(ranks), "rank 1: UCX_TLS=rc; rank 2: FI_PROVIDER=psm2");
+  for (MpiState& rank : ranks) rank.risks = "UCX_TLS=rc";
+  EXPECT_EQ(risks_of(ranks), "UCX_TLS=rc");
 }
 
 TEST(MpiState, NodesOfOneKernelMayShareMemory) {

@@ -53,6 +53,7 @@ class Client {
     return poll(&one, 1, static_cast<int>(time.count())) == 0;
   }
 
+  void release_store() { responder_->release_store(); }
   void end() { responder_.reset(); }
 
  private:
@@ -128,6 +129,18 @@ TEST(PmiResponder, ABarrierWaitsForEveryRank) {
       EXPECT_EQ(client->hear(), "cmd=barrier_out rc=0");
     }
   }
+}
+
+TEST(PmiResponder, AnswersMpiFinalizeWithoutTheStore) {
+  const auto store = std::make_shared<FakeStore>();
+  Client client(store, 0, {0, 1}, milliseconds(0));
+  client.release_store();
+  EXPECT_EQ(store.use_count(), 1);
+  EXPECT_EQ(std::getenv("PMI_FD"), nullptr);
+  EXPECT_EQ(client.ask("cmd=barrier_in"), "cmd=barrier_out rc=0");
+  EXPECT_EQ(client.ask("cmd=get kvsname=job key=a"),
+            "cmd=get_result rc=-1 msg=key_not_found value=unknown");
+  EXPECT_EQ(client.ask("cmd=finalize"), "cmd=finalize_ack rc=0");
 }
 
 TEST(PmiResponder, StopsAtTheDeadline) {

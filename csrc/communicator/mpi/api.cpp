@@ -90,12 +90,14 @@ class ApiOf final : public Api {
     call(bcast_, data, static_cast<int>(bytes), byte_, 0, world_);
   }
   Request barrier() const override {
+    require_running();
     Handle request{};
     call(ibarrier_, world_, &request);
     return to_request(request);
   }
 
   CommHandle create(const std::vector<int>& world_ranks, int tag) const override {
+    require_running();
     Handle everyone{};
     Handle members{};
     Handle comm{};
@@ -108,6 +110,7 @@ class ApiOf final : public Api {
     return {value(comm)};
   }
   void free(CommHandle comm) const noexcept override {
+    if (finalised()) return;
     Handle freed = handle(comm.value);
     comm_free_(&freed);
   }
@@ -120,16 +123,19 @@ class ApiOf final : public Api {
   }
 
   Request isend(const void* data, size_t bytes, int peer, int tag, CommHandle comm) const override {
+    require_running();
     Handle request{};
     call(isend_, data, static_cast<int>(bytes), byte_, peer, tag, handle(comm.value), &request);
     return to_request(request);
   }
   Request irecv(void* data, size_t bytes, int peer, int tag, CommHandle comm) const override {
+    require_running();
     Handle request{};
     call(irecv_, data, static_cast<int>(bytes), byte_, peer, tag, handle(comm.value), &request);
     return to_request(request);
   }
   Request irecv_any(void* data, size_t bytes, int tag, CommHandle comm, int& peer) const override {
+    require_running();
     Handle message{};
     Handle request{};
     Status status{};
@@ -141,20 +147,24 @@ class ApiOf final : public Api {
     return to_request(request);
   }
   void cancel(Request request) const noexcept override {
+    if (finalised()) return;
     Handle cancelled = from_request(request);
     cancel_(&cancelled);
   }
 
   bool test(Request& request, const char* started_by) const override {
+    require_running();
     bool done = false;
     check(run_test(request, done), started_by);
     return done;
   }
   bool test_ended(Request& request) const noexcept override {
+    if (finalised()) return true;
     bool done = false;
     return run_test(request, done) != kSuccess || done;
   }
   size_t test_some(std::span<Request> requests, std::span<Completion> completions) const override {
+    require_running();
     std::array<Handle, kMostTested> handles;
     std::array<int, kMostTested> indices;
     std::array<Status, kMostTested> statuses;
@@ -213,6 +223,13 @@ class ApiOf final : public Api {
   template <typename... Parameters, typename... Arguments>
   void call(const Function<Parameters...>& function, Arguments... arguments) const {
     check(function(arguments...), function.name);
+  }
+
+  void require_running() const {
+    if (!finalised()) return;
+    throw Error(ErrorKind::kUnavailable,
+                "MPI was finalised in this process, and this group communicates over it; call "
+                "MPI.Finalize() after the last group is destroyed");
   }
 
   static bool flag(const Function<int*>& function) {

@@ -3,7 +3,8 @@
 //
 // Threads: once initialise() has returned and threads_multiple() is true, all may be called from
 // any thread. Errors: unless said otherwise, Error(kNetwork) with the name of MPI's function and
-// MPI's own text.
+// MPI's own text. After MPI_Finalize, which the user's program may call (mpi4py), MPI is not
+// called: what communicates throws Error(kUnavailable), and all requests have ended.
 #pragma once
 
 #include <cstddef>

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <functional>
 #include <iomanip>
@@ -15,6 +16,7 @@
 #include "base/error.h"
 #include "bootstrap/rendezvous.h"
 #include "communicator/group_names.h"
+#include "communicator/mpi/environment.h"
 #include "communicator/mpi/library.h"
 #include "communicator/mpi/world.h"
 
@@ -53,6 +55,7 @@ MpiState own_state(const bootstrap::Participant& participant, const std::vector<
   }
   own.new_world = "hbm" + bootstrap::random_id();
   own.sharing = own_sharing_facts();
+  own.risks = risky_variables();
   own.group_number = random_number();
   if (const World* world = World::current()) {
     own.world_id = world->id();
@@ -67,14 +70,15 @@ int creation_tag(const bootstrap::Participant& participant) {
   return static_cast<int>(std::hash<std::string>{}(participant.group) & 0x3fff);
 }
 
-// Makes sure, on every rank, that MPI_Init will not end a process.
+// Makes sure, on every rank, that MPI_Init will not end a process, and prints nothing.
 void require_preconditions(const bootstrap::Participant& participant,
                            const std::vector<MpiState>& ranks) {
   std::vector<SharingFacts> facts;
   for (const MpiState& rank : ranks) facts.push_back(rank.sharing);
   require_one_user(facts, participant.group);
+  set_transport_defaults(!is_shut_out(facts, participant.rank));
   gather(participant, "shared-memory", bootstrap::everyone(participant.size), [&] {
-    require_shm_room(sharing_shm_folder(facts, participant.rank));
+    require_start(ranks.size(), sharing_shm_folder(facts, participant.rank));
     return std::string();
   });
 }
@@ -87,7 +91,8 @@ std::string encode(const MpiState& state) {
        << std::quoted(state.world_id) << ' ' << state.world_rank << ' ' << state.world_size << ' '
        << state.sharing.user << ' ' << std::quoted(state.sharing.boot_id) << ' '
        << std::quoted(state.sharing.namespaces) << ' ' << std::quoted(state.sharing.shm_folder)
-       << ' ' << state.sharing.shares << ' ' << state.group_number;
+       << ' ' << std::quoted(state.sharing.access) << ' ' << state.sharing.shares << ' '
+       << std::quoted(state.risks) << ' ' << state.group_number;
   return text.str();
 }
 
@@ -97,7 +102,8 @@ MpiState decode(const std::string& record) {
   text >> std::quoted(state.node) >> std::quoted(state.new_world) >> std::quoted(state.world_id) >>
       state.world_rank >> state.world_size >> state.sharing.user >>
       std::quoted(state.sharing.boot_id) >> std::quoted(state.sharing.namespaces) >>
-      std::quoted(state.sharing.shm_folder) >> state.sharing.shares >> state.group_number;
+      std::quoted(state.sharing.shm_folder) >> std::quoted(state.sharing.access) >>
+      state.sharing.shares >> std::quoted(state.risks) >> state.group_number;
   return state;
 }
 
@@ -137,6 +143,18 @@ std::vector<int> nodes_of(const std::vector<MpiState>& ranks) {
   return node_of;
 }
 
+std::string risks_of(const std::vector<MpiState>& ranks) {
+  const std::string& first = ranks.front().risks;
+  const auto has_first = [&](const MpiState& rank) { return rank.risks == first; };
+  if (std::all_of(ranks.begin(), ranks.end(), has_first)) return first;
+  std::string text;
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    if (ranks[r].risks.empty()) continue;
+    text += (text.empty() ? "rank " : "; rank ") + std::to_string(r) + ": " + ranks[r].risks;
+  }
+  return text;
+}
+
 std::string node_key() {
   std::string key = boot_id();
   for (const char* shared : {"/dev/shm", "/proc/self/ns/pid", "/proc/self/ns/user"}) {
@@ -168,7 +186,7 @@ MpiConnection connect(const bootstrap::Rendezvous& rendezvous, const std::vector
   } else {
     require_preconditions(participant, ranks);
     world = &World::form(participant.store, ranks[0].new_world, participant.rank, participant.size,
-                         nodes_of(ranks), participant.deadline, check);
+                         nodes_of(ranks), participant.deadline, check, risks_of(ranks));
     world_ranks = everyone;
   }
   const bool told = !node_of.empty() &&

@@ -24,6 +24,7 @@ struct MpiState {
   int world_size = 0;
   SharingFacts sharing;
   uint64_t group_number = 0;  // random: what the group's messages bear if this is rank 0
+  std::string risks;          // risky_variables()
 };
 
 // Writes the state as one line; decode() reads it.
@@ -41,6 +42,10 @@ bool nodes_share_memory(const std::vector<MpiState>& ranks, const std::vector<in
 
 // Numbers the nodes by their first rank: node_of[r].
 std::vector<int> nodes_of(const std::vector<MpiState>& ranks);
+
+// Names the variables because of which MPI_Init is tried first, as in "rank 1: UCX_TLS=rc", or
+// without ranks where they are equal on all; empty if no rank has any.
+std::string risks_of(const std::vector<MpiState>& ranks);
 
 // Names the memory that this process can share through MPICH: the kernel's boot, its /dev/shm, its
 // PID and user namespaces (within a node MPICH reads a peer's memory, by PID), the user, and

@@ -30,6 +30,10 @@ std::string field(const std::string& line, const std::string& name) {
   return line.substr(start, end - start);
 }
 
+void clear_environment() {
+  for (const char* name : {"PMI_FD", "PMI_RANK", "PMI_SIZE"}) unsetenv(name);
+}
+
 }  // namespace
 
 std::string process_mapping(const std::vector<int>& node_of) {
@@ -59,11 +63,23 @@ PmiResponder::PmiResponder(std::shared_ptr<KeyValue> store, Job job)
 }
 
 PmiResponder::~PmiResponder() {
-  unsetenv("PMI_FD");
-  unsetenv("PMI_RANK");
-  unsetenv("PMI_SIZE");
+  clear_environment();
   shutdown(server_, SHUT_RD);  // wakes the thread's read
   thread_.join();
+  if (!job_.is_elsewhere) return;
+  close(client_);
+  close(server_);
+}
+
+void PmiResponder::release_store() {
+  clear_environment();
+  const std::lock_guard lock(mutex_);
+  store_.reset();
+}
+
+std::shared_ptr<KeyValue> PmiResponder::store() {
+  const std::lock_guard lock(mutex_);
+  return store_;
 }
 
 void PmiResponder::serve() {
@@ -94,6 +110,7 @@ void PmiResponder::serve() {
 std::string PmiResponder::answer(const std::string& line) {
   log::debug("PMI: " + line);
   const std::string command = field(line, "cmd");
+  const std::shared_ptr<KeyValue> store = this->store();
   if (command == "init") return "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0";
   if (command == "get_maxes") return "cmd=maxes kvsname_max=256 keylen_max=64 vallen_max=4096 rc=0";
   if (command == "get_appnum") return "cmd=appnum appnum=0 rc=0";
@@ -101,31 +118,36 @@ std::string PmiResponder::answer(const std::string& line) {
   if (command == "get_universe_size") {
     return "cmd=universe_size size=" + std::to_string(job_.size) + " rc=0";
   }
-  if (command == "put") {
-    store_->set(job_.name + "/" + field(line, "key"), field(line, "value"), job_.deadline);
+  if (command == "put" && store) {
+    store->set(job_.name + "/" + field(line, "key"), field(line, "value"), job_.deadline);
     return "cmd=put_result rc=0 msg=success";
   }
   if (command == "get") {
     const std::string key = field(line, "key");
-    const std::optional<std::string> value =
-        key == kMappingKey ? mapping_ : store_->get(job_.name + "/" + key, job_.deadline);
+    std::optional<std::string> value;
+    if (key == kMappingKey) {
+      value = mapping_;
+    } else if (store) {
+      value = store->get(job_.name + "/" + key, job_.deadline);
+    }
     if (!value) return "cmd=get_result rc=-1 msg=key_not_found value=unknown";
     return "cmd=get_result rc=0 msg=success value=" + *value;
   }
   if (command == "barrier_in") {
-    if (!barrier()) throw Error(ErrorKind::kTimeout, "a PMI barrier was not joined by every rank");
+    if (store && !barrier(*store))
+      throw Error(ErrorKind::kTimeout, "a PMI barrier was not joined by every rank");
     return "cmd=barrier_out rc=0";
   }
   if (command == "finalize") return "cmd=finalize_ack rc=0";
   throw Error(ErrorKind::kUnsupported, "MPI asked \"" + line + "\", which PMI-1 does not know");
 }
 
-bool PmiResponder::barrier() {
+bool PmiResponder::barrier(KeyValue& store) {
   const std::string prefix = job_.name + "/barrier" + std::to_string(barriers_++);
-  if (store_->add(prefix, 1, job_.deadline) == job_.size) {
-    store_->set(prefix + "/open", "1", job_.deadline);
+  if (store.add(prefix, 1, job_.deadline) == job_.size) {
+    store.set(prefix + "/open", "1", job_.deadline);
   }
-  return await_keys(*store_, {prefix + "/open"}, job_.deadline);
+  return await_keys(store, {prefix + "/open"}, job_.deadline);
 }
 
 }  // namespace hbm::mpi

@@ -11,6 +11,7 @@
 
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -32,14 +33,20 @@ class PmiResponder {
     int size = 1;
     std::vector<int> node_of;  // see process_mapping()
     std::chrono::steady_clock::time_point deadline;
+    bool is_elsewhere = false;  // a process started meanwhile calls MPI_Init, not this one
   };
 
   // Starts answering, and sets PMI_FD, PMI_RANK and PMI_SIZE for the MPI_Init that follows.
   PmiResponder(std::shared_ptr<KeyValue> store, Job job);
 
-  // Ends the thread and clears the environment variables. MPI keeps its end of the socket and never
-  // needs it again before MPI_Finalize.
+  // Ends the thread and clears the environment variables. MPI keeps its end of the socket, unless
+  // it is in another process. A call of MPI that asks later ends the process.
   ~PmiResponder();
+
+  // Clears the environment variables and releases the store, as MPI_Init has returned on every
+  // rank. Goes on answering for MPI_Finalize, whose barrier waits for no other rank then: a rank
+  // that disconnects first does no harm (ucx_guard.h).
+  void release_store();
 
   PmiResponder(const PmiResponder&) = delete;
   PmiResponder& operator=(const PmiResponder&) = delete;
@@ -47,13 +54,16 @@ class PmiResponder {
  private:
   void serve();
   std::string answer(const std::string& line);
-  bool barrier();
+  bool barrier(KeyValue& store);
 
-  const std::shared_ptr<KeyValue> store_;
+  std::shared_ptr<KeyValue> store();
+
+  std::mutex mutex_;  // guards store_
+  std::shared_ptr<KeyValue> store_;
   const Job job_;
   const std::string mapping_;
   int barriers_ = 0;
-  int client_ = -1;  // MPI's end; stays open for the life of the process
+  int client_ = -1;  // MPI's end
   int server_ = -1;
   std::thread thread_;
 };

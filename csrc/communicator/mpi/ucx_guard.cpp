@@ -11,8 +11,11 @@ namespace {
 using MpiSend = void* (*)(void* endpoint, const void* buffer, size_t count, uint64_t tag,
                           const void* parameters);
 
+using Disconnect = void* (*)(void* endpoint);
+
 std::atomic<MpiSend> real_send{nullptr};
 std::atomic<MpiSend> real_sync_send{nullptr};
+std::atomic<Disconnect> real_disconnect{nullptr};
 
 // UCX returns a request, null for "complete", or a status from -1 down to -100.
 void* without_error(void* request) {
@@ -37,6 +40,10 @@ extern "C" {
                                                            const void* parameters) {
   return without_error(real_sync_send.load()(endpoint, buffer, count, tag, parameters));
 }
+
+[[gnu::visibility("default")]] void* ucp_disconnect_nb(void* endpoint) {
+  return without_error(real_disconnect.load()(endpoint));
+}
 }
 
 namespace hbm::mpi {
@@ -51,6 +58,7 @@ void raise_ucx_guard() noexcept {
 void aim_ucx_guard(void* library) noexcept {
   real_send = reinterpret_cast<MpiSend>(dlsym(library, "ucp_tag_send_nbx"));
   real_sync_send = reinterpret_cast<MpiSend>(dlsym(library, "ucp_tag_send_sync_nbx"));
+  real_disconnect = reinterpret_cast<Disconnect>(dlsym(library, "ucp_disconnect_nb"));
 }
 
 }  // namespace hbm::mpi

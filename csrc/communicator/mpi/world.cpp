@@ -1,21 +1,18 @@
 #include "communicator/mpi/world.h"
 
-#include <unistd.h>
-
-#include <array>
 #include <cstdlib>
-#include <fstream>
 #include <mutex>
-#include <optional>
-#include <thread>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
 #include "base/threads.h"
+#include "communicator/mpi/environment.h"
 #include "communicator/mpi/library.h"
 #include "communicator/mpi/pmi.h"
 #include "communicator/mpi/preconditions.h"
+#include "communicator/mpi/segments.h"
+#include "communicator/mpi/trial.h"
 #include "memory/libraries.h"
 #include "progress/backoff.h"
 
@@ -33,38 +30,16 @@ void require_owner(const ForkGuard& fork) {
 std::mutex creation;     // guards the making of the world; held by form(), launched(), current()
 World* world = nullptr;  // never destroyed, as MPI is not
 
-// Keeps MPICH from what kills a survivor, unless the user said otherwise: UCX's cross-memory
-// attach aborts this process when the peer dies in mid-copy.
-void set_transport_defaults() {
-  if (std::getenv("UCX_TLS") == nullptr) setenv("UCX_TLS", "^cma", 1);
-}
-
-// Puts a launcher's PMI variables out of MPI's sight while the responder forms a world of its own.
-class HiddenLauncher {
- public:
-  HiddenLauncher() {
-    for (size_t i = 0; i < kNames.size(); ++i) {
-      if (const char* value = std::getenv(kNames[i])) saved_[i] = value;
-      unsetenv(kNames[i]);
-    }
-  }
-  ~HiddenLauncher() {
-    for (size_t i = 0; i < kNames.size(); ++i) {
-      if (saved_[i]) setenv(kNames[i], saved_[i]->c_str(), 1);
-    }
-  }
-
- private:
-  static constexpr std::array<const char*, 7> kNames = {
-      "PMI_FD", "PMI_RANK", "PMI_SIZE", "PMI_PORT", "PMI_ID", "PMI_LOCAL_RANK", "PMIX_NAMESPACE"};
-  std::array<std::optional<std::string>, kNames.size()> saved_;
-};
-
 // MPICH 5.0.2 exchanges addresses in buffers whose unused part it does not clear. What lies there
 // is left by calls before, loads of libraries among them, and may make lines that are longer than
 // the 1,024 bytes of Slurm's mpi/pmi2, on which MPI_Init fails. With libnuma loaded before it has
 // not been seen to (tests/python/collectives/test_launchers.py runs under Slurm).
 void load_before_mpi() { memory::libraries(); }
+
+// Unlinks the names of MPI's segments once every rank has mapped them, or the start has failed.
+struct UnlinkedSegments {
+  ~UnlinkedSegments() { unlink_segments(); }
+};
 
 void initialise(const Api& mpi) {
   set_transport_defaults();
@@ -117,22 +92,13 @@ void require_launcher(const MpiLibrary& library) {
                   "\"Slurm\")");
 }
 
-// MPICH leaves its shared segment's name behind when a process is killed. Once every rank has
-// mapped the segment it needs no name; those that this process maps are its job's own.
-void unlink_segments() {
-  std::ifstream maps("/proc/self/maps");
-  for (std::string line; std::getline(maps, line);) {
-    const size_t path = line.find("/dev/shm/mpich_shm_");
-    if (path != std::string::npos) unlink(line.c_str() + path);
-  }
-}
-
 }  // namespace
 
 World::World(const MpiLibrary& library, std::string id, const std::string& origin,
-             std::shared_ptr<Arrivals> arrivals)
+             std::shared_ptr<Arrivals> arrivals, std::shared_ptr<PmiResponder> responder)
     : mpi_(*library.api),
       arrivals_(std::move(arrivals)),
+      responder_(std::move(responder)),
       id_(std::move(id)),
       rank_(mpi_.rank()),
       size_(mpi_.size()) {
@@ -153,14 +119,22 @@ World* World::current() {
 
 World& World::form(std::shared_ptr<KeyValue> store, const std::string& id, int rank, int size,
                    const std::vector<int>& node_of, Deadline deadline,
-                   const std::function<void()>& check) {
+                   const std::function<void()>& check, const std::string& risks) {
   const std::lock_guard lock(creation);
   const MpiLibrary& found = library();
   const Api& mpi = *found.api;
-  const HiddenLauncher hidden;
+  const StartEnvironment environment;
+  set_transport_defaults();
+  PmiResponder::Job job{id, rank, size, node_of, deadline};
+  if (!risks.empty()) {
+    PmiResponder::Job trial = job;
+    trial.name += "trial";
+    trial.is_elsewhere = true;
+    try_initialise(found, store, trial, risks, check);
+  }
+  const UnlinkedSegments unlinked;
   // Both outlive this call if MPI_Init never returns.
-  auto responder =
-      std::make_shared<PmiResponder>(store, PmiResponder::Job{id, rank, size, node_of, deadline});
+  auto responder = std::make_shared<PmiResponder>(store, job);
   const auto arrivals = std::make_shared<Arrivals>();
   if (!run_abandonable([&mpi, responder] { initialise(mpi); }, deadline, check)) {
     throw Error(ErrorKind::kTimeout,
@@ -168,7 +142,6 @@ World& World::form(std::shared_ptr<KeyValue> store, const std::string& id, int r
                     ": a rank ended while the ranks were connecting, or MPI found no way between "
                     "the nodes (see docs/running.md, \"Networks\")");
   }
-  responder.reset();
   arrivals->collect();
   require_pmi(found, rank, size);
   // Everyone has mapped the segment once everyone is out of MPI_Init.
@@ -177,8 +150,8 @@ World& World::form(std::shared_ptr<KeyValue> store, const std::string& id, int r
   if (!await_keys(*store, {key + "/all"}, deadline, check)) {
     throw Error(ErrorKind::kTimeout, "not every rank came out of MPI_Init in time");
   }
-  unlink_segments();
-  world = new World(found, id, "hbm, through its own PMI", arrivals);
+  responder->release_store();
+  world = new World(found, id, "hbm, through its own PMI", arrivals, responder);
   return *world;
 }
 
@@ -193,13 +166,14 @@ World& World::launched(Deadline deadline) {
   const bool ours = !is_initialised(mpi);
   if (ours) {
     require_launcher(found);
-    require_shm_room(1);  // at the least; all ranks of a machine look at the same
+    require_start(1, 1);  // at the least; all ranks of a machine find the same
   }
   if (!ours) {
     world = new World(found, "", "code that ran before hbm");
     return *world;
   }
   load_before_mpi();
+  const UnlinkedSegments unlinked;
   const auto arrivals = std::make_shared<Arrivals>();
   if (!run_abandonable([&mpi] { initialise(mpi); }, deadline)) {
     throw Error(ErrorKind::kTimeout,
@@ -210,7 +184,6 @@ World& World::launched(Deadline deadline) {
   if (!world->meet(deadline)) {
     throw Error(ErrorKind::kTimeout, "not every rank of the launcher's job came in time");
   }
-  unlink_segments();
   return *world;
 }
 

@@ -22,6 +22,7 @@
 namespace hbm::mpi {
 
 struct MpiLibrary;
+class PmiResponder;
 
 using Deadline = std::chrono::steady_clock::time_point;
 
@@ -35,10 +36,11 @@ class World {
   // Forms a world of `size` processes through the PMI responder (pmi.h) and `store`. All `size`
   // processes call it, having met in the store before. `id` is the same on all and unique.
   // Throws Error(kTimeout) at the deadline, Error(kUnavailable) without a library, and what
-  // `check`, which is called meanwhile, throws of a rank that cannot come.
+  // `check`, which is called meanwhile, throws of a rank that cannot come. `risks`, equal on all:
+  // the variables because of which MPI_Init is tried first (trial.h); empty if there are none.
   static World& form(std::shared_ptr<KeyValue> store, const std::string& id, int rank, int size,
                      const std::vector<int>& node_of, Deadline deadline,
-                     const std::function<void()>& check = {});
+                     const std::function<void()>& check = {}, const std::string& risks = "");
 
   // Initialises MPI through the launcher that started this process (mpiexec, srun), if nobody has
   // done so yet.
@@ -72,11 +74,13 @@ class World {
   bool meet(Deadline deadline);
 
   World(const MpiLibrary& library, std::string id, const std::string& origin,
-        std::shared_ptr<Arrivals> arrivals = nullptr);
+        std::shared_ptr<Arrivals> arrivals = nullptr,
+        std::shared_ptr<PmiResponder> responder = nullptr);
 
   const ForkGuard fork_;
   const Api& mpi_;
   const std::shared_ptr<Arrivals> arrivals_;
+  const std::shared_ptr<PmiResponder> responder_;  // answers MPI_Finalize
   std::string id_;
   const int rank_;
   const int size_;

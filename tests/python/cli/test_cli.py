@@ -62,6 +62,9 @@ class FakeExtension(ModuleType):
     def set_mpi_search_path(self, directories: list[str]) -> None:
         pass
 
+    def set_mpi_trial_program(self, program: list[str]) -> None:
+        pass
+
     def reduce_isa(self) -> str:
         return "avx512"
 

@@ -1,0 +1,116 @@
+// The environment in which MPI starts, and the trial of MPI_Init, with programs of the shell.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "communicator/mpi/environment.h"
+#include "communicator/mpi/library.h"
+#include "communicator/mpi/trial.h"
+#include "expect_error.h"
+#include "fake_store.h"
+
+namespace hbm::mpi {
+namespace {
+
+using std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kPatience{60};
+constexpr const char* kPasses = "echo 'hbm: MPI_Init has returned'; exec sleep 1000";
+
+TEST(StartEnvironment, OverridesAndRestores) {
+  setenv("MPIR_CVAR_PMI_VERSION", "2", 1);
+  setenv("PMI_RANK", "7", 1);
+  {
+    const StartEnvironment environment;
+    EXPECT_STREQ(std::getenv("MPIR_CVAR_PMI_VERSION"), "1");
+    EXPECT_STREQ(std::getenv("MPIR_CVAR_CH4_NUM_VCIS"), "1");
+    EXPECT_EQ(std::getenv("PMI_RANK"), nullptr);
+  }
+  EXPECT_STREQ(std::getenv("MPIR_CVAR_PMI_VERSION"), "2");
+  EXPECT_EQ(std::getenv("MPIR_CVAR_CH4_NUM_VCIS"), nullptr);
+  EXPECT_STREQ(std::getenv("PMI_RANK"), "7");
+  unsetenv("MPIR_CVAR_PMI_VERSION");
+  unsetenv("PMI_RANK");
+}
+
+TEST(StartEnvironment, AnEmptyUcxTlsCountsAsUnset) {
+  for (const char* before : {"", "^cma", "tcp,self"}) {
+    setenv("UCX_TLS", before, 1);
+    EXPECT_EQ(risky_variables(), "");
+    set_transport_defaults();
+    EXPECT_STREQ(std::getenv("UCX_TLS"), *before == '\0' ? "^cma" : before);
+  }
+  setenv("UCX_TLS", "", 1);
+  set_transport_defaults(/*shares_memory=*/false);
+  EXPECT_STREQ(std::getenv("UCX_TLS"), "^sm");
+  EXPECT_EQ(risky_variables(), "");
+  unsetenv("UCX_TLS");
+}
+
+TEST(StartEnvironment, RiskyVariablesAreListed) {
+  setenv("UCX_TLS", "rc", 1);
+  setenv("FI_PROVIDER", "psm2", 1);
+  setenv("MPIR_CVAR_CH4_NUM_VCIS", "4", 1);  // overridden
+  EXPECT_EQ(risky_variables(), "FI_PROVIDER=psm2 UCX_TLS=rc");
+  for (const char* name : {"UCX_TLS", "FI_PROVIDER", "MPIR_CVAR_CH4_NUM_VCIS"}) unsetenv(name);
+  EXPECT_EQ(risky_variables(), "");
+}
+
+// Tries as rank 0 of `size`, with a program of the shell.
+void try_with(const std::string& script, int size = 1,
+              std::chrono::milliseconds patience = kPatience,
+              const std::function<void()>& check = {}) {
+  set_trial_program({"/bin/sh", "-c", script});
+  const PmiResponder::Job job{.name = "job",
+                              .rank = 0,
+                              .size = size,
+                              .node_of = std::vector<int>(static_cast<size_t>(size)),
+                              .deadline = steady_clock::now() + patience,
+                              .is_elsewhere = true};
+  try_initialise(library(), std::make_shared<FakeStore>(), job, "UCX_TLS=rc", check);
+}
+
+class Trial : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { set_search_path({HBM_MPI_LIB_DIR}); }
+  void TearDown() override { set_trial_program({}); }
+};
+
+TEST_F(Trial, ReturnsOnceMpiInitHas) {
+  try_with(kPasses);
+  set_trial_program({});
+  const PmiResponder::Job job;
+  try_initialise(library(), nullptr, job, "UCX_TLS=rc", {});  // no program
+}
+
+TEST_F(Trial, TellsHowTheProgramEnded) {
+  expect_error(ErrorKind::kUnavailable, {"exit code 15", "UCX_TLS=rc", "first second"},
+               [] { try_with("echo first; echo second >&2; exit 15"); });
+  expect_error(ErrorKind::kUnavailable, {"Segmentation fault", "UCX_TLS=rc"},
+               [] { try_with("kill -SEGV $$"); });
+  expect_error(ErrorKind::kUnavailable, {"cannot start a process"}, [] {
+    set_trial_program({"/no/such/program"});
+    try_initialise(library(), std::make_shared<FakeStore>(), {}, "UCX_TLS=rc", {});
+  });
+}
+
+TEST_F(Trial, EndsAtTheDeadline) {
+  constexpr std::chrono::milliseconds kSoon{50};
+  expect_error(ErrorKind::kTimeout, {"did not return in time", "UCX_TLS=rc"},
+               [] { try_with("exec sleep 1000", 1, kSoon); });
+  expect_error(ErrorKind::kTimeout, {"did not return in time", "UCX_TLS=rc"},
+               [] { try_with(kPasses, 2, kSoon); });  // the other rank does not come
+}
+
+TEST_F(Trial, EndsByWhatTheCheckThrows) {
+  EXPECT_THROW(try_with(kPasses, 2, kPatience, [] { throw std::domain_error("over"); }),
+               std::domain_error);
+}
+
+}  // namespace
+}  // namespace hbm::mpi
