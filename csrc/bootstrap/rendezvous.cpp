@@ -185,7 +185,15 @@ std::string start_of(long pid) {
   std::string word;
   for (int number = 0; number < 20 && words >> word; ++number) {
   }
-  return words ? word : std::string();
+  return words ? inode_of("/proc/self/ns/time") + "/" + word : std::string();
+}
+
+bool is_restarted(const std::string& started, const std::string& now) {
+  const auto time_namespace = [](const std::string& start) {
+    return start.substr(0, start.find('/'));
+  };
+  return !started.empty() && !now.empty() && started != now &&
+         time_namespace(started) == time_namespace(now);
 }
 
 Member introduce(const std::string& version, uint64_t staging_bytes) {

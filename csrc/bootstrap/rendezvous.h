@@ -57,9 +57,13 @@ struct Member {
 // "3 (pid 4711 on host)", for errors.
 std::string rank_name(int rank, const Member& member);
 
-// When a process of this PID namespace started, by the kernel's clock; empty if /proc does not
-// tell.
+// When a process of this PID namespace started, by the clock of this process' time namespace, which
+// the text names; empty if /proc does not tell.
 std::string start_of(long pid);
+
+// Returns true if two starts of one PID, as start_of() tells them, prove that it is another process
+// `now`. Clocks of two time namespaces cannot be compared.
+bool is_restarted(const std::string& started, const std::string& now);
 
 // This process' own record. Throws Error(kInvalid) if HBMCOMM_NODE is neither "shm" nor "mpi".
 Member introduce(const std::string& version, uint64_t staging_bytes);

@@ -206,6 +206,15 @@ TEST(Rendezvous, OneThatIsInterruptedAfterItsIntroductionEndsTheAttempt) {
   on_ranks(3, [&](int rank) { EXPECT_EQ(meet_once(rank).participant.prefix, "hbm/rendezvous2/"); });
 }
 
+TEST(Rendezvous, StartsAreComparedWithinOneTimeNamespace) {
+  EXPECT_FALSE(is_restarted("1/100", "1/100"));
+  EXPECT_TRUE(is_restarted("1/100", "1/101"));
+  EXPECT_FALSE(is_restarted("1/100", "2/101"));
+  EXPECT_FALSE(is_restarted("", "1/101"));
+  EXPECT_FALSE(is_restarted("1/100", ""));
+  EXPECT_FALSE(is_restarted(start_of(getpid()), start_of(getpid())));
+}
+
 TEST(Rendezvous, NamesTheRanksThatDidNotCome) {
   const auto store = std::make_shared<FakeStore>();
   std::barrier<> both(2);

@@ -39,8 +39,7 @@ Descriptor open_process(const bootstrap::Member& member, bool* ended) {
   *ended = !pidfd && errno == ESRCH;
   if (!pidfd) return pidfd;
   // Another process may have taken the number.
-  const std::string started = bootstrap::start_of(member.pid);
-  *ended = !started.empty() && !member.started.empty() && started != member.started;
+  *ended = bootstrap::is_restarted(member.started, bootstrap::start_of(member.pid));
   return pidfd;
 }
 
