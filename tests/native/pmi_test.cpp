@@ -143,6 +143,13 @@ TEST(PmiResponder, AnswersMpiFinalizeWithoutTheStore) {
   EXPECT_EQ(client.ask("cmd=finalize"), "cmd=finalize_ack rc=0");
 }
 
+TEST(PmiResponder, ItsEndDoesNotWaitForABarrier) {
+  Client client(std::make_shared<FakeStore>(), 0, {0, 0}, std::chrono::hours(1));
+  client.say("cmd=barrier_in\n");
+  EXPECT_TRUE(client.silent_for(milliseconds(20)));
+  client.end();
+}
+
 TEST(PmiResponder, StopsAtTheDeadline) {
   Client client(std::make_shared<FakeStore>(), 0, {0, 0}, milliseconds(20));
   client.say("cmd=barrier_in\n");

@@ -64,6 +64,7 @@ PmiResponder::PmiResponder(std::shared_ptr<KeyValue> store, Job job)
 
 PmiResponder::~PmiResponder() {
   clear_environment();
+  is_ending_ = true;
   shutdown(server_, SHUT_RD);  // wakes the thread's read
   thread_.join();
   if (!job_.is_elsewhere) return;
@@ -95,6 +96,7 @@ void PmiResponder::serve() {
       try {
         reply = answer(input.substr(0, end)) + "\n";
       } catch (const std::exception& error) {
+        if (is_ending_) return;
         log::error(std::string("the PMI responder stops: ") + error.what());
         return;  // MPI_Init hangs; its caller gives up at the deadline and says so
       }
@@ -147,7 +149,9 @@ bool PmiResponder::barrier(KeyValue& store) {
   if (store.add(prefix, 1, job_.deadline) == job_.size) {
     store.set(prefix + "/open", "1", job_.deadline);
   }
-  return await_keys(store, {prefix + "/open"}, job_.deadline);
+  return await_keys(store, {prefix + "/open"}, job_.deadline, [this] {
+    if (is_ending_) throw Error(ErrorKind::kUnavailable, "its owner has ended");
+  });
 }
 
 }  // namespace hbm::mpi

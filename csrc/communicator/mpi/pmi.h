@@ -9,6 +9,7 @@
 // elsewhere. PMI failures inside MPI_Init never return; the caller runs it abandonably.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -39,8 +40,8 @@ class PmiResponder {
   // Starts answering, and sets PMI_FD, PMI_RANK and PMI_SIZE for the MPI_Init that follows.
   PmiResponder(std::shared_ptr<KeyValue> store, Job job);
 
-  // Ends the thread and clears the environment variables. MPI keeps its end of the socket, unless
-  // it is in another process. A call of MPI that asks later ends the process.
+  // Ends the thread, in a barrier too, and clears the environment variables. MPI keeps its end of
+  // the socket, unless it is in another process. A call of MPI that asks later ends the process.
   ~PmiResponder();
 
   // Clears the environment variables and releases the store, as MPI_Init has returned on every
@@ -65,6 +66,7 @@ class PmiResponder {
   int barriers_ = 0;
   int client_ = -1;  // MPI's end
   int server_ = -1;
+  std::atomic<bool> is_ending_{false};
   std::thread thread_;
 };
 
