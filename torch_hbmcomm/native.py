@@ -73,6 +73,8 @@ def _keep_to_own_processor() -> None:
     each processor in turn to find out: on a busy machine the thread waits for a turn on each, and
     the kernel's files tell all that memkind asks for."""
     os.environ.setdefault("HWLOC_COMPONENTS", "-x86")
+    if not os.path.isdir("/sys/devices/system/cpu"):
+        os.environ.setdefault("HWLOC_HIDE_ERRORS", "2")  # hwloc prints that there is no /sys
 
 
 def _mpi_directories() -> list[str]:

@@ -1,6 +1,7 @@
 #include "memory/segment.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -71,7 +72,8 @@ void* SharedSegment::allocate(size_t bytes) {
     throw Error(ErrorKind::kExhausted,
                 cannot_allocate(bytes, policy_) + ": the segment of " + std::to_string(size()) +
                     " bytes has no gap of that size, and " +
-                    std::to_string(ledger_.usage().in_use_bytes) + " bytes are in use");
+                    std::to_string(ledger_.usage().in_use_bytes) + " bytes are in use" +
+                    limit_text(RLIMIT_FSIZE, "RLIMIT_FSIZE (ulimit -f)"));
   }
   return hand_out(std::move(block), bytes);
 }

@@ -32,6 +32,7 @@ constexpr uint64_t kHeadroom = 4;                    // times the machine's memo
 constexpr uint64_t kModest = uint64_t{1} << 40;      // as long as that is no more than this
 constexpr uint64_t kShareOfLimit = 8;                // of RLIMIT_AS: peers' files need space too
 constexpr uint64_t kSmallest = uint64_t{256} << 20;  // less is no help
+constexpr uint64_t kLeast = uint64_t{1} << 20;       // less is of no use
 
 uint64_t default_size() {
   const uint64_t total = machine_total();
@@ -40,7 +41,9 @@ uint64_t default_size() {
   const bool unlimited = space == std::numeric_limits<uint64_t>::max();
   const uint64_t allowed =
       std::min(unlimited ? space : space / kShareOfLimit, soft_limit(RLIMIT_FSIZE));
-  return std::max(std::min(wanted, allowed), kSmallest);
+  // The kernel refuses a file that is larger than RLIMIT_FSIZE.
+  const uint64_t smallest = std::clamp(soft_limit(RLIMIT_FSIZE), kLeast, kSmallest);
+  return std::max(std::min(wanted, allowed), smallest);
 }
 
 }  // namespace

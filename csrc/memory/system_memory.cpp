@@ -1,6 +1,7 @@
 #include "memory/system_memory.h"
 
 #include <sys/resource.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -59,6 +60,22 @@ uint64_t largest_page_bytes(const void* base, size_t bytes) {
 
 MemInfo MemInfo::of_node(int node) {
   return MemInfo("/sys/devices/system/node/node" + std::to_string(node) + "/meminfo");
+}
+
+// Without /proc the kernel tells the most important figures by a system call, as if no page of a
+// file's cache could be taken.
+MemInfo MemInfo::of_machine() {
+  MemInfo found("/proc/meminfo");
+  struct sysinfo info{};
+  if (!found.entries_.empty() || sysinfo(&info) != 0) return found;
+  const auto enter = [&](const char* name, uint64_t units) {
+    found.entries_.emplace_back(name, std::to_string(units * info.mem_unit / 1024));
+  };
+  enter("MemTotal:", info.totalram);
+  enter("MemFree:", info.freeram);
+  enter("MemAvailable:", info.freeram + info.bufferram);
+  enter("SwapTotal:", info.totalswap);
+  return found;
 }
 
 // A node's lines start "Node 0 ".

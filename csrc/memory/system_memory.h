@@ -30,7 +30,7 @@ uint64_t largest_page_bytes(const void* base, size_t bytes);
 // A table of "key: n kB": /proc/meminfo, or a NUMA node's own.
 class MemInfo {
  public:
-  static MemInfo of_machine() { return MemInfo("/proc/meminfo"); }
+  static MemInfo of_machine();
   static MemInfo of_node(int node);  // empty for a node that does not exist
 
   // 0 when the table has no such key.

@@ -389,8 +389,13 @@ TEST(SharedSegment, LimitsAreNamedAndTheDefaultFitsThem) {
     EXPECT_EQ(SharedSegment::create(Policy::kDdr, 0)->size(), kGiB);
     expect_error(ErrorKind::kExhausted, {"RLIMIT_FSIZE is 1073741824", "ulimit -f"},
                  [] { SharedSegment::create(Policy::kDdr, 2 * kGiB); });
-    set_limit(RLIMIT_FSIZE, kMiB);
-    expect_error(ErrorKind::kExhausted, {"RLIMIT_FSIZE is 1048576"},
+    set_limit(RLIMIT_FSIZE, 4 * kMiB);
+    const auto small = SharedSegment::create(Policy::kDdr, 0);
+    EXPECT_EQ(small->size(), 4 * kMiB);
+    expect_error(ErrorKind::kExhausted, {"no gap", "RLIMIT_FSIZE (ulimit -f) is 4194304"},
+                 [&] { small->allocate(4 * kMiB); });
+    set_limit(RLIMIT_FSIZE, kMiB / 2);
+    expect_error(ErrorKind::kExhausted, {"RLIMIT_FSIZE is 524288"},
                  [] { SharedSegment::create(Policy::kDdr, 0); });
   });
 }

@@ -22,6 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import Context, Pool, beyond_gloo
+from harness.worker import log_path
 
 pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
 
@@ -31,6 +32,8 @@ _ALL_PRIVATE = 1 << 18 | 1 << 14  # MS_PRIVATE, MS_REC
 _READ_ONLY = 1  # MS_RDONLY
 _DETACH = 2  # MNT_DETACH
 _LONGEST_NAME = 64  # HOST_NAME_MAX
+
+_PYTORCH_WITHOUT_PROC = "Error in cpuinfo: "  # PyTorch prints it, whatever the backend
 
 _numbers = itertools.count()
 
@@ -85,6 +88,20 @@ class FewDescriptors:
 
 
 @dataclass(frozen=True)
+class SmallFiles:
+    """A limit of the size of files, in bytes."""
+
+    most: int
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.most, before[1]))
+        yield
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@dataclass(frozen=True)
 class HostName:
     """A host name of the length."""
 
@@ -99,7 +116,7 @@ class HostName:
         socket.sethostname(before)
 
 
-Surrounding = Variables | Mount | FewDescriptors | HostName
+Surrounding = Variables | Mount | FewDescriptors | SmallFiles | HostName
 
 
 def libc(function: str, *arguments: bytes | int | None) -> None:
@@ -217,6 +234,27 @@ def test_a_long_host_name(bare_pool: Pool, tmp_path: Path) -> None:
     too_long = HostName(_LONGEST_NAME)
     assert_refused(bare_pool, tmp_path, too_long, (0, 1), "n" * _LONGEST_NAME, "shorter name")
     assert_works(bare_pool, tmp_path, HostName(_LONGEST_NAME - 1))
+
+
+def form_in(context: Context, store: str, surrounding: Surrounding) -> tuple[str, str]:
+    """Return the error of a group on one node, and the rank's output."""
+    error = form(context, store, surrounding, (0, 1))
+    lines = log_path(context.folder, context.rank).read_text().splitlines()
+    return error, "\n".join(line for line in lines if not line.startswith(_PYTORCH_WITHOUT_PROC))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    "surrounding",
+    [
+        pytest.param(Mount("/proc"), marks=privileged),
+        pytest.param(Mount("/sys"), marks=privileged),
+        SmallFiles(4 << 20),
+    ],
+)
+def test_one_node_works_without(bare_pool: Pool, tmp_path: Path, surrounding: Surrounding) -> None:
+    """And prints nothing."""
+    assert bare_pool.run(form_in, f"{tmp_path}/store", surrounding) == [("", "")] * 2
 
 
 def finalize_after(context: Context, store: str) -> str:
