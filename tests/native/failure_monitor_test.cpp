@@ -33,6 +33,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kPatience{60'000};
 
 constexpr const char* kNewsCount = "hbm/news/count";
+constexpr const char* kLeftCount = "p/left/count";
 constexpr const char* kRank1Left = "p/left/1";
 constexpr const char* kRank2Left = "p/left/2";
 
@@ -116,15 +117,18 @@ class Neighbour {
 struct Watched {
   std::shared_ptr<ToldStore> store = std::make_shared<ToldStore>();
   Neighbour rank_2;
-  GroupWatch watch{{.name = "group g",
-                    .rank = 0,
-                    .global_ranks = {},
-                    .store = store,
-                    .job_store = store,
-                    .heartbeat = milliseconds(10'000)}};
+  GroupWatch watch;
   FakeOperation operation;
 
-  explicit Watched(const std::vector<int>& missing) : operation(script_of(missing)) {
+  explicit Watched(const std::vector<int>& missing, bool serves_store = false)
+      : watch{{.name = "group g",
+               .rank = 0,
+               .global_ranks = {},
+               .store = store,
+               .job_store = store,
+               .heartbeat = milliseconds(10'000),
+               .serves_store = serves_store}},
+        operation(script_of(missing)) {
     bootstrap::Member elsewhere = bootstrap::introduce("1", 0);
     elsewhere.process = "elsewhere";
     elsewhere.boot_id = "another";
@@ -243,6 +247,50 @@ TEST(FailureMonitor, WhoLeavesAFailedGroupHasToldOfIt) {
   leaves.set_value();
   group.watch.finish_reports(kPatience);
   EXPECT_TRUE(group.store->has({"hbm/news/1"}, {}));
+}
+
+// Rank 1 serves the store, leaves its last group and ends; rank 0 waits for it later.
+TEST(FailureMonitor, AsksAClosedStoreNoMore) {
+  Watched group({1});
+  group.tell("closing\n" + bootstrap::process_id() + "/p/group g\n1");
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!group.store->has({kLeftCount}, {})) {
+    ASSERT_LT(std::chrono::steady_clock::now(), end);
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  EXPECT_EQ(group.store->get(kLeftCount, {}), "1");
+  const auto questions = std::make_shared<std::atomic<int>>(0);
+  const auto count = [questions](const auto&) { ++*questions; };
+  group.store->before_get(count);
+  group.store->before_has(count);
+  group.store->before_add(count);
+  group.await_error(ErrorKind::kPeer, "was destroyed on a rank that this one waits for, rank 1");
+  group.watch.report("rank 0: it is tired");  // waits for the next round
+  group.watch.finish_reports(milliseconds(5000));
+  group.watch.stop();
+  EXPECT_EQ(*questions, 0);
+}
+
+// Rank 0 serves the store: it has left once the two others ask no more, or one of them has died.
+TEST(FailureMonitor, WhoServesTheStoreLeavesLast) {
+  Watched group({}, /*serves_store=*/true);
+  std::atomic<bool> has_left = false;
+  std::thread leaving([&] {
+    group.watch.leave(milliseconds(60'000));
+    has_left = true;
+  });
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!group.store->has({"hbm/news/1"}, {}) && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  const std::string entry = group.store->get("hbm/news/1", {}).value_or("");
+  EXPECT_TRUE(entry.starts_with("closing\n")) << entry;
+  EXPECT_FALSE(has_left);
+  group.store->add(kLeftCount, 1, {});  // rank 1
+  EXPECT_FALSE(has_left);
+  group.rank_2.kill();
+  leaving.join();
+  EXPECT_EQ(group.store->get(kLeftCount, {}), "2");
 }
 
 TEST(FailureMonitor, NamesTheDeadBeforeThoseWhoHaveLeft) {
