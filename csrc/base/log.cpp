@@ -17,8 +17,12 @@ Level level_from_environment() noexcept {
   for (size_t i = 0; i < kNames.size(); ++i) {
     if (std::strcmp(value, kNames[i]) == 0) return static_cast<Level>(i);
   }
-  std::fprintf(stderr, "[hbm] warn: HBMCOMM_LOG=%s is not error, warn, info or debug; using warn\n",
-               value);
+  const char* rank = std::getenv("RANK");
+  if (rank == nullptr || *rank == '\0' || std::strcmp(rank, "0") == 0) {  // one line in a job
+    std::fprintf(stderr,
+                 "[hbm] warn: HBMCOMM_LOG=%s is not error, warn, info or debug; using warn\n",
+                 value);
+  }
   return Level::kWarn;
 }
 

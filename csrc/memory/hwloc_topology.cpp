@@ -25,7 +25,7 @@ hwloc_obj_t next_node(hwloc_topology_t topology, hwloc_obj_t previous) {
 // memkind's rule, in MB/s: 200 GiB/s from some CPUs make a node high-bandwidth.
 uint64_t bandwidth_threshold() {
   const char* value = std::getenv("MEMKIND_HBW_THRESHOLD");
-  return value == nullptr ? 200 * 1024 : std::strtoull(value, nullptr, 10);
+  return value == nullptr || *value == '\0' ? 200 * 1024 : std::strtoull(value, nullptr, 10);
 }
 
 bool is_fast(hwloc_topology_t topology, hwloc_obj_t node) {
@@ -58,7 +58,7 @@ void find_hbm(hwloc_topology_t topology, const std::string& why_no_hbm, Topology
   }
   NodeMask named(nullptr, numa_bitmask_free);
   const char* setting = std::getenv("MEMKIND_HBW_NODES");
-  if (setting != nullptr) named.reset(numa_parse_nodestring(setting));
+  if (setting != nullptr && *setting != '\0') named.reset(numa_parse_nodestring(setting));
 
   bool mcdram = false;
   for (NodeInfo& node : found.nodes) {

@@ -48,8 +48,23 @@ bool is_number(const std::string& text) {
 // memkind's words for MEMKIND_ERROR_MEMTYPE_NOT_AVAILABLE, without loading it for them.
 constexpr const char* kNoSuchKind = "<memkind> Requested memory type is not available";
 
+// An empty variable names nothing. memkind takes one for a list of no nodes.
+bool is_set(const char* name) {
+  const char* const value = std::getenv(name);
+  return value != nullptr && *value != '\0';
+}
+
+// Returns may_have_hbm(). Before memkind reads its variables, which it does once in a process, the
+// empty ones are removed.
+bool prepare_memkind() {
+  for (const char* name : kToldBy) {
+    if (!is_set(name)) unsetenv(name);
+  }
+  return may_have_hbm();
+}
+
 int availability(Policy policy) {
-  static const bool asks = may_have_hbm();  // memkind looks once in a process, too
+  static const bool asks = prepare_memkind();
   if (policy != Policy::kDdr && !asks) return MEMKIND_ERROR_MEMTYPE_NOT_AVAILABLE;
   return libraries().check_available(kind_of(policy));
 }
@@ -57,7 +72,6 @@ int availability(Policy policy) {
 }  // namespace
 
 bool may_have_hbm(const std::filesystem::path& nodes) {
-  const auto is_set = [](const char* name) { return std::getenv(name) != nullptr; };
   if (std::any_of(kToldBy.begin(), kToldBy.end(), is_set)) return true;
   std::string only;
   std::ifstream(nodes / "has_memory") >> only;
@@ -97,8 +111,12 @@ std::string why_unavailable_or_throw(Policy policy) {
   if (availability(policy) == MEMKIND_ERROR_ENVIRON) {
     throw Error(ErrorKind::kInvalid,
                 "memkind rejects its environment:" + setting("MEMKIND_HBW_NODES") +
-                    setting("MEMKIND_HBW_THRESHOLD") + "; this machine has NUMA nodes 0 to " +
-                    std::to_string(libraries().numa_max_node()));
+                    setting("MEMKIND_HBW_THRESHOLD") +
+                    (is_set("MEMKIND_HBW_NODES")
+                         ? "; this machine has NUMA nodes 0 to " +
+                               std::to_string(libraries().numa_max_node()) +
+                               ": name those that are HBM, as in 4-7, or unset the variable"
+                         : std::string("; the threshold is a number of MB/s")));
   }
   return why_unavailable(policy);
 }

@@ -101,3 +101,32 @@ def test_a_job_names_a_misspelt_variable_once() -> None:
 
 def test_a_program_without_hbm_hears_of_no_variable() -> None:
     assert output_of("group('gloo')", HBMCOMM_ALOCATOR="segment").split() == ["ProcessGroupGloo"]
+
+
+def test_ranks_but_the_first_name_no_variable() -> None:
+    wrong = {"HBMCOMM_LGO": "info", "HBMCOMM_LOG": "loud", "RANK": "1"}
+    assert output_of("memory()", **wrong).split() == ["4"]
+
+
+def test_empty_nodes_of_memkind_count_as_unset() -> None:
+    said = output_of(
+        """
+try: torch_hbmcomm.memory.empty(4, policy="bind")
+except RuntimeError as error: print(error)
+""",
+        MEMKIND_HBW_NODES="",
+    )
+    if said:  # a machine without HBM
+        assert 'memory policy "bind" needs high-bandwidth memory' in said, said
+
+
+def test_absent_nodes_of_memkind_are_named() -> None:
+    said = output_of(
+        """
+try: torch_hbmcomm.memory.empty(4, policy="bind")
+except ValueError as error: print(error)
+""",
+        MEMKIND_HBW_NODES="4095",
+    )
+    assert "MEMKIND_HBW_NODES=4095; this machine has NUMA nodes 0 to " in said, said
+    assert "unset the variable" in said, said
