@@ -26,7 +26,8 @@ def monitored_barrier(
 ) -> None:
     """Wait for all ranks, and name those that do not come.
 
-    It is torch.distributed.monitored_barrier, which in PyTorch 2.13 refuses every backend but Gloo.
+    It is torch.distributed.monitored_barrier, which refuses every backend but Gloo up to PyTorch
+    2.13 and takes hbm from 2.14 on.
 
     Args:
         group: an hbm group; None means the default group
@@ -34,8 +35,10 @@ def monitored_barrier(
         wait_all_ranks: name every missing rank, instead of the first
 
     Raises:
-        DistBackendError: on every rank that came, naming the missing ones; at once for a rank that
-            has died, with `wait_all_ranks` as soon as all others have come
+        DistBackendError: on every rank, with one verdict that names the missing ones: at the first
+            timeout of a rank that came, and on ranks that come later immediately; immediately for a
+            rank that has died, with `wait_all_ranks` as soon as all others have come
+        DistNetworkError: the c10d store is gone
         ValueError: the group's CPU backend is not hbm
     """
     backend = hbm_backend(chosen_group(group), "monitored_barrier")
