@@ -37,7 +37,8 @@ transport::OpenedTransport open_verbs(const transport::TransportOptions& given) 
       transport::join_box(*stream, address.host_and_port(), opening.join, opening.token, deadline);
   if (joined.verbs_port == 0) {
     throw Error(ErrorKind::kUnavailable, "the memory box at " + address.host_and_port() +
-                                             " lets no client in over RDMA; its log says why");
+                                             " lets no client in over RDMA; its log says why at "
+                                             "the level info (HBMCOMM_LOG=info)");
   }
   return {std::make_unique<VerbsTransport>(opening, joined, std::move(stream), deadline), joined};
 }

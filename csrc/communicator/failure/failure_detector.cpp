@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -105,11 +106,14 @@ std::exception_ptr FailureDetector::explain(const Operation& operation,
 
 void FailureDetector::report_failure(const std::exception& error) {
   const auto* const ours = dynamic_cast<const Error*>(&error);
+  const std::string report = "rank " + std::to_string(rank_) + ": " + error.what();
   if (ours != nullptr && ours->kind() == ErrorKind::kPeer) {
-    if (shm_group_) shm_group_->report(error.what(), /*death=*/false);
+    // A report of another rank names that rank. A finding of this rank says "this one".
+    const bool is_relayed =
+        std::string_view(error.what()).find(" has failed: ") != std::string::npos;
+    if (shm_group_) shm_group_->report(is_relayed ? error.what() : report, /*death=*/false);
     return;
   }
-  const std::string report = "rank " + std::to_string(rank_) + ": " + error.what();
   if (shm_group_) shm_group_->report(report, /*death=*/false);
   if (is_followed_) watch_->report(report);
 }

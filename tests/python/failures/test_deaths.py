@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from harness.deaths import (
     report,
     served_by_rank_0,
 )
+from harness.fates import Ranks
 from torch.distributed.distributed_c10d import _get_default_group
 
 from torch_hbmcomm import memory
@@ -358,3 +360,31 @@ def test_abort_ends_a_wait(ranks: int, call: Callable[[], object]) -> None:
         assert pool.close() == [0] * ranks
     finally:
         pool.kill()
+
+
+# A rank that leaves.
+
+
+def use_after_a_leave(pipe: Connection, rank: int, url: str) -> None:
+    dist.init_process_group("hbm", init_method=url, rank=rank, world_size=3)
+    dist.barrier()
+    if rank == 2:
+        dist.destroy_process_group()
+        return
+    pipe.recv()
+    if rank == 0:
+        dist.recv(torch.ones(1), 2)
+    dist.all_reduce(torch.ones(1))
+
+
+def test_a_report_says_which_rank_waited_for_the_one_that_left(tmp_path: Path) -> None:
+    """Each reader of the words "this one" knows which rank they mean."""
+    with Ranks(3, use_after_a_leave, f"file://{tmp_path}/store", layout="aab") as ranks:
+        ranks.hear(2)
+        ranks.tell(0)
+        (own,) = ranks.hear(0)
+        ranks.tell(1)
+        (relayed,) = ranks.hear(1)
+    finding = "was destroyed on a rank that this one waits for, rank 2 (pid "
+    assert finding in own.text and finding in relayed.text, (own, relayed)
+    assert relayed.text.startswith('group "0" has failed: rank 0: send/recv'), relayed
