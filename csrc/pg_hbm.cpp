@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <numeric>
+#include <string_view>
 #include <thread>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 #include <utility>
@@ -34,6 +35,9 @@ std::vector<int> global_ranks(const GroupOptions& options, int size) {
   }
   return ranks;
 }
+
+// Returns the operation's name as errors have it: "all_reduce" for "hbm:all_reduce".
+const char* word_of(const char* name) { return name + std::string_view("hbm:").size(); }
 
 int64_t elements(const std::vector<at::Tensor>& tensors) {
   int64_t sum = 0;
@@ -195,7 +199,7 @@ StagedTensors ProcessGroupHbm::stage(const at::Tensor& tensor, const char* opera
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTensors staged,
                                                     const EqualStreams& streams,
                                                     MakeOperation make) {
-  queue_->require_owner(call.name);
+  queue_->require_owner(word_of(call.name));
   const auto transfer = staged.take_transfer(streams);
   auto work = c10::make_intrusive<WorkHbm>(rank_, call.type, title(call), call.inputs, call.outputs,
                                            queue_, transfer ? transfer->result() : nullptr);
@@ -211,7 +215,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTens
     operation = make(sequence_ + 1, kAllElements);
   }
   const uint64_t sequence = ++sequence_;
-  if (call.async || coalescing() || !queue_->try_claim(call.name)) {
+  if (call.async || coalescing() || !queue_->try_claim(word_of(call.name))) {
     return submit(queue_, call, std::move(work), std::move(staged), std::move(operation), sequence,
                   std::move(issue));
   }
@@ -251,7 +255,7 @@ FlightRecord::Issued ProcessGroupHbm::issued(const Call& call, uint64_t sequence
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run_p2p(
     const Call& call, StagedTensors staged,
     const std::function<std::unique_ptr<Operation>(std::shared_ptr<int>)>& make) {
-  p2p_queue_->require_owner(call.name);
+  p2p_queue_->require_owner(word_of(call.name));
   auto transfer = staged.take_transfer({});
   auto work = c10::make_intrusive<WorkHbm>(rank_, call.type, title(call), call.inputs, call.outputs,
                                            p2p_queue_, transfer ? transfer->result() : nullptr);

@@ -388,3 +388,23 @@ def test_a_report_says_which_rank_waited_for_the_one_that_left(tmp_path: Path) -
     finding = "was destroyed on a rank that this one waits for, rank 2 (pid "
     assert finding in own.text and finding in relayed.text, (own, relayed)
     assert relayed.text.startswith('group "0" has failed: rank 0: send/recv'), relayed
+
+def refused_collectives(context: Context) -> list[str]:
+    """Returns how an aborted group refuses a synchronous call and an asynchronous one."""
+    group = dist.new_group()
+    assert isinstance(group, dist.ProcessGroup)
+    group.abort()
+    errors = []
+    for asynchronous in (False, True):
+        with pytest.raises(dist.DistBackendError) as error:
+            work = dist.all_reduce(torch.ones(1), group=group, async_op=asynchronous)
+            assert work is not None
+            work.wait()
+        errors.append(str(error.value))
+    return errors
+
+
+def test_errors_name_operations_as_programs_do(fresh_pool: Pool) -> None:
+    for errors in fresh_pool.run(refused_collectives):
+        assert errors[0].startswith("all_reduce was refused because the group failed"), errors
+        assert "hbm:" not in errors[1], errors
