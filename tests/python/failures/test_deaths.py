@@ -389,6 +389,7 @@ def test_a_report_says_which_rank_waited_for_the_one_that_left(tmp_path: Path) -
     assert finding in own.text and finding in relayed.text, (own, relayed)
     assert relayed.text.startswith('group "0" has failed: rank 0: send/recv'), relayed
 
+
 def refused_collectives(context: Context) -> list[str]:
     """Returns how an aborted group refuses a synchronous call and an asynchronous one."""
     group = dist.new_group()
