@@ -18,11 +18,16 @@ using std::chrono::steady_clock;
 constexpr int kFieldBits = 20;
 constexpr long kField = (1L << kFieldBits) - 1;
 
+constexpr long kSpoilt = kField;  // more than come
+
 constexpr milliseconds kUsual{200};      // after which a rank tells the others that it is there
 constexpr milliseconds kPatience{1000};  // for that, and for the store's answer
 constexpr milliseconds kLookEvery{10};
 
 long field(long sum, int number) { return (sum >> (kFieldBits * number)) & kField; }
+
+// How many have come; more than there are ranks if the step is spoilt.
+long come(long sum) { return sum >> (kFieldBits * kMostFacts); }
 
 std::string count_key(const Participant& participant, const std::string& step) {
   return participant.prefix + step + "/count";
@@ -30,7 +35,7 @@ std::string count_key(const Participant& participant, const std::string& step) {
 
 // Returns the facts that hold on all ranks; nothing as long as some have not come.
 std::optional<unsigned> common_facts(const Participant& participant, long sum) {
-  if (field(sum, kMostFacts) != participant.size) return std::nullopt;
+  if (come(sum) != participant.size) return std::nullopt;
   unsigned common = 0;
   for (int fact = 0; fact < kMostFacts; ++fact) {
     if (field(sum, fact) == participant.size) common |= 1U << fact;
@@ -50,14 +55,14 @@ bool await_those_who_came(const Participant& participant, const std::string& ste
   const auto until = steady_clock::now() + kPatience;
   const long sum =
       std::stol(participant.store->get(count_key(participant, step), until).value_or("0"));
-  const long come = field(sum, kMostFacts);
+  const long all = come(sum);
   std::vector<int> silent = everyone(participant.size);
   for (;;) {
     std::erase_if(silent, [&](int rank) {
       return participant.store->has({step_key(participant, step, rank)}, until + kPatience);
     });
     const auto told = participant.size - static_cast<long>(silent.size());
-    if (told >= come || steady_clock::now() >= until) return come == participant.size;
+    if (told >= all || steady_clock::now() >= until) return all == participant.size;
     std::this_thread::sleep_for(kLookEvery);
   }
 }
@@ -72,6 +77,11 @@ std::optional<unsigned> vouch(const Participant& participant, const std::string&
   }
   return common_facts(
       participant, participant.store->add(count_key(participant, step), own, participant.deadline));
+}
+
+void spoil(const Participant& participant, const std::string& step) {
+  participant.store->add(count_key(participant, step), kSpoilt << (kFieldBits * kMostFacts),
+                         steady_clock::now() + kPatience);
 }
 
 unsigned held_by_all(const Participant& participant, const std::string& step) {

@@ -24,4 +24,7 @@ std::optional<unsigned> vouch(const Participant& participant, const std::string&
 // that has died before all have come.
 unsigned held_by_all(const Participant& participant, const std::string& step);
 
+// Makes sure that no rank passes the step that has not passed it yet. Once for each `step`.
+void spoil(const Participant& participant, const std::string& step);
+
 }  // namespace hbm::bootstrap

@@ -11,6 +11,9 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "bootstrap/agreement.h"
+#include "bootstrap/claim.h"
+#include "bootstrap/rendezvous.h"
 
 namespace hbm::bootstrap {
 namespace {
@@ -51,12 +54,26 @@ std::string problem_of(const Participant& participant, int rank, const std::stri
 
 std::string end_key(const Participant& participant) { return participant.prefix + "given_up"; }
 
-// Throws why the attempt has ended, if another rank has ended it.
-void require_going_on(const Participant& participant, KeyValue::Deadline deadline) {
-  const auto end = participant.store->get(end_key(participant), deadline);
-  if (!end) return;
-  throw ProblemElsewhere(end->substr(1),
-                         end->front() == kLate ? ErrorKind::kTimeout : ErrorKind::kUnavailable);
+// A record of this rank's. In the first step it says which process has claimed the rank.
+std::string make_record(const std::string& step, char kind, const std::string& text) {
+  return step == kFirstStep ? kind + encode(own_claim()) + "\n" + text : kind + text;
+}
+
+Claim claim_of(const std::string& record) {
+  return decode_claim(record.substr(1, record.find('\n') - 1));
+}
+
+std::string text_of(const std::string& step, const std::string& record) {
+  return record.substr(step == kFirstStep ? record.find('\n') + 1 : 1);
+}
+
+// Leaves this rank's record in a step. Throws if another process has claimed the rank.
+void leave_record(const Participant& participant, const std::string& step,
+                  const std::string& record, KeyValue::Deadline deadline) {
+  const std::string key = step_key(participant, step, participant.rank);
+  if (step != kFirstStep) return participant.store->set(key, record, deadline);
+  const std::string found = participant.store->claim(key, record, deadline);
+  if (found != record) throw_taken(participant, found);
 }
 
 // Ends the attempt. Both keys are needed: the ranks that wait read no record twice, and one that
@@ -64,8 +81,12 @@ void require_going_on(const Participant& participant, KeyValue::Deadline deadlin
 void give_up(const Participant& participant, char kind, const std::string& why) {
   const auto until = std::chrono::steady_clock::now() + kLookPatience;
   try {
-    participant.store->set(step_key(participant, kFirstStep, participant.rank), kProblem + why,
-                           until);
+    const std::string record = make_record(kFirstStep, kProblem, why);
+    const std::string key = step_key(participant, kFirstStep, participant.rank);
+    const std::string found = participant.store->claim(key, record, until);
+    if (found != record && claim_of(found).process == process_id()) {
+      participant.store->set(key, record, until);
+    }
     participant.store->set(end_key(participant),
                            kind + problem_of(participant, participant.rank, why), until);
   } catch (const Error& unreachable) {
@@ -73,13 +94,15 @@ void give_up(const Participant& participant, char kind, const std::string& why) 
   }
 }
 
-void say_last_words(const Participant& participant, const std::string& key,
+void say_last_words(const Participant& participant, const std::string& step,
                     const std::string& problem, const std::vector<std::string>& others) {
   try {
     const auto until =
         std::min(participant.deadline, std::chrono::steady_clock::now() + kLastWords);
-    participant.store->set(key, problem, until);
+    leave_record(participant, step, problem, until);
     await_keys(*participant.store, others, until);
+  } catch (const ProblemElsewhere&) {
+    throw;  // another process has claimed the rank
   } catch (const Error& unreachable) {
     warn_of_silence(unreachable);
   }
@@ -89,10 +112,10 @@ void say_last_words(const Participant& participant, const std::string& key,
 class ComingRecords {
  public:
   using Arrived = std::function<void(int rank, const std::string& told)>;
-  ComingRecords(const Participant& participant, const std::vector<int>& among,
-                const std::vector<std::string>& keys, const std::string& own,
-                const Arrived& arrived)
-      : participant_(participant), among_(among), keys_(keys), arrived_(arrived) {
+  ComingRecords(const Participant& participant, const std::string& step,
+                const std::vector<int>& among, const std::vector<std::string>& keys,
+                const std::string& own, const Arrived& arrived)
+      : participant_(participant), step_(step), among_(among), keys_(keys), arrived_(arrived) {
     records_.resize(among.size());
     for (size_t i = 0; i < among.size(); ++i) {
       if (among[i] == participant.rank) {
@@ -154,13 +177,14 @@ class ComingRecords {
 
   void take(size_t index, const std::string& record) {
     records_[index] = record;
-    if (arrived_ && record.front() == kResult) arrived_(among_[index], record.substr(1));
+    if (arrived_ && record.front() == kResult) arrived_(among_[index], text_of(step_, record));
   }
 
   static constexpr size_t kMostLooks = 64;
   static constexpr std::chrono::milliseconds kLookEvery{20};
 
   const Participant& participant_;
+  const std::string& step_;
   const std::vector<int>& among_;
   const std::vector<std::string>& keys_;
   const Arrived& arrived_;
@@ -172,7 +196,56 @@ class ComingRecords {
 }  // namespace
 
 std::string step_key(const Participant& participant, const std::string& step, int rank) {
-  return participant.prefix + step + "/" + std::to_string(rank);
+  if (step != kFirstStep || participant.first_prefix.empty()) {
+    return participant.prefix + step + "/" + std::to_string(rank);
+  }
+  const uint64_t member = participant.members.empty()
+                              ? static_cast<uint64_t>(rank)
+                              : participant.members[static_cast<size_t>(rank)];
+  return participant.first_prefix + step + "/" + std::to_string(member);
+}
+
+void require_going_on(const Participant& participant, KeyValue::Deadline deadline) {
+  const auto end = participant.store->get(end_key(participant), deadline);
+  if (!end) return;
+  throw ProblemElsewhere(end->substr(1),
+                         end->front() == kLate ? ErrorKind::kTimeout : ErrorKind::kUnavailable);
+}
+
+bool end_attempt(const Participant& participant, const std::string& why) {
+  const std::string end = kUnable + why;
+  const auto until = std::chrono::steady_clock::now() + kLookPatience;
+  return participant.store->claim(end_key(participant), end, until) == end;
+}
+
+void throw_taken(const Participant& participant, const std::string& record) {
+  const Claim holder = claim_of(record);
+  const std::string rank = "rank " + std::to_string(participant.rank) + " of " + participant.group;
+  const std::string remedy =
+      has_ended(holder)
+          ? ", which has ended: the store holds the keys of another job; " + fresh_store_advice()
+          : ": two processes have this rank, or two jobs use one store; start each rank once, "
+            "and " +
+                fresh_store_advice();
+  try {
+    const std::string both = rank + " is taken by " + process_name(holder) + ", and " +
+                             process_name(own_claim()) + " has come as the same rank: ";
+    // Waiting ranks see it. A rank that has all records does not wait: it cannot pass the count.
+    if (end_attempt(participant, both +
+                                     "two processes have this rank, or two jobs use one store; "
+                                     "start each rank once, and " +
+                                     fresh_store_advice())) {
+      spoil(participant, kFirstCount);
+    }
+  } catch (const Error& unreachable) {
+    warn_of_silence(unreachable);
+  }
+  throw ProblemElsewhere(rank + " is taken by " + process_name(holder) + remedy,
+                         ErrorKind::kMismatch);
+}
+
+void require_own_claim(const Participant& participant, const std::string& record) {
+  if (claim_of(record).process != process_id()) throw_taken(participant, record);
 }
 
 void throw_missing(const Participant& participant, const std::string& step,
@@ -211,26 +284,25 @@ std::vector<std::string> gather(const Participant& participant, const std::strin
   std::string told;
   bool is_death = false;
   try {
-    told = kResult + tell();
+    told = make_record(step, kResult, tell());
   } catch (const ProblemElsewhere& error) {
     own = std::current_exception();
-    told = kRelayed + std::string(error.what());
+    told = make_record(step, kRelayed, error.what());
   } catch (const std::exception& error) {
     const auto* const ours = dynamic_cast<const Error*>(&error);
     is_death = ours != nullptr && ours->kind() == ErrorKind::kDeath;
     own = std::current_exception();
-    told = kProblem + std::string(error.what());
+    told = make_record(step, kProblem, error.what());
   }
-  const std::string own_key = step_key(participant, step, participant.rank);
   std::vector<std::string> keys;
   for (const int rank : among) keys.push_back(step_key(participant, step, rank));
   if (own) {
     // The others see a death for themselves, and do not come for the word of it.
-    if (!is_death) say_last_words(participant, own_key, told, keys);
+    if (!is_death) say_last_words(participant, step, told, keys);
     std::rethrow_exception(own);  // in its own words and of its own kind
   }
-  participant.store->set(own_key, told, participant.deadline);
-  ComingRecords coming(participant, among, keys, told, arrived);
+  leave_record(participant, step, told, participant.deadline);
+  ComingRecords coming(participant, step, among, keys, told, arrived);
   Lookout lookout(participant, among);
   if (!coming.await([&] { lookout.look(); })) {
     throw_missing(participant, step, among);
@@ -239,7 +311,7 @@ std::vector<std::string> gather(const Participant& participant, const std::strin
   const std::vector<std::string> records = coming.all();
   std::vector<std::string> heard(static_cast<size_t>(participant.size));
   for (size_t i = 0; i < among.size(); ++i) {
-    const std::string text = records[i].substr(1);
+    const std::string text = text_of(step, records[i]);
     if (records[i].front() == kRelayed) throw ProblemElsewhere(text);
     if (records[i].front() == kProblem) {
       throw ProblemElsewhere(problem_of(participant, among[i], text));
@@ -298,7 +370,7 @@ std::optional<std::string> await_told(const Participant& participant, const std:
   try {
     const auto record = await_value(*participant.store, key, until, look, participant.deadline);
     if (!record || record->front() != kResult) return std::nullopt;
-    return record->substr(1);
+    return text_of(step, *record);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kDeath) throw;
     return std::nullopt;

@@ -26,6 +26,10 @@ struct Participant {
   KeyValue::Deadline deadline;
   std::shared_ptr<RankWatch> watch = nullptr;  // null: nobody looks for deaths
 
+  // For the first step, whose keys are by the ranks' numbers in the job.
+  std::string first_prefix = {};       // of its keys; empty: `prefix`
+  std::vector<uint64_t> members = {};  // each rank's number in the job; empty: the same
+
   // Throws Error(kDeath) if one of `ranks` has died.
   void require_alive(const std::vector<int>& ranks) const {
     if (watch) watch->check(ranks);
@@ -58,8 +62,26 @@ std::vector<std::string> gather(const Participant& participant, const std::strin
                                 const std::function<std::string()>& tell,
                                 const std::function<void(int, const std::string&)>& arrived = {});
 
-// The first step of an attempt to form a group.
+// The first step of an attempt to form a group. A rank's record in it begins with its claim
+// (bootstrap/claim.h). gather() throws Error(kMismatch) if another process has claimed the rank.
 inline constexpr const char* kFirstStep = "rendezvous";
+
+// The first step that counts (bootstrap/agreement.h).
+inline constexpr const char* kFirstCount = "calls";
+
+// Ends the attempt for all ranks, unless it is over: those that wait throw Error(kUnavailable) with
+// this text within some 200 ms. Returns false if another rank has ended it before.
+bool end_attempt(const Participant& participant, const std::string& why);
+
+// Throws why the attempt has ended, if another rank has ended it.
+void require_going_on(const Participant& participant, KeyValue::Deadline deadline);
+
+// Throws Error(kMismatch): the process that has written this record in the first step has claimed
+// this rank. Ends the attempt for the other ranks, which cannot tell the two processes apart.
+[[noreturn]] void throw_taken(const Participant& participant, const std::string& record);
+
+// Throws like that unless this process has written the record.
+void require_own_claim(const Participant& participant, const std::string& record);
 
 // Runs `act`, which is a part of such an attempt. What it throws ends the attempt for all ranks:
 // who waits in a step throws too, soon, and who has not read yet what this rank told in the first

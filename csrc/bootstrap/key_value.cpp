@@ -106,6 +106,11 @@ long PrefixedKeyValue::add(const std::string& key, long amount, Deadline deadlin
   return store_->add(prefix_ + key, amount, deadline);
 }
 
+std::string PrefixedKeyValue::claim(const std::string& key, const std::string& value,
+                                    Deadline deadline) {
+  return store_->claim(prefix_ + key, value, deadline);
+}
+
 std::vector<std::string> PrefixedKeyValue::prefixed(const std::vector<std::string>& keys) const {
   std::vector<std::string> all;
   for (const std::string& key : keys) all.push_back(prefix_ + key);
@@ -141,6 +146,11 @@ bool WatchedKeyValue::has(const std::vector<std::string>& keys, Deadline deadlin
 
 long WatchedKeyValue::add(const std::string& key, long amount, Deadline deadline) {
   return store_->add(key, amount, deadline);
+}
+
+std::string WatchedKeyValue::claim(const std::string& key, const std::string& value,
+                                   Deadline deadline) {
+  return ask([&](Deadline until) { return store_->claim(key, value, until); }, deadline);
 }
 
 }  // namespace hbm

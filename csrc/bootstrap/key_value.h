@@ -44,6 +44,10 @@ class KeyValue {
 
   // Adds to the integer behind the key (absent: 0) and returns the sum.
   virtual long add(const std::string& key, long amount, Deadline deadline) = 0;
+
+  // Sets an absent key, in one step of the store. Returns the value that is there afterwards.
+  virtual std::string claim(const std::string& key, const std::string& value,
+                            Deadline deadline) = 0;
 };
 
 // Asks until `found`, which asks a store and has until `patience` for the answer, returns true;
@@ -75,6 +79,7 @@ class PrefixedKeyValue final : public KeyValue {
                                    Deadline deadline) override;
   bool has(const std::vector<std::string>& keys, Deadline deadline) override;
   long add(const std::string& key, long amount, Deadline deadline) override;
+  std::string claim(const std::string& key, const std::string& value, Deadline deadline) override;
 
  private:
   std::vector<std::string> prefixed(const std::vector<std::string>& keys) const;
@@ -95,6 +100,7 @@ class WatchedKeyValue final : public KeyValue {
   bool has(const std::vector<std::string>& keys, Deadline deadline) override;
   // Asked once, as two answers would be two sums.
   long add(const std::string& key, long amount, Deadline deadline) override;
+  std::string claim(const std::string& key, const std::string& value, Deadline deadline) override;
 
  private:
   template <typename Question>

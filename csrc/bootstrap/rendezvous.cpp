@@ -14,12 +14,14 @@
 #include <exception>
 #include <fstream>
 #include <iomanip>
+#include <numeric>
 #include <sstream>
 #include <utility>
 
 #include "base/boot_id.h"
 #include "base/error.h"
 #include "base/fork.h"
+#include "bootstrap/claim.h"
 
 namespace hbm::bootstrap {
 namespace {
@@ -44,10 +46,11 @@ std::string encode(const Member& member) {
   std::ostringstream text;
   text << member.pid;
   for (const std::string* field :
-       {&member.version, &member.staging_bytes, &member.node_layer, &member.parameter_server,
-        &member.host, &member.process, &member.boot_id, &member.pid_namespace, &member.started,
-        &member.network_namespace, &member.forced_node, &member.segment, &member.listener,
-        &member.processors, &member.quota, &member.most_ranks, &member.links}) {
+       {&member.ranks, &member.version, &member.staging_bytes, &member.node_layer,
+        &member.parameter_server, &member.host, &member.process, &member.boot_id,
+        &member.pid_namespace, &member.started, &member.network_namespace, &member.forced_node,
+        &member.segment, &member.listener, &member.processors, &member.quota, &member.most_ranks,
+        &member.links}) {
     text << ' ' << std::quoted(*field);
   }
   return text.str();
@@ -58,10 +61,11 @@ Member decode(const std::string& record) {
   Member member;
   text >> member.pid;
   for (std::string* field :
-       {&member.version, &member.staging_bytes, &member.node_layer, &member.parameter_server,
-        &member.host, &member.process, &member.boot_id, &member.pid_namespace, &member.started,
-        &member.network_namespace, &member.forced_node, &member.segment, &member.listener,
-        &member.processors, &member.quota, &member.most_ranks, &member.links}) {
+       {&member.ranks, &member.version, &member.staging_bytes, &member.node_layer,
+        &member.parameter_server, &member.host, &member.process, &member.boot_id,
+        &member.pid_namespace, &member.started, &member.network_namespace, &member.forced_node,
+        &member.segment, &member.listener, &member.processors, &member.quota, &member.most_ranks,
+        &member.links}) {
     text >> std::quoted(*field);
   }
   return member;
@@ -82,14 +86,24 @@ std::string prefix_of(long rendezvous) {
   return "hbm/rendezvous" + std::to_string(rendezvous) + "/";
 }
 
+// Sets where the ranks of the participant's group leave what they tell. Ranks that name different
+// members find out in the first step, so it has common keys. Groups of which each has its own
+// members may have the same name, so the other keys are by the first member.
+void set_prefixes(Participant& participant, long rendezvous) {
+  participant.first_prefix = prefix_of(rendezvous);
+  participant.prefix = participant.first_prefix + std::to_string(participant.members.front()) + "/";
+}
+
 // A store may outlive a group (torchrun's agent keeps one for the whole job): the n-th rendezvous
-// of one rank in it is the n-th of the others. Returns the first in which this rank has told
-// nothing.
-long next_rendezvous(Participant participant) {
+// of one rank in it is the n-th of the others. Finds the first in which this rank has told nothing.
+// Throws if another process has told something as this rank.
+void find_rendezvous(Participant& participant) {
+  const auto own_key = [&](long rendezvous) {
+    set_prefixes(participant, rendezvous);
+    return step_key(participant, kFirstStep, participant.rank);
+  };
   const auto is_past = [&](long rendezvous) {
-    participant.prefix = prefix_of(rendezvous);
-    return participant.store->has({step_key(participant, kFirstStep, participant.rank)},
-                                  participant.deadline);
+    return participant.store->has({own_key(rendezvous)}, participant.deadline);
   };
   long past = 0;
   long next = 1;
@@ -98,19 +112,43 @@ long next_rendezvous(Participant participant) {
     const long middle = past + (next - past) / 2;
     (is_past(middle) ? past : next) = middle;
   }
-  return next;
+  if (past > 0) {
+    const auto record = participant.store->get(own_key(past), participant.deadline);
+    if (record) require_own_claim(participant, *record);
+  }
+  set_prefixes(participant, next);
+}
+
+// Throws Error(kMismatch) if the two ranks name different members. `own` and `other` are ranks of
+// the group.
+void require_same_ranks(const Participant& participant, int own, const Member& self, int other,
+                        const Member& member) {
+  if (member.ranks == self.ranks || member.version != self.version) return;
+  const auto named = [&](int rank, const Member& its) {
+    return "rank " +
+           rank_name(static_cast<int>(participant.members[static_cast<size_t>(rank)]), its) +
+           " names the ranks " + its.ranks;
+  };
+  throw Error(ErrorKind::kMismatch,
+              "the members of " + participant.group + " differ: " + named(own, self) + ", and " +
+                  named(other, member) +
+                  "; every member must name the same ranks in the same order. If each does, the "
+                  "store holds the keys of another job: " +
+                  fresh_store_advice());
 }
 
 // Returns the records of all ranks, by rank, each as soon as it is there to `participant.watch`.
 std::vector<Member> exchange_records(const Participant& participant,
                                      const std::function<Member()>& self) {
-  const auto introduced = [&participant](int other, const Member& member) {
+  Member own;
+  const auto introduced = [&](int other, const Member& member) {
+    require_same_ranks(participant, participant.rank, own, other, member);
     if (participant.watch) participant.watch->met(other, member);
   };
-  Member own;
   std::exception_ptr problem;
   try {
     own = self();
+    own.ranks = list_members(participant.members);
     introduced(participant.rank, own);
   } catch (const std::exception&) {
     problem = std::current_exception();
@@ -134,6 +172,8 @@ std::vector<Member> exchange_records(const Participant& participant,
   for (const std::string& record :
        gather(participant, kFirstStep, everyone(participant.size), tell, arrived)) {
     members.push_back(decode(record));
+    require_same_ranks(participant, participant.rank, own, static_cast<int>(members.size()) - 1,
+                       members.back());
   }
   return members;
 }
@@ -176,6 +216,14 @@ std::string random_id() {
 
 const std::string& process_id() { return per_process<ProcessId>().text; }
 
+std::string host_name() {
+  std::array<char, 256> host{};
+  gethostname(host.data(), host.size() - 1);
+  return host.data();
+}
+
+std::string pid_namespace() { return inode_of("/proc/self/ns/pid"); }
+
 std::string start_of(long pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string text;
@@ -201,13 +249,11 @@ Member introduce(const std::string& version, uint64_t staging_bytes) {
   self.version = version;
   self.staging_bytes = std::to_string(staging_bytes);
   self.node_layer = node_layer();
-  std::array<char, 256> host{};
-  gethostname(host.data(), host.size() - 1);
-  self.host = host.data();
+  self.host = host_name();
   self.pid = getpid();
   self.process = process_id();
   self.boot_id = boot_id();
-  self.pid_namespace = inode_of("/proc/self/ns/pid");
+  self.pid_namespace = pid_namespace();
   self.started = start_of(getpid());
   self.network_namespace = inode_of("/proc/self/ns/net");
   self.forced_node = environment("HBMCOMM_NODE_ID");
@@ -216,9 +262,14 @@ Member introduce(const std::string& version, uint64_t staging_bytes) {
 
 Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::string& group,
                 KeyValue::Deadline deadline, const std::function<Member()>& self,
-                std::shared_ptr<RankWatch> watch) {
+                std::shared_ptr<RankWatch> watch, std::vector<uint64_t> members_in_job) {
   Participant participant{std::move(store), {}, rank, size, group, deadline, std::move(watch)};
-  participant.prefix = prefix_of(next_rendezvous(participant));
+  participant.members = std::move(members_in_job);
+  if (participant.members.empty()) {
+    participant.members.resize(static_cast<size_t>(size));
+    std::iota(participant.members.begin(), participant.members.end(), 0);
+  }
+  find_rendezvous(participant);
   std::vector<Member> members;
   attempt(participant, [&] { members = exchange_records(participant, self); });
   // Each rank sees for itself what differs.

@@ -28,6 +28,8 @@ const std::string& process_id();
 
 // A rank's record of itself, which the others read.
 struct Member {
+  std::string ranks;  // list_members() of the group, by their numbers in the job: equal on all
+
   std::string version;           // of torch_hbmcomm
   std::string staging_bytes;     // the option
   std::string node_layer;        // kSharedMemory or kMpi
@@ -65,6 +67,12 @@ std::string start_of(long pid);
 // `now`. Clocks of two time namespaces cannot be compared.
 bool is_restarted(const std::string& started, const std::string& now);
 
+// The machine's name.
+std::string host_name();
+
+// Names the PID namespace that this process is in.
+std::string pid_namespace();
+
 // This process' own record. Throws Error(kInvalid) if HBMCOMM_NODE is neither "shm" nor "mpi".
 Member introduce(const std::string& version, uint64_t staging_bytes);
 
@@ -75,12 +83,14 @@ struct Rendezvous {
 
 // Exchanges the records that each rank's `self` returns; an exception from it reaches every rank,
 // see gather(). Throws Error(kTimeout) naming the ranks that did not come, Error(kMismatch) when
-// what must be equal differs. `store` is the group's own; a second rendezvous of the same ranks in
-// the same store is told from the first. `watch` meets the ranks as they come: rank 0 first, so
-// that the death of any that has introduced itself is seen.
+// what must be equal differs, or another process has come as this rank. `store` is the group's own;
+// a second rendezvous of the same ranks in the same store is told from the first. `watch` meets the
+// ranks as they come: rank 0 first, so that the death of any that has introduced itself is seen.
+// `members_in_job` are the ranks' numbers in the job; empty: the same numbers.
 Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::string& group,
                 KeyValue::Deadline deadline, const std::function<Member()>& self,
-                std::shared_ptr<RankWatch> watch = nullptr);
+                std::shared_ptr<RankWatch> watch = nullptr,
+                std::vector<uint64_t> members_in_job = {});
 
 // The ranks on the same machine as `rank`, itself included, ascending: of one kernel, and not
 // forced apart. Whether they share memory is not said.

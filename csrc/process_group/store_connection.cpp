@@ -202,6 +202,17 @@ class StoreConnection final : public KeyValue {
         "add", [key, amount](c10d::Store& store) { return store.add(key, amount); }, deadline);
   }
 
+  std::string claim(const std::string& key, const std::string& value, Deadline deadline) override {
+    return ask<std::string>(
+        "compare_set",
+        [key, value](c10d::Store& store) {
+          const std::vector<uint8_t> wanted(value.begin(), value.end());
+          const std::vector<uint8_t> found = store.compareSet(key, {}, wanted);
+          return std::string(found.begin(), found.end());
+        },
+        deadline);
+  }
+
  private:
   using Call = std::function<void(c10d::Store&)>;
 

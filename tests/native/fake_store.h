@@ -46,6 +46,12 @@ class FakeStore final : public KeyValue {
     return sum;
   }
 
+  std::string claim(const std::string& key, const std::string& value,
+                    Deadline /*deadline*/) override {
+    const std::lock_guard lock(mutex_);
+    return values_.try_emplace(key, value).first->second;
+  }
+
  private:
   std::mutex mutex_;  // guards all below
   std::map<std::string, std::string> values_;

@@ -50,6 +50,13 @@ class FileStore final : public KeyValue {
     return sum;
   }
 
+  std::string claim(const std::string& key, const std::string& value, Deadline deadline) override {
+    const Lock lock(directory_ / "lock");
+    if (const auto found = get(key, deadline)) return *found;
+    set(key, value, deadline);
+    return value;
+  }
+
  private:
   // Held by one process (or thread) at a time; the kernel takes it back from a dead one.
   class Lock {

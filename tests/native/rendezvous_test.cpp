@@ -6,21 +6,27 @@
 #include <unistd.h>
 #include <barrier>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <exception>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/interruption.h"
+#include "bootstrap/agreement.h"
+#include "bootstrap/claim.h"
 #include "expect_error.h"
 #include "fake_store.h"
+#include "file_store.h"
 #include "forked_ranks.h"
+#include "scratch.h"
 
 namespace hbm::bootstrap {
 namespace {
@@ -111,9 +117,9 @@ TEST(Rendezvous, OneThatTimedOutCounts) {
     expect_error(ErrorKind::kTimeout, {"missing ranks: 1"},
                  [&] { meet(store, 0, 2, "group g", in(milliseconds(50)), member); });
   }
-  EXPECT_EQ(store->keys(),
-            (std::vector<std::string>{"hbm/rendezvous1/given_up", "hbm/rendezvous1/rendezvous/0",
-                                      "hbm/rendezvous2/given_up", "hbm/rendezvous2/rendezvous/0"}));
+  EXPECT_EQ(store->keys(), (std::vector<std::string>{
+                               "hbm/rendezvous1/0/given_up", "hbm/rendezvous1/rendezvous/0",
+                               "hbm/rendezvous2/0/given_up", "hbm/rendezvous2/rendezvous/0"}));
 }
 
 TEST(Rendezvous, WhoComesAfterTheOthersTimeoutIsToldAtOnceAndInStepAfterwards) {
@@ -128,7 +134,7 @@ TEST(Rendezvous, WhoComesAfterTheOthersTimeoutIsToldAtOnceAndInStepAfterwards) {
                [&] { meet(store, 2, 3, "group g", in(kPatience), member); });
   on_ranks(3, [&](int rank) {
     const Rendezvous second = meet(store, rank, 3, "group g", in(kPatience), member);
-    EXPECT_EQ(second.participant.prefix, "hbm/rendezvous2/");
+    EXPECT_EQ(second.participant.prefix, "hbm/rendezvous2/0/");
   });
 }
 
@@ -179,7 +185,7 @@ TEST(Rendezvous, OneThatWasInterruptedCounts) {
                {"rank 1 of group g cannot take part: its wait was interrupted"},
                [&] { meet_once(store, 0); });
   on_ranks(2, [&](int rank) {
-    EXPECT_EQ(meet_once(store, rank).participant.prefix, "hbm/rendezvous2/");
+    EXPECT_EQ(meet_once(store, rank).participant.prefix, "hbm/rendezvous2/0/");
   });
 }
 
@@ -203,7 +209,8 @@ TEST(Rendezvous, OneThatIsInterruptedAfterItsIntroductionEndsTheAttempt) {
   interrupting.join();
   waiting.join();
   expect_error(ErrorKind::kUnavailable, {why}, [&] { meet_once(2); });
-  on_ranks(3, [&](int rank) { EXPECT_EQ(meet_once(rank).participant.prefix, "hbm/rendezvous2/"); });
+  on_ranks(3,
+           [&](int rank) { EXPECT_EQ(meet_once(rank).participant.prefix, "hbm/rendezvous2/0/"); });
 }
 
 TEST(Rendezvous, StartsAreComparedWithinOneTimeNamespace) {
@@ -289,6 +296,137 @@ TEST(Rendezvous, TellsOfEachArrivalOnceAndOfTheEarlyOnesSoon) {
         });
     EXPECT_EQ(told, heard);
   });
+}
+
+// A process that comes as `rank` of `size`, and expects an error with these parts.
+void expect_refused(const ForkedRank& process, int rank, int size,
+                    const std::vector<std::string>& parts) {
+  const auto store = std::make_shared<FileStore>(process.directory);
+  try {
+    const Rendezvous met = meet(store, rank, size, "group g", in(kPatience), member);
+    attempt(met.participant, [&] {
+      vouch(met.participant, kFirstCount, 0);
+      held_by_all(met.participant, kFirstCount);
+    });
+    ADD_FAILURE() << "rank " << rank << " was not refused";
+  } catch (const Error& error) {
+    for (const std::string& part : parts) {
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+    EXPECT_TRUE(error.kind() == ErrorKind::kMismatch || error.kind() == ErrorKind::kUnavailable)
+        << error.what();
+  }
+}
+
+TEST(Claim, TwoProcessesWithOneRankEndTheAttemptForAll) {
+  run_forked_ranks(3, [](const ForkedRank& process) {  // as ranks 0, 1 and 1 of 3
+    expect_refused(process, std::min(process.rank, 1), 3,
+                   {"rank 1 of group g is taken by pid ", "two processes have this rank"});
+  });
+}
+
+TEST(Claim, RanksOfTwoJobsThatUseOneStoreAreNotMixed) {
+  // Rank 0 waits, another rank 0 is refused, and only then rank 1 comes, of either job.
+  run_forked_ranks(3, [](const ForkedRank& process) {
+    const auto store = std::make_shared<FileStore>(process.directory);
+    if (process.rank == 1) {
+      EXPECT_TRUE(await_keys(*store, {"hbm/rendezvous1/rendezvous/0"}, in(kPatience)));
+    }
+    if (process.rank == 2) {
+      EXPECT_TRUE(await_keys(*store, {"hbm/rendezvous1/0/given_up"}, in(kPatience)));
+    }
+    expect_refused(process, process.rank / 2, 2, {"rank 0 of group g is taken by pid "});
+  });
+}
+
+TEST(Claim, TheStoreOfAJobThatHasEndedIsRefused) {
+  for (const int later : {1, 2, 3}) {  // the size of the next job
+    const Scratch scratch;
+    std::filesystem::create_directory(scratch.store());
+    for (int rank = 0; rank < 2; ++rank) {
+      EXPECT_EQ(run_forked([&] {
+                  const auto store = std::make_shared<FileStore>(scratch.store());
+                  EXPECT_THROW(meet(store, rank, 2, "group g", in(milliseconds(1)), member), Error);
+                }),
+                0);
+    }
+    for (int rank = 0; rank < later; ++rank) {
+      EXPECT_EQ(run_forked([&] {
+                  const auto store = std::make_shared<FileStore>(scratch.store());
+                  try {
+                    meet(store, rank, later, "group g", in(kPatience), member);
+                    ADD_FAILURE() << "rank " << rank << " of " << later << " met a job of the past";
+                  } catch (const Error& error) {
+                    if (rank > 1) return;  // the refused ranks tell it
+                    const std::string text = error.what();
+                    EXPECT_NE(text.find("which has ended: the store holds the keys of another job"),
+                              std::string::npos)
+                        << text;
+                  }
+                }),
+                0);
+    }
+  }
+}
+
+TEST(Claim, OneProcessMayComeAgain) {
+  const auto store = std::make_shared<FakeStore>();
+  for (int round = 0; round < 3; ++round) {
+    on_ranks(2, [&](int rank) { meet(store, rank, 2, "group g", in(kPatience), member); });
+  }
+}
+
+TEST(Members, GroupsOfOneNameWithDifferentMembersAreApart) {
+  const auto store = std::make_shared<FakeStore>();
+  for (int round = 0; round < 3; ++round) {
+    on_ranks(4, [&](int number) {
+      const int half = number / 2;
+      const std::vector<uint64_t> members{static_cast<uint64_t>(2 * half),
+                                          static_cast<uint64_t>(2 * half + 1)};
+      const Rendezvous met = meet(
+          store, number % 2, 2, "group g", in(kPatience),
+          [&] {
+            Member self = member();
+            self.pid = 100 * half + number % 2;
+            return self;
+          },
+          nullptr, members);
+      EXPECT_EQ(met.members[0].pid, 100 * half);
+      EXPECT_EQ(met.members[1].pid, 100 * half + 1);
+      gather(met.participant, "step", everyone(2), [&] { return std::to_string(half); });
+    });
+  }
+}
+
+TEST(Members, RanksThatNameDifferentOnesAllRaise) {
+  const auto differ = [](const std::vector<std::vector<uint64_t>>& named) {
+    const auto store = std::make_shared<FakeStore>();
+    on_ranks(static_cast<int>(named.size()), [&](int number) {
+      const auto& own = named[static_cast<size_t>(number)];
+      const auto place = std::ranges::find(own, static_cast<uint64_t>(number)) - own.begin();
+      try {
+        meet(store, static_cast<int>(place), static_cast<int>(own.size()), "group g", in(kPatience),
+             member, nullptr, own);
+        ADD_FAILURE() << "rank " << number << " formed " << list_members(own);
+      } catch (const Error& error) {
+        const std::string text = error.what();
+        for (const auto& each : named) {
+          EXPECT_NE(text.find("names the ranks " + list_members(each)), std::string::npos) << text;
+        }
+      }
+    });
+  };
+  differ({{0, 1}, {0, 1, 2}, {0, 1, 2}});
+  differ({{0, 1, 2}, {0, 1, 2}, {1, 2}});
+  differ({{0, 1}, {1, 0}});
+}
+
+TEST(Members, ListsOfThemAreShort) {
+  EXPECT_EQ(list_members({0, 1, 2}), "[0, 1, 2]");
+  std::vector<uint64_t> many(64);
+  std::iota(many.begin(), many.end(), 0);
+  many.push_back(72);
+  EXPECT_EQ(list_members(many), "[0-63, 72]");
 }
 
 TEST(Rendezvous, RanksOfOneKernelAreOnOneMachine) {

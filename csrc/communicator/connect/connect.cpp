@@ -152,7 +152,7 @@ GroupConnection connect_watched(const GroupSetup& setup,
     return self;
   };
   made.rendezvous = bootstrap::meet(setup.store, setup.rank, setup.size, setup.group,
-                                    setup.deadline, introduce, watch);
+                                    setup.deadline, introduce, watch, setup.global_ranks);
   bootstrap::attempt(made.rendezvous.participant, [&] {
     join_all(setup, listener ? &*listener : nullptr, chunk_bytes, watch, made);
   });

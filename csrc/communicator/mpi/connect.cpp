@@ -178,6 +178,7 @@ MpiConnection connect(const bootstrap::Rendezvous& rendezvous, const std::vector
   const std::vector<int> everyone = bootstrap::everyone(participant.size);
   bootstrap::Lookout lookout(participant, everyone);
   const auto check = [&] { lookout.look(); };
+  require_going_on(participant, participant.deadline);
   std::vector<int> world_ranks;
   World* world = nullptr;
   if (share_a_world(ranks, participant.group)) {

@@ -156,9 +156,9 @@ class Exploration {
       facts &= found_[r] ? ~kAllCalled : ~kAllKnown;
     }
     if (machine_.size() > 1 && facts == kAllCalled && !call_all()) facts = 0;
-    const auto common = vouch(participant_, "calls", facts);
+    const auto common = vouch(participant_, bootstrap::kFirstCount, facts);
     if (problem_) return 0;
-    return common ? *common : held_by_all(participant_, "calls");
+    return common ? *common : held_by_all(participant_, bootstrap::kFirstCount);
   }
 
   bool call_all() {

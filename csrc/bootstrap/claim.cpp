@@ -1,0 +1,78 @@
+#include "bootstrap/claim.h"
+
+#include <unistd.h>
+
+#include <iomanip>
+#include <sstream>
+
+#include "base/boot_id.h"
+#include "bootstrap/rendezvous.h"
+
+namespace hbm::bootstrap {
+namespace {
+
+constexpr size_t kShortList = 16;
+
+}  // namespace
+
+Claim own_claim() {
+  return {.process = process_id(),
+          .pid = getpid(),
+          .host = host_name(),
+          .boot_id = boot_id(),
+          .pid_namespace = pid_namespace(),
+          .started = start_of(getpid())};
+}
+
+std::string encode(const Claim& claim) {
+  std::ostringstream text;
+  text << claim.pid;
+  for (const std::string* field :
+       {&claim.process, &claim.host, &claim.boot_id, &claim.pid_namespace, &claim.started}) {
+    text << ' ' << std::quoted(*field);
+  }
+  return text.str();
+}
+
+Claim decode_claim(const std::string& line) {
+  std::istringstream text(line);
+  Claim claim;
+  text >> claim.pid;
+  for (std::string* field :
+       {&claim.process, &claim.host, &claim.boot_id, &claim.pid_namespace, &claim.started}) {
+    text >> std::quoted(*field);
+  }
+  return claim;
+}
+
+bool has_ended(const Claim& claim) {
+  return claim.boot_id == boot_id() && claim.pid_namespace == pid_namespace() &&
+         !claim.started.empty() && start_of(claim.pid) != claim.started;
+}
+
+std::string process_name(const Claim& claim) {
+  return "pid " + std::to_string(claim.pid) + " on " + claim.host;
+}
+
+std::string fresh_store_advice() {
+  return "give each job a store of its own: a new file for file://, another MASTER_PORT, or "
+         "another "
+         "PrefixStore";
+}
+
+std::string list_members(const std::vector<uint64_t>& members) {
+  std::string text;
+  for (size_t at = 0; at < members.size();) {
+    size_t end = at + 1;
+    while (members.size() > kShortList && end < members.size() &&
+           members[end] == members[end - 1] + 1) {
+      ++end;
+    }
+    text += (text.empty() ? "" : ", ") + std::to_string(members[at]);
+    if (end - at > 1) text += "-" + std::to_string(members[end - 1]);
+    at = end;
+  }
+  return "[" + text + "]";
+}
+
+}  // namespace hbm::bootstrap

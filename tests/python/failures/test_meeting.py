@@ -1,0 +1,114 @@
+"""Ranks that must not meet: of two jobs in one store, twice the same rank, of different groups."""
+
+from __future__ import annotations
+
+import signal
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import beyond_gloo
+from harness.cases import cases
+from harness.fates import Ranks, Said
+from torch._C._distributed_c10d import TCPStore
+
+pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
+
+TIMEOUT = timedelta(seconds=60)
+LIMIT = 50.0  # less than the timeout
+LAYOUTS = cases(["aaa", "abc"], quick=["aaa", "abc"])
+
+
+def come_as(
+    pipe: Connection, number: int, url: str, port: int, ranks: list[int], size: int
+) -> None:
+    """Process `number` comes as rank `ranks[number]` of `size`."""
+    del pipe
+    store = TCPStore("127.0.0.1", port, wait_for_workers=False) if port else None
+    dist.init_process_group(
+        "hbm",
+        init_method=None if store else url,
+        store=store,
+        rank=ranks[number],
+        world_size=size,
+        timeout=TIMEOUT,
+    )
+
+
+def assert_all_raised(said: list[Said], *texts: str) -> None:
+    for each in said:
+        assert each.error == "DistBackendError", each
+        for text in texts:
+            assert text in each.text, each
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", cases(["file", "tcp"], quick=["file", "tcp"]))
+def test_two_processes_with_one_rank(kind: str, layout: str, tmp_path: Path) -> None:
+    served = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = served.port if kind == "tcp" else 0
+    where = (f"file://{tmp_path}/store", port, [0, 1, 1], 3)
+    with Ranks(3, come_as, *where, layout=layout) as ranks:
+        said = ranks.hear(0, 1, 2, limit=LIMIT)
+    assert_all_raised(said, 'rank 1 of group "0" is taken by pid ', "two processes have this rank")
+
+
+def form_and_wait(pipe: Connection, rank: int, url: str, size: int) -> None:
+    dist.init_process_group("hbm", init_method=url, rank=rank, world_size=size, timeout=TIMEOUT)
+    pipe.send("formed")
+    pipe.recv()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("size", cases([2, 3], quick=["2", "3"]))
+def test_the_file_of_a_killed_job(size: int, layout: str, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    with Ranks(2, form_and_wait, url, 2, layout=layout[:2]) as ranks:
+        assert ranks.hear(0, 1) == ["formed", "formed"]
+        for rank in (0, 1):
+            ranks.signal(rank, signal.SIGKILL)
+    with Ranks(size, form_and_wait, url, size, layout=layout[:size]) as ranks:
+        said = ranks.hear(*range(size), limit=LIMIT)
+    assert_all_raised(said, "the store holds the keys of another job", "a new file for file://")
+
+
+def form_half(pipe: Connection, rank: int, port: int) -> list[float]:
+    """Return the sums of groups that each half of the ranks forms without the other half."""
+    del pipe
+    store = TCPStore("127.0.0.1", port, wait_for_workers=False)
+    dist.init_process_group("hbm", store=store, rank=rank, world_size=4, timeout=TIMEOUT)
+    sums = []
+    for _ in range(3):
+        group = dist.new_group([0, 1] if rank < 2 else [2, 3])
+        data = torch.full((1000,), rank + 1.0)
+        dist.all_reduce(data, group=group)
+        sums += [float(data.min()), float(data.max())]
+    dist.destroy_process_group()
+    return sums
+
+
+@pytest.mark.parametrize("layout", cases(["aaaa", "aabb", "abab"], quick=["aaaa", "abab"]))
+def test_groups_of_one_name_by_halves(layout: str) -> None:
+    served = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with Ranks(4, form_half, served.port, layout=layout) as ranks:
+        said = ranks.hear(*range(4), limit=LIMIT)
+    assert [each.value for each in said] == [[3.0] * 6] * 2 + [[7.0] * 6] * 2, said
+
+
+def form_part(pipe: Connection, rank: int, port: int, named: list[list[int]]) -> None:
+    del pipe
+    store = TCPStore("127.0.0.1", port, wait_for_workers=False)
+    dist.init_process_group("hbm", store=store, rank=rank, world_size=3, timeout=TIMEOUT)
+    dist.new_group(named[rank])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ranks_that_name_different_members(layout: str) -> None:
+    served = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    named = [[0, 1], [0, 1, 2], [0, 1, 2]]
+    with Ranks(3, form_part, served.port, named, layout=layout) as ranks:
+        said = ranks.hear(0, 1, 2, limit=LIMIT)
+    assert_all_raised(said, "names the ranks [0, 1]", "names the ranks [0, 1, 2]")
