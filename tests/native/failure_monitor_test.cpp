@@ -61,6 +61,9 @@ class ToldStore final : public KeyValue {
     call(add_hook_, key);
     return values_.add(key, amount, deadline);
   }
+  std::string claim(const std::string& key, const std::string& value, Deadline deadline) override {
+    return values_.claim(key, value, deadline);
+  }
 
  private:
   void put(Hook& place, Hook hook) {

@@ -265,6 +265,11 @@ class DeadlyStore final : public KeyValue {
     if (key.find(step_) != std::string::npos) raise(SIGKILL);
     return sum;
   }
+  std::string claim(const std::string& key, const std::string& value, Deadline deadline) override {
+    const std::string found = store_->claim(key, value, deadline);
+    if (key.find(step_) != std::string::npos) raise(SIGKILL);
+    return found;
+  }
 
  private:
   const std::shared_ptr<KeyValue> store_;
