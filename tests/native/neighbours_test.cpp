@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/descriptor.h"
 #include "communicator/shm/shm_group.h"
 #include "expect_error.h"
 #include "fake_store.h"
@@ -131,6 +132,23 @@ TEST_P(Explore, HbmcommNodeIdForcesRanksApart) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Explore, testing::Values(1, 2, 4, 8));
+
+TEST(Explore, RanksOfDifferentUsersAreApart) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can be another user";
+  for (const int ordinary : {0, 1}) {
+    run_forked_ranks(2, [&](const ForkedRank& forked) {
+      std::filesystem::permissions(forked.directory, std::filesystem::perms::all);
+      const std::string lock = forked.directory / "lock";
+      const Descriptor made(open(lock.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
+      ASSERT_EQ(fchmod(made.get(), 0666), 0);
+      if (forked.rank == ordinary) {
+        ASSERT_EQ(setresuid(1235, 1235, 1235), 0);
+      }
+      Explorer rank(forked);
+      expect_nodes(rank.explore(), rank.rank, {0, 1});
+    });
+  }
+}
 
 TEST(Explore, RanksMayBeThreads) {
   const auto explore_on_threads = [] {
@@ -398,7 +416,7 @@ TEST(NeighbourListener, TakesInNoStrangers) {
   EXPECT_EQ(listener.callers().size(), 1u);
   EXPECT_EQ(run_forked([&] {
               ASSERT_EQ(setuid(65534), 0);
-              EXPECT_TRUE(NeighbourListener::call(self, self)) << "root is trusted";
+              EXPECT_FALSE(NeighbourListener::call(self, self)) << "as root takes no other user in";
             }),
             0);
   EXPECT_TRUE(listener.callers().empty());

@@ -108,7 +108,7 @@ bool trusted(int socket) {
   ucred peer{};
   socklen_t length = sizeof(peer);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return false;
-  return peer.uid == geteuid() || peer.uid == 0;
+  return peer.uid == geteuid();
 }
 
 Delivery send(int socket, const void* data, size_t bytes, const std::vector<int>& descriptors) {

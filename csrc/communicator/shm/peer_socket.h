@@ -37,7 +37,7 @@ Descriptor accept_at(int listener);
 // None, and why not in `failure`, when nobody listens there.
 Descriptor connect_to(const SocketAddress& address, std::error_code& failure);
 
-// Whether the process at the other end runs as this one's user, or as root.
+// Returns true if the process at the other end runs as this one's user. Both ends then agree.
 bool trusted(int socket);
 
 enum class Delivery { kDone, kLater, kGone };
