@@ -14,6 +14,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from torch_hbmcomm.early_failure import backend_creator
 from torch_hbmcomm.variables import value
 
 
@@ -91,9 +92,7 @@ class _ThenRegister(importlib.abc.Loader):
 
 
 def _create(distributed_options: Any, group_options: Any) -> Any:
-    from torch_hbmcomm.backend import create
-
-    return create(distributed_options, group_options)
+    return backend_creator(distributed_options)(distributed_options, group_options)
 
 
 def _rendezvous(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:

@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, _DistributedBackendOp
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
+from torch_hbmcomm.early_failure import backend_creator
 from torch_hbmcomm.native import load
 from torch_hbmcomm.variables import require_choices, say
 
@@ -69,10 +70,9 @@ def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
 def _create(distributed_options: Any, group_options: Any) -> Any:
     """Make the backend of one group. Options of another backend than hbm are for other devices, or
     ignored, as PyTorch ignores those of Gloo."""
-    from torch_hbmcomm.backend import Options, create
-
+    create = backend_creator(distributed_options)
     _say_once()
-    options = group_options if isinstance(group_options, Options) else None
+    options = group_options if isinstance(group_options, load().Options) else None
     return create(distributed_options, options, _GLOO)
 
 

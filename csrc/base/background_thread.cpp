@@ -5,10 +5,10 @@
 #include <cstdlib>
 #include <mutex>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "base/fork.h"
+#include "base/start_thread.h"
 #include "base/threads.h"
 
 namespace hbm {
@@ -34,7 +34,7 @@ class BackgroundThread::All {
     std::call_once(once, [] { std::atexit([] { here().end(); }); });
     const std::lock_guard lock(mutex_);
     const SignalsHeldOff held;
-    std::thread([this, run] { live(run); }).detach();
+    start_thread([this, run] { live(run); }).detach();
     running_.insert(run);
   }
 

@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <future>
 #include <memory>
-#include <thread>
 #include <utility>
+
+#include "base/start_thread.h"
 
 namespace hbm {
 
@@ -18,7 +19,7 @@ bool run_abandonable(std::function<void()> call, std::chrono::steady_clock::time
                      const std::function<void()>& check) {
   auto task = std::make_shared<std::packaged_task<void()>>(std::move(call));
   std::future<void> result = task->get_future();
-  std::thread([task] { (*task)(); }).detach();
+  start_thread([task] { (*task)(); }).detach();
   const auto step = [&] {
     return check ? std::min(deadline, std::chrono::steady_clock::now() + kCheckEvery) : deadline;
   };

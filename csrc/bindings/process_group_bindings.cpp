@@ -4,11 +4,16 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
+#include <system_error>
 
 #include "base/error.h"
 #include "bindings/module.h"
+#include "bootstrap/claim.h"
+#include "bootstrap/early_failure.h"
 #include "communicator/mpi/library.h"
 #include "pg_hbm.h"
+#include "process_group/store_connection.h"
 #include "process_group/types.h"
 
 namespace py = pybind11;
@@ -54,22 +59,63 @@ namespace {
 
 using Unlocked = py::call_guard<py::gil_scoped_release>;
 
+void require_rank(int rank, int size, const std::vector<uint64_t>& members,
+                  const std::string& group) {
+  if (size < 1) {
+    throw Error(ErrorKind::kInvalid, group + " cannot have " + std::to_string(size) +
+                                         " ranks: the world size is 1 or more");
+  }
+  if (rank < 0 || rank >= size) {
+    throw Error(ErrorKind::kInvalid, "rank " + std::to_string(rank) + " is not in " + group +
+                                         " of " + std::to_string(size) +
+                                         " ranks: it must be 0 to " + std::to_string(size - 1));
+  }
+  const std::set<uint64_t> different(members.begin(), members.end());
+  if (members.size() != static_cast<size_t>(size) || different.size() != members.size()) {
+    throw Error(ErrorKind::kInvalid,
+                group + " of " + std::to_string(size) + " ranks names the members " +
+                    bootstrap::list_members(members) + ": each rank must be named once");
+  }
+}
+
 c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                          int size, std::chrono::milliseconds timeout,
                                          const c10::intrusive_ptr<GroupOptions>& options,
                                          const std::string& name,
                                          const std::vector<uint64_t>& global_ranks,
                                          const std::string& backend) {
-  auto own = options ? options : translated([] { return GroupOptions::from_environment(); });
+  const std::string group = "group \"" + name + "\"";
+  std::vector<uint64_t> members = global_ranks;
+  if (global_ranks.empty()) {  // the default group
+    members.resize(static_cast<size_t>(std::max(size, 0)));
+    std::iota(members.begin(), members.end(), 0);
+  }
+  // The other ranks learn of an error that this rank has before it meets them.
+  const auto tell = [&](const std::exception& error) {
+    if (members.empty()) return;
+    const auto* const torch = dynamic_cast<const c10::Error*>(&error);
+    bootstrap::fail_early(connect_directly(store), rank, members, group,
+                          torch != nullptr ? torch->what_without_backtrace() : error.what());
+  };
+  c10::intrusive_ptr<GroupOptions> own;
+  try {
+    translated([&] { require_rank(rank, size, members, group); });
+    own = options ? options : translated([] { return GroupOptions::from_environment(); });
+  } catch (const std::exception& error) {
+    tell(error);
+    throw;
+  }
   own = c10::make_intrusive<GroupOptions>(*own, backend);
   own->timeout = timeout;
   own->group_name = name;
-  own->global_ranks_in_group = global_ranks;
-  if (global_ranks.empty()) {  // the default group
-    own->global_ranks_in_group.resize(static_cast<size_t>(size));
-    std::iota(own->global_ranks_in_group.begin(), own->global_ranks_in_group.end(), 0);
+  own->global_ranks_in_group = members;
+  try {
+    return c10::make_intrusive<ProcessGroupHbm>(store, rank, size, own, name);
+  } catch (const std::system_error& error) {  // no thread is left
+    tell(error);
+    translated([&] { throw Error(ErrorKind::kUnavailable, group + ": " + error.what()); });
+    throw;
   }
-  return c10::make_intrusive<ProcessGroupHbm>(store, rank, size, own, name);
 }
 
 // Needs the interpreter: once that is ending, it is neither closed nor released.

@@ -21,7 +21,9 @@
 #include "base/boot_id.h"
 #include "base/error.h"
 #include "base/fork.h"
+#include "base/log.h"
 #include "bootstrap/claim.h"
+#include "bootstrap/early_failure.h"
 
 namespace hbm::bootstrap {
 namespace {
@@ -280,6 +282,31 @@ Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::
   require_equal(members, &Member::parameter_server,
                 "parameter_server (the option, or HBMCOMM_PARAMETER_SERVER)", group);
   return {participant, members};
+}
+
+void fail_early(std::shared_ptr<KeyValue> store, int rank, const std::vector<uint64_t>& members,
+                const std::string& group, const std::string& why) {
+  const int size = static_cast<int>(members.size());
+  const bool is_member = rank >= 0 && rank < size;
+  Participant participant{std::move(store),
+                          {},
+                          is_member ? rank : 0,
+                          size,
+                          group,
+                          steady_clock::now() + kSightPatience};
+  participant.members = members;
+  try {
+    if (is_member) {
+      find_rendezvous(participant);
+      attempt(participant, [&] { throw Error(ErrorKind::kUnavailable, why); });
+    }
+    // A process that is none of the ranks does not count their attempts: they are in the first.
+    set_prefixes(participant, 1);
+    end_attempt(participant,
+                "rank " + std::to_string(rank) + " of " + group + " cannot take part: " + why);
+  } catch (const Error& error) {
+    log::debug(group + " cannot be formed by rank " + std::to_string(rank) + ": " + error.what());
+  }
 }
 
 std::string rank_name(int rank, const Member& member) {

@@ -1,6 +1,7 @@
 // Opens the libraries when they are first asked: see libraries.h.
 #include <dlfcn.h>
 
+#include "base/descriptor_limit.h"
 #include "base/error.h"
 #include "base/this_module.h"
 #include "memory/libraries.h"
@@ -18,9 +19,12 @@ const Libraries& open_libraries() {
   const std::string file = folder + "../libhbm_memkind.so";
   void* const handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
+    const std::string why = std::string("memkind cannot be loaded: ") + dlerror();
+    const std::string shortage = shortage_of_descriptors();
     throw Error(ErrorKind::kUnavailable,
-                std::string("memkind cannot be loaded: ") + dlerror() +
-                    "; install torch_hbmcomm again, or what it names (Debian: libmemkind0)");
+                why + (shortage.empty()
+                           ? "; install torch_hbmcomm again, or what it names (Debian: libmemkind0)"
+                           : shortage));
   }
   const auto table_of = reinterpret_cast<const Libraries* (*)()>(dlsym(handle, Libraries::kEntry));
   const Libraries* const table = table_of != nullptr ? table_of() : nullptr;

@@ -1,15 +1,11 @@
 #include "process_group/store_connection.h"
 
-#include <fcntl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <condition_variable>
 #include <deque>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -21,7 +17,7 @@
 #include <utility>
 
 #include "base/background_thread.h"
-#include "base/descriptor.h"
+#include "base/descriptor_limit.h"
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/log.h"
@@ -36,7 +32,6 @@ using StorePointer = c10::intrusive_ptr<c10d::Store>;
 
 constexpr milliseconds kOpenPatience{200};  // before the original is asked whether it answers
 constexpr milliseconds kOpenAgain{10000};
-constexpr rlim_t kFewDescriptors = 8;
 
 // No key has this value. To replace it by itself asks a TCPStore for the value of a key, or for
 // this one where there is none, in one question: get() takes two, and waits for the key.
@@ -130,21 +125,10 @@ std::string cause_of(const std::exception& error) {
   return torch != nullptr ? torch->what_without_backtrace() : error.what();
 }
 
-// Says so if this process has no descriptors left, which accounts for much.
-std::string shortage_of_descriptors() {
-  rlimit limit{};
-  getrlimit(RLIMIT_NOFILE, &limit);
-  const Descriptor probe(fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0));
-  bool few = !probe && errno == EMFILE;
-  if (!few) {
-    std::error_code none;
-    const std::filesystem::directory_iterator files("/proc/self/fd", none);
-    const auto open = none ? 0 : std::distance(begin(files), end(files));
-    few = static_cast<rlim_t>(open) + kFewDescriptors >= limit.rlim_cur;
-  }
-  if (!few) return {};
-  return "; this process has too many open files for its limit of " +
-         std::to_string(limit.rlim_cur) + " (raise ulimit -n)";
+std::string claim_in(c10d::Store& store, const std::string& key, const std::string& value) {
+  const std::vector<uint8_t> found =
+      store.compareSet(key, {}, std::vector<uint8_t>(value.begin(), value.end()));
+  return {found.begin(), found.end()};
 }
 
 class StoreConnection final : public KeyValue {
@@ -204,12 +188,7 @@ class StoreConnection final : public KeyValue {
 
   std::string claim(const std::string& key, const std::string& value, Deadline deadline) override {
     return ask<std::string>(
-        "compare_set",
-        [key, value](c10d::Store& store) {
-          const std::vector<uint8_t> wanted(value.begin(), value.end());
-          const std::vector<uint8_t> found = store.compareSet(key, {}, wanted);
-          return std::string(found.begin(), found.end());
-        },
+        "compare_set", [key, value](c10d::Store& store) { return claim_in(store, key, value); },
         deadline);
   }
 
@@ -416,6 +395,41 @@ class StoreConnection final : public KeyValue {
   BackgroundThread thread_;
 };
 
+class DirectStore final : public KeyValue {
+  template <typename Question>
+  auto ask(const Question& question) {
+    try {
+      return question();
+    } catch (const std::exception& error) {
+      throw Error(ErrorKind::kNetwork, cause_of(error));
+    }
+  }
+
+ public:
+  explicit DirectStore(StorePointer store) : store_(std::move(store)) {}
+
+  void set(const std::string& key, const std::string& value, Deadline /*deadline*/) override {
+    ask([&] { store_->set(key, value); });
+  }
+  std::optional<std::string> get(const std::string& key, Deadline deadline) override {
+    if (!has({key}, deadline)) return std::nullopt;
+    return ask([&] { return store_->get_to_str(key); });
+  }
+  bool has(const std::vector<std::string>& keys, Deadline /*deadline*/) override {
+    return ask([&] { return store_->check(keys); });
+  }
+  long add(const std::string& key, long amount, Deadline /*deadline*/) override {
+    return ask([&]() -> long { return store_->add(key, amount); });
+  }
+  std::string claim(const std::string& key, const std::string& value,
+                    Deadline /*deadline*/) override {
+    return ask([&] { return claim_in(*store_, key, value); });
+  }
+
+ private:
+  const StorePointer store_;
+};
+
 // The connections of this process.
 struct Connections {
   std::mutex mutex;  // guards what follows; held while one is looked up, not while it opens
@@ -443,6 +457,10 @@ GroupStore connect_store(const StorePointer& store) {
       .job = connection,
       .making = std::shared_ptr<void>(nullptr, [connection](void*) { connection->end_making(); }),
       .served_here = is_served_here(*below)};
+}
+
+std::shared_ptr<KeyValue> connect_directly(const StorePointer& store) {
+  return std::make_shared<DirectStore>(store);
 }
 
 }  // namespace hbm

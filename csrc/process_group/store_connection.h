@@ -34,4 +34,8 @@ struct GroupStore {
 // StoreError(kTimeout) if it does not answer before the deadline.
 GroupStore connect_store(const c10::intrusive_ptr<c10d::Store>& store);
 
+// Returns the group's own keys, for a process that may be unable to start a thread. The caller's
+// thread asks the store, and waits for its answer past any deadline.
+std::shared_ptr<KeyValue> connect_directly(const c10::intrusive_ptr<c10d::Store>& store);
+
 }  // namespace hbm

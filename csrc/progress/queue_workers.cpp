@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/start_thread.h"
 #include "progress/operation_queue.h"
 
 namespace hbm {
@@ -52,10 +53,9 @@ void OperationQueue::wake_worker(const Lock& /*held*/, std::chrono::microseconds
 void OperationQueue::start_worker() {
   if (starting_) return;
   try {
-    std::thread([self = shared_from_this()] { self->work(); }).detach();
+    start_thread([self = shared_from_this()] { self->work(); }).detach();
   } catch (const std::system_error& error) {
-    throw Error(ErrorKind::kExhausted, std::string("cannot start a thread (") + error.what() +
-                                           "); raise the limit on processes (ulimit -u)");
+    throw Error(ErrorKind::kExhausted, error.what());
   }
   starting_ = true;  // the lock is held, so the thread has not looked yet
   ++workers_;

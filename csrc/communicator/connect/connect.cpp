@@ -131,11 +131,12 @@ void join_all(const GroupSetup& setup, shm::NeighbourListener* listener, size_t 
 
 GroupConnection connect_watched(const GroupSetup& setup,
                                 const std::shared_ptr<failure::GroupWatch>& watch) {
-  const size_t chunk_bytes = mpi::chunk_bytes(setup.staging_bytes, setup.size);
+  size_t chunk_bytes = 0;
   mpi::sweep_abandoned();
   GroupConnection made;
   std::optional<shm::NeighbourListener> listener;
   const auto introduce = [&] {
+    chunk_bytes = mpi::chunk_bytes(setup.staging_bytes, setup.size);
     prepare(setup, made);
     // The version stands for the layout of messages, and with staging_bytes for the cutting into
     // chunks.

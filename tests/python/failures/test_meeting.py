@@ -1,8 +1,16 @@
-"""Ranks that must not meet: of two jobs in one store, twice the same rank, of different groups."""
+"""Ranks that must not meet: of two jobs in one store, twice the same rank, of different groups.
+
+Also ranks that fail before they meet the others.
+"""
 
 from __future__ import annotations
 
+import importlib
+import os
+import resource
 import signal
+import sys
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -13,6 +21,7 @@ import torch.distributed as dist
 from harness import beyond_gloo
 from harness.cases import cases
 from harness.fates import Ranks, Said
+from harness.network import free_port
 from torch._C._distributed_c10d import TCPStore
 
 pytestmark = [beyond_gloo, pytest.mark.usefixtures("nothing_left")]
@@ -112,3 +121,88 @@ def test_ranks_that_name_different_members(layout: str) -> None:
     with Ranks(3, form_part, served.port, named, layout=layout) as ranks:
         said = ranks.hear(0, 1, 2, limit=LIMIT)
     assert_all_raised(said, "names the ranks [0, 1]", "names the ranks [0, 1, 2]")
+
+
+def come_by_environment(pipe: Connection, number: int, port: int, ranks: list[int]) -> None:
+    del pipe
+    os.environ.update(
+        RANK=str(ranks[number]), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+    dist.init_process_group("hbm", timeout=TIMEOUT)
+
+
+@pytest.mark.parametrize("rank", [-1, 2, 5])
+def test_a_rank_out_of_range(rank: int) -> None:
+    with Ranks(2, come_by_environment, free_port(), [0, rank]) as ranks:
+        waiting, wrong = ranks.hear(0, 1, limit=LIMIT)
+    text = f'rank {rank} is not in group "0" of 2 ranks'
+    assert wrong.error == "ValueError", wrong
+    assert text in wrong.text
+    assert_all_raised([waiting], f'rank {rank} of group "0" cannot take part: {text}')
+
+
+def no_thread() -> None:
+    """Leave no address space for the stack of a thread, or for memory."""
+    importlib.import_module("torch_hbmcomm.backend")
+    no_address_space()
+
+
+def no_address_space() -> None:
+    """Leave none for the native module."""
+    with open("/proc/self/statm") as statm:
+        used = int(statm.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**21, used + 2**21))
+
+
+def no_descriptor() -> None:
+    """Leave none for the socket at which others of the node are met."""
+    importlib.import_module("torch_hbmcomm.backend")
+    no_file()
+
+
+def no_file() -> None:
+    """Leave no descriptor for the native module."""
+    most = max(map(int, os.listdir("/proc/self/fd"))) + 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    for _ in range(most):
+        try:
+            os.dup(0)
+        except OSError:
+            return
+
+
+def no_module() -> None:
+    sys.modules["torch_hbmcomm.backend"] = None  # type: ignore[assignment]
+
+
+def no_option() -> None:
+    os.environ["HBMCOMM_STAGING_BYTES"] = "many"
+
+
+SHORTAGES = {
+    no_thread: "ulimit -v",
+    no_address_space: "ulimit -v",
+    no_descriptor: "ulimit -n",
+    no_file: "ulimit -n",
+    no_module: "torch_hbmcomm.backend",
+    no_option: "HBMCOMM_STAGING_BYTES",
+}
+
+
+def form_with(pipe: Connection, rank: int, port: int, shortages: list[str]) -> None:
+    """Rank 1 alone lacks something."""
+    del pipe
+    store = TCPStore("127.0.0.1", port, wait_for_workers=False)
+    if rank == 1:
+        {each.__name__: each for each in SHORTAGES}[shortages[0]]()
+    dist.init_process_group("hbm", store=store, rank=rank, world_size=3, timeout=TIMEOUT)
+
+
+@pytest.mark.parametrize("shortage", SHORTAGES)
+def test_a_rank_that_fails_before_it_meets_the_others(shortage: Callable[[], None]) -> None:
+    served = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with Ranks(3, form_with, served.port, [shortage.__name__]) as ranks:
+        said = ranks.hear(0, 1, 2, limit=LIMIT)
+    assert SHORTAGES[shortage] in said[1].text, said[1]
+    others = [said[0], said[2]]
+    assert_all_raised(others, 'rank 1 of group "0" cannot take part: ', SHORTAGES[shortage])
