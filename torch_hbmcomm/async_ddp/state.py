@@ -205,14 +205,18 @@ class AsyncState(HookState, Closeable):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a checkpoint, on every rank from the same file, before the first backward().
 
-        What was outstanding is in the first result. Raises ValueError when the parameters are not
-        the model's.
+        What was outstanding is in the first result. Raises ValueError for the state of another
+        model, or one that lacks something; then nothing has changed.
         """
         if self._steps:
             raise RuntimeError("a checkpoint is loaded before the first backward()")
+        if missing := {"outstanding", "steps", "refused"} - set(state):
+            raise ValueError(
+                f"the state lacks {', '.join(sorted(missing))}: load what state_dict() returned"
+            )
+        steps, refused = int(state["steps"]), int(state["refused"])
         self._exchange.add_outstanding(self._parameters.flattened(state["outstanding"]))
-        self._steps = int(state["steps"])
-        self._exchange.refused = int(state["refused"])
+        self._steps, self._exchange.refused = steps, refused
 
     @property
     def refused(self) -> int:

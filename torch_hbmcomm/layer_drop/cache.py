@@ -126,6 +126,8 @@ class Cache:
         shape that is not the parameters'; then nothing has changed."""
         for state in states:
             for name, values in state.items():
+                if not isinstance(values, torch.Tensor):
+                    raise ValueError(f"the cache of {name} is no tensor: {values!r}")
                 if name not in parameters or values.shape != parameters[name].shape:
                     shape = list(parameters[name].shape) if name in parameters else "not there"
                     raise ValueError(
@@ -161,6 +163,9 @@ def _shaped(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return flat.as_strided(like.shape, strides)
 
 
+_KEYS = {"rank", "ranks", "names", "caches", "rule", "statistics"}
+
+
 class Share(NamedTuple):
     """The part of a checkpoint that one rank loads: it adds up the caches of `states`, and takes
     from `common`, one of all states, what is equal on all ranks."""
@@ -182,7 +187,7 @@ def own_share(
     if not states:
         raise ValueError("load_state_dict() was given no state at all")
     for state in states:
-        if unknown := {"rank", "ranks", "names", "caches"} - set(state):
+        if unknown := _KEYS - set(state):
             raise ValueError(
                 f"the state lacks {', '.join(sorted(unknown))}: load what state_dict() returned"
             )

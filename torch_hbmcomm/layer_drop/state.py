@@ -447,11 +447,17 @@ class LayerDropState(HookState):
                 f'the checkpoint is of target="{saved}", and this state is of '
                 f'target="{self._config.target}": use the same one'
             )
-        rule = self._new_rule()
-        rule.load_state_dict(own.common["rule"])
+        rule, statistics = self._new_rule(), Statistics()
+        try:
+            rule.load_state_dict(own.common["rule"])
+            statistics.load_state_dict(own.common["statistics"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"the state is damaged ({type(error).__name__}: {error}): load what state_dict() "
+                "returned"
+            ) from error
         self._cache.load_state_dict([one["caches"] for one in own.states], parameters)
-        self._rule = rule
-        self._statistics.load_state_dict(own.common["statistics"])
+        self._rule, self._statistics = rule, statistics
 
     def summary(self) -> dict[str, float]:
         """Return what this rank has counted.

@@ -287,8 +287,25 @@ def load_others(context: Context) -> None:
     ddp(*gradients(context.seed, context.rank, 0, context.size)).backward()
     ddp.zero_grad()
     state.load_state_dict(own | {"caches": {"all.0": torch.ones(7)}})
-    with pytest.raises(ValueError, match="the state lacks caches, names, rank, ranks"):
+    before = state.summary()
+    with pytest.raises(ValueError, match="the state lacks caches, names, rank, ranks, rule, stat"):
         state.load_state_dict({})
+    whole = own | {"caches": {"all.0": torch.zeros(7)}}
+    for key in own.keys() - {"target"}:
+        with pytest.raises(ValueError, match=f"the state lacks {key}: load what state_dict"):
+            state.load_state_dict({name: value for name, value in whole.items() if name != key})
+    for key in ("rule", "statistics"):
+        for part in own[key].keys() - {"gradients", "sizes", "late"}:  # which came later
+            rest = {name: value for name, value in own[key].items() if name != part}
+            if key == "statistics" and part not in ("steps", "refused_steps"):
+                continue
+            with pytest.raises(ValueError, match=f"the state is damaged .KeyError: '{part}'"):
+                state.load_state_dict(whole | {key: rest})
+        with pytest.raises(ValueError, match="the state is damaged"):
+            state.load_state_dict(whole | {key: None})
+    with pytest.raises(ValueError, match=r"the cache of all\.0 is no tensor: 3"):
+        state.load_state_dict(whole | {"caches": {"all.0": 3}})
+    assert state.summary() == before
     with pytest.raises(ValueError, match=r"another model: 10 names .* all\.0"):
         state.load_state_dict(other)
     with pytest.raises(ValueError, match=f"is of rank {context.size} of {context.size}"):

@@ -121,8 +121,15 @@ def resume(context: Context, urls: list[str], path: str, ranks_then: int, seed_t
         saved = torch.load(path)
         model.load_state_dict(saved["model"])
         with pytest.raises(ValueError, match="differ in other"):
-            state.load_state_dict({"outstanding": saved["hook"]["outstanding"] | {"other": 0}})
-        state.load_state_dict(saved["hook"])
+            other = {"outstanding": saved["hook"]["outstanding"] | {"other": 0}}
+            state.load_state_dict(saved["hook"] | other)
+        for key in saved["hook"]:
+            rest = {name: value for name, value in saved["hook"].items() if name != key}
+            with pytest.raises(ValueError, match=f"the state lacks {key}: load what state_dict"):
+                state.load_state_dict(rest)
+        with pytest.raises(TypeError):
+            state.load_state_dict(saved["hook"] | {"refused": None})
+        state.load_state_dict(saved["hook"])  # for the first time: what was outstanding counts once
         assert state.stats()["steps"] == STEPS
         for step in range(STEPS):
             ddp(*gradients(context.seed, context.rank, step, context.size)).backward()
