@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -19,16 +21,23 @@ def check_fills_memory(
         raise TypeError(
             f"{kind} {name} is {tensor.layout} on {tensor.device}: only dense CPU tensors"
         )
+    if not fills_memory(tensor):
+        raise ValueError(
+            f"{kind} {name} of shape {list(tensor.shape)} has strides "
+            f"{list(tensor.stride())}: it does not fill a range of memory; make it "
+            "contiguous"
+        )
+
+
+def fills_memory(tensor: torch.Tensor) -> bool:
+    """Return true if the elements fill a range of memory, each in a place of its own."""
     expected = 1
     for step, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if length > 1:
             if step != expected:
-                raise ValueError(
-                    f"{kind} {name} of shape {list(tensor.shape)} has strides "
-                    f"{list(tensor.stride())}: it does not fill a range of memory; make it "
-                    "contiguous"
-                )
+                return False
             expected *= length
+    return True
 
 
 def check_dense(model: nn.Module) -> None:
@@ -46,10 +55,90 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
-def memory_shape(tensor: torch.Tensor) -> list[int]:
-    """Return the lengths of a tensor's dimensions in the order of memory, the outermost first."""
-    pairs = zip(tensor.stride(), tensor.shape, strict=True)
+def gradient_strides(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides of the parameter's gradient in a bucket of DDP: the parameter's own if it
+    fills a range of memory, otherwise contiguous ones."""
+    if fills_memory(parameter):
+        return parameter.stride()
+    return torch.empty(parameter.shape, device="meta").stride()
+
+
+def same_order(shape: Sequence[int], strides: Sequence[int], other_strides: Sequence[int]) -> bool:
+    """Return true if tensors of this shape have their elements in one order under both strides."""
+    return all(
+        one == other or length <= 1
+        for length, one, other in zip(shape, strides, other_strides, strict=True)
+    )
+
+
+def memory_shape(parameter: torch.Tensor) -> list[int]:
+    """Return the lengths of the dimensions of the parameter's gradient in the order of memory, the
+    outermost first."""
+    pairs = zip(gradient_strides(parameter), parameter.shape, strict=True)
     return [length for _, length in sorted(pairs, key=lambda pair: -pair[0])]
+
+
+class Orders:
+    """The memory order of each parameter's gradient in DDP's buckets. It must stay, because flat
+    copies of several steps are added up."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[torch.Size, tuple[int, ...], tuple[int, ...]]] = {}
+
+    def add(self, name: str, parameter: torch.Tensor) -> None:
+        self._known[name] = parameter.shape, parameter.stride(), gradient_strides(parameter)
+
+    def check(self, name: str, parameter: torch.Tensor) -> None:
+        """Raise ValueError if the parameter has another shape or order than when it was added."""
+        shape, strides, order = self._known[name]
+        if parameter.shape != shape or (
+            parameter.stride() != strides
+            and not same_order(shape, gradient_strides(parameter), order)
+        ):
+            raise ValueError(
+                f"{name} of shape {list(shape)} had strides {list(strides)} when the hook's state "
+                f"was made, and has shape {list(parameter.shape)} and strides "
+                f"{list(parameter.stride())} now: what was sent and what waits would be permuted. "
+                + _BEFORE_WRAPPING
+            )
+
+    def check_bucket(self, name: str, parameter: torch.Tensor, part: torch.Tensor) -> None:
+        """Check the parameter's part of a bucket, before it was averaged.
+
+        Raises ValueError if the part has another order. DDP keeps the order of its constructor
+        until it arranges the buckets again.
+        """
+        shape, strides, order = self._known[name]
+        gradient = parameter.grad
+        if gradient is None or gradient.dtype != part.dtype or _fills_in_one_way(shape):
+            return
+        if part.as_strided(shape, order, part.storage_offset()).equal(gradient):
+            return
+        for other in _other_orders(shape):
+            if part.as_strided(shape, other, part.storage_offset()).equal(gradient):
+                raise ValueError(
+                    f"{name} of shape {list(shape)} has strides {list(strides)}, and had others "
+                    "when DistributedDataParallel was made. " + _BEFORE_WRAPPING
+                )
+
+
+_BEFORE_WRAPPING = (
+    "Choose the memory format before DistributedDataParallel(...), as in "
+    "model.to(memory_format=torch.channels_last)"
+)
+
+
+def _fills_in_one_way(shape: Sequence[int]) -> bool:
+    """Return true if all dense tensors of this shape have their elements in one order."""
+    return sum(length > 1 for length in shape) < 2
+
+
+def _other_orders(shape: torch.Size) -> list[tuple[int, ...]]:
+    """Return the strides of PyTorch's memory formats."""
+    formats = [torch.contiguous_format]
+    if len(shape) in (4, 5):
+        formats.append(torch.channels_last if len(shape) == 4 else torch.channels_last_3d)
+    return [torch.empty(shape, device="meta", memory_format=one).stride() for one in formats]
 
 
 def is_finite(values: torch.Tensor) -> bool:

@@ -75,7 +75,9 @@ class BucketExchange:
     def submit(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Start the exchange of a bucket; its future gets the bucket's buffer, filled by take()."""
         gradients = bucket.buffer()
-        plan = self._plan(gradients.dtype, self._parameters.names(bucket.parameters()))
+        names = self._parameters.names(bucket.parameters())
+        self._parameters.check_bucket(names, gradients, arranged_again=names not in self._plans)
+        plan = self._plan(gradients.dtype, names)
         totals = self._totals[gradients.dtype]
         promise: torch.futures.Future[Any]
         give: Callable[[], AbstractContextManager[None]] = nullcontext

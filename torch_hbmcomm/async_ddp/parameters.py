@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from torch_hbmcomm.async_ddp.layout import BlockCyclicLayout, wire_dtype
-from torch_hbmcomm.tensors import flat
+from torch_hbmcomm.tensors import Orders, flat
 
 Flats = dict[torch.dtype, torch.Tensor]  # by the parameters' dtype, in the order of its layout
 
@@ -18,7 +18,10 @@ class Parameters:
 
     def __init__(self, named: Mapping[str, nn.Parameter], boxes: int) -> None:
         self.named = named
-        self.smallest = min(named.values(), key=torch.Tensor.numel)
+        self.smallest = min(named.values(), key=lambda one: (one.numel() == 0, one.numel()))
+        self._orders = Orders()
+        for name, parameter in named.items():
+            self._orders.add(name, parameter)
         self._names = {id(parameter): name for name, parameter in named.items()}
         self.layouts = {
             dtype: BlockCyclicLayout(
@@ -36,6 +39,27 @@ class Parameters:
                 "the hook was given a parameter that is not of the model which AsyncState was made "
                 "for: each model has a state of its own"
             ) from None
+
+    def check_orders(self) -> None:
+        """Raise ValueError if a parameter's shape or memory order has changed."""
+        for name, parameter in self.named.items():
+            self._orders.check(name, parameter)
+
+    def check_bucket(
+        self, names: Sequence[str], buffer: torch.Tensor, *, arranged_again: bool
+    ) -> None:
+        """Raise ValueError if a parameter of a bucket, or its part, has changed its order.
+
+        Args:
+            arranged_again: the bucket is another than before
+        """
+        at = 0
+        for name in names:
+            parameter = self.named[name]
+            self._orders.check(name, parameter)
+            if arranged_again:
+                self._orders.check_bucket(name, parameter, buffer[at : at + parameter.numel()])
+            at += parameter.numel()
 
     def bytes(self, ranks: int, published: bool) -> int:
         """Return what each box has to have for totals, the ranks' slots, and a publication."""
@@ -94,6 +118,7 @@ class Parameters:
 
     def _places(self, flats: Flats) -> Iterator[tuple[torch.Tensor, str, nn.Parameter]]:
         """Yield each parameter's place in the flat tensors, its name, and itself."""
+        self.check_orders()
         for name, parameter in self.named.items():
             yield (
                 flats[parameter.dtype][self.layouts[parameter.dtype].ranges[name]],

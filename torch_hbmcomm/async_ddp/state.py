@@ -173,6 +173,7 @@ class AsyncState(HookState, Closeable):
             Exception: an optimizer's own
         """
         optimizers = optimizers_to_drain(optimizer, self._parameters.named)
+        self._parameters.check_orders()
         if self._resync is not None:
             self._resync.settle()
         self._barrier()

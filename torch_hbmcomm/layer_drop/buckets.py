@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.layer_drop.decision import Layer, Shape, layers_of
 from torch_hbmcomm.layer_drop.ranks import Matrix, matrix_of
-from torch_hbmcomm.tensors import check_dense, memory_shape
+from torch_hbmcomm.tensors import Orders, check_dense, memory_shape
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -118,6 +118,11 @@ class Buckets:
         ended, self._first_ended = self._first_ended, False
         return ended
 
+    def check_orders(self) -> None:
+        """Raise ValueError if a parameter's shape or memory order has changed."""
+        for name, parameter in self._parameters.by_name.items():
+            self._parameters.orders.check(name, parameter)
+
     def check_ended(self) -> None:
         """Raise RuntimeError in the middle of a backward()."""
         if self._came != 0 and not self._unnumbered:
@@ -184,6 +189,9 @@ class Buckets:
             for name, parameter in zip(names, parameters, strict=True)
         ]
         begins = tuple(accumulate(counts[:-1], initial=0))
+        parts = buffer.split(counts)
+        for name, parameter, part in zip(names, parameters, parts, strict=True):
+            self._parameters.orders.check_bucket(name, parameter, part)
         layers = layers_of(shapes, self._config)
         always = {member for layer in layers if layer.always for member in layer.members}
         matrices = tuple(
@@ -203,6 +211,7 @@ class _Parameters:
 
     def __init__(self, model: nn.Module | None) -> None:
         self.by_name: dict[str, torch.Tensor] = {}
+        self.orders = Orders()
         self._names: dict[int, str] = {}
         self._model = model
         self._complete = False
@@ -238,6 +247,7 @@ class _Parameters:
 
     def _add(self, name: str, parameter: torch.Tensor) -> None:
         self.by_name[name] = parameter
+        self.orders.add(name, parameter)
         self._names[id(parameter)] = name
 
 

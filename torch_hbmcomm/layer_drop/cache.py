@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_hbmcomm.layer_drop import passes
+from torch_hbmcomm.tensors import gradient_strides
 
 SavedState = Mapping[str, Any]
 
@@ -158,9 +159,8 @@ class Cache:
 
 
 def _shaped(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """View a flat tensor in the shape and memory order of `like`, which has no gaps."""
-    strides = torch.empty_like(like).stride()
-    return flat.as_strided(like.shape, strides)
+    """View a flat tensor in the shape and memory order of the gradient of `like`."""
+    return flat.as_strided(like.shape, gradient_strides(like))
 
 
 _KEYS = {"rank", "ranks", "names", "caches", "rule", "statistics"}

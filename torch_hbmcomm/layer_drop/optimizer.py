@@ -15,6 +15,7 @@ from torch_hbmcomm.layer_drop.cache import Cache
 from torch_hbmcomm.layer_drop.products import add_to_matrices, find_rights
 from torch_hbmcomm.layer_drop.ranks import Matrix, read_matrices, write_matrices
 from torch_hbmcomm.optimizers import Optimizer, optimizers_with, watch_steps
+from torch_hbmcomm.tensors import gradient_strides, same_order
 
 
 class UpdateSkipper:
@@ -146,10 +147,14 @@ def _refuses(optimizer: Optimizer) -> bool:
 
 
 def _momentum(optimizer: Optimizer, parameter: torch.Tensor) -> torch.Tensor | None:
-    """Return a parameter's momentum, flat, in the parameter's memory order; None where there is
+    """Return a parameter's momentum, flat, in its gradient's memory order; None where there is
     none."""
     found = optimizer.state.get(parameter, {}).get("momentum_buffer")
-    if isinstance(found, torch.Tensor) and found.stride() == parameter.stride():
+    if (
+        isinstance(found, torch.Tensor)
+        and found.shape == parameter.shape
+        and same_order(found.shape, found.stride(), gradient_strides(parameter))
+    ):
         return found.detach().as_strided((found.numel(),), (1,))
     return None
 

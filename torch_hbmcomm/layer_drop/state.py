@@ -366,6 +366,7 @@ class LayerDropState(HookState):
         """Count the last step, or, when the scaler skipped it, undo it. Raises RuntimeError in the
         middle of one."""
         self._buckets.check_ended()
+        self._buckets.check_orders()
         if not self._undecided:
             return
         self._undecided = False
