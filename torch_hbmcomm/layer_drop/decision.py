@@ -242,16 +242,25 @@ class DropRule:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on as the rule that was saved. Raises ValueError when its threshold is one of another
-        representative."""
+        """Go on as the rule that was saved.
+
+        Raises ValueError for a state that lacks something, or whose threshold is of another
+        representative; nothing has changed then.
+        """
+        if missing := {"representative", "steps", "debt", "waited", "threshold"} - set(state):
+            raise ValueError(
+                f"the state of layer dropping lacks {', '.join(sorted(missing))}: load what "
+                "state_dict() returned"
+            )
         if state["representative"] != self._config.representative:
             raise ValueError(
                 f'the checkpoint is of representative="{state["representative"]}", whose threshold '
                 f'means nothing to "{self._config.representative}": use the same one'
             )
-        self._steps = int(state["steps"])
-        self._debt = float(state["debt"])
+        steps, debt = int(state["steps"]), float(state["debt"])
+        threshold = float(state["threshold"])
         self._waited = {name: int(steps) for name, steps in state["waited"].items()}
+        self._steps, self._debt = steps, debt
         if self._config.fixed_threshold is None:
-            self.threshold = float(state["threshold"])
+            self.threshold = threshold
         self._begin_step()

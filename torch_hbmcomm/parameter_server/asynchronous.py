@@ -12,7 +12,7 @@ import math
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_hbmcomm import smb
+from torch_hbmcomm.parameter_server.checkpoint import count, part, restored_on_error
 from torch_hbmcomm.parameter_server.config import AsyncConfig
 from torch_hbmcomm.parameter_server.exchange import Scales, WeightExchange
 from torch_hbmcomm.parameter_server.job import AsyncJob
@@ -35,6 +36,7 @@ from torch_hbmcomm.tensors import check_fills_memory, is_finite
 _log = logging.getLogger(__name__)
 
 _FINISHED, _CLOSED = "finish()", "close()"
+_SAVED = 'what state_dict() of a ParameterServer(mode="async") returned'
 _FAILED = "an error in an exchange: the object can only be closed"
 
 
@@ -181,9 +183,12 @@ class AsyncParameterServer:
         self._check("load_state_dict()")
         if self._steps or self._loaded:
             raise RuntimeError("a checkpoint is loaded once, and before the first step")
-        _require_finite(self._model, state["model"])
-        self._selection.load_state_dict(state)  # refuses what does not fit before anything moves
-        self._model.load_state_dict(state["model"])
+        self._shared.find(everything=True)
+        weights, steps = part(state, "model", _SAVED), count(state, "steps", _SAVED)
+        _require_finite(self._model, weights)
+        with restored_on_error(self._model):
+            self._model.load_state_dict(weights)
+            self._selection.load_state_dict(state)
         roster = self._job.roster
         if roster.begun():
             _log.warning("training has begun in the box: its weights stay, not the checkpoint's")
@@ -193,7 +198,7 @@ class AsyncParameterServer:
         else:
             roster.wait_loaded()
         self._loaded = True
-        self._steps = int(state["steps"])
+        self._steps = steps
         self._adopt(self._layout.pieces)
 
     def stats(self) -> dict[str, int | float]:
@@ -349,8 +354,10 @@ def _agree_on_name(name: str, group: dist.ProcessGroup | None) -> str:
     return names[0]
 
 
-def _require_finite(model: nn.Module, weights: dict[str, Any]) -> None:
+def _require_finite(model: nn.Module, weights: Any) -> None:
     """Raise ValueError when a parameter's weights have a NaN or an infinity. Buffers may: masks."""
+    if not isinstance(weights, Mapping):
+        raise TypeError(f"the state's 'model' is a mapping, not {type(weights).__name__}")
     for name, _ in model.named_parameters():
         found = weights.get(name)
         if isinstance(found, torch.Tensor) and not is_finite(found):

@@ -4,7 +4,7 @@ each calls and what gradients it has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
@@ -67,17 +67,17 @@ def _introduce(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
 ) -> _Introduction:
-    problem = config.problem(group.size())
-    if problem is None and group.rank() == config.server:
-        problem = _optimizer_problem(model, optimizer)
-    if problem is not None:
-        return _Introduction(problem, config, ())
     try:
+        problem = config.problem(group.size())
+        if problem is None and group.rank() == config.server:
+            problem = _optimizer_problem(model, optimizer)
+        if problem is not None:
+            return _Introduction(problem, config, ())
         if config.drop is not None:
             for name, parameter in model.named_parameters():
                 check_dtype(name, parameter.dtype)
         return _Introduction(None, config, tuple(_specs(model)))
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         return _Introduction(str(error), config, ())
 
 
@@ -226,24 +226,6 @@ def tell(group: dist.ProcessGroup, flags: Sequence[bool]) -> list[list[bool]]:
     table = torch.empty((group.size(), row.numel()), dtype=torch.uint8)
     dist.all_gather(list(table), row, group=group)
     return table.bool().tolist()
-
-
-def load_together(group: dist.ProcessGroup, load: Callable[[], None] | None) -> None:
-    """Load on every rank. Collective.
-
-    Where it fails its own error is raised, and RuntimeError on the other ranks.
-    """
-    failure: Exception | None = None
-    if load is not None:
-        try:
-            load()
-        except Exception as error:
-            failure = error
-    failed = [rank for rank, (flag,) in enumerate(tell(group, [failure is not None])) if flag]
-    if failure is not None:
-        raise failure
-    if failed:
-        raise RuntimeError(f"load_state_dict() failed on ranks {failed}; their own errors say why")
 
 
 def _index(index: int | None) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch_hbmcomm.layer_drop.cache import Cache, SavedState, own_share
 from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.layer_drop.decision import DropRule, Layer, Shape, layers_of
+from torch_hbmcomm.parameter_server.checkpoint import part
 from torch_hbmcomm.parameter_server.sync_channel import Bucket
 
 _Flats = Sequence[torch.Tensor | None]
@@ -111,21 +112,28 @@ class SyncLayerDrop:
             "caches": self._cache.state_dict(self._parameters),
         }
 
-    def load_state_dict(self, state: SavedState | Sequence[SavedState] | None) -> None:
-        """Load what this worker saved, or what all workers saved, whose number may be another one
-        now; None: start anew. Raises ValueError for states of another model, worker or number of
-        workers."""
+    def prepare(self, state: SavedState | Sequence[SavedState] | None) -> Callable[[], None]:
+        """Check this worker's state, or the states of all workers, whose number may have changed.
+        Returns the function that loads it; None: that function empties the cache.
+
+        Raises ValueError for states of another model, worker or number of workers.
+        """
         states: Sequence[SavedState] = ()
         rule = DropRule(self._drop)
         if state is not None:
             states, common = own_share(state, self._worker, self._workers, self._names)
-            rule.load_state_dict(common["rule"])
-        self._cache.load_state_dict([one["caches"] for one in states], self._parameters)
-        self._rule = rule
-        self._moments = [0.0] * len(self._names)
-        if states:
-            self._measure()
-            self._cache.commit()
+            rule.load_state_dict(part(common, "rule", "what state_dict() returned"))
+        cache = Cache(self._drop.cache_dtype)
+        cache.load_state_dict([one["caches"] for one in states], self._parameters)
+
+        def load() -> None:
+            self._rule, self._cache = rule, cache
+            self._moments = [0.0] * len(self._names)
+            if states:
+                self._measure()
+                self._cache.commit()
+
+        return load
 
     def _decide(self, gradients: _Flats) -> list[bool]:
         added = {
@@ -184,14 +192,18 @@ class SyncLayerDrop:
         return torch.zeros(parameter.numel(), dtype=parameter.dtype)
 
 
-def load_drop_state(
+def prepare_drop_state(
     dropping: SyncLayerDrop | None, state: SavedState | Sequence[SavedState] | None
-) -> None:
-    """Load a worker's state. Raises ValueError for one of another model, or that would be lost."""
+) -> Callable[[], None]:
+    """Check a worker's state, and return the function that loads it.
+
+    Raises ValueError for a state of another model, or one that would be lost.
+    """
     if dropping is not None:
-        dropping.load_state_dict(state)
-    elif state is not None:
+        return dropping.prepare(state)
+    if state is not None:
         raise ValueError(
             "the state has gradients that layer dropping has not sent, and that this rank would "
             'not send: give drop=... to one that trains, or take "drop" out of the state'
         )
+    return lambda: None

@@ -20,20 +20,28 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from torch_hbmcomm.agreement import together
 from torch_hbmcomm.groups import chosen_group
+from torch_hbmcomm.parameter_server.checkpoint import (
+    check_mapping,
+    count,
+    part,
+    restored_on_error,
+)
 from torch_hbmcomm.parameter_server.config import SyncConfig
 from torch_hbmcomm.parameter_server.shared_model import SharedModel
 from torch_hbmcomm.parameter_server.sync_agreement import (
     SyncCall,
     SyncRound,
     agree,
-    load_together,
     meet,
 )
 from torch_hbmcomm.parameter_server.sync_channel import SyncChannel
-from torch_hbmcomm.parameter_server.sync_drop import SyncLayerDrop, load_drop_state
+from torch_hbmcomm.parameter_server.sync_drop import SyncLayerDrop, prepare_drop_state
 from torch_hbmcomm.parameter_server.sync_gradients import GradientGather, Gradients, check_averages
 from torch_hbmcomm.tensors import flat
+
+_SAVED = "one saved on the server's rank"
 
 
 class SyncParameterServer:
@@ -194,17 +202,15 @@ class SyncParameterServer:
 
         The number of workers may differ from that of the run that saved it.
 
-        Raises:
-            ValueError: on the server: the state is not from a server; "drop" is of another model,
-                or this object has no `drop`
-            RuntimeError: on the others
+        Raises these if one rank cannot load; then no rank has loaded anything:
+            ValueError: on the server, if the state is not a server's; on a worker, if "drop" is
+                another model's, or this object has no `drop`
+            RuntimeError: on the other ranks, with that rank's text
         """
         if self._closed:
             raise RuntimeError("load_state_dict() after close()")
         self._gradients.clear()
-        dropping = None if self._serves_only else self._dropping
-        load_drop = partial(load_drop_state, dropping, state.get("drop"))
-        self._round(SyncCall.LOAD, partial(self._load, state), load_drop)
+        self._round(SyncCall.LOAD, state=state)
 
     def stats(self) -> dict[str, int | float]:
         """Return updates, refused (updates); gradient_bytes and weight_bytes that this rank sent or
@@ -237,12 +243,12 @@ class SyncParameterServer:
         self,
         call: SyncCall,
         on_server: Callable[[], None] | None = None,
-        on_rank: Callable[[], None] | None = None,
+        state: Any = None,
     ) -> None:
         """Meet the other ranks, and do what all have agreed on.
 
-        on_server: what the server does after an update, or to load
-        on_rank: what this rank does to load
+        on_server: what the server does after an update
+        state: the one to load
         """
         start = time.perf_counter()
         try:
@@ -254,10 +260,7 @@ class SyncParameterServer:
             elif agreed.call == SyncCall.PULL:
                 self._broadcast(self._weights_and_shared_buffers())
             elif agreed.call == SyncCall.LOAD:
-                self._find(everything=True)
-                self._on_server(on_server)
-                self._broadcast(self._weights_and_buffers())
-                load_together(self._group, on_rank)
+                self._load(state, follows=call != SyncCall.LOAD)
             elif agreed.broken is not None:
                 self._refuse(*agreed.broken)
             else:
@@ -291,14 +294,33 @@ class SyncParameterServer:
         if after_update is not None:
             after_update()
 
-    def _load(self, state: Mapping[str, Any]) -> None:
-        assert self._optimizer is not None
-        for key in ("model", "optimizer", "updates"):
-            if key not in state:
-                raise ValueError(f"the state has no {key!r}; load one saved on the server's rank")
-        self._model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._updates = int(state["updates"])
+    def _load(self, state: Any, follows: bool) -> None:
+        """Load on all ranks, or on none. follows: this rank has no state to load."""
+        load_drop: Callable[[], None] | None = None
+
+        def attempt() -> int:
+            nonlocal load_drop
+            self._find(everything=True)
+            if not follows:
+                check_mapping(state, _SAVED)
+                dropping = None if self._serves_only else self._dropping
+                load_drop = prepare_drop_state(dropping, state.get("drop"))
+            return self._load_at_server(state) if self._is_server else 0
+
+        with restored_on_error(self._model, self._optimizer if self._is_server else None):
+            self._updates = together(self._group, attempt)[self._config.server]
+        self._broadcast(self._weights_and_buffers())
+        if load_drop is not None:
+            load_drop()
+
+    def _load_at_server(self, state: Any) -> int:
+        """Load the model and the optimizer. Returns the updates."""
+        assert self._optimizer is not None  # agree() saw to it
+        weights, optimizers = part(state, "model", _SAVED), part(state, "optimizer", _SAVED)
+        updates = count(state, "updates", _SAVED)
+        self._model.load_state_dict(weights)
+        self._optimizer.load_state_dict(optimizers)
+        return updates
 
     def _on_server(self, action: Callable[[], None] | None) -> None:
         """Act on the server, and tell every rank whether that failed."""

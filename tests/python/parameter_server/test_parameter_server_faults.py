@@ -15,12 +15,13 @@ import pytest
 import torch
 from harness import seeds
 from harness.box_process import TOKEN, BoxProcess
+from harness.ps_models import assert_equal
 from harness.ps_process import AgentsWorker, ForkedWorker, Task, WorkerProcess
 from harness.ps_task import alone, assert_near, backward, network, sgd, weights
 from harness.ps_workers import Boxes, parameter_server, together
 from torch import nn
 
-from torch_hbmcomm import smb
+from torch_hbmcomm import LayerDrop, smb
 from torch_hbmcomm.parameter_server import Downpour, ParameterServer, sharding
 from torch_hbmcomm.parameter_server.own_steps import OwnSteps
 from torch_hbmcomm.parameter_server.roster import Roster
@@ -298,6 +299,48 @@ def test_a_second_checkpoint(boxes: Boxes) -> None:
         ps.load_state_dict(state)
         with pytest.raises(RuntimeError, match="loaded once"):
             ps.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "said"),
+    [
+        ({"steps": None}, ValueError, "no 'steps'; load what state_dict.* returned"),
+        ({"model": None}, ValueError, "no 'model'; load what state_dict.* returned"),
+        ({"steps": 2.5}, ValueError, "the state's 'steps' is 2.5, and no number of steps"),
+        ({"model": 3}, TypeError, "the state's 'model' is a mapping, not int"),
+        ({"model": {"x": torch.ones(1)}}, RuntimeError, "Unexpected key"),
+        ({"drop": {"steps": 3}}, ValueError, "lacks debt, representative, threshold, waited"),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_that_lacks_something(
+    boxes: Boxes, wrong: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    """Nothing has changed, neither here nor in the box, and the right one is loaded then."""
+    options: dict[str, Any] = {"drop": LayerDrop(ratio=0.5, every=2)}
+    model, other = network(), network()
+    with parameter_server(boxes, model, **options) as ps:
+        state = ps.state_dict()
+        before = weights(model)
+        state["model"] = {name: value + 1 for name, value in state["model"].items()}
+        given = {**state, **wrong}
+        if isinstance(wrong.get("model"), dict):
+            given["model"] = state["model"] | wrong["model"]
+        with pytest.raises(error, match=said):
+            ps.load_state_dict({key: one for key, one in given.items() if one is not None})
+        assert_equal(weights(model), before)
+        with parameter_server(boxes, other, **options):
+            assert_equal(weights(other), before)
+        ps.load_state_dict(state)
+        assert_equal(weights(model), state["model"])
+
+
+def test_a_checkpoint_that_is_no_mapping(boxes: Boxes) -> None:
+    with (
+        parameter_server(boxes, network()) as ps,
+        pytest.raises(TypeError, match="a state is a mapping, not list"),
+    ):
+        ps.load_state_dict([])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

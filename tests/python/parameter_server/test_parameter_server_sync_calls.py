@@ -215,15 +215,39 @@ def test_resume_with_other_workers(pool: Pool) -> None:
 
 
 def check_wrong_state(context: Context) -> None:
+    """Every rank has the server's error, and has loaded nothing."""
     model = model_of()
-    ps = make(context, model)
-    state = {key: value for key, value in ps.state_dict().items() if key != "optimizer"}
-    if context.rank == 0:
-        assert "no 'optimizer'; load one saved on the server" in raised(
-            ValueError, ps.load_state_dict, state
-        )
-    else:
-        assert "the server (rank 0) failed" in raised(RuntimeError, ps.load_state_dict, state)
+    ps = make(context, model, adam)
+    backward(model, context, 0, context.rank, context.size)
+    ps.step()
+    state = copy.deepcopy(ps.state_dict())
+    before = copy.deepcopy(state)
+    for value in state["model"].values():
+        value += 1
+    for wrong, error, said in (
+        ({"optimizer": None}, ValueError, "no 'optimizer'; load one saved on the server's rank"),
+        ({"model": None}, ValueError, "no 'model'; load one saved on the server's rank"),
+        ({"updates": None}, ValueError, "no 'updates'; load one saved on the server's rank"),
+        ({"updates": "3"}, ValueError, "the state's 'updates' is '3', and no number of steps"),
+        ({"updates": -1}, ValueError, "the state's 'updates' is -1, and no number of steps"),
+        ({"model": state["model"] | {"x": torch.ones(1)}}, RuntimeError, "Unexpected key"),
+        ({"model": state["model"] | {"scale": torch.ones(2)}}, RuntimeError, "size mismatch"),
+        ({"model": 3}, TypeError, "Expected state_dict to be dict-like"),
+        ({"optimizer": {"param_groups": [], "state": {}}}, ValueError, "parameter groups"),
+        ({"optimizer": {}}, KeyError, "param_groups"),
+        (None, TypeError, "a state is a mapping, not NoneType"),
+    ):
+        given: Any = {}
+        if context.rank == 0:
+            given = None if wrong is None else state | wrong
+            for key in [key for key, value in (wrong or {}).items() if value is None]:
+                del given[key]
+        message = raised(error if context.rank == 0 else RuntimeError, ps.load_state_dict, given)
+        assert said in message, message
+        assert context.rank == 0 or "rank 0 of the group cannot take part" in message
+        torch.testing.assert_close(ps.state_dict(), before, rtol=0, atol=0)
+    ps.load_state_dict(state)
+    assert_close(weights(model), [value for _, value in state["model"].items()], 0)
     ps.close()
 
 

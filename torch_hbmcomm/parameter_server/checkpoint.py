@@ -1,0 +1,63 @@
+"""Checks of a checkpoint, and its loading into a model: whole or not at all."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def check_mapping(state: object, right: str) -> None:
+    """Raise TypeError for a state that is no mapping. right: the state to load, for the error."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"a state is a mapping, not {type(state).__name__}; load {right}")
+
+
+def part(state: Any, key: str, right: str) -> Any:
+    """Return state[key]. Raises ValueError if there is none, TypeError as check_mapping()."""
+    check_mapping(state, right)
+    if key not in state:
+        raise ValueError(f"the state has no {key!r}; load {right}")
+    return state[key]
+
+
+def count(state: Any, key: str, right: str) -> int:
+    """Return part(), which must be a number of steps or updates; else raises ValueError."""
+    value = part(state, key, right)
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ValueError(f"the state's {key!r} is {value!r}, and no number of steps; load {right}")
+    return number
+
+
+@contextmanager
+def restored_on_error(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> Iterator[None]:
+    """Restore the state of the model and of the optimizer if the block raises.
+
+    Needs memory for a copy of the model. The block may load into the optimizer, and not step it.
+    """
+    before = {name: tensor.detach().clone() for name, tensor in _tensors(model)}
+    optimizers = None if optimizer is None else optimizer.state_dict()
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for name, tensor in _tensors(model):
+                tensor.copy_(before[name])
+        if optimizer is not None and optimizers is not None:
+            optimizer.load_state_dict(optimizers)
+        raise
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
