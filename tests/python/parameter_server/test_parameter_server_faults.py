@@ -28,7 +28,7 @@ from torch_hbmcomm.parameter_server.roster import Roster
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-LEASE = 3.0  # seconds; a worker that lives tells so three times meanwhile, however busy the machine
+LEASE = 10.0  # seconds; a live worker tells the box three times in a lease that it lives
 
 
 # -- workers that die ----------------------------------------------------------------------------
