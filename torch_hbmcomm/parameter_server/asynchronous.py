@@ -22,11 +22,13 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_hbmcomm import smb
+from torch_hbmcomm.agreement import together
+from torch_hbmcomm.groups import chosen_group
 from torch_hbmcomm.parameter_server.checkpoint import count, part, restored_on_error
 from torch_hbmcomm.parameter_server.config import AsyncConfig
 from torch_hbmcomm.parameter_server.exchange import Scales, WeightExchange
 from torch_hbmcomm.parameter_server.job import AsyncJob
-from torch_hbmcomm.parameter_server.layout import Piece, TensorSpec, lay_out
+from torch_hbmcomm.parameter_server.layout import Piece, TensorSpec, lay_out, manifest_mismatch
 from torch_hbmcomm.parameter_server.replica import Replica, model_tensors
 from torch_hbmcomm.parameter_server.selection import AsyncLayerDrop, Selection, SendAll, layers_in
 from torch_hbmcomm.parameter_server.sharding import Boxes, connect_boxes
@@ -69,10 +71,10 @@ class AsyncParameterServer:
         self._loaded = False
         with ExitStack() as resources:
             if box is None:
-                boxes, name = smb.all_of(group), _agree_on_name(name, group)
+                boxes, name = self._lay_out_together(chosen_group(group), name)
             else:
                 boxes = connect_boxes(box, resources)
-            self._lay_out(len(boxes))
+                self._lay_out(len(boxes))
             self._join(boxes, name, resources)
             if config.overlap:
                 self._thread = resources.enter_context(ThreadPoolExecutor(1, "hbm-exchange"))
@@ -239,6 +241,31 @@ class AsyncParameterServer:
 
     # -- joining ---------------------------------------------------------------------------------
 
+    def _lay_out_together(
+        self, group: dist.ProcessGroup, name: str
+    ) -> tuple[Sequence[smb.Box], str]:
+        """Lay out on every rank, and compare. Collective.
+
+        Returns the group's boxes, and a name that is unique in them, which several jobs may use.
+        """
+        boxes: list[smb.Box] = []
+
+        def attempt() -> tuple[bytes, str]:
+            boxes.extend(smb.all_of(group))
+            self._lay_out(len(boxes))
+            manifest = self._layout.manifest(self._config.manifest_terms)
+            return manifest, f"{name}/{secrets.token_hex(8)}"
+
+        told = together(group, attempt)
+        first, name = told[0]
+        for rank, (manifest, _) in enumerate(told):
+            if why := manifest_mismatch(first, manifest):
+                raise ValueError(
+                    f"the ParameterServer of rank 0 (here) and that of rank {rank} (there) do not "
+                    f"fit each other: {why}"
+                )
+        return boxes, name
+
     def _lay_out(self, boxes: int) -> None:
         """Decide where the model's tensors lie in the boxes, and what of them is sent."""
         config = self._config
@@ -345,13 +372,6 @@ class AsyncParameterServer:
         self._arrived = ()
         if self._config.overlap:
             self._exchange.prefetch(self._layout.changing)
-
-
-def _agree_on_name(name: str, group: dist.ProcessGroup | None) -> str:
-    """Make the name unique in the boxes, which several jobs may use, and the same on every rank."""
-    names = [f"{name}/{secrets.token_hex(8)}"]
-    dist.broadcast_object_list(names, group=group, group_src=0)
-    return names[0]
 
 
 def _require_finite(model: nn.Module, weights: Any) -> None:

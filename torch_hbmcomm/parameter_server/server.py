@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from torch_hbmcomm.agreement import together
+from torch_hbmcomm.groups import chosen_group
 from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.parameter_server.asynchronous import AsyncParameterServer
 from torch_hbmcomm.parameter_server.config import BUFFERS, AsyncConfig, SyncConfig
@@ -70,6 +72,9 @@ class ParameterServer:
         server: rank in the group
         dedicated: that rank does not train, and calls serve() instead of step()
 
+    Without `box` it is a collective: if one rank's arguments are wrong, each other rank has
+    RuntimeError with that rank's text, and the group continues.
+
     Raises:
         ValueError: arguments that do not go together, or a model that is not the other workers'
         TypeError: tensors that are not dense or not on the CPU
@@ -100,44 +105,55 @@ class ParameterServer:
         timeout: float = 300.0,
         drop: LayerDrop | None = None,
     ) -> None:
-        if buffers not in BUFFERS:
-            raise ValueError(f'buffers is "shared" or "local", not {buffers!r}')
-        self._worker: AsyncParameterServer | SyncParameterServer
-        if mode == "sync":
-            others = (box, staleness, transfer, overlap, workers, keep or None)
-            if rule != "downpour" or any(value is not None for value in others):
+
+        def check() -> AsyncConfig | SyncConfig:
+            """Check this rank's arguments, as far as one rank can."""
+            if buffers not in BUFFERS:
+                raise ValueError(f'buffers is "shared" or "local", not {buffers!r}')
+            if mode == "sync":
+                others = (box, staleness, transfer, overlap, workers, keep or None)
+                if rule != "downpour" or any(value is not None for value in others):
+                    raise ValueError(
+                        "box, staleness, rule, transfer, overlap, workers and keep belong to "
+                        'mode="async"; mode="sync" works over the group\'s collectives'
+                    )
+                return SyncConfig(server, dedicated, buffers, push_every, drop)
+            if mode != "async":
+                raise ValueError(f'mode is "async" or "sync", not {mode!r}')
+            if optimizer is None or dedicated or server:
                 raise ValueError(
-                    "box, staleness, rule, transfer, overlap, workers and keep belong to "
-                    'mode="async"; mode="sync" works over the group\'s collectives'
+                    'in mode="async" every worker has an optimizer, and the box serves'
                 )
-            sync_config = SyncConfig(server, dedicated, buffers, push_every, drop)
-            self._worker = SyncParameterServer(model, optimizer, sync_config, group)
-            self._steps = OwnSteps(optimizer)
-            return
-        if mode != "async":
-            raise ValueError(f'mode is "async" or "sync", not {mode!r}')
-        if optimizer is None or dedicated or server:
-            raise ValueError('in mode="async" every worker has an optimizer, and the box serves')
-        if box is not None and group is not None:
-            raise ValueError("give box, or a group that has boxes, not both")
-        if box is None and not dist.is_initialized():
-            raise ValueError("there is no process group: give box, or form a group with a box")
-        _check_optimizer(model, optimizer)
-        if workers is None:
-            workers = 1 if box is not None else dist.get_world_size(group)
-        config = AsyncConfig(
-            rule=named(rule),
-            staleness=staleness,
-            push_every=push_every,
-            transfer=transfer,
-            shared_buffers=buffers == "shared",
-            overlap=staleness != 0 and drop is None if overlap is None else overlap,
-            workers=workers,
-            keep=keep,
-            timeout=timeout,
-            drop=drop,
-        )
-        self._worker = AsyncParameterServer(model, optimizer, config, name, box, group)
+            if box is not None and group is not None:
+                raise ValueError("give box, or a group that has boxes, not both")
+            if box is None and not dist.is_initialized():
+                raise ValueError("there is no process group: give box, or form a group with a box")
+            _check_optimizer(model, optimizer)
+            size = 1 if box is not None else dist.get_world_size(group)
+            return AsyncConfig(
+                rule=named(rule),
+                staleness=staleness,
+                push_every=push_every,
+                transfer=transfer,
+                shared_buffers=buffers == "shared",
+                overlap=staleness != 0 and drop is None if overlap is None else overlap,
+                workers=size if workers is None else workers,
+                keep=keep,
+                timeout=timeout,
+                drop=drop,
+            )
+
+        alone = box is not None and group is None and mode != "sync"
+        if alone or not dist.is_initialized():
+            config = check()
+        else:
+            config = _check_together(chosen_group(group), check)
+        self._worker: AsyncParameterServer | SyncParameterServer
+        if isinstance(config, SyncConfig):
+            self._worker = SyncParameterServer(model, optimizer, config, group)
+        else:
+            assert optimizer is not None  # check() saw to it
+            self._worker = AsyncParameterServer(model, optimizer, config, name, box, group)
         self._steps = OwnSteps(optimizer)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -235,6 +251,26 @@ class ParameterServer:
         self._steps.release()
         if isinstance(self._worker, AsyncParameterServer):
             self._worker.close(send=False)
+
+
+def _check_together(
+    group: dist.ProcessGroup, check: Callable[[], AsyncConfig | SyncConfig]
+) -> AsyncConfig | SyncConfig:
+    """Return this rank's check(), if no rank's raises and all have one mode. Collective."""
+    own: list[AsyncConfig | SyncConfig] = []
+
+    def attempt() -> str:
+        own.append(check())
+        return "sync" if isinstance(own[0], SyncConfig) else "async"
+
+    modes = together(group, attempt)
+    for rank, mode in enumerate(modes):
+        if mode != modes[0]:
+            raise ValueError(
+                f'mode is "{modes[0]}" on rank 0 and "{mode}" on rank {rank}: it must be the same '
+                "on every rank"
+            )
+    return own[0]
 
 
 def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
