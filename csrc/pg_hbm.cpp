@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/process_end.h"
 #include "bootstrap/gather.h"
 #include "process_group/segment_allocator.h"
 #include "process_group/store_connection.h"
@@ -89,7 +90,7 @@ GroupConnection ProcessGroupHbm::connect(const c10::intrusive_ptr<c10d::Store>& 
 }
 
 ProcessGroupHbm::~ProcessGroupHbm() {
-  stop();
+  process_ends() ? leave_all() : stop();
   try {
     close_resource(/*patient=*/false);
   } catch (const std::exception& error) {

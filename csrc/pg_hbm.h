@@ -303,6 +303,7 @@ class ProcessGroupHbm final : public BackendBase {
   void p2p_failed(const std::exception_ptr& error);
   void part();
   void stop();
+  void leave_all();
   void close_resource(bool patient);
   std::string missing_ranks(const std::vector<int>& ranks) const;
 

@@ -117,3 +117,6 @@ def layerdrop_unpack(
 def layerdrop_threshold(
     representatives: Sequence[float], sizes: Sequence[int], ratio: float
 ) -> float: ...
+
+# Before the interpreter is finalised, by this thread or, with here=False, by the main thread.
+def end_interpreter(here: bool) -> None: ...

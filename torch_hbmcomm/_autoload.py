@@ -6,6 +6,7 @@ programs without hbm run `import torch` too."""
 
 from __future__ import annotations
 
+import atexit
 import importlib.abc
 import importlib.util
 import sys
@@ -16,6 +17,19 @@ from typing import Any
 
 from torch_hbmcomm.early_failure import backend_creator
 from torch_hbmcomm.variables import value
+
+ended = False  # the interpreter is about to be finalised
+
+
+@atexit.register
+def _end() -> None:
+    """Stop the native threads before the interpreter is finalised. Handlers that were registered
+    before torch was imported run after this."""
+    global ended
+    ended = True  # before the look: load() looks here after it has loaded the module
+    native: Any = sys.modules.get("torch_hbmcomm._C")
+    if native is not None:
+        native.end_interpreter(here=True)
 
 
 def register() -> None:

@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/process_end.h"
 #include "base/start_thread.h"
 
 namespace hbm {
@@ -24,6 +25,7 @@ bool run_abandonable(std::function<void()> call, std::chrono::steady_clock::time
     return check ? std::min(deadline, std::chrono::steady_clock::now() + kCheckEvery) : deadline;
   };
   while (result.wait_until(step()) != std::future_status::ready) {
+    park_at_process_end();
     if (std::chrono::steady_clock::now() >= deadline) return false;
     if (check) check();
   }

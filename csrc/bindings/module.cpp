@@ -57,6 +57,7 @@ py::object late(const std::string& name) {
 PYBIND11_MODULE(_C, m) {
   py::register_local_exception_translator(&hbm::translate);
   hbm::register_interruption();
+  hbm::register_interpreter_end(m);
   hbm::register_process_group(m);
   m.def("__getattr__", &hbm::late, py::arg("name"));
 }

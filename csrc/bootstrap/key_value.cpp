@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/interruption.h"
+#include "base/process_end.h"
 
 namespace hbm {
 namespace {
@@ -36,6 +37,7 @@ bool await_with_pauses(const std::function<bool(KeyValue::Deadline patience)>& f
                        microseconds longest, KeyValue::Deadline deadline,
                        const std::function<void()>& check, KeyValue::Deadline answer) {
   for (microseconds pause = kFirstPause;; pause = std::min(pause * 3 / 2, longest)) {
+    park_at_process_end();
     const auto patience = std::max({deadline, answer, steady_clock::now() + kAnswerPatience});
     if (found(patience)) return true;
     try {

@@ -21,6 +21,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/log.h"
+#include "base/process_end.h"
 #include "base/threads.h"
 
 namespace hbm {
@@ -351,6 +352,7 @@ class StoreConnection final : public KeyValue {
       if (request->done) return;
       request->abandoned = true;
       lock.unlock();
+      park_at_process_end();
       if (woken)
         throw Error(ErrorKind::kAborted, name.store + " was asked while this process ends");
       silent(*request);

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/interruption.h"
+#include "base/process_end.h"
 #include "base/waiting.h"
 #include "progress/backoff.h"
 
@@ -54,9 +55,24 @@ void Ticket::abandon() {
 OperationQueue::OperationQueue(Order order, bool crowded, Hooks hooks)
     : order_(order), crowded_(crowded), hooks_(std::move(hooks)) {}
 
-std::shared_ptr<OperationQueue> OperationQueue::create(Order order, bool crowded, Hooks hooks) {
-  return std::shared_ptr<OperationQueue>(new OperationQueue(order, crowded, std::move(hooks)));
-}
+// Marks a thread that uses an operation without driving the queue. Parks it if the process ends;
+// else end() waits for it. Both sides are sequentially consistent: either this thread sees that the
+// process ends, or end(), which reads the count after that was set, sees this thread.
+class OperationQueue::Busy {
+ public:
+  explicit Busy(OperationQueue& queue) : queue_(queue) {
+    queue_.beginning_.fetch_add(1);
+    if (!must_park()) return;
+    queue_.beginning_.fetch_sub(1);
+    park();
+  }
+  ~Busy() { queue_.beginning_.fetch_sub(1); }
+  Busy(const Busy&) = delete;
+  Busy& operator=(const Busy&) = delete;
+
+ private:
+  OperationQueue& queue_;
+};
 
 void OperationQueue::require_owner(const char* operation) const {
   if (!fork_.in_child()) return;
@@ -76,6 +92,7 @@ std::shared_ptr<Ticket> OperationQueue::enqueue(std::unique_ptr<Operation> opera
   ticket->timeout_ = timeout;
   ticket->submitted_at_ = Clock::now();
   if (order_ == Order::kUnordered) {
+    const Busy busy(*this);
     try {
       step(*ticket);  // begins it, before it is shared
     } catch (...) {
@@ -116,6 +133,7 @@ void OperationQueue::interrupt() {
 bool OperationQueue::try_claim(const char* what) {
   if (fork_.in_child()) require_owner(what);
   const Lock lock(mutex_);
+  if (must_park()) return false;  // the caller may hold locks; it parks in launch()
   if (broken_) refuse(what);
   if (driving_ || !pending_.empty()) return false;
   driving_ = true;
@@ -133,6 +151,7 @@ void OperationQueue::run_claimed(Operation& operation, std::chrono::milliseconds
   while (outcome.ticket == nullptr) {
     outcome = poll_until(tickets, Clock::time_point::max());
     if (outcome.ticket != nullptr) break;
+    if (must_park()) leave_claimed(operation);
     interrupted_.store(false, std::memory_order_relaxed);
     if (outcome.interruption) {
       const Error why(ErrorKind::kAborted, operation.describe() + " was interrupted by Ctrl-C");
@@ -145,8 +164,21 @@ void OperationQueue::run_claimed(Operation& operation, std::chrono::milliseconds
   Lock lock(mutex_, std::defer_lock);
   settle(lock, outcome);
   lock.unlock();
+  park_at_process_end();
   if (outcome.interruption) std::rethrow_exception(outcome.interruption);
   if (outcome.error) std::rethrow_exception(outcome.error);
+}
+
+// Parks the thread of a claimed operation. The operation stays half done, so the queue is broken
+// for the thread that ends the process.
+void OperationQueue::leave_claimed(const Operation& operation) {
+  const Error why(ErrorKind::kAborted,
+                  operation.describe() + " was in progress on a thread when the process ended");
+  Lock lock(mutex_);
+  if (!broken_) broken_ = std::make_exception_ptr(why);
+  driving_ = false;
+  changed_.notify_all();
+  park_without(lock);
 }
 
 void OperationQueue::unclaim() {
@@ -166,6 +198,7 @@ void OperationQueue::launch(const std::shared_ptr<Ticket>& ticket, Mode mode) {
       if (hooks_.failed) hooks_.failed(broken_);
       throw;
     }
+    if (must_park()) park_without(lock);
     return;
   }
   if (!driving_) drive(lock, nullptr, Clock::time_point::min());  // often clears what is in front
@@ -181,10 +214,12 @@ void OperationQueue::launch(const std::shared_ptr<Ticket>& ticket, Mode mode) {
 }
 
 bool OperationQueue::wait(const std::shared_ptr<Ticket>& ticket, Clock::time_point deadline) {
+  park_at_process_end();
   if (ticket->done()) return true;
   require_owner("wait()");
   Lock lock(mutex_);
   drive(lock, ticket.get(), deadline);
+  if (must_park()) park_without(lock);
   return ticket->done();
 }
 
@@ -200,7 +235,10 @@ void OperationQueue::when_done(const std::shared_ptr<Ticket>& ticket,
   if (!ticket->done()) {
     require_owner("get_future()");
     Lock lock(mutex_);
-    if (!driving_) drive(lock, ticket.get(), Clock::now() + kGlance);
+    const bool last_chance = process_ends();  // no worker runs the callback
+    if (last_chance || !driving_) {
+      drive(lock, ticket.get(), last_chance ? Clock::time_point::max() : Clock::now() + kGlance);
+    }
     if (!ticket->done()) {
       ticket->callbacks_.push_back(std::move(callback));
       ticket->patience_ = kAtOnce;
@@ -216,6 +254,8 @@ void OperationQueue::abort(const std::string& reason) {
   Lock lock(mutex_);
   if (!broken_) broken_ = std::make_exception_ptr(Error(ErrorKind::kAborted, reason));
   while (driving_) {
+    if (must_park()) park_without(lock);
+    if (process_ends()) return;  // the driver did not come to its end in time
     lock.unlock();
     interrupt();
     lock.lock();
@@ -235,6 +275,7 @@ std::exception_ptr OperationQueue::broken() const {
 void OperationQueue::drive(Lock& lock, const Ticket* target, Clock::time_point deadline,
                            bool leading) {
   do {
+    if (must_park()) park_without(lock);
     if (target != nullptr && target->done()) return;
     if (leading && !ready_.empty()) return;
     if (driving_) {

@@ -19,6 +19,10 @@
 // Ctrl-C ends a wait of the main thread (base/interruption.h). A synchronous operation is given up,
 // as by abort(); an asynchronous one goes on.
 //
+// At the end of the process (base/process_end.h) every thread that drives, waits or calls parks, a
+// worker too. The thread that ends the process may go on using the queue: it drives what it waits
+// for. No worker starts any more, so no callback runs except in when_done().
+//
 // Threads: every member may be called from any thread. Lock order: mutex_ only; hooks, operations,
 // prologues, epilogues and callbacks are called without it.
 #pragma once
@@ -153,14 +157,15 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   bool test(const std::shared_ptr<Ticket>& ticket);
 
   // Calls `callback` once the ticket is done: here and at once if it is, else on a worker. No other
-  // call ever runs it, so a caller that holds a lock meets no foreign code.
+  // call ever runs it, so a caller that holds a lock meets no foreign code. When the process ends,
+  // waits for the ticket first.
   void when_done(const std::shared_ptr<Ticket>& ticket, std::function<void()> callback);
 
   // Fails all that is pending with Error(kAborted, reason), and breaks the queue.
   void abort(const std::string& reason);
 
   // abort(), then waits for the worker to end. Idempotent; must be called before the last reference
-  // goes.
+  // goes. Does not wait when the process ends.
   void stop();
 
   // Null while the queue is sound, else the error that broke it.
@@ -169,6 +174,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   bool in_forked_child() const noexcept { return fork_.in_child(); }
 
  private:
+  class Busy;
   using Lock = std::unique_lock<std::mutex>;
   // Patiences of a worker.
   static constexpr std::chrono::microseconds kAtOnce{0};
@@ -190,6 +196,8 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   void finish(Lock& lock, const Ticket* ticket, std::exception_ptr error);
   void interrupt();
   void throw_if_interrupted(Lock& lock);
+  [[noreturn]] static void park_without(Lock& lock);
+  [[noreturn]] void leave_claimed(const Operation& operation);
   [[noreturn]] void refuse(const std::string& operation) const;
   void fail_pending(Lock& lock);
   std::vector<Ticket*> active() const;
@@ -198,6 +206,8 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   std::chrono::microseconds look_again_after(Clock::time_point now) const;
   void start_worker();
   void work();
+  static void end_all();
+  void end(Clock::time_point drivers_until, Clock::time_point callbacks_until);
   void run_callbacks(Lock& lock);
   void lead(Lock& lock);
   bool follow(Lock& lock);
@@ -224,6 +234,8 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   int followers_ = 0;                        // of these: waiting for a chance to lead
   bool leading_ = false;                     // one of them leads
   bool starting_ = false;                    // one of them has not come to work() yet
+  int calling_ = 0;                          // of these: run callbacks
+  std::atomic<int> beginning_{0};            // threads in enqueue() that begin an operation
   std::atomic<bool> interrupted_{false};     // the driver shall look at the queue's state again
 };
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/process_end.h"
 #include "base/start_thread.h"
 #include "progress/operation_queue.h"
 
@@ -27,7 +28,8 @@ void OperationQueue::stop() {
   follow_.notify_all();
   // A worker that calls this (from a callback) ends after it.
   const int self = worker_of == this ? 1 : 0;
-  changed_.wait(lock, [&] { return workers_ <= self; });
+  changed_.wait(lock, [&] { return workers_ <= self || process_ends(); });
+  if (must_park()) park_without(lock);
 }
 
 std::shared_ptr<Ticket> OperationQueue::work_waiting(Clock::time_point now) const {
@@ -39,6 +41,7 @@ std::shared_ptr<Ticket> OperationQueue::work_waiting(Clock::time_point now) cons
 
 // Sees to it that a worker leads and looks within `patience`; the lock is held.
 void OperationQueue::wake_worker(const Lock& /*held*/, std::chrono::microseconds patience) {
+  if (process_ends()) return;
   last_issue_ = Clock::now();
   if (patience == kAdoptMessageAfter) last_message_ = last_issue_;
   if (leading_) {
@@ -66,6 +69,7 @@ void OperationQueue::work() {
   Lock lock(mutex_);
   starting_ = false;
   while (!stopping_ || !ready_.empty()) {
+    if (must_park()) park_without(lock);
     if (!ready_.empty()) {
       run_callbacks(lock);
     } else if (!leading_) {
@@ -85,15 +89,22 @@ void OperationQueue::work() {
 void OperationQueue::run_callbacks(Lock& lock) {
   auto batch = std::exchange(ready_, {});
   if (!pending_.empty()) wake_worker(lock, kAtOnce);
+  ++calling_;
   lock.unlock();
-  for (const auto& callback : batch) callback();
-  batch.clear();  // what they hold may lock this queue when it goes
+  for (const auto& callback : batch) {
+    if (must_park()) break;
+    callback();
+  }
+  if (!must_park()) batch.clear();  // what they hold may lock this queue when it goes
   lock.lock();
+  --calling_;
+  if (must_park()) park_without(lock);  // with the batch: it may need Python's lock to go
 }
 
 // The leader's turn: drives what waits for a worker, until there are callbacks to run.
 void OperationQueue::lead(Lock& lock) {
   while (!stopping_ && ready_.empty()) {
+    if (must_park()) park_without(lock);
     const Clock::time_point now = Clock::now();
     if (const std::shared_ptr<Ticket> ticket = work_waiting(now)) {
       drive(lock, ticket.get(), Clock::time_point::max(), /*leading=*/true);

@@ -119,7 +119,8 @@ void set_search_path(std::vector<std::string> directories) {
 bool already_loaded() { return !loaded_libraries().empty(); }
 
 const MpiLibrary& library() {
-  static const MpiLibrary loaded = load();  // tried again after a throw
+  // Tried again after a throw. Never destroyed: another thread may call MPI while the process ends.
+  static const MpiLibrary& loaded = *new MpiLibrary(load());
   return loaded;
 }
 

@@ -1,0 +1,55 @@
+// The end of the process, while other threads of it still run.
+//
+// One thread ends the process: it finalises the interpreter, and then the libraries clean up. Other
+// threads must have stopped using Python, PyTorch's objects and MPI by then. A join could hang,
+// because a thread may wait for another rank. A return fails, because Python ends a thread that
+// asks for its lock. So threads park: a parked thread sleeps until the process is gone, and no
+// destructor runs on its stack. docs/design/process-end.md lists all threads.
+//
+// A forked child has an end of its own.
+//
+// Threads: all functions may be called from any thread.
+#pragma once
+
+#include <atomic>
+
+namespace hbm {
+
+namespace process_end {
+
+// True once end_process() was called in this process, or in one that it was forked from.
+// Sequentially consistent: see OperationQueue::Busy.
+extern std::atomic<bool> begun;
+
+bool here() noexcept;
+bool elsewhere() noexcept;
+
+}  // namespace process_end
+
+// Returns true once end_process() was called in this process.
+inline bool process_ends() noexcept { return process_end::begun.load() && process_end::here(); }
+
+// Returns true if the process ends and another thread ends it.
+inline bool must_park() noexcept { return process_end::begun.load() && process_end::elsewhere(); }
+
+// Sleeps for ever. REQUIRES: the calling thread holds no lock that the end of the process takes.
+[[noreturn]] void park() noexcept;
+
+// Parks the calling thread if it must park. REQUIRES: as park().
+inline void park_at_process_end() noexcept {
+  if (must_park()) park();
+}
+
+// Has end_process() call `stop`, once however often it is registered. exit() calls end_process() if
+// the interpreter has not.
+void at_process_end(void (*stop)());
+
+// Makes the calling thread the one that ends the process, and calls all functions that were passed
+// to at_process_end(). REQUIRES: the caller does not hold Python's lock.
+void end_process() noexcept;
+
+// The same if the main thread ended the process before this library was loaded, perhaps by another
+// thread.
+void end_process_of_main_thread() noexcept;
+
+}  // namespace hbm

@@ -1,0 +1,40 @@
+// Keeps this library's threads out of the interpreter once it is finalised (base/process_end.h).
+#include <pybind11/pybind11.h>
+
+#include <cstdlib>
+#include <exception>
+
+#include "base/process_end.h"
+#include "bindings/module.h"
+
+namespace py = pybind11;
+
+namespace hbm {
+namespace {
+
+std::terminate_handler before = nullptr;  // guarded by Python's lock; set once
+
+// Up to Python 3.13 the interpreter, once finalised, ends a thread that asks for its lock by
+// unwinding the stack. A destructor in the way, such as ~gil_scoped_release(), cannot be unwound,
+// so C++ calls this. Such a thread was about to return to Python when the process began to end; it
+// parks. Unwinding shows as a call without an exception on a thread that does not end the process.
+[[noreturn]] void park_if_unwound() {
+  if (std::current_exception() == nullptr) park_at_process_end();
+  before();
+  std::abort();
+}
+
+// `here`: the calling thread is the one that finalises the interpreter, else it is the main thread.
+void end_interpreter(bool here) {
+  if (before == nullptr) before = std::set_terminate(&park_if_unwound);
+  const py::gil_scoped_release unlocked;
+  here ? end_process() : end_process_of_main_thread();
+}
+
+}  // namespace
+
+void register_interpreter_end(py::module_& m) {
+  m.def("end_interpreter", &end_interpreter, py::arg("here"));
+}
+
+}  // namespace hbm

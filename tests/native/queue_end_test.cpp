@@ -1,0 +1,140 @@
+// The end of the process: each thread of a queue parks, except the one that ends the process.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+
+#include "base/process_end.h"
+#include "queue_fixture.h"
+
+namespace hbm {
+namespace {
+
+// Runs `test` in a forked child, which ends by exit() with its threads still there.
+void in_child(const std::function<void()>& test) {
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    test();
+    exit(testing::Test::HasFailure() ? 1 : 5);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 5);
+}
+
+std::shared_ptr<OperationQueue> make_queue() {
+  return OperationQueue::create(OperationQueue::Order::kOrdered, /*crowded=*/true, {});
+}
+
+// An operation that never ends, and counts its polls.
+struct Endless {
+  std::atomic<int> polls = 0;
+  const std::shared_ptr<Script> script = std::make_shared<Script>();
+
+  Endless() {
+    script->on_poll = [this] {
+      polls.fetch_add(1);
+      return Progress::kIdle;
+    };
+  }
+  std::unique_ptr<Operation> operation() const { return std::make_unique<FakeOperation>(script); }
+};
+
+TEST(QueueEnd, NoThreadPollsOrReturns) {
+  in_child([] {
+    struct Shared {  // never destroyed: the threads refer to it until the process is gone
+      const std::shared_ptr<OperationQueue> waited = make_queue();
+      const std::shared_ptr<OperationQueue> claimed = make_queue();
+      const std::shared_ptr<OperationQueue> worked = make_queue();
+      Endless in_wait, in_claim, on_worker;
+      std::atomic<int> returned = 0;
+      std::atomic<bool> called = false;
+    };
+    auto& [waited, claimed, worked, in_wait, in_claim, on_worker, returned, called] = *new Shared;
+    const auto ticket = waited->enqueue(in_wait.operation(), kLong, {});
+    for (int i = 0; i < 2; ++i) {
+      std::thread([&waited = waited, &returned = returned, ticket] {
+        waited->wait(ticket, Clock::time_point::max());
+        returned.fetch_add(1);
+      }).detach();
+    }
+    std::thread([&claimed = claimed, &in_claim = in_claim, &returned = returned] {
+      ASSERT_TRUE(claimed->try_claim("a test"));
+      const auto operation = in_claim.operation();
+      claimed->run_claimed(*operation, kLong);
+      returned.fetch_add(1);
+    }).detach();
+    const auto driven = worked->enqueue(on_worker.operation(), kLong, {});
+    worked->when_done(driven, [&called = called] { called = true; });
+    const auto polls = [&a = in_wait.polls, &b = in_claim.polls, &c = on_worker.polls] {
+      return std::array{a.load(), b.load(), c.load()};
+    };
+    ASSERT_TRUE(eventually([&] { return std::ranges::count(polls(), 0) == 0; }));
+
+    EXPECT_FALSE(process_ends());
+    end_process();
+    EXPECT_TRUE(process_ends());
+    EXPECT_FALSE(must_park());
+    const auto before = polls();
+    // The thread that ends the process still has its groups: it drives, without a worker.
+    const auto own = make_queue();
+    const auto ready = std::make_shared<Script>();
+    ready->ready = true;
+    const auto later = own->enqueue(std::make_unique<FakeOperation>(ready), kLong, {});
+    own->launch(later, Mode::kAsync);
+    bool completed = false;
+    own->when_done(later, [&] { completed = true; });
+    EXPECT_TRUE(completed);
+    for (const auto& queue : {waited, claimed, worked, own}) queue->stop();
+    EXPECT_EQ(polls(), before);
+    EXPECT_EQ(returned, 0);
+    EXPECT_FALSE(called);
+  });
+}
+
+TEST(QueueEnd, WaitsForACallbackThatRuns) {
+  in_child([] {
+    const auto queue = make_queue();
+    const auto script = std::make_shared<Script>();
+    struct Shared {  // never destroyed, as above
+      std::atomic<bool> running = false;
+      std::atomic<bool> ended = false;
+    };
+    auto& [running, ended] = *new Shared;
+    const auto ticket = queue->enqueue(std::make_unique<FakeOperation>(script), kLong, {});
+    queue->when_done(ticket, [&running = running, &ended = ended] {
+      running = true;
+      while (!process_ends()) std::this_thread::yield();
+      ended = true;
+    });
+    script->ready = true;
+    ASSERT_TRUE(eventually([&running = running] { return running.load(); }));
+    end_process();
+    EXPECT_TRUE(eventually([&ended = ended] { return ended.load(); }));
+  });
+}
+
+TEST(QueueEnd, AForkedChildHasAnEndOfItsOwn) {
+  in_child([] {
+    end_process();
+    in_child([] {
+      EXPECT_FALSE(process_ends());
+      const auto queue = make_queue();
+      const auto ready = std::make_shared<Script>();
+      ready->ready = true;
+      const auto ticket = queue->enqueue(std::make_unique<FakeOperation>(ready), kLong, {});
+      bool called = false;
+      queue->when_done(ticket, [] {});
+      queue->launch(ticket, Mode::kSync);
+      queue->when_done(ticket, [&] { called = true; });
+      EXPECT_TRUE(called);
+    });
+  });
+}
+
+}  // namespace
+}  // namespace hbm

@@ -1,0 +1,137 @@
+"""The ends of a process: each state of a group times each way to leave, in each frame.
+
+    python -m harness.endings --runs 5 --waiting-runs 50     (in tests/python)
+
+prints a table of the runs that ended right, and the output of all others. --states, --ways and
+--frames, each with commas, choose among them.
+
+The ranks are plain forks of one process that has imported torch, and they end by the interpreter's
+own shutdown: children of multiprocessing leave by os._exit, which skips the shutdown. Rank 0
+brings its group into the state and leaves; rank 1 returns from its main module once rank 0 has
+ended. A run is right if both exit codes are the program's own and /dev/shm is as it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGINT, SIGTERM
+from typing import Any
+
+from harness import shm
+
+FRAMES = ("one", "nodes", "instead")
+# States of rank 0's group. A thread waits in the last four.
+STATES = (
+    "idle",
+    "destroyed",
+    "aborted",
+    "broken",
+    "in_flight",
+    "dropped",
+    "then",
+    "wait",
+    "sync",
+    "callback",
+    "forming",
+)
+WAITING = ("wait", "sync", "callback", "forming")
+# The exit code of each way; negative: the signal.
+WAYS = {
+    "return": 0,
+    "exit": 5,
+    "exit_in_thread": 0,
+    "raise": 1,
+    "interrupt": -SIGINT,
+    "interrupt_twice": -SIGINT,
+    "terminate": -SIGTERM,
+    "os_exit": 5,
+    # The group belongs to Python alone, not to torch.distributed, and main returns:
+    "del": 0,
+    "in_global": 0,
+    "in_cycle": 0,
+    "in_thread_local": 0,
+}
+LIMIT = 120.0  # seconds; a run takes one
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The result of one run."""
+
+    codes: list[int | None]  # by rank; None: it hung
+    output: str
+    left: list[str]  # in /dev/shm
+
+    def right(self, way: str) -> bool:
+        return self.codes == [WAYS[way], 0] and not self.left
+
+
+class Endings:
+    """A process that has imported torch, of which each run forks its ranks. A context manager."""
+
+    def __enter__(self) -> Endings:
+        self._folder = tempfile.TemporaryDirectory(prefix="hbmcomm-ends-")
+        self._warm = subprocess.Popen(
+            [sys.executable, "-m", "harness.ending_ranks", self._folder.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[1],
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._warm.stdin is not None
+        self._warm.stdin.close()
+        self._warm.wait(LIMIT)
+        self._folder.cleanup()
+
+    def run(self, frame: str, state: str, way: str) -> Ending:
+        assert self._warm.stdin is not None and self._warm.stdout is not None
+        before = shm.entries()
+        print(json.dumps([frame, state, way, LIMIT]), file=self._warm.stdin, flush=True)
+        answer: dict[str, Any] = json.loads(self._warm.stdout.readline())
+        return Ending(answer["codes"], answer["output"], sorted(shm.left_since(before)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Runs the table of ends.")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--waiting-runs", type=int, default=50, help="where a thread waits")
+    for name, all_of_them in (("frames", FRAMES), ("states", STATES), ("ways", tuple(WAYS))):
+        parser.add_argument(f"--{name}", default=",".join(all_of_them))
+    chosen = parser.parse_args()
+    ways = chosen.ways.split(",")
+    wrong: Counter[str] = Counter()
+    shm.isolate()
+    with Endings() as endings:
+        for frame in chosen.frames.split(","):
+            print(f"\n| {frame} | " + " | ".join(ways) + " |\n|" + " --- |" * (len(ways) + 1))
+            for state in chosen.states.split(","):
+                runs = chosen.waiting_runs if state in WAITING else chosen.runs
+                row = []
+                for way in ways:
+                    ends = [endings.run(frame, state, way) for _ in range(runs)]
+                    bad = [end for end in ends if not end.right(way)]
+                    row.append(f"{runs - len(bad)}/{runs}")
+                    for end in bad:
+                        wrong[f"{frame} {state} {way}: {end.codes} {end.left} {end.output}"] += 1
+                print(f"| {state} | " + " | ".join(row) + " |", flush=True)
+    for what, count in wrong.items():
+        print(f"\n{count} x {what}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        raise SystemExit(main())
+    os._exit(1)
