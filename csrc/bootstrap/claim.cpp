@@ -1,7 +1,9 @@
 #include "bootstrap/claim.h"
 
+#include <signal.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <iomanip>
 #include <sstream>
 
@@ -46,8 +48,9 @@ Claim decode_claim(const std::string& line) {
 }
 
 bool has_ended(const Claim& claim) {
-  return claim.boot_id == boot_id() && claim.pid_namespace == pid_namespace() &&
-         !claim.started.empty() && start_of(claim.pid) != claim.started;
+  if (claim.boot_id != boot_id() || claim.pid_namespace != pid_namespace()) return false;
+  const bool gone = kill(static_cast<pid_t>(claim.pid), 0) != 0 && errno == ESRCH;
+  return gone || is_restarted(claim.started, start_of(claim.pid));
 }
 
 std::string process_name(const Claim& claim) {
@@ -56,8 +59,7 @@ std::string process_name(const Claim& claim) {
 
 std::string fresh_store_advice() {
   return "give each job a store of its own: a new file for file://, another MASTER_PORT, or "
-         "another "
-         "PrefixStore";
+         "another PrefixStore";
 }
 
 std::string list_members(const std::vector<uint64_t>& members) {
