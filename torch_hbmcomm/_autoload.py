@@ -6,7 +6,6 @@ programs without hbm run `import torch` too."""
 
 from __future__ import annotations
 
-import atexit
 import importlib.abc
 import importlib.util
 import sys
@@ -15,21 +14,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from torch_hbmcomm import process_end
 from torch_hbmcomm.early_failure import backend_creator
 from torch_hbmcomm.variables import value
-
-ended = False  # the interpreter is about to be finalised
-
-
-@atexit.register
-def _end() -> None:
-    """Stop the native threads before the interpreter is finalised. Handlers that were registered
-    before torch was imported run after this."""
-    global ended
-    ended = True  # before the look: load() looks here after it has loaded the module
-    native: Any = sys.modules.get("torch_hbmcomm._C")
-    if native is not None:
-        native.end_interpreter(here=True)
 
 
 def register() -> None:
@@ -46,6 +33,7 @@ def register() -> None:
     backend.backend_capability["hbm"] = _devices()
     if known:
         return
+    process_end.register()
     # torch.distributed.rendezvous is hidden behind a function of the same name.
     rendezvous: Any = sys.modules["torch.distributed.rendezvous"]
     rendezvous.register_rendezvous_handler("mpi", _rendezvous)

@@ -15,7 +15,7 @@ from types import ModuleType
 
 import torch
 
-from torch_hbmcomm import _autoload
+from torch_hbmcomm import process_end
 from torch_hbmcomm.version import __version__
 
 
@@ -42,7 +42,7 @@ def load() -> ModuleType:
         places.insert(0, folder)
     import torch_hbmcomm._C as native
 
-    if _autoload.ended:  # meanwhile, on another thread
+    if process_end.ended:  # meanwhile, on another thread
         native.end_interpreter(here=False)
     _require_fit(native, package, found)
     native.set_mpi_search_path(_mpi_directories())

@@ -14,10 +14,11 @@ namespace {
 
 std::terminate_handler before = nullptr;  // guarded by Python's lock; set once
 
-// Up to Python 3.13 the interpreter, once finalised, ends a thread that asks for its lock by
-// unwinding the stack. A destructor in the way, such as ~gil_scoped_release(), cannot be unwound,
-// so C++ calls this. Such a thread was about to return to Python when the process began to end; it
-// parks. Unwinding shows as a call without an exception on a thread that does not end the process.
+// Up to Python 3.13 the interpreter, once Py_FinalizeEx has marked it, ends a thread that asks for
+// its lock by unwinding the stack. A destructor in the way, such as ~gil_scoped_release(), cannot
+// be unwound, so C++ calls this. Such a thread was about to return to Python when the process began
+// to end; it parks. Unwinding shows as a call without an exception on a thread that does not end
+// the process.
 [[noreturn]] void park_if_unwound() {
   if (std::current_exception() == nullptr) park_at_process_end();
   before();

@@ -7,7 +7,7 @@
 namespace hbm {
 
 void register_interruption();                         // of waits, by Ctrl-C
-void register_interpreter_end(pybind11::module_& m);  // torch_hbmcomm/_autoload.py
+void register_interpreter_end(pybind11::module_& m);  // torch_hbmcomm/process_end.py
 void register_layerdrop(pybind11::module_& m);        // layerdrop_*: torch_hbmcomm/layer_drop
 void register_memory(pybind11::module_& m);           // memory_*: torch_hbmcomm/memory.py
 void register_mpi(pybind11::module_& m);              // mpi_*: torch_hbmcomm/rendezvous.py

@@ -7,7 +7,6 @@
 
 #include "bindings/module.h"
 #include "communicator/mpi/library.h"
-#include "communicator/mpi/trial.h"
 #include "communicator/mpi/world.h"
 
 namespace py = pybind11;
@@ -27,7 +26,6 @@ py::dict mpi_info() {
 void register_mpi(py::module_& m) {
   using Unlocked = py::call_guard<py::gil_scoped_release>;
   m.def("mpi_info", &mpi_info);
-  m.def("set_mpi_trial_program", &mpi::set_trial_program, py::arg("program"));
   m.def(
       "mpi_launched",
       [](std::chrono::milliseconds timeout) {

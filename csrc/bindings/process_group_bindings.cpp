@@ -12,6 +12,7 @@
 #include "bootstrap/claim.h"
 #include "bootstrap/early_failure.h"
 #include "communicator/mpi/library.h"
+#include "communicator/mpi/trial.h"
 #include "pg_hbm.h"
 #include "process_group/store_connection.h"
 #include "process_group/types.h"
@@ -259,6 +260,7 @@ void register_process_group(py::module_& m) {
         Unlocked());
 
   m.def("set_mpi_search_path", &mpi::set_search_path, py::arg("directories"));
+  m.def("set_mpi_trial_program", &mpi::set_trial_program, py::arg("program"));
   m.def("build_info", &build_info);
 }
 

@@ -4,7 +4,7 @@ rank takes over which cache of a checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -163,7 +163,7 @@ def _shaped(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return flat.as_strided(like.shape, gradient_strides(like))
 
 
-_KEYS = {"rank", "ranks", "names", "caches", "rule", "statistics"}
+_KEYS = {"rank", "ranks", "names", "caches", "rule"}
 
 
 class Share(NamedTuple):
@@ -175,9 +175,15 @@ class Share(NamedTuple):
 
 
 def own_share(
-    given: SavedState | Sequence[SavedState], rank: int, ranks: int, names: Sequence[str]
+    given: SavedState | Sequence[SavedState],
+    rank: int,
+    ranks: int,
+    names: Sequence[str],
+    keys: Collection[str] = (),
 ) -> Share:
     """Choose what this rank loads of what it saved, or of what all ranks saved.
+
+    Every state has the keys that both kinds of states have, and `keys`.
 
     Saved caches are dealt out to the ranks that there are now, so that their sum stays.
 
@@ -187,9 +193,9 @@ def own_share(
     if not states:
         raise ValueError("load_state_dict() was given no state at all")
     for state in states:
-        if unknown := _KEYS - set(state):
+        if lacking := (_KEYS | set(keys)) - set(state):
             raise ValueError(
-                f"the state lacks {', '.join(sorted(unknown))}: load what state_dict() returned"
+                f"the state lacks {', '.join(sorted(lacking))}: load what state_dict() returned"
             )
         _check_names(state["names"], names)
     states.sort(key=lambda state: int(state["rank"]))

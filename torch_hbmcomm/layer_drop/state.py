@@ -441,7 +441,9 @@ class LayerDropState(HookState):
         self._check_named("load_state_dict()")
         self._settle()
         parameters = self._buckets.parameters
-        own = own_share(state, self._group.rank(), self._group.size(), list(parameters))
+        own = own_share(
+            state, self._group.rank(), self._group.size(), list(parameters), {"statistics"}
+        )
         saved = own.common.get("target", "bytes")
         if (saved == "low_rank") != (self._config.target == "low_rank"):
             raise ValueError(

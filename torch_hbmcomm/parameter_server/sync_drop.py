@@ -10,7 +10,6 @@ import torch
 from torch_hbmcomm.layer_drop.cache import Cache, SavedState, own_share
 from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.layer_drop.decision import DropRule, Layer, Shape, layers_of
-from torch_hbmcomm.parameter_server.checkpoint import part
 from torch_hbmcomm.parameter_server.sync_channel import Bucket
 
 _Flats = Sequence[torch.Tensor | None]
@@ -122,7 +121,7 @@ class SyncLayerDrop:
         rule = DropRule(self._drop)
         if state is not None:
             states, common = own_share(state, self._worker, self._workers, self._names)
-            rule.load_state_dict(part(common, "rule", "what state_dict() returned"))
+            rule.load_state_dict(common["rule"])
         cache = Cache(self._drop.cache_dtype)
         cache.load_state_dict([one["caches"] for one in states], self._parameters)
 

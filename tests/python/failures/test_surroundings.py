@@ -82,9 +82,14 @@ class FewDescriptors:
     def entered(self) -> Iterator[None]:
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         highest = max(int(name) for name in os.listdir("/proc/self/fd"))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + self.left, before[1]))
+        gaps = [os.open(os.devnull, os.O_RDONLY)]
+        while gaps[-1] < highest:
+            gaps.append(os.open(os.devnull, os.O_RDONLY))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (gaps[-1] + 1 + self.left, before[1]))
         yield
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for gap in gaps:
+            os.close(gap)
 
 
 @dataclass(frozen=True)

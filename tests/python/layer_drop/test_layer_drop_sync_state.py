@@ -167,7 +167,7 @@ def check_wrong_state(context: Context) -> None:
     before, dropped = weights(model), state["drop"]
     ways: list[tuple[Callable[[Any], object], str]] = [
         (lambda drop: drop["names"].__setitem__(0, "stranger"), "stranger"),
-        (lambda drop: drop.pop("rule"), "no 'rule'"),
+        (lambda drop: drop.pop("rule"), "lacks rule"),
         (lambda drop: drop["rule"].pop("debt"), "lacks debt"),
         (lambda drop: drop["caches"].update({"first.bias": torch.zeros(1)}), "cache of first.bias"),
     ]
