@@ -20,9 +20,10 @@ GPUS = Experiment(
     figures="tensors of GPUs",
     label=Label.NOT_MEASURABLE,
     differs=(
-        "There is no GPU at hand. The tests run every collective on a device of their own, which"
-        " has streams and a memory that the host cannot touch, and no speed (docs/accelerators.md);"
-        " benchmarks/gpu.sh compares all_reduce and training steps with Gloo where a GPU is."
+        "There is one GPU at most. The tests run every collective on a device of their own, which"
+        " has streams and a memory that the host cannot touch, and no speed. benchmarks/gpu.sh"
+        " compared all_reduce and training steps of 2 ranks on one H200 with Gloo"
+        " (docs/accelerators.md)."
     ),
     found=(
         "ResNet-50 by Horovod on 64 GPUs (Pascal) scales with up to 90 % efficiency; its figures of"
