@@ -17,7 +17,7 @@ mkdir -p "$unpacked/site" "$unpacked/system"
 if [ -n "$folder" ]; then
   find "$folder" -name '*.deb' -exec dpkg-deb --extract {} "$unpacked/system" \;
   find "$folder" -name '*.whl' -exec "$python" -m pip install --quiet --no-index --no-deps \
-    --target "$unpacked/site" {} +
+    --upgrade --target "$unpacked/site" {} +
 fi
 export PYTHONPATH="$unpacked/site${PYTHONPATH:+:$PYTHONPATH}" PATH="$unpacked/site/bin:$PATH"
 export CPATH="$unpacked/system/usr/include${CPATH:+:$CPATH}"

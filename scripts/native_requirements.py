@@ -9,6 +9,8 @@ import shlex
 import shutil
 import subprocess
 import sysconfig
+import tempfile
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -29,14 +31,20 @@ REQUIREMENTS = [
 ]
 
 
+# Its object needs the C++ library, also if the linker drops unused libraries.
+_STREAM = "#include <fstream>\nbool read(std::ifstream& from, int& to) { return !!(from >> to); }\n"
+
+
 def compiler() -> list[str]:
     return shlex.split(os.environ.get("CXX", "c++"))
 
 
 def missing() -> str | None:
-    """One line that names what the build lacks and the command that installs it."""
+    """One line that names what the build lacks and the remedy."""
     if shutil.which(compiler()[0]) is None:
         return _advice([f"the compiler {compiler()[0]}"], ["g++"])
+    if unfit := _unfit_compiler():
+        return unfit
     lacking = [need for need in REQUIREMENTS if not _links(need)]
     names = [f"lib{need.library}" if need.library else need.header for need in lacking]
     packages = [need.package for need in lacking]
@@ -53,8 +61,34 @@ def _advice(names: list[str], packages: list[str]) -> str:
 def _links(need: Requirement) -> bool:
     library = [f"-l{need.library}"] if need.library else []
     python = ["-I", sysconfig.get_path("include"), "-I", sysconfig.get_path("platinclude")]
-    command = [*compiler(), *python, "-x", "c++", "-", "-shared", "-fPIC", "-o", os.devnull]
-    probe = subprocess.run(
-        [*command, *library], input=f"#include <{need.header}>\n", text=True, capture_output=True
+    return _compile(f"#include <{need.header}>\n", os.devnull, [*python, *library]).returncode == 0
+
+
+def _unfit_compiler() -> str | None:
+    """Return what is wrong with the compiler: it fails, or links libstdc++ statically."""
+    named = f"`{shlex.join(compiler())}` (CXX, CXXFLAGS, LDFLAGS)"
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "probe.so"
+        probe = _compile(_STREAM, str(library), [])
+        if probe.returncode:
+            said = next((line for line in probe.stderr.splitlines() if "error" in line), "")
+            return f"The build needs a C++ compiler, and {named} fails: {said or probe.returncode}"
+        if b"\0libstdc++.so." in library.read_bytes():  # the name of a needed library
+            return None
+    return (
+        f"The build needs libstdc++ as a shared library, and {named} does not link it: PyTorch's "
+        "libstdc++ and a second one crash in one process. Leave out -static-libstdc++, set CXX to "
+        "another compiler, or install this one's libstdc++.so (Debian's package g++ has one)"
     )
-    return probe.returncode == 0
+
+
+def _compile(code: str, target: str, flags: list[str]) -> subprocess.CompletedProcess[str]:
+    before, after = (shlex.split(os.environ.get(name, "")) for name in ("CXXFLAGS", "LDFLAGS"))
+    library = ["-x", "c++", "-", "-shared", "-fPIC", "-o", target]
+    return subprocess.run(
+        [*compiler(), *before, *library, *after, *flags],
+        input=code,
+        env=os.environ | {"LC_ALL": "C"},
+        text=True,
+        capture_output=True,
+    )

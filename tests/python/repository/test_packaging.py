@@ -18,6 +18,7 @@ from torch_hbmcomm import native, native_advice
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import native_requirements  # noqa: E402
 import torch_releases  # noqa: E402
 from dependencies import dependencies  # noqa: E402
 
@@ -145,3 +146,43 @@ def test_the_changelog_has_the_version() -> None:
     assert number is not None
     headings = re.findall(r"^## .*$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert number[0] in headings[0]
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"CXX": "c++ -static-libstdc++"},
+        {"LDFLAGS": "-static-libstdc++"},
+        {"CXXFLAGS": "-Wl,--as-needed -static-libstdc++"},
+        {"CXX": "WRAPPER"},
+    ],
+    ids=["CXX", "LDFLAGS", "CXXFLAGS", "wrapper"],
+)
+def test_a_compiler_that_links_libstdcxx_statically(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
+    wrapper = tmp_path / "cxx"
+    wrapper.write_text('#!/bin/sh\nexec c++ -static-libstdc++ "$@"\n')
+    wrapper.chmod(0o755)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value.replace("WRAPPER", str(wrapper)))
+    said = native_requirements.missing()
+    assert said is not None and "\n" not in said
+    assert "needs libstdc++ as a shared library" in said
+    assert "set CXX to another compiler" in said
+
+
+@pytest.mark.parametrize("flags", ["", "-Wl,--as-needed"])
+def test_the_requirements_of_the_build_are_here(
+    monkeypatch: pytest.MonkeyPatch, flags: str
+) -> None:
+    monkeypatch.setenv("LDFLAGS", flags)
+    assert native_requirements.missing() is None
+
+
+def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "c++ --no-such-option")
+    said = native_requirements.missing()
+    assert said is not None and "\n" not in said
+    assert "needs a C++ compiler, and `c++ --no-such-option`" in said
+    assert re.search(r"fails: .*error: .*no-such-option", said)
