@@ -279,8 +279,10 @@ def test_what_is_written_is_read() -> None:
     assert plot.read(result.to_json()).to_json() == result.to_json()
 
 
-def test_plots_of_records(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+def test_plots_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without matplotlib's layout, which takes most of the time and which test_plot has."""
+    engine = pytest.importorskip("matplotlib.layout_engine").ConstrainedLayoutEngine
+    monkeypatch.setattr(engine, "execute", lambda *arguments: None)
     for record in RECORDS:
         result = plot.read(record.read_text())
         if result.benchmark not in ("ddp", "failures"):
