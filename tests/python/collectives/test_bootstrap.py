@@ -175,7 +175,7 @@ def test_world_that_is_never_complete(bare_pool: Pool, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(4)
 def test_two_agents_make_two_nodes(ranks: int) -> None:
     """Two torchrun agents; HBMCOMM_NODE_ID makes the ranks of each a node of their own."""
     port = free_port()
@@ -197,7 +197,7 @@ def test_two_agents_make_two_nodes(ranks: int) -> None:
 
 
 @beyond_gloo
-@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.ranks(2)
 def test_mpiexec(ranks: int) -> None:
     assert_done(run(mpiexec(ranks, "--init-method", "mpi://")), ranks)
 
@@ -228,7 +228,7 @@ def test_exit_without_destroying(ranks: int) -> None:
     assert_done(run(torchrun(ranks, "--keep")), ranks)
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2)
 def test_exception_in_one_rank_ends_the_job(ranks: int) -> None:
     finished = run(torchrun(ranks, "--fail-rank", "1"))
     assert finished.code != 0

@@ -47,10 +47,6 @@ def run(division: Division, ranks: int, folder: Path, layout: str) -> Finished:
     return Finished(max(map(abs, codes)), (folder / OUTPUT).read_text())
 
 
-def test_ranks_on_the_host(socket_folder: Path) -> None:
-    assert_done(run(Division(0), 4, socket_folder, "aaaa"), 4)
-
-
 @pytest.mark.parametrize("containers", [1, 2, 4])
 def test_containers_that_share_a_directory_are_one_node(
     containers: int, socket_folder: Path
@@ -62,7 +58,7 @@ def test_containers_that_share_a_directory_are_one_node(
     assert left <= {"store", OUTPUT, *(f"ended-{part}" for part in range(containers))}
 
 
-@pytest.mark.parametrize(("containers", "layout"), [(1, "aaaa"), (2, "aabb"), (4, "abcd")])
+@pytest.mark.parametrize(("containers", "layout"), [(2, "aabb"), (4, "abcd")])
 def test_containers_that_share_nothing_are_nodes(
     containers: int, layout: str, socket_folder: Path
 ) -> None:

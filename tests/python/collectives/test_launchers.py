@@ -71,7 +71,7 @@ def mpiexec_code(ranks: int, code: str) -> list[str | Path]:
 # mpi:// under mpiexec.
 
 
-@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.ranks(1, 4)
 def test_three_groups_in_one_process(ranks: int) -> None:
     assert_done(run(mpiexec_code(ranks, THREE_GROUPS)), ranks)
 

@@ -103,10 +103,7 @@ def test_a_group_with_a_box_says_nothing() -> None:
     ("way", "processes"),
     [
         ("ddp", 2),
-        pytest.param("ddp", 4, marks=pytest.mark.full),
-        pytest.param("layer-drop", 2, marks=pytest.mark.full),
         pytest.param("layer-drop", 4, marks=pytest.mark.full),
-        pytest.param("parameter-server", 2, marks=pytest.mark.full),
         pytest.param("parameter-server", 4, marks=pytest.mark.full),
     ],
 )
