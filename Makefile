@@ -72,6 +72,11 @@ help:  ## list the targets
 deps:  ## install missing system packages (root or passwordless sudo), or name them
 	@scripts/system_packages.sh $(BUILD_PACKAGES) $(TEST_PACKAGES) $(FULL_PACKAGES) $(LONG_PACKAGES) $(TIDY_PACKAGES) $(VM_PACKAGES)
 
+.PHONY: deps-full
+deps-full:  ## those of `make test-all`, with the kernel of the virtual machines
+	@scripts/system_packages.sh $(BUILD_PACKAGES) $(TEST_PACKAGES) $(FULL_PACKAGES) $(VM_PACKAGES)
+	@$(MAKE) --no-print-directory $(KERNEL)
+
 .PHONY: venv
 venv: $(PACKAGES)  ## create .venv with all Python packages
 
