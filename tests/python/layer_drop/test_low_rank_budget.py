@@ -14,6 +14,8 @@ import torch_hbmcomm as hbmcomm
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
 
+SEED = 1
+
 
 def warm_up(context: Context) -> None:
     ddp, state = started(context, ratio=0.8, warmup=12)
@@ -29,20 +31,24 @@ def test_ranks_stay_while_everything_is_sent(pool: Pool) -> None:
 
 
 def lack_a_budget(context: Context) -> None:
-    """More than the budget is always sent; matrices come after 4 / (1 - ratio) steps all
-    the same."""
+    """Send a vector that exceeds the budget, and matrices all the same, whatever the gradients.
+
+    Matrices come in the first 1 / (1 - ratio) steps, whose budget is larger. Later they come after
+    each wait of 4 / (1 - ratio) steps, for the 5 steps between two choices of ranks.
+    """
     model = Weighted(shapes=[(64, 64), (2000,), (64, 100)])
     ddp = wrapped(model)
     state = hbmcomm.LayerDropState(model=ddp, ratio=0.9)
     ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
-    came = [0, 0, 0]
+    came: list[list[int]] = [[], [], []]
     for step in range(100):
         draw = torch.Generator().manual_seed(context.seed + step)
         weights = [torch.randn(one.shape, generator=draw) for one in model.all]
         for index, gradient in enumerate(backward(ddp, weights)):
-            came[index] += bool(gradient.any())
-    assert came[1] == 100
-    assert all(2 <= came[index] < 50 for index in (0, 2)), came
+            if gradient.any():
+                came[index].append(step)
+    assert came[1] == list(range(100))
+    assert came[0] == came[2] == [*range(10), *range(50, 55), *range(95, 100)]
 
 
 @pytest.mark.ranks(1, 2)
@@ -66,7 +72,11 @@ def test_defaults_follow_the_budget(ratio: float, relaxation: float, damping: fl
 
 
 def run_late(context: Context) -> None:
-    """Gradients become small, while large ones wait: the matrix goes whole, and is named once."""
+    """Gradients become small, while large ones wait: the matrix goes whole, and is named once.
+
+    It goes whole when the sum of its cache exceeds 80 running means of a gradient's. SEED fixes the
+    step; no data make it one of the first 45, where the cache holds 40 gradients of that size.
+    """
     ddp = wrapped(Weighted(shapes=[(64, 64), (10,)]))
     state = hbmcomm.LayerDropState(model=ddp, ratio=0.95)
     ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
@@ -84,11 +94,14 @@ def run_late(context: Context) -> None:
 
 @pytest.mark.ranks(1, 2)
 def test_a_matrix_goes_whole_before_too_much_waits(pool: Pool) -> None:
-    pool.run(run_late)
+    pool.run(run_late, seed=SEED)
 
 
 def send_small(context: Context) -> None:
-    """Matrices of 24 x 24 elements, of which rank 1 takes a twelfth."""
+    """Matrices of 24 x 24 elements, of which rank 1 takes a twelfth.
+
+    All columns cost the same, so the bytes follow from the budget, whatever the gradients.
+    """
     ddp = wrapped(Weighted(shapes=[(24, 24)] * 12))
     state = hbmcomm.LayerDropState(model=ddp, ratio=0.9)
     ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
@@ -99,7 +112,10 @@ def send_small(context: Context) -> None:
 
 
 def spend(context: Context, warmup: int) -> None:
-    """Count the bytes of each step, as parts of the gradients'."""
+    """Count the bytes of each step, as parts of the gradients' bytes.
+
+    All columns cost the same, so the bytes follow from the budget, whatever the gradients.
+    """
     ddp = wrapped(Weighted(shapes=[(64, 64)] * 12))
     state = hbmcomm.LayerDropState(model=ddp, ratio=0.95, warmup=warmup)
     ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)

@@ -19,6 +19,7 @@ from torch_hbmcomm.layer_drop.ranks import matrix_of
 pytestmark = pytest.mark.ranks(1, 2)
 
 KERNELS = (32, 16, 3, 3)
+SEED = 1  # bounds on distances are for these gradients, and not for every possible one
 
 
 def parameters_in(memory_format: torch.memory_format) -> Weighted:
@@ -92,7 +93,7 @@ def approximate_kernels(context: Context, memory_format: torch.memory_format, op
     ),
 )
 def test_memory_order(pool: Pool, memory_format: torch.memory_format, options: Any) -> None:
-    pool.run(approximate_kernels, memory_format, options)
+    pool.run(approximate_kernels, memory_format, options, seed=SEED)
 
 
 def load_channels_last(context: Context) -> None:
@@ -109,7 +110,7 @@ def load_channels_last(context: Context) -> None:
 
 
 def test_states_of_another_memory_format(pool: Pool) -> None:
-    pool.run(load_channels_last)
+    pool.run(load_channels_last, seed=SEED)
 
 
 def load_another_split(context: Context) -> None:
@@ -135,4 +136,4 @@ def load_another_split(context: Context) -> None:
 
 
 def test_a_checkpoint_of_an_earlier_split(pool: Pool) -> None:
-    pool.run(load_another_split)
+    pool.run(load_another_split, seed=SEED)

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.ranks(1, 2, 4)
 
 SHAPES = [*[(32, 48)] * 8, (48,)]  # one matrix's size is measured with an error
 STEPS = 60
+SEED = 1  # a run repeats these gradients, and the hook's own numbers have fixed seeds
 
 KINDS: list[dict[str, Any]] = [{"foreach": False}, {"foreach": True}, {"fused": True}]
 
@@ -101,8 +102,12 @@ def gradients(context: Context, rank: int, step: int) -> list[torch.Tensor]:
 
 
 def run_adam(context: Context, scaled: bool) -> None:
-    """Compare the second moment with that of the gradients' averages, of which it is 2.5 to 6 times
-    without mending. In the first steps it counts too much, since it must not become negative."""
+    """Compare the second moment with the second moment of the averaged gradients.
+
+    Their quotient is 2.5 to 6 without mending. With SEED it is 1.15 on 1 rank, 1.34 on 2 and 1.75
+    on 4. Only rounding can change these. Early steps count too much: the moment must not be
+    negative.
+    """
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scaled else None
     ddp = wrapped(Weighted(shapes=SHAPES))
     state = hbmcomm.LayerDropState(model=ddp, ratio=0.9, scaler=scaler)
@@ -131,4 +136,4 @@ def run_adam(context: Context, scaled: bool) -> None:
 
 @pytest.mark.parametrize("scaled", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_adams_second_moment_is_that_of_the_gradients(pool: Pool, scaled: bool) -> None:
-    pool.run(run_adam, scaled)
+    pool.run(run_adam, scaled, seed=SEED)
