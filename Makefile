@@ -9,10 +9,10 @@ FUZZ_SECONDS ?= 30
 FUZZERS := smb_frames smb_replies verbs_frames
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-# Tests at a time: one more than there are processors, since tests wait for one another and for time
+# Tests at a time: two more than there are processors, since tests wait for one another and for time
 # to pass; fewer where there is not 3 GB of memory for each.
 JOBS ?= $(shell awk -v processors=$$(env -u OMP_NUM_THREADS nproc) '/^MemAvailable/ { \
-  room = int($$2 / 3e6); n = processors + 1; print room < 1 ? 1 : room < n ? room : n }' /proc/meminfo)
+  room = int($$2 / 3e6); n = processors + 2; print room < 1 ? 1 : room < n ? room : n }' /proc/meminfo)
 PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal
 # Without the settings of whoever starts it, as tests/python/surroundings.py has it.
 CTEST = env -u HBMCOMM_BIND -u HBMCOMM_ISA -u HBMCOMM_NODE_ID -u HBMCOMM_SOCKET_DIR \
