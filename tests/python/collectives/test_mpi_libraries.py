@@ -25,9 +25,9 @@ from harness.jobs import (
     JOB_SCRIPT,
     Finished,
     assert_done,
+    by_hand,
     mpiexec,
     run,
-    torchrun,
 )
 from harness.network import free_port
 
@@ -98,9 +98,9 @@ def assert_used(finished: Finished, mpi: Mpi) -> None:
     assert finished.output.count(line) == finished.output.count(mpi.version) == 2, finished.output
 
 
-def test_under_torchrun(mpi: Mpi) -> None:
+def test_without_mpiexec(mpi: Mpi) -> None:
     named = str(mpi.library)
-    finished = run(torchrun(2), HBMCOMM_MPI_LIB=named, HBMCOMM_NODE="mpi", HBMCOMM_LOG="info")
+    finished = run(by_hand(2), HBMCOMM_MPI_LIB=named, HBMCOMM_NODE="mpi", HBMCOMM_LOG="info")
     assert_used(finished, mpi)
 
 
@@ -151,8 +151,8 @@ def assert_refused(finished: Finished, mpi: Mpi) -> None:
     assert "Open MPI has from version 6 on" in finished.output
 
 
-def test_open_mpi_under_torchrun(open_mpi: Mpi) -> None:
-    finished = run(torchrun(2), HBMCOMM_MPI_LIB=str(open_mpi.library), HBMCOMM_NODE="mpi")
+def test_open_mpi_without_mpiexec(open_mpi: Mpi) -> None:
+    finished = run(by_hand(2), HBMCOMM_MPI_LIB=str(open_mpi.library), HBMCOMM_NODE="mpi")
     assert finished.code != 0
     assert_refused(finished, open_mpi)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.context import BACKEND
+from harness.network import free_port
 
 JOB_SCRIPT = Path(__file__).with_name("job_script.py")
 BIN = Path(sys.executable).parent
@@ -79,6 +80,21 @@ def run_code(code: str, limit: float = 120, **extra: str) -> Finished:
 def torchrun(ranks: int, *arguments: str) -> list[str | Path]:
     """The command that runs the job script with `ranks` ranks on this machine."""
     return [BIN / "torchrun", "--standalone", f"--nproc-per-node={ranks}", JOB_SCRIPT, *arguments]
+
+
+def by_hand(ranks: int, *arguments: str) -> list[str | Path]:
+    """The command that runs it without a launcher, which would take longer to start than a rank."""
+    shell = f"""
+export WORLD_SIZE={ranks} MASTER_ADDR=127.0.0.1 MASTER_PORT={free_port()}
+rank=0
+while [ $rank -lt {ranks} ]; do
+  RANK=$rank LOCAL_RANK=$rank "$@" & started="$started $!"
+  rank=$((rank + 1))
+done
+for rank in $started; do wait $rank || code=$?; done
+exit ${{code:-0}}
+"""
+    return ["sh", "-c", shell, "sh", sys.executable, JOB_SCRIPT, *arguments]
 
 
 def mpiexec(ranks: int, *arguments: str) -> list[str | Path]:
