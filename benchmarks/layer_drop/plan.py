@@ -24,6 +24,7 @@ class Plan:
     training_megabits: rate of the link in the section training.
     training_steps, optimizers: of the section server-training.
     epochs: of the section training.
+    batch: images of a rank in one of its steps.
     seeds: of both.
     width: of ResNet-50, which has 64.
     side: of its images, which have 224.
@@ -42,6 +43,7 @@ class Plan:
     training_steps: int = 400
     optimizers: Sequence[str] = ("SGD", "momentum")
     epochs: int = 12
+    batch: int = 8
     seeds: int = 3
     width: int = 64
     side: int = 224
@@ -52,7 +54,7 @@ class Plan:
                 raise ValueError(f"a ratio is between 0 and 1, not {ratio:g}; 0 is always measured")
         counts = (
             *("steps", "slow_steps", "whole_steps", "rounds", "server_steps", "passes"),
-            *("training_megabits", "training_steps", "epochs", "seeds", "width", "side"),
+            *("training_megabits", "training_steps", "epochs", "batch", "seeds", "width", "side"),
         )
         check_counts(self, dict.fromkeys(counts, 1))
         check_names("optimizer", self.optimizers, ("SGD", "momentum"))
@@ -79,6 +81,7 @@ QUICK: dict[str, Any] = {
     "training_steps": 4,
     "megabits": (1000,),
     "epochs": 1,
+    "batch": 64,
     "seeds": 1,
     "width": 8,
     "side": 32,

@@ -40,7 +40,9 @@ def _measure(plan: Plan, findings: Findings) -> None:
     if importlib.util.find_spec("sklearn") is None:
         raise Unavailable("scikit-learn is not installed: pip install scikit-learn")
     curves: dict[str, list[Curve]] = {}
-    with two_hosts("benchmarks.layer_drop.training_rank", _NODES, plan.training_megabits) as hosts:
+    with two_hosts(
+        "benchmarks.layer_drop.training_rank", _NODES, plan.training_megabits, batch=plan.batch
+    ) as hosts:
         for seed in range(plan.seeds):
             for contender in _COMPARED if seed > 0 else (*_COMPARED, *_OTHERS):
                 findings.progress(f"{NAME}: seed {seed}, {contender.name}")

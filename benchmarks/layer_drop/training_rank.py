@@ -19,7 +19,6 @@ from benchmarks.digits import Digits
 from benchmarks.layer_drop.hooks import BUCKET_MIB, register
 from torch_hbmcomm.bench.peer import obey
 
-_BATCH = 8  # of one rank
 _RATE = 0.1
 _WIDTH, _HIDDEN = 512, 4  # 4 layers of 1 MiB, and two small ones
 
@@ -29,14 +28,14 @@ class Learner:
         self._rank = rank
         warnings.simplefilter("ignore", FutureWarning)  # DDP's, about its own arguments
 
-    def join(self, store_file: str, world: int) -> None:
+    def join(self, store_file: str, world: int, batch: int) -> None:
         """Join the process group. store_file: names a file that does not exist yet, the same for
-        all."""
+        all. batch: images of this rank in a step."""
         torch.set_num_threads(1)
         dist.init_process_group(
             "hbm", init_method=f"file://{store_file}", rank=self._rank, world_size=world
         )
-        self._digits = Digits(self._rank, world, _BATCH)
+        self._digits = Digits(self._rank, world, batch)
 
     def prepare(self, hook: str, terms: dict[str, Any], epochs: int, seed: int) -> int:
         """Make a model with a hook. Returns the steps of an epoch."""
