@@ -1,6 +1,6 @@
 """Two workers that train a model over RDMA, against one that sees both their data.
 
-The guest's half of test_verbs_training.py.
+Part of torch_programs.py.
 """
 
 from __future__ import annotations
@@ -58,5 +58,5 @@ def work(worker: int, url: str) -> None:
     box.close()
 
 
-if __name__ == "__main__":
+def main() -> None:
     verbs_workers.run(WORKERS, work)

@@ -1,4 +1,5 @@
-"""Where tensors lie: those of memory.empty, and the buckets in which DDP reduces gradients."""
+"""What needs PyTorch, in one guest, because PyTorch takes it minutes to import: where tensors lie,
+and the asynchronous parameter server over RDMA."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.guest import boot
+from benchmarks.guest import boot, verbs
 from benchmarks.guest.pages import parse_reports
 from benchmarks.guest.topology import TOPOLOGIES
 
@@ -24,15 +25,24 @@ EXPECTED = {
 }
 
 
-# One test for all, because `import torch` takes the guest most of a minute.
-def test_tensors_and_buckets(tmp_path: Path) -> None:
-    program = Path(__file__).with_name("torch_tensors.py")
-    environment = {"HBMCOMM_MEMORY": "bind"}
-    command: list[str | Path] = [sys.executable, program]
-    result = boot.run("hbm", command, tmp_path, environment=environment)
-    assert result.oom_kills == []
-    reports = parse_reports(result.stdout)
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The output of each program, by its name."""
+    program = Path(__file__).with_name("torch_programs.py")
+    output = verbs.run([sys.executable, program], tmp_path_factory.mktemp("torch"))
+    parts = output.split("--- ")[1:]
+    return {name: told for name, _, told in (part.partition("\n") for part in parts)}
+
+
+def test_tensors_and_buckets(outputs: dict[str, str]) -> None:
+    """The tensors of memory.empty, and the buckets in which DDP reduces gradients."""
+    reports = parse_reports(outputs["torch_tensors"])
     assert [report.name for report in reports] == list(EXPECTED)
     for report in reports:
         assert set(report.ours) == {EXPECTED[report.name]}, report
         assert report.agrees(), report
+
+
+def test_two_workers_train(outputs: dict[str, str]) -> None:
+    told = outputs["parameter_server_training"]
+    assert sorted(told.splitlines()) == [f"worker {i} agrees over verbs" for i in range(2)]

@@ -1,4 +1,4 @@
-"""Reports, as pages.cpp does, where tensors lie: the guest's half of test_torch_tensors.py."""
+"""Reports, as pages.cpp does, where tensors lie: part of torch_programs.py."""
 
 from __future__ import annotations
 
@@ -32,7 +32,3 @@ def main() -> None:
         assert layer.weight.grad is not None
         report(f"bucket of step {step}", layer.weight.grad)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
