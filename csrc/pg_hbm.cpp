@@ -109,6 +109,15 @@ OperationQueue::Hooks ProcessGroupHbm::hooks(
           [this](const std::vector<int>& ranks) { return missing_ranks(ranks); }};
 }
 
+// Breaks a group that ranks of two jobs may have formed.
+void ProcessGroupHbm::heed_claims() {
+  const std::string why = connection_.peers->claimed_twice();
+  if (why.empty() || queue_->broken()) return;
+  connection_.peers->report_failure(Error(ErrorKind::kAborted, why));
+  queue_->abort(why);
+  p2p_queue_->abort(why);
+}
+
 // A failed collective leaves the ranks at different places, so all must know.
 void ProcessGroupHbm::collective_failed(const std::exception_ptr& error) {
   try {
@@ -201,6 +210,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTens
                                                     const EqualStreams& streams,
                                                     MakeOperation make) {
   queue_->require_owner(word_of(call.name));
+  heed_claims();
   const auto transfer = staged.take_transfer(streams);
   auto work = c10::make_intrusive<WorkHbm>(rank_, call.type, title(call), call.inputs, call.outputs,
                                            queue_, transfer ? transfer->result() : nullptr);
@@ -257,6 +267,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run_p2p(
     const Call& call, StagedTensors staged,
     const std::function<std::unique_ptr<Operation>(std::shared_ptr<int>)>& make) {
   p2p_queue_->require_owner(word_of(call.name));
+  heed_claims();
   auto transfer = staged.take_transfer({});
   auto work = c10::make_intrusive<WorkHbm>(rank_, call.type, title(call), call.inputs, call.outputs,
                                            p2p_queue_, transfer ? transfer->result() : nullptr);

@@ -299,6 +299,7 @@ class ProcessGroupHbm final : public BackendBase {
   FlightRecord::Issued issued(const Call& call, uint64_t sequence) const;
   // Leaves a trace of what this process was doing after a timeout, this rank's or another's.
   void trace(const Error& error) const;
+  void heed_claims();
   void collective_failed(const std::exception_ptr& error);
   void p2p_failed(const std::exception_ptr& error);
   void part();

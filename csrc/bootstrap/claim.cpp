@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <iomanip>
 #include <sstream>
 
@@ -23,14 +24,17 @@ Claim own_claim() {
           .host = host_name(),
           .boot_id = boot_id(),
           .pid_namespace = pid_namespace(),
-          .started = start_of(getpid())};
+          .started = start_of(getpid()),
+          .job = job_id(),
+          .mailbox = mailbox_id()};
 }
 
 std::string encode(const Claim& claim) {
   std::ostringstream text;
   text << claim.pid;
   for (const std::string* field :
-       {&claim.process, &claim.host, &claim.boot_id, &claim.pid_namespace, &claim.started}) {
+       {&claim.process, &claim.host, &claim.boot_id, &claim.pid_namespace, &claim.started,
+        &claim.job, &claim.mailbox}) {
     text << ' ' << std::quoted(*field);
   }
   return text.str();
@@ -40,11 +44,20 @@ Claim decode_claim(const std::string& line) {
   std::istringstream text(line);
   Claim claim;
   text >> claim.pid;
-  for (std::string* field :
-       {&claim.process, &claim.host, &claim.boot_id, &claim.pid_namespace, &claim.started}) {
+  for (std::string* field : {&claim.process, &claim.host, &claim.boot_id, &claim.pid_namespace,
+                             &claim.started, &claim.job, &claim.mailbox}) {
     text >> std::quoted(*field);
   }
   return claim;
+}
+
+std::string job_id() {
+  const char* const id = std::getenv("TORCHELASTIC_RUN_ID");
+  return id != nullptr ? id : "";
+}
+
+bool is_another_job(const std::string& one, const std::string& other) {
+  return !one.empty() && !other.empty() && one != other;
 }
 
 bool has_ended(const Claim& claim) {

@@ -18,6 +18,8 @@ struct Claim {
   std::string boot_id;        // of its kernel
   std::string pid_namespace;  // within which its pid means it
   std::string started;        // start_of() it
+  std::string job;            // job_id()
+  std::string mailbox;        // mailbox_id()
 };
 
 // Returns the claim of this process.
@@ -26,6 +28,13 @@ Claim own_claim();
 // One line of text.
 std::string encode(const Claim& claim);
 Claim decode_claim(const std::string& line);
+
+// Returns torchrun's id of this process' job (TORCHELASTIC_RUN_ID). Empty: torchrun did not start
+// it.
+std::string job_id();
+
+// Returns true if torchrun gave the two jobs different ids.
+bool is_another_job(const std::string& one, const std::string& other);
 
 // Returns true if the process has provably ended: it was on this machine.
 bool has_ended(const Claim& claim);

@@ -218,6 +218,27 @@ bool end_attempt(const Participant& participant, const std::string& why) {
   return participant.store->claim(end_key(participant), end, until) == end;
 }
 
+namespace {
+
+// Tells the ranks that have left a record in the first step why the group, which they may have
+// formed, cannot be trusted.
+void tell_formed(const Participant& participant, const std::string& why) {
+  if (!participant.watch) return;
+  const auto until = std::chrono::steady_clock::now() + kLookPatience;
+  std::string first;
+  std::vector<std::string> mailboxes;
+  for (int rank = 0; rank < participant.size; ++rank) {
+    const auto record = participant.store->get(step_key(participant, kFirstStep, rank), until);
+    if (!record) return;  // not formed
+    const Claim claim = claim_of(*record);
+    if (rank == 0) first = claim.process;
+    mailboxes.push_back(claim.mailbox);
+  }
+  participant.watch->tell_claimed_twice(first, participant.prefix, mailboxes, why);
+}
+
+}  // namespace
+
 void throw_taken(const Participant& participant, const std::string& record) {
   const Claim holder = claim_of(record);
   const std::string rank = "rank " + std::to_string(participant.rank) + " of " + participant.group;
@@ -227,16 +248,17 @@ void throw_taken(const Participant& participant, const std::string& record) {
           : ": two processes have this rank, or two jobs use one store; start each rank once, "
             "and " +
                 fresh_store_advice();
+  const std::string both = rank + " is taken by " + process_name(holder) + ", and " +
+                           process_name(own_claim()) +
+                           " has come as the same rank: two processes have this rank, or two jobs "
+                           "use one store; start each rank once, and " +
+                           fresh_store_advice();
   try {
-    const std::string both = rank + " is taken by " + process_name(holder) + ", and " +
-                             process_name(own_claim()) + " has come as the same rank: ";
     // Waiting ranks see it. A rank that has all records does not wait: it cannot pass the count.
-    if (end_attempt(participant, both +
-                                     "two processes have this rank, or two jobs use one store; "
-                                     "start each rank once, and " +
-                                     fresh_store_advice())) {
-      spoil(participant, kFirstCount);
-    }
+    if (end_attempt(participant, both)) spoil(participant, kFirstCount);
+    // A rank that has passed the count sees neither. Ranks of two jobs may have formed its group,
+    // unless its job has another id than this process'.
+    if (!has_ended(holder) && !is_another_job(holder.job, job_id())) tell_formed(participant, both);
   } catch (const Error& unreachable) {
     warn_of_silence(unreachable);
   }

@@ -30,6 +30,13 @@ class RankWatch {
   // Tells of ranks that have died, for an error that is the consequence: ". Rank 0 (pid
   // 4711 on host) has died"; empty if there is none. Waits a moment for proof.
   virtual std::string deaths() = 0;
+
+  // Tells the processes of a group that may have been formed that another process has come as one
+  // of its ranks. `first`: the process_id() of its rank 0. `prefix`: of its keys. `mailboxes`: the
+  // mailbox_id() of its ranks. Waits 200 ms at most. Throws nothing.
+  virtual void tell_claimed_twice(const std::string& /*first*/, const std::string& /*prefix*/,
+                                  const std::vector<std::string>& /*mailboxes*/,
+                                  const std::string& /*why*/) noexcept {}
 };
 
 }  // namespace hbm::bootstrap

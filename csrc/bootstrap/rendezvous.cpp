@@ -44,12 +44,16 @@ struct ProcessId {
   const std::string text = random_id();
 };
 
+struct MailboxId {
+  const std::string text = random_id();
+};
+
 std::string encode(const Member& member) {
   std::ostringstream text;
   text << member.pid;
   for (const std::string* field :
        {&member.ranks, &member.version, &member.staging_bytes, &member.node_layer,
-        &member.parameter_server, &member.host, &member.process, &member.boot_id,
+        &member.parameter_server, &member.job, &member.host, &member.process, &member.boot_id,
         &member.pid_namespace, &member.started, &member.network_namespace, &member.forced_node,
         &member.segment, &member.listener, &member.processors, &member.quota, &member.most_ranks,
         &member.links}) {
@@ -64,7 +68,7 @@ Member decode(const std::string& record) {
   text >> member.pid;
   for (std::string* field :
        {&member.ranks, &member.version, &member.staging_bytes, &member.node_layer,
-        &member.parameter_server, &member.host, &member.process, &member.boot_id,
+        &member.parameter_server, &member.job, &member.host, &member.process, &member.boot_id,
         &member.pid_namespace, &member.started, &member.network_namespace, &member.forced_node,
         &member.segment, &member.listener, &member.processors, &member.quota, &member.most_ranks,
         &member.links}) {
@@ -139,6 +143,25 @@ void require_same_ranks(const Participant& participant, int own, const Member& s
                   fresh_store_advice());
 }
 
+// Throws Error(kMismatch) if torchrun gave two ranks different ids of their jobs. The same on all
+// ranks.
+void require_same_job(const Participant& participant, const std::vector<Member>& members) {
+  const auto has_id = [](const Member& member) { return !member.job.empty(); };
+  const auto first = std::ranges::find_if(members, has_id);
+  const auto other = std::ranges::find_if(
+      members, [&](const Member& each) { return is_another_job(first->job, each.job); });
+  if (other == members.end()) return;
+  const auto named = [&](auto place) {
+    return "rank " + rank_name(static_cast<int>(place - members.begin()), *place) +
+           " is of the job \"" + place->job + "\"";
+  };
+  throw Error(ErrorKind::kMismatch,
+              "the ranks of " + participant.group + " are of two jobs: " + named(first) + ", and " +
+                  named(other) + " (TORCHELASTIC_RUN_ID); " + fresh_store_advice() +
+                  ". If they are one job, set TORCHELASTIC_RUN_ID to one value on every rank, or "
+                  "unset it");
+}
+
 // Returns the records of all ranks, by rank, each as soon as it is there to `participant.watch`.
 std::vector<Member> exchange_records(const Participant& participant,
                                      const std::function<Member()>& self) {
@@ -177,6 +200,7 @@ std::vector<Member> exchange_records(const Participant& participant,
     require_same_ranks(participant, participant.rank, own, static_cast<int>(members.size()) - 1,
                        members.back());
   }
+  require_same_job(participant, members);
   return members;
 }
 
@@ -218,6 +242,8 @@ std::string random_id() {
 
 const std::string& process_id() { return per_process<ProcessId>().text; }
 
+const std::string& mailbox_id() { return per_process<MailboxId>().text; }
+
 std::string host_name() {
   std::array<char, 256> host{};
   gethostname(host.data(), host.size() - 1);
@@ -251,6 +277,7 @@ Member introduce(const std::string& version, uint64_t staging_bytes) {
   self.version = version;
   self.staging_bytes = std::to_string(staging_bytes);
   self.node_layer = node_layer();
+  self.job = job_id();
   self.host = host_name();
   self.pid = getpid();
   self.process = process_id();

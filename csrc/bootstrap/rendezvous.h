@@ -26,6 +26,10 @@ std::string random_id();
 // A random_id() of this process, the same on every call; a forked child has one of its own.
 const std::string& process_id();
 
+// A second random_id() of this process. Its mailbox (communicator/failure/mailbox.h) has this name,
+// which other users of the machine see; they do not see process_id().
+const std::string& mailbox_id();
+
 // A rank's record of itself, which the others read.
 struct Member {
   std::string ranks;  // list_members() of the group, by their numbers in the job: equal on all
@@ -34,6 +38,8 @@ struct Member {
   std::string staging_bytes;     // the option
   std::string node_layer;        // kSharedMemory or kMpi
   std::string parameter_server;  // its kind; these four must be equal on all ranks
+
+  std::string job;  // job_id(): equal on all ranks that have one
 
   std::string host;
   long pid = 0;

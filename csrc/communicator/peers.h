@@ -21,6 +21,10 @@ class Peers {
   // Does not wait.
   virtual void check(const Operation& operation) = 0;
 
+  // Returns why the group cannot be trusted any more, if another process has come as one of its
+  // ranks: ranks of two jobs may have formed it. Empty: none is known to. Does not wait.
+  virtual std::string claimed_twice() const = 0;
+
   // The error that `error`, in which `operation` ended, is the consequence of; `error` itself if
   // there is none. Waits up to 1.5 s for the cause where another rank is likely to know it.
   virtual std::exception_ptr explain(const Operation& operation,

@@ -59,6 +59,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_at_once(
     return nullptr;
   }
   queue_->require_owner("all_reduce");
+  heed_claims();
   if (coalescing()) return nullptr;
   const auto sequence = reduce_inline(tensor, dtype, op, timeout_or_default(opts.timeout));
   if (!sequence) return nullptr;

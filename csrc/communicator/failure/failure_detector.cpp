@@ -34,6 +34,7 @@ FailureDetector::FailureDetector(const bootstrap::Rendezvous& rendezvous,
                                  std::shared_ptr<GroupWatch> watch,
                                  std::shared_ptr<shm::ShmGroup> shm_group)
     : rank_(rendezvous.participant.rank),
+      group_(rendezvous.participant.group),
       shm_group_(std::move(shm_group)),
       watch_(std::move(watch)),
       is_followed_((shm_group_ ? shm_group_->size() : 1) < rendezvous.members.size()) {
@@ -41,9 +42,13 @@ FailureDetector::FailureDetector(const bootstrap::Rendezvous& rendezvous,
     names_.push_back(bootstrap::rank_name(static_cast<int>(rank), rendezvous.members[rank]));
   }
   if (is_followed_) watch_->follow(rendezvous.participant.prefix);
+  if (rendezvous.members.size() > 1) watch_->heed_claims(rendezvous.participant.prefix);
 }
 
 void FailureDetector::check(const Operation& operation) {
+  if (const std::string why = watch_->claimed_twice(); !why.empty()) {
+    throw Error(ErrorKind::kPeer, group_ + " has failed: " + why);
+  }
   if (shm_group_) shm_group_->require_alive(operation.missing(), operation, [] { return false; });
   if (is_followed_) watch_->check(operation);
 }

@@ -22,6 +22,7 @@ class FailureDetector final : public Peers {
                   std::shared_ptr<shm::ShmGroup> shm_group);
 
   void check(const Operation& operation) override;
+  std::string claimed_twice() const override { return watch_->claimed_twice(); }
   std::exception_ptr explain(const Operation& operation, const std::exception_ptr& error) override;
   void report_failure(const std::exception& error) override;
   bool group_failed() const override;
@@ -36,6 +37,7 @@ class FailureDetector final : public Peers {
   bool waits_for_neighbour(const Operation& operation) const;
 
   const int rank_;
+  const std::string group_;
   std::vector<std::string> names_;                  // by rank: "3 (pid 4711 on host)"
   const std::shared_ptr<shm::ShmGroup> shm_group_;  // null: ranks share no memory
   const std::shared_ptr<GroupWatch> watch_;

@@ -55,6 +55,7 @@ FailureMonitor& FailureMonitor::here() { return per_process<FailureMonitor>(); }
 void FailureMonitor::add(const std::shared_ptr<MonitoredGroup>& group) {
   const std::lock_guard lock(mutex_);
   groups_.insert(group);
+  if (!mailbox_) mailbox_.emplace(bootstrap::mailbox_id());
 }
 
 void FailureMonitor::remove(const std::shared_ptr<MonitoredGroup>& group) {
@@ -254,7 +255,7 @@ void FailureMonitor::await_links(const MonitoredGroup& group, KeyValue::Deadline
 
 void FailureMonitor::follow(MonitoredGroup& group, const std::string& prefix) {
   const std::lock_guard lock(mutex_);
-  group.key = group.processes.front() + "/" + prefix + group.name;
+  group.key = news_key(group.processes.front(), prefix, group.name);
   group.left_prefix = prefix + "left/";
   group.followed = true;
   open_store(group);
@@ -263,6 +264,34 @@ void FailureMonitor::follow(MonitoredGroup& group, const std::string& prefix) {
       group.undecided.emplace(static_cast<int>(rank), Clock::now());
     }
   }
+}
+
+void FailureMonitor::heed_claims(MonitoredGroup& group, const std::string& prefix) {
+  const std::lock_guard lock(mutex_);
+  group.key = news_key(group.processes.front(), prefix, group.name);
+  if (const auto heard = claimed_twice_.find(group.key); heard != claimed_twice_.end()) {
+    apply_second_claim(group.key, heard->second);
+  }
+  start();
+  wake();  // letters that have come
+}
+
+void FailureMonitor::tell_claimed_twice(const MonitoredGroup& own, const std::string& key,
+                                        const std::vector<std::string>& mailboxes,
+                                        const std::string& why, milliseconds patience) {
+  const News entry{NewsKind::kClaimedTwice, key, why};
+  for (const std::string& mailbox : mailboxes) Mailbox::send(mailbox, format(entry));
+  {
+    const std::lock_guard lock(mutex_);
+    open_store(own);
+    tell(own, entry);
+  }
+  await_told(own, patience);
+}
+
+std::string FailureMonitor::claimed_twice(const MonitoredGroup& group) {
+  const std::lock_guard lock(mutex_);
+  return group.claimed_twice;
 }
 
 Findings FailureMonitor::look(MonitoredGroup& group, const std::vector<int>& missing) {
@@ -340,6 +369,7 @@ void FailureMonitor::run() {
     }
     look_at_processes();
     measure_silence(links);
+    read_mail();
     link(links);
     if (std::exchange(wants_listener_, false)) where_ = links.listen();
     if (where_.empty()) links.stop_listening();
@@ -360,6 +390,7 @@ void FailureMonitor::wait(const NodeLinks& links) {
   {
     const std::lock_guard lock(mutex_);
     waits.push_back({wake_.get(), POLLIN, 0});
+    if (mailbox_) waits.push_back({mailbox_->descriptor(), POLLIN, 0});
     for (const auto& [id, process] : processes_) {
       if (process.pidfd && !ended_.contains(id)) waits.push_back({process.pidfd.get(), POLLIN, 0});
     }
@@ -371,6 +402,26 @@ void FailureMonitor::wait(const NodeLinks& links) {
   poll(waits.data(), waits.size(), longest ? static_cast<int>(longest->count()) : -1);
   eventfd_t count = 0;
   eventfd_read(wake_.get(), &count);
+}
+
+void FailureMonitor::read_mail() {
+  if (!mailbox_) return;
+  while (const auto letter = mailbox_->receive()) {
+    const auto entry = parse(*letter);
+    if (entry && entry->kind == NewsKind::kClaimedTwice) apply(*entry);
+  }
+}
+
+// Which ranks a job has is no longer known, so all groups of its store end.
+void FailureMonitor::apply_second_claim(const std::string& key, const std::string& why) {
+  for (const auto& claimed : groups_) {
+    if (claimed->key != key) continue;
+    for (const auto& group : groups_) {
+      if (group->job_store != claimed->job_store || group->has_second_claim) continue;
+      group->claimed_twice = why;
+      group->has_second_claim.store(true, std::memory_order_release);
+    }
+  }
 }
 
 void FailureMonitor::measure_silence(const NodeLinks& links) {
@@ -442,6 +493,11 @@ void FailureMonitor::apply(const News& entry) {
     mark_ended(entry.about);
     return;
   }
+  if (entry.kind == NewsKind::kClaimedTwice) {
+    claimed_twice_.emplace(entry.about, entry.text);
+    apply_second_claim(entry.about, entry.text);
+    return;
+  }
   for (const auto& group : groups_) {
     if (group->key != entry.about) continue;
     if (entry.kind == NewsKind::kFailure) {
@@ -451,6 +507,10 @@ void FailureMonitor::apply(const News& entry) {
       group->store_closes = true;
     }
   }
+}
+
+std::string news_key(const std::string& first, const std::string& prefix, const std::string& name) {
+  return first + "/" + prefix + name;
 }
 
 std::string silence_text(const std::string& rank, milliseconds silence) {

@@ -28,6 +28,7 @@
 #include "base/descriptor.h"
 #include "bootstrap/key_value.h"
 #include "bootstrap/rendezvous.h"
+#include "communicator/failure/mailbox.h"
 #include "communicator/failure/monitored_group.h"
 #include "communicator/failure/news_store.h"
 #include "communicator/failure/node_links.h"
@@ -42,6 +43,10 @@ struct Findings {
   std::map<int, std::chrono::milliseconds> silent;
   std::string store_trouble;  // for a second and more; empty: none
 };
+
+// Returns the name of a group in failure reports. `first`: the process of its rank 0. `prefix`: of
+// its keys.
+std::string news_key(const std::string& first, const std::string& prefix, const std::string& name);
 
 // How errors tell of a machine that is silent.
 std::string silence_text(const std::string& rank, std::chrono::milliseconds silence);
@@ -85,6 +90,18 @@ class FailureMonitor : private NewsStore::Owner {
   // The group has been made, under `prefix` of keys, and wants news from now on.
   void follow(MonitoredGroup& group, const std::string& prefix);
 
+  // The group has been made, under `prefix` of keys. From now on it hears of a second process that
+  // comes as one of its ranks.
+  void heed_claims(MonitoredGroup& group, const std::string& prefix);
+
+  // Tells a group, which this process is none of, that it has come as one of its ranks.
+  void tell_claimed_twice(const MonitoredGroup& own, const std::string& key,
+                          const std::vector<std::string>& mailboxes, const std::string& why,
+                          std::chrono::milliseconds patience);
+
+  // Returns how another process came as a rank of the group; empty: none is known to.
+  std::string claimed_twice(const MonitoredGroup& group);
+
   // `missing`: the ranks that the caller waits for.
   Findings look(MonitoredGroup& group, const std::vector<int>& missing);
 
@@ -119,6 +136,8 @@ class FailureMonitor : private NewsStore::Owner {
   void wait(const NodeLinks& links);
   void link(NodeLinks& links);
   void drop_unused_listener();
+  void read_mail();
+  void apply_second_claim(const std::string& key, const std::string& why);
   void measure_silence(const NodeLinks& links);
   void decide(MonitoredGroup& group, int rank, bool has_left) override;
   void tell_death(const MonitoredGroup& group, size_t rank);
@@ -140,8 +159,12 @@ class FailureMonitor : private NewsStore::Owner {
   std::set<std::string> unreachable_;  // processes that wanted_links_ has given up
   std::map<KeyValue*, std::shared_ptr<NewsStore>> stores_;
   std::unique_ptr<NodeLinks> links_;  // the thread's alone, once that runs
-  std::string where_;                 // they are taken; empty: nowhere
-  bool wants_listener_ = false;       // the thread is to listen
+  std::optional<Mailbox> mailbox_;    // open from the first group on
+  // Groups that another process came as a rank of, by their keys: how. This may be heard before the
+  // group has been made.
+  std::map<std::string, std::string> claimed_twice_;
+  std::string where_;            // they are taken; empty: nowhere
+  bool wants_listener_ = false;  // the thread is to listen
   bool stopping_ = false;
   Descriptor wake_;  // an eventfd
   std::unique_ptr<BackgroundThread> thread_;

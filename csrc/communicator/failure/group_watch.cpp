@@ -70,6 +70,27 @@ void GroupWatch::follow(const std::string& prefix) {
   if (!fork_.in_child()) monitor_.follow(*group_, prefix);
 }
 
+void GroupWatch::tell_claimed_twice(const std::string& first, const std::string& prefix,
+                                    const std::vector<std::string>& mailboxes,
+                                    const std::string& why) noexcept {
+  if (fork_.in_child()) return;
+  try {
+    monitor_.tell_claimed_twice(*group_, news_key(first, prefix, group_->name), mailboxes, why,
+                                kReportPatience);
+  } catch (const std::exception& error) {  // no thread or memory is left
+    log::warn(std::string("cannot tell a group of a second claim: ") + error.what());
+  }
+}
+
+void GroupWatch::heed_claims(const std::string& prefix) {
+  if (!fork_.in_child()) monitor_.heed_claims(*group_, prefix);
+}
+
+std::string GroupWatch::claimed_twice() const {
+  if (!group_->has_second_claim.load(std::memory_order_acquire) || fork_.in_child()) return {};
+  return monitor_.claimed_twice(*group_);
+}
+
 void GroupWatch::check(const Operation& operation) {
   if (fork_.in_child()) return;
   const std::vector<int> missing = operation.missing();

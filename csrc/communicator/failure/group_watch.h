@@ -29,6 +29,10 @@ class GroupWatch final : public bootstrap::RankWatch {
   void check(const std::vector<int>& ranks) override;
   std::string deaths() override;
 
+  void tell_claimed_twice(const std::string& first, const std::string& prefix,
+                          const std::vector<std::string>& mailboxes,
+                          const std::string& why) noexcept override;
+
   // Begins to take links, and returns where, for bootstrap::Member::links. Rank 0 does.
   std::string listen();
 
@@ -40,6 +44,12 @@ class GroupWatch final : public bootstrap::RankWatch {
 
   // The group has been made, under `prefix` of keys. Those below REQUIRE it.
   void follow(const std::string& prefix);
+
+  // The group has been made, under `prefix` of keys: hears of second claims from now on.
+  void heed_claims(const std::string& prefix);
+
+  // Returns how another process came as a rank of the group; empty: none is known to.
+  std::string claimed_twice() const;
 
   // Throws Error(kDeath), Error(kPeer) or Error(kNetwork) if the operation can never complete.
   void check(const Operation& operation);

@@ -1,6 +1,7 @@
 // A group of processes, as the failure monitor knows it.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -52,6 +53,9 @@ struct MonitoredGroup : WatchSetup {
   std::set<int> left;
   std::map<int, std::chrono::milliseconds> silent;  // for longer than `heartbeat`
   std::optional<std::string> failure;               // what broke it, on another rank
+  std::string claimed_twice;  // how another process came as one of its ranks; empty: none did
+  // Set, for good, once claimed_twice is. Read without the mutex: a hint to take it.
+  std::atomic<bool> has_second_claim = false;
 };
 
 }  // namespace hbm::failure

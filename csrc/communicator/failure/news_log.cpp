@@ -12,22 +12,27 @@ constexpr const char* kCount = "hbm/news/count";
 constexpr const char* kEntry = "hbm/news/";  // + number, from 1 on
 constexpr int kMostLooks = 40;               // for an entry that has a number alone
 
-constexpr std::array<const char*, 3> kKinds = {"death", "failure", "closing"};  // as NewsKind
+constexpr std::array<const char*, 4> kKinds = {"death", "failure", "closing",
+                                               "claimed twice"};  // as NewsKind
+
+}  // namespace
 
 std::string format(const News& entry) {
   return std::string(kKinds[static_cast<size_t>(entry.kind)]) + "\n" + entry.about + "\n" +
          entry.text;
 }
 
-News parse(const std::string& record) {
+std::optional<News> parse(const std::string& record) {
   const size_t kind = record.find('\n');
+  if (kind == std::string::npos) return std::nullopt;
   const size_t about = record.find('\n', kind + 1);
   const auto place = std::ranges::find(kKinds, record.substr(0, kind)) - kKinds.begin();
-  return {static_cast<NewsKind>(place), record.substr(kind + 1, about - kind - 1),
-          record.substr(about + 1)};
+  if (about == std::string::npos || static_cast<size_t>(place) == kKinds.size()) {
+    return std::nullopt;
+  }
+  return News{static_cast<NewsKind>(place), record.substr(kind + 1, about - kind - 1),
+              record.substr(about + 1)};
 }
-
-}  // namespace
 
 void NewsLog::exchange(std::deque<News>& entries, KeyValue::Deadline deadline,
                        const std::function<void(const News&)>& heard) {
@@ -40,7 +45,9 @@ void NewsLog::exchange(std::deque<News>& entries, KeyValue::Deadline deadline,
   for (; read_ < count; ++read_) missing_.emplace(read_ + 1, 0);
   for (auto each = missing_.begin(); each != missing_.end();) {
     const auto record = store_->get(kEntry + std::to_string(each->first), deadline);
-    if (record) heard(parse(*record));
+    if (record) {
+      if (const auto entry = parse(*record)) heard(*entry);
+    }
     each = record || ++each->second > kMostLooks ? missing_.erase(each) : std::next(each);
   }
 }

@@ -8,19 +8,24 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "bootstrap/key_value.h"
 
 namespace hbm::failure {
 
-enum class NewsKind { kDeath, kFailure, kClosing };
+enum class NewsKind { kDeath, kFailure, kClosing, kClaimedTwice };
 
 struct News {
   NewsKind kind;
   std::string about;  // kDeath: a process' id; else a group's key
   std::string text;   // kClosing: the rank of the group that serves the store
 };
+
+// One entry as text, in the store and in a mailbox.
+std::string format(const News& entry);
+std::optional<News> parse(const std::string& record);  // none: no entry of this version
 
 class NewsLog {
  public:

@@ -84,6 +84,79 @@ def test_the_file_of_a_killed_job(size: int, layout: str, tmp_path: Path) -> Non
     assert_all_raised(said, "the store holds the keys of another job", "a new file for file://")
 
 
+def reduce_until_error(pipe: Connection, number: int, url: str, port: int, jobs: list[str]) -> int:
+    """Processes 0 and 1 form a group; process 2 comes as rank 1 of it.
+
+    Processes 0 and 1 then reduce until an error; at most twice if process 2 is of another job.
+    """
+    if jobs[number]:
+        os.environ["TORCHELASTIC_RUN_ID"] = jobs[number]
+    come_as(pipe, number, url, port, [0, 1, 1], 2)
+    pair = dist.new_group([0, 1])
+    pipe.send("formed")
+    pipe.recv()
+    number_of_sums = 0
+    while number_of_sums < 2 or jobs[2] == jobs[0]:
+        data = torch.ones(1000)
+        dist.all_reduce(data, group=pair if number_of_sums % 2 else None)
+        assert data.eq(2).all(), data
+        number_of_sums += 1
+    dist.destroy_process_group()
+    return number_of_sums
+
+
+def form_and_come_late(where: tuple[str, int], layout: str, jobs: list[str]) -> list[Said]:
+    """Return what processes 0 to 2 say, of which process 2 comes when the group has been formed."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    url, port = where[0], store.port if where[1] else 0
+    with Ranks(2, reduce_until_error, url, port, jobs, layout=layout[:2]) as formed:
+        assert formed.hear(0, 1) == ["formed", "formed"]
+        with Ranks(3, come_late, url, port, jobs, layout=layout) as late:
+            second = late.hear(2, limit=LIMIT)
+        formed.tell(0, 1)
+        return formed.hear(0, 1, limit=LIMIT) + second
+
+
+def come_late(pipe: Connection, number: int, url: str, port: int, jobs: list[str]) -> None:
+    if number == 2:
+        reduce_until_error(pipe, number, url, port, jobs)
+
+
+LATE = cases(["file", "tcp"], quick=["file", "tcp"])
+
+
+@pytest.mark.parametrize("layout", cases(["aaa", "aba", "abb", "abc"], quick=["aaa", "abc"]))
+@pytest.mark.parametrize("kind", LATE)
+def test_a_second_claim_ends_the_formed_group(kind: str, layout: str, tmp_path: Path) -> None:
+    where = (f"file://{tmp_path}/store", int(kind == "tcp"))
+    said = form_and_come_late(where, layout, ["", "", ""])
+    assert_all_raised(said, 'rank 1 of group "0" is taken by pid ', "two processes have this rank")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_claim_of_another_torchrun_job_leaves_the_group_alone(
+    layout: str, tmp_path: Path
+) -> None:
+    said = form_and_come_late((f"file://{tmp_path}/store", 0), layout, ["one", "one", "two"])
+    assert [each.value for each in said[:2]] == [2, 2], said
+    assert_all_raised(said[2:], 'rank 1 of group "0" is taken by pid ')
+
+
+def come_from(pipe: Connection, rank: int, url: str, jobs: list[str]) -> None:
+    if jobs[rank]:
+        os.environ["TORCHELASTIC_RUN_ID"] = jobs[rank]
+    come_as(pipe, rank, url, 0, [0, 1, 2], 3)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("second", ["one", ""])
+def test_ranks_of_two_torchrun_jobs(second: str, layout: str, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    with Ranks(3, come_from, url, ["one", second, "two"], layout=layout) as ranks:
+        said = ranks.hear(0, 1, 2, limit=LIMIT)
+    assert_all_raised(said, 'is of the job "one"', 'is of the job "two"', "a new file for file://")
+
+
 def form_half(pipe: Connection, rank: int, port: int) -> list[float]:
     """Return the sums of groups that each half of the ranks forms without the other half."""
     del pipe

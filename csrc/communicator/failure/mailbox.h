@@ -1,0 +1,32 @@
+// Where processes of this machine leave word for this one, which needs no store to hear it: a
+// datagram socket with an abstract name, seen within one network namespace.
+//
+// Threads: one at a time.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "base/descriptor.h"
+
+namespace hbm::failure {
+
+class Mailbox {
+ public:
+  // Opens the mailbox with this name. If the kernel refuses, nothing arrives there.
+  explicit Mailbox(const std::string& name);
+
+  // Readable if a letter has arrived; -1 if the kernel refused.
+  int descriptor() const noexcept { return socket_.get(); }
+
+  // Returns the next letter. Does not wait.
+  std::optional<std::string> receive();
+
+  // Leaves a letter in a mailbox, if it is on this machine and has room. Does not wait.
+  static void send(const std::string& name, const std::string& letter) noexcept;
+
+ private:
+  Descriptor socket_;
+};
+
+}  // namespace hbm::failure
