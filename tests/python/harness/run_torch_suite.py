@@ -17,6 +17,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,7 @@ Case = tuple[type[unittest.TestCase], Callable[[unittest.TestCase], bool]]  # an
 
 FEATURES = ("plugin", "ddp", "subgroup", "gpu", "cuda")
 GROUP_WORDS = ("initialize_pg", "init_process_group", "dist.barrier")  # in the source of a test
+FOR_GPUS = re.compile(r"^\s*@skip_if_(no_gpu|lt_x_gpu)\b", re.MULTILINE)
 TEST_TIMEOUT_SECONDS = 90
 
 # Tests that no third-party backend can pass, and what shows that it is for this reason.
@@ -110,8 +112,14 @@ def run_in_this_process(
     return result.outcomes
 
 
+def source(test: unittest.TestCase) -> str:
+    """Return the source of a test, with its decorators."""
+    return inspect.getsource(inspect.unwrap(getattr(type(test), test._testMethodName)))
+
+
 def distributed_suite(backend: str) -> Iterator[Case]:
-    """Yields the tests of torch.distributed, over the backend."""
+    """Yields the tests of torch.distributed, over the backend: without GPUs, not those that would
+    skip themselves for it in each of their processes, which takes as long as a test."""
     import torch.multiprocessing
     from torch.testing._internal.common_distributed import DistTestCases
 
@@ -129,7 +137,8 @@ def distributed_suite(backend: str) -> Iterator[Case]:
             codes = [process.exitcode for process in self.processes]
             self.assertFalse([c for c in codes if c and c < 0], f"ranks died by signal: {codes}")
 
-    yield TorchSuite, lambda test: True
+    gpus = torch.cuda.is_available()
+    yield TorchSuite, lambda test: gpus or not FOR_GPUS.search(source(test))
 
 
 def rpc_suite(backend: str) -> Iterator[Case]:
@@ -149,8 +158,7 @@ def rpc_suite(backend: str) -> Iterator[Case]:
     ddp = (suites.DdpUnderDistAutogradTest, suites.DdpComparisonTest)
 
     def forms_a_group(test: unittest.TestCase) -> bool:
-        source = inspect.getsource(inspect.unwrap(getattr(type(test), test._testMethodName)))
-        return isinstance(test, ddp) or any(word in source for word in GROUP_WORDS)
+        return isinstance(test, ddp) or any(word in source(test) for word in GROUP_WORDS)
 
     assert backend == "gloo", f"the suite of RPC knows no {backend}"
     for case in [*suites.GENERIC_TESTS, *suites.TENSORPIPE_TESTS]:
