@@ -7,6 +7,7 @@
 #include <atomic>
 #include <numeric>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 #include <utility>
@@ -73,20 +74,24 @@ GroupConnection ProcessGroupHbm::connect(const c10::intrusive_ptr<c10d::Store>& 
   const std::string& boxes = options_->parameter_server;
   const std::string kind = boxes.empty() ? "none" : boxes == "auto" ? boxes : "addresses";
   const GroupStore keys = connect_store(store);
-  return hbm::connect({.store = keys.group,
-                       .job_store = keys.job,
-                       .global_ranks = options_->global_ranks_in_group,
-                       .heartbeat = options_->heartbeat(),
-                       .serves_store = keys.served_here,
-                       .rank = rank_,
-                       .size = size_,
-                       .group = name_,
-                       .deadline = deadline,
-                       .version = HBM_VERSION,
-                       .parameter_server = kind,
-                       .policy = options_->policy,
-                       .staging_bytes = options_->staging_bytes,
-                       .reduce_threads = options_->reduce_threads});
+  try {
+    return hbm::connect({.store = keys.group,
+                         .job_store = keys.job,
+                         .global_ranks = options_->global_ranks_in_group,
+                         .heartbeat = options_->heartbeat(),
+                         .serves_store = keys.served_here,
+                         .rank = rank_,
+                         .size = size_,
+                         .group = name_,
+                         .deadline = deadline,
+                         .version = HBM_VERSION,
+                         .parameter_server = kind,
+                         .policy = options_->policy,
+                         .staging_bytes = options_->staging_bytes,
+                         .reduce_threads = options_->reduce_threads});
+  } catch (const std::system_error& error) {  // no thread is left; the other ranks have been told
+    throw Error(ErrorKind::kUnavailable, name_ + ": " + error.what());
+  }
 }
 
 ProcessGroupHbm::~ProcessGroupHbm() {

@@ -150,6 +150,7 @@ GroupConnection connect_watched(const GroupSetup& setup,
       self.listener = listener.emplace().name();
     }
     if (setup.size > 1 && setup.rank == 0) self.links = watch->listen();
+    if (setup.size > 1) watch->await_claims();
     return self;
   };
   made.rendezvous = bootstrap::meet(setup.store, setup.rank, setup.size, setup.group,

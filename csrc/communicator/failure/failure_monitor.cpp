@@ -266,13 +266,17 @@ void FailureMonitor::follow(MonitoredGroup& group, const std::string& prefix) {
   }
 }
 
+void FailureMonitor::await_claims() {
+  const std::lock_guard lock(mutex_);
+  start();
+}
+
 void FailureMonitor::heed_claims(MonitoredGroup& group, const std::string& prefix) {
   const std::lock_guard lock(mutex_);
   group.key = news_key(group.processes.front(), prefix, group.name);
   if (const auto heard = claimed_twice_.find(group.key); heard != claimed_twice_.end()) {
     apply_second_claim(group.key, heard->second);
   }
-  start();
   wake();  // letters that have come
 }
 

@@ -90,6 +90,9 @@ class FailureMonitor : private NewsStore::Owner {
   // The group has been made, under `prefix` of keys, and wants news from now on.
   void follow(MonitoredGroup& group, const std::string& prefix);
 
+  // Starts the thread, for second claims. Throws std::system_error if there is none left.
+  void await_claims();
+
   // The group has been made, under `prefix` of keys. From now on it hears of a second process that
   // comes as one of its ranks.
   void heed_claims(MonitoredGroup& group, const std::string& prefix);

@@ -82,6 +82,10 @@ void GroupWatch::tell_claimed_twice(const std::string& first, const std::string&
   }
 }
 
+void GroupWatch::await_claims() {
+  if (!fork_.in_child()) monitor_.await_claims();
+}
+
 void GroupWatch::heed_claims(const std::string& prefix) {
   if (!fork_.in_child()) monitor_.heed_claims(*group_, prefix);
 }

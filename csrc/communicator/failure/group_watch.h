@@ -45,6 +45,10 @@ class GroupWatch final : public bootstrap::RankWatch {
   // The group has been made, under `prefix` of keys. Those below REQUIRE it.
   void follow(const std::string& prefix);
 
+  // Makes heed_claims() possible. Called while a failure still reaches the other ranks. Throws
+  // std::system_error if no thread is left.
+  void await_claims();
+
   // The group has been made, under `prefix` of keys: hears of second claims from now on.
   void heed_claims(const std::string& prefix);
 
