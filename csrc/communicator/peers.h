@@ -26,7 +26,8 @@ class Peers {
   virtual std::string claimed_twice() const = 0;
 
   // The error that `error`, in which `operation` ended, is the consequence of; `error` itself if
-  // there is none. Waits up to 1.5 s for the cause where another rank is likely to know it.
+  // there is none. Waits up to 1.5 s for the cause where another rank is likely to know it, 500 ms
+  // for the sender's report after an OversizedMessage.
   virtual std::exception_ptr explain(const Operation& operation,
                                      const std::exception_ptr& error) = 0;
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "communicator/oversized_message.h"
 
 namespace hbm::failure {
 namespace {
@@ -17,6 +18,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kCausePatience{1500};     // for the cause of an error of MPI's
 constexpr milliseconds kSightPatience{700};      // for the sight of a death, with no store to ask
 constexpr milliseconds kNeighbourPatience{500};  // for a late neighbour's word of whom it waits for
+constexpr milliseconds kSenderPatience{500};     // for the report of who sent an oversized message
 constexpr milliseconds kLookEvery{20};
 constexpr milliseconds kPartingPatience{1000};
 
@@ -73,6 +75,22 @@ std::vector<int> FailureDetector::left(const std::vector<int>& wanted) const {
   return is_followed_ ? united(std::move(ranks), watch_->left(wanted)) : ranks;
 }
 
+// Returns `error` and the group's failure report, if one comes in time: the sender of an
+// oversized message mostly knows both operations.
+std::exception_ptr FailureDetector::with_report(const Operation& operation, const Error& error) {
+  for (const auto end = Clock::now() + kSenderPatience; Clock::now() < end;) {
+    try {
+      check(operation);
+    } catch (const Error& cause) {
+      if (cause.kind() != ErrorKind::kPeer) break;
+      return std::make_exception_ptr(
+          Error(error.kind(), std::string(error.what()) + ". " + cause.what()));
+    }
+    std::this_thread::sleep_for(kLookEvery);
+  }
+  return std::make_exception_ptr(Error(error.kind(), error.what()));
+}
+
 // MPI's errors are mostly the consequence of a death, which it does not name; and when a neighbour
 // is late because it waits for a third rank, its timeout comes at about the same time as ours, and
 // knows more.
@@ -81,6 +99,8 @@ std::exception_ptr FailureDetector::explain(const Operation& operation,
   milliseconds patience = kCausePatience;
   try {
     std::rethrow_exception(error);
+  } catch (const OversizedMessage& oversized) {
+    return with_report(operation, oversized);
   } catch (const Error& ours) {
     if (ours.kind() == ErrorKind::kTimeout && waits_for_neighbour(operation)) {
       patience = kNeighbourPatience;

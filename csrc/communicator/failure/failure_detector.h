@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "bootstrap/rendezvous.h"
 #include "communicator/failure/group_watch.h"
 #include "communicator/peers.h"
@@ -34,6 +35,7 @@ class FailureDetector final : public Peers {
   std::string list(const std::vector<int>& ranks) const override;
 
  private:
+  std::exception_ptr with_report(const Operation& operation, const Error& error);
   bool waits_for_neighbour(const Operation& operation) const;
 
   const int rank_;

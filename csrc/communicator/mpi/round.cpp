@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "communicator/oversized_message.h"
 
 namespace hbm::mpi {
 
@@ -95,13 +96,14 @@ void Round::complete(size_t index, int error) {
   if (error != 0) {
     const Api& mpi = channel_->communicator->mpi();
     if (pending.slot >= 0 && mpi.truncated(error)) {
-      throw Error(ErrorKind::kMismatch,
-                  "ranks disagree in " + channel_->group + ": this rank is in " +
-                      hbm::describe(pending.expected) + ", rank " +
-                      std::to_string(channel_->group_rank(pending.peer)) +
-                      " sent more than that: its tensor is larger, it is in another operation or "
-                      "names another root, or it is from an earlier group, where no rank received "
-                      "it");
+      throw OversizedMessage(
+          ErrorKind::kMismatch,
+          "ranks disagree in " + channel_->group + ": this rank is in " +
+              hbm::describe(pending.expected) + ", rank " +
+              std::to_string(channel_->group_rank(pending.peer)) +
+              " sent more than that: its tensor is larger, it is in another operation or "
+              "names another root, or it is from an earlier group, where no rank received "
+              "it");
     }
     mpi.check(error, pending.slot >= 0 ? "MPI_Irecv" : "MPI_Isend");
   }
