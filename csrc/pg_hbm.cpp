@@ -95,12 +95,14 @@ GroupConnection ProcessGroupHbm::connect(const c10::intrusive_ptr<c10d::Store>& 
 }
 
 ProcessGroupHbm::~ProcessGroupHbm() {
+  const ShortSection section;  // the communicator calls MPI when it goes
   process_ends() ? leave_all() : stop();
   try {
     close_resource(/*patient=*/false);
   } catch (const std::exception& error) {
     log::error(name_ + " is gone, and not all that belonged to it was closed: " + error.what());
   }
+  connection_ = {};
 }
 
 // The queues are stopped before the group ends, so the hooks may refer to it.

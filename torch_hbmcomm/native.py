@@ -42,6 +42,7 @@ def load() -> ModuleType:
         places.insert(0, folder)
     import torch_hbmcomm._C as native
 
+    process_end.loaded.append(native)
     if process_end.ended:  # meanwhile, on another thread
         native.end_interpreter(here=False)
     _require_fit(native, package, found)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import atexit
-import sys
-from typing import Any
+from operator import methodcaller
+from types import ModuleType
 
-ended = False  # the interpreter is about to be finalised
+loaded: list[ModuleType] = []  # native modules, which load() appends before it looks at `ended`
+ended: list[bool] = []  # not empty: the interpreter is about to be finalised
 
 
 def register() -> None:
-    """Stop the threads when the interpreter ends. Handlers that were registered earlier run after
-    that, so this is called when torch is imported."""
-    atexit.register(_end)
+    """At exit fill `ended`, and then stop the threads of each module of `loaded`.
 
-
-def _end() -> None:
-    global ended
-    ended = True  # before the look: load() looks here after it has loaded the module
-    native: Any = sys.modules.get("torch_hbmcomm._C")
-    if native is not None:
-        native.end_interpreter(here=True)
+    Handlers that were registered earlier run later, so this is called when torch is imported. The
+    handlers are functions of C: a pending Ctrl-C would end a function of Python before its first
+    line.
+    """
+    atexit.register(list, map(methodcaller("end_interpreter", here=True), loaded))
+    atexit.register(ended.append, True)

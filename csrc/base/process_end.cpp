@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "base/fork.h"
@@ -12,14 +14,20 @@
 namespace hbm {
 namespace {
 
+constexpr std::chrono::seconds kSectionsEndIn{10};
+constexpr std::chrono::milliseconds kLookEvery{1};
+
 struct EndOfThisProcess {
   std::atomic<bool> begun{false};
   std::atomic<bool> by_main_thread{false};
-  std::mutex mutex;  // guards `stops`; taken alone
+  std::atomic<int> sections{0};  // short ones of threads that have not parked
+  std::mutex mutex;              // guards `stops`; taken alone
   std::vector<void (*)()> stops;
 };
 
 thread_local bool ends_the_process = false;
+thread_local std::atomic<bool> parked{false};
+thread_local int own_sections = 0;
 
 }  // namespace
 
@@ -37,8 +45,22 @@ bool elsewhere() noexcept {
 
 }  // namespace process_end
 
+const std::atomic<bool>& parked_here() noexcept { return parked; }
+
 void park() noexcept {
+  per_process<EndOfThisProcess>().sections.fetch_sub(own_sections);
+  parked.store(true, std::memory_order_release);
   for (;;) pause();
+}
+
+ShortSection::ShortSection() noexcept {
+  ++own_sections;
+  per_process<EndOfThisProcess>().sections.fetch_add(1);
+}
+
+ShortSection::~ShortSection() {
+  --own_sections;
+  per_process<EndOfThisProcess>().sections.fetch_sub(1);
 }
 
 void at_process_end(void (*stop)()) {
@@ -59,11 +81,16 @@ void begin_end() noexcept {
   const std::vector<void (*)()> stops = end.stops;
   lock.unlock();
   for (const auto& stop : stops) stop();
+  const auto until = std::chrono::steady_clock::now() + kSectionsEndIn;
+  while (end.sections.load() > own_sections && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(kLookEvery);
+  }
 }
 
 }  // namespace
 
 void end_process() noexcept {
+  if (ends_the_process && process_ends()) return;
   ends_the_process = true;
   begin_end();
 }

@@ -18,7 +18,7 @@ namespace hbm {
 namespace process_end {
 
 // True once end_process() was called in this process, or in one that it was forked from.
-// Sequentially consistent: see OperationQueue::Busy.
+// Sequentially consistent: see ShortSection.
 extern std::atomic<bool> begun;
 
 bool here() noexcept;
@@ -35,17 +35,35 @@ inline bool must_park() noexcept { return process_end::begun.load() && process_e
 // Sleeps for ever. REQUIRES: the calling thread holds no lock that the end of the process takes.
 [[noreturn]] void park() noexcept;
 
+// Returns a flag of the calling thread, which park() sets (release). Valid while the thread lives.
+const std::atomic<bool>& parked_here() noexcept;
+
 // Parks the calling thread if it must park. REQUIRES: as park().
 inline void park_at_process_end() noexcept {
   if (must_park()) park();
 }
 
+// A short section of a thread that uses what the end of the process takes away, such as MPI.
+// end_process() waits for all sections, 10 s at most, except those of parked threads.
+//
+// The thread asks process_ends() or must_park() after it has begun the section. Both sides are
+// sequentially consistent: either the thread sees that the process ends, or end_process(), which
+// reads the count after it has set the flag, sees the thread.
+class ShortSection {
+ public:
+  ShortSection() noexcept;
+  ~ShortSection();
+  ShortSection(const ShortSection&) = delete;
+  ShortSection& operator=(const ShortSection&) = delete;
+};
+
 // Has end_process() call `stop`, once however often it is registered. exit() calls end_process() if
 // the interpreter has not.
 void at_process_end(void (*stop)());
 
-// Makes the calling thread the one that ends the process, and calls all functions that were passed
-// to at_process_end(). REQUIRES: the caller does not hold Python's lock.
+// Makes the calling thread the one that ends the process, calls all functions that were passed to
+// at_process_end(), and waits for short sections. A second call does nothing. REQUIRES: the caller
+// does not hold Python's lock.
 void end_process() noexcept;
 
 // The same if the main thread ended the process before this library was loaded, perhaps by another

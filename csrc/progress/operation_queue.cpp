@@ -1,6 +1,7 @@
 #include "progress/operation_queue.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -55,25 +56,6 @@ void Ticket::abandon() {
 OperationQueue::OperationQueue(Order order, bool crowded, Hooks hooks)
     : order_(order), crowded_(crowded), hooks_(std::move(hooks)) {}
 
-// Marks a thread that uses an operation without driving the queue. Parks it if the process ends;
-// else end() waits for it. Both sides are sequentially consistent: either this thread sees that the
-// process ends, or end(), which reads the count after that was set, sees this thread.
-class OperationQueue::Busy {
- public:
-  explicit Busy(OperationQueue& queue) : queue_(queue) {
-    queue_.beginning_.fetch_add(1);
-    if (!must_park()) return;
-    queue_.beginning_.fetch_sub(1);
-    park();
-  }
-  ~Busy() { queue_.beginning_.fetch_sub(1); }
-  Busy(const Busy&) = delete;
-  Busy& operator=(const Busy&) = delete;
-
- private:
-  OperationQueue& queue_;
-};
-
 void OperationQueue::require_owner(const char* operation) const {
   if (!fork_.in_child()) return;
   throw Error(ErrorKind::kUnsupported,
@@ -91,8 +73,10 @@ std::shared_ptr<Ticket> OperationQueue::enqueue(std::unique_ptr<Operation> opera
   ticket->frame_ = std::move(frame);
   ticket->timeout_ = timeout;
   ticket->submitted_at_ = Clock::now();
+  std::optional<ShortSection> section;
   if (order_ == Order::kUnordered) {
-    const Busy busy(*this);
+    section.emplace();
+    park_at_process_end();
     try {
       step(*ticket);  // begins it, before it is shared
     } catch (...) {
@@ -124,6 +108,11 @@ void OperationQueue::refuse(const std::string& operation) const {
               operation + " was refused because the group failed earlier: " + message_of(broken_));
 }
 
+void OperationQueue::take_turn(const Lock& /*held*/) {
+  driving_ = true;
+  driver_ = &parked_here();
+}
+
 // Makes the driver look at the queue's state again.
 void OperationQueue::interrupt() {
   interrupted_.store(true, std::memory_order_release);
@@ -136,7 +125,7 @@ bool OperationQueue::try_claim(const char* what) {
   if (must_park()) return false;  // the caller may hold locks; it parks in launch()
   if (broken_) refuse(what);
   if (driving_ || !pending_.empty()) return false;
-  driving_ = true;
+  take_turn(lock);
   return true;
 }
 
@@ -252,6 +241,7 @@ void OperationQueue::when_done(const std::shared_ptr<Ticket>& ticket,
 void OperationQueue::abort(const std::string& reason) {
   if (fork_.in_child()) return;
   Lock lock(mutex_);
+  if (must_park()) park_without(lock);
   if (!broken_) broken_ = std::make_exception_ptr(Error(ErrorKind::kAborted, reason));
   while (driving_) {
     if (must_park()) park_without(lock);
@@ -278,6 +268,10 @@ void OperationQueue::drive(Lock& lock, const Ticket* target, Clock::time_point d
     if (must_park()) park_without(lock);
     if (target != nullptr && target->done()) return;
     if (leading && !ready_.empty()) return;
+    if (driver_parked()) {
+      throw Error(ErrorKind::kAborted,
+                  "another thread was in the middle of an operation when the process ended");
+    }
     if (driving_) {
       const Clock::time_point look = std::min(deadline, Clock::now() + kWatchEvery);
       if (changed_.wait_until(lock, look) == std::cv_status::timeout) {
@@ -289,7 +283,7 @@ void OperationQueue::drive(Lock& lock, const Ticket* target, Clock::time_point d
     if (broken_) fail_pending(lock);
     if (pending_.empty()) return;
     const auto tickets = active();
-    driving_ = true;
+    take_turn(lock);
     interrupted_.store(false, std::memory_order_relaxed);
     lock.unlock();
     TicketOutcome outcome = poll_until(tickets, deadline);
@@ -449,8 +443,9 @@ void OperationQueue::finish(Lock& lock, const Ticket* ended, std::exception_ptr 
 
 void OperationQueue::fail_pending(Lock& lock) {
   while (!pending_.empty() && !driving_) {
+    if (must_park()) park_without(lock);
     const auto ticket = pending_.front();
-    driving_ = true;
+    take_turn(lock);
     lock.unlock();
     const auto error = std::make_exception_ptr(given_up(*ticket->operation_, broken_));
     ticket->abandon();

@@ -174,7 +174,6 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   bool in_forked_child() const noexcept { return fork_.in_child(); }
 
  private:
-  class Busy;
   using Lock = std::unique_lock<std::mutex>;
   // Patiences of a worker.
   static constexpr std::chrono::microseconds kAtOnce{0};
@@ -196,6 +195,9 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   void finish(Lock& lock, const Ticket* ticket, std::exception_ptr error);
   void interrupt();
   void throw_if_interrupted(Lock& lock);
+  void take_turn(const Lock& held);
+  static bool has_parked(const std::atomic<bool>* parked);
+  bool driver_parked() const;
   [[noreturn]] static void park_without(Lock& lock);
   [[noreturn]] void leave_claimed(const Operation& operation);
   [[noreturn]] void refuse(const std::string& operation) const;
@@ -207,7 +209,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   void start_worker();
   void work();
   static void end_all();
-  void end(Clock::time_point drivers_until, Clock::time_point callbacks_until);
+  bool end(Clock::time_point drivers_until, Clock::time_point callbacks_until);
   void run_callbacks(Lock& lock);
   void lead(Lock& lock);
   bool follow(Lock& lock);
@@ -223,20 +225,20 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   std::condition_variable follow_;               // there is no leader, or there are callbacks
   std::deque<std::shared_ptr<Ticket>> pending_;  // in order of issue
   bool driving_ = false;
+  const std::atomic<bool>* driver_ = nullptr;  // the driver's parked_here(), if there is one
   Clock::time_point watch_due_ = Clock::time_point::max();  // the driver's alone
   std::chrono::microseconds looks_every_ = kNever;          // the leading worker, when it is idle
   bool stopping_ = false;
   Clock::time_point last_issue_;
   Clock::time_point last_message_;  // issued with the shortest patience
   std::exception_ptr broken_;
-  std::deque<std::function<void()>> ready_;  // callbacks of tickets that are done
-  int workers_ = 0;                          // threads in work()
-  int followers_ = 0;                        // of these: waiting for a chance to lead
-  bool leading_ = false;                     // one of them leads
-  bool starting_ = false;                    // one of them has not come to work() yet
-  int calling_ = 0;                          // of these: run callbacks
-  std::atomic<int> beginning_{0};            // threads in enqueue() that begin an operation
-  std::atomic<bool> interrupted_{false};     // the driver shall look at the queue's state again
+  std::deque<std::function<void()>> ready_;        // callbacks of tickets that are done
+  int workers_ = 0;                                // threads in work()
+  int followers_ = 0;                              // of these: waiting for a chance to lead
+  bool leading_ = false;                           // one of them leads
+  bool starting_ = false;                          // one of them has not come to work() yet
+  std::vector<const std::atomic<bool>*> callers_;  // parked_here() of those that run callbacks
+  std::atomic<bool> interrupted_{false};  // the driver shall look at the queue's state again
 };
 
 }  // namespace hbm

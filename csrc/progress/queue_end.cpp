@@ -1,4 +1,5 @@
 // Has the threads of all queues of a process park when the process ends.
+#include <algorithm>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -34,38 +35,44 @@ std::shared_ptr<OperationQueue> OperationQueue::create(Order order, bool crowded
   return queue;
 }
 
+bool OperationQueue::has_parked(const std::atomic<bool>* parked) {
+  return parked->load(std::memory_order_acquire);
+}
+
+bool OperationQueue::driver_parked() const { return driving_ && has_parked(driver_); }
+
 void OperationQueue::park_without(Lock& lock) {
   lock.unlock();
   park();
 }
 
-// The queues are interrupted together, and then awaited.
+// Interrupts all queues before it waits for any: a driver may have claimed one queue and wait in
+// another.
 void OperationQueue::end_all() {
   LiveQueues& live = per_process<LiveQueues>();
   std::unique_lock lock(live.mutex);
   const std::vector<std::weak_ptr<OperationQueue>> all = live.all;
   lock.unlock();
   const Clock::time_point now = Clock::now();
-  for (const auto& each : all) {
-    if (const auto queue = each.lock()) queue->end(now + kDriversEndIn, now + kCallbacksEndIn);
-  }
+  const auto in_use = [&](const std::weak_ptr<OperationQueue>& each) {
+    const auto queue = each.lock();
+    return queue && queue->end(now + kDriversEndIn, now + kCallbacksEndIn);
+  };
+  while (std::ranges::count_if(all, in_use) > 0) std::this_thread::sleep_for(kLookEvery);
 }
 
-// Returns once no other thread drives this queue or begins an operation, and no callback runs; or
-// when their time is over. process_ends() is true, so whoever takes mutex_ after this parks.
-void OperationQueue::end(Clock::time_point drivers_until, Clock::time_point callbacks_until) {
-  Lock lock(mutex_);
+// Returns true if a thread drives this queue or runs a callback, has not parked in it, and its time
+// is not over. process_ends() is true, so a thread that takes mutex_ later parks.
+bool OperationQueue::end(Clock::time_point drivers_until, Clock::time_point callbacks_until) {
+  const Lock lock(mutex_);
   work_.notify_all();
   follow_.notify_all();
-  for (;;) {
-    const Clock::time_point now = Clock::now();
-    const bool drives = (driving_ || beginning_.load() > 0) && now < drivers_until;
-    if (!drives && (calling_ == 0 || now >= callbacks_until)) return;
-    // With the lock held, which the driver needs to end: so the group, which ends its driver before
-    // it goes, is still there.
-    if (driving_) interrupt();
-    changed_.wait_for(lock, kLookEvery);
-  }
+  const Clock::time_point now = Clock::now();
+  const bool drives = driving_ && !driver_parked() && now < drivers_until;
+  // With the lock held, which the driver needs to end: so the group, which ends its driver before
+  // it goes, is still there.
+  if (drives) interrupt();
+  return drives || (now < callbacks_until && !std::ranges::all_of(callers_, has_parked));
 }
 
 }  // namespace hbm

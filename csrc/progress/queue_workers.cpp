@@ -89,7 +89,7 @@ void OperationQueue::work() {
 void OperationQueue::run_callbacks(Lock& lock) {
   auto batch = std::exchange(ready_, {});
   if (!pending_.empty()) wake_worker(lock, kAtOnce);
-  ++calling_;
+  callers_.push_back(&parked_here());
   lock.unlock();
   for (const auto& callback : batch) {
     if (must_park()) break;
@@ -97,7 +97,7 @@ void OperationQueue::run_callbacks(Lock& lock) {
   }
   if (!must_park()) batch.clear();  // what they hold may lock this queue when it goes
   lock.lock();
-  --calling_;
+  std::erase(callers_, &parked_here());
   if (must_park()) park_without(lock);  // with the batch: it may need Python's lock to go
 }
 

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <array>
+#include <stdexcept>
 
+#include "base/error.h"
 #include "base/process_end.h"
 #include "queue_fixture.h"
 
@@ -115,6 +117,99 @@ TEST(QueueEnd, WaitsForACallbackThatRuns) {
     ASSERT_TRUE(eventually([&running = running] { return running.load(); }));
     end_process();
     EXPECT_TRUE(eventually([&ended = ended] { return ended.load(); }));
+  });
+}
+
+// A driver may park within its turn: in a hook, or in an operation of another queue.
+TEST(QueueEnd, DoesNotAwaitAParkedDriver) {
+  in_child([] {
+    struct Shared {  // never destroyed, as above
+      const std::shared_ptr<OperationQueue> claimed = make_queue();
+      const std::shared_ptr<OperationQueue> other = make_queue();
+      const std::shared_ptr<OperationQueue> failing =
+          OperationQueue::create(OperationQueue::Order::kOrdered, /*crowded=*/true,
+                                 {{},
+                                  [this](const Operation&, const std::exception_ptr& error) {
+                                    explaining = true;
+                                    while (!process_ends()) std::this_thread::yield();
+                                    park_at_process_end();
+                                    return error;
+                                  },
+                                  {},
+                                  {},
+                                  {}});
+      Endless endless;
+      std::atomic<bool> explaining = false;
+    };
+    auto& [claimed, other, failing, endless, explaining] = *new Shared;
+    std::thread([&claimed = claimed, &other = other, &endless = endless] {
+      ASSERT_TRUE(claimed->try_claim("a test"));
+      other->wait(other->enqueue(endless.operation(), kLong, {}), Clock::time_point::max());
+    }).detach();
+    const auto script = std::make_shared<Script>();
+    script->on_poll = []() -> Progress { throw std::runtime_error("a failure"); };
+    const auto failed = failing->enqueue(std::make_unique<FakeOperation>(script), kLong, {});
+    std::thread([&failing = failing, failed] {
+      failing->wait(failed, Clock::time_point::max());
+    }).detach();
+    ASSERT_TRUE(eventually([&polls = endless.polls, &explaining = explaining] {
+      return polls.load() > 0 && explaining.load();
+    }));
+    end_process();
+    for (const auto& queue : {claimed, failing}) {
+      const auto next = std::make_shared<Script>();
+      const auto ticket = queue->enqueue(std::make_unique<FakeOperation>(next), kLong, {});
+      EXPECT_THROW(queue->wait(ticket, Clock::time_point::max()), Error);
+    }
+  });
+}
+
+TEST(QueueEnd, AbortParksOnAnotherThread) {
+  in_child([] {
+    struct Shared {  // never destroyed, as above
+      const std::shared_ptr<OperationQueue> queue = make_queue();
+      Endless endless;
+      std::atomic<const std::atomic<bool>*> parked = nullptr;
+      std::atomic<bool> returned = false;
+    };
+    auto& [queue, endless, parked, returned] = *new Shared;
+    queue->enqueue(endless.operation(), kLong, {});
+    end_process();
+    std::thread([&queue = queue, &parked = parked, &returned = returned] {
+      parked = &parked_here();
+      queue->abort("a test");
+      returned = true;
+    }).detach();
+    EXPECT_TRUE(eventually([&parked = parked, &returned = returned] {
+      return returned.load() || (parked.load() != nullptr && parked.load()->load());
+    }));
+    EXPECT_FALSE(returned);
+  });
+}
+
+TEST(QueueEnd, WaitsForShortSections) {
+  in_child([] {
+    struct Shared {  // never destroyed, as above
+      std::atomic<int> inside = 0;
+      std::atomic<bool> ended = false;
+    };
+    auto& [inside, ended] = *new Shared;
+    std::thread([&inside = inside, &ended = ended] {
+      const ShortSection section;
+      inside.fetch_add(1);
+      while (!process_ends()) std::this_thread::yield();
+      for (int i = 0; i < 1000; ++i) std::this_thread::yield();
+      ended = true;
+    }).detach();
+    std::thread([&inside = inside] {
+      const ShortSection section;
+      inside.fetch_add(1);
+      while (!process_ends()) std::this_thread::yield();
+      park_at_process_end();  // ends the section
+    }).detach();
+    ASSERT_TRUE(eventually([&inside = inside] { return inside.load() == 2; }));
+    end_process();
+    EXPECT_TRUE(ended);
   });
 }
 

@@ -7,31 +7,24 @@ a way, the long one all of it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 
 import pytest
 from harness import beyond_gloo
-from harness.cases import cases
-from harness.endings import FRAMES, STATES, WAYS, Endings
-from harness.pairwise import in_turn
+from harness.endings import Endings, pairwise_cover
 
 pytestmark = beyond_gloo
 
 QUICK = {
-    "one-callback-exit",
-    "one-then-exit",
-    "nodes-wait-exit",
-    "nodes-sync-interrupt_twice",
-    "nodes-dropped-in_cycle",
-    "instead-sync-exit",
-    "instead-wait-del",
+    ("one", "callback", "interrupt_twice"),
+    ("one", "called", "exit"),
+    ("one", "wait", "del"),
+    ("nodes", "destroying", "exit"),
+    ("nodes", "sync", "interrupt_twice"),
+    ("nodes", "dropped", "in_cycle"),
+    ("instead", "sync", "exit"),
+    ("instead", "many", "return"),
 }
-COVERING = {
-    f"{in_turn(FRAMES, row, column)}-{state}-{way}"
-    for row, state in enumerate(STATES)
-    for column, way in enumerate(WAYS)
-}
-LONG = set(map("-".join, product(FRAMES, STATES, WAYS))) - COVERING - QUICK
+FULL = [case for case in pairwise_cover() if case not in QUICK]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +35,10 @@ def endings() -> Iterator[Endings]:
 
 @pytest.mark.parametrize(
     ("frame", "state", "way"),
-    cases(FRAMES, STATES, WAYS.keys(), quick=QUICK, long=LONG),
+    [
+        *sorted(QUICK),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in FULL),
+    ],
 )
 def test_exit_code(endings: Endings, frame: str, state: str, way: str) -> None:
     ending = endings.run(frame, state, way)

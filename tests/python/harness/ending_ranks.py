@@ -7,11 +7,14 @@ user's script does: by the end of its main module, and the interpreter's shutdow
 from __future__ import annotations
 
 import atexit
+import ctypes
+import gc
 import json
 import os
 import random
 import select
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -26,13 +29,18 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import (
     AllreduceOptions,
     FileStore,
+    PrefixStore,
     ProcessGroup,
+    Store,
     _DistributedBackendOptions,
 )
 
 TIMEOUT = timedelta(seconds=100)
 LARGE = 300_000  # elements: more than one message between nodes
+FORMING = ("forming", "meeting")  # states: rank 0 leaves before it has a group
 MOST_SECONDS = 0.05  # between the state and the end: other moments in other runs
+MOST_SECONDS_TO_FORM = 0.3  # the same for FORMING: MPI_Init is within
+MANY = 300  # operations
 OWNED = ("del", "in_global", "in_cycle", "in_thread_local")  # ways: Python alone owns the group
 
 
@@ -43,7 +51,7 @@ class Rank:
     state: str
     way: str
     store: str  # the file's path
-    other: int  # a descriptor: rank 0 ends when it is closed, rank 1 holds it until it ends
+    other: int  # a socket: closed when the other rank ends
 
 
 def serve(folder: str) -> Rank | None:
@@ -52,7 +60,7 @@ def serve(folder: str) -> Rank | None:
     for line in sys.stdin:
         frame, state, way, limit = json.loads(line)
         place = Path(tempfile.mkdtemp(dir=folder))
-        ends, holds = os.pipe()
+        ends, holds = (end.detach() for end in socket.socketpair())
         processes = []
         for rank in range(2):
             pid = os.fork()
@@ -98,12 +106,22 @@ def form(rank: Rank) -> Any:
     if rank.way not in OWNED:
         dist.init_process_group(name, store=store, rank=rank.rank, world_size=2, timeout=TIMEOUT)
         return dist.group.WORLD
+    return create_owned(rank, store)
+
+
+def create_owned(rank: Rank, store: Store) -> Any:
     from torch_hbmcomm.backend import create
 
     options = _DistributedBackendOptions()
     options.store, options.group_rank, options.group_size = store, rank.rank, 2
     options.timeout, options.global_ranks_in_group = TIMEOUT, [0, 1]
-    return create(options, None, name)
+    return create(options, None, "gloo" if rank.frame == "instead" else "hbm")
+
+
+def form_subgroup(rank: Rank, group: Any) -> Any:
+    if isinstance(group, ProcessGroup):
+        return dist.new_group([0, 1])
+    return create_owned(rank, PrefixStore("subgroup", FileStore(rank.store, 2)))
 
 
 def destroy(group: Any) -> None:
@@ -132,10 +150,29 @@ def in_thread(function: Any) -> None:
     begun.wait()
 
 
-def bring_into_state(group: Any, state: str) -> list[Any]:
+class Noted(torch.Tensor):
+    """A tensor that Python owns a part of: whoever drops it needs Python's lock."""
+
+
+def ones(size: int) -> torch.Tensor:
+    tensor = torch.ones(size).as_subclass(Noted)
+    tensor.note = [size]  # type: ignore[attr-defined]
+    return tensor
+
+
+def reduce_many(group: Any) -> None:
+    """Both ranks take part, so futures complete and call back while rank 0 leaves."""
+    for _ in range(MANY):
+        group.allreduce([ones(5)]).get_future().then(lambda done: done.value())
+
+
+def bring_into_state(role: Rank, group: Any) -> list[Any]:
     """Return works and futures that have to live until the end."""
+    state = role.state
     if state == "destroyed":
         destroy(group)
+    elif state == "destroying":
+        in_thread(lambda: destroy(group))
     elif state == "aborted":
         group.abort()
     elif state == "broken":
@@ -145,24 +182,41 @@ def bring_into_state(group: Any, state: str) -> list[Any]:
             return []
         raise AssertionError("rank 1 takes no part")
     elif state in ("in_flight", "then", "wait", "callback"):
-        works = [group.allreduce([torch.ones(size)]) for size in (5, LARGE)]
+        works = [group.allreduce([ones(size)]) for size in (5, LARGE)]
         if state == "then":
             return [*works, *(work.get_future().then(lambda done: done.value()) for work in works)]
         if state == "wait":
             for work in works:
                 in_thread(work.wait)
+            in_thread(works[1].get_future().wait)
         if state == "callback":  # a callback that waits
             own = torch.futures.Future[None]()
             own.then(lambda _: works[1].wait())
             in_thread(lambda: own.set_result(None))
         return works
+    elif state == "called":  # a callback of an operation waits for another operation
+        # ...after then(), and so on a worker: rank 1 answers.
+        ended, endless = group.recv([ones(5)], 1, 2), group.allreduce([ones(LARGE)])
+        ended.get_future().then(lambda _: endless.wait())
+        os.write(role.other, b"!")
+        return [ended, endless]
     elif state == "dropped":
         for size in (5, LARGE):
-            group.allreduce([torch.ones(size)]).get_future().then(lambda done: done.value())
-            group.send([torch.ones(size)], 1, 0)
-            group.recv([torch.ones(size)], 1, 1)
+            group.allreduce([ones(size)]).get_future().then(lambda done: done.value())
+            group.send([ones(size)], 1, 0)
+            group.recv([ones(size)], 1, 1)
+    elif state == "many":
+        reduce_many(group)
     elif state == "sync":
         in_thread(lambda: reduce_now(group))
+    elif state == "receive":
+        in_thread(lambda: group.recv([torch.ones(7)], 1, 1).wait())
+    elif state == "subgroup":
+        works = [each.allreduce([ones(5)]) for each in (form_subgroup(role, group), group)]
+        in_thread(works[0].wait)
+        return works
+    elif state == "forming_subgroup":
+        in_thread(lambda: form_subgroup(role, group))
     return []
 
 
@@ -175,7 +229,8 @@ def leave(way: str) -> None:
     if way == "raise":
         raise ValueError("the program's own")
     if way == "interrupt_twice":
-        atexit.register(os.kill, os.getpid(), signal.SIGINT)
+        # A function of C: the second Ctrl-C is seen where Python code runs next.
+        atexit.register(ctypes.CDLL(None)["raise"], int(signal.SIGINT))
     if way in ("interrupt", "interrupt_twice"):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(60)
@@ -187,12 +242,25 @@ def leave(way: str) -> None:
 
 
 def be_rank_1(rank: Rank) -> None:
-    if rank.state != "forming":
+    if rank.state == "meeting":
+        in_thread(lambda: form(rank))
+    elif rank.state != "forming":
         group = form(rank)
+    if rank.state not in FORMING:
         reduce_now(group)
-        if rank.state == "destroyed":
-            destroy(group)
+    if rank.state == "destroyed":
+        destroy(group)
+    elif rank.state == "called":
+        os.read(rank.other, 1)
+        group.send([torch.ones(5)], 0, 2).wait()
+    elif rank.state == "subgroup":
+        group = (group, form_subgroup(rank, group))
+    elif rank.state == "many":
+        reduce_many(group)
+        return
     os.read(rank.other, 1)
+    if rank.way != "return":
+        os._exit(0)  # quicker; the ranks 1 of the other runs show how they end
 
 
 class Cycle:
@@ -203,19 +271,21 @@ class Cycle:
 
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
+gc.freeze()  # torch's own objects: each shutdown would look through them
 role = serve(sys.argv[1])
 if role is not None and role.rank == 1:
     be_rank_1(role)
 elif role is not None:
-    if role.state == "forming":
+    held: Any = None
+    alive: list[Any] = []
+    if role.state in FORMING:
         in_thread(lambda: form(role))
-        held: Any = None
-        alive: list[Any] = []
     else:
         held = form(role)
         reduce_now(held)
-        alive = bring_into_state(held, role.state)
-    time.sleep(random.random() * MOST_SECONDS)
+        alive = bring_into_state(role, held)
+    most = MOST_SECONDS_TO_FORM if role.state in FORMING else MOST_SECONDS
+    time.sleep(random.random() * most)
     if role.way == "del":
         del held
     elif role.way == "in_cycle":

@@ -5,6 +5,9 @@
 prints a table of the runs that ended right, and the output of all others. --states, --ways and
 --frames, each with commas, choose among them.
 
+A run takes half a second of processor time. So the tests take pairwise_cover(): each state with
+each way in one frame.
+
 The ranks are plain forks of one process that has imported torch, and they end by the interpreter's
 own shutdown: children of multiprocessing leave by os._exit, which skips the shutdown. Rank 0
 brings its group into the state and leaves; rank 1 returns from its main module once rank 0 has
@@ -29,7 +32,7 @@ from typing import Any
 from harness import shm
 
 FRAMES = ("one", "nodes", "instead")
-# States of rank 0's group. A thread waits in the last four.
+# States of rank 0's group.
 STATES = (
     "idle",
     "destroyed",
@@ -37,13 +40,21 @@ STATES = (
     "broken",
     "in_flight",
     "dropped",
+    "many",
     "then",
+    # A thread waits:
     "wait",
     "sync",
+    "receive",
     "callback",
+    "called",
+    "subgroup",
+    "destroying",
     "forming",
+    "meeting",
+    "forming_subgroup",
 )
-WAITING = ("wait", "sync", "callback", "forming")
+WAITING = STATES[STATES.index("wait") :]
 # The exit code of each way; negative: the signal.
 WAYS = {
     "return": 0,
@@ -61,6 +72,15 @@ WAYS = {
     "in_thread_local": 0,
 }
 LIMIT = 120.0  # seconds; a run takes one
+
+
+def pairwise_cover() -> list[tuple[str, str, str]]:
+    """Return (frame, state, way): each pair of values of two of them occurs."""
+    return [
+        (FRAMES[(i + j) % len(FRAMES)], state, way)
+        for i, state in enumerate(STATES)
+        for j, way in enumerate(WAYS)
+    ]
 
 
 @dataclass(frozen=True)
