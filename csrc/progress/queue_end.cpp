@@ -67,6 +67,7 @@ bool OperationQueue::end(Clock::time_point drivers_until, Clock::time_point call
   const Lock lock(mutex_);
   work_.notify_all();
   follow_.notify_all();
+  changed_.notify_all();  // stop() parks
   const Clock::time_point now = Clock::now();
   const bool drives = driving_ && !driver_parked() && now < drivers_until;
   // With the lock held, which the driver needs to end: so the group, which ends its driver before

@@ -1,11 +1,16 @@
 #include "communicator/mpi/world.h"
 
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <mutex>
+#include <optional>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/process_end.h"
 #include "base/threads.h"
 #include "communicator/mpi/environment.h"
 #include "communicator/mpi/library.h"
@@ -36,13 +41,46 @@ World* world = nullptr;  // never destroyed, as MPI is not
 // not been seen to (tests/python/collectives/test_launchers.py runs under Slurm).
 void load_before_mpi() { memory::libraries(); }
 
-// Unlinks the names of MPI's segments once every rank has mapped them, or the start has failed.
+std::atomic<bool> linked{false};                // MPI's segments may have names
+std::atomic<int> initialising{0};               // threads in MPI_Init; sequentially consistent
+constexpr std::chrono::seconds kInitEndsIn{1};  // at the end of the process: a peer may never come
+
+// Called at the end of the process. Another thread may have parked while the group was formed.
+void end_initialisation() {
+  if (!linked.load()) return;
+  const auto until = std::chrono::steady_clock::now() + kInitEndsIn;
+  while (initialising.load() > 0 && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  unlink_segments();
+}
+
+// Unlinks the names of MPI's segments once every rank has mapped them, or the start has failed, or
+// the process ends.
 struct UnlinkedSegments {
-  ~UnlinkedSegments() { unlink_segments(); }
+  UnlinkedSegments() {
+    linked.store(true);
+    at_process_end(&end_initialisation);
+  }
+  ~UnlinkedSegments() {
+    unlink_segments();
+    linked.store(false);
+  }
 };
 
+// The thread counts itself and then asks whether the process ends; end_initialisation() runs after
+// that was set, and then reads the count. So one of the two sees the other.
 void initialise(const Api& mpi) {
+  struct Counted {
+    Counted() { initialising.fetch_add(1); }
+    ~Counted() { initialising.fetch_sub(1); }
+  };
   set_transport_defaults();
+  std::optional<Counted> counted(std::in_place);
+  if (must_park()) {
+    counted.reset();
+    park();
+  }
   mpi.initialise();
 }
 

@@ -21,6 +21,7 @@ QUICK = {
     ("nodes", "destroying", "exit"),
     ("nodes", "sync", "interrupt_twice"),
     ("nodes", "dropped", "in_cycle"),
+    ("nodes", "meeting", "exit"),
     ("instead", "sync", "exit"),
     ("instead", "many", "return"),
 }

@@ -120,7 +120,12 @@ class Endings:
         before = shm.entries()
         print(json.dumps([frame, state, way, LIMIT]), file=self._warm.stdin, flush=True)
         answer: dict[str, Any] = json.loads(self._warm.stdout.readline())
-        return Ending(answer["codes"], answer["output"], sorted(shm.left_since(before)))
+        left = shm.left_since(before)
+        if state == "meeting" and way in ("terminate", "os_exit"):
+            for name in left:  # nothing runs in a process that is killed within MPI_Init
+                (shm.SHM / name).unlink(missing_ok=True)
+            left = set()
+        return Ending(answer["codes"], answer["output"], sorted(left))
 
 
 def main() -> int:
