@@ -25,8 +25,9 @@ bool run_abandonable(std::function<void()> call, std::chrono::steady_clock::time
     return check ? std::min(deadline, std::chrono::steady_clock::now() + kCheckEvery) : deadline;
   };
   while (result.wait_until(step()) != std::future_status::ready) {
-    park_at_process_end();
+    // Before the thread parks: a caller that does not wait may hold a lock that the end takes.
     if (std::chrono::steady_clock::now() >= deadline) return false;
+    park_at_process_end();
     if (check) check();
   }
   result.get();
