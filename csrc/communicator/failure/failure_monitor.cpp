@@ -284,7 +284,7 @@ void FailureMonitor::tell_claimed_twice(const MonitoredGroup& own, const std::st
                                         const std::vector<std::string>& mailboxes,
                                         const std::string& why, milliseconds patience) {
   const News entry{NewsKind::kClaimedTwice, key, why};
-  for (const std::string& mailbox : mailboxes) Mailbox::send(mailbox, format(entry));
+  for (const std::string& mailbox : mailboxes) ClaimMailbox::send(mailbox, format(entry));
   {
     const std::lock_guard lock(mutex_);
     open_store(own);

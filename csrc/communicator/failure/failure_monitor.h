@@ -161,8 +161,8 @@ class FailureMonitor : private NewsStore::Owner {
   std::set<std::string> greeted_;      // of these, who know this process
   std::set<std::string> unreachable_;  // processes that wanted_links_ has given up
   std::map<KeyValue*, std::shared_ptr<NewsStore>> stores_;
-  std::unique_ptr<NodeLinks> links_;  // the thread's alone, once that runs
-  std::optional<Mailbox> mailbox_;    // open from the first group on
+  std::unique_ptr<NodeLinks> links_;     // the thread's alone, once that runs
+  std::optional<ClaimMailbox> mailbox_;  // open from the first group on
   // Groups that another process came as a rank of, by their keys: how. This may be heard before the
   // group has been made.
   std::map<std::string, std::string> claimed_twice_;

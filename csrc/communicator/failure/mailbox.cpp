@@ -15,8 +15,8 @@ constexpr int kType = SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
 constexpr size_t kLongestLetter = 4096;
 constexpr const char* kPrefix = "hbmcomm-mail-";
 
-struct Address {
-  explicit Address(const std::string& name) {
+struct MailboxAddress {
+  explicit MailboxAddress(const std::string& name) {
     const std::string text = '\0' + (kPrefix + name);
     unix_name.sun_family = AF_UNIX;
     const size_t bytes = std::min(text.size(), sizeof(unix_name.sun_path));
@@ -31,12 +31,12 @@ struct Address {
 
 }  // namespace
 
-Mailbox::Mailbox(const std::string& name) : socket_(socket(AF_UNIX, kType, 0)) {
-  const Address address(name);
+ClaimMailbox::ClaimMailbox(const std::string& name) : socket_(socket(AF_UNIX, kType, 0)) {
+  const MailboxAddress address(name);
   if (socket_ && bind(socket_.get(), address.get(), address.length) != 0) socket_ = Descriptor();
 }
 
-std::optional<std::string> Mailbox::receive() {
+std::optional<std::string> ClaimMailbox::receive() {
   if (!socket_) return std::nullopt;
   std::array<char, kLongestLetter> letter{};
   const ssize_t bytes = recv(socket_.get(), letter.data(), letter.size(), 0);
@@ -44,10 +44,10 @@ std::optional<std::string> Mailbox::receive() {
   return std::string(letter.data(), static_cast<size_t>(bytes));
 }
 
-void Mailbox::send(const std::string& name, const std::string& letter) noexcept {
+void ClaimMailbox::send(const std::string& name, const std::string& letter) noexcept {
   const Descriptor from(socket(AF_UNIX, kType, 0));
   if (!from) return;
-  const Address address(name);
+  const MailboxAddress address(name);
   sendto(from.get(), letter.data(), std::min(letter.size(), kLongestLetter), MSG_NOSIGNAL,
          address.get(), address.length);
 }

@@ -11,10 +11,10 @@
 
 namespace hbm::failure {
 
-class Mailbox {
+class ClaimMailbox {
  public:
   // Opens the mailbox with this name. If the kernel refuses, nothing arrives there.
-  explicit Mailbox(const std::string& name);
+  explicit ClaimMailbox(const std::string& name);
 
   // Readable if a letter has arrived; -1 if the kernel refused.
   int descriptor() const noexcept { return socket_.get(); }

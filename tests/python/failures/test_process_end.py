@@ -1,7 +1,7 @@
 """A process ends with the program's own exit code, whatever its groups and threads are doing.
 
-The table is harness/endings.py. The quick and the full tier have every pair of a frame, a state and
-a way, the long one all of it.
+Each state of a group meets each way to leave in one of the frames, most of them in the full tier.
+`python -m harness.endings` runs the whole table.
 """
 
 from __future__ import annotations
