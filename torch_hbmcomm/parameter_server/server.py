@@ -155,8 +155,6 @@ class ParameterServer:
             assert optimizer is not None  # check() saw to it
             self._worker = AsyncParameterServer(model, optimizer, config, name, box, group)
         self._steps = OwnSteps(optimizer)
-        # Not as a decorator: torch.compiler.disable() imports the compiler, as optimizers do.
-        self._untraced_step = torch.compiler.disable(_step)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step the optimizer, and share the update; after backward(). Returns what closure returns.
@@ -165,10 +163,10 @@ class ParameterServer:
         RuntimeWarning names the parameter; in mode="async" this worker alone leaves it out, and
         goes on with the box's weights.
 
-        Until close() the optimizer's own step() raises RuntimeError. torch.compile does not trace
-        the exchange.
+        Until close() the optimizer's own step() raises RuntimeError.
         """
-        return self._untraced_step(self, closure)
+        with self._steps.allowed():
+            return self._worker.step(closure)
 
     def pull(self) -> None:
         """Send what was not sent yet, and make the box's weights the model's, without rounding.
@@ -281,12 +279,3 @@ def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None
             f"group {index} of the optimizer has a parameter that is not the model's: it would "
             "not be shared"
         )
-
-
-def _step(ps: ParameterServer, closure: Callable[[], Any] | None) -> Any:
-    """Step as ParameterServer.step() documents.
-
-    A function without a reference to `ps`, which would keep alive a server that was given up.
-    """
-    with ps._steps.allowed():
-        return ps._worker.step(closure)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from harness import Context, Pool
@@ -76,38 +74,6 @@ def test_a_buffer_that_is_another_tensor_now_is_shared() -> None:
                 settle(one)
         assert model.mean.tolist() == other.mean.tolist() == [2.0, 2.0]  # a mean over two workers
         assert ps.state_dict()["model"]["mean"].tolist() == [2.0, 2.0]
-
-
-@pytest.mark.full
-def test_compiled_steps_are_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile a function that steps, as PyTorch's recipe has it: the exchange is not traced.
-
-    Other workers change the memory that it reads. A compiled optimizer.step() is compiled still.
-    """
-    graphs: list[Any] = []
-
-    def keep(graph: Any, _: Any) -> Any:
-        graphs.append(graph)
-        return graph
-
-    model = Images()
-    optimizer = sgd(model)
-    with serving("shm") as boxes, parameter_server(boxes, model, optimizer, overlap=False) as ps:
-        compiled = torch.compile(lambda: ps.step(), backend=keep)
-        for step in range(3):
-            model.give()
-            compiled()
-            assert ps.stats()["steps"] == step + 1
-        assert not graphs, "the exchange was compiled"
-        monkeypatch.setattr(optimizer, "step", torch.compile(optimizer.step, backend=keep))
-        model.give()
-        with pytest.raises(RuntimeError, match="beside a ParameterServer"):
-            optimizer.step()
-        ps.step()
-        assert graphs, "the optimizer was not compiled"
-        start = values(Images())
-        for name, value in values(model).items():
-            assert torch.equal(value, start[name] - (0 if name == "frozen" else 4)), name
 
 
 def check_sync(context: Context, name: str, at_server: bool, push_every: int) -> None:
