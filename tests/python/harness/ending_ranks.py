@@ -15,6 +15,7 @@ import random
 import select
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -32,6 +33,7 @@ from torch._C._distributed_c10d import (
     PrefixStore,
     ProcessGroup,
     Store,
+    TCPStore,
     _DistributedBackendOptions,
 )
 
@@ -41,6 +43,13 @@ FORMING = ("forming", "meeting")  # states: rank 0 leaves before it has a group
 MOST_SECONDS = 0.05  # between the state and the end: other moments in other runs
 MOST_SECONDS_TO_FORM = 0.3  # the same for FORMING: MPI_Init is within
 MANY = 300  # operations
+SERVER = """
+import sys
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
 OWNED = ("del", "in_global", "in_cycle", "in_thread_local")  # ways: Python alone owns the group
 
 
@@ -50,13 +59,19 @@ class Rank:
     frame: str
     state: str
     way: str
-    store: str  # the file's path
+    store: str  # the file's path; between nodes the prefix of keys
+    port: int  # of a TCPStore that outlives the ranks
     other: int  # a socket: closed when the other rank ends
 
 
 def serve(folder: str) -> Rank | None:
     """Forks the ranks that the lines of stdin ask for, and tells how they ended. Returns a rank
     in each fork, and None at the end of stdin."""
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdout is not None
+    port = int(server.stdout.readline())
     for line in sys.stdin:
         frame, state, way, limit = json.loads(line)
         place = Path(tempfile.mkdtemp(dir=folder))
@@ -71,7 +86,7 @@ def serve(folder: str) -> Rank | None:
                     os.dup2(file.fileno(), 2)
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
                 other = holds if rank == 0 else ends
-                return Rank(rank, frame, state, way, str(place / "store"), other)
+                return Rank(rank, frame, state, way, str(place / "store"), port, other)
             processes.append(pid)
         os.close(ends)
         os.close(holds)
@@ -79,6 +94,7 @@ def serve(folder: str) -> Rank | None:
         codes = [code_of(pid, deadline) for pid in processes]
         output = "".join((place / f"output{rank}").read_text()[-2000:] for rank in range(2))
         print(json.dumps({"codes": codes, "output": output}), flush=True)
+    server.communicate()
     return None
 
 
@@ -93,11 +109,18 @@ def code_of(pid: int, deadline: float) -> int | None:
     return os.waitstatus_to_exitcode(status) if ended else None
 
 
+def store_of(rank: Rank) -> Store:
+    if rank.frame != "nodes":
+        return FileStore(rank.store, 2)
+    tcp = TCPStore("127.0.0.1", rank.port, is_master=False, timeout=TIMEOUT)
+    return PrefixStore(rank.store, tcp)
+
+
 def form(rank: Rank) -> Any:
     """Form the group, and return c10d's group, or the backend alone if Python is to own it."""
     if rank.frame == "nodes":
         os.environ["HBMCOMM_NODE_ID"] = str(rank.rank)
-    store = FileStore(rank.store, 2)
+    store = store_of(rank)
     name = "gloo" if rank.frame == "instead" else "hbm"
     if rank.frame == "instead":
         from torch_hbmcomm.instead_of import take_the_place_of
@@ -121,7 +144,7 @@ def create_owned(rank: Rank, store: Store) -> Any:
 def form_subgroup(rank: Rank, group: Any) -> Any:
     if isinstance(group, ProcessGroup):
         return dist.new_group([0, 1])
-    return create_owned(rank, PrefixStore("subgroup", FileStore(rank.store, 2)))
+    return create_owned(rank, PrefixStore("subgroup", store_of(rank)))
 
 
 def destroy(group: Any) -> None:
