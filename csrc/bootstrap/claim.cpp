@@ -60,8 +60,20 @@ bool is_another_job(const std::string& one, const std::string& other) {
   return !one.empty() && !other.empty() && one != other;
 }
 
+namespace {
+
+bool is_visible(const Claim& claim) {
+  return claim.boot_id == boot_id() && claim.pid_namespace == pid_namespace();
+}
+
+}  // namespace
+
+bool is_predecessor(const Claim& claim) {
+  return !claim.job.empty() && claim.job == job_id() && (!is_visible(claim) || has_ended(claim));
+}
+
 bool has_ended(const Claim& claim) {
-  if (claim.boot_id != boot_id() || claim.pid_namespace != pid_namespace()) return false;
+  if (!is_visible(claim)) return false;
   const bool gone = kill(static_cast<pid_t>(claim.pid), 0) != 0 && errno == ESRCH;
   return gone || is_restarted(claim.started, start_of(claim.pid));
 }

@@ -36,6 +36,11 @@ std::string job_id();
 // Returns true if torchrun gave the two jobs different ids.
 bool is_another_job(const std::string& one, const std::string& other);
 
+// Returns true if torchrun has started this process in the place of the claim's: its agent keeps
+// one store for all restarts of a job. Both are of one torchrun job, and the former is not known to
+// live.
+bool is_predecessor(const Claim& claim);
+
 // Returns true if the process has provably ended: it was on this machine.
 bool has_ended(const Claim& claim);
 

@@ -267,7 +267,9 @@ void throw_taken(const Participant& participant, const std::string& record) {
 }
 
 void require_own_claim(const Participant& participant, const std::string& record) {
-  if (claim_of(record).process != process_id()) throw_taken(participant, record);
+  const Claim holder = claim_of(record);
+  if (holder.process == process_id() || is_predecessor(holder)) return;
+  throw_taken(participant, record);
 }
 
 void throw_missing(const Participant& participant, const std::string& step,
