@@ -148,6 +148,7 @@ void require_same_ranks(const Participant& participant, int own, const Member& s
 void require_same_job(const Participant& participant, const std::vector<Member>& members) {
   const auto has_id = [](const Member& member) { return !member.job.empty(); };
   const auto first = std::ranges::find_if(members, has_id);
+  if (first == members.end()) return;
   const auto other = std::ranges::find_if(
       members, [&](const Member& each) { return is_another_job(first->job, each.job); });
   if (other == members.end()) return;
