@@ -43,8 +43,8 @@ inline void park_at_process_end() noexcept {
   if (must_park()) park();
 }
 
-// A short section of a thread that uses what the end of the process takes away, such as MPI.
-// end_process() waits for all sections, 10 s at most, except those of parked threads.
+// A short section of a thread that uses MPI, which the end of the process takes away.
+// end_process() waits for all sections of threads that have not parked, 10 s at most.
 //
 // The thread asks process_ends() or must_park() after it has begun the section. Both sides are
 // sequentially consistent: either the thread sees that the process ends, or end_process(), which

@@ -16,6 +16,11 @@ namespace {
 
 constexpr size_t kShortList = 16;
 
+// True if this process can see whether the claim's process lives.
+bool is_visible(const Claim& claim) {
+  return claim.boot_id == boot_id() && claim.pid_namespace == pid_namespace();
+}
+
 }  // namespace
 
 Claim own_claim() {
@@ -59,14 +64,6 @@ std::string job_id() {
 bool is_another_job(const std::string& one, const std::string& other) {
   return !one.empty() && !other.empty() && one != other;
 }
-
-namespace {
-
-bool is_visible(const Claim& claim) {
-  return claim.boot_id == boot_id() && claim.pid_namespace == pid_namespace();
-}
-
-}  // namespace
 
 bool is_predecessor(const Claim& claim) {
   return !claim.job.empty() && claim.job == job_id() && (!is_visible(claim) || has_ended(claim));

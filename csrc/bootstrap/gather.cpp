@@ -242,17 +242,15 @@ void tell_formed(const Participant& participant, const std::string& why) {
 void throw_taken(const Participant& participant, const std::string& record) {
   const Claim holder = claim_of(record);
   const std::string rank = "rank " + std::to_string(participant.rank) + " of " + participant.group;
+  const std::string cause =
+      ": two processes have this rank, or two jobs use one store; start each rank once, and " +
+      fresh_store_advice();
   const std::string remedy =
       has_ended(holder)
           ? ", which has ended: the store holds the keys of another job; " + fresh_store_advice()
-          : ": two processes have this rank, or two jobs use one store; start each rank once, "
-            "and " +
-                fresh_store_advice();
+          : cause;
   const std::string both = rank + " is taken by " + process_name(holder) + ", and " +
-                           process_name(own_claim()) +
-                           " has come as the same rank: two processes have this rank, or two jobs "
-                           "use one store; start each rank once, and " +
-                           fresh_store_advice();
+                           process_name(own_claim()) + " has come as the same rank" + cause;
   try {
     // Waiting ranks see it. A rank that has all records does not wait: it cannot pass the count.
     if (end_attempt(participant, both)) spoil(participant, kFirstCount);

@@ -80,7 +80,8 @@ void require_going_on(const Participant& participant, KeyValue::Deadline deadlin
 // this rank. Ends the attempt for the other ranks, which cannot tell the two processes apart.
 [[noreturn]] void throw_taken(const Participant& participant, const std::string& record);
 
-// Throws like that unless this process has written the record.
+// Throws as throw_taken() does unless this process, or its is_predecessor(), has written the
+// record.
 void require_own_claim(const Participant& participant, const std::string& record);
 
 // Runs `act`, which is a part of such an attempt. What it throws ends the attempt for all ranks:

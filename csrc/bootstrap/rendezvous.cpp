@@ -92,17 +92,17 @@ std::string prefix_of(long rendezvous) {
   return "hbm/rendezvous" + std::to_string(rendezvous) + "/";
 }
 
-// Sets where the ranks of the participant's group leave what they tell. Ranks that name different
-// members find out in the first step, so it has common keys. Groups of which each has its own
-// members may have the same name, so the other keys are by the first member.
+// Sets the prefixes of the keys under which the ranks of the participant's group leave records.
+// Ranks that name different members find out in the first step, so it has common keys. Groups of
+// which each has its own members may have the same name, so the other keys are by the first member.
 void set_prefixes(Participant& participant, long rendezvous) {
   participant.first_prefix = prefix_of(rendezvous);
   participant.prefix = participant.first_prefix + std::to_string(participant.members.front()) + "/";
 }
 
 // A store may outlive a group (torchrun's agent keeps one for the whole job): the n-th rendezvous
-// of one rank in it is the n-th of the others. Finds the first in which this rank has told nothing.
-// Throws if another process has told something as this rank.
+// of one rank in it is the n-th of the others. Finds the first in which this rank has no record.
+// Throws if another process has left a record as this rank, unless torchrun restarted the rank.
 void find_rendezvous(Participant& participant) {
   const auto own_key = [&](long rendezvous) {
     set_prefixes(participant, rendezvous);

@@ -1,5 +1,5 @@
-// Where processes of this machine leave word for this one, which needs no store to hear it: a
-// datagram socket with an abstract name, seen within one network namespace.
+// The mailbox of a process: other processes of its machine send it reports of second claims. It is
+// a datagram socket with an abstract name, which one network namespace sees. It needs no store.
 //
 // Threads: one at a time.
 #pragma once
