@@ -79,7 +79,7 @@ GroupConnection ProcessGroupHbm::connect(const c10::intrusive_ptr<c10d::Store>& 
                          .job_store = keys.job,
                          .global_ranks = options_->global_ranks_in_group,
                          .heartbeat = options_->heartbeat(),
-                         .serves_store = keys.served_here,
+                         .server = keys.server,
                          .rank = rank_,
                          .size = size_,
                          .group = name_,
@@ -360,7 +360,7 @@ void ProcessGroupHbm::abort() {
 
 void ProcessGroupHbm::shutdown() {
   if (!queue_ || queue_->in_forked_child() || shut_down_.exchange(true)) return;
-  part();
+  if (part()) remove_keys();
   const bool failed = queue_->broken() != nullptr;
   failed ? connection_.peers->finish_reports() : connection_.peers->leave();
   stop();
@@ -376,14 +376,16 @@ void ProcessGroupHbm::stop() {
 
 // A last barrier, so that no rank ends while MPI still holds a message of it: what a rank has sent
 // is on its way only as long as that rank calls MPI. A rank that does not come in kPartingPatience
-// is not waited for.
-void ProcessGroupHbm::part() {
-  if (size_ == 1 || queue_->broken()) return;
+// is not waited for. Returns true if all have come.
+bool ProcessGroupHbm::part() {
+  if (queue_->broken()) return false;
+  if (size_ == 1) return true;
   try {
-    if (!queue_->try_claim("destroy_process_group")) return;
+    if (!queue_->try_claim("destroy_process_group")) return false;
   } catch (const Error&) {
-    return;  // it has broken meanwhile
+    return false;  // it has broken meanwhile
   }
+  bool all_came = false;
   try {
     const auto farewell =
         OperationQueue::create(OperationQueue::Order::kOrdered, connection_.crowded, {});
@@ -394,6 +396,7 @@ void ProcessGroupHbm::part() {
     farewell->launch(ticket, Mode::kSync);
     farewell->stop();
     if (ticket->error()) std::rethrow_exception(ticket->error());
+    all_came = true;
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kMismatch) {
       log::error(name_ + " was destroyed after its ranks had come apart: " + error.what());
@@ -405,6 +408,7 @@ void ProcessGroupHbm::part() {
     throw;
   }
   queue_->unclaim();
+  return all_came;
 }
 
 c10::intrusive_ptr<GroupOptions> ProcessGroupHbm::derived_options(

@@ -302,7 +302,8 @@ class ProcessGroupHbm final : public BackendBase {
   void heed_claims();
   void collective_failed(const std::exception_ptr& error);
   void p2p_failed(const std::exception_ptr& error);
-  void part();
+  bool part();
+  void remove_keys();
   void stop();
   void leave_all();
   void close_resource(bool patient);

@@ -29,10 +29,6 @@ long field(long sum, int number) { return (sum >> (kFieldBits * number)) & kFiel
 // How many have come; more than there are ranks if the step is spoilt.
 long come(long sum) { return sum >> (kFieldBits * kMostFacts); }
 
-std::string count_key(const Participant& participant, const std::string& step) {
-  return participant.prefix + step + "/count";
-}
-
 // Returns the facts that hold on all ranks; nothing as long as some have not come.
 std::optional<unsigned> common_facts(const Participant& participant, long sum) {
   if (come(sum) != participant.size) return std::nullopt;
@@ -71,6 +67,7 @@ bool await_those_who_came(const Participant& participant, const std::string& ste
 
 std::optional<unsigned> vouch(const Participant& participant, const std::string& step,
                               unsigned facts) {
+  if (participant.steps) participant.steps->insert(step);
   long own = 1L << (kFieldBits * kMostFacts);
   for (int fact = 0; fact < kMostFacts; ++fact) {
     if (((facts >> fact) & 1) != 0) own += 1L << (kFieldBits * fact);

@@ -205,6 +205,22 @@ std::string step_key(const Participant& participant, const std::string& step, in
   return participant.first_prefix + step + "/" + std::to_string(member);
 }
 
+std::string count_key(const Participant& participant, const std::string& step) {
+  return participant.prefix + step + "/count";
+}
+
+void remove_steps(const Participant& participant, KeyValue::Deadline deadline) {
+  std::vector<std::string> keys;
+  for (const std::string& step : *participant.steps) {
+    if (step == kFirstStep) continue;
+    keys.push_back(count_key(participant, step));
+    for (const int rank : everyone(participant.size)) {
+      keys.push_back(step_key(participant, step, rank));
+    }
+  }
+  participant.store->remove(keys, deadline);
+}
+
 void require_going_on(const Participant& participant, KeyValue::Deadline deadline) {
   const auto end = participant.store->get(end_key(participant), deadline);
   if (!end) return;
@@ -302,6 +318,7 @@ std::vector<std::string> gather(const Participant& participant, const std::strin
                                 const std::vector<int>& among,
                                 const std::function<std::string()>& tell,
                                 const std::function<void(int, const std::string&)>& arrived) {
+  if (participant.steps) participant.steps->insert(step);
   std::exception_ptr own;
   std::string told;
   bool is_death = false;

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,9 @@ struct Participant {
   std::string first_prefix = {};       // of its keys; empty: `prefix`
   std::vector<uint64_t> members = {};  // each rank's number in the job; empty: the same
 
+  // The steps that this rank has begun, for remove_steps(). Null: nobody asks.
+  std::shared_ptr<std::set<std::string>> steps = nullptr;
+
   // Throws Error(kDeath) if one of `ranks` has died.
   void require_alive(const std::vector<int>& ranks) const {
     if (watch) watch->check(ranks);
@@ -38,6 +42,13 @@ struct Participant {
 
 // The key behind which a rank tells what it does in a step.
 std::string step_key(const Participant& participant, const std::string& step, int rank);
+
+// The counter of a step (bootstrap/agreement.h).
+std::string count_key(const Participant& participant, const std::string& step);
+
+// Removes what the ranks have told in all steps but the first: a rank's records there tell it how
+// many groups it has formed in the store. REQUIRES: no rank reads or tells anything any more.
+void remove_steps(const Participant& participant, KeyValue::Deadline deadline);
 
 // Throws Error(kTimeout) naming those of `among` that have told nothing in the step.
 [[noreturn]] void throw_missing(const Participant& participant, const std::string& step,

@@ -113,6 +113,10 @@ std::string PrefixedKeyValue::claim(const std::string& key, const std::string& v
   return store_->claim(prefix_ + key, value, deadline);
 }
 
+void PrefixedKeyValue::remove(const std::vector<std::string>& keys, Deadline deadline) {
+  store_->remove(prefixed(keys), deadline);
+}
+
 std::vector<std::string> PrefixedKeyValue::prefixed(const std::vector<std::string>& keys) const {
   std::vector<std::string> all;
   for (const std::string& key : keys) all.push_back(prefix_ + key);
@@ -153,6 +157,10 @@ long WatchedKeyValue::add(const std::string& key, long amount, Deadline deadline
 std::string WatchedKeyValue::claim(const std::string& key, const std::string& value,
                                    Deadline deadline) {
   return ask([&](Deadline until) { return store_->claim(key, value, until); }, deadline);
+}
+
+void WatchedKeyValue::remove(const std::vector<std::string>& keys, Deadline deadline) {
+  ask([&](Deadline until) { store_->remove(keys, until); }, deadline);
 }
 
 }  // namespace hbm

@@ -22,6 +22,13 @@ struct StoreError : Error {
   bool was_removed = false;  // true: the store was a file that was removed; its users may live
 };
 
+// Who serves a store. It ends with that process.
+enum class StoreServer {
+  kThisProcess,
+  kAnotherRank,  // or a process that is not known
+  kNoRank,       // torchrun's agent, or the store is a file: it outlives the ranks
+};
+
 // Each question has a deadline for its answer: StoreError(kTimeout) says that the store did not
 // answer, StoreError(kNetwork) that it is gone.
 class KeyValue {
@@ -48,6 +55,9 @@ class KeyValue {
   // Sets an absent key, in one step of the store. Returns the value that is there afterwards.
   virtual std::string claim(const std::string& key, const std::string& value,
                             Deadline deadline) = 0;
+
+  // Removes those of the keys that are there; also if the answer comes after the deadline.
+  virtual void remove(const std::vector<std::string>& keys, Deadline deadline) = 0;
 };
 
 // Asks until `found`, which asks a store and has until `patience` for the answer, returns true;
@@ -80,6 +90,7 @@ class PrefixedKeyValue final : public KeyValue {
   bool has(const std::vector<std::string>& keys, Deadline deadline) override;
   long add(const std::string& key, long amount, Deadline deadline) override;
   std::string claim(const std::string& key, const std::string& value, Deadline deadline) override;
+  void remove(const std::vector<std::string>& keys, Deadline deadline) override;
 
  private:
   std::vector<std::string> prefixed(const std::vector<std::string>& keys) const;
@@ -101,6 +112,7 @@ class WatchedKeyValue final : public KeyValue {
   // Asked once, as two answers would be two sums.
   long add(const std::string& key, long amount, Deadline deadline) override;
   std::string claim(const std::string& key, const std::string& value, Deadline deadline) override;
+  void remove(const std::vector<std::string>& keys, Deadline deadline) override;
 
  private:
   template <typename Question>

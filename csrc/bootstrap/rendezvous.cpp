@@ -299,6 +299,7 @@ Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::
     participant.members.resize(static_cast<size_t>(size));
     std::iota(participant.members.begin(), participant.members.end(), 0);
   }
+  participant.steps = std::make_shared<std::set<std::string>>();
   find_rendezvous(participant);
   std::vector<Member> members;
   attempt(participant, [&] { members = exchange_records(participant, self); });

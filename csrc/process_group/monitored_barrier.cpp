@@ -40,6 +40,10 @@ std::string torch_words(int rank) {
          "from rank 0";
 }
 
+std::string prefix_of(const bootstrap::Participant& participant, uint64_t number) {
+  return participant.prefix + "monitored_barrier" + std::to_string(number) + "/";
+}
+
 }  // namespace
 
 std::string MonitoredBarrier::Verdict::record() const {
@@ -62,15 +66,27 @@ MonitoredBarrier::Verdict MonitoredBarrier::Verdict::parse(const std::string& re
   return verdict;
 }
 
-MonitoredBarrier::MonitoredBarrier(bootstrap::Participant participant, const Peers& peers,
-                                   std::chrono::milliseconds timeout)
-    : participant_(watched(std::move(participant))),
+MonitoredBarrier::MonitoredBarrier(bootstrap::Participant participant, uint64_t number,
+                                   const Peers& peers, std::chrono::milliseconds timeout)
+    : previous_(keys_of(participant, number - 1)),
+      participant_(watched(std::move(participant), number)),
       peers_(peers),
       timeout_(timeout),
       name_("monitored_barrier of " + participant_.group),
       duration_(std::to_string(timeout.count()) + " ms") {}
 
-bootstrap::Participant MonitoredBarrier::watched(bootstrap::Participant participant) const {
+std::vector<std::string> MonitoredBarrier::keys_of(const bootstrap::Participant& participant,
+                                                   uint64_t number) {
+  if (number == 0) return {};
+  const std::string prefix = prefix_of(participant, number);
+  std::vector<std::string> keys{prefix + kClaimsKey, prefix + kVerdictKey};
+  for (int rank = 0; rank < participant.size; ++rank) keys.push_back(prefix + std::to_string(rank));
+  return keys;
+}
+
+bootstrap::Participant MonitoredBarrier::watched(bootstrap::Participant participant,
+                                                 uint64_t number) const {
+  participant.prefix = prefix_of(participant, number);
   const auto look = [this] { require_needed(); };
   participant.store = std::make_shared<WatchedKeyValue>(std::move(participant.store), look);
   return participant;
@@ -111,6 +127,8 @@ MonitoredBarrier::Verdict MonitoredBarrier::decide(bool wait_all_ranks) const {
   } catch (const DecidedElsewhere&) {
     return await_publication();
   }
+  // The others stand in this barrier until there is a verdict, so nobody reads the one before.
+  if (missing.empty()) participant_.store->remove(previous_, answer_by());
   return publish(verdict_on(missing));
 }
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,10 +21,15 @@ namespace hbm {
 
 class MonitoredBarrier {
  public:
-  // `participant` has a prefix of keys for this barrier alone, and `timeout` from now as its
-  // deadline. REQUIRES: `peers` outlives the barrier.
-  MonitoredBarrier(bootstrap::Participant participant, const Peers& peers,
+  // The group's `number`-th, from 1. `participant` has `timeout` from now as its deadline.
+  // REQUIRES: `peers` outlives the barrier.
+  MonitoredBarrier(bootstrap::Participant participant, uint64_t number, const Peers& peers,
                    std::chrono::milliseconds timeout);
+
+  // Returns the keys that a group's `number`-th barrier leaves in the store; of 0: none. Rank 0
+  // removes them when all ranks have come to the next one.
+  static std::vector<std::string> keys_of(const bootstrap::Participant& participant,
+                                          uint64_t number);
 
   // Returns when all ranks have come. Otherwise every rank that has come throws an error that names
   // a missing one: a rank that has died, or has left the group in good order, immediately, or one
@@ -51,7 +57,7 @@ class MonitoredBarrier {
     static Verdict parse(const std::string& record);
   };
 
-  bootstrap::Participant watched(bootstrap::Participant participant) const;
+  bootstrap::Participant watched(bootstrap::Participant participant, uint64_t number) const;
   Verdict decide(bool wait_all_ranks) const;
   Verdict await_verdict(bool wait_all_ranks) const;
   Verdict verdict_on(std::vector<int> missing) const;
@@ -67,6 +73,7 @@ class MonitoredBarrier {
   Gone gone_among(const std::vector<int>& ranks) const;
   std::string tell(const Gone& gone) const;
 
+  const std::vector<std::string> previous_;  // the keys of the barrier before
   const bootstrap::Participant participant_;
   const Peers& peers_;
   const std::chrono::milliseconds timeout_;

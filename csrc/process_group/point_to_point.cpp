@@ -97,9 +97,9 @@ void ProcessGroupHbm::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
     }
     const milliseconds timeout = timeout_or_default(opts.timeout);
     bootstrap::Participant participant = connection_.rendezvous.participant;
-    participant.prefix += "monitored_barrier" + std::to_string(number) + "/";
     participant.deadline = Clock::now() + timeout;
-    MonitoredBarrier(std::move(participant), *connection_.peers, timeout).pass(wait_all_ranks);
+    MonitoredBarrier(std::move(participant), number, *connection_.peers, timeout)
+        .pass(wait_all_ranks);
   });
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <map>
@@ -116,9 +117,21 @@ struct ServerReader {
 };
 template struct ServerReader<&c10d::TCPStore::server_>;
 
-bool is_served_here(c10d::Store& store) {
+// Returns true if torchrun's agent serves the store, as PyTorch's env:// takes it.
+bool is_served_by_agent(const c10d::TCPStore& store) {
+  const auto is = [](const char* variable, const std::string& value) {
+    const char* const found = std::getenv(variable);
+    return found != nullptr && found == value;
+  };
+  return is("TORCHELASTIC_USE_AGENT_STORE", "True") &&
+         is("MASTER_PORT", std::to_string(store.getPort()));
+}
+
+StoreServer server_of(c10d::Store& store) {
   const auto* const tcp = dynamic_cast<c10d::TCPStore*>(&store);
-  return tcp != nullptr && has_server(*tcp);
+  if (tcp == nullptr) return StoreServer::kNoRank;
+  if (has_server(*tcp)) return StoreServer::kThisProcess;
+  return is_served_by_agent(*tcp) ? StoreServer::kNoRank : StoreServer::kAnotherRank;
 }
 
 std::string cause_of(const std::exception& error) {
@@ -193,12 +206,25 @@ class StoreConnection final : public KeyValue {
         deadline);
   }
 
+  // Opens no clone: a group that ends would open it for this alone. A late removal is done too.
+  void remove(const std::vector<std::string>& keys, Deadline deadline) override {
+    begin_making();
+    const std::shared_ptr<void> making(nullptr, [this](void*) { end_making(); });
+    run(
+        "delete_key",
+        [keys](c10d::Store& store) {
+          for (const std::string& key : keys) store.deleteKey(key);
+        },
+        deadline, /*even_late=*/true);
+  }
+
  private:
   using Call = std::function<void(c10d::Store&)>;
 
   struct StoreRequest {
     const char* name;  // of PyTorch's function, for errors
     Call call;
+    bool even_late = false;  // though the caller waits no more
     bool done = false;
     bool abandoned = false;
     std::exception_ptr error;
@@ -312,7 +338,7 @@ class StoreConnection final : public KeyValue {
         }
         const std::shared_ptr<StoreRequest> request = requests.front();
         requests.pop_front();
-        if (request->abandoned) continue;
+        if (request->abandoned && !request->even_late) continue;
         lock.unlock();
         std::exception_ptr error;
         try {
@@ -376,11 +402,12 @@ class StoreConnection final : public KeyValue {
     }
   };
 
-  void run(const char* name, Call call, Deadline deadline) {
+  void run(const char* name, Call call, Deadline deadline, bool even_late = false) {
     fork_.require_owner("use its parent's connection to the c10d store");
     auto request = std::make_shared<StoreRequest>();
     request->name = name;
     request->call = std::move(call);
+    request->even_late = even_late;
     state_->run(request, deadline);
   }
 
@@ -427,6 +454,11 @@ class DirectStore final : public KeyValue {
                     Deadline /*deadline*/) override {
     return ask([&] { return claim_in(*store_, key, value); });
   }
+  void remove(const std::vector<std::string>& keys, Deadline /*deadline*/) override {
+    ask([&] {
+      for (const std::string& key : keys) store_->deleteKey(key);
+    });
+  }
 
  private:
   const StorePointer store_;
@@ -458,7 +490,7 @@ GroupStore connect_store(const StorePointer& store) {
       .group = std::make_shared<PrefixedKeyValue>(connection, prefix),
       .job = connection,
       .making = std::shared_ptr<void>(nullptr, [connection](void*) { connection->end_making(); }),
-      .served_here = is_served_here(*below)};
+      .server = server_of(*below)};
 }
 
 std::shared_ptr<KeyValue> connect_directly(const StorePointer& store) {

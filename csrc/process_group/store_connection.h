@@ -27,7 +27,7 @@ struct GroupStore {
   std::shared_ptr<KeyValue> group;  // the group's own keys
   std::shared_ptr<KeyValue> job;    // all keys; one object for all groups of the store
   std::shared_ptr<void> making;     // let go when the group has been made
-  bool served_here = false;         // by this process, with which it ends
+  StoreServer server = StoreServer::kNoRank;
 };
 
 // Returns without asking the store. A call throws StoreError(kNetwork) if the store is gone,

@@ -34,6 +34,7 @@ constexpr milliseconds kPatience{60'000};
 
 constexpr const char* kNewsCount = "hbm/news/count";
 constexpr const char* kLeftCount = "p/left/count";
+constexpr const char* kRank0Left = "p/left/0";
 constexpr const char* kRank1Left = "p/left/1";
 constexpr const char* kRank2Left = "p/left/2";
 
@@ -63,6 +64,9 @@ class ToldStore final : public KeyValue {
   }
   std::string claim(const std::string& key, const std::string& value, Deadline deadline) override {
     return values_.claim(key, value, deadline);
+  }
+  void remove(const std::vector<std::string>& keys, Deadline deadline) override {
+    values_.remove(keys, deadline);
   }
 
  private:
@@ -123,14 +127,14 @@ struct Watched {
   GroupWatch watch;
   FakeOperation operation;
 
-  explicit Watched(const std::vector<int>& missing, bool serves_store = false)
+  explicit Watched(const std::vector<int>& missing, StoreServer server = StoreServer::kAnotherRank)
       : watch{{.name = "group g",
                .rank = 0,
                .global_ranks = {},
                .store = store,
                .job_store = store,
                .heartbeat = milliseconds(10'000),
-               .serves_store = serves_store}},
+               .server = server}},
         operation(script_of(missing)) {
     bootstrap::Member elsewhere = bootstrap::introduce("1", 0);
     elsewhere.process = "elsewhere";
@@ -276,7 +280,7 @@ TEST(FailureMonitor, AsksAClosedStoreNoMore) {
 
 // Rank 0 serves the store: it has left once the two others ask no more, or one of them has died.
 TEST(FailureMonitor, WhoServesTheStoreLeavesLast) {
-  Watched group({}, /*serves_store=*/true);
+  Watched group({}, StoreServer::kThisProcess);
   std::atomic<bool> has_left = false;
   std::thread leaving([&] {
     group.watch.leave(milliseconds(60'000));
@@ -293,7 +297,21 @@ TEST(FailureMonitor, WhoServesTheStoreLeavesLast) {
   EXPECT_FALSE(has_left);
   group.rank_2.kill();
   leaving.join();
-  EXPECT_EQ(group.store->get(kLeftCount, {}), "2");
+  for (const char* key : {kLeftCount, kRank0Left, kRank1Left})
+    EXPECT_FALSE(group.store->has({key}, {}));
+}
+
+// No rank serves the store: the last to ask it removes what they have told.
+TEST(FailureMonitor, WhoLeavesLastRemovesTheKeys) {
+  for (const long others : {1, 2}) {
+    Watched group({}, StoreServer::kNoRank);
+    group.leave_rank_1();
+    group.store->add(kLeftCount, others, {});
+    group.watch.leave(milliseconds(60'000));
+    for (const char* key : {kLeftCount, kRank0Left, kRank1Left}) {
+      EXPECT_EQ(group.store->has({key}, {}), others == 1) << key;
+    }
+  }
 }
 
 TEST(FailureMonitor, NamesTheDeadBeforeThoseWhoHaveLeft) {

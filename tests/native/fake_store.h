@@ -52,6 +52,11 @@ class FakeStore final : public KeyValue {
     return values_.try_emplace(key, value).first->second;
   }
 
+  void remove(const std::vector<std::string>& keys, Deadline /*deadline*/) override {
+    const std::lock_guard lock(mutex_);
+    for (const std::string& key : keys) values_.erase(key);
+  }
+
  private:
   std::mutex mutex_;  // guards all below
   std::map<std::string, std::string> values_;

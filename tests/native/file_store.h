@@ -57,6 +57,10 @@ class FileStore final : public KeyValue {
     return value;
   }
 
+  void remove(const std::vector<std::string>& keys, Deadline /*deadline*/) override {
+    for (const std::string& key : keys) std::filesystem::remove(file(key));
+  }
+
  private:
   // Held by one process (or thread) at a time; the kernel takes it back from a dead one.
   class Lock {

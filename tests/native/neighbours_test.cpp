@@ -288,6 +288,9 @@ class DeadlyStore final : public KeyValue {
     if (key.find(step_) != std::string::npos) raise(SIGKILL);
     return found;
   }
+  void remove(const std::vector<std::string>& keys, Deadline deadline) override {
+    store_->remove(keys, deadline);
+  }
 
  private:
   const std::shared_ptr<KeyValue> store_;

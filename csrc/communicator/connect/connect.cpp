@@ -134,6 +134,7 @@ GroupConnection connect_watched(const GroupSetup& setup,
   size_t chunk_bytes = 0;
   mpi::sweep_abandoned();
   GroupConnection made;
+  made.server = setup.server;
   std::optional<shm::NeighbourListener> listener;
   const auto introduce = [&] {
     chunk_bytes = mpi::chunk_bytes(setup.staging_bytes, setup.size);
@@ -164,14 +165,14 @@ GroupConnection connect_watched(const GroupSetup& setup,
 }  // namespace
 
 GroupConnection connect(const GroupSetup& setup) {
-  const auto watch = std::make_shared<failure::GroupWatch>(
-      failure::WatchSetup{.name = setup.group,
-                          .rank = setup.rank,
-                          .global_ranks = setup.global_ranks,
-                          .store = setup.store,
-                          .job_store = setup.job_store,
-                          .heartbeat = setup.heartbeat,
-                          .serves_store = setup.serves_store});
+  const auto watch =
+      std::make_shared<failure::GroupWatch>(failure::WatchSetup{.name = setup.group,
+                                                                .rank = setup.rank,
+                                                                .global_ranks = setup.global_ranks,
+                                                                .store = setup.store,
+                                                                .job_store = setup.job_store,
+                                                                .heartbeat = setup.heartbeat,
+                                                                .server = setup.server});
   try {
     return connect_watched(setup, watch);
   } catch (const StoreError& error) {

@@ -28,7 +28,7 @@ struct GroupSetup {
   std::shared_ptr<KeyValue> job_store;  // of all groups; one object for those of one c10d store
   std::vector<uint64_t> global_ranks;   // by rank; empty: unknown
   std::chrono::milliseconds heartbeat;  // the longest silence of another machine
-  bool serves_store = false;            // this process does, and the store ends with it
+  StoreServer server = StoreServer::kNoRank;  // of the stores
   int rank = 0;
   int size = 1;
   std::string group;  // as errors name it
@@ -47,6 +47,7 @@ struct GroupConnection {
   std::shared_ptr<Communicator> communicator;
   std::shared_ptr<Peers> peers;
   bool crowded = false;  // more ranks than cores here
+  StoreServer server = StoreServer::kNoRank;
 };
 
 // All ranks of the group call it. Also binds this process to its cores, once, if HBMCOMM_BIND says

@@ -21,11 +21,11 @@ namespace hbm::failure {
 struct WatchSetup {
   std::string name;  // of the group, as errors have it
   int rank = 0;
-  std::vector<uint64_t> global_ranks;      // by rank; empty: unknown
-  std::shared_ptr<KeyValue> store;         // the group's own keys
-  std::shared_ptr<KeyValue> job_store;     // one object for all groups of the job
-  std::chrono::milliseconds heartbeat{0};  // the longest silence of another machine
-  bool serves_store = false;               // this process does, and the store ends with it
+  std::vector<uint64_t> global_ranks;         // by rank; empty: unknown
+  std::shared_ptr<KeyValue> store;            // the group's own keys
+  std::shared_ptr<KeyValue> job_store;        // one object for all groups of the job
+  std::chrono::milliseconds heartbeat{0};     // the longest silence of another machine
+  StoreServer server = StoreServer::kNoRank;  // of the stores
 };
 
 struct MonitoredGroup : WatchSetup {

@@ -99,6 +99,11 @@ std::vector<NewsStore::Answer> NewsStore::ask_who_left() {
 }
 
 void NewsStore::tell_leaving() {
+  std::erase_if(to_remove_, [this](const auto& group) {
+    const bool complete = all_counted(*group);
+    if (complete) remove_left(*group);
+    return complete;
+  });
   std::unique_lock lock(mutex_);
   for (const auto& group : owner_.groups_of(keys_.get())) {
     if (!group->followed || !group->leaving || group->has_left) continue;
@@ -108,9 +113,10 @@ void NewsStore::tell_leaving() {
       count(*group);
       lock.lock();
     }
-    if (group->serves_store && is_last(*group)) {
+    if (group->server == StoreServer::kThisProcess && is_last(*group)) {
       lock.unlock();
       const bool complete = all_counted(*group);
+      if (complete) remove_left(*group);
       lock.lock();
       if (!complete) {
         if (!std::exchange(group->store_closes, true)) {
@@ -118,6 +124,8 @@ void NewsStore::tell_leaving() {
         }
         continue;
       }
+    } else if (group->server == StoreServer::kThisProcess) {
+      to_remove_.push_back(group);
     }
     owner_.has_left(*group);
   }
@@ -127,7 +135,8 @@ void NewsStore::tell_leaving() {
 void NewsStore::heed_closing() {
   std::unique_lock lock(mutex_);
   for (const auto& group : owner_.groups_of(keys_.get())) {
-    if (!group->store_closes || group->serves_store || group->has_left) continue;
+    if (!group->store_closes || group->server == StoreServer::kThisProcess || group->has_left)
+      continue;
     lock.unlock();
     count(*group);
     lock.lock();
@@ -157,7 +166,20 @@ void NewsStore::count(MonitoredGroup& group) {
     const std::lock_guard lock(mutex_);
     if (std::exchange(group.counted, true)) return;
   }
-  group.store->add(group.left_prefix + kCount, 1, soon());
+  const long counted = group.store->add(group.left_prefix + kCount, 1, soon());
+  // Another rank that serves the store waits for no more than the count.
+  const bool is_last_rank = std::cmp_greater_equal(counted, group.processes.size());
+  if (is_last_rank && group.server == StoreServer::kNoRank) remove_left(group);
+}
+
+// Removes what the ranks have told of their leaving. REQUIRES: all have counted themselves, or have
+// died, so none asks.
+void NewsStore::remove_left(const MonitoredGroup& group) {
+  std::vector<std::string> keys{group.left_prefix + kCount};
+  for (size_t rank = 0; rank < group.processes.size(); ++rank) {
+    keys.push_back(group.left_prefix + std::to_string(rank));
+  }
+  group.store->remove(keys, soon());
 }
 
 // Returns true if all ranks of the group have counted themselves, or have died.

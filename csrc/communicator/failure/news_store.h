@@ -6,6 +6,9 @@
 // the store. It then waits until the other ranks have counted themselves: each does so when it
 // leaves the group, or when it reads the entry. A counted rank asks the store no more.
 //
+// Keys: the serving rank removes what the ranks of a group have told of leaving once all have
+// counted themselves. If no rank serves the store, the last to count itself does.
+//
 // Locks: `mutex` is the owner's, and guards this and the groups. Only tend() asks the store, and
 // holds the mutex at no time while it does; it takes it between two questions, so that what is told
 // meanwhile waits for the next round. The owner is called with the mutex held.
@@ -85,6 +88,7 @@ class NewsStore {
   bool is_last(const MonitoredGroup& group) const;
   void count(MonitoredGroup& group);
   bool all_counted(const MonitoredGroup& group);
+  static void remove_left(const MonitoredGroup& group);
   void decide_unanswered(Clock::time_point ended_before, const std::vector<Answer>& answers);
 
   const std::shared_ptr<KeyValue> keys_;
@@ -92,6 +96,9 @@ class NewsStore {
   std::mutex& mutex_;
   Owner& owner_;
   std::deque<News> to_tell_;
+  // Groups that this process, which serves the store, has left before its last one, and whose other
+  // ranks have not all counted themselves. Of tend() alone.
+  std::vector<std::shared_ptr<MonitoredGroup>> to_remove_;
   uint64_t begun_ = 0;   // rounds
   uint64_t done_ = 0;    // the last that came to its end
   std::string trouble_;  // empty: none
