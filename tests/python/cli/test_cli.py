@@ -59,6 +59,9 @@ class FakeExtension(ModuleType):
     def build_info(self) -> dict[str, str]:
         return {"torch_version": self._torch_version, "version": torch_hbmcomm.__version__}
 
+    def end_interpreter(self, here: bool) -> None:
+        pass
+
     def set_mpi_search_path(self, directories: list[str]) -> None:
         pass
 
