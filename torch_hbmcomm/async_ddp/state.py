@@ -5,6 +5,7 @@ DDP reads the hook's annotations, which must not be strings: there is no __futur
 
 import secrets
 import warnings
+import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -113,7 +114,9 @@ class AsyncState(HookState, Closeable):
         name: str = "async-hook",
         timeout: float = 300.0,
     ) -> None:
-        self._ddp = ddp
+        # DDP's reducer holds the state where Python's collector does not look, so a strong
+        # reference back would keep both for ever.
+        self._ddp = weakref.ref(ddp)
         self._group = group_to_report_in(group, ddp)
         self._rank, self._ranks = dist.get_rank(self._group), dist.get_world_size(self._group)
         self._totals: dict[torch.dtype, Totals] = {}
@@ -125,11 +128,11 @@ class AsyncState(HookState, Closeable):
         with ExitStack() as resources:
             told = together(
                 self._group,
-                lambda: self._prepare(group, resync_every, source, box, name, resources),
+                lambda: self._prepare(ddp, group, resync_every, source, box, name, resources),
             )
             check_equal([config for config, _ in told])
             config, job_name = told[0]
-            together(self._group, lambda: self._attach(config, job_name, timeout, resources))
+            together(self._group, lambda: self._attach(ddp, config, job_name, timeout, resources))
             self._resources = resources.pop_all()
         close_at_exit(self)
 
@@ -139,7 +142,8 @@ class AsyncState(HookState, Closeable):
         """Start the exchange of a bucket: what async_hook does."""
         if self._closed:
             raise RuntimeError("backward() of a model whose AsyncState was closed")
-        if self._ddp._join_config.enable:
+        ddp = self._ddp()
+        if ddp is not None and ddp._join_config.enable:
             raise ValueError(
                 "ddp.join() lets all ranks wait for each other in every iteration: leave it out, "
                 "ranks that use async_hook may run different numbers of iterations"
@@ -245,6 +249,7 @@ class AsyncState(HookState, Closeable):
 
     def _prepare(
         self,
+        ddp: DistributedDataParallel,
         group: dist.ProcessGroup | None,
         resync_every: int | None,
         source: int,
@@ -253,8 +258,8 @@ class AsyncState(HookState, Closeable):
         resources: ExitStack,
     ) -> tuple[AsyncHookConfig, str]:
         """Connect, and return what all ranks have to agree on, and a unique name for the job."""
-        group_of_model(self._ddp, group, "AsyncState")
-        named = trained(self._ddp)
+        group_of_model(ddp, group, "AsyncState")
+        named = trained(ddp)
         devices = {parameter.device for parameter in named.values() if not parameter.is_cpu}
         if resync_every is not None and devices:
             raise ValueError(
@@ -269,7 +274,12 @@ class AsyncState(HookState, Closeable):
         return config, f"{name}/{secrets.token_hex(8)}"
 
     def _attach(
-        self, config: AsyncHookConfig, name: str, timeout: float, resources: ExitStack
+        self,
+        ddp: DistributedDataParallel,
+        config: AsyncHookConfig,
+        name: str,
+        timeout: float,
+        resources: ExitStack,
     ) -> None:
         """Attach to the job's segments, and join its other ranks; `resources` leaves them."""
         parameters, totals = self._parameters, self._totals
@@ -290,7 +300,7 @@ class AsyncState(HookState, Closeable):
             gives = self._rank == config.source
             self._resync = Resync(publication, parameters, totals, pipeline, every, gives)
         for hook in (
-            self._ddp.register_forward_pre_hook(self._begin_step),
+            ddp.register_forward_pre_hook(self._begin_step),
             parameters.smallest.register_hook(self._check_cleared),
         ):
             resources.callback(hook.remove)

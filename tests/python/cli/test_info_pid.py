@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from harness import Context, Pool, beyond_gloo
-from harness.segments import held, inodes, opened
+from harness.segments import held, of_groups, opened
 from typer.testing import CliRunner
 
 from torch_hbmcomm import memory
@@ -72,7 +72,7 @@ def test_segments_and_neighbours(pool: Pool, ranks: int) -> None:
             assert sum(own.values()) == heights[rank]
             assert touched(pid, "preferred") >= BYTES
             neighbours = [opened(other) for other in pool.pids if other != pid]
-            foreign = inodes(pid) - own.keys()
+            foreign = of_groups(pid) - own.keys()
             assert foreign <= {inode for other in neighbours for inode in other}
             assert all(foreign & other.keys() for other in neighbours)
     finally:
@@ -100,8 +100,8 @@ def test_what_a_child_shares_with_its_parent(pool: Pool) -> None:
     children = pool.run(fork_sleeper)
     try:
         for parent, child in zip(pool.pids, children, strict=True):
-            assert inodes(child)
-            assert inodes(child) <= opened(parent).keys()
+            assert of_groups(child)
+            assert of_groups(child) <= opened(parent).keys()
             assert opened(child).keys() == opened(parent).keys()
     finally:
         pool.run(end_child, children)

@@ -10,6 +10,7 @@ import torch
 from torch_hbmcomm import memory
 
 NAME = "/memfd:hbmcomm-"
+BOX = NAME + "box-"
 
 
 def in_segment(tensor: torch.Tensor) -> bool:
@@ -40,6 +41,14 @@ def in_use() -> int:
 def inodes(process: int | str) -> set[int]:
     """The segments that the process maps, neighbours' included."""
     return {inode for _, _, inode in mappings(process)}
+
+
+def of_groups(process: int | str) -> set[int]:
+    """The segments that the process maps, but for those of memory boxes."""
+    lines = Path(f"/proc/{process}/maps").read_text().splitlines()
+    fields = [line.split(maxsplit=5) for line in lines]
+    names = [(each[5], int(each[4])) for each in fields if len(each) == 6]
+    return {inode for name, inode in names if name.startswith(NAME) and not name.startswith(BOX)}
 
 
 def held() -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -100,6 +102,24 @@ def test_versions_keep_it_exact(pool: Pool, boxes: list[str], transport: str) ->
     """A reader that took halves of two versions would miss gradients, or apply them twice."""
     for stats in pool.run(train_exactly, boxes, transport, 2, {})[:-1]:
         assert stats["resyncs"] >= 2
+
+
+def train_and_forget(context: Context, urls: list[str]) -> list[str]:
+    """Returns what is still there of a model whose state was closed."""
+
+    def train() -> dict[str, weakref.ref[Any]]:
+        with hooked(urls) as (model, ddp, optimizer, state):
+            ddp(*gradients(context.seed, context.rank, 0, context.size)).backward()
+            state.drain(optimizer)
+        return {type(one).__name__: weakref.ref(one) for one in (model, ddp, state)}
+
+    there = train()
+    gc.collect()
+    return [name for name, found in there.items() if found() is not None]
+
+
+def test_a_closed_state_frees_its_model(pool: Pool, boxes: list[str]) -> None:
+    assert pool.run(train_and_forget, boxes) == [[]] * len(pool.pids)
 
 
 # How steps are made up.
