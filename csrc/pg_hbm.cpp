@@ -383,7 +383,7 @@ bool ProcessGroupHbm::part() {
   try {
     if (!queue_->try_claim("destroy_process_group")) return false;
   } catch (const Error&) {
-    return false;  // it has broken meanwhile
+    return false;  // the group broke while this rank came here
   }
   bool all_came = false;
   try {

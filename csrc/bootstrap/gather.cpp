@@ -209,7 +209,7 @@ std::string count_key(const Participant& participant, const std::string& step) {
   return participant.prefix + step + "/count";
 }
 
-void remove_steps(const Participant& participant, KeyValue::Deadline deadline) {
+void remove_steps(const Participant& participant) {
   std::vector<std::string> keys;
   for (const std::string& step : *participant.steps) {
     if (step == kFirstStep) continue;
@@ -218,7 +218,7 @@ void remove_steps(const Participant& participant, KeyValue::Deadline deadline) {
       keys.push_back(step_key(participant, step, rank));
     }
   }
-  participant.store->remove(keys, deadline);
+  participant.store->remove(keys);
 }
 
 void require_going_on(const Participant& participant, KeyValue::Deadline deadline) {

@@ -31,7 +31,7 @@ struct Participant {
   std::string first_prefix = {};       // of its keys; empty: `prefix`
   std::vector<uint64_t> members = {};  // each rank's number in the job; empty: the same
 
-  // The steps that this rank has begun, for remove_steps(). Null: nobody asks.
+  // The steps that this rank has begun, for remove_steps(). Null: not recorded.
   std::shared_ptr<std::set<std::string>> steps = nullptr;
 
   // Throws Error(kDeath) if one of `ranks` has died.
@@ -46,9 +46,10 @@ std::string step_key(const Participant& participant, const std::string& step, in
 // The counter of a step (bootstrap/agreement.h).
 std::string count_key(const Participant& participant, const std::string& step);
 
-// Removes what the ranks have told in all steps but the first: a rank's records there tell it how
-// many groups it has formed in the store. REQUIRES: no rank reads or tells anything any more.
-void remove_steps(const Participant& participant, KeyValue::Deadline deadline);
+// Removes the keys of every step except the first. The records of the first step stay, because a
+// rank counts by them how many groups it has formed in the store. REQUIRES: `steps` is recorded,
+// and no rank reads or writes a key of a step any more.
+void remove_steps(const Participant& participant);
 
 // Throws Error(kTimeout) naming those of `among` that have told nothing in the step.
 [[noreturn]] void throw_missing(const Participant& participant, const std::string& step,

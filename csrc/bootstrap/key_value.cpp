@@ -113,8 +113,8 @@ std::string PrefixedKeyValue::claim(const std::string& key, const std::string& v
   return store_->claim(prefix_ + key, value, deadline);
 }
 
-void PrefixedKeyValue::remove(const std::vector<std::string>& keys, Deadline deadline) {
-  store_->remove(prefixed(keys), deadline);
+void PrefixedKeyValue::remove(const std::vector<std::string>& keys) noexcept {
+  store_->remove(prefixed(keys));
 }
 
 std::vector<std::string> PrefixedKeyValue::prefixed(const std::vector<std::string>& keys) const {
@@ -159,8 +159,8 @@ std::string WatchedKeyValue::claim(const std::string& key, const std::string& va
   return ask([&](Deadline until) { return store_->claim(key, value, until); }, deadline);
 }
 
-void WatchedKeyValue::remove(const std::vector<std::string>& keys, Deadline deadline) {
-  ask([&](Deadline until) { store_->remove(keys, until); }, deadline);
+void WatchedKeyValue::remove(const std::vector<std::string>& keys) noexcept {
+  store_->remove(keys);
 }
 
 }  // namespace hbm

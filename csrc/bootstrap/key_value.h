@@ -22,7 +22,7 @@ struct StoreError : Error {
   bool was_removed = false;  // true: the store was a file that was removed; its users may live
 };
 
-// Who serves a store. It ends with that process.
+// The process that serves a store. The store ends with that process.
 enum class StoreServer {
   kThisProcess,
   kAnotherRank,  // or a process that is not known
@@ -56,8 +56,10 @@ class KeyValue {
   virtual std::string claim(const std::string& key, const std::string& value,
                             Deadline deadline) = 0;
 
-  // Removes those of the keys that are there; also if the answer comes after the deadline.
-  virtual void remove(const std::vector<std::string>& keys, Deadline deadline) = 0;
+  // Removes keys that no process reads any more; absent ones are passed over. Waits 200 ms at most:
+  // a slow store removes them later. If the store cannot remove them, they stay, and the log says
+  // so at level debug.
+  virtual void remove(const std::vector<std::string>& keys) noexcept = 0;
 };
 
 // Asks until `found`, which asks a store and has until `patience` for the answer, returns true;
@@ -90,7 +92,7 @@ class PrefixedKeyValue final : public KeyValue {
   bool has(const std::vector<std::string>& keys, Deadline deadline) override;
   long add(const std::string& key, long amount, Deadline deadline) override;
   std::string claim(const std::string& key, const std::string& value, Deadline deadline) override;
-  void remove(const std::vector<std::string>& keys, Deadline deadline) override;
+  void remove(const std::vector<std::string>& keys) noexcept override;
 
  private:
   std::vector<std::string> prefixed(const std::vector<std::string>& keys) const;
@@ -112,7 +114,7 @@ class WatchedKeyValue final : public KeyValue {
   // Asked once, as two answers would be two sums.
   long add(const std::string& key, long amount, Deadline deadline) override;
   std::string claim(const std::string& key, const std::string& value, Deadline deadline) override;
-  void remove(const std::vector<std::string>& keys, Deadline deadline) override;
+  void remove(const std::vector<std::string>& keys) noexcept override;
 
  private:
   template <typename Question>

@@ -1,41 +1,29 @@
-// What a group leaves behind: its keys in the store, and all of it if the process ends.
-#include <chrono>
+// The end of a group: its keys in the store are removed, or the process ends and it is left as it
+// is.
 #include <map>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
-#include "base/log.h"
 #include "bootstrap/gather.h"
 #include "pg_hbm.h"
 #include "process_group/monitored_barrier.h"
 
 namespace hbm {
-namespace {
 
-constexpr std::chrono::milliseconds kRemovalPatience{200};
-
-}  // namespace
-
-// Removes the group's keys from the store, once for all ranks, which have all come to destroy it. A
-// rank that asks a store whose server has ended has PyTorch print a warning, so the serving rank
-// does it, or rank 0 if no rank serves the store. If a rank outside the group serves it, they stay.
+// Removes the group's keys from the store. REQUIRES: all ranks have come to destroy the group. One
+// rank removes the keys of all: the one that serves the store, or rank 0 if no rank serves it.
+// Other ranks must not ask, because PyTorch prints a warning if the store has ended. So the keys
+// stay if a rank outside the group serves the store.
 void ProcessGroupHbm::remove_keys() {
   const bool removes = connection_.server == StoreServer::kThisProcess ||
                        (connection_.server == StoreServer::kNoRank && rank_ == 0);
   if (!removes) return;
   const bootstrap::Participant& participant = connection_.rendezvous.participant;
-  const auto until = std::chrono::steady_clock::now() + kRemovalPatience;
-  try {
-    bootstrap::remove_steps(participant, until);
-    participant.store->remove(MonitoredBarrier::keys_of(participant, barriers_), until);
-  } catch (const Error& error) {
-    log::debug(name_ + " has left keys in the store: " + error.what());
-  }
+  bootstrap::remove_steps(participant);
+  participant.store->remove(MonitoredBarrier::keys_of(participant, barriers_));
 }
 
 // Leaves everything to the end of the process (base/process_end.h). Parked threads stand in the

@@ -127,8 +127,8 @@ MonitoredBarrier::Verdict MonitoredBarrier::decide(bool wait_all_ranks) const {
   } catch (const DecidedElsewhere&) {
     return await_publication();
   }
-  // The others stand in this barrier until there is a verdict, so nobody reads the one before.
-  if (missing.empty()) participant_.store->remove(previous_, answer_by());
+  // Every rank has come to this barrier, so no rank reads the keys of the previous one.
+  if (missing.empty()) participant_.store->remove(previous_);
   return publish(verdict_on(missing));
 }
 

@@ -34,6 +34,7 @@ using StorePointer = c10::intrusive_ptr<c10d::Store>;
 
 constexpr milliseconds kOpenPatience{200};  // before the original is asked whether it answers
 constexpr milliseconds kOpenAgain{10000};
+constexpr milliseconds kRemovalPatience{200};
 
 // No key has this value. To replace it by itself asks a TCPStore for the value of a key, or for
 // this one where there is none, in one question: get() takes two, and waits for the key.
@@ -206,16 +207,21 @@ class StoreConnection final : public KeyValue {
         deadline);
   }
 
-  // Opens no clone: a group that ends would open it for this alone. A late removal is done too.
-  void remove(const std::vector<std::string>& keys, Deadline deadline) override {
+  // Opens no clone, which a group that ends would use for this alone.
+  void remove(const std::vector<std::string>& keys) noexcept override {
+    if (keys.empty()) return;
     begin_making();
-    const std::shared_ptr<void> making(nullptr, [this](void*) { end_making(); });
-    run(
-        "delete_key",
-        [keys](c10d::Store& store) {
-          for (const std::string& key : keys) store.deleteKey(key);
-        },
-        deadline, /*even_late=*/true);
+    try {
+      run(
+          "delete_key",
+          [keys](c10d::Store& store) {
+            for (const std::string& key : keys) store.deleteKey(key);
+          },
+          steady_clock::now() + kRemovalPatience, /*even_late=*/true);
+    } catch (const std::exception& error) {
+      log::debug(std::string("keys stay in the store: ") + error.what());
+    }
+    end_making();
   }
 
  private:
@@ -454,11 +460,8 @@ class DirectStore final : public KeyValue {
                     Deadline /*deadline*/) override {
     return ask([&] { return claim_in(*store_, key, value); });
   }
-  void remove(const std::vector<std::string>& keys, Deadline /*deadline*/) override {
-    ask([&] {
-      for (const std::string& key : keys) store_->deleteKey(key);
-    });
-  }
+  // For a process that cannot form its group, and has no keys to remove.
+  void remove(const std::vector<std::string>& /*keys*/) noexcept override {}
 
  private:
   const StorePointer store_;

@@ -65,9 +65,7 @@ class ToldStore final : public KeyValue {
   std::string claim(const std::string& key, const std::string& value, Deadline deadline) override {
     return values_.claim(key, value, deadline);
   }
-  void remove(const std::vector<std::string>& keys, Deadline deadline) override {
-    values_.remove(keys, deadline);
-  }
+  void remove(const std::vector<std::string>& keys) noexcept override { values_.remove(keys); }
 
  private:
   void put(Hook& place, Hook hook) {

@@ -52,7 +52,7 @@ class FakeStore final : public KeyValue {
     return values_.try_emplace(key, value).first->second;
   }
 
-  void remove(const std::vector<std::string>& keys, Deadline /*deadline*/) override {
+  void remove(const std::vector<std::string>& keys) noexcept override {
     const std::lock_guard lock(mutex_);
     for (const std::string& key : keys) values_.erase(key);
   }

@@ -57,8 +57,9 @@ class FileStore final : public KeyValue {
     return value;
   }
 
-  void remove(const std::vector<std::string>& keys, Deadline /*deadline*/) override {
-    for (const std::string& key : keys) std::filesystem::remove(file(key));
+  void remove(const std::vector<std::string>& keys) noexcept override {
+    std::error_code absent;
+    for (const std::string& key : keys) std::filesystem::remove(file(key), absent);
   }
 
  private:

@@ -288,9 +288,7 @@ class DeadlyStore final : public KeyValue {
     if (key.find(step_) != std::string::npos) raise(SIGKILL);
     return found;
   }
-  void remove(const std::vector<std::string>& keys, Deadline deadline) override {
-    store_->remove(keys, deadline);
-  }
+  void remove(const std::vector<std::string>& keys) noexcept override { store_->remove(keys); }
 
  private:
   const std::shared_ptr<KeyValue> store_;

@@ -83,7 +83,8 @@ std::vector<NewsStore::Answer> NewsStore::ask_who_left() {
   std::vector<Answer> answers;
   std::unique_lock lock(mutex_);
   for (const auto& group : owner_.groups_of(keys_.get())) {
-    if (!group->followed) continue;
+    const bool asks = !group->counted || group->server == StoreServer::kThisProcess;
+    if (!group->followed || !asks) continue;
     std::set<int> asked = std::exchange(group->wanted, {});
     for (const auto& [rank, since] : group->undecided) asked.insert(rank);
     for (const int rank : asked) {
@@ -172,14 +173,14 @@ void NewsStore::count(MonitoredGroup& group) {
   if (is_last_rank && group.server == StoreServer::kNoRank) remove_left(group);
 }
 
-// Removes what the ranks have told of their leaving. REQUIRES: all have counted themselves, or have
-// died, so none asks.
+// Removes the keys of leaving. REQUIRES: all ranks have counted themselves, or have died, so no
+// rank asks for these keys.
 void NewsStore::remove_left(const MonitoredGroup& group) {
   std::vector<std::string> keys{group.left_prefix + kCount};
   for (size_t rank = 0; rank < group.processes.size(); ++rank) {
     keys.push_back(group.left_prefix + std::to_string(rank));
   }
-  group.store->remove(keys, soon());
+  group.store->remove(keys);
 }
 
 // Returns true if all ranks of the group have counted themselves, or have died.

@@ -6,8 +6,8 @@
 // the store. It then waits until the other ranks have counted themselves: each does so when it
 // leaves the group, or when it reads the entry. A counted rank asks the store no more.
 //
-// Keys: the serving rank removes what the ranks of a group have told of leaving once all have
-// counted themselves. If no rank serves the store, the last to count itself does.
+// Keys: once all ranks of a group have counted themselves, the serving rank removes the keys of
+// leaving. If no rank serves the store, the rank that counts itself last removes them.
 //
 // Locks: `mutex` is the owner's, and guards this and the groups. Only tend() asks the store, and
 // holds the mutex at no time while it does; it takes it between two questions, so that what is told
@@ -96,8 +96,8 @@ class NewsStore {
   std::mutex& mutex_;
   Owner& owner_;
   std::deque<News> to_tell_;
-  // Groups that this process, which serves the store, has left before its last one, and whose other
-  // ranks have not all counted themselves. Of tend() alone.
+  // Groups that this process has left, and whose keys of leaving it removes later: it serves the
+  // store, and not all ranks have counted themselves. Used by tend() alone.
   std::vector<std::shared_ptr<MonitoredGroup>> to_remove_;
   uint64_t begun_ = 0;   // rounds
   uint64_t done_ = 0;    // the last that came to its end

@@ -1,4 +1,4 @@
-"""A destroyed group leaves one key for each rank in the store, as Gloo's does."""
+"""A destroyed group leaves one key for each rank in the store."""
 
 from __future__ import annotations
 
@@ -63,4 +63,37 @@ assert [os.waitpid(child, 0)[1] for child in children] == [0] * len(children)
 @pytest.mark.parametrize("agent", [False, True])
 def test_a_destroyed_group_leaves_one_key_for_each_rank(layout: str, agent: bool) -> None:
     finished = run_code(GROUPS.format(layout=layout, agent=agent, port=free_port()))
+    assert (finished.code, finished.output) == (0, "")
+
+
+KEEPING = """
+import datetime, torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+class KeepingStore(dist.Store):
+    '''Lacks delete_key().'''
+
+    def __init__(self):
+        super().__init__()
+        self.below = HashStore()
+
+    def set(self, key, value): return self.below.set(key, value)
+    def get(self, key): return self.below.get(key)
+    def add(self, key, amount): return self.below.add(key, amount)
+    def check(self, keys): return self.below.check(keys)
+    def compare_set(self, key, expected, desired):
+        return self.below.compare_set(key, expected, desired)
+
+store = KeepingStore()
+dist.init_process_group("hbm", store=store, rank=0, world_size=1)
+backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+for _ in range(2):
+    backend.monitored_barrier(datetime.timedelta(seconds=60))
+dist.destroy_process_group()
+"""
+
+
+def test_a_store_that_cannot_delete_keeps_its_keys() -> None:
+    finished = run_code(KEEPING)
     assert (finished.code, finished.output) == (0, "")

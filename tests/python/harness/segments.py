@@ -38,13 +38,8 @@ def in_use() -> int:
     return sum(segment.in_use_bytes for segment in memory.info().segments)
 
 
-def inodes(process: int | str) -> set[int]:
-    """The segments that the process maps, neighbours' included."""
-    return {inode for _, _, inode in mappings(process)}
-
-
 def of_groups(process: int | str) -> set[int]:
-    """The segments that the process maps, but for those of memory boxes."""
+    """Inodes of the segments of groups that the process maps, neighbours' included."""
     lines = Path(f"/proc/{process}/maps").read_text().splitlines()
     fields = [line.split(maxsplit=5) for line in lines]
     names = [(each[5], int(each[4])) for each in fields if len(each) == 6]
