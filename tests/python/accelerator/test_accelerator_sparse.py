@@ -224,6 +224,7 @@ def check_refused(context: Context) -> None:
     """Before anything is sent: the group goes on."""
     late = accelerator.load()
     backend = device_backend(context)
+    dist.all_reduce(torch.ones(4, device=context.device))  # from now on the group works on late:0
     data = random_sparse(context, 20)
     tensor = on_device(context, data)
     late.set_device(1)
