@@ -39,7 +39,7 @@ VM_PACKAGES := busybox-static ibverbs-providers ibverbs-utils kmod perftest qemu
 # Directories too: their time changes when a file is added or removed.
 NATIVE := $(shell find csrc -type d -o -name '*.cpp' -o -name '*.h' -o -name '*.inc' \
   -o -name '*.map' -o -name CMakeLists.txt)
-CLANG_FORMAT := find benchmarks/guest benchmarks/native csrc tests/fuzz tests/native tests/vm \
+CLANG_FORMAT := find benchmarks/native csrc tests/fuzz tests/native tests/vm \
   -name '*.cpp' -o -name '*.h' -o -name '*.inc' | xargs clang-format
 
 # Where setup.py compiles, and the native tests beside it.
@@ -215,11 +215,11 @@ bench: build  ## compile the native programs of the benchmarks, which benchmarks
 
 .PHONY: report
 report: bench  ## repeat the papers' experiments in small, in build/report/quick, some minutes
-	$(VENV)/bin/python -m benchmarks.report
+	$(VENV)/bin/python -m papers.report
 
 .PHONY: report-full
 report-full: bench vm-programs  ## the same at the papers' sizes, in build/report/full, hours
-	$(VENV)/bin/python -m benchmarks.report --full
+	$(VENV)/bin/python -m papers.report --full
 
 .PHONY: wheel
 wheel: $(PACKAGES)  ## make wheels and the sdist in dist/, as with TORCHES="2.13 2.15"
@@ -294,7 +294,7 @@ build/aarch64 build/address build/thread: $(PACKAGES)
 	$(COMPILE) $@ --target native_tests
 	$(LAUNCHER) $(CTEST) $@
 
-$(KERNEL): benchmarks/guest/kernel.py benchmarks/guest/init.sh | $(VENV)/bin/python
+$(KERNEL): tests/vm/guest/kernel.py tests/vm/guest/init.sh | $(VENV)/bin/python
 	@scripts/system_packages.sh $(VM_PACKAGES)
-	$(VENV)/bin/python benchmarks/guest/kernel.py
+	$(VENV)/bin/python tests/vm/guest/kernel.py
 	@touch $@

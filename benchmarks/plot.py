@@ -1,6 +1,6 @@
 """Plots of what `--json` wrote: python -m benchmarks.plot RESULT.json PLOT.png
 
-The records of benchmarks.layer_drop.accuracy have a line for each contender: RECORDS.jsonl.
+`python -m papers.plot` draws the records of the papers' benchmarks.
 
 REQUIRES: matplotlib, which the extra "bench" installs.
 """
@@ -14,21 +14,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.async_sgd.plot import panels as of_async_sgd
 from benchmarks.box.plot import panels as of_box
 from benchmarks.collectives.plot import panels as of_collectives
-from benchmarks.layer_drop.curves import panels as of_accuracy
-from benchmarks.layer_drop.plot import panels as of_layer_drop
 from benchmarks.panels import Panel, save
 from benchmarks.scaling.plot import panels as of_scaling
 from torch_hbmcomm.bench.report import machine_line
 from torch_hbmcomm.bench.result import Measurement, Result
 
-_PANELS: dict[str, Callable[[Result], tuple[list[Panel], int]]] = {
+Panels = Callable[[Result], tuple[list[Panel], int]]
+"""Returns the panels of a result, and the number of columns."""
+
+PANELS: Mapping[str, Panels] = {
     "collectives": of_collectives,
     "box": of_box,
-    "async_sgd": of_async_sgd,
-    "layer_drop": of_layer_drop,
     "scaling": of_scaling,
 }
 
@@ -60,40 +58,33 @@ def _measurement(entry: Mapping[str, Any]) -> Measurement:
     )
 
 
-def plot(result: Result, path: Path) -> None:
-    """Write the figure of a result. Raises ValueError where there is nothing to show."""
-    if result.benchmark not in _PANELS:
+def plot(result: Result, path: Path, panels_of: Mapping[str, Panels] = PANELS) -> None:
+    """Write the figure of a result. Raises ValueError if there is nothing to show."""
+    if result.benchmark not in panels_of:
         raise ValueError(f"there is no plot of {result.benchmark}")
-    panels, columns = _PANELS[result.benchmark](result)
+    panels, columns = panels_of[result.benchmark](result)
     if not panels:
         raise ValueError("there is nothing to plot: nothing of what is shown was measured")
     save(panels, columns, machine_line(result), path)
 
 
-def plot_records(text: str, path: Path) -> None:
-    """Write the figure of lines of JSON. Raises ValueError where there is nothing to show."""
-    panels, columns = of_accuracy([json.loads(line) for line in text.splitlines()])
-    if not panels:
-        raise ValueError("there is nothing to plot: the records have no curves")
-    save(panels, columns, "what training loses with a part of the bytes", path)
-
-
-def main() -> None:
+def command(usage: str, draw: Callable[[Path, Path], None]) -> None:
+    """Run a command that draws the file of its first argument into that of its second."""
     if len(sys.argv) != 3:
-        sys.exit("usage: python -m benchmarks.plot RESULT.json|RECORDS.jsonl PLOT.png")
+        sys.exit(f"usage: python -m {usage}")
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         sys.exit("plots need matplotlib; install it with: pip install 'torch_hbmcomm[bench]'")
     try:
-        source, path = Path(sys.argv[1]), Path(sys.argv[2])
-        if source.suffix == ".jsonl":
-            plot_records(source.read_text(), path)
-        else:
-            plot(read(source.read_text()), path)
+        draw(Path(sys.argv[1]), Path(sys.argv[2]))
     except (OSError, ValueError) as error:
-        sys.exit(f"benchmarks.plot: {error}")
+        sys.exit(f"{usage.partition(' ')[0]}: {error}")
+
+
+def _draw(source: Path, path: Path) -> None:
+    plot(read(source.read_text()), path)
 
 
 if __name__ == "__main__":
-    main()
+    command("benchmarks.plot RESULT.json PLOT.png", _draw)

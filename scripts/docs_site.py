@@ -19,7 +19,8 @@ PAGES = [
     "CONTRIBUTING.md",
     "SECURITY.md",
     "benchmarks/README.md",
-    "benchmarks/papers/report.md",
+    "papers/README.md",
+    "papers/records/report.md",
     "examples/README.md",
     "docs/**/*.md",
 ]

@@ -28,8 +28,8 @@ import typer
 from rich.console import RenderableType
 
 from benchmarks.collectives.layouts import BACKENDS, COLLECTIVES, MIB, Layout
+from benchmarks.markdown import Table
 from benchmarks.namespaces import QUEUE, Node, NoNamespaces, address, switched_nodes
-from benchmarks.report.experiment import Table
 from torch_hbmcomm.bench import report
 from torch_hbmcomm.bench.report import Json, check_file, fail, finish
 from torch_hbmcomm.bench.result import Measurement, Result, describe_machine

@@ -16,7 +16,7 @@ CARRIED = (64, 1_000, 10_000)
 _HEADING = tuple(f"{ranks:,} ranks" for ranks in CARRIED)
 
 # Boxes that are simulated, in bytes and seconds: what is exchanged, a link's rate, and that of a
-# box's memory, which moves each byte of the model five times (benchmarks/README.md).
+# box's memory, which moves each byte of the model five times (papers/README.md).
 BOXES = (1, 10, 100)
 _MODEL, _COMPUTATION = 100e6, 0.1
 _LINK, _MEMORY, _MOVES = 12.5e9, 60e9, 5

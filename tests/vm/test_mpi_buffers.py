@@ -6,10 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from benchmarks.guest import boot
-from benchmarks.guest.ranks import COLLECTIVES, WHATS, Job, run
-from benchmarks.guest.topology import TOPOLOGIES
+from guest import boot
+from guest.ranks import COLLECTIVES, WHATS, Job, run
+from guest.topology import TOPOLOGIES
 
 pytestmark = [pytest.mark.vm, pytest.mark.full, pytest.mark.timeout(boot.LIMIT + 60)]
 

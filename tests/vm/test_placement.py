@@ -9,10 +9,9 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-
-from benchmarks.guest import boot
-from benchmarks.guest.pages import Report, parse_reports
-from benchmarks.guest.topology import TOPOLOGIES, Topology
+from guest import boot
+from guest.pages import Report, parse_reports
+from guest.topology import TOPOLOGIES, Topology
 
 pytestmark = [pytest.mark.vm, pytest.mark.full, pytest.mark.timeout(boot.LIMIT + 60)]
 

@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from benchmarks.guest import boot, verbs
-from benchmarks.guest.pages import parse_reports
-from benchmarks.guest.topology import TOPOLOGIES
+from guest import boot, verbs
+from guest.pages import parse_reports
+from guest.topology import TOPOLOGIES
 
 pytestmark = [pytest.mark.vm, pytest.mark.full, pytest.mark.timeout(boot.LIMIT + 60)]
 

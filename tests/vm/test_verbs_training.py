@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from benchmarks.guest import boot, verbs
+from guest import boot, verbs
 
 pytestmark = [pytest.mark.vm, pytest.mark.full, pytest.mark.timeout(boot.LIMIT + 60)]
 

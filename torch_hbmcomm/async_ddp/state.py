@@ -63,7 +63,7 @@ class AsyncState(HookState, Closeable):
     **Drift**: ranks apply the same gradients at different times and in different sums. Plain SGD
     does not mind: its replicas agree to rounding once each has applied everything. Other rules do,
     and so do changes of the learning rate. Measured with 4 ranks, a network of 577 parameters and
-    600 steps (benchmarks/async_sgd/hook_drift.py), as distance relative to the weights' norm: SGD
+    600 steps (papers/async_sgd/hook_drift.py), as distance relative to the weights' norm: SGD
     8e-7, momentum 3e-4, weight decay 5e-5, Adam 3e-2; when half of the ranks are half as fast 8e-7,
     3e-3, 1e-1 and 3e-1. With `resync_every` the source publishes, every so many of its steps, its
     parameters with the totals applied in them. The others take both when they begin a step and have

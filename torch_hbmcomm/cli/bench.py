@@ -195,20 +195,20 @@ _ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opt
 
 @app.command(hidden=True, context_settings=_ANYTHING)
 def async_sgd() -> None:
-    """Moved to benchmarks/async_sgd of the repository."""
+    """Moved to papers/async_sgd of the repository."""
     _moved("async-sgd", "async_sgd")
 
 
 @app.command(hidden=True, context_settings=_ANYTHING)
 def layerdrop() -> None:
-    """Moved to benchmarks/layer_drop of the repository."""
+    """Moved to papers/layer_drop of the repository."""
     _moved("layerdrop", "layer_drop")
 
 
 def _moved(command: str, module: str) -> None:
     typer.echo(
         f"hbmcomm bench {command} has moved to the repository; in a checkout: "
-        f"python -m benchmarks.{module}",
+        f"python -m papers.{module}",
         err=True,
     )
     raise typer.Exit(2)

@@ -23,7 +23,7 @@ NO_THRESHOLD = -1.0
 
 # The feedback on bytes, a PI controller of the threshold's logarithm. With ResNet-50's layers, even
 # when gradients shrink by 2.3 % a step, the mean over 200 steps stays within a point of 1 - R
-# (benchmarks/layer_drop/feedback.py). Without the integral it lags behind; larger gains send less
+# (papers/layer_drop/feedback.py). Without the integral it lags behind; larger gains send less
 # evenly.
 _PROPORTIONAL = 0.05
 _INTEGRAL = 0.005

@@ -17,7 +17,7 @@ from torch_hbmcomm.parameter_server.sharding import ShardedWeights, wait_all
 
 COUNTER_BYTES = 8  # of a layer's version, a signed 64-bit number
 
-_SENDS = 2  # pieces at a time to a box; measured over 1 Gbit/s, see benchmarks/README.md
+_SENDS = 2  # pieces at a time to a box; measured over 1 Gbit/s, see papers/README.md
 
 Scales = Mapping[str, float]  # what the box multiplies differences with, by the kind of the piece
 

@@ -107,7 +107,7 @@ def test_it_refuses_what_cannot_be_measured(arguments: Sequence[str], told: list
 
 @pytest.mark.parametrize(
     ("command", "module"),
-    [("async-sgd", "benchmarks.async_sgd"), ("layerdrop", "benchmarks.layer_drop")],
+    [("async-sgd", "papers.async_sgd"), ("layerdrop", "papers.layer_drop")],
 )
 def test_what_reproduces_papers_has_moved(command: str, module: str) -> None:
     result = CliRunner().invoke(app, ["bench", command, "--quick", "--sections", "node"])

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.collectives.layouts import COLLECTIVES, Layout
 from benchmarks.collectives.nodes import measured, table
 from benchmarks.namespaces import NoNamespaces, switched_nodes
-from benchmarks.report.nodes import NODES
+from papers.report.nodes import NODES
 from torch_hbmcomm.bench.result import Result
 
 MIB = 1 << 20

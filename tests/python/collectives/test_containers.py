@@ -15,8 +15,8 @@ from harness import beyond_gloo, seeds
 from harness.jobs import Finished, assert_done
 from typer.testing import CliRunner
 
-import benchmarks.containers.__main__ as benchmark
-from benchmarks.containers.podman import LIMITS, OUTPUT, PODMAN, Division, started, why_unavailable
+import papers.containers.__main__ as benchmark
+from papers.containers.podman import LIMITS, OUTPUT, PODMAN, Division, started, why_unavailable
 
 SCRIPT = Path(__file__).parents[1] / "harness" / "container_script.py"
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "containers"

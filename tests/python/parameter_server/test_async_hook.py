@@ -399,7 +399,7 @@ def drift(
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_drift(pool: Pool, boxes: list[str], name: str) -> None:
     """Sums alone do not depend on the order but for rounding; drain() makes all replicas equal.
-    benchmarks.async_sgd.hook_drift measures how far other optimizers drift."""
+    papers.async_sgd.hook_drift measures how far other optimizers drift."""
     for resync_every in (None, 20):
         found = pool.run(drift, boxes, name, resync_every, 100)
         before, drained = (max(values) for values in zip(*found, strict=True))

@@ -20,9 +20,10 @@ CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
 PATH = re.compile(
-    r"(?<![\w./-])((?:csrc|torch_hbmcomm|tests|scripts|benchmarks|examples|docs)/[\w./*-]*[\w*])"
+    r"(?<![\w./-])((?:csrc|torch_hbmcomm|tests|scripts|benchmarks|papers|examples|docs)/"
+    r"[\w./*-]*[\w*])"
 )
-PAGE = re.compile(r"(?<![\w./-])(?:docs|benchmarks|examples)/[\w/-]+\.md")
+PAGE = re.compile(r"(?<![\w./-])(?:docs|benchmarks|papers|examples)/[\w/-]+\.md")
 # In backticks: Class::member, Class.member, or a name of at least two capitalised words.
 NAME = re.compile(r"\w+(?:::\w+)+|[A-Z][a-z]\w*[A-Z]\w*(?:\.\w+)?")
 SOURCES = {".cpp", ".h", ".inc", ".py", ".pyi", ".c", ".sh", ".map", ".txt", ""}
@@ -75,9 +76,9 @@ def missing_paths(document: Path) -> Iterator[str]:
 
 
 def sources() -> list[Path]:
-    places = ["csrc", "torch_hbmcomm", "tests", "benchmarks", "examples", "scripts", "Makefile"]
+    places = ["csrc", "torch_hbmcomm", "tests", "benchmarks", "papers", "examples", "scripts"]
     own = Path(__file__).resolve()
-    return [path for path in tracked(*places) if path.suffix in SOURCES and path != own]
+    return [path for path in tracked(*places, "Makefile") if path.suffix in SOURCES and path != own]
 
 
 @cache

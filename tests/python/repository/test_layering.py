@@ -230,6 +230,18 @@ def test_imports_point_downwards() -> None:
     assert import_violations(ROOT / "torch_hbmcomm") == []
 
 
+def test_benchmarks_use_neither_papers_nor_the_guest() -> None:
+    files = sorted((ROOT / "benchmarks").rglob("*.py"))
+    assert files
+    used = {
+        f"{file.relative_to(ROOT)} imports {name}"
+        for file in files
+        for name in re.findall(r"^\s*(?:import|from) (\S+)", file.read_text(), re.MULTILINE)
+        if within(name, "papers") or within(name, "guest")
+    }
+    assert used == set()
+
+
 def test_the_box_is_loaded_without_torch() -> None:
     program = "import sys; sys.modules['torch'] = None; import torch_hbmcomm.smb, torch_hbmcomm.cli"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

@@ -132,7 +132,8 @@ def test_the_version_stands_in_one_place() -> None:
     assert version("torch_hbmcomm") == torch_hbmcomm.__version__
     assert native.load().build_info()["version"] == torch_hbmcomm.__version__
     listed = subprocess.run(
-        ["git", "grep", "-lF", torch_hbmcomm.__version__, "--", ":!benchmarks"],  # its records
+        # The records of benchmarks name it too.
+        ["git", "grep", "-lF", torch_hbmcomm.__version__, "--", ":!benchmarks", ":!papers"],
         cwd=ROOT,
         capture_output=True,
         text=True,

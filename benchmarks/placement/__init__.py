@@ -1,1 +1,0 @@
-"""Where memory lies in guests with HBM: python -m benchmarks.placement"""

@@ -1,1 +1,0 @@
-"""The figures of the papers that this project follows, beside ours: python -m benchmarks.report"""

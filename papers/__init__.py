@@ -1,0 +1,10 @@
+"""Reproductions of the experiments of five papers; README.md lists the commands.
+
+They stand on `benchmarks`, and run from a checkout: python -m papers.NAME.
+"""
+
+import sys
+from pathlib import Path
+
+# For the package `guest`, the virtual machine in which placement and verbs run.
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "vm"))

@@ -1,0 +1,93 @@
+"""Section accuracy: the price of asynchrony in accuracy, at the same number of samples."""
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from rich.console import RenderableType
+
+from benchmarks.processes import rpc_ranks
+from benchmarks.verdict import JudgedSection, Verdict
+from papers.async_sgd.plan import Plan
+from torch_hbmcomm.bench.peer import Peer
+from torch_hbmcomm.bench.report import table_of
+from torch_hbmcomm.bench.result import Findings, Measurement, Unavailable
+
+_NAME = "accuracy"
+_ABOUT = "four workers learn handwritten digits"
+
+DDP = "DDP"
+DROPPING = "staleness=0, drop at R = 0.8"
+
+_WORKERS = 4
+_EPOCHS = 16
+_SEEDS = 3
+_LOSS = 0.5  # points, at most
+
+_OPTIONS: dict[str, dict[str, Any] | None] = {
+    DDP: None,
+    'mode="sync"': {"mode": "sync"},
+    'mode="async"': {},
+    "staleness=4": {"staleness": 4},
+    "staleness=0": {"staleness": 0},
+    DROPPING: {"staleness": 0, "drop": {"ratio": 0.8, "warmup": 10}},
+    'rule="easgd"': {"rule": "easgd"},
+}
+"""Arguments of the ParameterServer, by contender ("drop": of LayerDrop); None:
+DistributedDataParallel."""
+
+
+def _measure(plan: Plan, findings: Findings) -> None:
+    """Train with each contender. A sample is one seed: the percentage of the test images
+    recognised."""
+    if importlib.util.find_spec("sklearn") is None:
+        raise Unavailable("scikit-learn is not installed: pip install scikit-learn")
+    epochs = max(_EPOCHS // plan.shrink, 1)
+    found: dict[str, list[float]] = {contender: [] for contender in _OPTIONS}
+    with (
+        ThreadPoolExecutor(_WORKERS) as threads,  # no rank waits for another's epoch to end
+        rpc_ranks("papers.async_sgd.accuracy_rank", _WORKERS) as ranks,
+    ):
+        for seed in range(_SEEDS):
+            findings.progress(f"{_NAME}: seed {seed}")
+            for contender, options in _OPTIONS.items():
+                learn = partial(_learn, options=options, epochs=epochs, seed=seed)
+                first, *_ = threads.map(learn, ranks)
+                found[contender].append(first)
+    case = f"{epochs} epochs"
+    findings.add(
+        Measurement({"section": _NAME, "case": case}, contender, samples, "percent")
+        for contender, samples in found.items()
+    )
+
+
+def _learn(rank: Peer, options: dict[str, Any] | None, epochs: int, seed: int) -> float:
+    rank.ask("start", options=options, epochs=epochs, seed=seed)
+    for _ in range(epochs):
+        rank.ask("epoch")
+    return float(rank.ask("finish"))
+
+
+def _render(found: Sequence[Measurement]) -> Iterator[RenderableType]:
+    seeds = [f"seed {seed}" for seed in range(len(found[0].samples))]
+    table = table_of(
+        f"{_NAME}: {_ABOUT}, {found[0].of['case']}; percent of the test images recognised",
+        ["contender", *seeds, "mean"],
+    )
+    for one in found:
+        numbers = [*one.samples, one.mean]
+        table.add_row(one.contender, *(f"{number:.2f}" for number in numbers))
+    yield table
+
+
+def _verdicts(found: Sequence[Measurement]) -> Iterator[Verdict]:
+    means = {one.contender: one.mean for one in found}
+    for contender, mean in means.items():
+        if contender != DDP:
+            gain = mean - means[DDP]
+            yield Verdict(f"{contender}: {gain:+.2f} points (≥ -{_LOSS:g})", gain >= -_LOSS)
+
+
+ACCURACY = JudgedSection(_NAME, _ABOUT, _measure, render=_render, verdicts=_verdicts)

@@ -1,0 +1,42 @@
+"""A module that ranks run, on the host or in containers, and what they leave in a file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from papers.containers.podman import OUTPUT, Division, started
+
+RESULTS = "results.json"
+"""The file that rank 0 writes, beside the plan."""
+
+_ROOT = Path(__file__).resolve().parents[2]
+_LIMIT = 600  # seconds, for the ranks
+
+
+def results_of(division: Division, ranks: int, module: str, plan: Mapping[str, Any]) -> Any:
+    """Run `python -m MODULE PLAN.json` on each rank. Returns what is in RESULTS in the end.
+
+    Raises RuntimeError with the ranks' output when one of them fails, or they do not end in time.
+    """
+    # Its path is that of sockets, too, which must be short.
+    with tempfile.TemporaryDirectory(prefix="hbmcomm-", dir="/tmp") as name:
+        folder = Path(name)
+        file = folder / "plan.json"
+        file.write_text(json.dumps(plan))
+        command = [sys.executable, "-m", module, str(file)]
+        settings = {"PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"}
+        with started(division, ranks, command, folder, settings) as running:
+            try:
+                codes: list[int | None] = [process.wait(_LIMIT) for process in running]
+            except subprocess.TimeoutExpired:
+                codes = [process.poll() for process in running]
+        if any(code != 0 for code in codes):
+            output = (folder / OUTPUT).read_text()
+            raise RuntimeError(f"{division}: the ranks ended with {codes}: {output}")
+        return json.loads((folder / RESULTS).read_text())

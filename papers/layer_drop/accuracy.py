@@ -1,0 +1,173 @@
+"""Measures what training loses when a part of the bytes is sent:
+
+    python -m papers.layer_drop.accuracy --task convolutions --optimizer AdamW --seeds 5
+
+Plain training, layer_drop_hook with its defaults, and PyTorch's PowerSGD at the largest rank within
+the same bytes, with one start and one order of data for each seed. With `--contenders bfloat16` the
+hook sends as many bytes of bfloat16, which are twice as many numbers.
+
+One process stands for 4 ranks (learning.py). With `--megabits 100` there are 4 ranks on two hosts,
+which are network namespaces with a cable of that rate between them: that needs root, and adds the
+time until a contender is as good as plain training is in the end. With `--more-steps` contenders
+train longer than plain training, to see when they are as good. `python -m papers.plot` draws
+what `--json` wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import signal
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+
+from papers.layer_drop.cluster import two_hosts
+from papers.layer_drop.learning import CONTENDERS, OPTIMIZERS, PLAIN, Learned, learn
+from papers.layer_drop.tasks import TASKS
+from torch_hbmcomm.bench.result import Unavailable
+
+_NODES = (0, 0, 1, 1)
+_NEAR = {"accuracy": 0.5, "loss": 0.02}  # of plain's final quality: as good, but for chance
+
+Train = Callable[..., Learned]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What training loses with a part of the bytes.")
+    parser.add_argument("--task", choices=TASKS, default="digits")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=None)
+    parser.add_argument("--ratios", default="0.9,0.95")
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS[:2])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--more-steps", type=int, default=0, help="of the contenders, not of plain")
+    parser.add_argument("--rate", type=float, help="learning rate; by default the task's")
+    parser.add_argument("--megabits", type=int, help="rate of the cable between two real hosts")
+    parser.add_argument("--json", type=Path, help="append a line for each contender to this file")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which removes the hosts
+    optimizer = args.optimizer or next(iter(TASKS[args.task].rates))
+    rate = args.rate or TASKS[args.task].rates[optimizer]
+    terms = {"task": args.task, "optimizer": optimizer, "rate": rate, "megabits": args.megabits}
+    title = f"{args.task}, {optimizer}, {args.steps} steps, {args.seeds} seeds"
+    title += f", {args.more_steps} steps more than plain" if args.more_steps else ""
+    table = Table("", "bytes", "beside plain", "seconds", "by seed", title=title)
+
+    def steps_of(contender: str) -> int:
+        return int(args.steps + (0 if contender == PLAIN else args.more_steps))
+
+    try:
+        with _one_process(args.task) if args.megabits is None else _hosts(args) as train:
+
+            def measure(contender: str, ratio: float) -> list[Learned]:
+                seeds = range(args.seeds)
+                told = {"optimizer": optimizer, "contender": contender, "ratio": ratio}
+                told |= {"steps": steps_of(contender), "rate": rate}
+                return [train(**told, seed=seed) for seed in seeds]
+
+            plain = measure(PLAIN, 0)
+            cases = [(PLAIN, 0.0, plain)]
+            for ratio in map(float, args.ratios.split(",") if args.ratios else ()):
+                cases += [(one, ratio, measure(one, ratio)) for one in args.contenders]
+    except Unavailable as error:
+        parser.error(str(error))
+    for contender, ratio, runs in cases:
+        row = _row(plain, runs) | {"contender": contender, "ratio": ratio} | terms
+        row["steps"] = steps_of(contender)
+        if args.megabits is not None:
+            row |= _times(plain, runs)
+        _show(table, row)
+        if args.json is not None:
+            with args.json.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+    Console().print(table)
+
+
+@contextmanager
+def _one_process(task: str) -> Iterator[Train]:
+    """Yield a function that trains in this process, which stands for all ranks."""
+    torch.set_num_threads(1)
+    chosen = TASKS[task]()
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+        yield lambda **terms: list(learn(chosen, **terms))[-1]
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _hosts(args: argparse.Namespace) -> Iterator[Train]:
+    """Yield a function that trains on two hosts."""
+    with two_hosts(
+        "papers.layer_drop.learning_rank", _NODES, args.megabits, task=args.task
+    ) as hosts:
+
+        def train(**terms: Any) -> Learned:
+            hosts.all("begin", **terms)
+            found = hosts.all("look")[0]
+            while found["steps"][-1] < terms["steps"]:
+                found = hosts.all("look")[0]
+            return Learned(**found)
+
+        yield train
+
+
+def _row(plain: Sequence[Learned], runs: Sequence[Learned]) -> dict[str, Any]:
+    """Return the record of a contender: means over the seeds, and each of them."""
+    differences = [
+        run.quality[-1] - base.quality[-1] for run, base in zip(runs, plain, strict=True)
+    ]
+    several = len(runs) > 1
+    return {
+        "share": statistics.fmean(run.share for run in runs),
+        "difference": statistics.fmean(differences),
+        "error": statistics.stdev(differences) / math.sqrt(len(runs)) if several else None,
+        "qualities": [run.quality[-1] for run in runs],
+        "differences": differences,
+        "steps_at": runs[0].steps,
+        "quality_at": _means([run.quality for run in runs]),
+    }
+
+
+def _times(plain: Sequence[Learned], runs: Sequence[Learned]) -> dict[str, Any]:
+    """Return when a contender was how far, and as good as plain training in the end."""
+    aim = statistics.fmean(base.quality[-1] for base in plain)
+    aim -= _NEAR["loss" if aim < 0 else "accuracy"]
+    seconds, quality = _means([run.seconds for run in runs]), _means([run.quality for run in runs])
+    until = (at for at, found in zip(seconds, quality, strict=True) if found >= aim)
+    return {"seconds_at": seconds, "seconds_to_plain": next(until, None)}
+
+
+def _means(curves: Sequence[Sequence[float]]) -> list[float]:
+    return [statistics.fmean(points) for points in zip(*curves, strict=True)]
+
+
+def _show(table: Table, row: dict[str, Any]) -> None:
+    error = f" ± {row['error']:.3f}" if row["error"] is not None else ""
+    each = " ".join(f"{value:+.3f}" for value in row["differences"])
+    name = row["contender"]
+    if name == PLAIN:
+        each = " ".join(f"{value:.3f}" for value in row["qualities"])
+    else:
+        name += f", R = {row['ratio']}"
+    seconds = ""
+    if "seconds_at" in row:
+        until = row["seconds_to_plain"]
+        seconds = f"{row['seconds_at'][-1]:.0f}, as good as plain "
+        seconds += "never" if until is None else f"after {until:.0f}"
+    difference = f"{row['difference']:+.3f}{error}"
+    table.add_row(name, f"{row['share']:.2%}", difference, seconds, each)
+
+
+if __name__ == "__main__":
+    main()

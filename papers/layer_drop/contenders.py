@@ -1,0 +1,62 @@
+"""The contenders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from papers.layer_drop.plan import Plan
+
+RATIO = 0.9  # where only one is measured; the paper does not say which it has
+
+
+@dataclass(frozen=True, eq=False)
+class Contender:
+    """A way of training.
+
+    hook: as in hooks.py.
+    terms: of LayerDrop, for the hook "drop".
+    """
+
+    name: str
+    hook: str = "none"
+    terms: Mapping[str, Any] = field(default_factory=dict)
+    gloo: bool = False
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The arguments of the ranks' prepare()."""
+        return {"hook": self.hook, "terms": dict(self.terms), "gloo": self.gloo}
+
+    @property
+    def drops(self) -> bool:
+        return float(self.terms.get("ratio", 0)) > 0
+
+    @property
+    def aim(self) -> float | None:
+        """The share of all bytes that shall be sent; None where there is none."""
+        if self.hook != "drop" or self.terms.get("target") == "paper":
+            return None
+        return float(1 - self.terms["ratio"])
+
+
+def dropping(ratio: float) -> Contender:
+    """Return the hook, or a parameter server, whose layers are sent whole or not at all."""
+    return Contender(f"R = {ratio:g}", "drop", {"ratio": ratio, "target": "bytes"})
+
+
+PLAIN = Contender("DDP")
+NOTHING_DROPPED = dropping(0)
+PAPERS_RULE = Contender(
+    f"R = {RATIO:g}, the paper's rule", "drop", {"ratio": RATIO, "target": "paper"}
+)
+LOW_RANK = Contender(f"R = {RATIO:g}, low rank", "drop", {"ratio": RATIO, "target": "low_rank"})
+BFLOAT16 = Contender("bfloat16", "bf16")
+POWER_SGD = Contender("PowerSGD", "PowerSGD")
+GLOO = Contender("DDP over Gloo", gloo=True)
+
+
+def of_ddp(plan: Plan) -> list[Contender]:
+    """Return the contenders under DDP besides PLAIN and NOTHING_DROPPED."""
+    return [*map(dropping, plan.ratios), PAPERS_RULE, LOW_RANK, BFLOAT16, POWER_SGD, GLOO]

@@ -1,0 +1,157 @@
+"""Trains a task with one of several ways to send gradients, and tells how good the model became.
+
+The processes of the default group stand for RANKS ranks: with fewer, each averages the gradients of
+several ranks' batches itself. The hook's approximations and those of PowerSGD are linear in the
+gradients of the ranks but for the basis, which they take of the average, so that one rank with the
+average finds what 4 ranks find (a test compares them: tests/python/layer_drop/test_low_rank.py).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+import torch_hbmcomm as hbmcomm
+from papers.layer_drop.hooks import BUCKET_MIB
+from papers.layer_drop.tasks import Task
+
+RANKS = 4
+PLAIN = "plain"
+CONTENDERS = ("hook", "PowerSGD", "bfloat16")
+_VANILLA = 2  # first steps that PowerSGD sends whole, the fewest that PyTorch takes
+_LEAST_SAVED = 2  # PowerSGD approximates what then has at most this part of its elements
+_LOOKS = 10  # at how good the model is, over the whole training
+
+OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter], float], torch.optim.Optimizer]] = {
+    "AdamW": lambda parameters, rate: torch.optim.AdamW(parameters, rate),
+    "momentum": lambda parameters, rate: torch.optim.SGD(parameters, rate, momentum=0.9),
+    "SGD": lambda parameters, rate: torch.optim.SGD(parameters, rate),
+}
+
+
+@dataclass
+class Learned:
+    """A training so far.
+
+    share: the part of the gradients' bytes that was sent
+    steps, seconds, quality: at each look at how good the model is; looking takes no time
+    """
+
+    share: float = 1.0
+    steps: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    quality: list[float] = field(default_factory=list)
+
+
+def learn(
+    task: Task, optimizer: str, contender: str, ratio: float, seed: int, steps: int, rate: float
+) -> Iterator[Learned]:
+    """Train with one start and one order of data for each seed; yield at each look.
+
+    rate: the learning rate at its highest
+    """
+    torch.manual_seed(seed)
+    ddp = DistributedDataParallel(task.model(), bucket_cap_mb=BUCKET_MIB.get(contender))
+    share = _register(ddp, contender, ratio, steps)
+    steps_it = OPTIMIZERS[optimizer](ddp.parameters(), rate)
+    draw = torch.Generator().manual_seed(seed)
+    learned = Learned()
+    now, begin = 0.0, time.perf_counter()
+    for step in range(steps):
+        for group in steps_it.param_groups:
+            group["lr"] = rate * schedule(step, steps)
+        inputs, targets = task.examples(RANKS * task.batch, draw)
+        steps_it.zero_grad()
+        backward(task, ddp, inputs, targets)
+        steps_it.step()
+        if (step + 1) * _LOOKS % steps < _LOOKS:
+            now += time.perf_counter() - begin
+            learned.steps.append(step + 1)
+            learned.seconds.append(now)
+            learned.quality.append(task.quality(ddp.module))
+            learned.share = share()
+            yield learned
+            dist.barrier()
+            begin = time.perf_counter()
+
+
+def backward(task: Task, ddp: DistributedDataParallel, inputs: Tensor, targets: Tensor) -> None:
+    """Compute the gradients of this process's part of the batch.
+
+    With BatchNorm, whose statistics are those of one rank's batch, rank by rank; as under DDP, the
+    running ones are of the group's first rank.
+    """
+    world, rank = dist.get_world_size(), dist.get_rank()
+    parts = RANKS // world if any(isinstance(one, _BatchNorm) for one in ddp.modules()) else 1
+    inputs, targets = inputs.chunk(world)[rank], targets.chunk(world)[rank]
+    own = zip(inputs.chunk(parts), targets.chunk(parts), strict=True)
+    for left, (some, labels) in reversed(list(enumerate(own))):
+        before = [buffer.clone() for buffer in ddp.module.buffers()]
+        with ddp.no_sync() if left > 0 else nullcontext():
+            (task.loss(ddp(some), labels) / parts).backward()
+        if left > 0:
+            for buffer, value in zip(ddp.module.buffers(), before, strict=True):
+                buffer.copy_(value)
+
+
+def schedule(step: int, steps: int) -> float:
+    """Return the part of the learning rate: it warms up over a tenth of the steps, and falls to a
+    twentieth along a cosine."""
+    cosine = (1 + math.cos(math.pi * step / steps)) / 2
+    return min(1.0, (step + 1) / (0.1 * steps)) * (0.05 + 0.95 * cosine)
+
+
+def _register(
+    ddp: DistributedDataParallel, contender: str, ratio: float, steps: int
+) -> Callable[[], float]:
+    """Register the contender's hook. Returns a function that tells what part it has sent."""
+    if contender in ("hook", "bfloat16"):
+        narrow = contender == "bfloat16"
+        state = hbmcomm.LayerDropState(
+            model=ddp,
+            ratio=round(1 - 2 * (1 - ratio), 6) if narrow else ratio,
+            wire_dtype=torch.bfloat16 if narrow else None,
+            log_every=None,
+        )
+        ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+        return lambda: state.summary()["sent_bytes"] / state.summary()["gradient_bytes"]
+    if contender == "PowerSGD":
+        parameters = [parameter for parameter in ddp.parameters() if parameter.requires_grad]
+        # The hook's first steps send R of a gradient more.
+        most = ((1 - ratio) * steps + ratio - _VANILLA) / max(steps - _VANILLA, 1)
+        rank, share = power_sgd_rank([list(one.shape) for one in parameters], most)
+        power = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=rank, start_powerSGD_iter=_VANILLA
+        )
+        ddp.register_comm_hook(power, powerSGD_hook.powerSGD_hook)
+        return lambda: (_VANILLA + (steps - _VANILLA) * share) / steps
+    return lambda: 1.0
+
+
+def power_sgd_rank(shapes: list[list[int]], share: float) -> tuple[int, float]:
+    """Return the largest rank, at least 1, at which PowerSGD sends at most that share of all
+    elements in a step, and what it sends."""
+
+    def sent(rank: int) -> float:
+        found = 0
+        for shape in shapes:
+            numel, rows = math.prod(shape), shape[0]
+            factors = rank * (rows + numel // rows)
+            compressed = len(shape) > 1 and factors * _LEAST_SAVED < numel
+            found += factors if compressed else numel
+        return found / sum(map(math.prod, shapes))
+
+    rank = 1
+    while sent(rank + 1) <= share:
+        rank += 1
+    return rank, sent(rank)

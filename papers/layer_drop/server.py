@@ -1,0 +1,144 @@
+"""Section server: a dedicated parameter server behind a link, and four workers, as in the paper's
+Table 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from benchmarks.verdict import JudgedSection, Verdict
+from papers.layer_drop.cluster import Cluster, one_host, two_hosts
+from papers.layer_drop.contenders import BFLOAT16, RATIO, dropping
+from papers.layer_drop.plan import Plan, link
+from papers.layer_drop.rows import cases, in_proportion, row
+from papers.layer_drop.server_turns import Turn, boxed, synchronous
+from papers.layer_drop.table import tables
+from torch_hbmcomm.bench.result import Findings, Measurement
+
+NAME = "server"
+_ABOUT = (
+    "a parameter server behind the link and 4 workers, with gradients of ResNet-50's sizes; "
+    "compute: of a thread, on one host; communication: what an iteration takes longer than there"
+)
+_ROLE = "papers.layer_drop.server_rank"
+_NODES = (0, 1, 1, 1, 1)
+_ON_ONE_HOST = 8  # steps
+_ALL = "all is sent"
+_BOX = ", memory box"
+
+_PAPER_NAMES = ("worker_ms", "server_ms", "communication_ms", "iteration_ms")
+_PAPER = {
+    "1 Gbit/s": ((388, 73, 3457, 3918), (408, 85, 182, 675)),
+    "56 Gbit/s": ((222, 48, 1951, 2222), (230, 60, 375, 665)),
+}
+"""Table 1 of Lee et al. (2020), without and with dropping: an iteration of ResNet-50 on GPUs, with
+4 workers at 1 Gbit/s and 8 at 56 Gbit/s; which part of the gradients was dropped is not said."""
+
+_SAVED = 0.95
+_SERVERS_EXTRA = 0.05
+
+
+def _measure(plan: Plan, findings: Findings) -> None:
+    contenders: dict[str, dict[str, Any] | None] = {_ALL: None}
+    contenders |= {dropping(ratio).name: {"ratio": ratio} for ratio in plan.ratios}
+    alone: dict[str, Turn] = {}
+    with one_host(_ROLE, len(_NODES), width=plan.width) as host:
+        for name, terms in contenders.items():
+            findings.progress(f"{NAME}, on one host: {name}")
+            alone[name] = synchronous(host, terms, min(_ON_ONE_HOST, plan.server_steps))
+    for megabits in plan.megabits:
+        case = link(megabits)
+        with two_hosts(_ROLE, _NODES, megabits, width=plan.width) as hosts:
+            found: dict[str, Turn] = {}
+            for name, terms in contenders.items():
+                findings.progress(f"{NAME}, {case}: {name}")
+                found[name] = synchronous(hosts, terms, plan.server_steps_of(terms))
+            findings.add(_rows(case, found, alone))
+            findings.add(_of_paper(case, megabits is not None))
+            findings.add(_boxed(case + _BOX, hosts, plan, findings.progress))
+
+
+def _rows(case: str, found: Mapping[str, Turn], alone: Mapping[str, Turn]) -> Iterator[Measurement]:
+    plain = found[_ALL]
+    plain_communication = plain.iteration - alone[_ALL].iteration
+    for name, turn in found.items():
+        communication = turn.iteration - alone[name].iteration
+        values = {
+            "worker_ms": alone[name].worker,
+            "server_ms": alone[name].server,
+            "communication_ms": communication,
+            "time_share": communication / plain_communication,
+        }
+        yield row(NAME, case, name, values | _values(turn, plain), turn.iterations)
+
+
+def _of_paper(case: str, limited: bool) -> Iterator[Measurement]:
+    """Yield the rows of the paper's table for a case whose link has a rate (`limited`) or none."""
+    network = "1 Gbit/s" if limited else "56 Gbit/s"
+    sent, dropped = _PAPER[network]
+    for who, found in ((_ALL, sent), ("dropped", dropped)):
+        values = dict(zip(_PAPER_NAMES, map(float, found), strict=True))
+        values["time_share"] = found[2] / sent[2]
+        yield row(NAME, case, f"paper, {network}: {who}", values)
+
+
+def _boxed(
+    case: str, hosts: Cluster, plan: Plan, progress: Callable[[str], None]
+) -> Iterator[Measurement]:
+    contenders: dict[str, dict[str, Any]] = {
+        _ALL: {"terms": None, "transfer": None},
+        BFLOAT16.name: {"terms": None, "transfer": "bfloat16"},
+        dropping(RATIO).name: {"terms": {"ratio": RATIO}, "transfer": None},
+    }
+    found: dict[str, Turn] = {}
+    for name, options in contenders.items():
+        progress(f"{NAME}, {case}: {name}")
+        steps = plan.server_steps_of(options["terms"])
+        found[name] = boxed(hosts, steps=-(-steps // 2), **options)
+    for name, turn in found.items():
+        yield row(NAME, case, name, _values(turn, found[_ALL]), turn.iterations)
+
+
+def _values(turn: Turn, plain: Turn) -> dict[str, float]:
+    return {
+        "iteration_ms": turn.iteration,
+        "iteration_share": turn.iteration / plain.iteration,
+        "up_mb": turn.up,
+        "down_mb": turn.down,
+        "bytes_share": (turn.up + turn.down) / (plain.up + plain.down),
+    }
+
+
+def _verdicts(rows: Sequence[Measurement]) -> Iterator[Verdict]:
+    for case, found in cases(rows).items():
+        if case.endswith(_BOX):
+            continue
+        ours = [one for one in found.values() if "bytes_share" in one.values]
+        yield _communication_saved(case, ours)
+        yield _servers_extra(case, ours)
+        if case != link(None):
+            yield from (in_proportion(one) for one in ours if one.contender != _ALL)
+
+
+def _communication_saved(case: str, rows: Sequence[Measurement]) -> Verdict:
+    best = min(rows, key=lambda one: one.values["time_share"])
+    change = best.values["time_share"] - 1
+    text = f"{case}: communication {change:+.1%} at {best.contender} (≤ {-_SAVED:+.0%})"
+    return Verdict(text, change <= -_SAVED)
+
+
+def _servers_extra(case: str, rows: Sequence[Measurement]) -> Verdict:
+    plain, *dropped = rows
+    worst = max(dropped, key=lambda one: one.values["server_ms"])
+    change = worst.values["server_ms"] / plain.values["server_ms"] - 1
+    text = (
+        f"{case}: server's compute {change:+.1%} at {worst.contender} (≤ {_SERVERS_EXTRA:+.0%}; "
+        "paper: +16 to +25%)"
+    )
+    return Verdict(text, change <= _SERVERS_EXTRA)
+
+
+SERVER = JudgedSection(
+    NAME, _ABOUT, _measure, render=partial(tables, _ABOUT), verdicts=_verdicts, plotted=True
+)

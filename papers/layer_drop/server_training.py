@@ -1,0 +1,115 @@
+"""Section server-training: a parameter server behind a link and four workers, that learn images
+with a convolutional net, as in the paper's Figs. 5 to 8 and 10 to 13."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from benchmarks.verdict import JudgedSection, Verdict
+from papers.layer_drop.cluster import Cluster, together, two_hosts
+from papers.layer_drop.plan import Plan, link
+from papers.layer_drop.rows import cases
+from papers.layer_drop.table import tables
+from papers.layer_drop.tasks import WideConvolutions
+from papers.layer_drop.training_curve import POINTS, Curve, learned, mean
+from torch_hbmcomm.bench.result import Findings, Measurement
+
+NAME = "server-training"
+ALL = "all is sent"
+_ABOUT = (
+    "a parameter server behind the link and 4 workers learn images of MNIST; a convolutional net "
+    "of 542,000 parameters; accuracy on test images"
+)
+_ROLE = "papers.layer_drop.server_training_rank"
+_NODES = (0, 1, 1, 1, 1)
+_LOOKS = 20
+
+
+def ours(ratio: float) -> str:
+    """Return the name of LayerDrop with its defaults."""
+    return f"R = {ratio:g}"
+
+
+def papers(ratio: float) -> str:
+    """Return the name of the paper's rule."""
+    return f"R = {ratio:g}, the paper's rule"
+
+
+def _contenders(ratios: Sequence[float]) -> dict[str, dict[str, Any] | None]:
+    """Return the terms of LayerDrop, by the contenders' names; None: all is sent."""
+    to_the_letter = {"target": "paper", "max_age": math.inf, "always_send": False}
+    found: dict[str, dict[str, Any] | None] = {ALL: None}
+    for ratio in ratios:
+        found[ours(ratio)] = {"ratio": ratio}
+        found[papers(ratio)] = {"ratio": ratio, **to_the_letter}
+    return found
+
+
+def _measure(plan: Plan, findings: Findings) -> None:
+    WideConvolutions()  # raises Unavailable without its images
+    for megabits in plan.megabits:
+        with two_hosts(_ROLE, _NODES, megabits) as hosts:
+            for optimizer in plan.optimizers:
+                findings.add(_of_optimizer(hosts, megabits, optimizer, plan, findings))
+
+
+def _of_optimizer(
+    hosts: Cluster, megabits: int | None, optimizer: str, plan: Plan, findings: Findings
+) -> Iterator[Measurement]:
+    """Yield the row of each contender."""
+    case = f"{link(megabits)}, {optimizer}, steps: {plan.training_steps}"
+    case += f", means of {plan.seeds} seeds" if plan.seeds > 1 else ", one seed"
+    curves: dict[str, list[Curve]] = {}
+    crossed: dict[str, list[float]] = {}
+    for seed in range(plan.seeds):
+        for name, terms in _contenders(plan.ratios).items():
+            findings.progress(f"{NAME}, {case}: seed {seed}, {name}")
+            told = {"optimizer": optimizer, "terms": terms, "seed": seed}
+            curve, megabytes = _learn(hosts, plan.training_steps, told)
+            curves.setdefault(name, []).append(curve)
+            crossed.setdefault(name, []).append(megabytes)
+    all_bytes, all_seconds = statistics.fmean(crossed[ALL]), mean(curves[ALL]).seconds[-1]
+    for name, found in curves.items():
+        shares = {
+            "bytes_share": statistics.fmean(crossed[name]) / all_bytes,
+            "iteration_share": mean(found).seconds[-1] / all_seconds,
+        }
+        yield learned(NAME, case, name, found, curves[ALL], shares)
+
+
+def _learn(hosts: Cluster, steps: int, told: Mapping[str, Any]) -> tuple[Curve, float]:
+    """Train once. Returns the curve, and the megabytes that crossed the cable both ways."""
+    server, *workers = hosts.ranks
+    hosts.all("prepare", steps=steps, **told)
+    server.tell("serve")
+    curve = Curve()
+    before = sum(hosts.received())
+    done = 0
+    for look in range(1, _LOOKS + 1):
+        more = steps * look // _LOOKS - done
+        if more:
+            times, losses = zip(*together(workers, "learn", steps=more), strict=True)
+            curve.look(more, max(times), statistics.fmean(losses), workers[0].ask("accuracy"))
+            done += more
+    crossed = (sum(hosts.received()) - before) / 1e6
+    together(workers, "close")
+    server.answer()
+    return curve, crossed
+
+
+def _verdicts(rows: Sequence[Measurement]) -> Iterator[Verdict]:
+    for case, found in cases(rows).items():
+        for name, one in found.items():
+            if name != ALL:
+                points, sent = one.values["points"], one.values["bytes_share"]
+                text = f"{case}, {name}: {points:+.2f} points with {sent:.1%} of the bytes"
+                yield Verdict(f"{text} (≥ -{POINTS:g})", points >= -POINTS)
+
+
+SERVER_TRAINING = JudgedSection(
+    NAME, _ABOUT, _measure, render=partial(tables, _ABOUT), verdicts=_verdicts, plotted=True
+)

@@ -1,0 +1,83 @@
+"""A rank of a parameter server that learns images: rank 0 has the weights, the others work."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim.lr_scheduler import LambdaLR
+
+import torch_hbmcomm as hbmcomm
+from papers.layer_drop.learning import OPTIMIZERS, schedule
+from papers.layer_drop.tasks import WideConvolutions
+from torch_hbmcomm.bench.peer import obey
+
+SERVER = 0
+
+
+class Learner:
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def join(self, store_file: str, world: int) -> None:
+        """Join the process group. store_file: names a file that does not exist yet, the same for
+        all."""
+        torch.set_num_threads(1)
+        dist.init_process_group(
+            "hbm", init_method=f"file://{store_file}", rank=self._rank, world_size=world
+        )
+        self._workers = world - 1
+        self._task = WideConvolutions()
+
+    def prepare(self, optimizer: str, terms: dict[str, Any] | None, seed: int, steps: int) -> None:
+        """Form the parameter server, on all ranks. terms: of LayerDrop; None: all is sent."""
+        torch.manual_seed(seed)
+        self._draw = torch.Generator().manual_seed(seed)
+        self._model = self._task.model()
+        steps_it = OPTIMIZERS[optimizer](self._model.parameters(), self._task.rates[optimizer])
+        self._schedule = LambdaLR(steps_it, partial(schedule, steps=steps))
+        self._server = hbmcomm.ParameterServer(
+            self._model,
+            steps_it,
+            mode="sync",
+            server=SERVER,
+            dedicated=True,
+            drop=None if terms is None else hbmcomm.LayerDrop(**terms),
+        )
+
+    def serve(self) -> None:
+        """Serve, on rank 0, until all workers have closed."""
+        self._server.serve(after_update=self._schedule.step)
+
+    def learn(self, steps: int) -> tuple[float, float]:
+        """Take steps, on a worker. Returns their seconds, and the mean loss."""
+        losses = []
+        start = time.perf_counter()
+        for _ in range(steps):
+            inputs, targets = self._task.examples(self._workers * self._task.batch, self._draw)
+            mine = self._rank - 1
+            some = inputs.chunk(self._workers)[mine], targets.chunk(self._workers)[mine]
+            self._model.zero_grad()
+            loss = self._task.loss(self._model(some[0]), some[1])
+            loss.backward()
+            self._server.step()
+            losses.append(float(loss.detach()))
+        return time.perf_counter() - start, statistics.fmean(losses)
+
+    def accuracy(self) -> float:
+        """Return that of the worker's model, which is the server's, on test images in %."""
+        return self._task.quality(self._model)
+
+    def close(self) -> None:
+        """Close, on the workers."""
+        self._server.close()
+
+
+if __name__ == "__main__":
+    rank = int(os.environ["RANK"])
+    obey(Learner(rank), rank)

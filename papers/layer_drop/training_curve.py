@@ -1,0 +1,73 @@
+"""Loss and accuracy of a training over time, and what two of them have to say of each other."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from papers.layer_drop.rows import row
+from torch_hbmcomm.bench.result import Measurement
+
+POINTS = 0.5
+"""The accuracy below plain training's, in points, that counts as the same."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Loss and accuracy at each look; steps and seconds since the start."""
+
+    steps: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    accuracy: list[float] = field(default_factory=list)
+
+    def look(self, steps: int, seconds: float, loss: float, accuracy: float) -> None:
+        """Add a point: `steps` that took `seconds` lie behind the one before."""
+        self.steps.append((self.steps or [0.0])[-1] + steps)
+        self.seconds.append((self.seconds or [0.0])[-1] + seconds)
+        self.loss.append(loss)
+        self.accuracy.append(accuracy)
+
+    def until(self, accuracy: float) -> float | None:
+        """Return the seconds until that accuracy; None if it is never reached."""
+        points = zip(self.seconds, self.accuracy, strict=True)
+        return next((at for at, found in points if found >= accuracy), None)
+
+
+def mean(curves: Sequence[Curve]) -> Curve:
+    def of(columns: Iterable[Sequence[float]]) -> list[float]:
+        return [statistics.fmean(look) for look in zip(*columns, strict=True)]
+
+    return Curve(
+        of(one.steps for one in curves),
+        of(one.seconds for one in curves),
+        of(one.loss for one in curves),
+        of(one.accuracy for one in curves),
+    )
+
+
+def learned(
+    section: str,
+    case: str,
+    name: str,
+    found: Sequence[Curve],
+    plain: Sequence[Curve],
+    more: Mapping[str, float] | None = None,
+) -> Measurement:
+    """Make the row of a contender, of its curves by seed and those of plain training, which may
+    have more seeds."""
+    own, base = mean(found), mean(plain[: len(found)])
+    values = {
+        "iteration_ms": 1e3 * own.seconds[-1] / own.steps[-1],
+        "seconds": own.seconds[-1],
+        "loss": own.loss[-1],
+        "accuracy": own.accuracy[-1],
+        "points": own.accuracy[-1] - base.accuracy[-1],
+    }
+    target = base.accuracy[-1] - POINTS
+    until, base_until = own.until(target), base.until(target)
+    if until is not None and base_until is not None:
+        values |= {"target_seconds": until, "sooner": base_until / until}
+    points = {"accuracy_by_seed": [one.accuracy[-1] for one in found]}
+    return row(section, case, name, values | dict(more or {}), curves=points | asdict(own))

@@ -1,0 +1,1 @@
+"""Where memory lies in guests with HBM: python -m papers.placement"""

@@ -1,0 +1,166 @@
+"""Where memory lies in virtual machines that have HBM: python -m papers.placement --help
+
+QEMU emulates the machines, so where a page lies is real, and no time means anything: none is taken.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from guest import boot, kernel, ranks
+from guest.topology import TOPOLOGIES, Topology
+from rich.table import Table
+
+from torch_hbmcomm.bench import report
+from torch_hbmcomm.bench.report import Json, check_file, fail, finish
+from torch_hbmcomm.bench.result import Findings, Measurement, Section, Unavailable, check_names
+from torch_hbmcomm.bench.result import run as run_sections
+from torch_hbmcomm.sizes import MIB, parse_bytes
+
+PLACEMENT, MODES = "placement", "modes"
+CLUSTERS = {"quadrant": "hbm", "SNC-4": "snc4"}  # by the paper's name
+BINDINGS = {"host": "none", "4 containers": "numa"}
+POLICIES = {"DDR": "ddr", "HBM": "preferred"}
+MEMORY_MODES = ("cache", "hybrid")  # flat has the other section
+_RANKS = 4
+_FLOAT32 = 4  # bytes
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run.
+
+    size: bytes of a tensor, of float32, which all ranks have equal parts of.
+    """
+
+    sections: tuple[str, ...] = (PLACEMENT, MODES)
+    size: int = 4 * MIB
+    ranks: int = _RANKS
+
+
+def _require_guest() -> None:
+    for needed in (kernel.VMLINUX, boot.PROGRAMS / "guest_collectives"):
+        if not needed.exists():
+            raise Unavailable(f"{needed} is missing: make vm-programs")
+
+
+@contextmanager
+def _guest() -> Iterator[Path]:
+    """Make a folder for what a guest says. Raises Unavailable if it says why it cannot."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            yield Path(folder)
+        except boot.GuestError as error:
+            raise Unavailable(str(error)) from error
+
+
+def shares(
+    reports: ranks.Reports, machine: Topology, memory: str, job: ranks.Job
+) -> list[Measurement]:
+    """Return, for each collective and kind of memory, how many bytes all ranks have, and the shares
+    of them on nodes of the memory that was asked for and, if ranks are bound, on their own node of
+    it."""
+    asked = set(machine.hbm_nodes if memory == "HBM" else range(machine.cpu_nodes))
+    found = []
+    for collective, what in product(ranks.COLLECTIVES, ranks.WHATS):
+        lies = {rank: reports[collective, rank, what].ours for rank in range(job.ranks)}
+        total = sum(sum(nodes.values()) for nodes in lies.values())
+        there = [size for nodes in lies.values() for node, size in nodes.items() if node in asked]
+        values = {"bytes": total, "share": sum(there) / total}
+        if job.bind == "numa":
+            own = {rank: rank * machine.cpu_nodes // job.ranks for rank in lies}
+            if memory == "HBM":
+                own = {rank: machine.hbm_of(node) for rank, node in own.items()}
+            values["own_share"] = sum(lies[rank].get(own[rank], 0) for rank in lies) / total
+        found.append(Measurement({"collective": collective}, what, values=values))
+    return found
+
+
+def _measure_placement(plan: Plan, findings: Findings) -> None:
+    _require_guest()
+    for cluster, topology in CLUSTERS.items():
+        findings.progress(cluster)
+        cells = list(product(BINDINGS, POLICIES))
+        jobs = [
+            ranks.Job(plan.ranks, POLICIES[memory], BINDINGS[place], plan.size)
+            for place, memory in cells
+        ]
+        with _guest() as folder:
+            reported = ranks.run(topology, jobs, folder)
+        for (place, memory), job, reports in zip(cells, jobs, reported, strict=True):
+            of = {"section": PLACEMENT, "cluster": cluster, "place": place, "memory": memory}
+            for one in shares(reports, TOPOLOGIES[topology], memory, job):
+                findings.add([Measurement({**of, **one.of}, one.contender, values=one.values)])
+
+
+def _measure_modes(plan: Plan, findings: Findings) -> None:
+    """Ask `hbmcomm info` what it sees, in a guest of each mode."""
+    _require_guest()
+    command: list[str | Path] = [
+        boot.REPOSITORY / ".venv" / "bin" / "python", "-m", "torch_hbmcomm.cli", "info", "--json"
+    ]  # fmt: skip
+    for topology in MEMORY_MODES:
+        findings.progress(topology)
+        with _guest() as folder:
+            result = boot.run(topology, command, folder, check=False)
+        if not result.stdout:
+            raise Unavailable(f"hbmcomm info says nothing in the guest: {result.stderr}")
+        info = json_module.loads(result.stdout)
+        nodes, hbm = info["numa"]["nodes"], info["hbm"]
+        of = {"section": MODES, "guest": topology, "mode": hbm["mode"]}
+        of["found_by"] = hbm["found_by"].splitlines()[-1]
+        values = {"nodes": len(nodes), "hbm_nodes": sum(node["is_hbm"] for node in nodes)}
+        findings.add([Measurement(of, "hbmcomm info", values=values)])
+
+
+SECTIONS = {
+    PLACEMENT: Section(
+        PLACEMENT, "where memory lies of broadcast, gather and allreduce", _measure_placement
+    ),
+    MODES: Section(MODES, "what hbmcomm info says of memory modes", _measure_modes),
+}
+
+
+def shown(found: list[Measurement]) -> Table:
+    """Return a table of all that was found, a line each."""
+    table = Table("what", "who", "found")
+    for one in found:
+        values: Mapping[str, float] = one.values
+        said = ", ".join(f"{name} {value:,.4g}" for name, value in values.items())
+        table.add_row(", ".join(map(str, one.of.values())), one.contender, said)
+    return table
+
+
+@app.command()
+def main(
+    sections: Annotated[str, typer.Option(help="Names separated by commas.")] = ",".join(SECTIONS),
+    size: Annotated[str, typer.Option(help="Bytes of a tensor.")] = "4MiB",
+    json: Json = None,
+) -> None:
+    """Say on which nodes pages lie, by the kernel's word. It takes no times."""
+    check_file(json)
+    plan = Plan(tuple(sections.split(",")), parse_bytes(size))
+    try:
+        check_names("section", plan.sections, SECTIONS)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if plan.size < 1 or plan.size % (_FLOAT32 * plan.ranks) != 0:
+        raise typer.BadParameter(f"{plan.ranks} ranks need {_FLOAT32} bytes of it each: {size}")
+    result = run_sections(PLACEMENT, SECTIONS, plan, report.say)
+    if not result.measurements:
+        fail("; ".join(result.unavailable.values()))
+    finish(report.group([shown(list(result.measurements))], result), result, json)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,96 @@
+"""Connections to a peer: Zhang and Jung 2017, Figs. 2 to 4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from benchmarks.box.native import SOCKETS
+from benchmarks.box.sections import SECTIONS
+from benchmarks.markdown import Table
+from benchmarks.panels import Panel
+from papers.report.experiment import Experiment, Label, Run
+from torch_hbmcomm.bench import report
+from torch_hbmcomm.bench.result import Measurement, Result
+from torch_hbmcomm.sizes import format_bytes
+
+_CONNECTIONS = (1, 2, 4, 6, 8)
+_OURS = "hbm tcp"
+
+
+def _run_of(connections: int) -> str:
+    return f"connections-{connections}"
+
+
+def _measured(results: Mapping[str, Result]) -> Iterator[tuple[int, Measurement]]:
+    """Yield the number of connections and a measurement of the box's."""
+    for connections in _CONNECTIONS:
+        if found := results.get(_run_of(connections)):
+            for one in found.measurements:
+                if one.contender == _OURS:
+                    yield connections, one
+
+
+def _table(results: Mapping[str, Result]) -> Table:
+    cells: dict[tuple[str, int], dict[int, report.Row]] = {}
+    for count in _CONNECTIONS:
+        if found := results.get(_run_of(count)):
+            for row in report.rows(found.measurements):
+                of = row[_OURS].of
+                cells.setdefault((of["operation"], of["bytes"]), {})[count] = row
+    rows = [
+        [operation, format_bytes(size), *(_cell(found.get(count)) for count in _CONNECTIONS)]
+        for (operation, size), found in cells.items()
+    ]
+    told = "GB/s (of plain sockets', max / median)"
+    heading = ["operation", "size", *(f"{count}: {told}" for count in _CONNECTIONS)]
+    return Table(heading, rows)
+
+
+def _cell(row: report.Row | None) -> str:
+    """Return the rate, its part of what plain sockets reach in the same run, and the tail."""
+    if row is None:
+        return "-"
+    ours, theirs = row[_OURS], row[SOCKETS]
+    speed = report.rate(SECTIONS["tcp"], ours)
+    tail = max(ours.samples) / ours.median
+    return f"{speed:.2f} ({theirs.median / ours.median:.0%}, {tail:.1f})"
+
+
+def _panels(results: Mapping[str, Result]) -> Sequence[Panel]:
+    panels: dict[str, Panel] = {}
+    for connections, one in _measured(results):
+        title = f"{one.of['operation']} over tcp"
+        panel = panels.setdefault(title, Panel(title, "bytes", "GB/s", logarithmic=True))
+        sizes, rates, _ = panel.lines.setdefault(f"connections: {connections}", ([], [], "-"))
+        sizes.append(one.of["bytes"])
+        rates.append(report.rate(SECTIONS["tcp"], one))
+    return list(panels.values())
+
+
+CONNECTIONS = Experiment(
+    name="connections",
+    paper="Zhang, Jung 2017, An In-depth Performance Analysis of Many-Integrated Core",
+    figures="Figs. 2 to 4, large transfers of one client",
+    label=Label.MEASURED,
+    differs=(
+        "TCP over loopback between a box and one client, from 64 KiB on, instead of SCIF between"
+        " cores and Xeon Phis; the connections are one client's, where the paper's have threads of"
+        " their own. The box signs what it sends, plain sockets do not; their own speed varies more"
+        " than the box's. Smaller messages, and threads, are in the next section."
+    ),
+    found=(
+        "Several connections are faster than one (finding 3).",
+        "Latencies have long tails (finding 7).",
+    ),
+    runs=tuple(
+        Run(
+            _run_of(count),
+            "benchmarks.box",
+            ["--sections=tcp", f"--lanes={count}", "--largest=4MiB"],
+            ["--sections=tcp", f"--lanes={count}", "--quick"],
+        )
+        for count in _CONNECTIONS
+    ),
+    table=_table,
+    panels=_panels,
+)

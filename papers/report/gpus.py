@@ -1,0 +1,37 @@
+"""Tensors of GPUs: Panda 2019."""
+
+from __future__ import annotations
+
+from benchmarks.markdown import Table
+from papers.report.experiment import Experiment, Label
+
+_ROWS = (
+    (
+        "all_reduce of 16 GPUs beside other libraries",
+        "GPUs and their nodes",
+        "`benchmarks/gpu.sh`",
+    ),
+    ("latency and bandwidth of all_reduce to 1,536 GPUs", "a cluster of GPUs", "-"),
+    ("images a second, GPUs", "GPUs and their nodes", "the section images, on CPUs"),
+)
+
+GPUS = Experiment(
+    name="gpus",
+    paper="Panda 2019, Scalable and Distributed DNN Training on Modern HPC Systems",
+    figures="tensors of GPUs",
+    label=Label.NOT_MEASURABLE,
+    differs=(
+        "There is one GPU at most. The tests run every collective on a device of their own, which"
+        " has streams and a memory that the host cannot touch, and no speed. benchmarks/gpu.sh"
+        " compared all_reduce and training steps of 2 ranks on one H200 with Gloo"
+        " (docs/accelerators.md)."
+    ),
+    found=(
+        "ResNet-50 by Horovod on 64 GPUs (Pascal) scales with up to 90 % efficiency; its figures of"
+        " all_reduce are curves without numbers. Up to 80 % by out-of-core training, and 20, 34 and"
+        " 37 % over gRPC on 8, 16 and 24 GPUs, are of other frameworks' parts.",
+    ),
+    runs=(),
+    table=lambda results: Table(("figure", "what it takes", "what stands for it"), _ROWS),
+    panels=lambda results: (),
+)

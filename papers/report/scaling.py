@@ -1,0 +1,44 @@
+"""Start-up and collectives over ranks: Panda 2019, and docs/scaling.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from benchmarks.markdown import Table
+from benchmarks.panels import Panel
+from benchmarks.scaling.plot import panels as panels_of_scaling
+from benchmarks.scaling.tables import measured
+from papers.report.experiment import Experiment, Label, Run
+from torch_hbmcomm.bench.result import Result
+
+_RUN = "scaling"
+
+
+def _table(results: Mapping[str, Result]) -> Table:
+    _, heading, rows = measured(results[_RUN])
+    return Table([*heading[:2], *(f"{ranks} ranks, ms" for ranks in heading[2:])], rows)
+
+
+def _panels(results: Mapping[str, Result]) -> Sequence[Panel]:
+    return panels_of_scaling(results[_RUN])[0]
+
+
+SCALING = Experiment(
+    name=_RUN,
+    paper="Panda 2019, Scalable and Distributed DNN Training on Modern HPC Systems",
+    figures="start-up and collectives over processes",
+    label=Label.MEASURED,
+    differs=(
+        "Start-up and an all_reduce of 8 B of up to 64 processes that share two cores, instead of"
+        " training on clusters; docs/scaling.md says what a model makes of it."
+        " Loaded: hbm's module was loaded before the clock starts. Nodes: each rank is a node of"
+        " its own, over MPI. A step in the store: all ranks set a key and read the others'."
+    ),
+    found=(
+        "The keynote has no figure of start-up or of small collectives; what its reductions in a"
+        " shared address space gain in training is in the section images.",
+    ),
+    runs=(Run(_RUN, "benchmarks.scaling", [], ["--ranks=2,4,8", "--most-nodes=8", "--rounds=1"]),),
+    table=_table,
+    panels=_panels,
+)

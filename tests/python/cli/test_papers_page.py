@@ -1,0 +1,301 @@
+"""The committed page of the papers' figures, its sections, and the benchmarks that only it has."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks import programs
+from benchmarks.plot import read
+from papers.connections.__main__ import THREADS, Thread, each_thread, summary
+from papers.connections.__main__ import app as connections
+from papers.images.__main__ import app as images
+from papers.images.__main__ import images_a_second
+from papers.report import page
+from papers.report.__main__ import EXPERIMENTS, contents
+from papers.report.dropping import TRAINING
+from papers.report.experiment import Label
+from papers.report.images import IMAGES
+from papers.report.memory_box import CLIENTS
+from papers.report.messages import MESSAGES_OVER_CONNECTIONS, crossover
+from papers.report.placement import MEMORY_SPEED
+from papers.report.processes import PROCESSES
+from torch_hbmcomm.bench.result import Measurement, Result
+
+PAPERS = Path(__file__).resolve().parents[3] / "papers" / "records"
+MACHINE = {"cpu": "a processor", "cores": 2, "torch": "2", "time": "now"}
+
+
+def result(benchmark: str, measured: list[Measurement], **more: Any) -> Result:
+    return Result(benchmark, MACHINE, {}, measurements=measured, **more)
+
+
+def written(file: Path, app: Any, *arguments: str) -> dict[str, Any]:
+    """Run a benchmark, and return its JSON."""
+    ended = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*arguments, f"--json={file}"])
+    assert ended.exit_code == 0, ended.output
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def test_the_committed_page_is_what_the_committed_json_says() -> None:
+    drawn = page.markdown(contents(PAPERS), {}, quick=False)
+    assert (PAPERS / "report.md").read_text() == drawn, (
+        "draw it anew: python -m papers.report --full --only memory-speed --folder papers/records"
+    )
+
+
+def test_the_committed_json_belongs_to_runs() -> None:
+    runs = {run.name for experiment in EXPERIMENTS.values() for run in experiment.runs}
+    files = {file.stem for file in PAPERS.glob("*.json")}
+    assert files, f"{PAPERS} has no results"
+    assert files <= runs
+
+
+def test_what_cannot_be_measured_stands_on_the_page_with_the_reason(tmp_path: Path) -> None:
+    text = page.markdown(contents(tmp_path), {}, quick=True)
+    assert f"## {MEMORY_SPEED.name}" in text
+    assert "**Not measurable here.**" in text
+    assert "| Fig. 11, Tables 6 and 7 |" in text
+    for experiment in EXPERIMENTS.values():
+        assert bool(experiment.runs) != (experiment.label is Label.NOT_MEASURABLE)
+
+
+def test_what_nobody_has_measured_yet_stands_at_the_end(tmp_path: Path) -> None:
+    text = page.markdown(contents(tmp_path), {}, quick=False)
+    _, end = text.split("## Not measured yet")
+    for experiment in EXPERIMENTS.values():
+        command = f"`python -m papers.report --full --only {experiment.name}`"
+        assert (command in end) == bool(experiment.runs)
+    assert "yet" not in page.markdown([(MEMORY_SPEED, {})], {}, quick=False)
+
+
+def test_runs_that_nobody_has_measured_stand_below_those_that_are_there() -> None:
+    found = {"small-2": Result("collectives", MACHINE, {"ranks": 2})}
+    text = page.markdown([(PROCESSES, found)], {"small-8": "no memory"}, quick=False)
+    assert "([JSON](small-2.json))" in text
+    assert "\n- Not measured: `small-8`: no memory" in text
+    told = [f"- not measured yet: `{run.command(False)}`" in text for run in PROCESSES.runs]
+    assert told == [run.name not in ("small-2", "small-8") for run in PROCESSES.runs]
+
+
+def test_results_of_several_machines_are_told_apart() -> None:
+    found = {
+        name: Result("collectives", MACHINE | {"cpu": cpu}, {"ranks": 2})
+        for name, cpu in (("small-2", "a fast one"), ("small-8", "a slow one"))
+    }
+    text = page.markdown([(PROCESSES, found)], {}, quick=False)
+    first, second = (
+        page.markdown([(PROCESSES, {n: r})], {}, quick=False) for n, r in found.items()
+    )
+    assert "a fast one, 2 cores" in first and " on a fast one" not in first
+    assert "\n- now on a fast one" in text and "\n- now on a slow one" in text
+    assert "a slow one" in second
+
+
+def test_who_was_not_measured_stands_on_the_page() -> None:
+    steps = [Measurement({"where": "host", "ranks": 2}, "hbm", [8.0], "ms")]
+    found = {"images": result("images", steps, unavailable={"containers": "no podman"})}
+    text = page.markdown([(IMAGES, found)], {}, quick=False)
+    assert "- Not measured: containers: no podman" in text
+
+
+def test_small_collectives_of_many_processes_have_panels_of_their_own() -> None:
+    def run(ranks: int, size: int) -> Result:
+        of = {"collective": "broadcast", "dtype": "float32", "bytes": size}
+        found = [Measurement(of, "hbm-zero-copy", [1000.0])]
+        return Result("collectives", MACHINE, {"ranks": ranks}, measurements=found)
+
+    results = {"whole-2": run(2, 1 << 28), "small-64": run(64, 1 << 20), "small-2": run(2, 1 << 20)}
+    panels = {panel.title: panel.lines["hbm-zero-copy"][0] for panel in PROCESSES.panels(results)}
+    assert panels == {"broadcast": [2], "broadcast of 1 MiB": [2, 64]}
+    assert [row[1:3] for row in PROCESSES.table(results).rows] == [
+        ["2", "1 MiB"], ["2", "256 MiB"], ["64", "1 MiB"],
+    ]  # fmt: skip
+
+
+def test_series_of_processes_are_told_in_times_of_c() -> None:
+    def run(ranks: int, **times: float) -> Result:
+        of = {"collective": "broadcast", "dtype": "float32", "bytes": 1024}
+        found = [Measurement(of, name.replace("_", "-"), [time]) for name, time in times.items()]
+        return Result("collectives", MACHINE, {"ranks": ranks}, measurements=found)
+
+    results = {
+        "whole-2": run(2, mpi_c_in_place=2.0, mpich=4.0, hbm_staged=1.0),
+        "whole-4": run(4, mpi_c_in_place=1.0, mpich=3.0),
+        "whole-8": run(8, mpich=3.0),
+    }
+    assert PROCESSES.answer(results) == [
+        "broadcast, of the time of C: mpich 2.00 to 3.00 (median 2.50), "
+        "hbm-staged 0.50 to 0.50 (median 0.50)."
+    ]
+
+
+def thread(operations: float, mean: float, maximum: float = 9.0) -> Thread:
+    return Thread(operations, 0.5, 1.0, mean, 4.0, maximum)
+
+
+def test_threads_are_summed_over_their_windows() -> None:
+    windows = [[thread(100, 2.0), thread(300, 6.0)], [thread(100, 2.0), thread(100, 4.0, 50.0)]]
+    found = summary(windows, 1000)
+    assert found["gb_s"] == pytest.approx((800e3 + 400e3) / 2 / 1e9)
+    assert found["mean_us"] == pytest.approx((100 * 2 + 300 * 6 + 100 * 2 + 100 * 4) / 600)
+    assert (found["min_us"], found["p99_us"], found["max_us"]) == (1.0, 4.0, 50.0)
+    assert found["uneven"] == 2.5
+    assert each_thread(windows)["mean_us"] == [2.0, 5.0]
+
+
+def message(transport: str, size: int, mean: float, count: int = 1, **of: Any) -> Measurement:
+    told = {"section": "connections", "operation": "read", "bytes": size, "count": count, **of}
+    values = {"gb_s": size / mean / 1e3, "min_us": 1.0, "mean_us": mean, "p99_us": 5.0}
+    return Measurement(told, f"hbm {transport}", values=values | {"max_us": 9.0, "uneven": 1.0})
+
+
+def test_rma_overtakes_messages_where_it_stays_faster() -> None:
+    times = {64: (2.0, 1.0), 256: (2.0, 3.0), 1024: (4.0, 3.0), 4096: (9.0, 3.0)}
+    found = [
+        message(transport, size, mean)
+        for size, both in times.items()
+        for transport, mean in zip(("tcp", "shm"), both, strict=True)
+    ]
+    assert crossover(found, "read") == 1024
+    found += [message("tcp", 1 << 20, 1.0), message("shm", 1 << 20, 2.0)]
+    assert crossover(found, "read") is None
+
+
+def test_all_clients_together_stand_beside_their_bound() -> None:
+    def took(section: str, contender: str, microseconds: float, share: float = 1.0) -> Measurement:
+        of = {"section": section, "operation": "read", "bytes": 1 << 20, "clients": 2}
+        return Measurement(of, contender, [microseconds], values={"smallest_share": share})
+
+    found = [took("clients", "hbm shm", 50.0, 0.9), took("clients", "memcpy", 40.0)]
+    found += [took("clients", "hbm tcp", 500.0)]
+    found += [took("clients-link", "hbm tcp", 1e4), took("clients-link", "link", 9600.0)]
+    assert CLIENTS.table({CLIENTS.name: result("box", found)}).rows == [
+        ["shm", "2", "21 (80% of memcpy)", "0.90"],
+        ["tcp, 1 Gbit/s", "2", "0.105 (96% of link)", "1.00"],
+        ["tcp, loopback", "2", "2.1", "1.00"],
+    ]
+
+
+def test_the_findings_on_messages_are_answered() -> None:
+    crowds = (("connections", 1, 8.0), ("connections", 4, 2.0), ("threads", 4, 10.0))
+    found = [
+        message(transport, size, mean, count, section=section, operation="write")
+        for transport in ("tcp", "shm")
+        for size in (64, 512)
+        for section, count, mean in crowds
+    ]
+    found.append(message("tcp", 1 << 20, 8.0, operation="write"))
+    found.append(message("tcp", 1 << 20, 4.0, 4, section="threads", operation="write"))
+    for way, fastest in (("alone", 8.0), ("batch", 4.0), ("packed", 1.0)):
+        one = message("tcp", 64, 9.0, section="aggregation", operation=way)
+        found.append(replace(one, values={**one.values, "min_us": fastest}))
+    results = {MESSAGES_OVER_CONNECTIONS.name: result("connections", found)}
+    aggregated, tcp, shm = MESSAGES_OVER_CONNECTIONS.answer(results)
+    assert "64 writes of 64 B together are 2 (batch), 8 (packed) times as fast" in aggregated
+    assert "a write of 512 B takes 1 µs, one of 64 B 1 (finding 1)" in aggregated
+    assert tcp.startswith("hbm tcp") and shm.startswith("hbm shm")
+    assert "medians over operations and sizes: 4: 4 (findings 3 and 6; there are two cores)" in tcp
+    assert (
+        "4 threads on one connection move 0.8 to 0.8 times below 64 KiB, 2 to 2 times from" in tcp
+    )
+    assert "move 0.8 to 0.8 times below 64 KiB (2 and 5). The 99th percentile" in shm
+    assert "is 5 to 5 times the least, the longest up to 9 times (7)" in shm
+
+
+@pytest.mark.skipif(
+    programs.why_unavailable() is not None, reason="the native programs have not been built"
+)
+def test_messages_are_measured_over_connections_and_threads(tmp_path: Path) -> None:
+    document = written(tmp_path / "out.json", connections, "--quick", "--counts=1,3")
+    threads = [one for one in document["measurements"] if one["section"] == THREADS]
+    assert {(one["contender"], one["operation"], one["count"]) for one in threads} == {
+        (f"hbm {transport}", operation, 3)
+        for transport in ("tcp", "shm")
+        for operation in ("read", "write")
+    }
+    for one in document["measurements"]:
+        values = one["values"]
+        assert 0 < values["min_us"] <= values["mean_us"] <= values["max_us"]
+        for points in one.get("curves", {}).values():
+            assert len(points) == one["count"]
+
+    results = {MESSAGES_OVER_CONNECTIONS.name: read((tmp_path / "out.json").read_text())}
+    table = MESSAGES_OVER_CONNECTIONS.table(results)
+    assert {len(row) for row in table.rows} == {len(table.heading)}
+    titles = [panel.title for panel in MESSAGES_OVER_CONNECTIONS.panels(results)]
+    assert "read, hbm tcp" in titles and "read, one connection" in titles
+    assert "read of 4 KiB, hbm shm,\neach of 3 connections" in titles
+    assert len(MESSAGES_OVER_CONNECTIONS.answer(results)) == 1 + len(("tcp", "shm"))
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--transports=pigeon"], ["--counts=0"], ["--sizes=many"], ["--counts=two"]]
+)
+def test_connections_refuse_what_cannot_be_measured(arguments: list[str]) -> None:
+    assert CliRunner().invoke(connections, arguments).exit_code == 2
+
+
+@pytest.mark.full
+def test_images_are_counted(tmp_path: Path) -> None:
+    told = ["--ranks=2", "--rounds=1", "--steps=1", "--contained=0"]
+    document = written(tmp_path / "out.json", images, *told)
+    found = {one["contender"]: one for one in document["measurements"]}
+    assert set(found) == {"hbm", "gloo", "no communication"}
+    assert all(len(one["samples_ms"]) == 1 for one in found.values())
+
+
+def test_images_stand_beside_gloo_and_the_bound() -> None:
+    steps = {"hbm": 8.0, "gloo": 16.0, "no communication": 4.0}
+    host = [
+        Measurement({"where": "host", "ranks": 4}, who, [ms], "ms") for who, ms in steps.items()
+    ]
+    inside = [Measurement({"where": "1 container", "ranks": 4}, "hbm", [8.0], "ms")]
+    assert images_a_second(host[0]) == 4000
+    found = {IMAGES.name: result("images", [*host, *inside])}
+    assert [list(row) for row in IMAGES.table(found).rows] == [
+        ["host", "4", "4000", "2000", "8000", "2.00", "0.50"],
+        ["1 container", "4", "4000", "-", "-", "-", "-"],
+    ]
+    over_ranks, divided = IMAGES.panels(found)
+    assert over_ranks.lines["gloo"][1] == [2000.0]
+    assert divided.bars == {"hbm": [4000.0]}
+
+
+def test_a_training_that_is_never_as_good_says_so() -> None:
+    values = {"bytes_share": 0.1, "iteration_share": 0.2, "loss": 0.5, "accuracy": 91.0}
+    values |= {"points": -2.0, "seconds": 12.0}
+    curves = {name: [1.0] for name in ("steps", "seconds", "loss", "accuracy")}
+    of = {"section": "server-training", "case": "1 Gbit/s, SGD"}
+    found = {
+        TRAINING.name: result(
+            "layer_drop", [Measurement(of, "R = 0.9", values=values, curves=curves)]
+        )
+    }
+    [row] = TRAINING.table(found).rows
+    assert list(row[2:]) == ["10.0%", "20.0%", "0.500", "91.00", "-2.00", "12.0", "never"]
+    assert len(TRAINING.panels(found)) == 4
+
+
+def test_trainings_of_one_case_share_its_panels() -> None:
+    def run(*contenders: str) -> Result:
+        curves = {name: [1.0] for name in ("steps", "seconds", "loss", "accuracy")}
+        values = dict.fromkeys(("bytes_share", "iteration_share", "loss", "points"), 1.0)
+        values |= {"accuracy": 90.0, "seconds": 2.0}
+        of = {"section": "server-training", "case": "1 Gbit/s, SGD"}
+        return result(
+            "layer_drop", [Measurement(of, who, values=values, curves=curves) for who in contenders]
+        )
+
+    runs = [one.name for one in TRAINING.runs]
+    found = {runs[0]: run("all is sent", "R = 0.9"), runs[1]: run("all is sent", "R = 0.95")}
+    assert [row[1] for row in TRAINING.table(found).rows] == ["all is sent", "R = 0.9", "R = 0.95"]
+    assert [list(panel.lines) for panel in TRAINING.panels(found)] == 4 * [
+        ["all is sent", "R = 0.9", "R = 0.95"]
+    ]
