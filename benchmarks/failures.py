@@ -47,6 +47,7 @@ from torch_hbmcomm.bench.result import (
     check_counts,
     check_names,
     describe_machine,
+    sampled,
 )
 
 _START_SECONDS = 60.0
@@ -226,7 +227,7 @@ def run(plan: FailurePlan) -> Result:
         for name, taken in samples.items():
             times = [seconds * 1e6 for seconds, _ in taken]
             named = sum(each for _, each in taken)
-            found.append(Measurement(of, name, times, values={"named": named}))
+            found.append(sampled(of, name, times, values={"named": named}))
     return Result(
         benchmark="failures",
         machine=describe_machine(),
@@ -242,7 +243,7 @@ def render(result: Result) -> RenderableType:
 
     def entry(row: report.Row, one: Measurement) -> Text:
         text = report.compared_with(one, row["hbm"], reference=True)
-        return text.append(f"\nnamed {one.values['named']} of {len(one.samples)}")
+        return text.append(f"\nnamed {one.values['named']} of {one.summary.n}")
 
     headings = {
         "killed in": lambda one: str(one.of["situation"]),

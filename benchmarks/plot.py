@@ -7,19 +7,16 @@ REQUIRES: matplotlib, which the extra "bench" installs.
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from benchmarks.box.plot import panels as of_box
 from benchmarks.collectives.plot import panels as of_collectives
 from benchmarks.panels import Panel, save
 from benchmarks.scaling.plot import panels as of_scaling
 from torch_hbmcomm.bench.report import machine_line
-from torch_hbmcomm.bench.result import Measurement, Result
+from torch_hbmcomm.bench.result import Result
 
 Panels = Callable[[Result], tuple[list[Panel], int]]
 """Returns the panels of a result, and the number of columns."""
@@ -29,33 +26,6 @@ PANELS: Mapping[str, Panels] = {
     "box": of_box,
     "scaling": of_scaling,
 }
-
-
-def read(text: str) -> Result:
-    """Return the result that a JSON document of --json has."""
-    found = json.loads(text)
-    measurements = [_measurement(entry) for entry in found.pop("measurements")]
-    return Result(**found, measurements=measurements)
-
-
-_STATISTICS = re.compile(
-    r"contender|calls_per_sample|values|curves|p99_us|"
-    r"(alone_)?(samples|median|minimum|mean)_\w+"
-)
-
-
-def _measurement(entry: Mapping[str, Any]) -> Measurement:
-    unit = next((name[8:] for name in entry if name.startswith("samples_")), "us")
-    return Measurement(
-        of={name: value for name, value in entry.items() if not _STATISTICS.fullmatch(name)},
-        contender=entry["contender"],
-        samples=entry.get(f"samples_{unit}", ()),
-        unit=unit,
-        alone=entry.get(f"alone_samples_{unit}", ()),
-        calls_per_sample=entry.get("calls_per_sample", 1),
-        values=entry.get("values", {}),
-        curves=entry.get("curves", {}),
-    )
 
 
 def plot(result: Result, path: Path, panels_of: Mapping[str, Panels] = PANELS) -> None:
@@ -83,7 +53,7 @@ def command(usage: str, draw: Callable[[Path, Path], None]) -> None:
 
 
 def _draw(source: Path, path: Path) -> None:
-    plot(read(source.read_text()), path)
+    plot(Result.from_json(source.read_text()), path)
 
 
 if __name__ == "__main__":

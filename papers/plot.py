@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.panels import save
-from benchmarks.plot import Panels, command, plot, read
+from benchmarks.plot import Panels, command, plot
 from papers.async_sgd.plot import panels as of_async_sgd
 from papers.layer_drop.curves import panels as of_accuracy
 from papers.layer_drop.plot import panels as of_layer_drop
+from torch_hbmcomm.bench.result import Result
 
 PANELS: Mapping[str, Panels] = {"async_sgd": of_async_sgd, "layer_drop": of_layer_drop}
 
@@ -32,7 +33,7 @@ def _draw(source: Path, path: Path) -> None:
     if source.suffix == ".jsonl":
         plot_records(source.read_text(), path)
     else:
-        plot(read(source.read_text()), path, PANELS)
+        plot(Result.from_json(source.read_text()), path, PANELS)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,12 @@ from guest import boot, kernel, verbs
 
 from torch_hbmcomm.bench import report
 from torch_hbmcomm.bench.report import Json, check_file, fail, finish
-from torch_hbmcomm.bench.result import Measurement, Result, describe_machine
+from torch_hbmcomm.bench.result import (
+    Measurement,
+    Result,
+    describe_machine,
+    sampled,
+)
 from torch_hbmcomm.sizes import KIB
 
 OURS, UNREGISTERED, PERFTEST = "hbm", "hbm, memory not registered", "perftest"
@@ -35,7 +40,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def found_in(output: str) -> list[Measurement]:
-    """Return the speeds, the fastest of the rounds, by operation and bytes."""
+    """Return the speeds of the rounds, by operation and bytes."""
     cells: dict[tuple[str, int], dict[str, list[float]]] = {}
     for line in output.splitlines():
         if line.startswith("{") and "operation" in (row := json_module.loads(line)):
@@ -45,12 +50,7 @@ def found_in(output: str) -> list[Measurement]:
     for operation, size, speed in _TOOL.findall(output):
         cells.setdefault((operation, int(size)), {}).setdefault(PERFTEST, []).append(float(speed))
     return [
-        Measurement(
-            {"operation": operation, "bytes": size},
-            who,
-            values={"mib_s": max(speeds)},
-            curves={"mib_s": speeds},
-        )
+        sampled({"operation": operation, "bytes": size}, who, speeds, "mib_s")
         for (operation, size), cell in sorted(cells.items())
         for who, speeds in cell.items()
     ]
@@ -84,7 +84,7 @@ def main(
 
 
 def _entry(row: Mapping[str, Measurement], found: Measurement) -> str:
-    return f"{found.values['mib_s']:.1f}"
+    return f"{found.summary.maximum:.1f}"
 
 
 if __name__ == "__main__":

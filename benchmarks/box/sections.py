@@ -27,7 +27,13 @@ from torch_hbmcomm.bench.box import (
     timed_by,
 )
 from torch_hbmcomm.bench.peer import PeerFailed, peer
-from torch_hbmcomm.bench.result import Findings, Measurement, Section, Unavailable, measurements
+from torch_hbmcomm.bench.result import (
+    Findings,
+    Section,
+    Unavailable,
+    measurements,
+    sampled,
+)
 from torch_hbmcomm.bench.rounds import Samples, Timed, interleave
 from torch_hbmcomm.sizes import KIB, MIB, format_bytes
 
@@ -181,7 +187,7 @@ def _clients_link(plan: BoxPlan, findings: Findings) -> None:
     for one in findings.of(_CLIENTS_LINK):
         directions = 1 if one.of["operation"] in ("read", "write") else 2
         bound = _link_time(plan, one.of["bytes"]) / directions
-        findings.add([Measurement(one.of, "link", [bound])])
+        findings.add([sampled(one.of, "link", [bound])])
 
 
 def _with(section: Section, goals: Sequence[Goal]) -> Section:

@@ -42,6 +42,7 @@ from torch_hbmcomm.bench.result import (
     check_counts,
     check_names,
     describe_machine,
+    sampled,
 )
 from torch_hbmcomm.sizes import KIB, parse_bytes
 
@@ -215,7 +216,7 @@ def _measurement(
 ) -> Measurement:
     times = [max(seconds for seconds, _ in turn) for turn in zip(*of_ranks, strict=True)]
     switches = sum(count for blocks in of_ranks for _, count in blocks)
-    return Measurement(
+    return sampled(
         of,
         contender,
         [seconds / operations * 1e6 for seconds in times],

@@ -32,7 +32,12 @@ from benchmarks.markdown import Table
 from benchmarks.namespaces import QUEUE, Node, NoNamespaces, address, switched_nodes
 from torch_hbmcomm.bench import report
 from torch_hbmcomm.bench.report import Json, check_file, fail, finish
-from torch_hbmcomm.bench.result import Measurement, Result, describe_machine
+from torch_hbmcomm.bench.result import (
+    Measurement,
+    Result,
+    describe_machine,
+    sampled,
+)
 
 LINK = "link"  # what it needs for the least bytes, at the rate of TCP
 _PORT = 29400  # of the namespaces' own
@@ -156,14 +161,14 @@ def measured(
         of = {"layout": layout.text, "rate": rate}
         of |= {"collective": row["collective"], "mib": row["mib"]}
         least = layout.least_bytes(row["collective"], row["mib"])
-        yield Measurement(of, LINK, [least / goodput * 1e6], values={"crossed_bytes": least})
+        yield sampled(of, LINK, [least / goodput * 1e6], values={"crossed_bytes": least})
         for backend in BACKENDS:
             samples = [seconds * 1e6 for seconds in row["seconds"][backend]]
             values = {
                 "crossed_bytes": row["crossed"][backend],
                 "processor_s": statistics.median(row["processor"][backend]),
             }
-            yield Measurement(of, backend, samples, values=values)
+            yield sampled(of, backend, samples, values=values)
 
 
 def table(result: Result) -> Table:

@@ -20,7 +20,12 @@ from benchmarks.scaling.model import gathering
 from benchmarks.scaling.tables import ALLREDUCE, START, STORE, WORK, tables
 from torch_hbmcomm.bench import report
 from torch_hbmcomm.bench.report import Json, check_file, fail, finish, names
-from torch_hbmcomm.bench.result import Measurement, Result, describe_machine
+from torch_hbmcomm.bench.result import (
+    Measurement,
+    Result,
+    describe_machine,
+    sampled,
+)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -42,7 +47,7 @@ def measure(ranks: Sequence[int], most_nodes: int, rounds: int) -> Iterator[Meas
 
 def _measurement(quantity: str, ranks: int, who: str, seconds: Sequence[float]) -> Measurement:
     of = {"quantity": quantity, "ranks": ranks}
-    return Measurement(of, who, [one * 1e3 for one in seconds], unit="ms")
+    return sampled(of, who, [one * 1e3 for one in seconds], unit="ms")
 
 
 def render(result: Result) -> RenderableType:

@@ -13,7 +13,12 @@ from benchmarks.verdict import JudgedSection, Verdict
 from papers.async_sgd.plan import Plan
 from torch_hbmcomm.bench.peer import Peer
 from torch_hbmcomm.bench.report import table_of
-from torch_hbmcomm.bench.result import Findings, Measurement, Unavailable
+from torch_hbmcomm.bench.result import (
+    Findings,
+    Measurement,
+    Unavailable,
+    sampled,
+)
 
 _NAME = "accuracy"
 _ABOUT = "four workers learn handwritten digits"
@@ -58,7 +63,7 @@ def _measure(plan: Plan, findings: Findings) -> None:
                 found[contender].append(first)
     case = f"{epochs} epochs"
     findings.add(
-        Measurement({"section": _NAME, "case": case}, contender, samples, "percent")
+        sampled({"section": _NAME, "case": case}, contender, samples, "percent")
         for contender, samples in found.items()
     )
 
@@ -71,13 +76,13 @@ def _learn(rank: Peer, options: dict[str, Any] | None, epochs: int, seed: int) -
 
 
 def _render(found: Sequence[Measurement]) -> Iterator[RenderableType]:
-    seeds = [f"seed {seed}" for seed in range(len(found[0].samples))]
     table = table_of(
-        f"{_NAME}: {_ABOUT}, {found[0].of['case']}; percent of the test images recognised",
-        ["contender", *seeds, "mean"],
+        f"{_NAME}: {_ABOUT}, {found[0].of['case']}, {found[0].summary.n} seeds; percent of the "
+        "test images recognised",
+        ["contender", "lowest", "median", "highest", "mean"],
     )
     for one in found:
-        numbers = [*one.samples, one.mean]
+        numbers = (one.minimum, one.median, one.summary.maximum, one.mean)
         table.add_row(one.contender, *(f"{number:.2f}" for number in numbers))
     yield table
 

@@ -10,7 +10,13 @@ from papers.async_sgd.participants import Participants
 from papers.async_sgd.plan import Plan
 from papers.async_sgd.workload import Model
 from torch_hbmcomm.bench.peer import PeerFailed
-from torch_hbmcomm.bench.result import Findings, Measurement, Unavailable, left_out_if_it_fails
+from torch_hbmcomm.bench.result import (
+    Findings,
+    Measurement,
+    Unavailable,
+    left_out_if_it_fails,
+    sampled,
+)
 from torch_hbmcomm.sizes import MIB, format_bytes
 
 _SPARE = 512 * MIB  # of the machine's memory
@@ -79,7 +85,7 @@ class Emulation:
             "compute_ms": model.compute * 1e3,
             "workers": workers,
         }
-        return Measurement(of, who, milliseconds, "ms")
+        return sampled(of, who, milliseconds, "ms")
 
     def check_way(self, model: Model, receiver: Node) -> None:
         """Fail contenders whose gradients do not take the cable to `receiver`."""

@@ -113,7 +113,7 @@ def _entry(row: Row, found: Measurement) -> str:
     if found.of["scenario"] == "parallel":
         over = not_hidden_ms(found)
         return f"{time} ({format_time(over * 1e3) if over else 'none'})"
-    if len(found.samples) == 1:
+    if found.summary.n == 1:
         return time
     return f"{time}\nmin {format_time(found.minimum * 1e3)}\nmean {format_time(found.mean * 1e3)}"
 

@@ -12,7 +12,11 @@ from papers.async_sgd.plan import Plan
 from torch_hbmcomm import smb
 from torch_hbmcomm.bench.peer import Peer
 from torch_hbmcomm.bench.report import table_of
-from torch_hbmcomm.bench.result import Findings, Measurement
+from torch_hbmcomm.bench.result import (
+    Findings,
+    Measurement,
+    sampled,
+)
 
 _NAME = "straggler"
 _ABOUT = "three workers alone, and beside one that is 5 times slower (4 MiB, 20 ms of sleep a step)"
@@ -35,7 +39,7 @@ _Turn = Callable[[Sequence[Peer]], list[float]]
 
 
 def _measure(plan: Plan, findings: Findings) -> None:
-    """Measure every contender in turns. A sample is one turn: a fast worker's steps in a second."""
+    """Measure the contenders in turn. A sample is one turn: a fast worker's steps in a second."""
     steps = max(_STEPS // plan.shrink, _TIMES)
     token = secrets.token_hex(16)
     with (
@@ -75,10 +79,22 @@ def _measure(plan: Plan, findings: Findings) -> None:
                 for case, workers in ((ALONE, ranks[:_FAST]), (HELD_UP, ranks)):
                     seconds = statistics.fmean(turn(workers)[:_FAST])
                     speeds.setdefault((contender, case), []).append(1 / seconds)
-    findings.add(
-        Measurement({"section": _NAME, "case": case}, contender, samples, "steps_per_s")
-        for (contender, case), samples in speeds.items()
-    )
+    for contender in turns:
+        findings.add(of_turns(contender, speeds[contender, ALONE], speeds[contender, HELD_UP]))
+
+
+def of_turns(
+    contender: str, alone: Sequence[float], held_up: Sequence[float]
+) -> Iterator[Measurement]:
+    """Make the measurements of a contender from its speeds, turn by turn.
+
+    "share" is the median over the turns of the share of the speed alone: the machine may be faster
+    in one turn than in another.
+    """
+    share = statistics.median(b / a for a, b in zip(alone, held_up, strict=True))
+    for case, speeds, values in ((ALONE, alone, {}), (HELD_UP, held_up, {"share": share})):
+        of = {"section": _NAME, "case": case}
+        yield sampled(of, contender, speeds, "steps_per_s", values=values)
 
 
 def _render(found: Sequence[Measurement]) -> Iterator[RenderableType]:
@@ -87,29 +103,23 @@ def _render(found: Sequence[Measurement]) -> Iterator[RenderableType]:
         ["contender", ALONE, HELD_UP, "of the speed alone"],
     )
     for contender, alone, held_up in _pairs(found):
-        speeds = [f"{statistics.median(speeds):.1f}" for speeds in (alone, held_up)]
-        table.add_row(contender, *speeds, f"{_share(alone, held_up):.1%}")
+        speeds = [f"{one.median:.1f}" for one in (alone, held_up)]
+        table.add_row(contender, *speeds, f"{held_up.values['share']:.1%}")
     yield table
 
 
 def _verdicts(found: Sequence[Measurement]) -> Iterator[Verdict]:
-    for contender, alone, held_up in _pairs(found):
+    for contender, _, held_up in _pairs(found):
         if contender != DDP:
-            share = _share(alone, held_up)
+            share = held_up.values["share"]
             text = f"{contender}: {share:.1%} of the speed alone (≥ {_LEAST:.0%})"
             yield Verdict(text, share >= _LEAST)
 
 
-def _pairs(found: Sequence[Measurement]) -> Iterator[tuple[str, list[float], list[float]]]:
-    samples = {(one.contender, one.of["case"]): list(one.samples) for one in found}
+def _pairs(found: Sequence[Measurement]) -> Iterator[tuple[str, Measurement, Measurement]]:
+    cells = {(one.contender, one.of["case"]): one for one in found}
     for contender in dict.fromkeys(one.contender for one in found):
-        yield contender, samples[contender, ALONE], samples[contender, HELD_UP]
-
-
-def _share(alone: list[float], held_up: list[float]) -> float:
-    """Return the median over the rounds of the share of the speed alone: the machine may be faster
-    in one round than in another."""
-    return statistics.median(b / a for a, b in zip(alone, held_up, strict=True))
+        yield contender, cells[contender, ALONE], cells[contender, HELD_UP]
 
 
 def _compute(number: int) -> float:

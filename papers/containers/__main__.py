@@ -16,7 +16,12 @@ from papers.containers.podman import Division, why_unavailable
 from papers.containers.rank import COLLECTIVES
 from torch_hbmcomm.bench import report
 from torch_hbmcomm.bench.report import Json, check_file, fail, finish
-from torch_hbmcomm.bench.result import Measurement, Result, describe_machine
+from torch_hbmcomm.bench.result import (
+    Measurement,
+    Result,
+    describe_machine,
+    sampled,
+)
 from torch_hbmcomm.sizes import parse_bytes
 
 DIVISIONS = {
@@ -75,7 +80,7 @@ def main(
         plan={"ranks": ranks, "rounds": rounds, "calls": calls},
         contenders={str(division): about for division, about in DIVISIONS.items()},
         measurements=[
-            Measurement({"collective": name, "bytes": count}, str(division), found)
+            sampled({"collective": name, "bytes": count}, str(division), found)
             for (name, count, division), found in samples.items()
         ],
     )

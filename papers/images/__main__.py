@@ -17,7 +17,12 @@ from papers.containers.podman import Division, why_unavailable
 from papers.images.rank import ALONE, BACKENDS, BATCH
 from torch_hbmcomm.bench import report
 from torch_hbmcomm.bench.report import Json, Rounds, check_file, fail, finish
-from torch_hbmcomm.bench.result import Measurement, Result, describe_machine
+from torch_hbmcomm.bench.result import (
+    Measurement,
+    Result,
+    describe_machine,
+    sampled,
+)
 
 _ROLE = "papers.images.rank"
 _IN_CONTAINERS = ("hbm", ALONE)
@@ -38,7 +43,7 @@ def _measured(
     plan = {"contenders": list(contenders), "rounds": rounds, "steps": steps}
     for name, seconds in results_of(division, ranks, _ROLE, plan).items():
         of = {"where": str(division), "ranks": ranks}
-        yield Measurement(of, name, [1e3 * one for one in seconds], "ms")
+        yield sampled(of, name, [1e3 * one for one in seconds], "ms")
 
 
 @app.command()

@@ -24,6 +24,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from papers.layer_drop.cluster import two_hosts
 from papers.layer_drop.learning import CONTENDERS, OPTIMIZERS, PLAIN, Learned, learn
 from papers.layer_drop.tasks import TASKS
 from torch_hbmcomm.bench.result import Unavailable
+from torch_hbmcomm.bench.summary import Summary
 
 _NODES = (0, 0, 1, 1)
 _NEAR = {"accuracy": 0.5, "loss": 0.02}  # of plain's final quality: as good, but for chance
@@ -87,7 +89,7 @@ def main() -> None:
         row["steps"] = steps_of(contender)
         if args.megabits is not None:
             row |= _times(plain, runs)
-        _show(table, row)
+        _show(table, row, _differences(plain, runs) if contender != PLAIN else _qualities(runs))
         if args.json is not None:
             with args.json.open("a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -123,20 +125,30 @@ def _hosts(args: argparse.Namespace) -> Iterator[Train]:
 
 
 def _row(plain: Sequence[Learned], runs: Sequence[Learned]) -> dict[str, Any]:
-    """Return the record of a contender: means over the seeds, and each of them."""
-    differences = [
-        run.quality[-1] - base.quality[-1] for run, base in zip(runs, plain, strict=True)
-    ]
+    """Return the record of a contender: means over the seeds, and statistics of the seeds."""
+    differences = _differences(plain, runs)
     several = len(runs) > 1
     return {
         "share": statistics.fmean(run.share for run in runs),
         "difference": statistics.fmean(differences),
         "error": statistics.stdev(differences) / math.sqrt(len(runs)) if several else None,
-        "qualities": [run.quality[-1] for run in runs],
-        "differences": differences,
+        "qualities": _statistics(_qualities(runs)),
+        "differences": _statistics(differences),
         "steps_at": runs[0].steps,
         "quality_at": _means([run.quality for run in runs]),
     }
+
+
+def _qualities(runs: Sequence[Learned]) -> list[float]:
+    return [run.quality[-1] for run in runs]
+
+
+def _differences(plain: Sequence[Learned], runs: Sequence[Learned]) -> list[float]:
+    return [a - b for a, b in zip(_qualities(runs), _qualities(plain), strict=True)]
+
+
+def _statistics(samples: Sequence[float]) -> dict[str, float]:
+    return {name: one for name, one in asdict(Summary.of(samples)).items() if one is not None}
 
 
 def _times(plain: Sequence[Learned], runs: Sequence[Learned]) -> dict[str, Any]:
@@ -152,14 +164,13 @@ def _means(curves: Sequence[Sequence[float]]) -> list[float]:
     return [statistics.fmean(points) for points in zip(*curves, strict=True)]
 
 
-def _show(table: Table, row: dict[str, Any]) -> None:
+def _show(table: Table, row: dict[str, Any], seeds: Sequence[float]) -> None:
+    """Add a line. seeds: the qualities of plain training, or the differences from it."""
     error = f" ± {row['error']:.3f}" if row["error"] is not None else ""
-    each = " ".join(f"{value:+.3f}" for value in row["differences"])
-    name = row["contender"]
-    if name == PLAIN:
-        each = " ".join(f"{value:.3f}" for value in row["qualities"])
-    else:
-        name += f", R = {row['ratio']}"
+    name, sign = row["contender"], ""
+    if name != PLAIN:
+        name, sign = f"{name}, R = {row['ratio']}", "+"
+    each = " ".join(f"{value:{sign}.3f}" for value in seeds)
     seconds = ""
     if "seconds_at" in row:
         until = row["seconds_to_plain"]

@@ -28,7 +28,7 @@ def _panel(
 ) -> Panel:
     losses = rows[0]["quality_at"][-1] < 0
     link = "" if megabits is None else f", {megabits} Mbit/s"
-    seeds = len(rows[0]["qualities"])
+    seeds = rows[0]["qualities"]["n"]
     panel = Panel(
         f"{task}, {optimizer}{link}\n" + (f"means of {seeds} seeds" if seeds > 1 else "one seed"),
         over,

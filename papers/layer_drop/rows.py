@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from benchmarks.verdict import Verdict
-from torch_hbmcomm.bench.result import Measurement
+from torch_hbmcomm.bench.result import (
+    Measurement,
+    sampled,
+)
 
 _MORE = 0.05
 
@@ -25,7 +28,7 @@ def row(
     milliseconds: Sequence[float] = (),
     curves: Mapping[str, Sequence[float]] | None = None,
 ) -> Measurement:
-    return Measurement(
+    return sampled(
         {"section": section, "case": case},
         contender,
         milliseconds,

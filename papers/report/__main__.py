@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.plot import read
 from papers.report import page
 from papers.report.connections import CONNECTIONS
 from papers.report.containers import CONTAINERS
@@ -69,8 +68,8 @@ def measure(run: Run, quick: bool, file: Path) -> str | None:
 
 def results_of(experiment: Experiment, place: Path) -> dict[str, Result]:
     """Read the results of an experiment's runs, by their names."""
-    files = {run.name: place / f"{run.name}.json" for run in experiment.runs}
-    return {name: read(file.read_text()) for name, file in files.items() if file.exists()}
+    files = [place / f"{run.name}.json" for run in experiment.runs]
+    return {file.stem: Result.from_json(file.read_text()) for file in files if file.exists()}
 
 
 def contents(place: Path) -> list[page.Found]:

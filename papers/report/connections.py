@@ -52,7 +52,7 @@ def _cell(row: report.Row | None) -> str:
         return "-"
     ours, theirs = row[_OURS], row[SOCKETS]
     speed = report.rate(SECTIONS["tcp"], ours)
-    tail = max(ours.samples) / ours.median
+    tail = ours.summary.maximum / ours.median
     return f"{speed:.2f} ({theirs.median / ours.median:.0%}, {tail:.1f})"
 
 

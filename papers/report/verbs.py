@@ -19,7 +19,7 @@ def _table(results: Mapping[str, Result]) -> Table:
     rows = []
     for row in report.rows(results[_RUN].measurements):
         of = row[OURS].of
-        speeds = {who: row[who].values["mib_s"] for who in _WHO}
+        speeds = {who: row[who].summary.maximum for who in _WHO}
         rows.append(
             [of["operation"], format_bytes(of["bytes"])]
             + [number(speeds[who]) for who in _WHO]

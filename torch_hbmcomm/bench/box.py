@@ -34,6 +34,7 @@ from torch_hbmcomm.bench.result import (
     Unavailable,
     check_counts,
     measurements,
+    sampled,
 )
 from torch_hbmcomm.bench.rounds import MOST_SAMPLES, Timed, interleave
 from torch_hbmcomm.sizes import KIB, MIB
@@ -323,7 +324,7 @@ def _of_all(
     at least the whole window."""
     each = [sum(moved) for moved in zip(*rounds, strict=True)]
     samples = [window * 1e6 / max(1, sum(moved) / _CLIENT_PIECE) for moved in rounds]
-    return Measurement(
+    return sampled(
         row,
         name,
         samples,

@@ -48,6 +48,7 @@ from torch_hbmcomm.bench.result import (
     check_names,
     describe_machine,
     measurements,
+    sampled,
 )
 from torch_hbmcomm.bench.rounds import Samples
 from torch_hbmcomm.sizes import KIB, MIB, format_bytes
@@ -259,7 +260,7 @@ def _measure_startup(plan: CollectivesPlan, contenders: Sequence[Contender]) -> 
     for _ in range(plan.startup_rounds):
         for contender in starting:
             samples[contender.name].append(max(launch(plan.ranks, _startup, contender)))
-    return [Measurement(_STARTUP, name, times) for name, times in samples.items() if times]
+    return [sampled(_STARTUP, name, times) for name, times in samples.items() if times]
 
 
 def _startup(contender: TorchBackend) -> float:

@@ -29,7 +29,7 @@ Threads = Annotated[
     typer.Option(min=1, help="That accumulate on the box.", show_default="one for each core"),
 ]
 Json = Annotated[
-    Path | None, typer.Option(dir_okay=False, writable=True, help="Also write the samples.")
+    Path | None, typer.Option(dir_okay=False, writable=True, help="Also write the figures.")
 ]
 
 
@@ -118,7 +118,7 @@ def compared(
 
 def times(found: Measurement) -> str:
     """Format median, minimum and mean of single calls."""
-    if len(found.samples) == 1:
+    if found.summary.n == 1:
         return format_time(found.median)
     least, mean = format_time(found.minimum), format_time(found.mean)
     return f"{format_time(found.median)}\nmin {least}\nmean {mean}"
@@ -138,10 +138,10 @@ def compared_with(found: Measurement, subject: Measurement | None, reference: bo
         value = found.median / subject.median
         style = "dim" if reference or value >= 1 else "red"
         text.append(f"\n{value:.2f}x", style=style)
-    if found.disturbed and found.alone_median is not None:
-        alone, style = f"\nalone {format_time(found.alone_median)}", "yellow"
+    if found.disturbed and found.alone is not None:
+        alone, style = f"\nalone {format_time(found.alone.median)}", "yellow"
         if subject is not None:
-            value = found.alone_median / subject.median
+            value = found.alone.median / subject.median
             alone, style = f"{alone}, {value:.2f}x", "yellow" if value >= 1 else "red"
         text.append(alone, style=style)
     return text
@@ -157,7 +157,8 @@ def speed(section: Section) -> Callable[[Row, Measurement], Text]:
 
     def entry(row: Row, found: Measurement) -> Text:
         if section.streams == 0:
-            p99 = "" if found.p99 is None else f"\np99 {format_time(found.p99)}"
+            tail = found.summary.p99
+            p99 = "" if tail is None else f"\np99 {format_time(tail)}"
             return compared_with(found, None, False).append(p99)
         return Text(f"{rate(section, found):.3g} GB/s\n").append_text(
             compared_with(found, None, False)

@@ -6,29 +6,27 @@
      "contenders": {name: what it is}, "references": [name, ...], "unavailable": {who: why},
      "notes": [text, ...],
      "measurements": [
-         {..., "contender", "calls_per_sample",
-          "samples_us", "median_us", "minimum_us", "mean_us", "p99_us",
-          "alone_samples_us", "alone_median_us", "alone_minimum_us", "alone_mean_us",
+         {..., "contender", "calls_per_sample", "n", "minimum_us", "lower_quartile_us",
+          "median_us", "upper_quartile_us", "maximum_us", "mean_us", "p99_us",
+          "alone_n", "alone_minimum_us", ...,
           "values": {name: number}, "curves": {name: [number, ...]}}, ...]}
 
-A measurement begins with what was measured, as "collective", "dtype" and "bytes". A sample is a
-single call (rounds.py says when it is several), on the slowest rank where there are several; its
-unit is in the field's name. "p99_us" is there where there are samples enough. "alone_..." is of
-rounds without the other contenders. "values" and "curves" are what else was found; their names end
-in the unit. References do not do the whole job, and show what that would cost. Who is unavailable
-is a contender, one in some cell ("mpich, bfloat16") or a section. "torch_hbmcomm" is null in a tree
-that is not installed, and "torch" where there is none.
+A measurement begins with the names of its row, as "collective", "dtype" and "bytes". A sample is a
+single call (rounds.py says when it is several), on the slowest rank if there are several ranks. The
+record keeps the statistics of the "n" samples (summary.py), not the samples. Their unit is in the
+names. "p99_us" needs 200 samples. "alone_..." is of rounds without the other contenders. "values"
+and "curves" are further findings; their names end in the unit. References do not do the whole job,
+and show what that would cost. "unavailable" names contenders, cells ("mpich, bfloat16") and
+sections. "torch_hbmcomm" is null in a tree that is not installed, and "torch" without PyTorch.
 """
 
 from __future__ import annotations
 
 import json
 import platform
-import re
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -39,88 +37,107 @@ from rich.text import Text
 from torch_hbmcomm import machine
 from torch_hbmcomm.bench.peer import PeerFailed
 from torch_hbmcomm.bench.rounds import Samples
+from torch_hbmcomm.bench.summary import Summary
 from torch_hbmcomm.version import __version__
 
+_ALONE = "alone_"  # begins the names of what was measured alone
 _WORSE = 1.1  # times as long beside the others as alone: more than noise
-_ENOUGH = 200  # samples for a 99th percentile
-_DIGITS = 3
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The samples of one contender in one row.
+    """The figures of one contender in one row.
 
     of: the names of the row and their values.
-    samples, alone: in `unit`.
+    samples, alone: statistics of the samples, in `unit`; None without samples.
     """
 
     of: Mapping[str, Any]
     contender: str
-    samples: Sequence[float] = ()
+    samples: Summary | None = None
     unit: str = "us"
-    alone: Sequence[float] = ()
+    alone: Summary | None = None
     calls_per_sample: int = 1
     values: Mapping[str, float] = field(default_factory=dict)
     curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     @property
+    def summary(self) -> Summary:
+        """The statistics of the samples. Raises ValueError without samples."""
+        if self.samples is None:
+            raise ValueError(f"{self.contender} has no samples of {dict(self.of)}")
+        return self.samples
+
+    @property
     def median(self) -> float:
-        return statistics.median(self.samples)
+        return self.summary.median
 
     @property
     def minimum(self) -> float:
-        return min(self.samples)
+        return self.summary.minimum
 
     @property
     def mean(self) -> float:
-        return statistics.fmean(self.samples)
-
-    @property
-    def p99(self) -> float | None:
-        if len(self.samples) < _ENOUGH:
-            return None
-        return statistics.quantiles(self.samples, n=100)[98]
-
-    @property
-    def alone_median(self) -> float | None:
-        return statistics.median(self.alone) if self.alone else None
+        return self.summary.mean
 
     @property
     def disturbed(self) -> bool:
-        """Whether it does worse beside the others than alone."""
-        alone = self.alone_median
-        return alone is not None and self.median > _WORSE * alone
+        """True if the contender is slower in rounds with the others than alone."""
+        return self.alone is not None and self.median > _WORSE * self.alone.median
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         found: dict[str, Any] = {**self.of, "contender": self.contender}
-        if self.samples:
+        if self.samples is not None:
             found["calls_per_sample"] = self.calls_per_sample
-            found |= self._statistics("", self.samples)
-            if self.p99 is not None:
-                found[f"p99_{self.unit}"] = round(self.p99, _DIGITS)
-            if self.alone:
-                found |= self._statistics("alone_", self.alone)
+            found |= self.samples.to_record("", self.unit)
+        if self.alone is not None:
+            found |= self.alone.to_record(_ALONE, self.unit)
         if self.values:
             found["values"] = dict(self.values)
         if self.curves:
             found["curves"] = {name: list(points) for name, points in self.curves.items()}
         return found
 
-    def _statistics(self, prefix: str, samples: Sequence[float]) -> dict[str, Any]:
-        written = [round(sample, _DIGITS) for sample in samples]
-        found = {
-            "samples": written,
-            "median": round(statistics.median(written), _DIGITS),
-            "minimum": min(written),
-            "mean": round(statistics.fmean(written), _DIGITS),
-        }
-        return {f"{prefix}{name}_{self.unit}": value for name, value in found.items()}
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Measurement:
+        unit = next((name[7:] for name in record if name.startswith("median_")), "us")
+        known = {one.name for one in fields(cls)}
+        known |= {*Summary.names("", unit).values(), *Summary.names(_ALONE, unit).values()}
+        return cls(
+            of={name: value for name, value in record.items() if name not in known},
+            contender=record["contender"],
+            samples=Summary.from_record(record, "", unit),
+            unit=unit,
+            alone=Summary.from_record(record, _ALONE, unit),
+            calls_per_sample=record.get("calls_per_sample", 1),
+            values=record.get("values", {}),
+            curves=record.get("curves", {}),
+        )
+
+
+def sampled(
+    of: Mapping[str, Any],
+    contender: str,
+    samples: Sequence[float],
+    unit: str = "us",
+    alone: Sequence[float] = (),
+    **more: Any,
+) -> Measurement:
+    """Make a measurement of samples. more: further fields of Measurement."""
+    return Measurement(
+        of,
+        contender,
+        Summary.of(samples) if samples else None,
+        unit,
+        Summary.of(alone) if alone else None,
+        **more,
+    )
 
 
 def measurements(of: Mapping[str, Any], found: Mapping[str, Samples]) -> list[Measurement]:
     """Make the measurements of one row from what interleave() returned."""
     return [
-        Measurement(of, name, one.beside, alone=one.alone, calls_per_sample=one.calls)
+        sampled(of, name, one.beside, alone=one.alone, calls_per_sample=one.calls)
         for name, one in found.items()
     ]
 
@@ -138,10 +155,18 @@ class Result:
     measurements: Sequence[Measurement] = ()
 
     def to_json(self) -> str:
-        document = asdict(self) | {"measurements": [one.to_dict() for one in self.measurements]}
-        text = json.dumps(document, indent=1)
-        # Numbers of a list on one line.
-        return re.sub(r"\[[-\d.,e+\s]+\]", lambda found: re.sub(r"\s+", " ", found[0]), text)
+        """Return the JSON form, with a line for each measurement."""
+        head = {one.name: getattr(self, one.name) for one in fields(self)[:-1]}
+        lines = ",\n  ".join(json.dumps(one.to_record()) for one in self.measurements)
+        begun = json.dumps(head, indent=1).removesuffix("\n}")
+        return f'{begun},\n "measurements": [\n  {lines}\n ]\n}}\n'
+
+    @classmethod
+    def from_json(cls, text: str) -> Result:
+        """Return the result whose JSON form this is."""
+        found = json.loads(text)
+        records = found.pop("measurements")
+        return cls(**found, measurements=[Measurement.from_record(one) for one in records])
 
 
 def describe_machine() -> dict[str, Any]:

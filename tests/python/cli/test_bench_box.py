@@ -14,16 +14,17 @@ from typer.testing import CliRunner, Result
 
 from torch_hbmcomm.bench.box import ROLE, SECTIONS, BoxPlan
 from torch_hbmcomm.bench.peer import PeerFailed, peer
-from torch_hbmcomm.bench.result import Findings, Measurement, Section, Unavailable
+from torch_hbmcomm.bench.result import Findings, Measurement, Section, Unavailable, sampled
 from torch_hbmcomm.bench.rounds import interleave, timed
+from torch_hbmcomm.bench.summary import Summary
 from torch_hbmcomm.cli import app
 
 TINY = ["--quick", "--rounds", "1", "--largest", "64KiB"]
 FIELDS = {
-    "section", "operation", "bytes", "clients", "contender", "calls_per_sample",
-    "samples_us", "median_us", "minimum_us", "mean_us",
+    "section", "operation", "bytes", "clients", "contender", "calls_per_sample", "n", "minimum_us",
+    "lower_quartile_us", "median_us", "upper_quartile_us", "maximum_us", "mean_us",
 }  # fmt: skip
-ALONE = {"alone_samples_us", "alone_median_us", "alone_minimum_us", "alone_mean_us"}
+ALONE = set(Summary.names("alone_", "us").values())
 
 
 def invoke(*arguments: str) -> Result:
@@ -42,7 +43,7 @@ def contenders(document: dict[str, Any]) -> dict[tuple[str, str], set[str]]:
     found: dict[tuple[str, str], set[str]] = {}
     for entry in document["measurements"]:
         assert FIELDS <= set(entry) <= FIELDS | ALONE | {"p99_us", "values"}
-        assert 0 < entry["minimum_us"] <= entry["median_us"]
+        assert 0 < entry["minimum_us"] <= entry["median_us"] <= entry["maximum_us"]
         found.setdefault((entry["section"], entry["operation"]), set()).add(entry["contender"])
     return found
 
@@ -177,7 +178,7 @@ def test_a_call_that_does_not_count_comes_first() -> None:
 
 def test_who_is_disturbed_by_the_others_is_told() -> None:
     def found(beside: list[float], alone: list[float]) -> Measurement:
-        return Measurement({}, "gloo", beside, alone=alone)
+        return sampled({}, "gloo", beside, alone=alone)
 
     assert found([100.0, 800.0, 900.0], [100.0, 200.0, 300.0]).disturbed
     assert not found([100.0, 210.0, 900.0], [100.0, 200.0, 900.0]).disturbed

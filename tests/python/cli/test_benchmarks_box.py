@@ -21,7 +21,7 @@ from benchmarks.box.goals import Goal, column, verdicts
 from benchmarks.namespaces import NoNamespaces, two_nodes
 from torch_hbmcomm.bench import box
 from torch_hbmcomm.bench.peer import PeerFailed
-from torch_hbmcomm.bench.result import Measurement, Result
+from torch_hbmcomm.bench.result import Measurement, Result, sampled
 
 TINY = ["--quick", "--rounds", "1", "--largest", "64KiB"]
 
@@ -128,7 +128,7 @@ def took(
     values: dict[str, float] | None = None,
 ) -> Measurement:
     of = {"section": "shm", "operation": "read", "bytes": size, "clients": 1}
-    return Measurement(of, contender, [microseconds], values=values or {})
+    return sampled(of, contender, [microseconds], values=values or {})
 
 
 def row(subject: float, bound: float, **values: float) -> dict[str, Measurement]:

@@ -24,10 +24,9 @@ from benchmarks.collectives.open_mpi import OpenMpi
 from torch_hbmcomm.bench import collectives as installed
 from torch_hbmcomm.bench.collectives import COLLECTIVES
 from torch_hbmcomm.bench.peer import PeerFailed
-from torch_hbmcomm.bench.result import Measurement, Result
+from torch_hbmcomm.bench.result import Result, sampled
 
 ROOT = Path(__file__).resolve().parents[3]
-RECORDS = sorted((ROOT / "benchmarks").glob("*.json"))
 
 needs_programs = pytest.mark.skipif(
     programs.why_unavailable() is not None, reason="the native programs have not been built"
@@ -246,52 +245,14 @@ def test_plot(tmp_path: Path) -> None:
         machine={"cpu": "a processor", "cores": 2, "torch": "2"},
         plan={"ranks": 2, "rounds": 1},
         contenders={"hbm-staged": "ours", "gloo": "theirs"},
-        measurements=[Measurement(of, "hbm-staged", [10.0]), Measurement(of, "gloo", [30.0])],
+        measurements=[sampled(of, "hbm-staged", [10.0]), sampled(of, "gloo", [30.0])],
     )
-    plot.plot(plot.read(result.to_json()), tmp_path / "plot.png")
+    plot.plot(Result.from_json(result.to_json()), tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
-def test_records_are_read(record: Path) -> None:
-    result = plot.read(record.read_text())
-    assert result.benchmark in record.stem.replace("-", "_").replace("layerdrop", "layer_drop") or (
-        result.benchmark == "collectives"
-    )
-    assert result.measurements
-    document = json.loads(record.read_text())
-    for entry, one in zip(document["measurements"], result.measurements, strict=True):
-        assert one.values == entry.get("values", {})
-        if one.samples or not one.values:
-            # Medians are written with three decimals: half a unit of the last one.
-            assert one.median == pytest.approx(entry[f"median_{one.unit}"], abs=5.1e-4)
-
-
-def test_what_is_written_is_that_of_the_samples_as_written() -> None:
-    found = Measurement({}, "hbm", samples=[0.0006, 0.0016]).to_dict()
-    assert (found["samples_us"], found["median_us"]) == ([0.001, 0.002], 0.002)
-
-
-def test_what_is_written_is_read() -> None:
-    of = {"section": "shm", "operation": "read", "bytes": 8, "clients": 1}
-    found = Measurement(of, "hbm", [1.0, 3.0], alone=[2.0], values={"smallest_share": 0.5})
-    result = Result("box", {"cpu": "", "cores": 1}, {"rounds": 2}, measurements=[found])
-    assert plot.read(result.to_json()).to_json() == result.to_json()
-
-
-def test_plots_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without matplotlib's layout, which takes most of the time and which test_plot has."""
-    engine = pytest.importorskip("matplotlib.layout_engine").ConstrainedLayoutEngine
-    monkeypatch.setattr(engine, "execute", lambda *arguments: None)
-    for record in RECORDS:
-        result = plot.read(record.read_text())
-        if result.benchmark not in ("ddp", "failures", "gpu"):  # which have no plot
-            plot.plot(result, tmp_path / "plot.png")
-            assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is not None, reason="has matplotlib")
 def test_plotting_without_matplotlib_says_what_to_install(tmp_path: Path) -> None:
-    result = run("benchmarks.plot", str(RECORDS[0]), str(tmp_path / "plot.png"))
+    result = run("benchmarks.plot", "result.json", str(tmp_path / "plot.png"))
     assert result.returncode == 1
     assert "torch_hbmcomm[bench]" in result.stderr

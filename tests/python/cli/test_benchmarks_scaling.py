@@ -16,7 +16,7 @@ from benchmarks.scaling.__main__ import app
 from benchmarks.scaling.growths import growths
 from benchmarks.scaling.model import Growth, StoreCosts, fit, gathering, iteration
 from benchmarks.scaling.tables import boxes, stores
-from torch_hbmcomm.bench.result import Measurement
+from torch_hbmcomm.bench.result import sampled
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -62,7 +62,7 @@ def test_workers_wait_for_boxes_that_are_busy_and_for_no_others() -> None:
 
 def test_the_check_is_of_the_number_that_was_not_fitted() -> None:
     found = [
-        Measurement({"quantity": "start", "ranks": ranks}, "hbm", [1e3 * seconds], unit="ms")
+        sampled({"quantity": "start", "ranks": ranks}, "hbm", [1e3 * seconds], unit="ms")
         for ranks, seconds in {2: 2.0, 4: 4.0, 8: 8.0, 16: 32.0}.items()
     ]
     [(quantity, contender, row, growth, check)] = growths(found)

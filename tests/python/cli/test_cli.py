@@ -23,8 +23,9 @@ from torch_hbmcomm import native, variables
 from torch_hbmcomm.bench import collectives, ddp
 from torch_hbmcomm.bench.collectives import COLLECTIVES
 from torch_hbmcomm.bench.report import format_time
-from torch_hbmcomm.bench.result import Measurement
+from torch_hbmcomm.bench.result import Measurement, sampled
 from torch_hbmcomm.bench.result import Result as Found
+from torch_hbmcomm.bench.summary import Summary
 from torch_hbmcomm.cli import app, environment, probes
 from torch_hbmcomm.sizes import format_bytes, parse_bytes
 
@@ -404,23 +405,24 @@ def test_bench_writes_json(tmp_path: Path) -> None:
         ("allreduce", "bfloat16", 8): ["gloo"],
         ("startup", "float32", 0): ["gloo"],
     }
-    statistics = {f"{name}_us" for name in ("samples", "median", "minimum", "mean")}
+    statistics = set(Summary.names("", "us").values()) - {"p99_us"}
     for entry in document["measurements"]:
         of = {"collective", "dtype", "bytes", "contender", "calls_per_sample"}
         beside = (entry["collective"], entry["dtype"]) == ("allreduce", "float32")
         alone = {f"alone_{name}" for name in statistics} if beside else set()
-        assert set(entry) - {"p99_us"} == of | statistics | alone
+        assert set(entry) - {"p99_us", "alone_p99_us"} == of | statistics | alone
         starts = entry["collective"] == "startup"
-        assert len(entry["samples_us"]) == 1 if starts else len(entry["samples_us"]) >= 3
-        assert entry["minimum_us"] == min(entry["samples_us"])
-        assert entry["minimum_us"] <= entry["median_us"] <= max(entry["samples_us"])
+        assert entry["n"] == 1 if starts else entry["n"] >= 3
+        ordered = ["minimum", "lower_quartile", "median", "upper_quartile", "maximum"]
+        values = [entry[f"{name}_us"] for name in ordered]
+        assert values == sorted(values)
 
 
 @pytest.fixture
 def two_contenders() -> Found:
     def took(collective: str, contender: str, *microseconds: float) -> Measurement:
         of = {"collective": collective, "dtype": "float32", "bytes": 8}
-        return Measurement(of, contender, microseconds, alone=[20.0] if "o" in contender else ())
+        return sampled(of, contender, microseconds, alone=[20.0] if "o" in contender else ())
 
     return Found(
         benchmark="collectives",
@@ -480,7 +482,7 @@ def test_ddp_table_tells_what_communication_adds() -> None:
         sections={"small": "a small model"},
         contenders={"hbm": ""},
         measurements=[
-            Measurement({"model": "small", "phase": phase}, "hbm", [time])
+            sampled({"model": "small", "phase": phase}, "hbm", [time])
             for phase, time in samples.items()
         ],
     )

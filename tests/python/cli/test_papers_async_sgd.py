@@ -31,14 +31,15 @@ from papers.async_sgd.sections import LINK
 from papers.async_sgd.workload import MODELS, parallel, sequential
 from papers.plot import PANELS
 from torch_hbmcomm.bench import report
-from torch_hbmcomm.bench.result import Measurement
+from torch_hbmcomm.bench.result import Measurement, sampled
 from torch_hbmcomm.bench.result import Result as Found
 from torch_hbmcomm.sizes import MIB
 from torch_hbmcomm.smb import Server, connect
 
 FIELDS = {
     "section", "scenario", "model", "bytes", "compute_ms", "workers", "contender",
-    "calls_per_sample", "samples_ms", "median_ms", "minimum_ms", "mean_ms",
+    "calls_per_sample", "n", "minimum_ms", "lower_quartile_ms", "median_ms", "upper_quartile_ms",
+    "maximum_ms", "mean_ms",
 }  # fmt: skip
 
 
@@ -202,7 +203,7 @@ def took(
         "section": "node", "scenario": scenario, "model": "Inception_v1", "bytes": 4096,
         "compute_ms": 100.0, "workers": workers,
     }  # fmt: skip
-    return Measurement(of, contender, [milliseconds], "ms")
+    return sampled(of, contender, [milliseconds], "ms")
 
 
 def row(scenario: str = "sequential", **times: float) -> Row:

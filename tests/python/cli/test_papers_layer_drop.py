@@ -338,7 +338,7 @@ def test_accuracy_is_measured_by_the_command(
     assert rows[1]["share"] == pytest.approx(0.19, abs=0.02)  # in each of the first ten steps
     assert 2 / 3 < rows[2]["share"] < 1  # of the first two steps everything
     for row in rows[1:]:
-        assert len(row["differences"]) == 2
+        assert row["differences"]["n"] == row["qualities"]["n"] == 2
         assert row["steps_at"] == [1, 2, 3]
         assert len(row["quality_at"]) == 3
         assert row["megabits"] is None and "seconds_at" not in row

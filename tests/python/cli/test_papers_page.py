@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks import programs
-from benchmarks.plot import read
 from papers.connections.__main__ import THREADS, Thread, each_thread, summary
 from papers.connections.__main__ import app as connections
 from papers.images.__main__ import app as images
@@ -25,7 +24,7 @@ from papers.report.memory_box import CLIENTS
 from papers.report.messages import MESSAGES_OVER_CONNECTIONS, crossover
 from papers.report.placement import MEMORY_SPEED
 from papers.report.processes import PROCESSES
-from torch_hbmcomm.bench.result import Measurement, Result
+from torch_hbmcomm.bench.result import Measurement, Result, sampled
 
 PAPERS = Path(__file__).resolve().parents[3] / "papers" / "records"
 MACHINE = {"cpu": "a processor", "cores": 2, "torch": "2", "time": "now"}
@@ -99,7 +98,7 @@ def test_results_of_several_machines_are_told_apart() -> None:
 
 
 def test_who_was_not_measured_stands_on_the_page() -> None:
-    steps = [Measurement({"where": "host", "ranks": 2}, "hbm", [8.0], "ms")]
+    steps = [sampled({"where": "host", "ranks": 2}, "hbm", [8.0], "ms")]
     found = {"images": result("images", steps, unavailable={"containers": "no podman"})}
     text = page.markdown([(IMAGES, found)], {}, quick=False)
     assert "- Not measured: containers: no podman" in text
@@ -108,7 +107,7 @@ def test_who_was_not_measured_stands_on_the_page() -> None:
 def test_small_collectives_of_many_processes_have_panels_of_their_own() -> None:
     def run(ranks: int, size: int) -> Result:
         of = {"collective": "broadcast", "dtype": "float32", "bytes": size}
-        found = [Measurement(of, "hbm-zero-copy", [1000.0])]
+        found = [sampled(of, "hbm-zero-copy", [1000.0])]
         return Result("collectives", MACHINE, {"ranks": ranks}, measurements=found)
 
     results = {"whole-2": run(2, 1 << 28), "small-64": run(64, 1 << 20), "small-2": run(2, 1 << 20)}
@@ -122,7 +121,7 @@ def test_small_collectives_of_many_processes_have_panels_of_their_own() -> None:
 def test_series_of_processes_are_told_in_times_of_c() -> None:
     def run(ranks: int, **times: float) -> Result:
         of = {"collective": "broadcast", "dtype": "float32", "bytes": 1024}
-        found = [Measurement(of, name.replace("_", "-"), [time]) for name, time in times.items()]
+        found = [sampled(of, name.replace("_", "-"), [time]) for name, time in times.items()]
         return Result("collectives", MACHINE, {"ranks": ranks}, measurements=found)
 
     results = {
@@ -171,7 +170,7 @@ def test_rma_overtakes_messages_where_it_stays_faster() -> None:
 def test_all_clients_together_stand_beside_their_bound() -> None:
     def took(section: str, contender: str, microseconds: float, share: float = 1.0) -> Measurement:
         of = {"section": section, "operation": "read", "bytes": 1 << 20, "clients": 2}
-        return Measurement(of, contender, [microseconds], values={"smallest_share": share})
+        return sampled(of, contender, [microseconds], values={"smallest_share": share})
 
     found = [took("clients", "hbm shm", 50.0, 0.9), took("clients", "memcpy", 40.0)]
     found += [took("clients", "hbm tcp", 500.0)]
@@ -226,7 +225,9 @@ def test_messages_are_measured_over_connections_and_threads(tmp_path: Path) -> N
         for points in one.get("curves", {}).values():
             assert len(points) == one["count"]
 
-    results = {MESSAGES_OVER_CONNECTIONS.name: read((tmp_path / "out.json").read_text())}
+    results = {
+        MESSAGES_OVER_CONNECTIONS.name: Result.from_json((tmp_path / "out.json").read_text())
+    }
     table = MESSAGES_OVER_CONNECTIONS.table(results)
     assert {len(row) for row in table.rows} == {len(table.heading)}
     titles = [panel.title for panel in MESSAGES_OVER_CONNECTIONS.panels(results)]
@@ -248,15 +249,13 @@ def test_images_are_counted(tmp_path: Path) -> None:
     document = written(tmp_path / "out.json", images, *told)
     found = {one["contender"]: one for one in document["measurements"]}
     assert set(found) == {"hbm", "gloo", "no communication"}
-    assert all(len(one["samples_ms"]) == 1 for one in found.values())
+    assert all(one["n"] == 1 for one in found.values())
 
 
 def test_images_stand_beside_gloo_and_the_bound() -> None:
     steps = {"hbm": 8.0, "gloo": 16.0, "no communication": 4.0}
-    host = [
-        Measurement({"where": "host", "ranks": 4}, who, [ms], "ms") for who, ms in steps.items()
-    ]
-    inside = [Measurement({"where": "1 container", "ranks": 4}, "hbm", [8.0], "ms")]
+    host = [sampled({"where": "host", "ranks": 4}, who, [ms], "ms") for who, ms in steps.items()]
+    inside = [sampled({"where": "1 container", "ranks": 4}, "hbm", [8.0], "ms")]
     assert images_a_second(host[0]) == 4000
     found = {IMAGES.name: result("images", [*host, *inside])}
     assert [list(row) for row in IMAGES.table(found).rows] == [

@@ -19,7 +19,7 @@ from papers.report.dropping import TABLE_1
 from papers.report.experiment import Run
 from papers.report.memory_box import ASYNC_SGD, CLIENTS
 from papers.report.nodes import NODES
-from torch_hbmcomm.bench.result import Measurement, Result
+from torch_hbmcomm.bench.result import Measurement, Result, sampled
 
 ROOT = Path(__file__).resolve().parents[3]
 MACHINE = {"cpu": "a processor", "cores": 2, "torch": "2", "time": "now"}
@@ -79,7 +79,7 @@ def turn(model: str, contender: str, ms: float) -> Measurement:
         "model": model,
         "workers": 2,
     }
-    return Measurement(of, contender, (ms,), unit="ms")
+    return sampled(of, contender, (ms,), unit="ms")
 
 
 def test_ratios_are_of_the_medians_of_each_cell() -> None:
@@ -108,7 +108,7 @@ def test_a_peer_that_sleeps_has_ratios_of_its_own() -> None:
 def test_communication_that_computation_does_not_hide_is_told() -> None:
     def iteration(model: str, contender: str, ms: float) -> Measurement:
         of = {"section": "node", "scenario": "parallel", "model": model, "workers": 2}
-        return Measurement(of | {"compute_ms": 100.0}, contender, (ms,), unit="ms")
+        return sampled(of | {"compute_ms": 100.0}, contender, (ms,), unit="ms")
 
     measured = [
         iteration(model, contender, ms)
@@ -150,8 +150,8 @@ def test_connections_stand_beside_one_another() -> None:
             MACHINE,
             {},
             measurements=[
-                Measurement(of, "hbm tcp", [us, us, 3 * us]),
-                Measurement(of, "sockets", [us / 5]),
+                sampled(of, "hbm tcp", [us, us, 3 * us]),
+                sampled(of, "sockets", [us / 5]),
             ],
         )
         for run, us in zip(CONNECTIONS.runs[:2], (1048.576, 524.288), strict=True)
@@ -173,7 +173,7 @@ def test_containers_stand_beside_the_host_and_the_paper() -> None:
         "host": 2000.0, "1 container": 2200.0, "2 containers": 2000.0, "4 containers": 1800.0,
         "2 containers apart": 8000.0, "4 containers apart": 9000.0,
     }  # fmt: skip
-    measured = [Measurement(of, who, (us,)) for who, us in times.items()]
+    measured = [sampled(of, who, (us,)) for who, us in times.items()]
     result = Result("containers", MACHINE, {}, measurements=measured)
     assert [list(row) for row in CONTAINERS.table({"containers": result}).rows] == [
         ["allreduce", "1 MiB", "2.00", "1.10", "1.00", "0.90", "4.00", "4.50", "1.01, 3.53, 3.71"]

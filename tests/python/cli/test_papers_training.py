@@ -9,8 +9,8 @@ from rich.console import Console
 
 from papers.async_sgd.__main__ import SECTIONS
 from papers.async_sgd.plan import QUICK, Plan
-from papers.async_sgd.straggler import ALONE, DDP, HELD_UP, SHM
-from torch_hbmcomm.bench.result import Measurement, run
+from papers.async_sgd.straggler import DDP, SHM, of_turns
+from torch_hbmcomm.bench.result import Measurement, run, sampled
 
 
 @pytest.mark.full
@@ -21,20 +21,16 @@ def test_everybody_takes_part(name: str) -> None:
     result = run("async_sgd", SECTIONS, Plan(sections=[name], **QUICK))
     assert not result.unavailable
     assert DDP in {one.contender for one in result.measurements}
-    assert all(sample > 0 for one in result.measurements for sample in one.samples)
+    assert all(one.minimum > 0 for one in result.measurements)
     lines = shown(name, result.measurements)
     assert all(any(one.contender in line for line in lines) for one in result.measurements)
 
 
 def test_a_straggler_is_compared_round_by_round() -> None:
-    speeds = {
-        (SHM, ALONE): [10.0, 100.0, 50.0],  # a machine that others use, too
-        (SHM, HELD_UP): [9.8, 97.0, 60.0],
-        (DDP, ALONE): [40.0, 40.0, 40.0],
-        (DDP, HELD_UP): [8.0, 8.0, 8.0],
-    }
     found = [
-        took("straggler", contender, case, samples) for (contender, case), samples in speeds.items()
+        # A machine that others use, too.
+        *of_turns(SHM, [10.0, 100.0, 50.0], [9.8, 97.0, 60.0]),
+        *of_turns(DDP, [40.0, 40.0, 40.0], [8.0, 8.0, 8.0]),
     ]
     verdict, *others = SECTIONS["straggler"].verdicts(found)
     assert not others, "DDP has no goal"
@@ -59,7 +55,7 @@ def test_accuracy_is_compared_with_ddp() -> None:
 
 
 def took(section: str, contender: str, case: str, samples: list[float]) -> Measurement:
-    return Measurement({"section": section, "case": case}, contender, samples, "")
+    return sampled({"section": section, "case": case}, contender, samples, "")
 
 
 def shown(name: str, found: Sequence[Measurement]) -> list[str]:

@@ -1,0 +1,100 @@
+"""The records of the benchmarks, their form, and the plots of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import plot
+from papers.plot import PANELS, plot_records
+from torch_hbmcomm.bench.result import Measurement, Result, sampled
+from torch_hbmcomm.bench.summary import Summary
+
+ROOT = Path(__file__).resolve().parents[3]
+OWN = [*sorted((ROOT / "benchmarks").glob("*.json")), *sorted((ROOT / "papers").glob("*.json"))]
+RECORDS = [*OWN, *sorted((ROOT / "papers" / "records").glob("*.json"))]
+SEEDS = sorted((ROOT / "papers").glob("*.jsonl"))
+WITHOUT_PLOT = ("ddp", "failures", "gpu")
+
+
+def test_statistics_of_samples() -> None:
+    found = Summary.of([4.0, 1.0, 2.0, 3.0, 10.0])
+    assert found == Summary(5, 1.0, 2.0, 3.0, 4.0, 10.0, 4.0)
+    assert Summary.of([2.0]) == Summary(1, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0)
+
+
+def test_a_percentile_needs_samples_enough() -> None:
+    assert Summary.of([1.0] * 199).p99 is None
+    assert Summary.of([float(one) for one in range(200)]).p99 == pytest.approx(197.99)
+
+
+def test_a_record_has_statistics_by_unit() -> None:
+    of = {"section": "straggler"}
+    assert sampled(of, "DDP", [1.0, 2.0000006], "ms", alone=[3.0]).to_record() == {
+        "section": "straggler", "contender": "DDP", "calls_per_sample": 1,
+        "n": 2, "minimum_ms": 1.0, "lower_quartile_ms": 1.25, "median_ms": 1.5,
+        "upper_quartile_ms": 1.75, "maximum_ms": 2.000001, "mean_ms": 1.5,
+        "alone_n": 1, "alone_minimum_ms": 3.0, "alone_lower_quartile_ms": 3.0,
+        "alone_median_ms": 3.0, "alone_upper_quartile_ms": 3.0, "alone_maximum_ms": 3.0,
+        "alone_mean_ms": 3.0,
+    }  # fmt: skip
+
+
+def test_a_measurement_without_samples_has_no_median() -> None:
+    with pytest.raises(ValueError, match=r"hbm has no samples of {'bytes': 8}"):
+        _ = Measurement({"bytes": 8}, "hbm", values={"mib_s": 1.0}).median
+
+
+def test_what_is_written_is_read() -> None:
+    of = {"section": "shm", "operation": "read", "bytes": 8, "clients": 1}
+    found = [
+        sampled(of, "hbm", [1.0, 3.0], alone=[2.0], values={"smallest_share": 0.5}),
+        sampled(of, "memcpy", [1.0] * 200, "ms", calls_per_sample=2),
+        Measurement(of, "link", curves={"steps": [1.0, 2.0]}),
+    ]
+    result = Result(
+        "box", {"cpu": "", "cores": 1}, {"rounds": 2}, references=[], notes=[], measurements=found
+    )
+    assert Result.from_json(result.to_json()) == result
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
+def test_records_are_what_is_written_today(record: Path) -> None:
+    result = Result.from_json(record.read_text())
+    assert result.measurements
+    assert result.to_json() == record.read_text()
+
+
+@pytest.mark.parametrize("record", OWN, ids=lambda record: record.stem)
+def test_records_are_named_after_their_benchmark(record: Path) -> None:
+    result = Result.from_json(record.read_text())
+    assert result.benchmark in record.stem.replace("-", "_").replace("layerdrop", "layer_drop") or (
+        result.benchmark == "collectives"
+    )
+
+
+@pytest.mark.parametrize("record", SEEDS, ids=lambda record: record.stem)
+def test_records_of_seeds_have_statistics(record: Path) -> None:
+    for row in map(json.loads, record.read_text().splitlines()):
+        for name in ("qualities", "differences"):
+            assert Summary(**row[name]).n >= 1
+        assert Summary(**row["differences"]).mean == pytest.approx(row["difference"])
+
+
+def test_plots_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without matplotlib's layout, which takes most of the time and which test_plot has."""
+    engine = pytest.importorskip("matplotlib.layout_engine").ConstrainedLayoutEngine
+    monkeypatch.setattr(engine, "execute", lambda *arguments: None)
+    file = tmp_path / "plot.png"
+    for record in [*OWN, *SEEDS]:
+        text = record.read_text()
+        if record in SEEDS:
+            plot_records(text, file)
+        elif (result := Result.from_json(text)).benchmark not in WITHOUT_PLOT:
+            plot.plot(result, file, {**plot.PANELS, **PANELS})
+        else:
+            continue
+        assert file.read_bytes().startswith(b"\x89PNG")
+        file.unlink()
