@@ -29,18 +29,24 @@ if TYPE_CHECKING:
     from torch_hbmcomm.layer_drop import LayerDrop as LayerDrop
     from torch_hbmcomm.layer_drop import LayerDropState as LayerDropState
     from torch_hbmcomm.layer_drop import layer_drop_hook as layer_drop_hook
+    from torch_hbmcomm.low_rank import LowRank as LowRank
+    from torch_hbmcomm.low_rank import LowRankState as LowRankState
+    from torch_hbmcomm.low_rank import low_rank_hook as low_rank_hook
     from torch_hbmcomm.parameter_server.server import ParameterServer as ParameterServer
 
 __all__ = [
     "AsyncState",
     "LayerDrop",
     "LayerDropState",
+    "LowRank",
+    "LowRankState",
     "Options",
     "ParameterServer",
     "__version__",
     "async_hook",
     "bf16_hook",
     "layer_drop_hook",
+    "low_rank_hook",
     "memory",
     "monitored_barrier",
     "smb",
@@ -52,11 +58,14 @@ _HOMES = {
     "AsyncState": "torch_hbmcomm.async_ddp",
     "LayerDrop": "torch_hbmcomm.layer_drop",
     "LayerDropState": "torch_hbmcomm.layer_drop",
+    "LowRank": "torch_hbmcomm.low_rank",
+    "LowRankState": "torch_hbmcomm.low_rank",
     "Options": "torch_hbmcomm.backend",
     "ParameterServer": "torch_hbmcomm.parameter_server.server",
     "async_hook": "torch_hbmcomm.async_ddp",
     "bf16_hook": "torch_hbmcomm.compression",
     "layer_drop_hook": "torch_hbmcomm.layer_drop",
+    "low_rank_hook": "torch_hbmcomm.low_rank",
     "monitored_barrier": "torch_hbmcomm.groups",
     "split_group": "torch_hbmcomm.groups",
 }

@@ -20,7 +20,7 @@ def bf16_hook(
 
     Register it with ``ddp.register_comm_hook(group, bf16_hook)``. It does what PyTorch's
     bf16_compress_hook does, which DDP refuses where there is no GPU. What rounding takes away is
-    lost; LayerDropState(ratio=0, wire_dtype=torch.bfloat16) keeps it for the next step.
+    lost; low_rank_hook with LowRank(ratio=0, wire_dtype=torch.bfloat16) keeps it for the next step.
     """
     chosen = chosen_group(group)
     buffer = bucket.buffer()

@@ -162,6 +162,16 @@ def cpu_backend(group: dist.ProcessGroup) -> Any:
     return getattr(backend, "wrapped_pg", backend)  # by TORCH_DISTRIBUTED_DEBUG=DETAIL
 
 
+def check_wrapped(ddp: DistributedDataParallel, state: str) -> None:
+    """Raise TypeError for a model that is not wrapped. state: the name of the class of the state
+    that its communication hook gets."""
+    if not isinstance(ddp, DistributedDataParallel):
+        raise TypeError(
+            f"{state} is for DistributedDataParallel, and this is a {type(ddp).__name__}: wrap the "
+            "model first"
+        )
+
+
 def group_of_model(
     ddp: DistributedDataParallel, group: dist.ProcessGroup | None, state: str
 ) -> dist.ProcessGroup:
@@ -175,11 +185,7 @@ def group_of_model(
         TypeError: the model is not wrapped
         ValueError: the model has another group
     """
-    if not isinstance(ddp, DistributedDataParallel):
-        raise TypeError(
-            f"{state} is for DistributedDataParallel, and this is a {type(ddp).__name__}: wrap the "
-            "model first"
-        )
+    check_wrapped(ddp, state)
     if ddp.process_group is not chosen_group(group):
         raise ValueError(
             "the group is not the model's: give DistributedDataParallel(process_group=...) and "

@@ -2,7 +2,7 @@
 
     python -m papers.layer_drop.accuracy --task convolutions --optimizer AdamW --seeds 5
 
-Plain training, layer_drop_hook with its defaults, and PyTorch's PowerSGD at the largest rank within
+Plain training, low_rank_hook with its defaults, and PyTorch's PowerSGD at the largest rank within
 the same bytes, with one start and one order of data for each seed. With `--contenders bfloat16` the
 hook sends as many bytes of bfloat16, which are twice as many numbers.
 

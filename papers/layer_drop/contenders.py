@@ -16,7 +16,7 @@ class Contender:
     """A way of training.
 
     hook: as in hooks.py.
-    terms: of LayerDrop, for the hook "drop".
+    terms: of LayerDrop or LowRank, for the hooks "layer_drop" and "low_rank".
     """
 
     name: str
@@ -36,22 +36,22 @@ class Contender:
     @property
     def aim(self) -> float | None:
         """The share of all bytes that shall be sent; None where there is none."""
-        if self.hook != "drop" or self.terms.get("target") == "paper":
+        if "ratio" not in self.terms or self.terms.get("target") == "paper":
             return None
         return float(1 - self.terms["ratio"])
 
 
 def dropping(ratio: float) -> Contender:
     """Return the hook, or a parameter server, whose layers are sent whole or not at all."""
-    return Contender(f"R = {ratio:g}", "drop", {"ratio": ratio, "target": "bytes"})
+    return Contender(f"R = {ratio:g}", "layer_drop", {"ratio": ratio, "target": "bytes"})
 
 
 PLAIN = Contender("DDP")
 NOTHING_DROPPED = dropping(0)
 PAPERS_RULE = Contender(
-    f"R = {RATIO:g}, the paper's rule", "drop", {"ratio": RATIO, "target": "paper"}
+    f"R = {RATIO:g}, the paper's rule", "layer_drop", {"ratio": RATIO, "target": "paper"}
 )
-LOW_RANK = Contender(f"R = {RATIO:g}, low rank", "drop", {"ratio": RATIO, "target": "low_rank"})
+LOW_RANK = Contender(f"R = {RATIO:g}, low rank", "low_rank", {"ratio": RATIO})
 BFLOAT16 = Contender("bfloat16", "bf16")
 POWER_SGD = Contender("PowerSGD", "PowerSGD")
 GLOO = Contender("DDP over Gloo", gloo=True)

@@ -19,8 +19,9 @@ from rich.progress import track
 from rich.table import Table
 
 from papers.layer_drop.resnet50 import resnet50
+from torch_hbmcomm.error_feedback.layers import Layer, Shape
 from torch_hbmcomm.layer_drop.config import LayerDrop, Target
-from torch_hbmcomm.layer_drop.decision import DropRule, Layer, Shape, layers_of
+from torch_hbmcomm.layer_drop.decision import DropRule, layers_of
 
 TARGETS: tuple[Target, ...] = ("bytes", "paper")
 SHRINK = 10**-0.01

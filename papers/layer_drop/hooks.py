@@ -22,16 +22,20 @@ _VANILLA = 2  # steps before it compresses, the least that PyTorch takes
 
 def register(
     replica: DistributedDataParallel, hook: str, terms: dict[str, Any]
-) -> hbmcomm.LayerDropState | None:
-    """Register a hook, and return its state if it is the one that drops.
+) -> hbmcomm.LayerDropState | hbmcomm.LowRankState | None:
+    """Register a hook, and return its state if it is one of hbm's with error feedback.
 
-    hook: "none", "drop", "bf16" or "PowerSGD". terms: of LayerDropState.
+    hook: "none", "layer_drop", "low_rank", "bf16" or "PowerSGD". terms: of LayerDrop or LowRank.
     """
     group = replica.process_group
-    if hook == "drop":
-        state = hbmcomm.LayerDropState(group, model=replica, log_every=None, **terms)
-        replica.register_comm_hook(state, hbmcomm.layer_drop_hook)
-        return state
+    if hook == "layer_drop":
+        dropping = hbmcomm.LayerDropState(replica, hbmcomm.LayerDrop(**terms), log_every=None)
+        replica.register_comm_hook(dropping, hbmcomm.layer_drop_hook)
+        return dropping
+    if hook == "low_rank":
+        low_rank = hbmcomm.LowRankState(replica, hbmcomm.LowRank(**terms), log_every=None)
+        replica.register_comm_hook(low_rank, hbmcomm.low_rank_hook)
+        return low_rank
     if hook == "bf16":
         replica.register_comm_hook(group, _bfloat16)
     elif hook == "PowerSGD":

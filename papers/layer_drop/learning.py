@@ -3,7 +3,7 @@
 The processes of the default group stand for RANKS ranks: with fewer, each averages the gradients of
 several ranks' batches itself. The hook's approximations and those of PowerSGD are linear in the
 gradients of the ranks but for the basis, which they take of the average, so that one rank with the
-average finds what 4 ranks find (a test compares them: tests/python/layer_drop/test_low_rank.py).
+average finds what 4 ranks find (a test compares them: tests/python/low_rank/test_low_rank.py).
 """
 
 from __future__ import annotations
@@ -117,13 +117,12 @@ def _register(
     """Register the contender's hook. Returns a function that tells what part it has sent."""
     if contender in ("hook", "bfloat16"):
         narrow = contender == "bfloat16"
-        state = hbmcomm.LayerDropState(
-            model=ddp,
+        config = hbmcomm.LowRank(
             ratio=round(1 - 2 * (1 - ratio), 6) if narrow else ratio,
             wire_dtype=torch.bfloat16 if narrow else None,
-            log_every=None,
         )
-        ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+        state = hbmcomm.LowRankState(ddp, config, log_every=None)
+        ddp.register_comm_hook(state, hbmcomm.low_rank_hook)
         return lambda: state.summary()["sent_bytes"] / state.summary()["gradient_bytes"]
     if contender == "PowerSGD":
         parameters = [parameter for parameter in ddp.parameters() if parameter.requires_grad]

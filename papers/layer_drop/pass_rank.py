@@ -12,13 +12,13 @@ from papers.layer_drop.resnet50 import resnet50
 from torch_hbmcomm import native
 from torch_hbmcomm.bench.peer import obey
 from torch_hbmcomm.bench.rounds import Timed, timed
-from torch_hbmcomm.layer_drop.products import (
+from torch_hbmcomm.low_rank.products import (
     add_to_matrices,
     find_lefts,
     find_rights,
     set_matrices,
 )
-from torch_hbmcomm.layer_drop.ranks import matrix_of
+from torch_hbmcomm.low_rank.ranks import matrix_of
 
 BATCH = 8
 _LARGE = 2048  # rows and columns

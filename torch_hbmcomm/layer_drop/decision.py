@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch_hbmcomm import native
+from torch_hbmcomm.error_feedback.layers import Layer, Shape
 from torch_hbmcomm.layer_drop.config import LayerDrop
 
 NO_THRESHOLD = -1.0
@@ -30,37 +30,6 @@ _INTEGRAL = 0.005
 _MOST_DEBT = 10.0  # steps' budgets: where always-sent layers exceed the budget, nothing helps
 
 
-class Shape(NamedTuple):
-    """A parameter's name, dimensions and elements; width: bytes of an element on the wire."""
-
-    name: str
-    dimensions: int
-    numel: int
-    width: int
-
-
-@dataclass(frozen=True)
-class Layer:
-    """Parameters that are sent or dropped together.
-
-    parameters: their names.
-    members: their indices among the shapes that layers_of() was given.
-    numel: elements of all.
-    nbytes: of all, on the wire.
-    always: never dropped.
-    """
-
-    parameters: tuple[str, ...]
-    members: tuple[int, ...]
-    numel: int
-    nbytes: int
-    always: bool
-
-    @property
-    def name(self) -> str:
-        return ", ".join(self.parameters)
-
-
 def layers_of(shapes: Sequence[Shape], config: LayerDrop) -> list[Layer]:
     """Group parameters into layers by config.granularity, in the order of their first members."""
     members: dict[str, list[int]] = {}
@@ -68,20 +37,17 @@ def layers_of(shapes: Sequence[Shape], config: LayerDrop) -> list[Layer]:
         module = config.granularity == "module"
         key = shape.name.rpartition(".")[0] if module else shape.name
         members.setdefault(key, []).append(index)
-    return [_layer(shapes, tuple(indices), config) for indices in members.values()]
+    found = []
+    for indices in members.values():
+        small = _is_small([shapes[index] for index in indices], config.min_numel)
+        found.append(Layer.of(shapes, indices, always=config.always_send and small))
+    return found
 
 
-def _layer(shapes: Sequence[Shape], members: tuple[int, ...], config: LayerDrop) -> Layer:
-    own = [shapes[index] for index in members]
-    numel = sum(shape.numel for shape in own)
-    return Layer(
-        parameters=tuple(shape.name for shape in own),
-        members=members,
-        numel=numel,
-        nbytes=sum(shape.numel * shape.width for shape in own),
-        always=config.always_send
-        and (numel < config.least_numel or all(s.dimensions < 2 for s in own)),
-    )
+def _is_small(shapes: Sequence[Shape], min_numel: int) -> bool:
+    """Return True for parameters that have too few elements, or all one dimension."""
+    numel = sum(shape.numel for shape in shapes)
+    return numel < min_numel or all(shape.dimensions < 2 for shape in shapes)
 
 
 class DropRule:
@@ -124,8 +90,8 @@ class DropRule:
         Args:
             layers: those of a bucket or of the whole model
             moments: one for each layer, averaged over those who decide alike
-            idle: names of parameters that got nothing new in this step; they wait, and stay cached
-                when the rest of their layer is sent
+            idle: names of parameters that got nothing new in this step; they wait, also when the
+                rest of their layer is sent
         """
         return [self._decide(*one, idle) for one in zip(layers, moments, strict=True)]
 

@@ -1,32 +1,89 @@
-"""layer_drop_hook: layer-wise dropping as a communication hook of DistributedDataParallel.
+"""layer_drop_hook and its state, as a training script sees them.
 
 DDP compares the hook's annotations with classes, so they must not be strings: this module does
 without `from __future__ import annotations`.
 """
 
+import logging
+from collections.abc import Sequence
+
 import torch
 from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
 
-from torch_hbmcomm.layer_drop.state import LayerDropState
+from torch_hbmcomm.error_feedback.layers import Layer, Shape
+from torch_hbmcomm.error_feedback.state import ErrorFeedbackState, run_hook
+from torch_hbmcomm.layer_drop.config import LayerDrop
+from torch_hbmcomm.layer_drop.decision import layers_of
+from torch_hbmcomm.layer_drop.encoder import LayerDropEncoder
+from torch_hbmcomm.optimizers import Optimizer
+
+
+class LayerDropState(ErrorFeedbackState[LayerDrop]):
+    """The state of layer_drop_hook: layer-wise dropping with error feedback under DDP.
+
+        ddp = DistributedDataParallel(model)
+        state = hbmcomm.LayerDropState(ddp, hbmcomm.LayerDrop(ratio=0.9))  # on every rank
+        ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+        ...  # the training loop as it was
+
+    Layers are sent whole or not at all (Lee et al. 2020, sections 4 and 5; decision.py). Each rank
+    adds its gradients to its residuals. Layers whose residual reaches a threshold are averaged over
+    the ranks, and their residuals become zero; the other layers wait, and are zero in .grad.
+    Nothing is lost: sent gradients and residuals add up to all gradients.
+
+    A bucket takes a small synchronous allreduce of the layers' moments, and an asynchronous one of
+    the layers that are sent.
+
+    **The threshold** concerns the whole model, but a bucket is decided before later buckets exist.
+    So it is found from the values of one step, every `every` steps, and used from the next step on.
+    Until the first is found, everything is sent.
+
+    Clipping after backward() clips sums of gradients: a layer that waited is as large as the
+    gradients of several steps together.
+
+    Arguments, memory, errors and threads are as in LowRankState, with LayerDrop for LowRank and the
+    logger torch_hbmcomm.layer_drop. With an optimizer, layers that wait skip its step
+    (LayerDrop.skip_update), and step(closure) is refused; without, a step with a closure moves
+    them.
+    """
+
+    hook_name = "layer_drop_hook"
+    config_class = LayerDrop
+    logger = logging.getLogger("torch_hbmcomm.layer_drop")
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        config: LayerDrop | None = None,
+        *,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        log_every: int | None = 100,
+    ) -> None:
+        super().__init__(
+            ddp,
+            LayerDrop() if config is None else config,
+            optimizer=optimizer,
+            scaler=scaler,
+            log_every=log_every,
+        )
+
+    def _new_encoder(self) -> LayerDropEncoder:
+        return LayerDropEncoder(self._config)
+
+    @staticmethod
+    def _layers_of(config: LayerDrop, shapes: Sequence[Shape]) -> list[Layer]:
+        return layers_of(shapes, config)
 
 
 def layer_drop_hook(
     state: LayerDropState, bucket: GradBucket, *shards: torch.Tensor
 ) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket but for what waits, as LayerDropState says.
+    """Average the layers of a bucket that are sent, as LayerDropState says.
 
     Register it with ``ddp.register_comm_hook(state, layer_drop_hook)``.
 
     Raises TypeError for another state, and under FullyShardedDataParallel.
     """
-    if shards or not isinstance(bucket, GradBucket):
-        raise TypeError(
-            "layer_drop_hook is for DistributedDataParallel, and FullyShardedDataParallel has "
-            "called it: there each rank has a part of the gradients only"
-        )
-    if not isinstance(state, LayerDropState):
-        raise TypeError(
-            "layer_drop_hook is registered with a LayerDropState, not with "
-            f"{type(state).__name__}: ddp.register_comm_hook(LayerDropState(...), layer_drop_hook)"
-        )
-    return state.exchange(bucket)
+    return run_hook(LayerDropState, state, bucket, shards)

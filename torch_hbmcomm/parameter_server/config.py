@@ -10,9 +10,9 @@ import torch
 from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.parameter_server.rules import Rule
 
-_LOW_RANK = (
-    'target="low_rank" needs averages over all workers in every step, and each worker of a '
-    'parameter server sends for itself: choose "bytes" or "paper"'
+_OF_THE_HOOK = (
+    "drop.wire_dtype and drop.skip_update are for layer_drop_hook, and a parameter server has no "
+    "use for them: leave both at None"
 )
 
 BUFFERS = ("shared", "local")
@@ -87,8 +87,8 @@ class AsyncConfig:
                 "the weights, not what the optimizer changed: of a layer that is dropped nothing "
                 "would add up and be made up for later. Use Downpour, or leave drop out"
             )
-        if drop.target == "low_rank":
-            raise ValueError(f"drop.{_LOW_RANK}")
+        if (drop.wire_dtype, drop.skip_update) != (None, None):
+            raise ValueError(_OF_THE_HOOK)
         if drop.cache_dtype is not None:
             raise ValueError(
                 f'drop.cache_dtype={drop.cache_dtype} has no meaning in mode="async": there is no '
@@ -121,6 +121,6 @@ class SyncConfig:
             return f"push_every={self.push_every}; it is a number of steps, at least 1"
         if not isinstance(self.drop, LayerDrop | None):
             return f"drop={self.drop!r} is no hbmcomm.LayerDrop"
-        if self.drop is not None and self.drop.target == "low_rank":
-            return f"drop.{_LOW_RANK}"
+        if self.drop is not None and (self.drop.wire_dtype, self.drop.skip_update) != (None, None):
+            return _OF_THE_HOOK
         return None

@@ -17,8 +17,9 @@ from typing import Any, Protocol
 import torch
 
 from torch_hbmcomm import native
+from torch_hbmcomm.error_feedback.layers import Layer, Shape
 from torch_hbmcomm.layer_drop.config import LayerDrop
-from torch_hbmcomm.layer_drop.decision import DropRule, Layer, Shape, layers_of
+from torch_hbmcomm.layer_drop.decision import DropRule, layers_of
 from torch_hbmcomm.parameter_server.exchange import COUNTER_BYTES
 from torch_hbmcomm.parameter_server.layout import Piece, TensorSpec, travels_as, width
 from torch_hbmcomm.tensors import is_finite

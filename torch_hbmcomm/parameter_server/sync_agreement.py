@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torch_hbmcomm.layer_drop.buckets import check_dtype
+from torch_hbmcomm.error_feedback.buckets import check_dtype
 from torch_hbmcomm.parameter_server.config import SyncConfig
 from torch_hbmcomm.parameter_server.layout import TensorSpec
 from torch_hbmcomm.parameter_server.shared_model import group_with_a_stranger

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from torch_hbmcomm.layer_drop.cache import Cache, SavedState, own_share
+from torch_hbmcomm.error_feedback.layers import Layer, Shape
+from torch_hbmcomm.error_feedback.residuals import Residuals, SavedState, own_share
 from torch_hbmcomm.layer_drop.config import LayerDrop
-from torch_hbmcomm.layer_drop.decision import DropRule, Layer, Shape, layers_of
+from torch_hbmcomm.layer_drop.decision import DropRule, layers_of
 from torch_hbmcomm.parameter_server.sync_channel import Bucket
 
 _Flats = Sequence[torch.Tensor | None]
@@ -41,7 +42,7 @@ class SyncLayerDrop:
             drop,
         )
         self._rule = DropRule(drop)
-        self._cache = Cache(drop.cache_dtype)
+        self._cache = Residuals(drop.cache_dtype)
         self._moments = [0.0] * len(self._names)  # of what is cached
         self._direct: _Flats | None = None  # gradients that are sent past the cache
         self._all_bytes = self._sent_layers = self._dropped_layers = 0
@@ -122,7 +123,7 @@ class SyncLayerDrop:
         if state is not None:
             states, common = own_share(state, self._worker, self._workers, self._names)
             rule.load_state_dict(common["rule"])
-        cache = Cache(self._drop.cache_dtype)
+        cache = Residuals(self._drop.cache_dtype)
         cache.load_state_dict([one["caches"] for one in states], self._parameters)
 
         def load() -> None:

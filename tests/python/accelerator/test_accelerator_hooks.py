@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from harness import Context, Pool, accelerator, beyond_gloo
 from harness.data import random_numbers
+from harness.hooks import hooked
 from harness.worker import log_path
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -20,7 +21,8 @@ from torch.utils._pytree import tree_map
 
 import torch_hbmcomm as hbmcomm
 from torch_hbmcomm.async_ddp import exchange
-from torch_hbmcomm.layer_drop import passes, products
+from torch_hbmcomm.error_feedback import passes
+from torch_hbmcomm.low_rank import products
 
 pytestmark = [beyond_gloo, pytest.mark.ranks(2)]
 
@@ -73,7 +75,7 @@ def computed_alike(wanted: bool) -> AbstractContextManager[Any]:
     return mock.patch.object(products, "_native", lambda _: False) if wanted else nullcontext()
 
 
-def check_layer_drop(context: Context, options: dict[str, Any]) -> None:
+def check_hook(context: Context, kind: str, options: dict[str, Any]) -> None:
     on_cpu = model_of(context)
     start = copy.deepcopy(on_cpu)
     on_device = copy.deepcopy(on_cpu).to(context.device)
@@ -84,8 +86,7 @@ def check_layer_drop(context: Context, options: dict[str, Any]) -> None:
         (on_device, [batch.to(context.device) for batch in batches]),
     ):
         ddp = DistributedDataParallel(model, bucket_cap_mb=0.01)
-        state = hbmcomm.LayerDropState(model=ddp, log_every=None, min_numel=16, **options)
-        ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+        state = hooked(ddp, kind, min_numel=16, **options)
         with computed_alike("wire_dtype" in options):
             train(ddp, its[: STEPS // 2], momentum=0.9)
             state.load_state_dict(tree_map(on_the_host, state.state_dict()))
@@ -102,17 +103,17 @@ def check_layer_drop(context: Context, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("kind", "options"),
     [
-        {"ratio": 0.7},
-        {"ratio": 0.9},
-        {"ratio": 0.9, "wire_dtype": torch.bfloat16},
-        {"ratio": 0.7, "target": "bytes", "every": 2},
+        ("low_rank", {"ratio": 0.7}),
+        ("low_rank", {"ratio": 0.9}),
+        ("low_rank", {"ratio": 0.9, "wire_dtype": torch.bfloat16}),
+        ("bytes", {"ratio": 0.7, "every": 2}),
     ],
     ids=["low rank", "damped", "damped, bfloat16", "bytes"],
 )
-def test_layer_drop(late_pool: Pool, options: dict[str, Any]) -> None:
-    late_pool.run(check_layer_drop, options)
+def test_error_feedback(late_pool: Pool, kind: str, options: dict[str, Any]) -> None:
+    late_pool.run(check_hook, kind, options)
 
 
 def check_passes(context: Context) -> None:

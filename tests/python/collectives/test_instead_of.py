@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from harness import Context, Pool, beyond_gloo
+from harness.hooks import low_rank
 from harness.jobs import run_code
 from harness.training import net, train
 from torch._C._distributed_c10d import FileStore, PrefixStore
@@ -267,8 +268,7 @@ def use_own_names(context: Context) -> None:
         assert part is not None
         assert kind(part) == "ProcessGroupHbm gloo"
         model = DistributedDataParallel(net())
-        state = hbmcomm.LayerDropState(None, ratio=0.5, model=model)
-        model.register_comm_hook(state, hbmcomm.layer_drop_hook)
+        low_rank(model, ratio=0.5)
         train(model, context)
 
 

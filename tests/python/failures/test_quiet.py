@@ -50,11 +50,11 @@ dist.destroy_process_group()
 DDP = {"options": "", "around": "model = DistributedDataParallel(model)", "end": ""}
 DDP["step"] = "optimizer.step()"
 HOOK = """model = DistributedDataParallel(model)
-model.register_comm_hook(hbmcomm.LayerDropState(None, ratio=0.5, model=model),
-                         hbmcomm.layer_drop_hook)"""
+model.register_comm_hook(hbmcomm.LowRankState(model, hbmcomm.LowRank(ratio=0.5)),
+                         hbmcomm.low_rank_hook)"""
 WAYS = {
     "ddp": DDP,
-    "layer-drop": DDP | {"around": HOOK},
+    "low-rank": DDP | {"around": HOOK},
     "parameter-server": {
         "options": "parameter_server='auto'",
         "around": "server = hbmcomm.ParameterServer(model, optimizer)",

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torch_hbmcomm as hbmcomm
 from harness.context import Context
+from harness.hooks import Hooked, layer_drop
 
 SHAPES = [(7,), (61, 101), (3, 5, 7), (80, 80), (1,), (97, 89), (5000,), (41, 7, 31)]
 
@@ -142,11 +143,8 @@ def everyones(context: Context, step: int) -> list[list[torch.Tensor]]:
 def started(
     dtype: torch.dtype = torch.float32, ddp_options: Any = None, **options: Any
 ) -> tuple[DistributedDataParallel, hbmcomm.LayerDropState]:
-    """Layers are sent whole or not at all, unless options has another target."""
     ddp = wrapped(Weighted(dtype), **(ddp_options or {}))
-    state = hbmcomm.LayerDropState(None, model=ddp, **({"target": "bytes"} | options))
-    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
-    return ddp, state
+    return ddp, layer_drop(ddp, **options)
 
 
 def backward(ddp: nn.Module, weights: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
@@ -155,6 +153,6 @@ def backward(ddp: nn.Module, weights: list[torch.Tensor | None]) -> list[torch.T
     return [parameter.grad for parameter in ddp.parameters()]
 
 
-def cached(state: hbmcomm.LayerDropState) -> list[torch.Tensor]:
+def cached(state: Hooked) -> list[torch.Tensor]:
     caches = state.state_dict()["caches"]
     return [caches.get(f"all.{i}", torch.zeros(shape)) for i, shape in enumerate(SHAPES)]

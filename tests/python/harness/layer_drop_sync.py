@@ -63,7 +63,7 @@ class Worker:
 
     def goes(self, index: int) -> bool:
         cache = self.caches[index]
-        always = cache.dim() < 2 or cache.numel() < self.drop.least_numel
+        always = cache.dim() < 2 or cache.numel() < self.drop.min_numel
         late = self.waited[index] >= self.drop.oldest
         return bool(cache.any()) and (always or late or self.value(index) >= self.threshold)
 

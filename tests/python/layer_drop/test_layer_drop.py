@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from harness import Context, Pool
 from harness.data import assert_same
+from harness.hooks import hooked, layer_drop
 from harness.layer_drop_ddp import (
     SHAPES,
     Paper,
@@ -231,8 +232,7 @@ def skip_updates(context: Context, kind: str, given: bool) -> None:
             theirs.fill_(1)
     optimizer, expected = optimizer_of(kind, ddp), optimizer_of(kind, twin)
     options: Any = {"skip_update": True, "optimizer": optimizer} if given else {}
-    state = hbmcomm.LayerDropState(ratio=0.7, target="bytes", model=ddp, **options)
-    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    layer_drop(ddp, ratio=0.7, **options)
     paper = Paper(ratio=0.7, max_age=13)
     dropped = 0
     for step in range(15):
@@ -286,7 +286,7 @@ def test_an_optimizer_is_found(pool: Pool, options: Any, with_closure: bool, mov
 def forget_the_state(context: Context) -> None:
     gc.collect()
     watching = len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)
-    state = hbmcomm.LayerDropState(target="bytes")
+    state = hbmcomm.LayerDropState(wrapped(Weighted()))
     assert len(_global_optimizer_pre_hooks) == watching[0] + 1
     del state
     gc.collect()
@@ -303,9 +303,7 @@ def scale_losses(context: Context) -> None:
     ddp, twin = wrapped(Weighted()), Weighted()
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024, growth_interval=4)
-    terms: Any = {"ratio": 0.7, "max_age": 6, "every": 3, "target": "bytes"}
-    state = hbmcomm.LayerDropState(model=ddp, scaler=scaler, **terms)
-    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    state = layer_drop(ddp, scaler=scaler, ratio=0.7, max_age=6, every=3)
     paper = Paper(ratio=0.7, max_age=6, every=3)
     broken = {2, 3, 9, 14}
     for step in range(20):
@@ -383,7 +381,7 @@ def take_memory(context: Context, dtype: torch.dtype | None, bytes_each: int) ->
     ddp, state = started(ratio=0.7, cache_dtype=dtype)
     for step in range(6):
         backward(ddp, [*gradients(context.seed, context.rank, step, context.size)])
-    rooms = [room for rooms in state._cache._rooms.values() for room in rooms]
+    rooms = [room for rooms in state._residuals._rooms.values() for room in rooms]
     elements = sum(torch.Size(shape).numel() for shape in SHAPES)
     assert sum(room.nbytes for room in rooms) == bytes_each * elements
 
@@ -398,8 +396,7 @@ def stay_within_the_budget(context: Context, ratio: float, target: Any) -> dict[
     """Layers whose gradients differ in size a thousandfold, and shrink."""
     shapes = [(32, 32 * (1 + index % 7)) for index in range(20)]
     ddp = wrapped(Weighted(shapes=shapes))
-    state = hbmcomm.LayerDropState(ratio=ratio, model=ddp, min_numel=1024, target=target)
-    ddp.register_comm_hook(state, hbmcomm.layer_drop_hook)
+    state = hooked(ddp, target, ratio=ratio, min_numel=1024)
     draw = torch.Generator().manual_seed(7 + context.rank)
     for step in range(200):
         ddp.zero_grad()

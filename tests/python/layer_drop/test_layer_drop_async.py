@@ -26,7 +26,8 @@ from harness.ps_task import weights
 from harness.ps_workers import Boxes, parameter_server, serving, together
 
 import torch_hbmcomm as hbmcomm
-from torch_hbmcomm.layer_drop.decision import DropRule, Layer
+from torch_hbmcomm.error_feedback.layers import Layer
+from torch_hbmcomm.layer_drop.decision import DropRule
 from torch_hbmcomm.parameter_server import Downpour, layout
 from torch_hbmcomm.parameter_server.exchange import COUNTER_BYTES
 from torch_hbmcomm.parameter_server.layout import TensorSpec

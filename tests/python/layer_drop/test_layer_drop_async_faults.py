@@ -182,7 +182,10 @@ def test_the_threshold_is_saved(boxes: Boxes) -> None:
         ({"rule": "easgd"}, ValueError, r"drop does not go with rule Elastic\(alpha=None\)"),
         ({"rule": Elastic(0.5)}, ValueError, "nothing would add up"),
         ({"drop": drop(cache_dtype=torch.bfloat16)}, ValueError, "cache_dtype=torch.bfloat16"),
+        ({"drop": drop(wire_dtype=torch.bfloat16)}, ValueError, "are for layer_drop_hook"),
+        ({"drop": drop(skip_update=False)}, ValueError, "are for layer_drop_hook"),
         ({"drop": 0.9}, TypeError, "drop is a LayerDrop or None, not 0.9"),
+        ({"drop": hbmcomm.LowRank()}, TypeError, r"drop is a LayerDrop or None, not LowRank\("),
     ],
 )
 def test_what_does_not_go_together(

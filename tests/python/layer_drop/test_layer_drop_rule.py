@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import pytest
 from harness import seeds
 
+from torch_hbmcomm.error_feedback.layers import Layer, Shape
 from torch_hbmcomm.layer_drop.config import LayerDrop
-from torch_hbmcomm.layer_drop.decision import NO_THRESHOLD, DropRule, Layer, Shape, layers_of
+from torch_hbmcomm.layer_drop.decision import NO_THRESHOLD, DropRule, layers_of
 
 
 def layer(name: str, numel: int, always: bool = False) -> Layer:

@@ -169,7 +169,10 @@ def check_wrong_state(context: Context) -> None:
         (lambda drop: drop["names"].__setitem__(0, "stranger"), "stranger"),
         (lambda drop: drop.pop("rule"), "lacks rule"),
         (lambda drop: drop["rule"].pop("debt"), "lacks debt"),
-        (lambda drop: drop["caches"].update({"first.bias": torch.zeros(1)}), "cache of first.bias"),
+        (
+            lambda drop: drop["caches"].update({"first.bias": torch.zeros(1)}),
+            "of first.bias is",
+        ),
     ]
     for break_it, said in ways:
         other = copy.deepcopy(state)
@@ -209,6 +212,9 @@ def check_bad_terms(context: Context) -> None:
     message = raised(ValueError, make, context, complex_model, drop=DROP)
     assert "gradient of phase is torch.complex64" in message
     assert "is no hbmcomm.LayerDrop" in raised(ValueError, make, context, model_of(), drop=0.9)
+    hooks = LayerDrop(wire_dtype=torch.bfloat16)
+    message = raised(ValueError, make, context, model_of(), drop=hooks)
+    assert "are for layer_drop_hook" in message
     if context.size > 1:
         own = DROP if context.rank == last else None
         message = raised(ValueError, make, context, model_of(), drop=own)

@@ -101,7 +101,7 @@ MODES = {
     Mode.COLLECTIVES: "`all_reduce`; where the fault is the box's, the ranks are idle clients",
     Mode.ASYNCHRONOUS: "a parameter server in a box, and a process group; an operation is an "
     "exchange. With one node the box is on another machine where the fault is the link's",
-    Mode.HOOK: 'DDP with `layer_drop_hook` and `target="bytes"`; an operation is a step',
+    Mode.HOOK: "DDP with `layer_drop_hook`; an operation is a step",
 }
 
 RANK_ENDS = frozenset({Fault.KILLED, Fault.RAISES, Fault.EXITS, Fault.HOST_KILLED})

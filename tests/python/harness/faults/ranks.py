@@ -123,13 +123,13 @@ class Collectives(Work):
 
 class Hook(Work):
     def __init__(self, setup: RankSetup) -> None:
-        from torch_hbmcomm import LayerDropState, layer_drop_hook
+        from torch_hbmcomm import LayerDrop, LayerDropState, layer_drop_hook
 
         super().__init__(setup)
         self._model = _Weighted()
         self._ddp = nn.parallel.DistributedDataParallel(self._model, bucket_cap_mb=0.02)
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1.0)
-        self._state = LayerDropState(None, target="bytes", ratio=0.5, every=2, model=self._ddp)
+        self._state = LayerDropState(self._ddp, LayerDrop(ratio=0.5, every=2))
         self._ddp.register_comm_hook(self._state, layer_drop_hook)
         self._expected = [torch.zeros_like(one) for one in self._model.all]
 

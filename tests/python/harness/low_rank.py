@@ -1,0 +1,139 @@
+"""Models whose gradients are approximated, and the approximations written down once more, for all
+ranks at once and in float64."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import torch_hbmcomm as hbmcomm
+from harness.context import Context
+from harness.hooks import low_rank
+from harness.layer_drop_ddp import SHAPES, Weighted, wrapped
+from torch_hbmcomm.low_rank.ranks import Matrix
+from torch_hbmcomm.low_rank.rule import LowRankRule
+
+MATRICES = {
+    **{"all.1": (61, 101), "all.2": (15, 7), "all.3": (80, 80)},
+    **{"all.5": (97, 89), "all.7": (41, 217)},
+}
+
+
+@dataclass
+class PowerSgd:
+    """PowerSGD (Vogels et al. 2019, Algorithm 1) with a rank of its own for each matrix and step;
+    of the columns that it starts from every other one is new in each step.
+
+    relaxation: what is sent of an approximation, and leaves the caches.
+    """
+
+    relaxation: float = 1.2
+    caches: list[list[torch.Tensor]] = field(default_factory=list)  # by rank
+    rights: dict[str, torch.Tensor] = field(default_factory=dict)
+    steps: int = 0
+
+    def step(
+        self,
+        of_ranks: Sequence[Sequence[torch.Tensor]],
+        ranks: Mapping[str, int],
+        matrices: Mapping[str, tuple[int, int]],
+    ) -> list[torch.Tensor]:
+        """Return what the step yields.
+
+        ranks, matrices: rank, and rows and columns, of the parameters that are approximated; the
+            others are sent whole
+        """
+        if not self.caches:
+            self.caches = [[torch.zeros_like(g).double() for g in own] for own in of_ranks]
+        for cache, own in zip(self.caches, of_ranks, strict=True):
+            for total, gradient in zip(cache, own, strict=True):
+                total += gradient
+        yields = [self._yield(f"all.{i}", i, ranks, matrices) for i in range(len(of_ranks[0]))]
+        self.steps += 1
+        return yields
+
+    def _yield(
+        self,
+        name: str,
+        index: int,
+        ranks: Mapping[str, int],
+        matrices: Mapping[str, tuple[int, int]],
+    ) -> torch.Tensor:
+        mean = torch.stack([cache[index] for cache in self.caches]).mean(0)
+        if name not in matrices:
+            for cache in self.caches:
+                cache[index].zero_()
+            return mean
+        rank = ranks[name]
+        if rank == 0:
+            return torch.zeros_like(mean)
+        rows, columns = matrices[name]
+        old = self.rights.get(name, torch.zeros(columns, 0).double())[:, : -(-rank // 2)]
+        draw = torch.Generator().manual_seed(zlib.crc32(f"{name} {self.steps}".encode()))
+        new = torch.randn(rank - old.shape[1], columns, generator=draw, dtype=torch.float64).T
+        projected = mean.view(rows, columns) @ torch.cat([old / old.norm(dim=0), new], 1)
+        basis, _ = torch.linalg.qr(projected)
+        self.rights[name] = mean.view(rows, columns).T @ basis
+        for cache in self.caches:
+            own = cache[index].view(rows, columns)
+            own -= self.relaxation * basis @ (basis.T @ own)
+        approximation: torch.Tensor = (basis @ self.rights[name].T).view(mean.shape)
+        return self.relaxation * approximation
+
+
+def started(
+    context: Context,
+    ddp_options: Any = None,
+    backend: str = "hbm",
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> tuple[DistributedDataParallel, hbmcomm.LowRankState]:
+    group = dist.new_group(backend=backend)
+    ddp = wrapped(Weighted(dtype), process_group=group, **(ddp_options or {}))
+    state = low_rank(ddp, **options)
+    return ddp, state
+
+
+def normal(context: Context, rank: int, step: int) -> list[torch.Tensor]:
+    """Gradients of which a part goes on in one direction; those of later layers are larger."""
+    draw = torch.Generator().manual_seed(context.seed + 1000 * step + rank)
+    steady = torch.Generator().manual_seed(context.seed)
+    found = []
+    for index, shape in enumerate(SHAPES):
+        noise = torch.randn(shape, generator=draw)
+        if len(shape) > 1:
+            left = torch.randn((*shape[:-1], 1), generator=steady)
+            noise += left * torch.randn(shape[-1], generator=steady)
+        found.append(noise * (1 + index))
+    return found
+
+
+def wide_normal(context: Context, rank: int, step: int) -> list[torch.Tensor]:
+    return [gradient.double() for gradient in normal(context, rank, step)]
+
+
+def ranks_now(state: hbmcomm.LowRankState) -> dict[str, int]:
+    """The ranks of the step whose backward() was the last thing that happened."""
+    encoder = state._encoder
+    assert isinstance(encoder, LowRankRule)
+    return {name: encoder.rank(Matrix(name, *sides, 4)) for name, sides in MATRICES.items()}
+
+
+def backward(ddp: DistributedDataParallel, weights: list[torch.Tensor]) -> list[torch.Tensor]:
+    ddp.zero_grad()
+    ddp(*weights).backward()
+    found = [parameter.grad for parameter in ddp.parameters()]
+    assert all(gradient is not None for gradient in found)
+    return [gradient for gradient in found if gradient is not None]
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor, about: str) -> None:
+    distance = (found.double() - expected).norm() / (expected.norm() + 1e-9)
+    bound = 1e-9 if found.dtype == torch.float64 else 1e-4
+    assert distance < bound, f"{about}: {distance:.1e} away"

@@ -1,0 +1,223 @@
+"""DDP's buckets, in the order in which they come, as layers of named parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from torch_hbmcomm.error_feedback.layers import Layer, Shape
+from torch_hbmcomm.tensors import Orders, check_dense, memory_shape
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@dataclass(frozen=True)
+class BucketLayers:
+    """The layers of one bucket.
+
+    shapes: of its parameters, in its order, with sizes.
+    begins: of the parameters in the bucket, in elements.
+    wire: the dtype in which gradients travel.
+    device: where the gradients lie.
+    """
+
+    shapes: tuple[Shape, ...]
+    begins: tuple[int, ...]
+    layers: Sequence[Layer]
+    wire: torch.dtype
+    device: torch.device
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the parameters."""
+        return tuple(shape.name for shape in self.shapes)
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """The elements of the parameters."""
+        return tuple(shape.numel for shape in self.shapes)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all on the wire."""
+        return sum(self.counts) * self.wire.itemsize
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Return where the bucket has a parameter: from and up to which elements."""
+        return self.begins[index], self.begins[index] + self.counts[index]
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Add up values of parameters to values of layers."""
+        return [sum(values[member] for member in layer.members) for layer in self.layers]
+
+
+class Buckets:
+    """Follows the buckets of one model through each backward().
+
+    Args:
+        state: the name of the state's class, for errors
+        wire: the dtype in which gradients of float32 travel; None: as they are
+        layers_of: makes layers of the parameters of a bucket
+
+    Raises TypeError and ValueError for a model whose gradients cannot be carried.
+    """
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        state: str,
+        wire: torch.dtype | None,
+        layers_of: Callable[[Sequence[Shape]], list[Layer]],
+    ) -> None:
+        self._model = model
+        self._state = state
+        self._wire = wire
+        self._layers_of = layers_of
+        self.parameters: dict[str, torch.Tensor] = {}
+        self._orders = Orders()
+        self._names: dict[int, str] = {}  # by the parameters' ids
+        self._known: list[tuple[list[int], BucketLayers]] = []  # with the parameters' ids
+        self._came = 0  # buckets of this backward()
+        self._seen: set[int] = set()  # ids of their parameters
+        self._unnumbered = False  # whether each of several buckets has index 0
+        check_dense(model.module)
+        for full_name, parameter in model.module.named_parameters():
+            name = full_name.replace("_orig_mod.", "")  # of a model that torch.compile wraps
+            if parameter.requires_grad:
+                check_dtype(name, parameter.dtype)
+                self.parameters[name] = parameter
+                self._orders.add(name, parameter)
+                self._names[id(parameter)] = name
+
+    def layers_of_model(self) -> list[Layer]:
+        """Return the layers of the whole model, as if it were one bucket."""
+        return self._layers_of(self._shapes(self.parameters))
+
+    def open(self, bucket: GradBucket) -> BucketLayers:
+        """Return the layers of the bucket, found again when DDP has arranged its buckets again.
+
+        Raises:
+            RuntimeError: another bucket was to come
+            TypeError, ValueError: the hook cannot carry the bucket; nothing has moved
+        """
+        ids = [id(parameter) for parameter in bucket.parameters()]
+        self._check_order(bucket, ids)
+        if self._came == len(self._known):
+            self._known.append((ids, self._layers_in(bucket)))
+        elif self._known[self._came][0] != ids:
+            self._known[self._came] = ids, self._layers_in(bucket)
+        return self._known[self._came][1]
+
+    @property
+    def begins(self) -> bool:
+        """Whether the bucket that was opened is the first one of a backward()."""
+        return self._came == 0
+
+    def close(self, bucket: GradBucket) -> None:
+        """Expect the next bucket."""
+        self._came += 1
+        self._seen.update(id(parameter) for parameter in bucket.parameters())
+        if bucket.is_last():
+            self._end()
+
+    def check_orders(self) -> None:
+        """Raise ValueError if a parameter's shape or memory order has changed."""
+        for name, parameter in self.parameters.items():
+            self._orders.check(name, parameter)
+
+    def check_ended(self) -> None:
+        """Raise RuntimeError in the middle of a backward()."""
+        if self._came != 0 and not self._unnumbered:
+            raise RuntimeError(
+                "the last backward() did not end, and part of its gradients has been sent: go on "
+                f"from a checkpoint, with a new model and a new {self._state}"
+            )
+
+    def _end(self) -> None:
+        self._came = 0
+        self._seen.clear()
+        self._unnumbered = False
+
+    def _check_order(self, bucket: GradBucket, ids: Sequence[int]) -> None:
+        """In the first iteration under static_graph=True, DDP gives every bucket index 0, and says
+        of none of several that it is the last one: the next backward() begins when a parameter
+        comes again."""
+        again = not self._seen.isdisjoint(ids)
+        if self._unnumbered and again:
+            self._end()
+        elif self._came > 0 and bucket.index() == 0 and not again and self._model.static_graph:
+            self._unnumbered = self._unnumbered or self._came == 1
+        if bucket.index() != (0 if self._unnumbered else self._came):
+            raise RuntimeError(
+                f"bucket {bucket.index()} came where bucket {self._came} was to come: a "
+                f"backward() before did not end, or two DDP models share this {self._state}; make "
+                "a new one for each"
+            )
+        if self._model._join_config.enable:
+            raise ValueError(
+                "ddp.join() stands in for ranks that are done with zeros for each bucket as a "
+                "whole, and parts of buckets are sent: leave it out, and give all ranks the same "
+                "number of iterations"
+            )
+
+    def _layers_in(self, bucket: GradBucket) -> BucketLayers:
+        parameters = bucket.parameters()
+        names = [self._name(parameter) for parameter in parameters]
+        buffer = bucket.buffer()
+        for name, parameter in zip(names, parameters, strict=True):
+            if parameter.dtype != buffer.dtype:
+                raise ValueError(
+                    f"{name} is {parameter.dtype} and its bucket {buffer.dtype}: what a wrapper "
+                    "such as fp16_compress_wrapper, or mixed_precision, rounds away is lost; set "
+                    f"wire_dtype=torch.bfloat16 in the configuration of {self._state}, which keeps "
+                    "it for the next step"
+                )
+        shapes = self._shapes(names)
+        counts = [shape.numel for shape in shapes]
+        parts = buffer.split(counts)
+        for name, parameter, part in zip(names, parameters, parts, strict=True):
+            self._orders.check_bucket(name, parameter, part)
+        return BucketLayers(
+            shapes=shapes,
+            begins=tuple(accumulate(counts[:-1], initial=0)),
+            layers=self._layers_of(shapes),
+            wire=self._travels_as(buffer.dtype),
+            device=buffer.device,
+        )
+
+    def _shapes(self, names: Iterable[str]) -> tuple[Shape, ...]:
+        return tuple(
+            Shape(
+                name,
+                parameter.dim(),
+                parameter.numel(),
+                self._travels_as(parameter.dtype).itemsize,
+                tuple(memory_shape(parameter)),
+            )
+            for name, parameter in ((name, self.parameters[name]) for name in names)
+        )
+
+    def _travels_as(self, dtype: torch.dtype) -> torch.dtype:
+        return self._wire if self._wire is not None and dtype == torch.float32 else dtype
+
+    def _name(self, parameter: torch.Tensor) -> str:
+        name = self._names.get(id(parameter))
+        if name is None:
+            raise ValueError(
+                f"a parameter of shape {list(parameter.shape)} is not of the model that this "
+                f"{self._state} works for: each model has a state of its own"
+            )
+        return name
+
+
+def check_dtype(name: str, dtype: torch.dtype) -> None:
+    """Raise TypeError for gradients of a dtype that residuals cannot take."""
+    if dtype not in DTYPES:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise TypeError(f"the gradient of {name} is {dtype}; error feedback takes {allowed}")

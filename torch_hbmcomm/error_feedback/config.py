@@ -1,0 +1,81 @@
+"""Settings that the configurations of all encoders have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, ClassVar, get_args
+
+import torch
+
+RESIDUAL_DTYPES = (torch.float32, torch.bfloat16)  # sums of gradients would overflow float16
+
+_AGE_FACTOR = 4  # times the mean wait of 1 / (1 - ratio) steps
+_LEAST_AGE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """Base of LayerDrop and LowRank, which document the settings.
+
+    Raises ValueError or TypeError for a setting out of its range or of another type.
+    """
+
+    ratio: float = 0.9
+    warmup: int = 0
+    cache_dtype: torch.dtype | None = None
+    wire_dtype: torch.dtype | None = None
+    skip_update: bool | None = None
+    min_numel: int
+
+    small: ClassVar[str]
+    """Names the parameters that are always sent whole, besides those below min_numel."""
+
+    def __post_init__(self) -> None:
+        self._check_real("ratio")
+        if not 0 <= self.ratio < 1:
+            raise ValueError(f"ratio is in [0, 1), not {self.ratio}: with 1 nothing would be sent")
+        self._check_integer("warmup", 0)
+        self._check_integer("min_numel", 0)
+        self._check_dtype("cache_dtype", RESIDUAL_DTYPES)
+        self._check_dtype("wire_dtype", (torch.bfloat16,))
+        if self.skip_update not in (None, True, False):
+            raise TypeError(f"skip_update is True, False or None, not {self.skip_update!r}")
+
+    @property
+    def usual_max_age(self) -> int:
+        """Four times the mean wait, in steps, and at least 8."""
+        return max(_LEAST_AGE, round(_AGE_FACTOR / (1 - self.ratio)))
+
+    @property
+    def skips_updates(self) -> bool:
+        """Return True if parameters of which nothing was sent skip the optimizer's step."""
+        return bool(self.skip_update)
+
+    @property
+    def saves_bytes(self) -> bool:
+        """Return True if `ratio` sets how many bytes are sent."""
+        return self.ratio > 0
+
+    def _check_integer(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, Integral) or isinstance(value, bool):
+            raise TypeError(f"{name} is a whole number, not {value!r}")
+        if int(value) < least:
+            raise ValueError(f"{name} is at least {least}, not {value}")
+
+    def _check_real(self, name: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, Real):
+            raise TypeError(f"{name} is a number, not {value!r}")
+
+    def _check_dtype(self, name: str, allowed: tuple[torch.dtype, ...]) -> None:
+        value = getattr(self, name)
+        if value not in (None, *allowed):
+            raise ValueError(f"{name} is None or {' or '.join(map(str, allowed))}, not {value}")
+
+    def _check_choice(self, name: str, choices: Any) -> None:
+        value = getattr(self, name)
+        if value not in get_args(choices):
+            allowed = ", ".join(f'"{choice}"' for choice in get_args(choices))
+            raise ValueError(f"{name} is one of {allowed}, not {value!r}")

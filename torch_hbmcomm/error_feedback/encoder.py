@@ -1,0 +1,129 @@
+"""The interface of an encoder, which chooses the part of a bucket that a step sends.
+
+LayerDropEncoder and LowRankEncoder implement it. docs/design/gradient-compression.md says how to
+add a third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from torch_hbmcomm.error_feedback.averaging import Averager
+from torch_hbmcomm.error_feedback.buckets import BucketLayers
+from torch_hbmcomm.error_feedback.residuals import Residuals
+
+
+@dataclass(frozen=True)
+class Accumulated:
+    """A bucket whose gradients have been added to the residuals.
+
+    gradients: this step's, by parameter, as DDP has them.
+    factor: undoes a scaler: factor * gradient was added to the residual.
+    moments: by parameter, sums of absolute values of the residuals; of squares for Encoder.squares.
+    sizes: by parameter, sums of the gradients' absolute values, not multiplied by factor.
+    wire_factor: the wire has wire_factor * residual.
+    """
+
+    layers: BucketLayers
+    gradients: Sequence[torch.Tensor]
+    factor: float
+    moments: Sequence[float]
+    sizes: Sequence[float]
+    residuals: Residuals
+    wire_factor: float
+
+
+class Code(Protocol):
+    """Parameters of a bucket that are sent as fewer numbers than they have.
+
+    The numbers of all ranks are averaged, so a code must be linear in the residuals once the ranks
+    have agreed on it.
+    """
+
+    @property
+    def parameters(self) -> Collection[int]:
+        """The parameters by index in the bucket, in ascending order."""
+
+    @property
+    def numel(self) -> int:
+        """The number of elements on the wire."""
+
+    def take_out(self, wire: torch.Tensor) -> None:
+        """Write the code of this rank's residuals to the wire, and subtract the coded values from
+        the residuals."""
+
+    def restore(self, wire: torch.Tensor, buffer: torch.Tensor, scale: float) -> bool:
+        """Decode the averaged code to its parameters' places in the bucket.
+
+        Called in the thread that completes the allreduce.
+
+        Args:
+            scale: the scaler's factor, which is on the averages
+
+        Returns True if all values are finite.
+        """
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The encoder's choice for one bucket. Only the values of `code` differ between ranks.
+
+    whole: parameters that are sent whole, by index in the bucket, in ascending order.
+    code: encodes other parameters; None: nothing else is sent.
+    moments: Accumulated.moments, averaged over the ranks.
+    overhead: bytes that this rank has sent to choose.
+    """
+
+    whole: Sequence[int]
+    code: Code | None
+    moments: Sequence[float]
+    overhead: int
+
+
+class Encoder(Protocol):
+    """Chooses the part of each bucket that is sent, from numbers that are equal on all ranks.
+
+    A step is encode() or pass_whole() for each bucket, then end_step() or cancel_step(). The other
+    parameters wait, and are zero in `.grad`.
+    """
+
+    @property
+    def squares(self) -> bool:
+        """True if encode() needs sums of squares as moments, not of absolute values."""
+
+    @property
+    def sends_all(self) -> bool:
+        """True if this step sends everything whole."""
+
+    @property
+    def waited(self) -> Mapping[str, int]:
+        """Steps since each waiting parameter was sent, by its name."""
+
+    def encode(self, bucket: Accumulated, averager: Averager) -> Encoded:
+        """Choose the part of a bucket that is sent. All ranks call it; its collectives use averager
+        alone, and are complete when it returns."""
+
+    def pass_whole(self, layers: BucketLayers) -> None:
+        """Note a bucket that was averaged whole, without error feedback."""
+
+    def end_step(self) -> None:
+        """End the step, and choose settings of the next one."""
+
+    def cancel_step(self) -> None:
+        """Forget everything since end_step()."""
+
+    def forget_waiting(self) -> None:
+        """Forget, between two steps, which parameters wait: everything was sent by other means."""
+
+    def summary(self) -> dict[str, float]:
+        """Return the numbers that the state's summary() has with this encoder alone."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a checkpoint, equal on all ranks, between two steps."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue as the encoder that saved the checkpoint."""

@@ -1,0 +1,136 @@
+"""The passes of error feedback over flat tensors: in the CPU's memory those of csrc/layerdrop.h,
+and transpose_blocks() of csrc/low_rank.h; elsewhere the same steps as operations of PyTorch's.
+
+Elements are rounded as csrc/layerdrop.h says. Sums over them may differ in their last bits, because
+each device adds in an order of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import chain
+
+import torch
+
+from torch_hbmcomm import native
+
+
+def accumulate(
+    gradients: Sequence[torch.Tensor],
+    before: Sequence[torch.Tensor | None],
+    after: Sequence[torch.Tensor],
+    factor: float,
+    squares: bool,
+) -> torch.Tensor:
+    """Set after = before + factor * gradient, and return its moments and those of the gradients, as
+    csrc/layerdrop.h says."""
+    if not gradients or gradients[0].is_cpu:
+        found: torch.Tensor = native.load().layerdrop_accumulate(
+            list(gradients), list(before), list(after), factor, squares
+        )
+        return found
+    rows = []
+    for gradient, old, new in zip(gradients, before, after, strict=True):
+        total = gradient.to(_wide(gradient, new)) * factor
+        new.copy_(total if old is None else total.add_(old))
+        moment = torch.linalg.vector_norm(new, 2 if squares else 1, dtype=torch.float64)
+        size = torch.linalg.vector_norm(gradient, 1, dtype=torch.float64)
+        rows.append(torch.stack([moment.square() if squares else moment, size]))
+    return torch.stack(rows)
+
+
+def moments(tensors: Sequence[torch.Tensor], squares: bool = False) -> list[float]:
+    """Return the sums of the absolute values of flat tensors, or of their squares. The tensors are
+    written as they were, but for the bits of NaNs and the sign of zeros."""
+    if tensors and tensors[0].is_cpu:
+        # Three times as fast as PyTorch's norm.
+        found = native.load().layerdrop_accumulate(
+            tensors, [None] * len(tensors), tensors, 1.0, squares
+        )
+        sums: list[float] = found[:, 0].tolist()
+        return sums
+    power = 2 if squares else 1
+    norms = [float(torch.linalg.vector_norm(one, power, dtype=torch.float64)) for one in tensors]
+    return [norm * norm for norm in norms] if squares else norms
+
+
+def pack(
+    residuals: Sequence[torch.Tensor], wire: torch.Tensor, factor: float, inverse: float
+) -> None:
+    """Put factor * each residual into the wire, and leave the rounding errors in the residuals."""
+    if wire.is_cpu:
+        native.load().layerdrop_pack(list(residuals), wire, factor, inverse)
+        return
+    parts = wire.split([residual.numel() for residual in residuals])
+    for residual, part in zip(residuals, parts, strict=True):
+        wide = _wide(residual, part)
+        part.copy_(residual.to(wide) * factor)
+        if part.dtype.itemsize < residual.dtype.itemsize:
+            rest = residual - part.to(wide) * inverse
+            residual.copy_(rest.masked_fill_(part.isfinite().logical_not_(), 0))
+
+
+def unpack(
+    wire: torch.Tensor, buffer: torch.Tensor, begins: Sequence[int], counts: Sequence[int]
+) -> bool:
+    """Spread the wire over the buffer, zero elsewhere; return whether all of it is finite."""
+    if wire.is_cpu:
+        finite: bool = native.load().layerdrop_unpack(wire, buffer, list(begins), list(counts))
+        return finite
+    parts = wire.clone().split(list(counts))  # the wire may lie at the buffer's beginning
+    buffer.zero_()
+    for begin, count, part in zip(begins, counts, parts, strict=True):
+        buffer[begin : begin + count].copy_(part)
+    return all(bool(part.isfinite().all()) for part in parts)
+
+
+def unpack_around(
+    wire: torch.Tensor,
+    buffer: torch.Tensor,
+    begins: Sequence[int],
+    counts: Sequence[int],
+    places: Sequence[tuple[int, int]],
+) -> bool:
+    """Do what unpack() does, but leave some places of the buffer as they are: each from and up to
+    an element, not empty, in ascending order, and without any of the parts in it. The wire lies
+    apart."""
+    edges = [0, *chain.from_iterable(places), buffer.numel()]
+    finite, part, taken = True, 0, 0
+    for begin, end in zip(edges[::2], edges[1::2], strict=True):
+        first, part = part, bisect_right(begins, end)
+        source, taken = taken, taken + sum(counts[first:part])
+        if begin < end:
+            inner = [one - begin for one in begins[first:part]]
+            finite &= unpack(wire[source:taken], buffer[begin:end], inner, counts[first:part])
+    return finite
+
+
+def transpose_blocks(copies: Sequence[tuple[torch.Tensor, torch.Tensor, int, int]]) -> None:
+    """Write each block of a flat source to a flat target, columns x rows.
+
+    Args:
+        copies: source, target, and the rows and columns of the source's blocks
+    """
+    if not copies:
+        return
+    sources, targets, rows, columns = zip(*copies, strict=True)
+    if all(one.is_cpu and one.dtype == torch.float32 for one in (*sources, *targets)):
+        native.load().layerdrop_transpose_blocks(sources, targets, rows, columns)
+        return
+    for source, target, height, width in copies:
+        blocks = source.view(-1, height, width)
+        target.view(-1, width, height).copy_(blocks.transpose(1, 2))
+
+
+def finite(values: torch.Tensor) -> bool:
+    """Return whether all elements of a flat tensor are finite. Like moments(), this writes them as
+    they were."""
+    (size,) = moments([values])  # infinite, too, where the sum overflows float64
+    return math.isfinite(size) or bool(values.isfinite().all())
+
+
+def _wide(one: torch.Tensor, other: torch.Tensor) -> torch.dtype:
+    """Return the type in which elements are computed."""
+    return torch.float64 if torch.float64 in (one.dtype, other.dtype) else torch.float32

@@ -1,0 +1,225 @@
+"""The residuals of error feedback: gradients that were not sent yet, added up (Lee et al. 2020,
+equation 1, who call them the cache); and which rank takes over which residuals of a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from torch_hbmcomm.error_feedback import passes
+from torch_hbmcomm.tensors import gradient_strides
+
+SavedState = Mapping[str, Any]
+
+
+class Residuals:
+    """Accumulated gradients by name: flat tensors, with elements in the gradients' memory order.
+
+    A step is accumulate() and pack() for each name, then commit().
+
+    Args:
+        dtype: None: float32, for gradients of float64 float64
+        recoverable: roll_back() can undo a step; takes twice the memory
+
+    Memory: one copy of the gradients. Threads: one at a time.
+    """
+
+    def __init__(self, dtype: torch.dtype | None = None, recoverable: bool = False) -> None:
+        self._dtype = dtype
+        self._recoverable = recoverable
+        self._rooms: dict[str, list[torch.Tensor]] = {}  # memory: one room, or two in turn
+        self._held: dict[str, torch.Tensor] = {}  # absent: zeros
+        self._changes: dict[str, torch.Tensor | None] = {}  # by this step; None: nothing is left
+
+    @property
+    def names(self) -> list[str]:
+        """The names that have a residual."""
+        return list(self._held)
+
+    @property
+    def empty(self) -> bool:
+        return not self._held and not self._changes
+
+    def accumulate(
+        self,
+        names: Sequence[str],
+        gradients: Sequence[torch.Tensor],
+        factor: float = 1.0,
+        squares: bool = False,
+    ) -> tuple[list[float], list[float]]:
+        """Add factor * gradient to the residual of each name.
+
+        Returns the moments, sums of absolute values (or of squares) of the residuals now, and sums
+        of the gradients' absolute values.
+        """
+        before = [self._held.get(name) for name in names]
+        after = [self._room(*one) for one in zip(names, gradients, before, strict=True)]
+        found = passes.accumulate(gradients, before, after, factor, squares)
+        self._changes.update(zip(names, after, strict=True))
+        moments, sizes = found.t().tolist()
+        return moments, sizes
+
+    def accumulated(self, name: str) -> torch.Tensor:
+        """Return what accumulate() has made in this step, flat; it may be changed in place."""
+        residual = self._changes[name]
+        assert residual is not None, f"{name} was packed twice in a step"
+        return residual
+
+    def pack(
+        self,
+        names: Sequence[str],
+        wire: torch.Tensor,
+        factor: float = 1.0,
+        parts: Sequence[slice] | None = None,
+    ) -> None:
+        """Move factor * what was accumulated into `wire`, one name after another.
+
+        Only the errors of rounding to a narrower type stay.
+
+        Args:
+            parts: elements of each name, where the wire is too small for all; the parts of one name
+                come in order, until all of it was packed
+        """
+        if not names:
+            return
+        residuals = [self.accumulated(name) for name in names]
+        parts = [slice(residual.numel()) for residual in residuals] if parts is None else parts
+        packed = [residual[part] for residual, part in zip(residuals, parts, strict=True)]
+        passes.pack(packed, wire, factor, 1 / factor)
+        for name, residual, part in zip(names, residuals, parts, strict=True):
+            if wire.dtype.itemsize >= residual.dtype.itemsize and part.stop == residual.numel():
+                self._changes[name] = None
+
+    def commit(self) -> None:
+        """End the step, and keep what it changed."""
+        for name, residual in self._changes.items():
+            if residual is None:
+                self._held.pop(name, None)
+            else:
+                self._held[name] = residual
+        self._changes.clear()
+
+    def roll_back(self) -> None:
+        """Undo the step. REQUIRES: recoverable."""
+        self._changes.clear()
+
+    def norm(self) -> float:
+        """Return the L2 norm of all residuals."""
+        if not self._held:
+            return 0.0
+        return float(
+            torch.stack(
+                [residual.norm(dtype=torch.float64) for residual in self._held.values()]
+            ).norm()
+        )
+
+    def state_dict(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return copies of the residuals, each in the shape of the parameter of that name."""
+        return {
+            name: _shaped(residual, parameters[name]).clone()
+            for name, residual in self._held.items()
+        }
+
+    def load_state_dict(
+        self, states: Sequence[Mapping[str, torch.Tensor]], parameters: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Replace the residuals by the sum of several states. Raises ValueError for a name or a
+        shape that is not the parameters'; then nothing has changed."""
+        for state in states:
+            for name, values in state.items():
+                if not isinstance(values, torch.Tensor):
+                    raise ValueError(f"the residual of {name} is no tensor: {values!r}")
+                if name not in parameters or values.shape != parameters[name].shape:
+                    shape = list(parameters[name].shape) if name in parameters else "not there"
+                    raise ValueError(
+                        f"the residual of {name} is {list(values.shape)} in the checkpoint, and "
+                        f"the parameter is {shape} in the model"
+                    )
+        self._changes.clear()
+        self._held.clear()
+        for state in states:
+            for name, values in state.items():
+                parameter = parameters[name]
+                held = self._held.get(name)
+                if held is None:
+                    held = self._room(name, parameter, None).zero_()
+                    self._held[name] = held
+                _shaped(held, parameter).add_(values.to(held.device))
+
+    def _room(self, name: str, gradient: torch.Tensor, held: torch.Tensor | None) -> torch.Tensor:
+        """Return memory for an accumulated gradient: that of `held`, unless it must be kept."""
+        rooms = self._rooms.setdefault(name, [])
+        for room in rooms:
+            if not self._recoverable or room is not held:
+                return room
+        wide = gradient.dtype == torch.float64
+        dtype = torch.float64 if wide else self._dtype or torch.float32
+        rooms.append(torch.empty(gradient.numel(), dtype=dtype, device=gradient.device))
+        return rooms[-1]
+
+
+def _shaped(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """View a flat tensor in the shape and memory order of the gradient of `like`."""
+    return flat.as_strided(like.shape, gradient_strides(like))
+
+
+_KEYS = {"rank", "ranks", "names", "caches", "rule"}
+
+
+class Share(NamedTuple):
+    """The part of a checkpoint that one rank loads: it adds up the residuals of `states`, and takes
+    from `common`, one of all states, what is equal on all ranks."""
+
+    states: Sequence[SavedState]
+    common: SavedState
+
+
+def own_share(
+    given: SavedState | Sequence[SavedState],
+    rank: int,
+    ranks: int,
+    names: Sequence[str],
+    keys: Collection[str] = (),
+) -> Share:
+    """Choose what this rank loads of what it saved, or of what all ranks saved.
+
+    Every state has the keys that both kinds of states have, and `keys`.
+
+    Saved residuals are dealt out to the ranks that there are now, so that their sum stays.
+
+    Raises ValueError for states of another model, rank or number of ranks.
+    """
+    states = [given] if isinstance(given, Mapping) else list(given)
+    if not states:
+        raise ValueError("load_state_dict() was given no state at all")
+    for state in states:
+        if lacking := (_KEYS | set(keys)) - set(state):
+            raise ValueError(
+                f"the state lacks {', '.join(sorted(lacking))}: load what state_dict() returned"
+            )
+        _check_names(state["names"], names)
+    states.sort(key=lambda state: int(state["rank"]))
+    saved = states[0]["ranks"]
+    if isinstance(given, Mapping):
+        if (given["rank"], saved) != (rank, ranks):
+            raise ValueError(
+                f"the state is of rank {given['rank']} of {saved}, and this is rank {rank} of "
+                f"{ranks}: load what this rank saved, or give the states of all {saved} ranks"
+            )
+        return Share([given], given)
+    found = [state["rank"] for state in states]
+    if found != list(range(saved)):
+        raise ValueError(f"states of ranks {found} were given, and {saved} ranks had saved some")
+    return Share(states[rank::ranks], states[0])
+
+
+def _check_names(found: Sequence[str], expected: Sequence[str]) -> None:
+    unlike: list[Any] = sorted(set(found) ^ set(expected))
+    if unlike:
+        raise ValueError(
+            f"the checkpoint is of another model: {len(unlike)} names are in one of them only, "
+            f"such as {', '.join(unlike[:5])}"
+        )

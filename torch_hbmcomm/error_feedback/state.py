@@ -1,0 +1,369 @@
+"""The common part of LayerDropState and LowRankState: all except the encoder."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import torch
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from torch_hbmcomm.agreement import together
+from torch_hbmcomm.error_feedback.averaging import Averager, check_equal
+from torch_hbmcomm.error_feedback.buckets import BucketLayers, Buckets
+from torch_hbmcomm.error_feedback.config import EncoderConfig
+from torch_hbmcomm.error_feedback.encoder import Accumulated, Encoded, Encoder
+from torch_hbmcomm.error_feedback.layers import Layer, Shape
+from torch_hbmcomm.error_feedback.optimizer import UpdateSkipper, move_to_gradients
+from torch_hbmcomm.error_feedback.passes import unpack, unpack_around
+from torch_hbmcomm.error_feedback.residuals import Residuals, own_share
+from torch_hbmcomm.error_feedback.statistics import (
+    Statistics,
+    warn_if_little_can_wait,
+    warn_not_finite,
+)
+from torch_hbmcomm.groups import HookState, check_no_hook, check_wrapped, group_to_report_in
+from torch_hbmcomm.optimizers import (
+    Optimizer,
+    optimizers_to_drain,
+    optimizers_with,
+    step_and_clear,
+)
+
+Config = TypeVar("Config", bound=EncoderConfig)
+
+
+class StepHook(Protocol):
+    """Adapts the optimizers' next step to the parameters that the last backward() sent."""
+
+    def clear(self) -> None:
+        """Forget the last backward()."""
+
+
+class ErrorFeedbackState(HookState, ABC, Generic[Config]):
+    """Base of LayerDropState and LowRankState, which document it.
+
+    hook_name: the hook that takes the state, as checkpoints have it.
+    """
+
+    hook_name: ClassVar[str]
+    config_class: ClassVar[type[EncoderConfig]]
+    logger: ClassVar[logging.Logger]
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        config: Config,
+        *,
+        optimizer: Optimizer | Sequence[Optimizer] | None,
+        scaler: torch.amp.GradScaler | None,
+        log_every: int | None,
+    ) -> None:
+        self._config = config
+        self._log_every = log_every
+        self._group = group_to_report_in(None, ddp)
+        told = together(self._group, lambda: self._prepare(ddp, optimizer, scaler))
+        check_equal([settings for settings, _ in told])
+        self._averager = Averager(self._group, told[0][1], self.hook_name)
+        self._encoder = self._new_encoder()
+        self._statistics = Statistics()
+        self._undecided = False  # a step has run, and does not count yet
+        self._finite = self._direct = True
+        warn_if_little_can_wait(self._config, self._buckets.layers_of_model())
+
+    def _prepare(
+        self,
+        ddp: DistributedDataParallel,
+        optimizer: Optimizer | Sequence[Optimizer] | None,
+        scaler: torch.amp.GradScaler | None,
+    ) -> tuple[dict[str, Any], str]:
+        """Check the arguments. Returns the settings that all ranks must have alike, and a unique
+        name for a group."""
+        name, config = type(self).__name__, self._config
+        check_wrapped(ddp, name)
+        check_no_hook(ddp)
+        if not isinstance(config, self.config_class):
+            raise TypeError(f"config of {name} is a {self.config_class.__name__}, not {config!r}")
+        if self._log_every is not None and self._log_every < 1:
+            raise ValueError(f"log_every is at least 1, not {self._log_every}; None is never")
+        layers_of = partial(self._layers_of, config)
+        self._buckets = Buckets(ddp, name, config.wire_dtype, layers_of)
+        self._scaler = _enabled(scaler)
+        if config.skip_update and optimizer is None:
+            raise ValueError(
+                "skip_update=True needs the optimizer, whose step(closure) it refuses: "
+                f"{name}(..., optimizer=...)"
+            )
+        optimizers = None
+        if optimizer is not None:
+            optimizers = optimizers_with(optimizer, self._buckets.parameters, name)
+        self._step_hooks = self._watch_steps(optimizers)
+        self._residuals = Residuals(config.cache_dtype, recoverable=self._scaler is not None)
+        settings = {"hook": self.hook_name} | vars(config) | {"scaler": self._scaler is not None}
+        return settings, f"{self.hook_name}/{secrets.token_hex(8)}"
+
+    # -- what each hook has of its own -----------------------------------------------------------
+
+    @abstractmethod
+    def _new_encoder(self) -> Encoder:
+        """Make an encoder that has seen no step."""
+
+    @staticmethod
+    @abstractmethod
+    def _layers_of(config: Any, shapes: Sequence[Shape]) -> list[Layer]:
+        """Make layers of the parameters of a bucket."""
+
+    def _watch_steps(self, optimizers: Collection[Optimizer] | None) -> list[StepHook]:
+        """Make the hooks of the optimizers' steps. optimizers: None: all of this process."""
+        self._skipper = UpdateSkipper(optimizers) if self._config.skips_updates else None
+        return [] if self._skipper is None else [self._skipper]
+
+    # -- a step, from the hook downwards ---------------------------------------------------------
+
+    def exchange(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Average a bucket: the work of the hook."""
+        layers = self._buckets.open(bucket)
+        if self._buckets.begins:
+            self._begin_step()
+        average = self._average_all if self._direct else self._average_encoded
+        future = average(layers, bucket.buffer())
+        self._buckets.close(bucket)
+        return future
+
+    def _begin_step(self) -> None:
+        self._settle()
+        self._undecided = True
+        self._finite = True
+        self._clear_step_hooks()
+        self._statistics.begin_step()
+        whole = self._encoder.sends_all and self._config.wire_dtype is None
+        self._direct = whole and self._residuals.empty
+
+    def _clear_step_hooks(self) -> None:
+        for hook in self._step_hooks:
+            hook.clear()
+
+    def _average_all(
+        self, layers: BucketLayers, buffer: torch.Tensor
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Average the whole bucket, without error feedback."""
+        self._statistics.count_all(layers, buffer)
+        self._encoder.pass_whole(layers)
+        work = self._averager.start(self._averager.scaled(buffer))
+        return work.then(lambda future: _value(future, buffer))
+
+    def _average_encoded(
+        self, layers: BucketLayers, buffer: torch.Tensor
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Add the bucket, unscaled, to the residuals, and average the encoder's choice."""
+        gradients, factor = buffer.split(layers.counts), 1 / self._scale()
+        moments, sizes = self._residuals.accumulate(
+            layers.names, gradients, factor, self._encoder.squares
+        )
+        wire_factor = self._scale() * self._averager.factor(layers.wire)
+        accumulated = Accumulated(
+            layers, gradients, factor, moments, sizes, self._residuals, wire_factor
+        )
+        encoded = self._encoder.encode(accumulated, self._averager)
+        if self._scaler is None:
+            warn_not_finite(layers.layers, layers.sums(encoded.moments))
+        self._statistics.count(layers, encoded, buffer)
+        return self._send(layers, buffer, encoded, wire_factor)
+
+    def _send(
+        self, layers: BucketLayers, buffer: torch.Tensor, encoded: Encoded, wire_factor: float
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Pack whole parameters and the code at the bucket's beginning, and average them; then
+        spread them over the bucket, which is zero elsewhere."""
+        whole, code = encoded.whole, encoded.code
+        coded = () if code is None else code.parameters
+        if self._skipper is not None:
+            self._skipper.dropped += [
+                self._buckets.parameters[name]
+                for index, name in enumerate(layers.names)
+                if index not in whole and index not in coded
+            ]
+        counts = [layers.counts[index] for index in whole]
+        end = sum(counts)
+        wire = buffer.view(layers.wire)[: end + (0 if code is None else code.numel)]
+        if not wire.numel():
+            buffer.zero_()
+            done: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+                devices=None if buffer.is_cpu else [buffer.device]
+            )
+            done.set_result(buffer)
+            return done
+        self._residuals.pack([layers.names[index] for index in whole], wire[:end], wire_factor)
+        if code is not None:
+            code.take_out(wire[end:])
+        begins = [layers.begins[index] for index in whole]
+        scale = self._scale()
+
+        def spread(future: torch.futures.Future[Any]) -> torch.Tensor:
+            future.value()  # raises what the allreduce did
+            if code is None:
+                finite = unpack(wire, buffer, begins, counts)
+            else:
+                apart = wire.clone()  # what is spread is written over it
+                places = [layers.place(index) for index in coded]
+                finite = unpack_around(apart[:end], buffer, begins, counts, places)
+                finite &= code.restore(apart[end:], buffer, scale)
+            if not finite:
+                self._finite = False
+            return buffer
+
+        return self._averager.start(wire).then(spread)
+
+    def _scale(self) -> float:
+        """Return the factor that the scaler has put on gradients."""
+        return 1.0 if self._scaler is None else float(self._scaler.get_scale())
+
+    def _settle(self) -> None:
+        """Count the last step, or, when the scaler skipped it, undo it. Raises RuntimeError in the
+        middle of one."""
+        self._buckets.check_ended()
+        self._buckets.check_orders()
+        if not self._undecided:
+            return
+        self._undecided = False
+        if self._scaler is not None and not self._finite:
+            self._residuals.roll_back()
+            self._encoder.cancel_step()
+            self._statistics.refuse_step()
+            return
+        self._residuals.commit()
+        self._encoder.end_step()
+        self._statistics.end_step()
+        steps = self._statistics.steps
+        if self._log_every and steps % self._log_every == 0 and self._group.rank() == 0:
+            self.logger.info("%s", self._statistics.line(self._encoder.summary()))
+
+    # -- between steps ---------------------------------------------------------------------------
+
+    def drain(self, optimizer: Optimizer | Sequence[Optimizer]) -> None:
+        """Average the residuals over the ranks, and apply them by one more step of the optimizer,
+        or of several, which have all parameters of the model between them.
+
+        All ranks call it after the last step. It clears the residuals and the gradients.
+
+        Raises ValueError or TypeError on all ranks for optimizers that lack a parameter or whose
+        step() needs a closure; then nothing has changed. If a step() raises, the averages are in
+        .grad, and no longer in the residuals.
+        """
+        self._settle()
+        optimizers: list[Optimizer] = []
+        together(
+            self._group,
+            lambda: optimizers.extend(optimizers_to_drain(optimizer, self._buckets.parameters)),
+        )
+        move_to_gradients(self._residuals, self._buckets.parameters, self._averager)
+        self._encoder.forget_waiting()
+        self._clear_step_hooks()
+        step_and_clear(optimizers)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's checkpoint, between two iterations: each rank saves its own.
+
+        It has the residuals by the parameters' names and in their shapes.
+        """
+        self._settle()
+        return {
+            "hook": self.hook_name,
+            "rank": self._group.rank(),
+            "ranks": self._group.size(),
+            "names": list(self._buckets.parameters),
+            "rule": self._encoder.state_dict(),
+            "caches": self._residuals.state_dict(self._buckets.parameters),
+            "statistics": self._statistics.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Continue from a checkpoint, between two iterations; all ranks call it.
+
+        Args:
+            state: this rank's; or a sequence of all ranks' states, of which there may have been
+                another number. Their residuals are handed out and added up, so that the sum over
+                the ranks stays.
+
+        Raises ValueError for the state of another hook, model, rank or number of ranks; then
+        nothing has changed.
+        """
+        self._settle()
+        parameters = self._buckets.parameters
+        own = own_share(
+            state, self._group.rank(), self._group.size(), list(parameters), {"hook", "statistics"}
+        )
+        hooks = {one["hook"] for one in (*own.states, own.common)}
+        if hooks != {self.hook_name}:
+            raise ValueError(
+                f"the checkpoint is of {' and '.join(sorted(hooks))}, and this "
+                f"{type(self).__name__} is of {self.hook_name}: use the hook that saved it"
+            )
+        encoder, statistics = self._new_encoder(), Statistics()
+        try:
+            encoder.load_state_dict(own.common["rule"])
+            statistics.load_state_dict(own.common["statistics"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"the state is damaged ({type(error).__name__}: {error}): load what state_dict() "
+                "returned"
+            ) from error
+        self._residuals.load_state_dict([one["caches"] for one in own.states], parameters)
+        self._encoder, self._statistics = encoder, statistics
+
+    def summary(self) -> dict[str, float]:
+        """Return this rank's counters.
+
+        Since the start: `steps`; `gradient_bytes`, which DDP alone would have sent; `sent_bytes`,
+        all included; `sent_share` of the gradients' elements; `refused_steps`, which the scaler
+        skipped. In the last step: `layers`, and `sent_layers`, which were sent whole. Now:
+        `waiting` parameters, their `mean_age` and `oldest_age` in steps, and `cache_norm`, the
+        residuals' L2 norm. With layer dropping: `threshold` (-1: none).
+        """
+        self._settle()
+        ages = self._encoder.waited.values()
+        counts = self._statistics.summary() | self._encoder.summary()
+        return counts | {
+            "waiting": len(ages),
+            "mean_age": sum(ages) / max(len(ages), 1),
+            "oldest_age": max(ages, default=0),
+            "cache_norm": self._residuals.norm(),
+        }
+
+
+def run_hook(
+    kind: type[ErrorFeedbackState[Any]], state: object, bucket: object, shards: Sequence[object]
+) -> torch.futures.Future[torch.Tensor]:
+    """Call state.exchange(bucket) for the hook of the states of a class.
+
+    Raises TypeError for another state, and under FullyShardedDataParallel, which passes shards.
+    """
+    if shards or not isinstance(bucket, GradBucket):
+        raise TypeError(
+            f"{kind.hook_name} is for DistributedDataParallel, and FullyShardedDataParallel has "
+            "called it: there each rank has a part of the gradients only"
+        )
+    if not isinstance(state, kind):
+        raise TypeError(
+            f"{kind.hook_name} is registered with a {kind.__name__}, not with "
+            f"{type(state).__name__}: ddp.register_comm_hook({kind.__name__}(ddp), "
+            f"{kind.hook_name})"
+        )
+    return state.exchange(bucket)
+
+
+def _enabled(scaler: torch.amp.GradScaler | None) -> torch.amp.GradScaler | None:
+    """Return the scaler; None for one that does nothing. Raises TypeError."""
+    if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+        raise TypeError(f"scaler is a torch.amp.GradScaler, not {type(scaler).__name__}")
+    return scaler if scaler is not None and scaler.is_enabled() else None
+
+
+def _value(future: torch.futures.Future[Any], buffer: torch.Tensor) -> torch.Tensor:
+    future.value()  # raises what the allreduce did
+    return buffer

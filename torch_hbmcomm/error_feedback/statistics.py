@@ -1,0 +1,136 @@
+"""Counts the bytes that a hook saves, for summary(), checkpoints and the log; and warns."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+import torch
+
+from torch_hbmcomm.error_feedback.buckets import BucketLayers
+from torch_hbmcomm.error_feedback.config import EncoderConfig
+from torch_hbmcomm.error_feedback.encoder import Encoded
+from torch_hbmcomm.error_feedback.layers import Layer
+
+
+@dataclass
+class _Counts:
+    gradient_bytes: int = 0
+    sent_bytes: int = 0
+    elements: int = 0
+    sent_elements: int = 0
+
+
+@dataclass
+class Statistics:
+    """Counts on one rank. end_step() adds a step's counts to the totals.
+
+    layers, sent_layers: of the last step; sent_layers: those of which something went whole.
+    """
+
+    steps: int = 0
+    refused_steps: int = 0
+    layers: int = 0
+    sent_layers: int = 0
+    _total: _Counts = field(default_factory=_Counts)
+    _step: _Counts = field(default_factory=_Counts)
+    _since: _Counts = field(default_factory=_Counts)  # line() was called last
+
+    def begin_step(self) -> None:
+        self.layers = self.sent_layers = 0
+        self._step = _Counts()
+
+    def count_all(self, bucket: BucketLayers, buffer: torch.Tensor) -> None:
+        """Count a bucket that was sent whole, without a decision."""
+        self.layers += len(bucket.layers)
+        self.sent_layers += len(bucket.layers)
+        self._step.gradient_bytes += buffer.nbytes
+        self._step.sent_bytes += buffer.nbytes
+        self._step.elements += buffer.numel()
+        self._step.sent_elements += buffer.numel()
+
+    def count(self, bucket: BucketLayers, encoded: Encoded, buffer: torch.Tensor) -> None:
+        """Count a bucket of which a part was sent. buffer: the bucket's gradients."""
+        whole = set(encoded.whole)
+        elements = sum(bucket.counts[index] for index in whole)
+        elements += 0 if encoded.code is None else encoded.code.numel
+        self.layers += len(bucket.layers)
+        self.sent_layers += sum(not whole.isdisjoint(layer.members) for layer in bucket.layers)
+        self._step.gradient_bytes += buffer.nbytes
+        self._step.sent_bytes += encoded.overhead + elements * bucket.wire.itemsize
+        self._step.elements += buffer.numel()
+        self._step.sent_elements += elements
+
+    def end_step(self) -> None:
+        """Add the step to the totals."""
+        self.steps += 1
+        for name, value in asdict(self._step).items():
+            for counts in (self._total, self._since):
+                setattr(counts, name, getattr(counts, name) + value)
+
+    def refuse_step(self) -> None:
+        """Leave out the step, which the scaler skipped."""
+        self.refused_steps += 1
+
+    def summary(self) -> dict[str, float]:
+        total = self._total
+        return {
+            "steps": self.steps,
+            "refused_steps": self.refused_steps,
+            "gradient_bytes": total.gradient_bytes,
+            "sent_bytes": total.sent_bytes,
+            "sent_share": total.sent_elements / max(total.elements, 1),
+            "layers": self.layers,
+            "sent_layers": self.sent_layers,
+        }
+
+    def line(self, more: Mapping[str, float]) -> str:
+        """Describe the steps since the last call, for the log. more: numbers to add, by name."""
+        since, self._since = self._since, _Counts()
+        share = since.sent_bytes / max(since.gradient_bytes, 1)
+        return (
+            f"step {self.steps}: sent {since.sent_bytes / 1e6:.1f} of "
+            f"{since.gradient_bytes / 1e6:.1f} MB ({share:.1%}), in the last step "
+            f"{self.sent_layers} of {self.layers} layers"
+            + "".join(f"; {name} {value:.3g}" for name, value in more.items())
+        )
+
+    def state_dict(self) -> dict[str, int]:
+        return asdict(self._total) | {"steps": self.steps, "refused_steps": self.refused_steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        counts = dict(state)
+        self.steps, self.refused_steps = counts.pop("steps"), counts.pop("refused_steps")
+        self._total, self._since = _Counts(**counts), _Counts()
+
+
+def warn_if_little_can_wait(config: EncoderConfig, layers: Sequence[Layer]) -> None:
+    """Warn when a model's layers that are always sent exceed the share that is to be sent."""
+    always = sum(layer.numel for layer in layers if layer.always)
+    total = sum(layer.numel for layer in layers)
+    if config.saves_bytes and always > (1 - config.ratio) * total:
+        warnings.warn(
+            f"layers that are always sent are {always / total:.0%} of the model, and "
+            f"ratio={config.ratio} would send {1 - config.ratio:.0%}: they have {config.small}, or "
+            f"fewer than min_numel={config.min_numel} elements",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def warn_not_finite(layers: Sequence[Layer], moments: Sequence[float]) -> None:
+    """Warn of layers whose accumulated gradients are not finite."""
+    broken = [
+        layer.name
+        for layer, moment in zip(layers, moments, strict=True)
+        if not math.isfinite(moment)
+    ]
+    if broken:
+        warnings.warn(
+            f"the accumulated gradient of {', '.join(broken)} is not finite; it was sent at once, "
+            "and is in .grad on all ranks",
+            RuntimeWarning,
+            stacklevel=2,
+        )

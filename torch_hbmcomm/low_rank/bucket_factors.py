@@ -1,0 +1,176 @@
+"""The factors of one bucket's low-rank approximations, from the residuals to the bucket."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from torch_hbmcomm.error_feedback import passes
+from torch_hbmcomm.error_feedback.buckets import BucketLayers
+from torch_hbmcomm.error_feedback.residuals import Residuals
+from torch_hbmcomm.low_rank import products
+from torch_hbmcomm.low_rank.ranks import Matrix, read_matrices, write_matrices
+from torch_hbmcomm.low_rank.rule import LowRankRule
+
+
+class BucketFactors:
+    """The factors of one bucket's matrices, each lot packed one after another, row by row.
+
+    Average `lefts` over the ranks; then choose(), take_out(), average what that filled, restore().
+
+    Args:
+        residuals: which have accumulated the bucket
+        factor: what values are multiplied by on the wire
+
+    lefts: M R' of all matrices of a rank above 0.
+    """
+
+    def __init__(
+        self, rule: LowRankRule, layers: BucketLayers, residuals: Residuals, factor: float
+    ) -> None:
+        self._rule, self._layers = rule, layers
+        self._residuals, self._factor = residuals, factor
+        self._matrices = {
+            index: matrix
+            for index, matrix in enumerate(rule.matrices_in(layers))
+            if matrix is not None and rule.rank(matrix) > 0
+        }
+        found = read_matrices(list(self._matrices.values()), self._accumulated(self._matrices))
+        self._values = {
+            index: one.to(torch.promote_types(one.dtype, torch.float32))
+            for index, one in zip(self._matrices, found, strict=True)
+        }
+        self._bases: dict[int, torch.Tensor] = {}  # L of those that were chosen
+        self._copies: dict[int, torch.Tensor] = {}  # of residuals; restore() writes over them
+        self.lefts = torch.empty(
+            sum(rule.rank(matrix) * matrix.rows for matrix in self._matrices.values()),
+            dtype=layers.wire,
+            device=layers.device,
+        )
+        values = list(self._values.values())
+        directions = rule.directions(self._matrices.values(), values)
+        with _as_type(self._split_lefts(), values) as lefts:
+            products.find_lefts(values, lefts, directions, factor)
+
+    def choose(self, indices: Collection[int]) -> None:
+        """Leave out the parameters that are not in indices, and those whose left factor is not
+        finite, as when it is too large for the wire."""
+        finite = passes.finite(self.lefts)
+        chosen = {
+            index: left.to(torch.promote_types(left.dtype, torch.float32))
+            for index, left in zip(self._matrices, self._split_lefts(), strict=True)
+            if index in indices and (finite or left.isfinite().all())
+        }
+        self._bases = dict(zip(chosen, products.bases(list(chosen.values())), strict=True))
+
+    @property
+    def parameters(self) -> Collection[int]:
+        """Those that were chosen."""
+        return self._bases.keys()
+
+    @property
+    def bases(self) -> Iterator[tuple[Matrix, torch.Tensor]]:
+        """L of those that were chosen."""
+        return ((self._matrices[index], basis) for index, basis in self._bases.items())
+
+    @property
+    def numel(self) -> int:
+        """The elements of all R that were chosen."""
+        return sum(self._matrices[i].columns * left.shape[1] for i, left in self._bases.items())
+
+    def take_out(self, wire: torch.Tensor) -> None:
+        """Move w L Lᵀ M out of the residuals, w Lᵀ M into the wire. The errors of rounding to
+        the type of the wire stay in the residuals."""
+        factor = self._factor * self._rule.relaxation
+        values = [self._values[index] for index in self._bases]
+        lefts = [left.to(one.dtype) for left, one in zip(self._bases.values(), values, strict=True)]
+        rights = self._split(wire)
+        with _as_type(rights, values) as wide:
+            products.find_rights(values, lefts, wide, factor)
+        products.add_to_matrices(
+            values,
+            lefts,
+            [right.to(one.dtype) for right, one in zip(rights, values, strict=True)],
+            -1 / self._factor,
+        )
+        accumulated = dict(zip(self._bases, self._accumulated(self._bases), strict=True))
+        self._copies = {
+            index: one
+            for index, one in zip(self._bases, values, strict=True)
+            if one.data_ptr() != accumulated[index].data_ptr()
+        }
+        self._write(self._copies, accumulated)
+
+    def restore(self, wire: torch.Tensor, buffer: torch.Tensor, scale: float) -> bool:
+        """Write w L Rᵀ into the bucket. Returns whether all of it is finite.
+
+        scale: what the averages on the wire are multiplied by
+        """
+        finite = passes.finite(wire)
+        rights = [
+            right.to(left.dtype)
+            for left, right in zip(self._bases.values(), self._split(wire), strict=True)
+        ]
+        begins, counts = self._layers.begins, self._layers.counts
+        parts = {i: buffer[begins[i] : begins[i] + counts[i]] for i in self._bases}
+        found = {}
+        for index, left in self._bases.items():
+            matrix = self._matrices[index]
+            if parts[index].dtype == left.dtype and not matrix.order:
+                found[index] = matrix.ordered(parts[index])
+            elif index in self._copies:
+                found[index] = self._copies[index].to(left.dtype)
+            else:
+                found[index] = left.new_empty(matrix.rows, matrix.columns)
+        products.set_matrices(list(found.values()), list(self._bases.values()), rights)
+        apart = {i: one for i, one in found.items() if one.data_ptr() != parts[i].data_ptr()}
+        self._write(apart, parts)
+        if finite:
+            kept = [right / (scale * self._rule.relaxation) for right in rights]
+            self._rule.keep([self._matrices[index] for index in self._bases], kept)
+        return finite
+
+    def _accumulated(self, indices: Iterable[int]) -> list[torch.Tensor]:
+        return [self._residuals.accumulated(self._matrices[index].name) for index in indices]
+
+    def _write(
+        self, matrices: Mapping[int, torch.Tensor], flats: Mapping[int, torch.Tensor]
+    ) -> None:
+        """Write matrices over some of the flat tensors."""
+        write_matrices(
+            [self._matrices[index] for index in matrices],
+            list(matrices.values()),
+            [flats[index] for index in matrices],
+        )
+
+    def _split_lefts(self) -> list[torch.Tensor]:
+        shapes = [(one.rows, self._rule.rank(one)) for one in self._matrices.values()]
+        return _split(self.lefts, shapes)
+
+    def _split(self, wire: torch.Tensor) -> list[torch.Tensor]:
+        return _split(
+            wire, [(left.shape[1], self._matrices[i].columns) for i, left in self._bases.items()]
+        )
+
+
+def _split(wire: torch.Tensor, shapes: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+    parts = wire.split([math.prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+@contextmanager
+def _as_type(
+    tensors: Sequence[torch.Tensor], like: Sequence[torch.Tensor]
+) -> Iterator[list[torch.Tensor]]:
+    """Give tensors of the types of others, to be set in place of those that have another type."""
+    given = [
+        one if one.dtype == other.dtype else torch.empty_like(one, dtype=other.dtype)
+        for one, other in zip(tensors, like, strict=True)
+    ]
+    yield given
+    for one, other in zip(tensors, given, strict=True):
+        if one is not other:
+            one.copy_(other)

@@ -1,0 +1,78 @@
+"""The configuration of low-rank approximations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch_hbmcomm.error_feedback.config import EncoderConfig
+
+_RELAXATION = 1.2  # at most: beyond 1 it is _RELAXED of the part that is sent
+_RELAXED = 0.02
+_DAMPING = 0.25  # grows from 0 along the first of these two ranges of R, and once more by the other
+_DAMPED = (0.5, 0.8), (0.9, 0.95)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRank(EncoderConfig):
+    """Low-rank approximations with error feedback, after PowerSGD (Vogels et al. 2019, *PowerSGD:
+    Practical low-rank gradient compression for distributed optimization*).
+
+    Each step sends a low-rank approximation of each matrix of residuals, and keeps the rest. The
+    ranks follow from `ratio`, and from the part of the residuals that each column takes out.
+
+    Args:
+        ratio: R, the part of the bytes that is not sent, in [0, 1); with 0 all is sent
+        warmup: the number of first steps that send everything
+        min_numel: a parameter with fewer elements is always sent whole, and so is one of fewer
+            than two dimensions
+        cache_dtype: the residuals' dtype; None: float32 (float64 for float64). With bfloat16, each
+            step loses the residuals' rounding errors
+        wire_dtype: torch.bfloat16: gradients of float32 are sent as bfloat16, and the rounding
+            errors stay in the residuals
+        skip_update: a parameter of which nothing is sent keeps its value and its optimizer's state
+            in that step. None: False
+        relaxation: the multiple of an approximation, in (0, 2), that is sent and subtracted from
+            the residuals. Above 1 the next gradients make up for the excess, as they mostly go in
+            the same directions, and training lags less. None: 1.2 from R = 0.9 on, and less for
+            a smaller R: 1.1 at R = 0.8
+        damping: the part of SGD's momentum, in [0, 1], that each step removes along the directions
+            that were sent. None: 0 up to R = 0.5, 0.25 from R = 0.8 to 0.9, 0.5 from R = 0.95 on,
+            and between these along straight lines
+
+    Raises:
+        ValueError, TypeError: an argument is out of its range, or of another type
+    """
+
+    min_numel: int = 64  # rank 1 has a quarter of such a matrix; a smaller one saves little
+    relaxation: float | None = None
+    damping: float | None = None
+
+    small: ClassVar[str] = "one dimension, one row"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("relaxation", "damping"):
+            if getattr(self, name) is not None:
+                self._check_real(name)
+        if not 0 < self.relaxed < 2:
+            raise ValueError(
+                f"relaxation is in (0, 2), not {self.relaxation}: beyond, residuals would only grow"
+            )
+        if not 0 <= self.damped <= 1:
+            raise ValueError(f"damping is in [0, 1], not {self.damping}")
+
+    @property
+    def relaxed(self) -> float:
+        """The multiple of an approximation that is sent: relaxation, or its default."""
+        if self.relaxation is not None:
+            return self.relaxation
+        return min(_RELAXATION, 1 + _RELAXED / (1 - self.ratio))
+
+    @property
+    def damped(self) -> float:
+        """The part of momentum that goes: damping, or its default."""
+        if self.damping is not None:
+            return self.damping
+        shares = ((self.ratio - begin) / (end - begin) for begin, end in _DAMPED)
+        return _DAMPING * sum(min(max(share, 0.0), 1.0) for share in shares)

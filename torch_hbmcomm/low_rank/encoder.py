@@ -1,0 +1,93 @@
+"""Sends a low-rank approximation of each matrix of a bucket, and everything else whole."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+
+import torch
+
+from torch_hbmcomm.error_feedback.averaging import Averager
+from torch_hbmcomm.error_feedback.buckets import BucketLayers
+from torch_hbmcomm.error_feedback.encoder import Accumulated, Encoded
+from torch_hbmcomm.low_rank.bucket_factors import BucketFactors
+from torch_hbmcomm.low_rank.config import LowRank
+from torch_hbmcomm.low_rank.optimizer import MomentumDamper, SecondMomentMender
+from torch_hbmcomm.low_rank.rule import LowRankRule
+
+
+class LowRankEncoder(LowRankRule):
+    """The rule of low-rank approximations, fed with averages over the ranks.
+
+    Args:
+        parameters: the model's, by name
+        mender, damper: get the directions that were sent
+    """
+
+    squares = False
+
+    def __init__(
+        self,
+        config: LowRank,
+        parameters: Mapping[str, torch.Tensor],
+        mender: SecondMomentMender,
+        damper: MomentumDamper,
+    ) -> None:
+        super().__init__(config)
+        self._parameters = parameters
+        self._mender = mender
+        self._damper = damper
+        self._warned: set[str] = set()  # of these matrices, that they are late
+
+    def encode(self, bucket: Accumulated, averager: Averager) -> Encoded:
+        """Approximate each matrix that has a rank. Other parameters are sent whole, and so is a
+        matrix whose residual or left factor is not finite. A parameter whose gradient is zero on
+        all ranks waits."""
+        layers = bucket.layers
+        self.open_bucket(layers)
+        factors = BucketFactors(self, layers, bucket.residuals, bucket.wire_factor)
+        lefts = averager.start(factors.lefts, beside=True)
+        own = self.measure(layers, bucket.moments, bucket.gradients, bucket.sizes, bucket.factor)
+        told = own.pack()
+        found = own.unpack(averager.agree(told))
+        lefts.wait()
+        moments = found.moments
+        awake = {i for i, new in enumerate(found.gradients) if new != 0 and moments[i] != 0}
+        factors.choose({i for i in awake if math.isfinite(moments[i])})
+        for matrix, basis in factors.bases:
+            parameter = self._parameters[matrix.name]
+            self._mender.add(parameter, self.size_part(matrix))
+            self._damper.add(parameter, matrix, basis)
+        waits = {
+            i
+            for i, matrix in enumerate(self.matrices_in(layers))
+            if matrix is not None and self.waits(matrix) and math.isfinite(moments[i])
+        }
+        whole = sorted(awake.difference(factors.parameters, waits))
+        elements = sum(layers.counts[index] for index in whole) + factors.numel
+        sent = (elements + factors.lefts.numel()) * layers.wire.itemsize
+        self.end_bucket(layers, found, told=told.nbytes, sent=sent)
+        return Encoded(whole, factors, moments, told.nbytes + factors.lefts.nbytes)
+
+    def pass_whole(self, layers: BucketLayers) -> None:
+        """Count the bytes of a bucket that was averaged whole."""
+        self.end_bucket(layers, told=0, sent=layers.nbytes)
+
+    def end_step(self) -> None:
+        """End the step, and warn once of each matrix that is late."""
+        super().end_step()
+        new = {name: count for name, count in self.late.items() if name not in self._warned}
+        self._warned.update(new)
+        if new:
+            named = ", ".join(f"{name} ({count:.0f})" for name, count in new.items())
+            warnings.warn(
+                f"the loss is at risk: gradients of so many steps waited in {named}, and go whole "
+                f"in the next step; a smaller ratio than {self._config.ratio}, or a smaller "
+                "learning rate, lets less wait",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def summary(self) -> dict[str, float]:
+        return {}

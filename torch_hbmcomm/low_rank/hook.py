@@ -1,0 +1,112 @@
+"""low_rank_hook and its state, as a training script sees them.
+
+DDP compares the hook's annotations with classes, so they must not be strings: this module does
+without `from __future__ import annotations`.
+"""
+
+import logging
+from collections.abc import Collection, Sequence
+
+import torch
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from torch_hbmcomm.error_feedback.layers import Layer, Shape
+from torch_hbmcomm.error_feedback.state import ErrorFeedbackState, StepHook, run_hook
+from torch_hbmcomm.low_rank.config import LowRank
+from torch_hbmcomm.low_rank.encoder import LowRankEncoder
+from torch_hbmcomm.low_rank.optimizer import MomentumDamper, SecondMomentMender
+from torch_hbmcomm.low_rank.rule import layers_of
+from torch_hbmcomm.optimizers import Optimizer
+
+
+class LowRankState(ErrorFeedbackState[LowRank]):
+    """The state of low_rank_hook: low-rank approximations of the gradients under DDP.
+
+        ddp = DistributedDataParallel(model)
+        state = hbmcomm.LowRankState(ddp, hbmcomm.LowRank(ratio=0.9))  # on every rank of the group
+        ddp.register_comm_hook(state, hbmcomm.low_rank_hook)
+        ...  # the training loop as it was
+
+    Each rank adds its gradients to its residuals. The ranks average a low-rank approximation of
+    each matrix of residuals, and each subtracts its own part; the rest waits (Vogels et al. 2019;
+    rule.py). Nothing is lost: sent gradients and residuals add up to all gradients.
+
+    A bucket takes three allreduces. Two use a communicator of this state's own, and the hook waits
+    for them: they have the left factors, and the numbers that choose the ranks. The third uses the
+    model's group: it has the right factors and the parameters that are sent whole, packed at the
+    bucket's beginning. Above R = 0.5 SGD's momentum is damped along the directions that were sent.
+    Adam's second moment is corrected for gradients of several steps that arrive together. A matrix
+    of which too much waits goes whole.
+
+    Args:
+        ddp: the model, without another hook. Its group may be of any CPU backend; parameters on an
+            accelerator need one that serves both devices, as "hbm" does
+        config: equal on all ranks; None: LowRank()
+        optimizer: steps the model; or several that have its parameters between them. None: any that
+            steps in this process. LowRank.skip_update needs it
+        scaler: the GradScaler whose scaled losses are differentiated, with one optimizer for the
+            whole model. Residuals are unscaled; a step that the scaler skips is undone here. Takes
+            a second copy of the residuals
+        log_every: steps between two lines of the logger torch_hbmcomm.low_rank on rank 0; None: no
+            lines
+
+    Memory: the residuals are a copy of the gradients in config.cache_dtype, on their device.
+
+    A parameter whose gradient is zero on all ranks is not sent in that step: with
+    find_unused_parameters, DDP would discard the average of a parameter that no rank used.
+
+    A gradient that is not finite is sent immediately, and is in .grad on all ranks as without the
+    hook; a RuntimeWarning names it, unless there is a scaler.
+
+    Raises:
+        ValueError, TypeError: a bad argument, or a model or bucket whose gradients cannot be sent
+        RuntimeError: the last backward() did not end, or another rank had a bad argument
+
+    Threads: DDP's thread calls the hook; call the other methods between iterations.
+    """
+
+    hook_name = "low_rank_hook"
+    config_class = LowRank
+    logger = logging.getLogger("torch_hbmcomm.low_rank")
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        config: LowRank | None = None,
+        *,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        log_every: int | None = 100,
+    ) -> None:
+        super().__init__(
+            ddp,
+            LowRank() if config is None else config,
+            optimizer=optimizer,
+            scaler=scaler,
+            log_every=log_every,
+        )
+
+    def _watch_steps(self, optimizers: Collection[Optimizer] | None) -> list[StepHook]:
+        self._mender = SecondMomentMender(optimizers)
+        self._damper = MomentumDamper(self._config.damped, optimizers)
+        return [*super()._watch_steps(optimizers), self._mender, self._damper]
+
+    def _new_encoder(self) -> LowRankEncoder:
+        return LowRankEncoder(self._config, self._buckets.parameters, self._mender, self._damper)
+
+    @staticmethod
+    def _layers_of(config: LowRank, shapes: Sequence[Shape]) -> list[Layer]:
+        return layers_of(config, shapes)
+
+
+def low_rank_hook(
+    state: LowRankState, bucket: GradBucket, *shards: torch.Tensor
+) -> torch.futures.Future[torch.Tensor]:
+    """Average an approximation of a bucket, as LowRankState says.
+
+    Register it with ``ddp.register_comm_hook(state, low_rank_hook)``.
+
+    Raises TypeError for another state, and under FullyShardedDataParallel.
+    """
+    return run_hook(LowRankState, state, bucket, shards)

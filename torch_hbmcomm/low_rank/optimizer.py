@@ -1,0 +1,120 @@
+"""Optimizers under low-rank approximations: momentum is damped because gradients come late, and
+Adam's second moment is corrected because several arrive together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from torch_hbmcomm.low_rank.products import add_to_matrices, find_rights
+from torch_hbmcomm.low_rank.ranks import Matrix, read_matrices, write_matrices
+from torch_hbmcomm.optimizers import Optimizer, watch_steps
+from torch_hbmcomm.tensors import gradient_strides, same_order
+
+
+class MomentumDamper:
+    """Takes a part of SGD's momentum away, before an optimizer steps, along the directions in which
+    something was sent: momentum of old gradients, which came late, would carry on what new ones
+    have corrected (Lin et al. 2018, *Deep Gradient Compression*, "momentum factor masking", for
+    directions in place of elements). Adam's first moment stays as it is.
+
+    Args:
+        part: in [0, 1]; 0: momentum stays as it is
+        optimizers: whose steps it watches; None: all of this process
+    """
+
+    def __init__(self, part: float, optimizers: Collection[Optimizer] | None = None) -> None:
+        self._part = part
+        self._bases: dict[int, tuple[Matrix, torch.Tensor]] = {}  # by the parameter's id
+        watch_steps(self, before=MomentumDamper._damp, optimizers=optimizers)
+
+    def add(self, parameter: torch.Tensor, matrix: Matrix, basis: torch.Tensor) -> None:
+        """Damp along an orthonormal basis, of columns as long as the matrix has rows, in the
+        parameter's next step."""
+        if self._part > 0:
+            self._bases[id(parameter)] = matrix, basis
+
+    def clear(self) -> None:
+        self._bases.clear()
+
+    def _damp(self, optimizer: Optimizer, *_: Any) -> None:
+        if _refuses(optimizer):
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in self._bases:
+                    continue
+                momentum = _momentum(optimizer, parameter)
+                if momentum is not None:
+                    matrix, basis = self._bases.pop(id(parameter))
+                    values = read_matrices([matrix], [momentum])
+                    lefts = [basis.to(momentum.dtype).contiguous()]
+                    rights = [momentum.new_empty(basis.shape[1], matrix.columns)]
+                    find_rights(values, lefts, rights, 1.0)
+                    add_to_matrices(values, lefts, rights, -self._part)
+                    write_matrices([matrix], values, [momentum])
+
+
+class SecondMomentMender:
+    """Keeps Adam's second moment near its value without compression, before an optimizer steps.
+
+    Gradients of several steps arrive together. Their square is larger than the sum of the
+    gradients' squares, and Adam's steps would be too small. So a part of that square counts. It
+    corrects optimizers with two `betas` that keep the moment as `exp_avg_sq`, such as AdamW.
+
+    optimizers: whose steps it watches; None: all of this process.
+    """
+
+    def __init__(self, optimizers: Collection[Optimizer] | None = None) -> None:
+        self._parts: dict[int, float] = {}  # by the parameter's id
+        watch_steps(self, before=SecondMomentMender._mend, optimizers=optimizers)
+
+    def add(self, parameter: torch.Tensor, part: float) -> None:
+        """Count a part, in (0, 1], of the squares of the parameter's gradient in its next step."""
+        self._parts[id(parameter)] = part
+
+    def clear(self) -> None:
+        self._parts.clear()
+
+    def _mend(self, optimizer: Optimizer, *_: Any) -> None:
+        if not self._parts or _refuses(optimizer):
+            return
+        scale = getattr(optimizer, "grad_scale", None)  # a GradScaler's, of a fused optimizer
+        unscale = 1.0 if scale is None else 1 / float(scale)
+        for group in optimizer.param_groups:
+            betas = group.get("betas", ())
+            if len(betas) != 2 or float(betas[1]) == 0:
+                continue
+            # The step keeps betas[1] of the moment, and adds (1 - betas[1]) of the whole square.
+            weight = unscale**2 * (1 - float(betas[1])) / float(betas[1])
+            for parameter in group["params"]:
+                moment = optimizer.state.get(parameter, {}).get("exp_avg_sq")
+                gradient = parameter.grad
+                if moment is None or gradient is None:
+                    continue
+                part = self._parts.pop(id(parameter), 1.0)
+                if part < 1:
+                    moment = moment.detach()
+                    moment.addcmul_(gradient, gradient, value=(part - 1) * weight).clamp_(min=0)
+
+
+def _refuses(optimizer: Optimizer) -> bool:
+    """Return whether a fused optimizer skips its step, as its GradScaler told it."""
+    refused = getattr(optimizer, "found_inf", None)
+    return refused is not None and bool(refused.item())
+
+
+def _momentum(optimizer: Optimizer, parameter: torch.Tensor) -> torch.Tensor | None:
+    """Return a parameter's momentum, flat, in its gradient's memory order; None where there is
+    none."""
+    found = optimizer.state.get(parameter, {}).get("momentum_buffer")
+    if (
+        isinstance(found, torch.Tensor)
+        and found.shape == parameter.shape
+        and same_order(found.shape, found.stride(), gradient_strides(parameter))
+    ):
+        return found.detach().as_strided((found.numel(),), (1,))
+    return None

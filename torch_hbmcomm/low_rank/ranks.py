@@ -1,0 +1,176 @@
+"""Chooses the ranks of low-rank approximations: the next byte goes where it takes most energy out
+of the residuals.
+
+Every rank of the group plans alike, from numbers that are equal on all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import torch
+
+from torch_hbmcomm.error_feedback import passes
+
+_NEXT = 2 / 3
+"""The energy that one more column is expected to take, in that of the last column: spectra fall. It
+also keeps two layers of equal worth from passing a column to and fro."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A parameter's gradient as a matrix.
+
+    width: bytes of an element on the wire.
+    shape: of the gradient, its dimensions in the order of memory.
+    order: the dimensions of the rows and then those of the columns; (): as they lie in memory.
+    """
+
+    name: str
+    rows: int
+    columns: int
+    width: int
+    shape: tuple[int, ...] = ()
+    order: tuple[int, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the whole."""
+        return self.width * self.rows * self.columns
+
+    @property
+    def cost(self) -> int:
+        """The bytes of one rank: a column of each factor."""
+        return self.width * (self.rows + self.columns)
+
+    @property
+    def most(self) -> int:
+        """The largest rank that has fewer bytes than the whole; no rank above 0 may have."""
+        return (self.rows * self.columns - 1) // (self.rows + self.columns)
+
+    @property
+    def block(self) -> tuple[int, int] | None:
+        """Rows and columns of the blocks of a gradient, each of which the matrix has transposed, as
+        the kernels of a convolution's output channel; None where its order is another one."""
+        if self.order != (0, *range(2, len(self.shape)), 1):
+            return None
+        return self.shape[1], math.prod(self.shape[2:])
+
+    def ordered(self, flat: torch.Tensor) -> torch.Tensor:
+        """View the elements of a gradient in the order of the matrix."""
+        if not self.order:
+            return flat.view(self.rows, self.columns)
+        return flat.view(self.shape).permute(self.order)
+
+
+def read_matrices(matrices: Sequence[Matrix], flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the elements of each gradient as its matrix; a copy where they lie in another
+    order."""
+    found = [
+        flat.new_empty(matrix.rows, matrix.columns)
+        if matrix.block
+        else matrix.ordered(flat).reshape(matrix.rows, matrix.columns)
+        for matrix, flat in zip(matrices, flats, strict=True)
+    ]
+    blocks = [
+        (flat, values.view(-1), *matrix.block)
+        for matrix, flat, values in zip(matrices, flats, found, strict=True)
+        if matrix.block
+    ]
+    passes.transpose_blocks(blocks)
+    return found
+
+
+def write_matrices(
+    matrices: Sequence[Matrix], values: Sequence[torch.Tensor], flats: Sequence[torch.Tensor]
+) -> None:
+    """Write matrices over the elements of gradients, unless they are these elements."""
+    blocks = []
+    for matrix, one, flat in zip(matrices, values, flats, strict=True):
+        if matrix.block:
+            rows, columns = matrix.block
+            blocks.append((one.view(-1), flat, columns, rows))
+        elif one.data_ptr() != flat.data_ptr():
+            ordered = matrix.ordered(flat)
+            ordered.copy_(one.view(ordered.shape))
+    passes.transpose_blocks(blocks)
+
+
+def matrix_of(name: str, shape: Sequence[int], width: int) -> Matrix | None:
+    """Return a gradient of this shape, its dimensions in the order of memory, as the matrix whose
+    ranks cost least; None where even rank 1 has as many bytes as the whole.
+
+    Rows and columns share the dimensions between them, also those that do not lie together: of a
+    convolution's 64 x 64 x 3 x 3, each side has 64 x 3.
+    """
+    numel = math.prod(shape)
+    if numel == 0:
+        return None
+    dimensions = range(len(shape))
+    splits = []
+    for count in dimensions[1:]:
+        for others in combinations(dimensions[1:], count - 1):
+            of_rows = 0, *others
+            of_columns = [one for one in dimensions if one not in of_rows]
+            rows = math.prod(shape[one] for one in of_rows)
+            matrix = Matrix(name, rows, numel // rows, width)
+            if [*of_rows, *of_columns] != [*dimensions]:
+                of_columns.sort(key=lambda one: shape[one])  # the longest last: fastest to copy
+                matrix = replace(matrix, shape=tuple(shape), order=(*of_rows, *of_columns))
+            splits.append(matrix)
+    best = min(splits, key=lambda matrix: (matrix.cost, matrix.order != ()), default=None)
+    return None if best is None or best.most < 1 else best
+
+
+def first_ranks(matrices: Sequence[Matrix], budget: float) -> dict[str, int]:
+    """Return the largest rank that all can have within a budget of bytes, for each less where it
+    cannot have so many; at least 0."""
+    ranks = dict.fromkeys((matrix.name for matrix in matrices), 0)
+    growing = list(matrices)
+    while growing and sum(matrix.cost for matrix in growing) <= budget:
+        for matrix in growing:
+            ranks[matrix.name] += 1
+            budget -= matrix.cost
+        growing = [matrix for matrix in growing if ranks[matrix.name] < matrix.most]
+    return ranks
+
+
+def next_ranks(
+    matrices: Sequence[Matrix],
+    ranks: Mapping[str, int],
+    energies: Mapping[str, float],
+    budget: float,
+) -> dict[str, int]:
+    """Move each rank by at most one towards equal energy for the bytes of every last column.
+
+    As many as the budget allows have a rank of at least 1: what none has waits.
+
+    Args:
+        ranks: of the steps before; a matrix that is not there, as after a checkpoint that sent it
+            whole, had none
+        energies: the squared norm that the last column of each took out of its residual; for rank 0
+            what the first one is expected to take, or math.inf: it has waited too long, and has
+            its turn even beyond the budget
+        budget: bytes for all together
+    """
+    planned: dict[str, int] = {}
+    firsts: list[tuple[float, Matrix]] = []  # columns of matrices that have no other
+    others: list[tuple[float, Matrix]] = []
+    for matrix in matrices:
+        rank = min(ranks.get(matrix.name, 0), matrix.most)
+        planned[matrix.name] = max(rank - 1, 0)
+        budget -= matrix.cost * planned[matrix.name]
+        worth = energies[matrix.name] / matrix.cost
+        (firsts if rank < 2 else others).append((worth, matrix))
+        if 0 < rank < matrix.most:
+            others.append((worth * _NEXT, matrix))
+    for offers in (firsts, others):
+        offers.sort(key=lambda offer: -offer[0])
+    for worth, matrix in firsts + others:
+        if matrix.cost <= budget or worth == math.inf:
+            planned[matrix.name] += 1
+            budget -= matrix.cost
+    return planned

@@ -1,0 +1,378 @@
+"""Low-rank approximations of residuals, by warm-started power iteration with error feedback
+(Vogels et al. 2019, *PowerSGD: Practical low-rank gradient compression for distributed
+optimization*, Algorithm 1).
+
+A residual is a matrix M, which differs between the ranks of the group. The gradient becomes L Rᵀ.
+L is an orthonormal basis of the mean over the ranks of M R', where R' is R of the step before. R is
+the mean of Mᵀ L. Each rank subtracts its own part, L Lᵀ M, from its residual: sent gradients and
+residuals add up to all gradients.
+
+Both are multiplied by a relaxation w, as in successive over-relaxation: the gradient becomes
+w L Rᵀ, and the residual M - w L Lᵀ M. With w > 1 the next gradients make up for the excess.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torch_hbmcomm.error_feedback import passes
+from torch_hbmcomm.error_feedback.buckets import BucketLayers
+from torch_hbmcomm.error_feedback.layers import Layer, Shape
+from torch_hbmcomm.low_rank import products
+from torch_hbmcomm.low_rank.config import LowRank
+from torch_hbmcomm.low_rank.measures import SKETCHED, Measures
+from torch_hbmcomm.low_rank.ranks import Matrix, first_ranks, matrix_of, next_ranks
+
+_REPAY = 50
+"""Steps in which bytes beyond the budget, which ranks do not hit, are saved again; at most a whole
+budget in each, where what is always sent exceeds it."""
+
+_SLOW = 0.9
+"""The weight of the steps before in the running mean of a gradient's magnitude, in each step."""
+
+_SIZES = 0.95
+"""The same of the sizes whose quotient size_part() is: each is measured with an error."""
+
+_LEAST_PART = 0.01
+"""The least that size_part() returns: Adam's steps grow tenfold at most."""
+
+_EVERY = 5
+"""Steps between two choices of ranks, over which energies are added up: one step's say little."""
+
+
+@dataclass
+class _Step:
+    """Findings of one step so far. Bytes: of all gradients, of what no rank changes, sent.
+
+    ranks: of the first step, chosen bucket by bucket.
+    """
+
+    ranks: dict[str, int] = field(default_factory=dict)
+    matrices: dict[str, Matrix] = field(default_factory=dict)
+    energies: dict[str, float] = field(default_factory=dict)
+    rights: dict[str, torch.Tensor] = field(default_factory=dict)
+    waited: dict[str, int] = field(default_factory=dict)
+    gradients: dict[str, float] = field(default_factory=dict)
+    sizes: dict[str, float] = field(default_factory=dict)
+    applied: dict[str, float] = field(default_factory=dict)
+    late: dict[str, float] = field(default_factory=dict)
+    whole: int = 0
+    fixed: int = 0
+    sent: int = 0
+
+
+class LowRankRule:
+    """Chooses the rank of each matrix for the next step, by its energy and a budget of bytes, and
+    keeps the factors R.
+
+    A step is keep() for what is sent and end_bucket() for each bucket, then end_step() or
+    cancel_step(). All ranks of the group are told the same, and choose the same.
+
+    waited: steps since a parameter was sent, for those that no rank is left for.
+    late: matrices that go whole in this step, and how many of their gradients wait in the residual:
+        more than can wait where training goes well.
+    """
+
+    def __init__(self, config: LowRank) -> None:
+        self._config = config
+        self._matrices: dict[Shape, Matrix | None] = {}
+        self.relaxation = config.relaxed
+        self._steps = 0
+        self._owed = 0.0  # bytes sent beyond the budget
+        self._ranks: dict[str, int] = {}
+        self._energies: defaultdict[str, float] = defaultdict(
+            float
+        )  # added up since ranks were chosen
+        self._rights: dict[str, torch.Tensor] = {}
+        self.waited: dict[str, int] = {}
+        self._gradients: dict[str, float] = {}  # running means of their sums of absolute values
+        self._sizes: dict[str, tuple[float, float]] = {}  # running sums: of gradients, of applied
+        self.late: dict[str, float] = {}
+        self._step = _Step()
+
+    @property
+    def sends_all(self) -> bool:
+        """Whether everything is sent whole in this step."""
+        return self._config.ratio == 0 or self._steps < self._config.warmup
+
+    @property
+    def _share(self) -> float:
+        """The part of all bytes that this step is to send.
+
+        The first 1 / (1 - R) steps send R of a gradient more between them, about twice as much as
+        later ones where R is near 1: what a whole first step would take besides, which a warm-up
+        of the learning rate would hardly use. Spread over more steps it helps less.
+        """
+        ratio = self._config.ratio
+        early = round(1 / (1 - ratio))
+        doubles = self._config.warmup == 0 and self._steps < early
+        return 1 - ratio + (ratio / early if doubles else 0)
+
+    def matrices_in(self, layers: BucketLayers) -> list[Matrix | None]:
+        """Return a bucket's parameters as matrices; None: it is always sent whole."""
+        for shape in layers.shapes:
+            if shape not in self._matrices:
+                self._matrices[shape] = _approximated(shape, self._config)
+        return [self._matrices[shape] for shape in layers.shapes]
+
+    def open_bucket(self, layers: BucketLayers) -> None:
+        """Choose the ranks of a bucket's matrices if there are none, as in the first step: with the
+        bucket's part of the budget, since other buckets are not known yet."""
+        if self._ranks or self.sends_all:
+            return
+        matrices = [matrix for matrix in self.matrices_in(layers) if matrix is not None]
+        fixed = layers.nbytes - sum(matrix.nbytes for matrix in matrices)
+        self._step.ranks |= first_ranks(matrices, self._share * layers.nbytes - fixed)
+
+    def rank(self, matrix: Matrix) -> int:
+        """Return the rank in this step; 0: sent whole or waiting."""
+        whole = self.sends_all or matrix.name in self.late
+        return 0 if whole else (self._ranks or self._step.ranks).get(matrix.name, 0)
+
+    def waits(self, matrix: Matrix) -> bool:
+        """Return whether nothing of a matrix is sent in this step."""
+        return not self.sends_all and matrix.name not in self.late and self.rank(matrix) == 0
+
+    def _energy(self, matrix: Matrix) -> float:
+        """Return the squared norm of the last column of R; 0 before there is one."""
+        right = self._right(matrix)
+        if right.shape[1] == 0:
+            return 0.0
+        return passes.moments([right[:, -1].contiguous()], squares=True)[0]
+
+    def _right(self, matrix: Matrix) -> torch.Tensor:
+        """Return R; without columns where there is none, or one of another split, as in a
+        checkpoint of a model in another memory format."""
+        none = torch.empty(matrix.columns, 0)
+        right = self._rights.get(matrix.name, none)
+        return right if right.shape[0] == matrix.columns else none
+
+    def size_part(self, matrix: Matrix) -> float:
+        """Return the squared norm of the gradients, averaged over the ranks, as a part of the
+        squared norm of what was applied of them in the same steps before this one; at most 1.
+
+        It is less than 1 because gradients of several steps are applied together.
+        """
+        gradients, applied = self._sizes.get(matrix.name, (0.0, 0.0))
+        return max(_LEAST_PART, gradients / applied) if 0 < gradients < applied else 1.0
+
+    def measure(
+        self,
+        layers: BucketLayers,
+        moments: Sequence[float],
+        gradients: Sequence[torch.Tensor],
+        sizes: Sequence[float],
+        factor: float,
+    ) -> Measures:
+        """Measure a bucket.
+
+        Args:
+            moments: by parameter, of the residuals
+            gradients, sizes: of this step, by parameter, and the sums of their absolute values
+            factor: what gradients are to be multiplied by
+        """
+        news = [factor * size for size in sizes]
+        in_bucket = self.matrices_in(layers)
+        matrices = {i: one for i, one in enumerate(in_bucket) if one is not None}
+        drawn = self._sketch(matrices.values(), [gradients[i] for i in matrices], factor)
+        of_matrices = dict(zip(matrices, drawn, strict=True))
+        sketches = [of_matrices.get(i, []) for i in range(len(gradients))]
+        energies = [0.0 if one is None else self._energy(one) for one in in_bucket]
+        return Measures(moments, news, energies, sketches)
+
+    def _sketch(
+        self, matrices: Collection[Matrix], gradients: Sequence[torch.Tensor], factor: float
+    ) -> list[list[float]]:
+        """Return random products of each gradient, the same ones on every rank: averaged over the
+        ranks, the mean of their squares is, but for chance, the squared norm of the averaged
+        gradient."""
+        values, lefts, rights, signs = [], [], [], []
+        for matrix, gradient in zip(matrices, gradients, strict=True):
+            wide = torch.promote_types(gradient.dtype, torch.float32)
+            one = gradient.view(matrix.rows, matrix.columns).to(wide)
+            seed = zlib.crc32(f"{self._steps} {matrix.name}".encode())
+            draw = torch.Generator().manual_seed(seed)
+            values.append(one)
+            rights.append(torch.randn(1, matrix.columns, generator=draw).to(one))
+            signs.append(torch.randn(SKETCHED, matrix.rows, generator=draw).sign().to(one))
+            lefts.append(one.new_empty(matrix.rows, 1))
+        products.find_lefts(values, lefts, rights, factor)
+        return [(sign @ left)[:, 0].tolist() for sign, left in zip(signs, lefts, strict=True)]
+
+    def directions(
+        self, matrices: Collection[Matrix], values: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Return the transposes of R', whose columns have norm 1, of the types and devices of the
+        matrices' values.
+
+        Half of them are of the step before, because gradients keep to their directions. The other
+        half is random, the same on every rank of the group, because the rest of the residuals is in
+        other directions.
+        """
+        found = []
+        for matrix, like in zip(matrices, values, strict=True):
+            seed = zlib.crc32(f"{matrix.name} {self._steps}".encode())
+            known = self._right(matrix)[:, : (self.rank(matrix) + 1) // 2].T
+            shape = self.rank(matrix) - known.shape[0], matrix.columns
+            draw = torch.Generator().manual_seed(seed)
+            drawn = torch.randn(shape, generator=draw, dtype=like.dtype)
+            found.append(torch.cat([known.to(like), drawn.to(like)]))
+        products.normalize_rows(found)
+        return found
+
+    def keep(self, matrices: Sequence[Matrix], rights: Sequence[torch.Tensor]) -> None:
+        """Keep each R, of which the transpose is given, for the next step."""
+        squares = passes.moments([right.view(-1) for right in rights], squares=True)
+        for matrix, right, square in zip(matrices, rights, squares, strict=True):
+            self._step.rights[matrix.name] = right.T
+            self._step.applied[matrix.name] = square * self.relaxation**2
+
+    def end_bucket(
+        self,
+        layers: BucketLayers,
+        measures: Measures | None = None,
+        *,
+        told: int,
+        sent: int,
+    ) -> None:
+        """Take in what a bucket tells of the next step.
+
+        Args:
+            measures: averaged over the ranks of the group; None where everything was sent
+            told: bytes that this rank sent to decide
+            sent: bytes that it sent of gradients
+        """
+        step = self._step
+        step.whole += layers.nbytes
+        step.fixed += layers.nbytes + told
+        step.sent += sent + told
+        for index, matrix in enumerate(self.matrices_in(layers)):
+            if matrix is None:
+                continue
+            step.matrices[matrix.name] = matrix
+            step.fixed -= matrix.nbytes
+            step.energies[matrix.name] = 0.0
+            if measures is not None:
+                self._take_in(matrix, measures, index)
+
+    def _take_in(self, matrix: Matrix, measures: Measures, index: int) -> None:
+        """Take in the measures of a matrix."""
+        step = self._step
+        moment, gradient = measures.moments[index], measures.gradients[index]
+        energy = measures.energies[index]
+        if 0 < gradient < math.inf:
+            self._measure(matrix.name, moment, gradient)
+            step.sizes[matrix.name] = _mean_square(measures.sketches[index])
+        if self.waits(matrix) and 0 < moment < math.inf:
+            step.waited[matrix.name] = self.waited.get(matrix.name, 0) + 1
+            too_long = step.waited[matrix.name] > self._config.usual_max_age - _EVERY
+            energy = math.inf if too_long else _expected_energy(matrix, moment)
+        elif not math.isfinite(energy):
+            energy = 0.0
+        step.energies[matrix.name] = energy
+
+    def _measure(self, name: str, moment: float, gradient: float) -> None:
+        """Compare the residual of a matrix with its gradients."""
+        usual = _SLOW * self._gradients.get(name, gradient) + (1 - _SLOW) * gradient
+        self._step.gradients[name] = usual
+        if self._config.usual_max_age * usual < moment < math.inf and name not in self.late:
+            self._step.late[name] = moment / usual
+
+    def end_step(self) -> None:
+        """End the step, and choose the ranks of the next one."""
+        step, self._step, sent_all = self._step, _Step(), self.sends_all
+        allowed = self._share * step.whole
+        if not sent_all:
+            self._owed = min(self._owed + step.sent - allowed, _REPAY * allowed)
+        self._steps += 1
+        self._rights |= step.rights
+        self.waited, self.late = step.waited, step.late
+        self._gradients |= step.gradients
+        self._add_sizes(step)
+        budget = self._share * step.whole - step.fixed - self._owed / _REPAY
+        matrices = list(step.matrices.values())
+        phase = self._steps % _EVERY
+        if phase != 1:  # in the step after a choice energies are still those of the ranks before
+            for name, energy in step.energies.items():
+                self._energies[name] += energy
+        if not self._ranks:
+            self._ranks = first_ranks(matrices, budget)
+        elif phase == 0 and not sent_all and any(self._energies.values()):
+            self._ranks = next_ranks(matrices, self._ranks, self._energies, budget)
+            self._energies.clear()
+
+    def _add_sizes(self, step: _Step) -> None:
+        """Take in a step's sizes, but for those of matrices that went whole."""
+        for name, size in step.sizes.items():
+            applied = step.applied.get(name, 0.0 if name in step.waited else math.nan)
+            if math.isfinite(size + applied):
+                sizes = self._sizes.get(name, (0.0, 0.0))
+                self._sizes[name] = _SIZES * sizes[0] + size, _SIZES * sizes[1] + applied
+
+    def cancel_step(self) -> None:
+        """Forget everything since end_step()."""
+        self._step = _Step()
+
+    def forget_waiting(self) -> None:
+        """Forget between two steps which parameters wait: everything was sent by other means."""
+        self.waited, self.late = {}, {}
+        self.cancel_step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what load_state_dict() takes, between two steps."""
+        return {
+            "steps": self._steps,
+            "owed": self._owed,
+            "ranks": dict(self._ranks),
+            "energies": dict(self._energies),
+            "rights": {name: right.clone() for name, right in self._rights.items()},
+            "waited": dict(self.waited),
+            "gradients": dict(self._gradients),
+            "sizes": dict(self._sizes),
+            "late": dict(self.late),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on as the rule that was saved."""
+        self._steps = int(state["steps"])
+        self._owed = float(state["owed"])
+        self._ranks = dict(state["ranks"])
+        self._energies = defaultdict(float, state["energies"])
+        self._rights = {name: right.clone() for name, right in state["rights"].items()}
+        self.waited = dict(state["waited"])
+        self._gradients = dict(state["gradients"])
+        self._sizes = dict(state["sizes"])
+        self.late = dict(state["late"])
+        self.cancel_step()
+
+
+def layers_of(config: LowRank, shapes: Sequence[Shape]) -> list[Layer]:
+    """Return each parameter as a layer."""
+    return [
+        Layer.of(shapes, (index,), always=_approximated(shape, config) is None)
+        for index, shape in enumerate(shapes)
+    ]
+
+
+def _approximated(shape: Shape, config: LowRank) -> Matrix | None:
+    """Return a parameter as the matrix that is approximated; None: it is always sent whole."""
+    if shape.dimensions < 2 or shape.numel < config.min_numel:
+        return None
+    return matrix_of(shape.name, shape.sizes, shape.width)
+
+
+def _expected_energy(matrix: Matrix, moment: float) -> float:
+    """Return what a column would take of a matrix whose elements are all of one size, and whose
+    directions of one energy."""
+    return moment**2 / (matrix.rows * matrix.columns) / min(matrix.rows, matrix.columns)
+
+
+def _mean_square(values: Sequence[float]) -> float:
+    return sum(value * value for value in values) / len(values)
