@@ -152,7 +152,8 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
         self, layers: BucketLayers, buffer: torch.Tensor
     ) -> torch.futures.Future[torch.Tensor]:
         """Average the whole bucket, without error feedback."""
-        self._statistics.count_all(layers, buffer)
+        everything = Encoded(range(len(layers.names)), None, (), 0)
+        self._statistics.count(layers, everything, buffer)
         self._encoder.pass_whole(layers)
         work = self._averager.start(self._averager.scaled(buffer))
         return work.then(lambda future: _value(future, buffer))

@@ -27,7 +27,7 @@ class _Counts:
 class Statistics:
     """Counts on one rank. end_step() adds a step's counts to the totals.
 
-    layers, sent_layers: of the last step; sent_layers: those of which something went whole.
+    layers: in the last step. sent_layers: layers of which a parameter was sent whole in it.
     """
 
     steps: int = 0
@@ -42,17 +42,8 @@ class Statistics:
         self.layers = self.sent_layers = 0
         self._step = _Counts()
 
-    def count_all(self, bucket: BucketLayers, buffer: torch.Tensor) -> None:
-        """Count a bucket that was sent whole, without a decision."""
-        self.layers += len(bucket.layers)
-        self.sent_layers += len(bucket.layers)
-        self._step.gradient_bytes += buffer.nbytes
-        self._step.sent_bytes += buffer.nbytes
-        self._step.elements += buffer.numel()
-        self._step.sent_elements += buffer.numel()
-
     def count(self, bucket: BucketLayers, encoded: Encoded, buffer: torch.Tensor) -> None:
-        """Count a bucket of which a part was sent. buffer: the bucket's gradients."""
+        """Count a bucket. encoded: the part that was sent. buffer: the bucket's gradients."""
         whole = set(encoded.whole)
         elements = sum(bucket.counts[index] for index in whole)
         elements += 0 if encoded.code is None else encoded.code.numel
