@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from torch_hbmcomm.low_rank import LowRank as LowRank
     from torch_hbmcomm.low_rank import LowRankState as LowRankState
     from torch_hbmcomm.low_rank import low_rank_hook as low_rank_hook
-    from torch_hbmcomm.parameter_server.server import ParameterServer as ParameterServer
+    from torch_hbmcomm.parameter_server import ParameterServer as ParameterServer
+    from torch_hbmcomm.parameter_server import SyncParameterServer as SyncParameterServer
 
 __all__ = [
     "AsyncState",
@@ -42,6 +43,7 @@ __all__ = [
     "LowRankState",
     "Options",
     "ParameterServer",
+    "SyncParameterServer",
     "__version__",
     "async_hook",
     "bf16_hook",
@@ -61,7 +63,8 @@ _HOMES = {
     "LowRank": "torch_hbmcomm.low_rank",
     "LowRankState": "torch_hbmcomm.low_rank",
     "Options": "torch_hbmcomm.backend",
-    "ParameterServer": "torch_hbmcomm.parameter_server.server",
+    "ParameterServer": "torch_hbmcomm.parameter_server",
+    "SyncParameterServer": "torch_hbmcomm.parameter_server",
     "async_hook": "torch_hbmcomm.async_ddp",
     "bf16_hook": "torch_hbmcomm.compression",
     "layer_drop_hook": "torch_hbmcomm.layer_drop",

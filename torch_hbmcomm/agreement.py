@@ -10,26 +10,36 @@ import torch.distributed as dist
 T = TypeVar("T")
 
 
-def together(group: dist.ProcessGroup, attempt: Callable[[], T]) -> list[T]:
+def together(
+    group: dist.ProcessGroup, attempt: Callable[[], T], caller: str = "something else"
+) -> list[T]:
     """Call attempt() on every rank of the group, and return the results by rank. Collective.
 
     REQUIRES: attempt() does not communicate in `group`, and its results can be pickled.
 
     If attempt() raises on one rank, every rank raises: that rank its own exception, each other rank
     RuntimeError with the rank and its error's text. The group continues.
+
+    caller: names the object that all ranks make. If it differs, every rank raises ValueError.
     """
     error: Exception | None = None
-    outcome: tuple[T | None, str] = None, ""
+    own: tuple[str, T | None, str]
     try:
-        outcome = attempt(), ""
+        own = caller, attempt(), ""
     except Exception as raised:
         error = raised
-        outcome = None, f"{type(error).__name__}: {error}"
-    told: list[tuple[T, str]] = [outcome] * dist.get_world_size(group)  # type: ignore[list-item]
-    dist.all_gather_object(told, outcome, group=group)
+        own = caller, None, f"{type(error).__name__}: {error}"
+    told: list[tuple[str, T, str]] = [own] * dist.get_world_size(group)  # type: ignore[list-item]
+    dist.all_gather_object(told, own, group=group)
+    for rank, (other, _, _) in enumerate(told):
+        if other != told[0][0]:
+            raise ValueError(
+                f"rank 0 of the group makes {told[0][0]}, and rank {rank} makes {other}: all ranks "
+                "of a group make the same"
+            ) from error
     if error is not None:
         raise error
-    for rank, (_, words) in enumerate(told):
+    for rank, (_, _, words) in enumerate(told):
         if words:
             raise RuntimeError(f"rank {rank} of the group cannot take part: {words}")
-    return [result for result, _ in told]
+    return [result for _, result, _ in told]

@@ -33,15 +33,15 @@ _LOSS = 0.5  # points, at most
 
 _OPTIONS: dict[str, dict[str, Any] | None] = {
     DDP: None,
-    'mode="sync"': {"mode": "sync"},
-    'mode="async"': {},
+    "SyncParameterServer": {"kind": "SyncParameterServer"},
+    "ParameterServer": {},
     "staleness=4": {"staleness": 4},
     "staleness=0": {"staleness": 0},
     DROPPING: {"staleness": 0, "drop": {"ratio": 0.8, "warmup": 10}},
     'rule="easgd"': {"rule": "easgd"},
 }
-"""Arguments of the ParameterServer, by contender ("drop": of LayerDrop); None:
-DistributedDataParallel."""
+"""Arguments of a parameter server, by contender ("kind": the class, unless it is ParameterServer;
+"drop": of LayerDrop); None: DistributedDataParallel."""
 
 
 def _measure(plan: Plan, findings: Findings) -> None:

@@ -39,22 +39,24 @@ class Learner:
     def start(self, options: dict[str, Any] | None, epochs: int, seed: int) -> None:
         """Train for some epochs.
 
-        options: of a ParameterServer ("drop": of LayerDrop); None: DistributedDataParallel
+        options: of a parameter server ("kind": the class, unless it is ParameterServer; "drop": of
+            LayerDrop); None: DistributedDataParallel
         """
         torch.manual_seed(seed)
         self._shuffling = torch.Generator().manual_seed(seed)
         self._model = _network()
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=_RATE)
         self._schedule = OneCycleLR(self._optimizer, _RATE, total_steps=epochs * self._digits.steps)
-        self._server: hbmcomm.ParameterServer | None = None
+        self._server: hbmcomm.ParameterServer | hbmcomm.SyncParameterServer | None = None
         self._replica = self._model
         if options is None:
             self._replica = DistributedDataParallel(self._model)
         else:
-            drop = hbmcomm.LayerDrop(**options["drop"]) if "drop" in options else None
-            self._server = hbmcomm.ParameterServer(
-                self._model, self._optimizer, **{**options, "drop": drop}
-            )
+            options = {"kind": "ParameterServer", **options}
+            if "drop" in options:
+                options["drop"] = hbmcomm.LayerDrop(**options["drop"])
+            kind = getattr(hbmcomm, options.pop("kind"))
+            self._server = kind(self._model, self._optimizer, **options)
 
     def epoch(self) -> None:
         for images, labels in self._digits.batches(self._shuffling):

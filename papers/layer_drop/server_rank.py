@@ -41,6 +41,7 @@ class Member:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
+        self._server: hbmcomm.ParameterServer | hbmcomm.SyncParameterServer
 
     def join(self, store_file: str, world: int, width: int) -> None:
         """Join the process group. store_file: names a file that does not exist yet, the same for
@@ -53,12 +54,10 @@ class Member:
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=_RATE, momentum=0.9)
 
     def prepare(self, terms: dict[str, Any] | None) -> None:
-        """Form the parameter server with mode="sync", on all ranks. terms: of LayerDrop; None: all
-        is sent."""
-        self._server = hbmcomm.ParameterServer(
+        """Form a SyncParameterServer, on all ranks. terms: of LayerDrop; None: all is sent."""
+        self._server = hbmcomm.SyncParameterServer(
             self._model,
             self._optimizer,
-            mode="sync",
             server=SERVER,
             dedicated=True,
             buffers="local",
@@ -68,7 +67,7 @@ class Member:
     def attach(
         self, url: str, token: str, workers: int, transfer: str | None, terms: dict[str, Any] | None
     ) -> None:
-        """Form it with mode="async" over tcp, on the workers."""
+        """Form a ParameterServer over tcp, on the workers."""
         self._server = hbmcomm.ParameterServer(
             self._model,
             self._optimizer,
@@ -82,6 +81,7 @@ class Member:
     def serve(self) -> list[tuple[float, float]]:
         """Serve, on rank 0, until all workers have closed. Returns the times of each update."""
         clock = Clock()
+        assert isinstance(self._server, hbmcomm.SyncParameterServer)
         self._server.serve(after_update=clock.lap)
         return clock.times
 

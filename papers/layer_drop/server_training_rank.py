@@ -41,10 +41,9 @@ class Learner:
         self._model = self._task.model()
         steps_it = OPTIMIZERS[optimizer](self._model.parameters(), self._task.rates[optimizer])
         self._schedule = LambdaLR(steps_it, partial(schedule, steps=steps))
-        self._server = hbmcomm.ParameterServer(
+        self._server = hbmcomm.SyncParameterServer(
             self._model,
             steps_it,
-            mode="sync",
             server=SERVER,
             dedicated=True,
             drop=None if terms is None else hbmcomm.LayerDrop(**terms),

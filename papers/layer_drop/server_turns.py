@@ -40,7 +40,7 @@ class Turn:
 
 
 def synchronous(hosts: Cluster, terms: Mapping[str, Any] | None, steps: int) -> Turn:
-    """Train with mode="sync". terms: of LayerDrop; None: all is sent."""
+    """Train with a SyncParameterServer. terms: of LayerDrop; None: all is sent."""
     server, *workers = hosts.ranks
     hosts.all("prepare", terms=terms)
     server.tell("serve")

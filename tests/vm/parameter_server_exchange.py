@@ -15,7 +15,8 @@ import verbs_workers
 
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server.exchange import WeightExchange
-from torch_hbmcomm.parameter_server.layout import PIECE_BYTES, Layout, TensorSpec, lay_out
+from torch_hbmcomm.parameter_server.layout import PIECE_BYTES, Layout, lay_out
+from torch_hbmcomm.parameter_server.packing import TensorSpec
 from torch_hbmcomm.parameter_server.roster import Roster
 from torch_hbmcomm.parameter_server.sharding import ShardedWeights
 

@@ -1,4 +1,4 @@
-"""The asynchronous mode: local steps, and exchanges with the weights in the boxes.
+"""The asynchronous parameter server: local steps, and exchanges with the weights in the boxes.
 
 Ahn et al. 2018, section IV: in the sequential scenario an exchange follows the computation; in the
 parallel one it runs in a thread of its own during the next step's, so that an iteration takes
@@ -15,7 +15,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from types import TracebackType
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -24,42 +25,103 @@ from torch import nn
 from torch_hbmcomm import smb
 from torch_hbmcomm.agreement import together
 from torch_hbmcomm.groups import chosen_group
-from torch_hbmcomm.parameter_server.checkpoint import count, part, restored_on_error
+from torch_hbmcomm.layer_drop.config import LayerDrop
+from torch_hbmcomm.parameter_server.checkpoint import check_kind, count, part, restored_on_error
 from torch_hbmcomm.parameter_server.config import AsyncConfig
 from torch_hbmcomm.parameter_server.exchange import Scales, WeightExchange
 from torch_hbmcomm.parameter_server.job import AsyncJob
-from torch_hbmcomm.parameter_server.layout import Piece, TensorSpec, lay_out, manifest_mismatch
+from torch_hbmcomm.parameter_server.layout import Piece, lay_out, manifest_mismatch
+from torch_hbmcomm.parameter_server.own_steps import OwnSteps
+from torch_hbmcomm.parameter_server.packing import TensorSpec
 from torch_hbmcomm.parameter_server.replica import Replica, model_tensors
+from torch_hbmcomm.parameter_server.rules import Rule, named
 from torch_hbmcomm.parameter_server.selection import AsyncLayerDrop, Selection, SendAll, layers_in
 from torch_hbmcomm.parameter_server.sharding import Boxes, connect_boxes
-from torch_hbmcomm.parameter_server.shared_model import SharedModel
+from torch_hbmcomm.parameter_server.shared_model import SharedModel, check_optimizer
 from torch_hbmcomm.tensors import check_fills_memory, is_finite
 
 _log = logging.getLogger(__name__)
 
 _FINISHED, _CLOSED = "finish()", "close()"
-_SAVED = 'what state_dict() of a ParameterServer(mode="async") returned'
+_SAVED = "what ParameterServer.state_dict() returned"
 _FAILED = "an error in an exchange: the object can only be closed"
 
 
-class AsyncParameterServer:
-    """ParameterServer with mode="async"; its docstring is the reference.
+class ParameterServer:
+    """Train one model by several workers that share its weights, and do not wait for one another.
 
-    box: has the weights; None: the boxes of `group`
+        ps = hbmcomm.ParameterServer(model, optimizer)  # instead of DistributedDataParallel
+        for batch, target in data:
+            optimizer.zero_grad()
+            loss(model(batch), target).backward()
+            ps.step()  # instead of optimizer.step()
+
+    The weights are in one memory box or several. In step() the local optimizer steps, the
+    difference is added to the weights on the box, and fresh weights are read back (Ahn et al. 2018;
+    Dean et al. 2012). When a worker dies, the others continue. At the start the first worker's
+    model becomes the weights, and every other worker, however late, takes the weights that it
+    finds.
+
+    Args:
+        model: dense CPU parameters and buffers. Parameters that require a gradient are trained;
+            all else is handed out once, at the start.
+        optimizer: any of PyTorch's over the model's parameters; its state is each worker's own
+        box: addresses or connections of the boxes that have the weights, the same for all workers
+            in the same order; None: those of the group (Options(parameter_server=...))
+        staleness: how many exchanges a worker may be ahead of the slowest live one (Ho et al.
+            2013); None: any number. A worker that dies counts until its lease ends. With 0, plain
+            SGD and Downpour training gives the same as synchronous training; with other optimizers
+            the workers' local updates are averaged.
+        push_every: steps between two exchanges
+        rule: "downpour", "easgd" (Zhang et al. 2015), or an object of parameter_server.rules
+        transfer: torch.bfloat16: float32 differences and weights are sent as bfloat16. The rounding
+            error of a difference is sent with the next; the box's weights stay float32.
+        buffers: "shared": floating-point buffers (BatchNorm's statistics) are averaged as
+            parameters are; "local": each worker has its own. Integer buffers are always local.
+        overlap: exchanges run during the next step's computation, and bring weights that are one
+            step older; None: yes, unless staleness is 0 or layers are dropped. Without, fresh
+            weights are there when step() returns.
+        drop: layers with small changes are sent later, and layers that no worker sent do not come
+            back (Lee et al. 2020); each worker decides alone. None: everything is sent.
+        name: this job's name in the boxes, if box is given; workers of one name train one model
+        workers: the number of workers to wait for at the start; None: the group's size, or 1
+        keep: the weights stay in the boxes when the last worker leaves; a job of the same name then
+            continues with them
+        group: the group that was formed with the boxes; None: the default group
+        timeout: seconds to wait for other workers
+
+    Without `box` it is a collective: if one rank's arguments are wrong, each other rank has
+    RuntimeError with that rank's text, and the group continues.
+
+    Raises:
+        ValueError: arguments that do not go together, or a model that is not the other workers'
+        TypeError: tensors that are not dense or not on the CPU
+        MemoryError: a box is too small; says how much is needed
+        TimeoutError: others did not come within `timeout`
+        smb.BoxError: from a box. After an error in step() the object can only be closed.
     """
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        config: AsyncConfig,
-        name: str,
-        box: Boxes | None,
-        group: dist.ProcessGroup | None,
+        *,
+        box: Boxes | None = None,
+        staleness: int | None = None,
+        push_every: int = 1,
+        rule: str | Rule = "downpour",
+        transfer: torch.dtype | None = None,
+        buffers: Literal["shared", "local"] = "shared",
+        overlap: bool | None = None,
+        name: str = "parameter-server",
+        workers: int | None = None,
+        keep: bool = False,
+        group: dist.ProcessGroup | None = None,
+        timeout: float = 300.0,
+        drop: LayerDrop | None = None,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
-        self._config = config
         self._thread: ThreadPoolExecutor | None = None
         self._under_way: Future[list[Piece]] | None = None  # the exchange beside this step
         self._arrived: Sequence[Piece] = ()  # of the last such exchange, not taken yet
@@ -70,26 +132,61 @@ class AsyncParameterServer:
         self._ended = ""  # what the next method comes too late after
         self._loaded = False
         with ExitStack() as resources:
-            if box is None:
-                boxes, name = self._lay_out_together(chosen_group(group), name)
-            else:
-                boxes = connect_boxes(box, resources)
+
+            def prepare() -> Sequence[smb.Box]:
+                """Check this rank's arguments, as far as one rank can, and lay out its model."""
+                if box is not None and group is not None:
+                    raise ValueError("give box, or a group that has boxes, not both")
+                if box is None and not dist.is_initialized():
+                    raise ValueError(
+                        "there is no process group: give box, or form a group with a box"
+                    )
+                check_optimizer("every worker", model, optimizer)
+                size = 1 if box is not None else dist.get_world_size(group)
+                self._config = AsyncConfig(
+                    rule=named(rule),
+                    staleness=staleness,
+                    push_every=push_every,
+                    transfer=transfer,
+                    buffers=buffers,
+                    overlap=staleness != 0 and drop is None if overlap is None else overlap,
+                    workers=size if workers is None else workers,
+                    keep=keep,
+                    timeout=timeout,
+                    drop=drop,
+                )
+                boxes = smb.all_of(group) if box is None else connect_boxes(box, resources)
                 self._lay_out(len(boxes))
+                return boxes
+
+            if dist.is_initialized() and (box is None or group is not None):
+                boxes, name = self._prepare_together(chosen_group(group), prepare, name)
+            else:
+                boxes = prepare()
             self._join(boxes, name, resources)
-            if config.overlap:
+            if self._config.overlap:
                 self._thread = resources.enter_context(ThreadPoolExecutor(1, "hbm-exchange"))
+            self._own_steps = OwnSteps(optimizer)
+            resources.callback(self._own_steps.release)
             self._resources = resources.pop_all()
 
     # -- training --------------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step the local optimizer, and exchange with the boxes every `push_every` steps.
+        """Step the local optimizer, and exchange with the boxes every `push_every` steps; after
+        backward(). Returns the closure's result.
 
         With overlap the exchange runs beside the next step, in a thread.
+
+        An update that is not finite is not sent, and counted (stats()["refused"]); a RuntimeWarning
+        names the parameter, and this worker continues with the box's weights.
+
+        Until close() the optimizer's own step() raises RuntimeError.
         """
         self._check("step()", _FINISHED)
         self._shared.find()  # raises before the optimizer changes the model
-        loss = self._optimizer.step(closure) if closure else self._optimizer.step()
+        with self._own_steps.allowed():
+            loss = self._optimizer.step(closure) if closure else self._optimizer.step()
         self._steps += 1
         self._unsent += 1
         self._pending = True
@@ -145,6 +242,10 @@ class AsyncParameterServer:
         self._exchange.push(sent, scales)
 
     def finish(self) -> None:
+        """Send all unsent changes, and count no more; after the last step.
+
+        No bound on staleness holds up the others then. pull() and state_dict() still work.
+        """
         self._check("finish()")
         self._shared.find()
         with self._broken_by_errors():
@@ -153,6 +254,10 @@ class AsyncParameterServer:
         self._ended = _FINISHED
 
     def pull(self) -> None:
+        """Send all unsent changes, and make the box's weights the model's, without rounding.
+
+        With "easgd" these are the center.
+        """
         self._check("pull()")
         self._shared.find()
         with self._broken_by_errors():
@@ -160,6 +265,11 @@ class AsyncParameterServer:
             self._adopt(self._layout.changing)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return what to save, on any one worker: "model", the box's weights as the model's own
+        state_dict() has them; "steps"; with `drop`, "drop". Sends all unsent changes.
+
+        The optimizers are each worker's own, and are saved apart.
+        """
         self._check("state_dict()")
         tensors = self._shared.find()
         weights = [tensor.detach().clone() for tensor in tensors]
@@ -181,11 +291,20 @@ class AsyncParameterServer:
             **self._selection.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a checkpoint of state_dict(), on every worker before its first step.
+
+        The state may come from another number of workers. The first worker that comes writes the
+        weights to the box, unless training has begun there.
+
+        Raises ValueError for a state of a SyncParameterServer, of another model, or with weights
+        that are not finite; then nothing is loaded.
+        """
         self._check("load_state_dict()")
         if self._steps or self._loaded:
             raise RuntimeError("a checkpoint is loaded once, and before the first step")
         self._shared.find(everything=True)
+        check_kind(state, "ParameterServer", _SAVED)
         weights, steps = part(state, "model", _SAVED), count(state, "steps", _SAVED)
         _require_finite(self._model, weights)
         with restored_on_error(self._model):
@@ -204,6 +323,12 @@ class AsyncParameterServer:
         self._adopt(self._layout.pieces)
 
     def stats(self) -> dict[str, int | float]:
+        """Return counters since the start: steps; workers that are alive; ahead, the exchanges by
+        which this worker leads the slowest; pushed_bytes, pulled_bytes; refused (updates);
+        exchange_seconds that the methods took, the local optimizer left out.
+
+        With `drop` also sent_layers, dropped_layers, and the threshold as it is now (-1: none).
+        """
         self._check("stats()")
         return {
             "steps": self._steps,
@@ -216,16 +341,33 @@ class AsyncParameterServer:
             **self._selection.stats(),
         }
 
-    def close(self, send: bool = True) -> None:
-        """Leave. send: what is unsent, first; not after an error, when part of it may be in the
-        weights. Does nothing the second time."""
+    def close(self) -> None:
+        """Send all unsent changes, and leave. The model keeps its values.
+
+        After an error nothing is sent: part of it may be in the weights. Does nothing the second
+        time.
+        """
         if self._ended == _CLOSED:
             return
-        send = send and self._ended != _FAILED
+        send = self._ended != _FAILED
         self._ended = _CLOSED
         with self._resources:
             if send:
                 self._send_all()
+
+    def __enter__(self) -> ParameterServer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close; after an exception send nothing any more."""
+        if kind is not None and self._ended != _CLOSED:
+            self._ended = _FAILED
+        self.close()
 
     def _check(self, method: str, *too_late: str) -> None:
         if self._ended in (_CLOSED, _FAILED, *too_late):
@@ -241,22 +383,21 @@ class AsyncParameterServer:
 
     # -- joining ---------------------------------------------------------------------------------
 
-    def _lay_out_together(
-        self, group: dist.ProcessGroup, name: str
+    def _prepare_together(
+        self, group: dist.ProcessGroup, prepare: Callable[[], Sequence[smb.Box]], name: str
     ) -> tuple[Sequence[smb.Box], str]:
-        """Lay out on every rank, and compare. Collective.
+        """Call prepare() on every rank, and compare the layouts. Collective.
 
         Returns the group's boxes, and a name that is unique in them, which several jobs may use.
         """
         boxes: list[smb.Box] = []
 
         def attempt() -> tuple[bytes, str]:
-            boxes.extend(smb.all_of(group))
-            self._lay_out(len(boxes))
+            boxes.extend(prepare())
             manifest = self._layout.manifest(self._config.manifest_terms)
             return manifest, f"{name}/{secrets.token_hex(8)}"
 
-        told = together(group, attempt)
+        told = together(group, attempt, "a ParameterServer")
         first, name = told[0]
         for rank, (manifest, _) in enumerate(told):
             if why := manifest_mismatch(first, manifest):
@@ -269,7 +410,7 @@ class AsyncParameterServer:
     def _lay_out(self, boxes: int) -> None:
         """Decide where the model's tensors lie in the boxes, and what of them is sent."""
         config = self._config
-        tensors = model_tensors(self._model, config.shared_buffers)
+        tensors = model_tensors(self._model, config.buffers == "shared")
         for name, tensor, kind in tensors:
             check_fills_memory(kind, name, tensor)
         specs = [TensorSpec.of(*one) for one in tensors]
@@ -349,7 +490,7 @@ class AsyncParameterServer:
             "finite; it was not sent, and the worker goes on with the box's weights. Its "
             "optimizer's state may be spoilt: check the loss and the gradients before step().",
             RuntimeWarning,
-            stacklevel=6,  # the caller of ParameterServer
+            stacklevel=5,  # the caller of ParameterServer's method
         )
         self._adopt(self._layout.changing)
 

@@ -10,22 +10,29 @@ from typing import Any
 import torch
 from torch import nn
 
+_COUNTERS = {"ParameterServer": "steps", "SyncParameterServer": "updates"}  # of a state
 
-def check_mapping(state: object, right: str) -> None:
-    """Raise TypeError for a state that is no mapping. right: the state to load, for the error."""
+
+def check_kind(state: object, owner: str, right: str) -> None:
+    """Raise TypeError for a state that is no mapping, ValueError for a state of the other class.
+
+    owner: the name of the class that loads the state. right: the state to load, for the errors
+    """
     if not isinstance(state, Mapping):
         raise TypeError(f"a state is a mapping, not {type(state).__name__}; load {right}")
+    for kind, counter in _COUNTERS.items():
+        if counter in state and _COUNTERS[owner] not in state:
+            raise ValueError(f"the state is of a {kind}, and this is a {owner}; load {right}")
 
 
-def part(state: Any, key: str, right: str) -> Any:
-    """Return state[key]. Raises ValueError if there is none, TypeError as check_mapping()."""
-    check_mapping(state, right)
+def part(state: Mapping[str, Any], key: str, right: str) -> Any:
+    """Return state[key]. Raises ValueError if there is none. right: as check_kind()'s"""
     if key not in state:
         raise ValueError(f"the state has no {key!r}; load {right}")
     return state[key]
 
 
-def count(state: Any, key: str, right: str) -> int:
+def count(state: Mapping[str, Any], key: str, right: str) -> int:
     """Return part(), which must be a number of steps or updates; else raises ValueError."""
     value = part(state, key, right)
     try:

@@ -1,4 +1,4 @@
-"""The configuration of a parameter server: a class for each mode."""
+"""The arguments of the two parameter servers, and their checks."""
 
 from __future__ import annotations
 
@@ -10,17 +10,12 @@ import torch
 from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.parameter_server.rules import Rule
 
-_OF_THE_HOOK = (
-    "drop.wire_dtype and drop.skip_update are for layer_drop_hook, and a parameter server has no "
-    "use for them: leave both at None"
-)
-
-BUFFERS = ("shared", "local")
+_BUFFERS = ("shared", "local")
 
 
 @dataclass(frozen=True)
 class AsyncConfig:
-    """Arguments of ParameterServer(mode="async"), which explains them.
+    """Arguments of ParameterServer, which explains them.
 
     Raises TypeError, or ValueError for what does not go together.
     """
@@ -29,7 +24,7 @@ class AsyncConfig:
     staleness: int | None
     push_every: int
     transfer: torch.dtype | None
-    shared_buffers: bool
+    buffers: str
     overlap: bool
     workers: int
     keep: bool
@@ -37,24 +32,29 @@ class AsyncConfig:
     drop: LayerDrop | None
 
     def __post_init__(self) -> None:
-        for name in ("staleness", "push_every", "workers"):
-            value = getattr(self, name)
-            if not isinstance(value, int) and (name, value) != ("staleness", None):
-                raise TypeError(f"{name} is a whole number, not {value!r}")
-        if self.staleness is not None and self.staleness < 0:
-            raise ValueError(f"staleness is not negative: {self.staleness}; None is no bound")
+        _check_common(self.buffers, self.push_every, self.drop)
+        if self.staleness is not None:
+            _check_whole("staleness", self.staleness)
+            if self.staleness < 0:
+                raise ValueError(f"staleness is not negative: {self.staleness}; None is no bound")
         if self.staleness == 0 and self.overlap:
             raise ValueError("with staleness=0 an exchange cannot overlap the next step")
-        if self.push_every < 1:
-            raise ValueError(f"push_every is at least 1, not {self.push_every}")
-        if self.workers < 1:
-            raise ValueError(f"workers is at least 1, not {self.workers}")
+        _check_positive("workers", self.workers)
         if self.timeout <= 0:
             raise ValueError(f"timeout is more than 0 seconds, not {self.timeout}")
         if self.transfer not in (None, torch.bfloat16):
             raise ValueError(f"transfer is None or torch.bfloat16, not {self.transfer}")
-        if self.drop is not None:
-            self._check_drop(self.drop)
+        if self.drop is not None and self.rule.reads_first:
+            raise ValueError(
+                f"drop does not go with rule {self.rule!r}, which sends a part of the distance to "
+                "the weights, not what the optimizer changed: of a layer that is dropped nothing "
+                "would add up and be made up for later. Use Downpour, or leave drop out"
+            )
+        if self.drop is not None and self.drop.cache_dtype is not None:
+            raise ValueError(
+                f"drop.cache_dtype={self.drop.cache_dtype} has no meaning for ParameterServer: "
+                "there is no cache, what is not sent waits in the model itself; leave it at None"
+            )
 
     @property
     def manifest_terms(self) -> dict[str, Any]:
@@ -78,49 +78,53 @@ class AsyncConfig:
             return self.staleness
         return self.staleness - 1
 
-    def _check_drop(self, drop: LayerDrop) -> None:
-        if not isinstance(drop, LayerDrop):
-            raise TypeError(f"drop is a LayerDrop or None, not {drop!r}")
-        if self.rule.reads_first:
-            raise ValueError(
-                f"drop does not go with rule {self.rule!r}, which sends a part of the distance to "
-                "the weights, not what the optimizer changed: of a layer that is dropped nothing "
-                "would add up and be made up for later. Use Downpour, or leave drop out"
-            )
-        if (drop.wire_dtype, drop.skip_update) != (None, None):
-            raise ValueError(_OF_THE_HOOK)
-        if drop.cache_dtype is not None:
-            raise ValueError(
-                f'drop.cache_dtype={drop.cache_dtype} has no meaning in mode="async": there is no '
-                "cache, what is not sent waits in the model itself; leave it at None"
-            )
-
 
 @dataclass(frozen=True)
 class SyncConfig:
-    """Arguments of ParameterServer(mode="sync"), which explains them; the same on every rank.
+    """Arguments of SyncParameterServer, which explains them; the same on every rank."""
 
-    It refuses nothing: agree() tells all ranks together of a problem() on any (sync_agreement.py).
-    """
+    server: int
+    dedicated: bool
+    buffers: str
+    push_every: int
+    drop: LayerDrop | None
 
-    server: int = 0
-    dedicated: bool = False
-    buffers: str = "shared"
-    push_every: int = 1
-    drop: LayerDrop | None = None
-
-    def problem(self, ranks: int) -> str | None:
-        """Say what is wrong with it in a group of so many ranks; None: nothing."""
+    def check(self, ranks: int) -> None:
+        """Raise TypeError or ValueError for an argument that does not fit a group of `ranks`."""
+        _check_common(self.buffers, self.push_every, self.drop)
+        _check_whole("server", self.server)
         if not 0 <= self.server < ranks:
-            return f"server={self.server} is no rank of the group, which has ranks 0 to {ranks - 1}"
+            raise ValueError(
+                f"server={self.server} is no rank of the group, which has ranks 0 to {ranks - 1}"
+            )
         if self.dedicated and ranks == 1:
-            return "dedicated=True leaves a group of 1 rank no worker; start 2 ranks or more"
-        if self.buffers not in BUFFERS:
-            return f"buffers={self.buffers!r} is none of {', '.join(BUFFERS)}"
-        if self.push_every < 1:
-            return f"push_every={self.push_every}; it is a number of steps, at least 1"
-        if not isinstance(self.drop, LayerDrop | None):
-            return f"drop={self.drop!r} is no hbmcomm.LayerDrop"
-        if self.drop is not None and (self.drop.wire_dtype, self.drop.skip_update) != (None, None):
-            return _OF_THE_HOOK
-        return None
+            raise ValueError(
+                "dedicated=True leaves a group of 1 rank no worker; start 2 ranks or more"
+            )
+
+
+def _check_common(buffers: str, push_every: int, drop: LayerDrop | None) -> None:
+    """Check the arguments that both parameter servers have."""
+    if buffers not in _BUFFERS:
+        raise ValueError(f'buffers is "shared" or "local", not {buffers!r}')
+    _check_positive("push_every", push_every)
+    if drop is None:
+        return
+    if not isinstance(drop, LayerDrop):
+        raise TypeError(f"drop is a LayerDrop or None, not {drop!r}")
+    if (drop.wire_dtype, drop.skip_update) != (None, None):
+        raise ValueError(
+            "drop.wire_dtype and drop.skip_update are for layer_drop_hook, and a parameter server "
+            "has no use for them: leave both at None"
+        )
+
+
+def _check_positive(name: str, value: int) -> None:
+    _check_whole(name, value)
+    if value < 1:
+        raise ValueError(f"{name} is at least 1, not {value}")
+
+
+def _check_whole(name: str, value: int) -> None:
+    if not isinstance(value, int):
+        raise TypeError(f"{name} is a whole number, not {value!r}")

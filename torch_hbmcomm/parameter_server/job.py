@@ -1,4 +1,4 @@
-"""A worker's place in a job of the asynchronous mode: how it joins, begins and leaves."""
+"""A worker's place in a job of a ParameterServer: how it joins, begins and leaves."""
 
 from __future__ import annotations
 

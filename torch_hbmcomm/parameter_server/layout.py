@@ -1,9 +1,9 @@
-"""The packing of a model into memory boxes.
+"""The layout of a model in memory boxes.
 
-Tensors are cut into spans, and spans that follow one another are packed into pieces, the unit in
-which differences and weights travel. Each box gets an equal share of the bytes. All workers of a
-job compute the same layout from the same tensors, and compare manifests of it. A layer, where
-layers are dropped, is some tensors that share no piece with others.
+Tensors are packed into pieces (packing.py), the unit in which differences and weights travel. Each
+box gets an equal share of the bytes. All workers of a job compute the same layout from the same
+tensors, and compare manifests of it. A layer, where layers are dropped, is some tensors that share
+no piece with others.
 
 PyTorch is not needed.
 """
@@ -11,13 +11,12 @@ PyTorch is not needed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+from torch_hbmcomm.parameter_server.packing import Span, TensorSpec, pack_spans
 
 PIECE_BYTES = 2 << 20
 _ALIGNMENT = 64  # bytes
@@ -25,87 +24,6 @@ _ALIGNMENT = 64  # bytes
 _SUMMED = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _WIDTHS = _SUMMED | {"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
 _VERSION = 2
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """Name, dtype, shape and strides of a dense tensor, and what it is for.
-
-    strides: as it lies in memory (0 for dimensions of length 1); the boxes have its elements in
-        the order of memory
-    kind: "parameter", "buffer", or "constant", which is handed out once and never changes
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    kind: str
-
-    @staticmethod
-    def of(name: str, tensor: torch.Tensor, kind: str) -> TensorSpec:
-        strides = tuple(
-            step if length > 1 else 0
-            for length, step in zip(tensor.shape, tensor.stride(), strict=True)
-        )
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        return TensorSpec(name, dtype, tuple(tensor.shape), strides, kind)
-
-    @property
-    def count(self) -> int:
-        """The number of elements."""
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count
-
-    def __str__(self) -> str:
-        shape, strides = list(self.shape), list(self.strides)
-        kind = "frozen or local" if self.kind == "constant" else self.kind
-        return f"{kind} {self.name} ({self.dtype} {shape}, strides {strides})"
-
-
-class Span(NamedTuple):
-    """Elements [start, stop) of the tensor of that index, in the order of memory."""
-
-    tensor: int
-    start: int
-    stop: int
-
-    @property
-    def length(self) -> int:
-        return self.stop - self.start
-
-
-def pack_spans(sizes: Iterable[tuple[int, int]], most: int) -> Iterator[tuple[Span, ...]]:
-    """Cut tensors into runs of at most `most` elements: small ones share a run, large ones span
-    several.
-
-    sizes: index and number of elements of each tensor, all of one dtype
-    """
-    run: list[Span] = []
-    room = most
-    for index, size in sizes:
-        start = 0
-        while start < size:
-            stop = min(size, start + room)
-            run.append(Span(index, start, stop))
-            room -= stop - start
-            start = stop
-            if room == 0:
-                yield tuple(run)
-                run, room = [], most
-    if run:
-        yield tuple(run)
-
-
-def placed(spans: Iterable[Span]) -> Iterator[tuple[Span, slice]]:
-    """Yield spans with their places in the memory that holds them one after the other."""
-    at = 0
-    for span in spans:
-        end = at + span.length
-        yield span, slice(at, end)
-        at = end
 
 
 @dataclass(frozen=True)

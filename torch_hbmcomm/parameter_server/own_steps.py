@@ -1,5 +1,5 @@
-"""Refuses an optimizer's step() beside the parameter server that steps it: nobody would be sent
-what it changes."""
+"""Refuses an optimizer's own step() while a parameter server steps it: other workers would not get
+the changes."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ class OwnSteps:
     def _check(self, *_: Any) -> None:
         if not self._allowed:
             raise RuntimeError(
-                "optimizer.step() beside a ParameterServer changes this worker's model alone: call "
-                "the server's step(), which steps the optimizer and shares what it changes"
+                "optimizer.step() beside a parameter server changes this worker's model alone: "
+                "call the server's step(), which steps the optimizer and shares what it changes"
             )

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from torch_hbmcomm.parameter_server.layout import Layout, Piece, placed
+from torch_hbmcomm.parameter_server.layout import Layout, Piece
+from torch_hbmcomm.parameter_server.packing import parts_of, placed
 from torch_hbmcomm.parameter_server.rules import Rule
 from torch_hbmcomm.parameter_server.sharding import ShardedWeights
 from torch_hbmcomm.parameter_server.shared_model import SharedModel
@@ -67,8 +68,8 @@ class Replica:
         flats = [flat(tensor) for tensor in tensors]
         for piece in pieces:
             found = _view(self._weights.read(piece), piece.dtype)
-            for span, at in placed(piece.spans):
-                flats[span.tensor][span.start : span.stop].copy_(found[at])
+            for tensor, at in parts_of(piece.spans, flats):
+                tensor.copy_(found[at])
 
     def give(self) -> None:
         """Make the model's tensors the box's weights. Waits."""
@@ -157,9 +158,8 @@ class Replica:
         return out
 
     def _locals(self, piece: Piece) -> Iterator[tuple[torch.Tensor, slice]]:
-        """Yield the model's part of each span, and where that lies in the piece."""
-        for span, at in placed(piece.spans):
-            yield self._flat[span.tensor][span.start : span.stop], at
+        """Yield the model's part of each span, and the part's place in the piece."""
+        return parts_of(piece.spans, self._flat)
 
     def _part(self, piece: Piece) -> _Part:
         fresh, dtype = self._weights.fresh(piece)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -21,7 +21,8 @@ from torch_hbmcomm.error_feedback.layers import Layer, Shape
 from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.layer_drop.decision import DropRule, layers_of
 from torch_hbmcomm.parameter_server.exchange import COUNTER_BYTES
-from torch_hbmcomm.parameter_server.layout import Piece, TensorSpec, travels_as, width
+from torch_hbmcomm.parameter_server.layout import Piece, travels_as, width
+from torch_hbmcomm.parameter_server.packing import TensorSpec
 from torch_hbmcomm.tensors import is_finite
 
 
@@ -45,7 +46,7 @@ class Selection(Protocol):
     def state_dict(self) -> dict[str, Any]:
         """Return what to save when nothing waits to be sent."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what a job saved that had this selection or another one."""
 
 
@@ -70,7 +71,7 @@ class SendAll:
     def state_dict(self) -> dict[str, Any]:
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         pass
 
 
@@ -119,7 +120,7 @@ class AsyncLayerDrop:
     def state_dict(self) -> dict[str, Any]:
         return {"drop": self._rule.state_dict() | {"waited": {}}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "drop" in state:
             self._rule.load_state_dict(state["drop"])
 

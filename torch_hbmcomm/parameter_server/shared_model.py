@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from torch_hbmcomm.parameter_server.layout import TensorSpec
+from torch_hbmcomm.parameter_server.packing import TensorSpec
 
 _REMEDY = (
-    "a ParameterServer shares the model as it was when it was made. Undo the change, or make the "
-    "ParameterServer after it, on every worker"
+    "a parameter server shares the model as it was when the server was made. Undo the change, or "
+    "make the server after it, on every worker"
 )
 
 
@@ -60,8 +60,8 @@ class SharedModel:
     def _check_frozen(self, spec: TensorSpec, parameter: nn.Parameter | None) -> None:
         if parameter is not None and parameter.requires_grad:
             raise RuntimeError(
-                f"parameter {spec.name} was frozen when the ParameterServer was made, and now "
-                "requires a gradient: make it after unfreezing, on every worker"
+                f"parameter {spec.name} was frozen when the parameter server was made, and now "
+                "requires a gradient: make the server after unfreezing, on every worker"
             )
 
     def _same(self, spec: TensorSpec, tensor: torch.Tensor | None) -> torch.Tensor:
@@ -81,14 +81,28 @@ class SharedModel:
     def _check_optimizer(self, parameters: dict[str, nn.Parameter]) -> None:
         if self._optimizer is None:
             return
-        if (index := group_with_a_stranger(parameters.values(), self._optimizer)) is not None:
+        if (index := _group_with_a_stranger(parameters.values(), self._optimizer)) is not None:
             raise RuntimeError(
                 f"group {index} of the optimizer has a parameter now that is not the model's, and "
                 f"would not be shared: {_REMEDY}"
             )
 
 
-def group_with_a_stranger(
+def check_optimizer(owner: str, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    """Raise ValueError if there is no optimizer, or if it has a parameter that is not the model's.
+
+    owner: has the optimizer; for the error
+    """
+    if optimizer is None:
+        raise ValueError(f"{owner} needs an optimizer, and got None")
+    if (index := _group_with_a_stranger(model.parameters(), optimizer)) is not None:
+        raise ValueError(
+            f"group {index} of the optimizer has a parameter that is not the model's: it would "
+            "not be shared"
+        )
+
+
+def _group_with_a_stranger(
     parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer
 ) -> int | None:
     """Return the first group of the optimizer that has another parameter than these; None if there

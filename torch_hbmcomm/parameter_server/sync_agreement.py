@@ -1,4 +1,4 @@
-"""Messages between the ranks of the synchronous mode, by which all draw the same conclusion before
+"""Messages between the ranks of a SyncParameterServer, by which all draw the same conclusion before
 anything large moves: at the start about their models and configs, then in each round about what
 each calls and what gradients it has."""
 
@@ -12,22 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from torch_hbmcomm.agreement import together
 from torch_hbmcomm.error_feedback.buckets import check_dtype
 from torch_hbmcomm.parameter_server.config import SyncConfig
-from torch_hbmcomm.parameter_server.layout import TensorSpec
-from torch_hbmcomm.parameter_server.shared_model import group_with_a_stranger
+from torch_hbmcomm.parameter_server.packing import TensorSpec
+from torch_hbmcomm.parameter_server.shared_model import check_optimizer
 from torch_hbmcomm.tensors import check_fills_memory
 
 _NONE = -1
-
-
-@dataclass(frozen=True)
-class _Introduction:
-    """A rank's message at the start: that it cannot take part, or what it has."""
-
-    problem: str | None
-    config: SyncConfig
-    tensors: tuple[TensorSpec, ...]
 
 
 def agree(
@@ -39,46 +31,32 @@ def agree(
     """Check that all ranks have the same model and config. Collective. Returns the model's
     parameters, then its buffers.
 
-    Raises ValueError, on every rank alike, naming the rank and what is wrong.
+    Raises ValueError on every rank, naming a rank and the difference; raises as together() if one
+    rank's own model or arguments are wrong.
     """
-    ranks: list[_Introduction | None] = [None] * group.size()
-    dist.all_gather_object(ranks, _introduce(group, config, model, optimizer), group=group)
-    everyone = [rank for rank in ranks if rank is not None]
-    for number, rank in enumerate(everyone):
-        if rank.problem is not None:
-            raise ValueError(f"rank {number}: {rank.problem}")
-    first = everyone[0]
-    for number, rank in enumerate(everyone):
-        difference = _config_difference(rank.config, first.config) or _tensor_difference(
-            rank.tensors, first.tensors
+
+    def introduce() -> tuple[SyncConfig, tuple[TensorSpec, ...]]:
+        config.check(group.size())
+        if group.rank() == config.server:
+            check_optimizer("the server", model, optimizer)
+        if config.drop is not None:
+            for name, parameter in model.named_parameters():
+                check_dtype(name, parameter.dtype)
+        return config, tuple(_specs(model))
+
+    told = together(group, introduce, "a SyncParameterServer")
+    first_config, first_tensors = told[0]
+    for rank, (other, tensors) in enumerate(told):
+        difference = _config_difference(other, first_config) or _tensor_difference(
+            tensors, first_tensors
         )
         if difference is not None:
             ours, theirs = difference
             raise ValueError(
-                f"rank {number} has {ours}, rank 0 has {theirs}; a parameter server needs the same "
+                f"rank {rank} has {ours}, rank 0 has {theirs}; a parameter server needs the same "
                 "on every rank"
             )
-    return first.tensors
-
-
-def _introduce(
-    group: dist.ProcessGroup,
-    config: SyncConfig,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-) -> _Introduction:
-    try:
-        problem = config.problem(group.size())
-        if problem is None and group.rank() == config.server:
-            problem = _optimizer_problem(model, optimizer)
-        if problem is not None:
-            return _Introduction(problem, config, ())
-        if config.drop is not None:
-            for name, parameter in model.named_parameters():
-                check_dtype(name, parameter.dtype)
-        return _Introduction(None, config, tuple(_specs(model)))
-    except Exception as error:
-        return _Introduction(str(error), config, ())
+    return first_tensors
 
 
 def _specs(model: nn.Module) -> Iterator[TensorSpec]:
@@ -92,17 +70,6 @@ def _specs(model: nn.Module) -> Iterator[TensorSpec]:
                 raise ValueError(f"{kind} {name} has no shape yet; run the model on an input first")
             check_fills_memory(kind, name, tensor)
             yield TensorSpec.of(name, tensor, kind)
-
-
-def _optimizer_problem(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> str | None:
-    if optimizer is None:
-        return "the server needs an optimizer, and got None"
-    if (index := group_with_a_stranger(model.parameters(), optimizer)) is not None:
-        return (
-            f"parameters of group {index} of the optimizer are not the model's, which alone are "
-            "sent; put them into the model"
-        )
-    return None
 
 
 def _config_difference(ours: SyncConfig, theirs: SyncConfig) -> tuple[str, str] | None:
@@ -197,8 +164,8 @@ def meet(group: dist.ProcessGroup, server: int, names: Sequence[str], offer: Off
     for rank, index in enumerate(sparse):
         if index != _NONE:
             raise TypeError(
-                f"the gradient of parameter {names[index]} on rank {rank} is sparse; mode='sync' "
-                "sends dense gradients: make the layer with sparse=False"
+                f"the gradient of parameter {names[index]} on rank {rank} is sparse; "
+                "SyncParameterServer sends dense gradients: make the layer with sparse=False"
             )
     workers = tuple(rank for rank, value in enumerate(calls) if call in _UPDATES and value == call)
     some = table[list(workers), len(lead) :].any(dim=0)

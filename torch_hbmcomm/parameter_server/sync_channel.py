@@ -1,4 +1,4 @@
-"""Transfers of tensors between the server and the other ranks of the synchronous mode.
+"""Transfers of tensors between the server and the other ranks of a SyncParameterServer.
 
 Tensors are cut into buckets, runs of elements of one dtype that travel as one message: small ones
 share a bucket and a large one spans several, so what is in flight stays bounded. Buckets travel
@@ -15,20 +15,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from torch_hbmcomm import memory
 from torch_hbmcomm.groups import is_hbm
-from torch_hbmcomm.parameter_server.layout import Span, pack_spans, placed
+from torch_hbmcomm.parameter_server.packing import Span, pack_spans, parts_of, placed
 
 _IN_FLIGHT = 2  # buckets
 BUCKET_BYTES = (25 << 20) // _IN_FLIGHT
 _ALIGNMENT = 64  # bytes
-
-_Flat = TypeVar("_Flat", torch.Tensor, torch.Tensor | None)
 
 
 @dataclass(frozen=True)
@@ -46,26 +43,19 @@ class Bucket:
         """Leave out the spans of tensors that are not chosen; chosen: by index."""
         return Bucket(self.dtype, tuple(span for span in self.spans if chosen[span.tensor]))
 
-    def split(
-        self, wire: torch.Tensor, flats: Sequence[_Flat]
-    ) -> Iterator[tuple[torch.Tensor, _Flat]]:
-        """Yield the parts of `wire`, which holds the bucket's elements, and of `flats`."""
-        for span, at in placed(self.spans):
-            elements = flats[span.tensor]
-            yield wire[at], None if elements is None else elements[span.start : span.stop]
-
     def pack(self, wire: torch.Tensor, flats: Sequence[torch.Tensor | None]) -> None:
         """Copy into `wire`; None counts as zeros."""
-        for part, source in self.split(wire, flats):
+        for span, at in placed(self.spans):
+            source = flats[span.tensor]
             if source is None:
-                part.zero_()
+                wire[at].zero_()
             else:
-                part.copy_(source)
+                wire[at].copy_(source[span.start : span.stop])
 
     def unpack(self, wire: torch.Tensor, flats: Sequence[torch.Tensor]) -> None:
         """Copy out of `wire`."""
-        for part, target in self.split(wire, flats):
-            target.copy_(part)
+        for target, at in parts_of(self.spans, flats):
+            target.copy_(wire[at])
 
 
 def cut(tensors: Iterable[torch.Tensor], most: int) -> Iterator[Bucket]:

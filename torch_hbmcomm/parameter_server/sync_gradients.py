@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from torch_hbmcomm.parameter_server.config import SyncConfig
-from torch_hbmcomm.parameter_server.layout import Span
+from torch_hbmcomm.parameter_server.packing import Span, parts_of
 from torch_hbmcomm.parameter_server.sync_agreement import Offer, SyncCall, SyncRound, tell
 from torch_hbmcomm.parameter_server.sync_channel import Bucket, Parts, SyncChannel
 from torch_hbmcomm.parameter_server.sync_drop import SyncLayerDrop
@@ -179,14 +179,15 @@ def _average(
     bucket: Bucket, rows: Sequence[torch.Tensor], divisor: int, flats: Sequence[torch.Tensor]
 ) -> None:
     """Average `rows`, added in their order, into `flats`. Overwrites the first row."""
-    for part, target in bucket.split(_sum(rows), flats):
-        torch.div(part, divisor, out=target)
+    total = _sum(rows)
+    for target, at in parts_of(bucket.spans, flats):
+        torch.div(total[at], divisor, out=target)
 
 
-def _average_parts(parts: Parts, divisor: int, flats: Sequence[torch.Tensor]) -> None:
+def _average_parts(arrived: Parts, divisor: int, flats: Sequence[torch.Tensor]) -> None:
     """Average rows of which some lack spans that others have, and count as zeros there."""
     found: dict[Span, list[torch.Tensor]] = {}
-    for bucket, row in parts:
+    for bucket, row in arrived:
         lengths = [span.length for span in bucket.spans]
         for span, piece in zip(bucket.spans, row.split(lengths), strict=True):
             found.setdefault(span, []).append(piece)

@@ -14,7 +14,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from types import TracebackType
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -22,13 +23,10 @@ from torch import nn
 
 from torch_hbmcomm.agreement import together
 from torch_hbmcomm.groups import chosen_group
-from torch_hbmcomm.parameter_server.checkpoint import (
-    check_mapping,
-    count,
-    part,
-    restored_on_error,
-)
+from torch_hbmcomm.layer_drop.config import LayerDrop
+from torch_hbmcomm.parameter_server.checkpoint import check_kind, count, part, restored_on_error
 from torch_hbmcomm.parameter_server.config import SyncConfig
+from torch_hbmcomm.parameter_server.own_steps import OwnSteps
 from torch_hbmcomm.parameter_server.shared_model import SharedModel
 from torch_hbmcomm.parameter_server.sync_agreement import (
     SyncCall,
@@ -45,7 +43,14 @@ _SAVED = "one saved on the server's rank"
 
 
 class SyncParameterServer:
-    """One rank's end of a synchronous parameter server.
+    """Train one model by several workers whose optimizer and its state are on one rank only.
+
+        ps = hbmcomm.SyncParameterServer(model, optimizer)  # instead of DistributedDataParallel
+        for batch, target in data:
+            optimizer.zero_grad()
+            loss(model(batch), target).backward()
+            ps.step()  # instead of optimizer.step()
+        ps.close()
 
     An update is one of single-process training on the batches of all workers together: the server
     averages their gradients, in the order of the ranks, and runs its own optimizer.
@@ -66,41 +71,46 @@ class SyncParameterServer:
     calls the group is free for other collectives, unless the server is dedicated: give it a group
     of its own then.
 
-    Every method but state_dict() and stats() is a collective. When the server's update raises,
-    every rank raises. Errors of the group itself (a dead rank, a timeout) come as they are, and
-    leave this object unusable. Used from one thread.
+    Every method but state_dict() and stats() is a collective, and so is making the object, which
+    takes the server's parameters and buffers. When the server's update raises, every rank raises.
+    Errors of the group itself (a dead rank, a timeout) come as they are, and leave this object
+    unusable. Used from one thread.
+
+    Until close() the optimizers' own step() raises RuntimeError.
+
+    Args:
+        model: on the CPU, with the same parameters and buffers on every rank
+        optimizer: the server's; those of other ranks are not used, and may be None
+        group: any with all_gather, gather and broadcast, and with `drop` send and recv; None means
+            the default group
+        server: a rank of the group
+        dedicated: the server computes no gradients, and runs serve() instead of step()
+        buffers: "shared": with an update everyone takes those of the server, or, when it brought no
+            gradient, of the lowest rank that did; "local": each keeps its own
+        push_every: steps whose gradients are averaged to one update; step() takes .grad away
+            meanwhile
+        drop: which layers wait; None: everything is sent
+
+    Raises:
+        ValueError: on every rank: models or arguments differ; the text names a rank
+        ValueError, TypeError: this rank's arguments or model are wrong
+        RuntimeError: another rank's are; has that rank's text. The group continues.
     """
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None,
-        config: SyncConfig,
+        *,
         group: dist.ProcessGroup | None = None,
+        server: int = 0,
+        dedicated: bool = False,
+        buffers: Literal["shared", "local"] = "shared",
+        push_every: int = 1,
+        drop: LayerDrop | None = None,
     ) -> None:
-        """Take the server's parameters and buffers, on every rank.
-
-        Args:
-            model: on the CPU, with the same parameters and buffers on every rank
-            optimizer: the server's; those of other ranks are not used, and may be None
-            config: the same on every rank (below)
-            group: any with all_gather, gather and broadcast, and with `drop` send and recv; None
-                means the default group
-
-        Of `config`:
-            server: a rank of the group
-            dedicated: the server computes no gradients, and runs serve() instead of step()
-            buffers: "shared": with an update everyone takes those of the server, or, when it
-                brought no gradient, of the lowest rank that did; "local": each keeps its own
-            push_every: steps whose gradients are averaged to one update; step() takes .grad away
-                meanwhile
-            drop: which layers wait
-
-        Raises:
-            ValueError: on every rank, naming the rank and what is wrong or differs
-        """
         self._group = chosen_group(group)
-        self._config = config
+        self._config = config = SyncConfig(server, dedicated, buffers, push_every, drop)
         specs = agree(self._group, config, model, optimizer)
         self._model = model
         self._optimizer = optimizer
@@ -134,6 +144,7 @@ class SyncParameterServer:
         self._weight_bytes = 0
         self._exchange_seconds = 0.0
         self._broadcast(self._weights_and_buffers())
+        self._own_steps = OwnSteps(optimizer)
 
     @property
     def _is_server(self) -> bool:
@@ -175,6 +186,7 @@ class SyncParameterServer:
             )
         while not self._closed:
             self._round(SyncCall.FOLLOW, after_update)
+        self._own_steps.release()
 
     def pull(self) -> None:
         """Take the server's weights, and its buffers if they are shared; on every worker."""
@@ -205,6 +217,7 @@ class SyncParameterServer:
         Raises these if one rank cannot load; then no rank has loaded anything:
             ValueError: on the server, if the state is not a server's; on a worker, if "drop" is
                 another model's, or this object has no `drop`
+            ValueError: the state is a ParameterServer's
             RuntimeError: on the other ranks, with that rank's text
         """
         if self._closed:
@@ -232,10 +245,28 @@ class SyncParameterServer:
         """Send what push_every has held back, then take part in the others' rounds until all have
         closed. With `drop` there is one more update then, of all that is cached anywhere. Not for a
         worker that failed: it would follow the others to their end."""
-        if not self._closed and self._gradients.batches:
-            self._round(SyncCall.STEP)
-        while not self._closed:
-            self._round(SyncCall.FOLLOW if self._flushed else SyncCall.FLUSH)
+        try:
+            if not self._closed and self._gradients.batches:
+                self._round(SyncCall.STEP)
+            while not self._closed:
+                self._round(SyncCall.FOLLOW if self._flushed else SyncCall.FLUSH)
+        finally:
+            self._own_steps.release()
+
+    def __enter__(self) -> SyncParameterServer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close; after an exception only release the optimizer, and join no round."""
+        if kind is None:
+            self.close()
+        else:
+            self._own_steps.release()
 
     # -- rounds ----------------------------------------------------------------------------------
 
@@ -289,7 +320,8 @@ class SyncParameterServer:
         assert self._optimizer is not None  # agree() saw to it
         if self._config.drop is not None:
             check_averages(self._names, self._parameters, self._config.drop.cache_dtype)
-        self._optimizer.step()
+        with self._own_steps.allowed():
+            self._optimizer.step()
         self._updates += 1
         if after_update is not None:
             after_update()
@@ -302,7 +334,7 @@ class SyncParameterServer:
             nonlocal load_drop
             self._find(everything=True)
             if not follows:
-                check_mapping(state, _SAVED)
+                check_kind(state, "SyncParameterServer", _SAVED)
                 dropping = None if self._serves_only else self._dropping
                 load_drop = prepare_drop_state(dropping, state.get("drop"))
             return self._load_at_server(state) if self._is_server else 0
@@ -347,7 +379,7 @@ class SyncParameterServer:
                 f"the gradient of parameter {self._names[index]} on rank {rank} is not finite; the "
                 "update is left out on every rank, and later ones are counted without a warning",
                 RuntimeWarning,
-                stacklevel=5,  # the caller of ParameterServer.step()
+                stacklevel=4,  # the caller of step()
             )
         self._refused += 1
 

@@ -120,7 +120,7 @@ def test_a_compiled_step_is_refused_next_to_a_server() -> None:
         with steps.allowed():
             step()
         before = weight.detach().clone()
-        with pytest.raises(RuntimeError, match="beside a ParameterServer"):
+        with pytest.raises(RuntimeError, match="beside a parameter server"):
             step()
         assert torch.equal(weight.detach(), before)
     steps.release()

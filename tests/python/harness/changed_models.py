@@ -1,4 +1,4 @@
-"""Changes of a model and its optimizer after their ParameterServer was made, which it refuses."""
+"""Changes of a model and its optimizer after their parameter server was made, which it refuses."""
 
 from __future__ import annotations
 
@@ -98,13 +98,13 @@ def _buffer(model: Images, _: torch.optim.Optimizer) -> Undo:
     return lambda: setattr(model, "mean", before)
 
 
-_NOW = r"the model has parameter {} now, and had parameter {}: a ParameterServer shares the model"
+_NOW = r"the model has parameter {} now, and had parameter {}: a parameter server shares the model"
 
 MODEL: dict[str, tuple[Change, str]] = {
     "channels_last": (
         _channels_last,
         r"conv.weight \(float32 \[4, 3, 3, 3\], strides \[27, 1, 9, 3\]\) now, and had parameter "
-        r"conv.weight \(float32 \[4, 3, 3, 3\], strides \[27, 9, 3, 1\]\): a ParameterServer",
+        r"conv.weight \(float32 \[4, 3, 3, 3\], strides \[27, 9, 3, 1\]\): a parameter server",
     ),
     "strides": (_data(lambda it: it.t().contiguous().t()), r"head.weight .*strides \[1, 5\]\) now"),
     "gaps": (

@@ -16,8 +16,7 @@ import torch_hbmcomm as hbmcomm
 from harness.ps_task import weights
 from harness.ps_workers import Boxes, parameter_server
 from torch_hbmcomm.parameter_server import Downpour, ParameterServer
-from torch_hbmcomm.parameter_server.asynchronous import AsyncParameterServer
-from torch_hbmcomm.parameter_server.layout import placed
+from torch_hbmcomm.parameter_server.packing import placed
 
 TINY_PIECE = 1 << 8  # bytes: several pieces in each layer
 NEVER = 1e9  # a threshold that nothing reaches
@@ -64,20 +63,13 @@ class Layered(nn.Module):
         return given
 
 
-def worker_of(ps: ParameterServer) -> AsyncParameterServer:
-    """Return the server's side that users do not see."""
-    assert isinstance(ps._worker, AsyncParameterServer)
-    return ps._worker
-
-
 def waiting(ps: ParameterServer, model: nn.Module) -> Weights:
     """Return by how much a worker's model is ahead of the weights."""
-    worker = worker_of(ps)
-    worker._wait_for_exchange()
+    ps._wait_for_exchange()
     ahead = {name: torch.zeros_like(value) for name, value in weights(model).items()}
-    for piece, part in worker._replica._parts.items():
+    for piece, part in ps._replica._parts.items():
         for span, place in placed(piece.spans):
-            name = worker._layout.tensors[span.tensor].name
+            name = ps._layout.tensors[span.tensor].name
             if name in ahead:
                 at = slice(span.start, span.stop)
                 own = model.get_parameter(name).detach().flatten()[at]

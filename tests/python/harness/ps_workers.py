@@ -17,7 +17,6 @@ from harness import seeds
 from harness.ps_task import Optimize, backward, network, weights
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server import ParameterServer
-from torch_hbmcomm.parameter_server.asynchronous import AsyncParameterServer
 
 TOKEN = "a token for tests"
 PATIENCE = 60.0  # seconds for other workers
@@ -113,5 +112,4 @@ def trained(
 
 def settle(ps: ParameterServer) -> None:
     """Wait until what overlaps is done, which users need not."""
-    assert isinstance(ps._worker, AsyncParameterServer)
-    ps._worker._wait_for_exchange()
+    ps._wait_for_exchange()

@@ -18,9 +18,7 @@ from torch import nn
 
 from harness.context import BACKEND, Context
 from harness.data import assert_same, gathered
-from torch_hbmcomm.parameter_server import sync_channel
-from torch_hbmcomm.parameter_server.config import SyncConfig
-from torch_hbmcomm.parameter_server.synchronous import SyncParameterServer
+from torch_hbmcomm.parameter_server import SyncParameterServer, sync_channel
 
 SAMPLES = 12  # of a step, for all workers together: divides by every number of workers
 INPUTS = 7
@@ -134,11 +132,10 @@ def make(
     bucket_bytes: int = BUCKET_BYTES,
     **options: Any,
 ) -> SyncParameterServer:
-    """Only the server has an optimizer. options: `group`, and those of SyncConfig."""
+    """Only the server has an optimizer. options: SyncParameterServer's."""
     optimizer = optimize(model.parameters()) if context.rank == options.get("server", 0) else None
-    group = options.pop("group", None)
     with buckets_of(bucket_bytes):
-        return SyncParameterServer(model, optimizer, SyncConfig(**options), group)
+        return SyncParameterServer(model, optimizer, **options)
 
 
 def assert_close(mine: list[torch.Tensor], other: list[torch.Tensor], tolerance: float) -> None:

@@ -30,7 +30,7 @@ from torch_hbmcomm.error_feedback.layers import Layer
 from torch_hbmcomm.layer_drop.decision import DropRule
 from torch_hbmcomm.parameter_server import Downpour, layout
 from torch_hbmcomm.parameter_server.exchange import COUNTER_BYTES
-from torch_hbmcomm.parameter_server.layout import TensorSpec
+from torch_hbmcomm.parameter_server.packing import TensorSpec
 from torch_hbmcomm.parameter_server.replica import model_tensors
 from torch_hbmcomm.parameter_server.selection import layers_in
 

@@ -27,6 +27,7 @@ import torch_hbmcomm as hbmcomm
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server import Downpour, Elastic, ParameterServer, layout
 from torch_hbmcomm.parameter_server.exchange import LayerVersions
+from torch_hbmcomm.parameter_server.packing import TensorSpec
 from torch_hbmcomm.parameter_server.replica import model_tensors
 from torch_hbmcomm.parameter_server.selection import layers_in
 
@@ -211,7 +212,7 @@ def test_all_workers_choose_the_same(boxes: Boxes, theirs: hbmcomm.LayerDrop | N
 
 @pytest.mark.parametrize(("granularity", "count"), [("parameter", 6), ("module", 4)])
 def test_layers_share_no_piece(granularity: Any, count: int) -> None:
-    tensors = [layout.TensorSpec.of(*one) for one in model_tensors(Layered(), shared_buffers=True)]
+    tensors = [TensorSpec.of(*one) for one in model_tensors(Layered(), shared_buffers=True)]
     layers = layers_in(tensors, "bfloat16", drop(granularity=granularity))
     assert len(layers) == count
     assert [layer.always for layer in layers] == [True] + [False] * (count - 1)

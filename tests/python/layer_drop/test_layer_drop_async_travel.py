@@ -20,6 +20,7 @@ from torch import nn
 
 import torch_hbmcomm as hbmcomm
 from torch_hbmcomm.parameter_server import Downpour, ParameterServer, layout
+from torch_hbmcomm.parameter_server.packing import TensorSpec
 from torch_hbmcomm.parameter_server.replica import model_tensors
 from torch_hbmcomm.parameter_server.selection import layers_in
 
@@ -90,7 +91,7 @@ def test_only_what_changed_travels(boxes: Boxes) -> None:
 
 
 def layers_of_model(model: nn.Module, terms: hbmcomm.LayerDrop) -> list[tuple[str, ...]]:
-    tensors = [layout.TensorSpec.of(*one) for one in model_tensors(model, shared_buffers=False)]
+    tensors = [TensorSpec.of(*one) for one in model_tensors(model, shared_buffers=False)]
     return [layer.parameters for layer in layers_in(tensors, None, terms)]
 
 

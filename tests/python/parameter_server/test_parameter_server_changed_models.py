@@ -8,7 +8,7 @@ from harness import Context, Pool
 from harness.changed_models import MODEL, OPTIMIZER, Change, Images
 from harness.ps_workers import parameter_server, serving, settle
 
-from torch_hbmcomm.parameter_server import Downpour, ParameterServer
+from torch_hbmcomm.parameter_server import Downpour, SyncParameterServer
 
 CHANGES = pytest.mark.parametrize(
     ("change", "said"), (MODEL | OPTIMIZER).values(), ids=MODEL | OPTIMIZER
@@ -81,7 +81,7 @@ def check_sync(context: Context, name: str, at_server: bool, push_every: int) ->
     change, said = (MODEL | OPTIMIZER)[name]
     model = Images()
     optimizer = sgd(model)
-    ps = ParameterServer(model, optimizer, mode="sync", push_every=push_every)
+    ps = SyncParameterServer(model, optimizer, push_every=push_every)
     changes = context.rank == (0 if at_server else context.size - 1)
     undo = change(model, optimizer) if changes else None
     start = values(model)

@@ -304,8 +304,8 @@ def test_a_second_checkpoint(boxes: Boxes) -> None:
 @pytest.mark.parametrize(
     ("wrong", "error", "said"),
     [
-        ({"steps": None}, ValueError, "no 'steps'; load what state_dict.* returned"),
-        ({"model": None}, ValueError, "no 'model'; load what state_dict.* returned"),
+        ({"steps": None}, ValueError, "no 'steps'; load what ParameterServer.state_dict"),
+        ({"model": None}, ValueError, "no 'model'; load what ParameterServer.state_dict"),
         ({"steps": 2.5}, ValueError, "the state's 'steps' is 2.5, and no number of steps"),
         ({"model": 3}, TypeError, "the state's 'model' is a mapping, not int"),
         ({"model": {"x": torch.ones(1)}}, RuntimeError, "Unexpected key"),
@@ -413,7 +413,7 @@ def test_steps_of_the_optimizer_alone(boxes: Boxes) -> None:
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
         before = [parameter.detach().clone() for parameter in model.parameters()]
-        with pytest.raises(RuntimeError, match=r"optimizer\.step\(\) beside a ParameterServer"):
+        with pytest.raises(RuntimeError, match=r"optimizer\.step\(\) beside a parameter server"):
             optimizer.step()
         for parameter, old in zip(model.parameters(), before, strict=True):
             assert torch.equal(parameter.detach(), old)
@@ -425,7 +425,7 @@ def test_steps_of_the_optimizer_alone(boxes: Boxes) -> None:
 def test_a_server_that_was_given_up_is_in_nobodys_way() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1)
     steps = OwnSteps(optimizer)
-    with pytest.raises(RuntimeError, match="beside a ParameterServer"):
+    with pytest.raises(RuntimeError, match="beside a parameter server"):
         optimizer.step()
     del steps
     optimizer.step()

@@ -92,10 +92,7 @@ def test_a_token_that_is_wrong(boxes: Boxes, monkeypatch: pytest.MonkeyPatch) ->
         ({"workers": 0}, "workers is at least 1"),
         ({"transfer": torch.float16}, "transfer is None or torch.bfloat16"),
         ({"rule": "upward"}, "rule 'upward' is none of downpour, easgd"),
-        ({"mode": "neither"}, 'mode is "async" or "sync", not \'neither\''),
         ({"buffers": "none"}, "buffers is"),
-        ({"dedicated": True}, "every worker has an optimizer"),
-        ({"mode": "sync"}, 'belong to mode="async"'),
     ],
 )
 def test_arguments_that_make_no_sense(options: dict[str, Any], said: str) -> None:

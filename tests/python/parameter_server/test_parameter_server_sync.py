@@ -210,10 +210,11 @@ def check_not_finite(context: Context, value: float) -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             ps.step()
-        messages = [str(w.message) for w in caught if w.category is RuntimeWarning]
-        assert len(messages) == (attempt == 0), messages
-        if messages:
-            assert f"second.weight on rank {context.size - 1} is not finite" in messages[0]
+        warned = [w for w in caught if w.category is RuntimeWarning]
+        assert len(warned) == (attempt == 0), warned
+        if warned:
+            assert f"second.weight on rank {context.size - 1} is not" in str(warned[0].message)
+            assert warned[0].filename == __file__
     assert_close(weights(model), before, 0)
     assert (ps.stats()["refused"], ps.stats()["updates"]) == (2, 0)
 

@@ -33,9 +33,7 @@ from harness.synchronous import (
 )
 from torch import nn
 
-import torch_hbmcomm as hbmcomm
-from torch_hbmcomm.parameter_server.config import SyncConfig
-from torch_hbmcomm.parameter_server.synchronous import SyncParameterServer
+from torch_hbmcomm import SyncParameterServer
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4)
 
@@ -94,7 +92,7 @@ def check_after_update(context: Context) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     seen: list[float] = []
-    ps = SyncParameterServer(model, optimizer, SyncConfig(dedicated=True))
+    ps = SyncParameterServer(model, optimizer, dedicated=True)
 
     def after_update() -> None:
         schedule.step()
@@ -282,18 +280,19 @@ def test_models_differ(pool: Pool) -> None:
 def check_bad_terms(context: Context) -> None:
     terms: list[tuple[dict[str, Any], str]] = [
         ({"server": context.size}, f"has ranks 0 to {context.size - 1}"),
-        ({"buffers": "global"}, "'global' is none of shared, local"),
-        ({"push_every": 0}, "push_every=0; it is a number of steps"),
+        ({"buffers": "global"}, 'buffers is "shared" or "local", not \'global\''),
+        ({"push_every": 0}, "push_every is at least 1, not 0"),
     ]
     for options, complaint in terms:
         message = raised(ValueError, make, context, Uneven(), **options)
         assert complaint in message
-    assert "needs an optimizer" in raised(
-        ValueError, SyncParameterServer, Uneven(), None, SyncConfig()
-    )
+    at_server = context.rank == 0
+    error = ValueError if at_server else RuntimeError
+    message = raised(error, SyncParameterServer, Uneven(), None)
+    assert "the server needs an optimizer, and got None" in message
     stranger = sgd([torch.zeros(1, requires_grad=True)])
-    message = raised(ValueError, SyncParameterServer, Uneven(), stranger, SyncConfig())
-    assert "are not the model's" in message
+    message = raised(error, SyncParameterServer, Uneven(), stranger if at_server else None)
+    assert "is not the model's" in message
     if context.size == 1:
         complaint = raised(ValueError, make, context, Uneven(), dedicated=True)
         assert "leaves a group of 1 rank no worker" in complaint
@@ -310,14 +309,18 @@ def test_bad_terms(pool: Pool) -> None:
 def check_bad_tensors(context: Context) -> None:
     """The tensors of the last rank alone are bad; all complain."""
     last = context.rank == context.size - 1
-    for bad, complaint in [
-        (nn.ParameterList([torch.zeros(4, 3)[:, :2]]), "does not fill a range of memory"),
-        (nn.LazyLinear(3), "no shape yet"),
-        (nn.ParameterList([torch.zeros(3, device="meta")]), "on meta: only dense CPU tensors"),
-    ]:
+    gaps = nn.ParameterList([torch.zeros(4, 3)[:, :2]])
+    nowhere = nn.ParameterList([torch.zeros(3, device="meta")])
+    cases: list[tuple[nn.Module, type[Exception], str]] = [
+        (gaps, ValueError, "does not fill a range of memory"),
+        (nn.LazyLinear(3), ValueError, "no shape yet"),
+        (nowhere, TypeError, "on meta: only dense CPU tensors"),
+    ]
+    for bad, error, complaint in cases:
         model = bad if last else Uneven()
-        message = raised(ValueError, make, context, model)
-        assert f"rank {context.size - 1}: " in message and complaint in message, message
+        message = raised(error if last else RuntimeError, make, context, model)
+        assert complaint in message, message
+        assert last or f"rank {context.size - 1} of the group cannot take part: " in message
 
 
 def test_bad_tensors(pool: Pool) -> None:
@@ -359,9 +362,9 @@ def check_serving_again(context: Context) -> None:
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):
-        ps = hbmcomm.ParameterServer(model, optimizer, mode="sync", dedicated=True)
+        ps = SyncParameterServer(model, optimizer, dedicated=True)
         if context.rank == 0:
-            assert "beside a ParameterServer" in raised(RuntimeError, optimizer.step)
+            assert "beside a parameter server" in raised(RuntimeError, optimizer.step)
             ps.serve()
             optimizer.step()  # it serves nobody any more
         else:
@@ -380,7 +383,7 @@ def check_given_up(context: Context) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with (
         pytest.raises(ArithmeticError),
-        hbmcomm.ParameterServer(model, optimizer, mode="sync") as ps,
+        SyncParameterServer(model, optimizer) as ps,
     ):
         raise ArithmeticError("deliberate")
     optimizer.step()
