@@ -89,18 +89,14 @@ def _beside(group: dist.ProcessGroup, name: str, description: str) -> dist.Proce
 
 
 def _options(group: dist.ProcessGroup) -> Any:
-    """Return the group's options, but for its memory boxes; None unless it is hbm's."""
+    """Return the group's options without its memory boxes; None unless it is hbm's."""
     if not is_hbm(group):
         return None
     from torch_hbmcomm.backend import Options
 
     own = cpu_backend(group).options
-    # Only who names a policy is warned that there is no HBM for it.
-    named = None if own.memory == Options().memory else own.memory
-    return Options(
-        memory=named,
-        staging_bytes=own.staging_bytes,
-        reduce_threads=own.reduce_threads,
-        heartbeat_timeout=own.heartbeat_timeout,
-        parameter_server="",
-    )
+    names = [name for name, value in vars(Options).items() if isinstance(value, property)]
+    values = {name: getattr(own, name) for name in names}
+    if own.memory == Options().memory:
+        values["memory"] = None  # a named policy is warned about if there is no HBM for it
+    return Options(**values | {"parameter_server": ""})
