@@ -18,7 +18,8 @@ _LEAST_AGE = 8
 class EncoderConfig:
     """Base of LayerDrop and LowRank, which document the settings.
 
-    Raises ValueError or TypeError for a setting out of its range or of another type.
+    Making one checks nothing. A state or a parameter server calls check(), on all ranks together,
+    so that a bad setting of one rank raises on every rank.
     """
 
     ratio: float = 0.9
@@ -31,7 +32,8 @@ class EncoderConfig:
     small: ClassVar[str]
     """Names the parameters that are always sent whole, besides those below min_numel."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise ValueError or TypeError for a setting out of its range or of another type."""
         self._check_real("ratio")
         if not 0 <= self.ratio < 1:
             raise ValueError(f"ratio is in [0, 1), not {self.ratio}: with 1 nothing would be sent")

@@ -89,6 +89,7 @@ class ErrorFeedbackState(HookState, ABC, Generic[Config]):
         check_no_hook(ddp)
         if not isinstance(config, self.config_class):
             raise TypeError(f"config of {name} is a {self.config_class.__name__}, not {config!r}")
+        config.check()
         if self._log_every is not None and self._log_every < 1:
             raise ValueError(f"log_every is at least 1, not {self._log_every}; None is never")
         layers_of = partial(self._layers_of, config)

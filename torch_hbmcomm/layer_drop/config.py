@@ -50,8 +50,8 @@ class LayerDrop(EncoderConfig):
             optimizer's state in that step; a zero gradient would still let weight decay and
             momentum change them. None: with target="bytes" alone
 
-    Raises:
-        ValueError, TypeError: an argument is out of its range, or of another type
+    The state or parameter server that takes it checks the arguments. For one out of its range or of
+    another type, this rank has ValueError or TypeError, and each other rank RuntimeError.
     """
 
     every: int = 100
@@ -65,8 +65,8 @@ class LayerDrop(EncoderConfig):
 
     small: ClassVar[str] = "one dimension"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         self._check_integer("every", 1)
         if self.max_age not in (None, math.inf):
             self._check_integer("max_age", 1)

@@ -40,8 +40,8 @@ class LowRank(EncoderConfig):
             that were sent. None: 0 up to R = 0.5, 0.25 from R = 0.8 to 0.9, 0.5 from R = 0.95 on,
             and between these along straight lines
 
-    Raises:
-        ValueError, TypeError: an argument is out of its range, or of another type
+    The state that takes it checks the arguments. For one out of its range or of another type, this
+    rank has ValueError or TypeError, and each other rank RuntimeError.
     """
 
     min_numel: int = 64  # rank 1 has a quarter of such a matrix; a smaller one saves little
@@ -50,8 +50,8 @@ class LowRank(EncoderConfig):
 
     small: ClassVar[str] = "one dimension, one row"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         for name in ("relaxation", "damping"):
             if getattr(self, name) is not None:
                 self._check_real(name)

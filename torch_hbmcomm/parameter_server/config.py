@@ -112,6 +112,7 @@ def _check_common(buffers: str, push_every: int, drop: LayerDrop | None) -> None
         return
     if not isinstance(drop, LayerDrop):
         raise TypeError(f"drop is a LayerDrop or None, not {drop!r}")
+    drop.check()
     if (drop.wire_dtype, drop.skip_update) != (None, None):
         raise ValueError(
             "drop.wire_dtype and drop.skip_update are for layer_drop_hook, and a parameter server "

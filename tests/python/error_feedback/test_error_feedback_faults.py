@@ -65,7 +65,7 @@ OF_BOTH: list[tuple[dict[str, Any], type[Exception], str]] = [
 )
 def test_settings_of_layer_drop(options: Any, error: type[Exception], complaint: str) -> None:
     with pytest.raises(error, match=complaint):
-        hbmcomm.LayerDrop(**options)
+        hbmcomm.LayerDrop(**options).check()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_settings_of_layer_drop(options: Any, error: type[Exception], complaint:
 )
 def test_settings_of_low_rank(options: Any, error: type[Exception], complaint: str) -> None:
     with pytest.raises(error, match=complaint):
-        hbmcomm.LowRank(**options)
+        hbmcomm.LowRank(**options).check()
 
 
 def refuse(context: Context, kind: str) -> None:
@@ -152,6 +152,7 @@ def refuse_one(context: Context) -> None:
     for bad in (
         {"config": hbmcomm.LayerDrop()},
         {"config": hbmcomm.LowRank(skip_update=True)},
+        {"config": hbmcomm.LowRank(ratio=1.8)},
         {"log_every": 0},
         {"scaler": 3},
         {"optimizer": 3},
@@ -164,7 +165,7 @@ def refuse_one(context: Context) -> None:
         if "ddp" in bad:
             complaint = "wrap the model first"
         if "config" in bad:
-            complaint = "config of LowRankState is a LowRank|skip_update=True needs the optimizer"
+            complaint = "config of LowRankState is a LowRank|skip_update=True needs the|not 1.8"
         with pytest.raises(error, match=complaint):
             make(**options)
         total = torch.ones(2)

@@ -31,6 +31,7 @@ ASYNC: list[Bad] = [
     ({"staleness": -1}, ValueError, "staleness is not negative: -1"),
     ({"timeout": "long"}, TypeError, "not supported between"),
     ({"rule": "upward"}, ValueError, "rule 'upward' is none of"),
+    ({"drop": LayerDrop(every=0)}, ValueError, "every is at least 1, not 0"),
     ({"optimizer": None}, ValueError, "every worker needs an optimizer"),
     ({"optimizer": torch.optim.SGD([torch.ones(1)])}, ValueError, "is not the model's"),
     ({"model": 3}, AttributeError, "parameters"),
@@ -40,6 +41,7 @@ ASYNC: list[Bad] = [
 SYNC: list[Bad] = [
     ({"server": "first"}, TypeError, "server is a whole number"),
     ({"server": -1}, ValueError, "server=-1 is no rank of the group"),
+    ({"drop": LayerDrop(ratio=1)}, ValueError, r"ratio is in \[0, 1\), not 1"),
 ]
 DIFFERENT: list[tuple[dict[str, Any], str]] = [
     ({"staleness": 2}, "staleness is None here, and 2 there"),
