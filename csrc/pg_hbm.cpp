@@ -85,6 +85,7 @@ GroupConnection ProcessGroupHbm::connect(const c10::intrusive_ptr<c10d::Store>& 
                          .group = name_,
                          .deadline = deadline,
                          .version = HBM_VERSION,
+                         .transport = options_->transport,
                          .parameter_server = kind,
                          .policy = options_->policy,
                          .staging_bytes = options_->staging_bytes,

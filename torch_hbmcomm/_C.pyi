@@ -14,7 +14,11 @@ class Options:
             high-bandwidth node, DDR when it is full or absent), "bind" (an error instead),
             "interleave" (over the high-bandwidth nodes) or "ddr". Default: HBMCOMM_MEMORY, else
             "preferred".
-        staging_bytes: bound of the memory that messages are staged in. Default:
+        transport: how the ranks reach one another: "auto" (shared memory within a node, MPI between
+            nodes), "shm" (shared memory; a group over several nodes is refused) or "mpi" (MPI
+            between all ranks, on one node too, staged in the memory of `memory`). Default:
+            HBMCOMM_NODE, else "auto". Must be the same on every rank.
+        staging_bytes: bound of the memory that messages over MPI are staged in. Default:
             HBMCOMM_STAGING_BYTES, else 1 GiB. Must be the same on every rank.
         reduce_threads: threads, 1 to 64, that share large reductions and copies of tensors in
             segments within a node; never more than the processors that this process may use,
@@ -37,6 +41,7 @@ class Options:
         self,
         *,
         memory: str | None = None,
+        transport: str | None = None,
         staging_bytes: int | None = None,
         reduce_threads: int | None = None,
         parameter_server: str | None = None,
@@ -44,6 +49,8 @@ class Options:
     ) -> None: ...
     @property
     def memory(self) -> str: ...
+    @property
+    def transport(self) -> str: ...
     @property
     def staging_bytes(self) -> int: ...
     @property

@@ -25,7 +25,7 @@ VARIABLES = {
     "HBMCOMM_MEMORY": "where memory comes from: preferred (the default), bind, interleave or ddr",
     "HBMCOMM_MPI_INCLUDE": "directory of MPICH's mpi.h, for native tests and benchmarks (found)",
     "HBMCOMM_MPI_LIB": "path of the MPI library to load",
-    "HBMCOMM_NODE": "how ranks of one node reach one another: shm (the default) or mpi",
+    "HBMCOMM_NODE": "how the ranks of a group reach one another: auto (the default), shm or mpi",
     "HBMCOMM_NODE_ID": "sets ranks with different values apart, as if on different nodes",
     "HBMCOMM_PARAMETER_SERVER": "memory boxes of every group: auto, or addresses of running ones",
     "HBMCOMM_REDUCE_THREADS": "threads that share a rank's large reductions and copies (1)",

@@ -41,6 +41,7 @@ GroupConnection connect_group(const RankPlace& place) {
                        .group = "the benchmark",
                        .deadline = Clock::now() + kPatience,
                        .version = "benchmark",
+                       .transport = default_transport(),
                        .parameter_server = "none",
                        .policy = kPolicy,
                        .staging_bytes = kStagingBytes});

@@ -189,8 +189,9 @@ void register_process_group(py::module_& m) {
   py::module_::import("torch._C._distributed_c10d");  // the base classes
 
   py::class_<GroupOptions, c10d::Backend::Options, c10::intrusive_ptr<GroupOptions>>(m, "Options")
-      .def(py::init([](std::optional<std::string> memory, std::optional<int64_t> staging_bytes,
-                       std::optional<int64_t> reduce_threads,
+      .def(py::init([](std::optional<std::string> memory,
+                       const std::optional<std::string>& transport,
+                       std::optional<int64_t> staging_bytes, std::optional<int64_t> reduce_threads,
                        const std::optional<std::string>& parameter_server,
                        std::optional<double> heartbeat_timeout) {
              const auto defaults = GroupOptions::from_environment();
@@ -202,15 +203,18 @@ void register_process_group(py::module_& m) {
              if (memory) memory::named_by_user(memory::parse_policy(*memory));
              return c10::make_intrusive<GroupOptions>(
                  memory.value_or(memory::policy_name(defaults->policy)),
+                 transport ? parse_transport(*transport, "transport") : defaults->transport,
                  staging_bytes.value_or(defaults->staging_bytes),
                  reduce_threads.value_or(defaults->reduce_threads),
                  parameter_server.value_or(defaults->parameter_server), heartbeat);
            }),
-           py::kw_only(), py::arg("memory") = py::none(), py::arg("staging_bytes") = py::none(),
-           py::arg("reduce_threads") = py::none(), py::arg("parameter_server") = py::none(),
-           py::arg("heartbeat_timeout") = py::none())
+           py::kw_only(), py::arg("memory") = py::none(), py::arg("transport") = py::none(),
+           py::arg("staging_bytes") = py::none(), py::arg("reduce_threads") = py::none(),
+           py::arg("parameter_server") = py::none(), py::arg("heartbeat_timeout") = py::none())
       .def_property_readonly(
           "memory", [](const GroupOptions& self) { return memory::policy_name(self.policy); })
+      .def_property_readonly(
+          "transport", [](const GroupOptions& self) { return transport_name(self.transport); })
       .def_readonly("staging_bytes", &GroupOptions::staging_bytes)
       .def_readonly("reduce_threads", &GroupOptions::reduce_threads)
       .def_readonly("parameter_server", &GroupOptions::parameter_server)

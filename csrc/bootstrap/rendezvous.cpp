@@ -52,7 +52,7 @@ std::string encode(const Member& member) {
   std::ostringstream text;
   text << member.pid;
   for (const std::string* field :
-       {&member.ranks, &member.version, &member.staging_bytes, &member.node_layer,
+       {&member.ranks, &member.version, &member.staging_bytes, &member.transport,
         &member.parameter_server, &member.job, &member.host, &member.process, &member.boot_id,
         &member.pid_namespace, &member.started, &member.network_namespace, &member.forced_node,
         &member.segment, &member.listener, &member.processors, &member.quota, &member.most_ranks,
@@ -67,7 +67,7 @@ Member decode(const std::string& record) {
   Member member;
   text >> member.pid;
   for (std::string* field :
-       {&member.ranks, &member.version, &member.staging_bytes, &member.node_layer,
+       {&member.ranks, &member.version, &member.staging_bytes, &member.transport,
         &member.parameter_server, &member.job, &member.host, &member.process, &member.boot_id,
         &member.pid_namespace, &member.started, &member.network_namespace, &member.forced_node,
         &member.segment, &member.listener, &member.processors, &member.quota, &member.most_ranks,
@@ -216,15 +216,6 @@ std::string inode_of(const char* path) {
   return std::to_string(found.st_ino);
 }
 
-std::string node_layer() {
-  const std::string wanted = environment("HBMCOMM_NODE");
-  if (wanted.empty()) return kSharedMemory;
-  if (wanted == kSharedMemory || wanted == kMpi) return wanted;
-  throw Error(ErrorKind::kInvalid, "HBMCOMM_NODE is \"" + wanted +
-                                       "\"; it must be \"shm\" (ranks of one node use shared "
-                                       "memory) or \"mpi\" (all ranks use MPI)");
-}
-
 }  // namespace
 
 std::string random_id() {
@@ -277,7 +268,6 @@ Member introduce(const std::string& version, uint64_t staging_bytes) {
   Member self;
   self.version = version;
   self.staging_bytes = std::to_string(staging_bytes);
-  self.node_layer = node_layer();
   self.job = job_id();
   self.host = host_name();
   self.pid = getpid();
@@ -307,7 +297,7 @@ Rendezvous meet(std::shared_ptr<KeyValue> store, int rank, int size, const std::
   require_equal(members, &Member::version, "the version of torch_hbmcomm", group);
   require_equal(members, &Member::staging_bytes,
                 "staging_bytes (the option, or HBMCOMM_STAGING_BYTES)", group);
-  require_equal(members, &Member::node_layer, "HBMCOMM_NODE", group);
+  require_equal(members, &Member::transport, "transport (the option, or HBMCOMM_NODE)", group);
   require_equal(members, &Member::parameter_server,
                 "parameter_server (the option, or HBMCOMM_PARAMETER_SERVER)", group);
   return {participant, members};

@@ -16,10 +16,6 @@
 
 namespace hbm::bootstrap {
 
-// How ranks of one node reach one another: HBMCOMM_NODE.
-inline constexpr const char* kSharedMemory = "shm";
-inline constexpr const char* kMpi = "mpi";
-
 // 128 random bits in hexadecimal: 32 characters, which no other process on any machine has.
 std::string random_id();
 
@@ -36,7 +32,7 @@ struct Member {
 
   std::string version;           // of torch_hbmcomm
   std::string staging_bytes;     // the option
-  std::string node_layer;        // kSharedMemory or kMpi
+  std::string transport;         // transport_name()
   std::string parameter_server;  // its kind; these four must be equal on all ranks
 
   std::string job;  // job_id(): equal on all ranks that have one
@@ -79,7 +75,7 @@ std::string host_name();
 // Names the PID namespace that this process is in.
 std::string pid_namespace();
 
-// This process' own record. Throws Error(kInvalid) if HBMCOMM_NODE is neither "shm" nor "mpi".
+// This process' own record, without what only the group's communicator knows.
 Member introduce(const std::string& version, uint64_t staging_bytes);
 
 struct Rendezvous {

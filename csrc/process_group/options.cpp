@@ -42,12 +42,13 @@ std::optional<std::chrono::milliseconds> parse_seconds(const std::string& text) 
 
 }  // namespace
 
-GroupOptions::GroupOptions(const std::string& memory, int64_t staging,
+GroupOptions::GroupOptions(const std::string& memory, GroupTransport transport, int64_t staging,
                            std::optional<int64_t> reduce_threads,
                            const std::string& parameter_server,
                            std::optional<milliseconds> heartbeat_timeout)
     : OptionsBase(kBackendName),
       policy(memory::parse_policy(memory)),
+      transport(transport),
       staging_bytes(static_cast<uint64_t>(staging)),
       reduce_threads(static_cast<size_t>(reduce_threads.value_or(1))),
       parameter_server(parameter_server),
@@ -71,6 +72,7 @@ GroupOptions::GroupOptions(const std::string& memory, int64_t staging,
 GroupOptions::GroupOptions(const GroupOptions& other, const std::string& backend)
     : OptionsBase(backend, other.timeout),
       policy(other.policy),
+      transport(other.transport),
       staging_bytes(other.staging_bytes),
       reduce_threads(other.reduce_threads),
       parameter_server(other.parameter_server),
@@ -89,9 +91,9 @@ c10::intrusive_ptr<GroupOptions> GroupOptions::from_environment() {
   const std::string heartbeat = environment("HBMCOMM_HEARTBEAT_TIMEOUT", "");
   try {
     if (!named.empty()) memory::named_by_user(memory::parse_policy(named));
-    return c10::make_intrusive<GroupOptions>(memory, parse_bytes(staging, "HBMCOMM_STAGING_BYTES"),
-                                             parse_threads(threads), parameter_server,
-                                             parse_seconds(heartbeat));
+    return c10::make_intrusive<GroupOptions>(
+        memory, default_transport(), parse_bytes(staging, "HBMCOMM_STAGING_BYTES"),
+        parse_threads(threads), parameter_server, parse_seconds(heartbeat));
   } catch (const Error& error) {
     throw Error(error.kind(),
                 std::string(error.what()) + " (from the environment: HBMCOMM_MEMORY=" + memory +

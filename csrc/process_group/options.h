@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "bootstrap/group_transport.h"
 #include "memory/policy.h"
 #include "process_group/torch_version.h"
 
@@ -21,13 +22,13 @@ struct GroupOptions final : OptionsBase {
 
   // Throws Error(kInvalid) for a value that makes no sense. Whether `parameter_server` does is not
   // looked at: what is wrong with it is told to all ranks, when the group is made.
-  GroupOptions(const std::string& memory, int64_t staging_bytes,
+  GroupOptions(const std::string& memory, GroupTransport transport, int64_t staging_bytes,
                std::optional<int64_t> reduce_threads, const std::string& parameter_server,
                std::optional<milliseconds> heartbeat_timeout);
   // The same for a group that calls itself `backend`.
   GroupOptions(const GroupOptions& other, const std::string& backend);
 
-  // Reads HBMCOMM_MEMORY, HBMCOMM_STAGING_BYTES, HBMCOMM_REDUCE_THREADS,
+  // Reads HBMCOMM_MEMORY, HBMCOMM_NODE, HBMCOMM_STAGING_BYTES, HBMCOMM_REDUCE_THREADS,
   // HBMCOMM_PARAMETER_SERVER and HBMCOMM_HEARTBEAT_TIMEOUT.
   static c10::intrusive_ptr<GroupOptions> from_environment();
 
@@ -40,6 +41,7 @@ struct GroupOptions final : OptionsBase {
   milliseconds heartbeat() const { return std::min(heartbeat_timeout.value_or(timeout), timeout); }
 
   const memory::Policy policy;
+  const GroupTransport transport;
   const uint64_t staging_bytes;
   const size_t reduce_threads;
   const std::string parameter_server;  // "auto", addresses of boxes, or empty: none

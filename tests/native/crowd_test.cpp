@@ -124,12 +124,12 @@ TEST(Crowd, CountsTheRanksOfOtherGroupsOnAllOfItsRanks) {
   });
 }
 
-TEST(NodeChunk, IsLargerInACrowdIfThereIsRoom) {
-  EXPECT_EQ(node_chunk(512 * kKiB, kStagingBytes, false), 128 * kKiB);
-  EXPECT_EQ(node_chunk(64 * kKiB, kStagingBytes, false), 64 * kKiB);
-  EXPECT_EQ(node_chunk(512 * kKiB, kStagingBytes, true), 1024 * kKiB);
-  EXPECT_EQ(node_chunk(64 * kKiB, 2048 * kKiB, true), 256 * kKiB);
-  EXPECT_EQ(node_chunk(4 * kKiB, 32 * kKiB, true), 4 * kKiB);
+TEST(ShmSlotChunk, IsLargerInACrowdIfThereIsRoom) {
+  EXPECT_EQ(shm_slot_chunk(kStagingBytes, false), 128 * kKiB);
+  EXPECT_EQ(shm_slot_chunk(kStagingBytes, true), 1024 * kKiB);
+  EXPECT_EQ(shm_slot_chunk(2048 * kKiB, true), 256 * kKiB);
+  EXPECT_EQ(shm_slot_chunk(2048 * kKiB, false), 128 * kKiB);
+  EXPECT_EQ(shm_slot_chunk(64 * kKiB, true), 4 * kKiB);
 }
 
 // Ranks that share a processor stage a megabyte at a time, ranks with one each an eighth of that.

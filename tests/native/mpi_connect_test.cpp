@@ -159,5 +159,10 @@ TEST(MpiState, OtherRanksAreRefused) {
   }
 }
 
+TEST(MpiState, RanksThatMpiHasStartedWithoutAreNamed) {
+  expect_error(ErrorKind::kUnavailable, {"started without the ranks [1, 2])", "rank 1: no MPI yet"},
+               [] { share_a_world({standing(0, 1, "a"), standing(), standing()}, "group g"); });
+}
+
 }  // namespace
 }  // namespace hbm::mpi

@@ -115,6 +115,7 @@ class NodesTalk {
                     .group = "group " + name,
                     .deadline = std::chrono::steady_clock::now() + mpi::kPatience,
                     .version = "test",
+                    .transport = default_transport(),
                     .parameter_server = "",
                     .policy = memory::Policy::kDdr,
                     .staging_bytes = staging_bytes});

@@ -22,6 +22,7 @@
 #include "base/interruption.h"
 #include "bootstrap/agreement.h"
 #include "bootstrap/claim.h"
+#include "bootstrap/group_transport.h"
 #include "expect_error.h"
 #include "fake_store.h"
 #include "file_store.h"
@@ -41,7 +42,7 @@ Member member() {
   Member made;
   made.version = "1.0";
   made.staging_bytes = "4096";
-  made.node_layer = kSharedMemory;
+  made.transport = "auto";
   made.host = "host";
   made.pid = 42;
   made.boot_id = "boot";
@@ -72,7 +73,7 @@ TEST(Rendezvous, EveryRankGetsEveryRecord) {
       const Member& found = rendezvous.members[static_cast<size_t>(r)];
       EXPECT_EQ(found.version, "1.0");
       EXPECT_EQ(found.staging_bytes, "4096");
-      EXPECT_EQ(found.node_layer, kSharedMemory);
+      EXPECT_EQ(found.transport, "auto");
       EXPECT_EQ(found.host, "host");
       EXPECT_EQ(found.pid, 100 + r);
       EXPECT_EQ(found.process, "");
@@ -262,7 +263,7 @@ TEST(Rendezvous, WhatMustBeEqualIs) {
   differ("the version of torch_hbmcomm", [](Member& self) { self.version = "1.1"; });
   differ("staging_bytes (the option, or HBMCOMM_STAGING_BYTES)",
          [](Member& self) { self.staging_bytes = "8192"; });
-  differ("HBMCOMM_NODE", [](Member& self) { self.node_layer = kMpi; });
+  differ("transport", [](Member& self) { self.transport = "mpi"; });
 }
 
 TEST(Rendezvous, FurtherStepsAreAmongSome) {
@@ -453,15 +454,17 @@ TEST(Introduction, TellsWhereAProcessIs) {
   EXPECT_EQ(introduce("1.0", 8192).forced_node, "");
 }
 
-TEST(Introduction, KnowsTwoNodeLayers) {
-  EXPECT_EQ(introduce("1.0", 1).node_layer, kSharedMemory);
-  for (const char* layer : {"mpi", "shm"}) {
-    setenv("HBMCOMM_NODE", layer, 1);
-    EXPECT_EQ(introduce("1.0", 1).node_layer, layer);
+TEST(GroupTransport, IsWhatTheVariableSays) {
+  EXPECT_EQ(default_transport(), GroupTransport::kAuto);
+  for (const char* name : {"mpi", "shm", "auto"}) {
+    setenv("HBMCOMM_NODE", name, 1);
+    EXPECT_EQ(transport_name(default_transport()), name);
   }
+  setenv("HBMCOMM_NODE", "", 1);
+  EXPECT_EQ(default_transport(), GroupTransport::kAuto);
   setenv("HBMCOMM_NODE", "smoke", 1);
-  expect_error(ErrorKind::kInvalid, {"HBMCOMM_NODE is \"smoke\"", "\"shm\"", "\"mpi\""},
-               [] { introduce("1.0", 1); });
+  expect_error(ErrorKind::kInvalid, {"HBMCOMM_NODE is \"smoke\"", "\"auto\"", "\"shm\"", "\"mpi\""},
+               [] { default_transport(); });
   unsetenv("HBMCOMM_NODE");
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -9,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "bootstrap/claim.h"
 #include "communicator/connect/crowd.h"
 #include "communicator/failure/failure_detector.h"
 #include "communicator/hierarchical/communicator.h"
@@ -55,36 +57,62 @@ void prepare(const GroupSetup& setup, GroupConnection& made) {
   if (bind_mode() == memory::BindMode::kNone) take_memory(setup, made);
 }
 
-std::shared_ptr<mpi::Channel> make_channel(const GroupSetup& setup, const GroupConnection& made,
-                                           size_t chunk_bytes) {
+std::shared_ptr<mpi::Channel> make_channel(const GroupSetup& setup, const GroupConnection& made) {
   auto channel = std::make_shared<mpi::Channel>();
   channel->rank = setup.rank;
   channel->size = setup.size;
   channel->group = setup.group;
   channel->staging = made.staging;
-  channel->chunk_bytes = chunk_bytes;
+  channel->chunk_bytes = mpi::chunk_bytes(setup.staging_bytes, setup.size);
   return channel;
 }
 
+// The ranks of each node and the host of the first: "[0, 1] on a, [2] on b".
+std::string list_nodes(const std::vector<int>& node_of,
+                       const std::vector<bootstrap::Member>& members) {
+  std::map<int, std::vector<uint64_t>> nodes;
+  for (size_t rank = 0; rank < node_of.size(); ++rank) nodes[node_of[rank]].push_back(rank);
+  std::string text;
+  for (const auto& [node, ranks] : nodes) {
+    text += (text.empty() ? "" : ", ") + bootstrap::list_members(ranks) + " on " +
+            members[ranks.front()].host;
+  }
+  return text;
+}
+
+// Throws Error(kUnavailable), with the same text on all ranks, if the group wants shared memory and
+// spans several nodes.
+void require_one_node(const GroupSetup& setup, const std::vector<int>& node_of,
+                      const std::vector<bootstrap::Member>& members) {
+  const bool all = std::ranges::all_of(node_of, [&](int node) { return node == node_of.front(); });
+  if (setup.transport != GroupTransport::kShm || all) return;
+  throw Error(ErrorKind::kUnavailable,
+              "transport is \"shm\", and not all ranks of " + setup.group +
+                  " share memory; ranks that do: " + list_nodes(node_of, members) +
+                  ". Choose \"auto\", which uses MPI between nodes (the option transport, or "
+                  "HBMCOMM_NODE); HBMCOMM_LOG=info says why ranks of one machine share no memory");
+}
+
 // Chooses the communicator, and makes it and the peers.
-void join_ranks(const GroupSetup& setup, const shm::Neighbourhood& neighbours, size_t chunk_bytes,
-                size_t chunk_of_node, size_t threads,
-                const std::shared_ptr<failure::GroupWatch>& watch, GroupConnection& made) {
+void join_ranks(const GroupSetup& setup, const shm::Neighbourhood& neighbours, size_t slot_chunk,
+                size_t threads, const std::shared_ptr<failure::GroupWatch>& watch,
+                GroupConnection& made) {
   const std::vector<int>& node_of = neighbours.node_of;
+  require_one_node(setup, node_of, made.rendezvous.members);
   const auto make_peers = [&](std::shared_ptr<shm::ShmGroup> shm_group) {
     return std::make_shared<failure::FailureDetector>(made.rendezvous, watch, std::move(shm_group));
   };
   std::shared_ptr<shm::ShmGroup> shm_group;
-  if (made.rendezvous.members.front().node_layer == bootstrap::kSharedMemory) {
+  if (setup.transport != GroupTransport::kMpi) {
     shm_group =
-        shm::join(made.rendezvous, made.segment, neighbours, chunk_of_node, made.crowded, threads);
+        shm::join(made.rendezvous, made.segment, neighbours, slot_chunk, made.crowded, threads);
     if (shm_group->size() == static_cast<size_t>(setup.size)) {
       made.peers = make_peers(shm_group);
       made.communicator = shm::make_communicator(shm_group);
       return;
     }
   }
-  const std::shared_ptr<mpi::Channel> channel = make_channel(setup, made, chunk_bytes);
+  const std::shared_ptr<mpi::Channel> channel = make_channel(setup, made);
   mpi::MpiConnection connection;
   if (setup.size > 1) {
     connection = mpi::connect(made.rendezvous, shm_group ? node_of : std::vector<int>());
@@ -103,7 +131,7 @@ void join_ranks(const GroupSetup& setup, const shm::Neighbourhood& neighbours, s
 
 // Finds the ranks that share this one's memory, and joins all, once they have introduced
 // themselves.
-void join_all(const GroupSetup& setup, shm::NeighbourListener* listener, size_t chunk_bytes,
+void join_all(const GroupSetup& setup, shm::NeighbourListener* listener,
               const std::shared_ptr<failure::GroupWatch>& watch, GroupConnection& made) {
   watch->all_met();
 
@@ -115,9 +143,9 @@ void join_all(const GroupSetup& setup, shm::NeighbourListener* listener, size_t 
   const Crowd crowd = crowd_of(local, made.rendezvous.members);
   count_group(local_size);
   made.crowded = crowd.crowded();
-  const size_t chunk_of_node = node_chunk(chunk_bytes, setup.staging_bytes, made.crowded);
+  const size_t slot_chunk = shm_slot_chunk(setup.staging_bytes, made.crowded);
   const shm::Neighbourhood neighbours =
-      listener != nullptr ? shm::explore(made.rendezvous, *listener, made.segment, chunk_of_node)
+      listener != nullptr ? shm::explore(made.rendezvous, *listener, made.segment, slot_chunk)
                           : shm::apart(setup.size);
   // HBMCOMM_BIND may have narrowed them since this rank told.
   const size_t cores = std::min(usable_processors({setup.rank}, made.rendezvous.members),
@@ -125,28 +153,31 @@ void join_all(const GroupSetup& setup, shm::NeighbourListener* listener, size_t 
   const size_t cores_of_rank = std::max<size_t>(1, cores / static_cast<size_t>(crowd.ranks));
   const size_t threads = std::min(setup.reduce_threads, cores_of_rank);
   log::debug(setup.group + ": threads of a large reduction: " + std::to_string(threads));
-  join_ranks(setup, neighbours, chunk_bytes, chunk_of_node, threads, watch, made);
+  join_ranks(setup, neighbours, slot_chunk, threads, watch, made);
   watch->await_links(setup.deadline);
 }
 
 GroupConnection connect_watched(const GroupSetup& setup,
                                 const std::shared_ptr<failure::GroupWatch>& watch) {
-  size_t chunk_bytes = 0;
   mpi::sweep_abandoned();
   GroupConnection made;
   made.server = setup.server;
   std::optional<shm::NeighbourListener> listener;
   const auto introduce = [&] {
-    chunk_bytes = mpi::chunk_bytes(setup.staging_bytes, setup.size);
+    // A group that may need MPI is refused before its ranks meet if `staging_bytes` are too few.
+    if (setup.transport != GroupTransport::kShm) {
+      mpi::chunk_bytes(setup.staging_bytes, setup.size);
+    }
     prepare(setup, made);
     // The version stands for the layout of messages, and with staging_bytes for the cutting into
     // chunks.
     bootstrap::Member self = bootstrap::introduce(setup.version, setup.staging_bytes);
+    self.transport = transport_name(setup.transport);
     self.parameter_server = setup.parameter_server;
     self.processors = allowed_processors();
     self.quota = allowed_quota();
     self.most_ranks = std::to_string(most_ranks());
-    if (setup.size > 1 && self.node_layer == bootstrap::kSharedMemory) {
+    if (setup.size > 1 && setup.transport != GroupTransport::kMpi) {
       self.segment = memory::policy_name(setup.policy);
       self.listener = listener.emplace().name();
     }
@@ -156,9 +187,8 @@ GroupConnection connect_watched(const GroupSetup& setup,
   };
   made.rendezvous = bootstrap::meet(setup.store, setup.rank, setup.size, setup.group,
                                     setup.deadline, introduce, watch, setup.global_ranks);
-  bootstrap::attempt(made.rendezvous.participant, [&] {
-    join_all(setup, listener ? &*listener : nullptr, chunk_bytes, watch, made);
-  });
+  bootstrap::attempt(made.rendezvous.participant,
+                     [&] { join_all(setup, listener ? &*listener : nullptr, watch, made); });
   return made;
 }
 

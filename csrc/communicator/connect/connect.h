@@ -1,6 +1,6 @@
 // Connects a new group: its ranks meet in the store, find out which of them share memory, and get
 // the communicator that fits: shared memory if all are on one node, else MPI with shared memory
-// within each node, or MPI alone (HBMCOMM_NODE=mpi).
+// within each node, or MPI alone if the group wants it (bootstrap/group_transport.h).
 //
 // Threads: called once per group, by the thread that creates it.
 #pragma once
@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "bootstrap/group_transport.h"
 #include "bootstrap/key_value.h"
 #include "bootstrap/rendezvous.h"
 #include "communicator/communicator.h"
@@ -21,8 +22,8 @@
 
 namespace hbm {
 
-// A rank's arguments to connect(). Version, kind of parameter server, staging_bytes and
-// HBMCOMM_NODE must be equal on all ranks.
+// A rank's arguments to connect(). Version, transport, kind of parameter server and staging_bytes
+// must be equal on all ranks.
 struct GroupSetup {
   std::shared_ptr<KeyValue> store;      // the group's own keys
   std::shared_ptr<KeyValue> job_store;  // of all groups; one object for those of one c10d store
@@ -33,7 +34,8 @@ struct GroupSetup {
   int size = 1;
   std::string group;  // as errors name it
   KeyValue::Deadline deadline;
-  std::string version;           // of torch_hbmcomm: stands for the layout of messages
+  std::string version;  // of torch_hbmcomm: stands for the layout of messages
+  GroupTransport transport = GroupTransport::kAuto;
   std::string parameter_server;  // its kind
   memory::Policy policy{};
   uint64_t staging_bytes = 0;
@@ -56,8 +58,9 @@ struct GroupConnection {
 // Throws Error(kDeath) naming a rank that dies meanwhile; Error(kNetwork) if the store is gone;
 // Error(kInvalid) if staging_bytes or an environment variable makes no sense;
 // Error(kTimeout) naming the ranks that do not come; Error(kMismatch) if ranks do not fit together;
-// Error(kUnavailable) if a rank lacks what it needs, such as an MPI library. What fails on one rank
-// reaches the others as in bootstrap::gather().
+// Error(kUnavailable) if the group wants shared memory and spans several nodes, or if a rank lacks
+// what it needs, such as an MPI library. What fails on one rank reaches the others as in
+// bootstrap::gather().
 GroupConnection connect(const GroupSetup& setup);
 
 }  // namespace hbm

@@ -16,8 +16,9 @@
 namespace hbm {
 namespace {
 
-constexpr size_t kNodeChunk = 128 << 10;  // larger ones leave the processor's cache
-constexpr size_t kCrowdedNodeChunk = 1 << 20;
+constexpr size_t kSlotChunk = 128 << 10;  // larger ones leave the processor's cache
+constexpr size_t kCrowdedSlotChunk = 1 << 20;
+constexpr size_t kLeastSlotChunk = 4 << 10;
 constexpr size_t kCpusOfADigit = 4;
 constexpr char kDigits[] = "0123456789abcdef";
 
@@ -111,11 +112,10 @@ Crowd crowd_of(const std::vector<int>& local, const std::vector<bootstrap::Membe
   return crowd;
 }
 
-size_t node_chunk(size_t chunk_bytes, uint64_t staging_bytes, bool crowded) {
-  size_t chunk = std::min(kNodeChunk, chunk_bytes);
-  if (!crowded) return chunk;
+size_t shm_slot_chunk(uint64_t staging_bytes, bool crowded) {
   const auto of_slots = [](size_t chunk) { return 2 * shm::AreaLayout(2, chunk).data_bytes; };
-  while (chunk < kCrowdedNodeChunk && of_slots(2 * chunk) <= staging_bytes / 2) chunk *= 2;
+  size_t chunk = crowded ? kCrowdedSlotChunk : kSlotChunk;
+  while (chunk > kLeastSlotChunk && of_slots(chunk) > staging_bytes / 2) chunk /= 2;
   return chunk;
 }
 

@@ -49,10 +49,11 @@ struct Crowd {
 // too.
 Crowd crowd_of(const std::vector<int>& local, const std::vector<bootstrap::Member>& members);
 
-// The bytes that a rank of a node stages at a time: few enough for the processor's cache, and at
-// most `chunk_bytes`, the group's chunk over MPI. In a crowd each chunk costs a turn of every rank
-// on a processor, so it is doubled, up to a megabyte, as long as an area takes at most half of
-// `staging_bytes`.
-size_t node_chunk(size_t chunk_bytes, uint64_t staging_bytes, bool crowded);
+// Returns the bytes that a rank stages at a time in the slots of shared memory: 128 KiB, so that
+// the slots of a few ranks fit the processor's cache, or 1 MiB in a crowd, where each chunk costs a
+// turn of every rank on a processor. The chunk is halved, down to 4 KiB, while the slots would take
+// more than half of `staging_bytes`. It has nothing to do with the chunk of messages over MPI
+// (mpi::chunk_bytes()).
+size_t shm_slot_chunk(uint64_t staging_bytes, bool crowded);
 
 }  // namespace hbm

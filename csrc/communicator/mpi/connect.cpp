@@ -14,6 +14,7 @@
 
 #include "base/boot_id.h"
 #include "base/error.h"
+#include "bootstrap/claim.h"
 #include "bootstrap/rendezvous.h"
 #include "communicator/group_names.h"
 #include "communicator/mpi/environment.h"
@@ -30,17 +31,23 @@ uint64_t random_number() {
 
 [[noreturn]] void no_common_world(const std::vector<MpiState>& ranks, const std::string& group) {
   std::string found;
+  std::vector<uint64_t> without;
   for (size_t r = 0; r < ranks.size(); ++r) {
+    if (ranks[r].world_rank < 0) without.push_back(r);
     found += "\n  rank " + std::to_string(r) + ": ";
     found += ranks[r].world_rank < 0 ? "no MPI yet"
                                      : "rank " + std::to_string(ranks[r].world_rank) +
                                            " of a world of " + std::to_string(ranks[r].world_size);
   }
+  const std::string left_out =
+      without.empty() || without.size() == ranks.size()
+          ? ""
+          : " (it has started without the ranks " + bootstrap::list_members(without) + ")";
   throw Error(ErrorKind::kUnavailable,
               "the ranks of " + group +
                   " do not share an MPI world, and MPI can be initialised only once in a "
-                  "process:" +
-                  found +
+                  "process" +
+                  left_out + ":" + found +
                   "\nMake an hbm group of all ranks first (smaller groups are then cut from it); "
                   "import mpi4py after it; or start with mpiexec or srun and "
                   "init_method=\"mpi://\".");

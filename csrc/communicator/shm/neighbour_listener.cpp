@@ -59,7 +59,7 @@ Descriptor NeighbourListener::call(const bootstrap::Member& self, const bootstra
   if (failure == std::errc::resource_unavailable_try_again) {
     throw Error(ErrorKind::kUnavailable,
                 "too many ranks of this node call at once: raise net.core.somaxconn above their "
-                "number, or set HBMCOMM_NODE=mpi");
+                "number, or choose transport=\"mpi\"");
   }
   if (!failure && !trusted(called.get())) failure.assign(EPERM, std::generic_category());
   if (failure) {

@@ -47,7 +47,7 @@ Descriptor own_pidfd() {
   if (made) return made;
   throw Error(ErrorKind::kUnavailable,
               "cannot let the ranks of this node notice each other's death: pidfd_open: " +
-                  remedied(errno, "; use Linux 5.3 or later, or set HBMCOMM_NODE=mpi"));
+                  remedied(errno, "; use Linux 5.3 or later, or choose transport=\"mpi\""));
 }
 
 Descriptor duplicate(int descriptor) {

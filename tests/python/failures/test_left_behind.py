@@ -182,7 +182,7 @@ def leave_a_message(context: Context, move: Callable[..., float]) -> str | float
         dist.destroy_process_group(later)
 
 
-@pytest.mark.parametrize("layer", ["shm", "mpi"])
+@pytest.mark.parametrize("layer", ["auto", "mpi"])
 @pytest.mark.parametrize("move", [scatter, send])
 def test_a_message_that_nobody_received_is_not_of_a_later_group(
     move: Callable[..., float], layer: str, nothing_left: None

@@ -87,9 +87,8 @@ struct GuestRank {
 // A process group without PyTorch: what it connects, and the queue of its collectives.
 class GuestGroup {
  public:
-  // `node`: HBMCOMM_NODE.
-  GuestGroup(const GuestRank& of, const std::string& node)
-      : connection_(connect_as(of, node)),
+  GuestGroup(const GuestRank& of, const std::string& transport)
+      : connection_(connect_as(of, transport)),
         queue_(OperationQueue::create(
             OperationQueue::Order::kOrdered, connection_.crowded,
             {{},
@@ -114,18 +113,18 @@ class GuestGroup {
   uint64_t next() { return ++sequence_; }
 
  private:
-  static GroupConnection connect_as(const GuestRank& of, const std::string& node) {
-    setenv("HBMCOMM_NODE", node.c_str(), 1);
+  static GroupConnection connect_as(const GuestRank& of, const std::string& transport) {
     GroupSetup setup;
-    std::filesystem::create_directories(of.directory / node);
-    setup.store = std::make_shared<FileStore>(of.directory / node);
+    std::filesystem::create_directories(of.directory / transport);
+    setup.store = std::make_shared<FileStore>(of.directory / transport);
     setup.job_store = std::make_shared<FileStore>(of.directory);
     setup.heartbeat = kPatience;
     setup.rank = of.rank;
     setup.size = of.size;
-    setup.group = "the group of " + node;
+    setup.group = "the group of " + transport;
     setup.deadline = std::chrono::steady_clock::now() + kPatience;
     setup.version = "guest";
+    setup.transport = parse_transport(transport, "transport");
     setup.policy = of.policy;
     setup.staging_bytes = kStagingBytes;
     return connect(setup);

@@ -1,0 +1,94 @@
+"""`Options(transport=...)`: what a group's messages go over, and groups that it refuses."""
+
+from __future__ import annotations
+
+import pytest
+from harness import beyond_gloo
+from harness.jobs import run_code
+from harness.network import free_port
+
+from torch_hbmcomm import Options
+
+pytestmark = beyond_gloo
+
+RANKS = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch_hbmcomm import Options
+
+child = os.fork()
+rank = int(child == 0)
+os.environ["HBMCOMM_NODE_ID"] = {layout!r}[rank]
+
+def form(transport, port):
+    try:
+        options = Options(transport=transport) if transport else None
+        method = f"tcp://127.0.0.1:{{port}}"
+        dist.init_process_group(
+            "hbm", init_method=method, rank=rank, world_size=2, pg_options=options
+        )
+        data = torch.ones(100_000)
+        dist.all_reduce(data)
+        assert (data == 2).all()
+        with open("/proc/self/maps") as maps:
+            loaded = "libmpi" in maps.read()
+        dist.destroy_process_group()
+        return "over MPI" if loaded else "no MPI"
+    except dist.DistBackendError as error:
+        return str(error).splitlines()[0]
+
+told = [form(transports[rank], port) for transports, port in zip({transports}, {ports})]
+for line in told:
+    print(f"{{rank}}: {{line}}\\n", end="", flush=True)
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def told(
+    layout: str, *transports: tuple[str | None, str | None], **environment: str
+) -> list[list[str]]:
+    """What each rank told of each group, which it forms with its own transport."""
+    ports = [free_port() for _ in transports]
+    code = RANKS.format(layout=layout, transports=list(transports), ports=ports)
+    finished = run_code(code, 120, **environment)
+    assert finished.code == 0, finished.output
+    lines = [line.split(": ", 1) for line in finished.output.splitlines()]
+    return [[text for number, text in lines if number == rank] for rank in "01"]
+
+
+def test_one_node_over_shared_memory_or_mpi() -> None:
+    groups = told("aa", ("auto", "auto"), ("shm", "shm"), ("mpi", "mpi"))
+    assert groups == [["no MPI", "no MPI", "over MPI"]] * 2
+
+
+def test_the_variable_is_the_default() -> None:
+    groups = told("aa", ("shm", "shm"), (None, None), HBMCOMM_NODE="mpi")
+    assert groups == [["no MPI", "over MPI"]] * 2
+
+
+def test_shm_refuses_a_group_over_two_nodes() -> None:
+    refusal = 'transport is "shm", and not all ranks of group "0" share memory'
+    for of_rank in told("ab", ("shm", "shm"), ("auto", "auto")):
+        assert len(of_rank) == 2, of_rank
+        assert refusal in of_rank[0]
+        assert "ranks that do: [0] on " in of_rank[0]
+        assert ", [1] on " in of_rank[0]
+        assert 'Choose "auto"' in of_rank[0]
+        assert of_rank[1] == "over MPI"
+
+
+def test_ranks_that_differ_are_refused() -> None:
+    for of_rank in told("aa", ("auto", "mpi")):
+        assert "transport (the option, or HBMCOMM_NODE) differs" in of_rank[0], of_rank
+        assert "rank 0 has auto, rank 1 has mpi" in of_rank[0], of_rank
+
+
+def test_a_wrong_transport(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match='transport is "tcp"; it must be "auto"'):
+        Options(transport="tcp")
+    assert Options().transport == "auto"
+    monkeypatch.setenv("HBMCOMM_NODE", "mpi")
+    assert Options().transport == "mpi"
+    assert Options(transport="shm").transport == "shm"
