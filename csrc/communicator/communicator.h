@@ -121,7 +121,7 @@ class Communicator {
     return nullptr;
   }
 
-  // Wakes the threads of this process that sleep in Operation::wait().
+  // Wakes the threads of this process that sleep in Operation::sleep().
   virtual void wake() noexcept {}
 
   // The group has failed: messages of operations that were given up may still be on their way, so

@@ -89,10 +89,6 @@ std::vector<int> DeviceOperation::needed() const {
   return begun_ ? operation_->needed() : std::vector<int>();
 }
 
-bool DeviceOperation::wait(std::chrono::steady_clock::time_point until) {
-  return begun_ && operation_->wait(until);
-}
-
 void DeviceOperation::abandon() noexcept {
   position_.let_go();
   if (begun_) operation_->abandon();

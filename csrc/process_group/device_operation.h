@@ -65,11 +65,9 @@ class DeviceOperation final : public Operation {
   std::string describe() const override;
   std::vector<int> missing() const override;
   std::vector<int> needed() const override;
-  bool wait(std::chrono::steady_clock::time_point until) override;
-  Slept doze(std::chrono::microseconds most) override {
-    return begun_ ? operation_->doze(most) : Slept::kUntold;
+  Slept sleep(std::chrono::steady_clock::time_point until, bool polled) override {
+    return begun_ ? operation_->sleep(until, polled) : Slept::kNoWakeup;
   }
-  bool gives_notice() const override { return begun_ && operation_->gives_notice(); }
   void abandon() noexcept override;
   bool peers_may_write() const override { return begun_ && operation_->peers_may_write(); }
   bool self_sufficient() const override;

@@ -71,8 +71,9 @@ class SparseAllreduce final : public Operation {
     }
   }
 
-  bool wait(std::chrono::steady_clock::time_point until) override { return stage_->wait(until); }
-  Slept doze(std::chrono::microseconds most) override { return stage_->doze(most); }
+  Slept sleep(std::chrono::steady_clock::time_point until, bool polled) override {
+    return stage_->sleep(until, polled);
+  }
   std::string describe() const override {
     return "sparse allreduce #" + std::to_string(sequence_) + ", in which " +
            (stage_ ? stage_->describe() : "nothing has begun");

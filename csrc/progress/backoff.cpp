@@ -14,7 +14,7 @@ using std::chrono::microseconds;
 
 constexpr uint32_t kSpins = 64;             // about 15 us of polling MPI
 constexpr uint32_t kYields = 2000;          // then give the core away, still quick to notice
-constexpr uint32_t kYieldsIfTold = 100;     // the same where something ends a sleep
+constexpr uint32_t kYieldsIfWoken = 100;    // the same if something wakes the sleeper
 constexpr uint32_t kMostDoublings = 6;      // of how much less a wait looks
 constexpr microseconds kShortestSleep{20};  // the kernel's timer slack adds about 50
 constexpr microseconds kLongestSleep{1000};
@@ -45,12 +45,12 @@ void Backoff::reset() noexcept {
   looks_ = sleeps_ = 0;
   in_vain_ -= std::min<uint32_t>(in_vain_, 2);
   woken_ = false;
-  told_ = doze_ != nullptr;
+  can_be_woken_ = sleep_until_ != nullptr;
 }
 
 uint32_t Backoff::most_looks() const noexcept {
   const uint32_t spins = crowded_ ? 0 : kSpins;
-  return told_ ? (spins + kYieldsIfTold) >> fewer_ : spins + kYields;
+  return can_be_woken_ ? (spins + kYieldsIfWoken) >> fewer_ : spins + kYields;
 }
 
 void Backoff::pause() {
@@ -73,11 +73,11 @@ void Backoff::sleep() {
     woken_ = false;
     return;
   }
-  if (told_) {
-    const Slept slept = doze_(kLongestSleep);
-    told_ = slept != Slept::kUntold;
+  if (can_be_woken_) {
+    const Slept slept = sleep_until_(std::chrono::steady_clock::now() + kLongestSleep);
+    can_be_woken_ = slept != Slept::kNoWakeup;
     woken_ = slept == Slept::kWoken;
-    if (told_) {
+    if (can_be_woken_) {
       ++sleeps_;
       return;
     }

@@ -1,9 +1,9 @@
 // How a polling loop waits: a short spin, then yields, then sleeps that grow to a millisecond.
 //
-// Where something tells of messages that come (Operation::doze), a loop soon sleeps until it does;
-// else it yields for long, since a message that comes meanwhile is found only after the sleep.
-// After a wait that came to sleep, the next one looks less before it does, if something can end its
-// sleep: what takes so long is not found by looking.
+// If messages wake the sleeper (Operation::sleep), a loop sleeps soon. Else it yields for long,
+// since a message that comes during a sleep is found only after it. After a wait that came to
+// sleep, the next one polls less before it sleeps, if something can wake it: the wait is longer
+// than polling pays for.
 #pragma once
 
 #include <chrono>
@@ -17,12 +17,12 @@ namespace hbm {
 
 class Backoff {
  public:
-  using Doze = std::function<Slept(std::chrono::microseconds most)>;
+  using Sleep = std::function<Slept(std::chrono::steady_clock::time_point until)>;
 
   // `crowded`: more runnable ranks than cores, so spinning only keeps the peer from its turn.
-  // `doze`: sleeps as Operation::doze() does; null: nothing tells of what comes.
-  explicit Backoff(bool crowded, Doze doze = nullptr)
-      : crowded_(crowded), doze_(std::move(doze)), told_(doze_ != nullptr) {}
+  // `sleep`: sleeps as Operation::sleep() does; null: nothing would wake the sleeper.
+  explicit Backoff(bool crowded, Sleep sleep = nullptr)
+      : crowded_(crowded), sleep_until_(std::move(sleep)), can_be_woken_(sleep_until_ != nullptr) {}
 
   // Something moved: the next pause() begins a new wait.
   void reset() noexcept;
@@ -33,8 +33,8 @@ class Backoff {
   void sleep();
 
   const bool crowded_;
-  const Doze doze_;
-  bool told_;             // doze_ sleeps, as far as is known
+  const Sleep sleep_until_;
+  bool can_be_woken_;     // something would wake the sleeper, as far as is known
   uint32_t fewer_ = 0;    // halvings of what the next wait looks before it sleeps
   uint32_t looks_ = 0;    // of this wait
   uint32_t sleeps_ = 0;   // of this wait

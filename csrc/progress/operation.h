@@ -4,7 +4,7 @@
 // as far as the peers' messages allow, so one operation can be carried by whichever thread has time
 // for it: the caller, whoever waits, or the queue's worker.
 //
-// Threads: the queue calls begin(), poll() and abandon() from one thread at a time, with
+// Threads: the queue calls begin(), poll(), sleep() and abandon() from one thread at a time, with
 // happens-before between the calls; an operation needs no lock of its own.
 #pragma once
 
@@ -20,11 +20,11 @@ enum class Progress {
   kDone,    // complete; poll() is not called again
 };
 
-// What came of a short sleep.
+// How a sleep ended.
 enum class Slept {
-  kUntold,   // it did not sleep, for nothing would have woken it
-  kThrough,  // the time is over
-  kWoken,    // something has come
+  kNoWakeup,  // immediately: nothing would wake the sleeper, so the caller polls at intervals
+  kTimedOut,  // at `until`
+  kWoken,     // before: poll() may find something new
 };
 
 class Operation {
@@ -46,19 +46,30 @@ class Operation {
   // not that in a later one. The death of one on another node ends the operation.
   virtual std::vector<int> needed() const { return missing(); }
 
-  // Sleeps until poll() may find something new, at most until `until`. False, at once, if the
-  // operation knows of no such notice: the caller then polls at intervals. Throws Error(kDeath)
-  // when a rank that it waits for is known to be dead, Error(kPeer) when one has reported a
-  // failure.
-  virtual bool wait(std::chrono::steady_clock::time_point /*until*/) { return false; }
-
-  // Sleeps for at most `most`, and ends early when something has come that poll() may take in, if
-  // not enough of it for a step. Called by a driver that has looked for a while in vain, and to
-  // which wait() was false, if it might wait for this operation alone.
-  virtual Slept doze(std::chrono::microseconds /*most*/) { return Slept::kUntold; }
-
-  // Whether wait() sleeps, so that one may wait for this operation on behalf of others, too.
-  virtual bool gives_notice() const { return false; }
+  // Sleeps until poll() may find something new, at most until `until`. The driver calls it after a
+  // poll() that was kIdle, first with `polled` false: the operation may spin before it sleeps. If
+  // that was kNoWakeup, the driver polls on. Once it has polled for long without progress, it calls
+  // sleep() with `polled` true: the operation does not spin. An operation over MPI, which moves
+  // only while it is polled, does not sleep before.
+  //
+  // An `until` that has passed asks whether anything would wake the sleeper: kNoWakeup or not. The
+  // driver of several operations asks all but the first, with `polled` true, and sleeps for the
+  // first one if none was kNoWakeup. REQUIRES: such a sleep ends for each of them.
+  //
+  // No wake-up is lost. The sleeper announces itself, then checks that nothing has come since its
+  // poll(); a peer stores what it has for the sleeper, then checks whether a sleeper has announced
+  // itself. All four steps are sequentially consistent, so one of the two sees the other
+  // (docs/design/shared-memory.md, "Memory order"). Transfers within a node check the count of
+  // rings that their last poll() began with, and each ring counts, whichever transfer it is for: so
+  // the first transfer, which is polled before the others, sleeps for all. Data of a TCP connection
+  // stays readable until MPI reads it. The queue's own state, such as an abort, comes by
+  // Communicator::wake(); a sleeper that misses that wakes within 10 ms, as the queue sets `until`.
+  //
+  // Throws, with `polled` false, Error(kDeath) if a rank that it waits for is known to be dead,
+  // Error(kPeer) if one has reported a failure.
+  virtual Slept sleep(std::chrono::steady_clock::time_point /*until*/, bool /*polled*/) {
+    return Slept::kNoWakeup;
+  }
 
   // Gives up what is pending after an error or a timeout; memory that a late message may still be
   // written to stays alive until it cannot be. No call follows but the destructor.

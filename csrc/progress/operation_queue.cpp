@@ -318,11 +318,15 @@ OperationQueue::TicketOutcome OperationQueue::look_first(Ticket& ticket) {
 
 OperationQueue::TicketOutcome OperationQueue::poll_until(std::span<Ticket* const> tickets,
                                                          Clock::time_point deadline) {
-  Operation* const first = tickets.front()->operation_;
-  Backoff backoff(crowded_, [first, deadline](std::chrono::microseconds most) {
-    using std::chrono::microseconds;
-    const auto left = std::chrono::ceil<microseconds>(deadline - Clock::now());
-    return first->doze(std::clamp(left, microseconds(0), most));
+  // Sleeps for the first operation, unless another one would not end the sleep.
+  const auto sleep = [tickets](Clock::time_point until, bool polled) {
+    const bool all_wake = std::ranges::all_of(tickets.subspan(1), [](const Ticket* other) {
+      return other->operation_->sleep(Clock::time_point::min(), true) != Slept::kNoWakeup;
+    });
+    return all_wake ? tickets.front()->operation_->sleep(until, polled) : Slept::kNoWakeup;
+  };
+  Backoff backoff(crowded_, [&sleep, deadline](Clock::time_point until) {
+    return sleep(std::min(deadline, until), true);
   });
   for (;;) {
     const Clock::time_point now = Clock::now();
@@ -351,13 +355,8 @@ OperationQueue::TicketOutcome OperationQueue::poll_until(std::span<Ticket* const
       watch_due_ = Clock::time_point::max();
       if (const std::exception_ptr why = interruption()) return {nullptr, nullptr, why};
     }
-    const bool all_notice = std::ranges::all_of(
-        tickets, [](const Ticket* ticket) { return ticket->operation_->gives_notice(); });
-    const bool may_sleep = tickets.size() == 1 || all_notice;
     try {
-      if (!may_sleep || !first->wait(std::min(deadline, now + kLongestWait))) {
-        backoff.pause();
-      }
+      if (sleep(std::min(deadline, now + kLongestWait), false) == Slept::kNoWakeup) backoff.pause();
     } catch (...) {
       return {tickets.front(), std::current_exception(), nullptr};
     }

@@ -109,7 +109,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
         explain;
     // Called with each error that an operation ended in.
     std::function<void(const std::exception_ptr& error)> failed;
-    // Wakes a driver that waits (Operation::wait).
+    // Wakes a driver that sleeps (Operation::sleep).
     std::function<void()> wake;
     // Names the ranks that an operation waited for, for the message of its timeout.
     std::function<std::string(const std::vector<int>& ranks)> name_ranks;

@@ -64,22 +64,26 @@ class Watched {
   int ours_ = -1;
 };
 
+Slept sleep(Arrivals& arrivals, microseconds most) {
+  return arrivals.sleep(std::chrono::steady_clock::now() + most);
+}
+
 TEST(Arrivals, EndASleepUntilTheyAreTakenIn) {
   Arrivals arrivals;
   const Watched connection;
   arrivals.collect();
-  EXPECT_EQ(arrivals.sleep(microseconds(100)), Slept::kThrough);
+  EXPECT_EQ(sleep(arrivals, microseconds(100)), Slept::kTimedOut);
   std::thread peer([&connection] {
     std::this_thread::sleep_for(milliseconds(20));
     connection.send();
   });
-  Slept slept = Slept::kThrough;
-  while (slept == Slept::kThrough) slept = arrivals.sleep(milliseconds(900));
+  Slept slept = Slept::kTimedOut;
+  while (slept == Slept::kTimedOut) slept = sleep(arrivals, milliseconds(900));
   peer.join();
   EXPECT_EQ(slept, Slept::kWoken);
-  EXPECT_EQ(arrivals.sleep(milliseconds(900)), Slept::kWoken);
+  EXPECT_EQ(sleep(arrivals, milliseconds(900)), Slept::kWoken);
   connection.take_in();
-  EXPECT_EQ(arrivals.sleep(microseconds(100)), Slept::kThrough);
+  EXPECT_EQ(sleep(arrivals, microseconds(100)), Slept::kTimedOut);
 }
 
 TEST(Arrivals, KeepADescriptorThatItsOwnerCloses) {
@@ -89,53 +93,54 @@ TEST(Arrivals, KeepADescriptorThatItsOwnerCloses) {
   connection.forget();
   const Watched in_its_place;
   in_its_place.send();
-  EXPECT_EQ(arrivals.sleep(microseconds(100)), Slept::kThrough);
+  EXPECT_EQ(sleep(arrivals, microseconds(100)), Slept::kTimedOut);
   connection.send();
-  EXPECT_EQ(arrivals.sleep(milliseconds(900)), Slept::kWoken);
+  EXPECT_EQ(sleep(arrivals, milliseconds(900)), Slept::kWoken);
 }
 
 // As where a program closes all descriptors that it does not know.
-TEST(Arrivals, AreUntoldWhereTheirDescriptorWasClosed) {
+TEST(Arrivals, WakeNobodyWhereTheirDescriptorWasClosed) {
   Arrivals arrivals;
   const Watched connection;
   const int next = dup(0);
   close(next);
   arrivals.collect();
-  EXPECT_EQ(arrivals.sleep(microseconds(100)), Slept::kThrough);
+  EXPECT_EQ(sleep(arrivals, microseconds(100)), Slept::kTimedOut);
   close(next);
-  EXPECT_EQ(arrivals.sleep(microseconds(100)), Slept::kUntold);
+  EXPECT_EQ(sleep(arrivals, microseconds(100)), Slept::kNoWakeup);
 }
 
-TEST(Arrivals, AreUntoldWithoutAConnection) {
+TEST(Arrivals, WakeNobodyWithoutAConnection) {
   const Watched before;
   Arrivals arrivals;
-  EXPECT_EQ(arrivals.sleep(microseconds(100)), Slept::kUntold);
+  EXPECT_EQ(sleep(arrivals, microseconds(100)), Slept::kNoWakeup);
   const int empty = epoll_create1(0);
   arrivals.collect();
-  EXPECT_EQ(arrivals.sleep(microseconds(100)), Slept::kUntold);
+  EXPECT_EQ(sleep(arrivals, microseconds(100)), Slept::kNoWakeup);
   close(empty);
 }
 
-TEST(Arrivals, AreUntoldWhereADeviceMayCarryMessages) {
+TEST(Arrivals, WakeNobodyWhereADeviceMayCarryMessages) {
   Arrivals arrivals;
   const Watched connection;
   const int device = open("/dev/zero", O_RDONLY | O_CLOEXEC);
   ASSERT_GE(device, 0);
   arrivals.collect();
-  EXPECT_EQ(arrivals.sleep(microseconds(100)), Slept::kUntold);
+  EXPECT_EQ(sleep(arrivals, microseconds(100)), Slept::kNoWakeup);
   close(device);
 }
 
 // UCX connects with the first messages.
-TEST(Arrivals, AreToldOfOnceThereIsAConnection) {
+TEST(Arrivals, WakeOnceThereIsAConnection) {
   Arrivals arrivals;
   Watched connection(/*connected=*/false);
   arrivals.collect();
-  EXPECT_EQ(arrivals.sleep(microseconds(100)), Slept::kUntold);
+  EXPECT_EQ(sleep(arrivals, microseconds(100)), Slept::kNoWakeup);
   connection.connect();
   connection.send();
-  Slept slept = Slept::kUntold;
-  while (slept == Slept::kUntold) slept = arrivals.sleep(microseconds(100));  // it looks at times
+  Slept slept = Slept::kNoWakeup;
+  while (slept == Slept::kNoWakeup)
+    slept = sleep(arrivals, microseconds(100));  // it looks at times
   EXPECT_EQ(slept, Slept::kWoken);
 }
 

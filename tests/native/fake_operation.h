@@ -28,10 +28,10 @@ struct Script {
     return ready.load() ? Progress::kDone : Progress::kIdle;
   };
 
-  // Default: an operation that nobody can wake.
-  std::function<bool(std::chrono::steady_clock::time_point)> on_wait = [](auto) { return false; };
-
-  std::function<Slept(std::chrono::microseconds)> on_doze = [](auto) { return Slept::kUntold; };
+  // Default: nothing would wake the sleeper.
+  std::function<Slept(std::chrono::steady_clock::time_point, bool)> on_sleep = [](auto, bool) {
+    return Slept::kNoWakeup;
+  };
 
   std::atomic<bool> ready = false;
   std::atomic<bool> begun = false;
@@ -75,10 +75,9 @@ class FakeOperation final : public Operation {
   std::vector<int> missing() const override { return script_->missing; }
   bool self_sufficient() const override { return script_->small; }
   bool peers_may_write() const override { return script_->peers_may_write; }
-  bool wait(std::chrono::steady_clock::time_point until) override {
-    return script_->on_wait(until);
+  Slept sleep(std::chrono::steady_clock::time_point until, bool polled) override {
+    return script_->on_sleep(until, polled);
   }
-  Slept doze(std::chrono::microseconds most) override { return script_->on_doze(most); }
 
  private:
   // One thread at a time.

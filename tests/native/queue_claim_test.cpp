@@ -84,11 +84,11 @@ TEST_F(QueueTest, AClaimedOperationTimesOut) {
 TEST_F(QueueTest, AbortReachesAClaimedOperationThatWaits) {
   const auto op = script("op");
   std::atomic<bool> asleep = false;
-  op->on_wait = [&](Clock::time_point until) {
+  op->on_sleep = [&](Clock::time_point until, bool) {
     asleep = true;
     const int seen = wakes_;
     while (wakes_ == seen && Clock::now() < until) std::this_thread::yield();
-    return true;
+    return Slept::kWoken;
   };
   FakeOperation operation(op);
   ASSERT_TRUE(queue_->try_claim("op"));
@@ -129,7 +129,7 @@ TEST(Queue, AbortIsLookedForBetweenThePollsOfAClaimedOperationThatMoves) {
 
 TEST_F(QueueTest, AnErrorWhileWaitingIsTheOperations) {
   const auto op = script("op");
-  op->on_wait = [](auto) -> bool { throw Error(ErrorKind::kDeath, "rank 2 has died"); };
+  op->on_sleep = [](auto, bool) -> Slept { throw Error(ErrorKind::kDeath, "rank 2 has died"); };
   const auto ticket = submit(op, Mode::kSync);
   expect_error(ErrorKind::kDeath, {"rank 2 has died"}, ticket->error());
   EXPECT_TRUE(op->abandoned);
@@ -137,10 +137,10 @@ TEST_F(QueueTest, AnErrorWhileWaitingIsTheOperations) {
 
 TEST_F(QueueTest, NobodyWaitsBeyondTheDeadline) {
   const auto op = script("op");
-  op->on_wait = [](Clock::time_point until) {
+  op->on_sleep = [](Clock::time_point until, bool) {
     EXPECT_LE(until, Clock::now() + milliseconds(1000));
     std::this_thread::sleep_until(until);
-    return true;
+    return Slept::kTimedOut;
   };
   const auto ticket = enqueue(op);
   EXPECT_FALSE(queue_->wait(ticket, Clock::now() + milliseconds(30)));
@@ -148,16 +148,17 @@ TEST_F(QueueTest, NobodyWaitsBeyondTheDeadline) {
   EXPECT_TRUE(wait(ticket));
 }
 
-TEST_F(QueueTest, AnOperationThatIsToldOfWhatComesSleepsUntilThen) {
+TEST_F(QueueTest, AnOperationThatMovesWhenPolledSleepsAfterManyPolls) {
   const auto op = script("op");
-  int dozes = 0;
-  op->on_doze = [&](std::chrono::microseconds most) {
-    EXPECT_LE(most, milliseconds(1));
-    if (++dozes == 3) op->ready = true;
+  int sleeps = 0;
+  op->on_sleep = [&](Clock::time_point until, bool polled) {
+    if (!polled) return Slept::kNoWakeup;
+    EXPECT_LE(until, Clock::now() + milliseconds(1));
+    if (++sleeps == 3) op->ready = true;
     return Slept::kWoken;
   };
   EXPECT_EQ(submit(op, Mode::kSync)->error(), nullptr);
-  EXPECT_EQ(dozes, 3);
+  EXPECT_EQ(sleeps, 3);
 }
 
 TEST_F(QueueTest, TensorsThatOthersMayStillWriteToAreKept) {
@@ -183,11 +184,11 @@ TEST_F(QueueTest, TensorsThatOthersMayStillWriteToAreKept) {
 TEST_F(UnorderedQueueTest, ANewOperationWakesADriverThatWaits) {
   const auto waiting = script("waiting");
   std::atomic<bool> asleep = false;
-  waiting->on_wait = [&](Clock::time_point until) {
+  waiting->on_sleep = [&](Clock::time_point until, bool) {
     asleep = true;
     const int seen = wakes_;
     while (wakes_ == seen && Clock::now() < until) std::this_thread::yield();
-    return true;
+    return Slept::kWoken;
   };
   const auto first = submit(waiting);
   ASSERT_TRUE(eventually([&] { return asleep.load(); }));

@@ -277,13 +277,13 @@ TEST_F(UnorderedQueueTest, TheWorkerAdoptsALargeMessageThatNobodyWaitsFor) {
   }
 }
 
-TEST_F(UnorderedQueueTest, NobodySleepsForOneThatGivesNoNotice) {
+TEST_F(UnorderedQueueTest, TheDriverDoesNotSleepIfNothingWakesItForOneOperation) {
   const auto first = script("first");
-  const auto second = script("second");  // fake operations give none
+  const auto second = script("second");  // by default, nothing would wake the sleeper
   std::atomic<int> sleeps = 0;
-  first->on_wait = [&](auto) {
+  first->on_sleep = [&](auto, bool) {
     ++sleeps;
-    return true;
+    return Slept::kWoken;
   };
   const auto first_ticket = enqueue(first);
   const auto second_ticket = enqueue(second);
@@ -291,6 +291,25 @@ TEST_F(UnorderedQueueTest, NobodySleepsForOneThatGivesNoNotice) {
   EXPECT_EQ(sleeps, 0);
   second->ready = true;
   EXPECT_TRUE(wait(second_ticket));
+  first->ready = true;
+  EXPECT_TRUE(wait(first_ticket));
+}
+
+TEST_F(UnorderedQueueTest, TheDriverSleepsForTheFirstIfAllWake) {
+  const auto first = script("first");
+  const auto second = script("second");
+  first->on_sleep = [&](Clock::time_point until, bool polled) {
+    EXPECT_FALSE(polled);
+    EXPECT_GT(until, Clock::time_point::min());
+    second->ready = true;
+    return Slept::kWoken;
+  };
+  second->on_sleep = [](Clock::time_point until, bool) {
+    EXPECT_EQ(until, Clock::time_point::min());  // the driver only asks
+    return Slept::kTimedOut;
+  };
+  const auto first_ticket = enqueue(first);
+  EXPECT_TRUE(wait(enqueue(second)));
   first->ready = true;
   EXPECT_TRUE(wait(first_ticket));
 }
@@ -329,59 +348,59 @@ TEST(Backoff, SleepsLongerUntilItIsReset) {
 }
 
 // Counts the pauses up to the next sleep that something may end.
-int pauses_before_a_doze(Backoff& backoff, const int& dozes) {
-  const int before = dozes;
+int pauses_before_a_sleep(Backoff& backoff, const int& sleeps) {
+  const int before = sleeps;
   int pauses = 0;
-  for (; dozes == before && pauses < 10'000; ++pauses) backoff.pause();
+  for (; sleeps == before && pauses < 10'000; ++pauses) backoff.pause();
   return pauses;
 }
 
 TEST(Backoff, LooksLessAfterWaitsThatCameToSleep) {
-  int dozes = 0;
-  Backoff backoff(/*crowded=*/true, [&dozes](std::chrono::microseconds) {
-    ++dozes;
-    return Slept::kThrough;
+  int sleeps = 0;
+  Backoff backoff(/*crowded=*/true, [&sleeps](auto) {
+    ++sleeps;
+    return Slept::kTimedOut;
   });
-  int pauses = pauses_before_a_doze(backoff, dozes);
+  int pauses = pauses_before_a_sleep(backoff, sleeps);
   EXPECT_LT(pauses, 1000);  // than where nothing ends a sleep
   for (int wait = 0; wait < 20; ++wait) {
     backoff.reset();
-    pauses = pauses_before_a_doze(backoff, dozes);
+    pauses = pauses_before_a_sleep(backoff, sleeps);
   }
   EXPECT_LE(pauses, 10);  // fewer where the thread has lost its processor, never more
 }
 
 TEST(Backoff, LeavesMoreToComeAfterASleepThatWasEndedInVain) {
-  int dozes = 0;
-  Backoff backoff(/*crowded=*/true, [&dozes](std::chrono::microseconds) {
-    ++dozes;
+  int sleeps = 0;
+  Backoff backoff(/*crowded=*/true, [&sleeps](auto) {
+    ++sleeps;
     return Slept::kWoken;
   });
-  pauses_before_a_doze(backoff, dozes);
+  pauses_before_a_sleep(backoff, sleeps);
   auto longest = Clock::duration::zero();
   for (int turn = 0; turn < 10; ++turn) {
     const Clock::time_point start = Clock::now();
-    const int before = dozes;
+    const int before = sleeps;
     backoff.pause();
-    EXPECT_EQ(dozes, before);
+    EXPECT_EQ(sleeps, before);
     longest = std::max(longest, Clock::now() - start);
     backoff.pause();
-    EXPECT_EQ(dozes, before + 1);
+    EXPECT_EQ(sleeps, before + 1);
   }
   EXPECT_GE(longest, milliseconds(1));
 }
 
 TEST(Backoff, ForgetsSoonThatSleepsWereEndedInVain) {
-  int dozes = 0;
-  Backoff backoff(/*crowded=*/true, [&dozes](std::chrono::microseconds) {
-    ++dozes;
+  int sleeps = 0;
+  Backoff backoff(/*crowded=*/true, [&sleeps](auto) {
+    ++sleeps;
     return Slept::kWoken;
   });
-  pauses_before_a_doze(backoff, dozes);
+  pauses_before_a_sleep(backoff, sleeps);
   for (int turn = 0; turn < 400; ++turn) backoff.pause();
   EXPECT_TRUE(eventually([&] {
     for (int moved = 0; moved < 4; ++moved) backoff.reset();
-    pauses_before_a_doze(backoff, dozes);
+    pauses_before_a_sleep(backoff, sleeps);
     const Clock::time_point start = Clock::now();
     backoff.pause();
     return Clock::now() - start < milliseconds(1);  // where the thread keeps its processor
@@ -389,18 +408,18 @@ TEST(Backoff, ForgetsSoonThatSleepsWereEndedInVain) {
 }
 
 TEST(Backoff, LooksForLongWhereNothingEndsASleepAnyMore) {
-  int dozes = 0;
-  Slept slept = Slept::kThrough;
-  Backoff backoff(/*crowded=*/false, [&](std::chrono::microseconds) {
-    ++dozes;
+  int sleeps = 0;
+  Slept slept = Slept::kTimedOut;
+  Backoff backoff(/*crowded=*/false, [&](auto) {
+    ++sleeps;
     return slept;
   });
   for (int wait = 0; wait < 10; ++wait) {
-    pauses_before_a_doze(backoff, dozes);
+    pauses_before_a_sleep(backoff, sleeps);
     backoff.reset();
   }
-  slept = Slept::kUntold;
-  const int looks = pauses_before_a_doze(backoff, dozes);
+  slept = Slept::kNoWakeup;
+  const int looks = pauses_before_a_sleep(backoff, sleeps);
   rusage before{}, after{};
   getrusage(RUSAGE_THREAD, &before);
   for (int look = looks; look < 60; ++look) backoff.pause();  // those that spin
@@ -409,21 +428,21 @@ TEST(Backoff, LooksForLongWhereNothingEndsASleepAnyMore) {
 }
 
 TEST(Backoff, SleepsByItselfWhereNothingEndsASleep) {
-  int dozes = 0;
-  Backoff backoff(/*crowded=*/true, [&dozes](std::chrono::microseconds) {
-    ++dozes;
-    return Slept::kUntold;
+  int sleeps = 0;
+  Backoff backoff(/*crowded=*/true, [&sleeps](auto) {
+    ++sleeps;
+    return Slept::kNoWakeup;
   });
   auto longest = Clock::duration::zero();
   // A pause that yields may be long, too.
-  for (int i = 0; i < 10'000 && (longest < milliseconds(1) || dozes == 0); ++i) {
+  for (int i = 0; i < 10'000 && (longest < milliseconds(1) || sleeps == 0); ++i) {
     const Clock::time_point start = Clock::now();
     backoff.pause();
     longest = std::max(longest, Clock::now() - start);
   }
   EXPECT_GE(longest, milliseconds(1));
   for (int i = 0; i < 100; ++i) backoff.pause();
-  EXPECT_EQ(dozes, 1);  // it asks once a wait
+  EXPECT_EQ(sleeps, 1);  // it asks once a wait
 }
 
 }  // namespace

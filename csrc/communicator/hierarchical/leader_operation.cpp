@@ -82,26 +82,24 @@ size_t LeaderOperation::block_of(size_t step) const {
   return (step - ahead()) / 2 + (goes_in(step) ? ahead() : 0);
 }
 
-// MPI has no call to sleep in, so a rank that waits for it polls, and looks after its group
-// meanwhile.
-bool LeaderOperation::wait(std::chrono::steady_clock::time_point until) {
-  if (!on_link() && in_node_) return in_node_->wait(until);
-  const auto now = shm::Clock::now();
-  if (now - looked_at_ < kLookEvery) return false;
-  looked_at_ = now;
-  layout_->shm_group->require_alive(layout_->nodes[layout_->node], *this, [] { return false; });
-  return false;
+// MPI has no call to sleep in, so a rank that waits for the link polls for long before it sleeps.
+// Nothing wakes it for both the node and the link. What TCP brings meanwhile waits in the kernel,
+// and there are more blocks on the link, so a rank that waits for both sleeps for its node. Other
+// links move only while they are polled.
+Slept LeaderOperation::sleep(std::chrono::steady_clock::time_point until, bool polled) {
+  if (in_node_ && !on_link()) return in_node_->sleep(until, polled);
+  if (!polled) look_after_node();
+  if (!polled || !layout_->arrivals) return Slept::kNoWakeup;
+  if (!in_node_) return layout_->arrivals->sleep(until);
+  if (!layout_->arrivals->connected()) return Slept::kNoWakeup;
+  return in_node_->sleep(std::min(until, shm::Clock::now() + kLinkWaits), polled);
 }
 
-// Nothing wakes for both the node and the link. What TCP brings meanwhile waits in the kernel, and
-// there are more blocks on the link, so a rank that waits for both sleeps for its node. Other links
-// move while they are polled alone.
-Slept LeaderOperation::doze(std::chrono::microseconds most) {
-  if (in_node_ && !on_link()) return in_node_->doze(most);
-  if (!layout_->arrivals) return Slept::kUntold;
-  if (!in_node_) return layout_->arrivals->sleep(most);
-  if (!layout_->arrivals->connected()) return Slept::kUntold;
-  return in_node_->doze(std::min(most, kLinkWaits));
+void LeaderOperation::look_after_node() {
+  const auto now = shm::Clock::now();
+  if (now - looked_at_ < kLookEvery) return;
+  looked_at_ = now;
+  layout_->shm_group->require_alive(layout_->nodes[layout_->node], *this, [] { return false; });
 }
 
 std::string LeaderOperation::describe() const {

@@ -32,8 +32,7 @@ class LeaderOperation : public Operation {
  public:
   void begin() override {}
   Progress poll() final;
-  bool wait(std::chrono::steady_clock::time_point until) final;
-  Slept doze(std::chrono::microseconds most) final;
+  Slept sleep(std::chrono::steady_clock::time_point until, bool polled) final;
   std::string describe() const final;
   std::vector<int> missing() const final { return ranks_of_stages(&Operation::missing); }
   std::vector<int> needed() const final;
@@ -84,6 +83,7 @@ class LeaderOperation : public Operation {
   std::vector<int> ranks_of_stages(std::vector<int> (Operation::*list)() const) const;
   bool poll_link();
   bool poll_node();
+  void look_after_node();
   bool on_link() const { return started_ > crossed_; }
 
   // The node's steps, 2 for each block.

@@ -91,14 +91,17 @@ bool Arrivals::connected() {
   return true;
 }
 
-Slept Arrivals::sleep(std::chrono::microseconds most) {
-  if (!connected()) return Slept::kUntold;
+Slept Arrivals::sleep(std::chrono::steady_clock::time_point until) {
+  if (!connected()) return Slept::kNoWakeup;
   std::vector<pollfd> readable;
   for (const int poll : polls_) readable.push_back({poll, POLLIN, 0});
-  const timespec limit{0, std::chrono::nanoseconds(most).count()};
-  if (ppoll(readable.data(), readable.size(), &limit, nullptr) <= 0) return Slept::kThrough;
+  const auto now = std::chrono::steady_clock::now();
+  const std::chrono::nanoseconds left = std::max(until, now) - now;
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(left);
+  const timespec limit{seconds.count(), (left - seconds).count()};
+  if (ppoll(readable.data(), readable.size(), &limit, nullptr) <= 0) return Slept::kTimedOut;
   const auto is_readable = [](const pollfd& one) { return (one.revents & POLLIN) != 0; };
-  return std::ranges::any_of(readable, is_readable) ? Slept::kWoken : Slept::kUntold;
+  return std::ranges::any_of(readable, is_readable) ? Slept::kWoken : Slept::kNoWakeup;
 }
 
 }  // namespace hbm::mpi

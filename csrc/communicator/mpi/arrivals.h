@@ -31,9 +31,9 @@ class Arrivals {
   // Whether a connection is known: MPI makes them with the first messages, or has other ways.
   bool connected();
 
-  // Sleeps for at most `most`, less than a second, or until a connection has something to take in.
-  // Slept::kUntold if none is known.
-  Slept sleep(std::chrono::microseconds most);
+  // Sleeps until a connection has something to take in, at most until `until`. Returns
+  // Slept::kNoWakeup if no connection is known.
+  Slept sleep(std::chrono::steady_clock::time_point until);
 
  private:
   std::vector<int> before_;  // empty: they could not be listed

@@ -7,18 +7,14 @@ Progress PhasedOperation::poll() {
   return meanwhile() ? Progress::kActive : Progress::kIdle;
 }
 
-bool PhasedOperation::wait(Clock::time_point until) {
-  shm_group_->sleep(until);
-  if (shm_group_->all_here()) return true;
+Slept PhasedOperation::sleep(Clock::time_point until, bool polled) {
+  if (shm_group_->sleep(until, polled)) return Slept::kWoken;
+  if (polled) return Slept::kTimedOut;
   const bool woken = Clock::now() < until;  // by one of those who have come, most likely
   if (!woken || shm_group_->failed()) {
     shm_group_->require_alive(missing(), *this, [this] { return shm_group_->all_here(); });
   }
-  return true;
-}
-
-Slept PhasedOperation::doze(std::chrono::microseconds most) {
-  return shm_group_->doze(Clock::now() + most) ? Slept::kWoken : Slept::kThrough;
+  return woken ? Slept::kWoken : Slept::kTimedOut;
 }
 
 std::string PhasedOperation::describe() const {

@@ -25,8 +25,7 @@ inline constexpr size_t kBytesAPoll = size_t{16} << 20;
 class PhasedOperation : public Operation {
  public:
   Progress poll() final;
-  bool wait(std::chrono::steady_clock::time_point until) final;
-  Slept doze(std::chrono::microseconds most) final;
+  Slept sleep(std::chrono::steady_clock::time_point until, bool polled) final;
   std::vector<int> missing() const final { return shm_group_->missing(); }
   std::string describe() const final;
   void abandon() noexcept override {}

@@ -31,12 +31,10 @@ class TransferOperation : public Operation {
     return progress;
   }
 
-  bool wait(Clock::time_point until) final {
-    shm_group().sleep_transfers(until, seen_);
-    return true;
+  Slept sleep(Clock::time_point until, bool polled) final {
+    const bool rung = shm_group().sleep_transfers(until, seen_, polled);
+    return rung ? Slept::kWoken : Slept::kTimedOut;
   }
-
-  bool gives_notice() const final { return true; }
 
   bool self_sufficient() const override { return bytes() <= Cell::kInlineBytes; }
 

@@ -121,11 +121,8 @@ const std::byte* ShmGroup::data(const Slot& slot) const noexcept {
   return reinterpret_cast<const std::byte*>(&slot) + layout_.data;
 }
 
-void ShmGroup::sleep(Clock::time_point until) {
-  if (!spin(until, [this] { return all_here(); })) doze(until);
-}
-
-bool ShmGroup::doze(Clock::time_point until) {
+bool ShmGroup::sleep(Clock::time_point until, bool polled) {
+  if (!polled && spin(until, [this] { return all_here(); })) return all_here();
   Doorbell& own = control(self_).collectives;
   const uint32_t seen = own.bell.load(std::memory_order_acquire);
   own.asleep.fetch_add(1, std::memory_order_seq_cst);
@@ -138,12 +135,14 @@ uint32_t ShmGroup::transfer_rings() const noexcept {
   return control(self_).transfers.bell.load(std::memory_order_seq_cst);
 }
 
-void ShmGroup::sleep_transfers(Clock::time_point until, uint32_t seen) {
-  if (spin(until, [&] { return transfer_rings() != seen; })) return;
+bool ShmGroup::sleep_transfers(Clock::time_point until, uint32_t seen, bool polled) {
+  const auto rung = [this, seen] { return transfer_rings() != seen; };
+  if (until == Clock::time_point::min() || (!polled && spin(until, rung))) return rung();
   Doorbell& own = control(self_).transfers;
   own.asleep.fetch_add(1, std::memory_order_seq_cst);
   futex_wait(own.bell, seen, until - Clock::now());
   own.asleep.fetch_sub(1, std::memory_order_relaxed);
+  return rung();
 }
 
 void ShmGroup::ring_transfers(size_t index) noexcept {

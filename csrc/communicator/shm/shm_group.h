@@ -101,17 +101,15 @@ class ShmGroup {
   std::byte* data(Slot& slot) const noexcept;
   const std::byte* data(const Slot& slot) const noexcept;
 
-  // Waits for all_here(): spins, yields, then sleeps on the doorbell, at most until `until`. Any
-  // ring of it ends the sleep, so the caller looks again.
-  void sleep(Clock::time_point until);
-
-  // The same without the spin and the yields. Returns all_here().
-  bool doze(Clock::time_point until);
+  // Waits for all_here(): spins and yields, unless the caller has `polled` for long, then sleeps on
+  // the doorbell, at most until `until`. Any ring of it ends the sleep, so the caller looks again.
+  // Returns all_here().
+  bool sleep(Clock::time_point until, bool polled = false);
 
   // The same for transfers, in which ring_transfers(index) tells member `index` of anything new:
-  // sleeps until the count of rings is no longer `seen`.
+  // sleeps until the count of rings is no longer `seen`, and returns true if it is not.
   uint32_t transfer_rings() const noexcept;
-  void sleep_transfers(Clock::time_point until, uint32_t seen);
+  bool sleep_transfers(Clock::time_point until, uint32_t seen, bool polled = false);
   void ring_transfers(size_t index) noexcept;
 
   // Wakes those of this process that sleep, to look at what else has changed.
