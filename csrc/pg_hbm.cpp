@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <numeric>
-#include <string_view>
 #include <system_error>
 #include <thread>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
@@ -37,9 +36,6 @@ std::vector<int> global_ranks(const GroupOptions& options, int size) {
   }
   return ranks;
 }
-
-// Returns the operation's name as errors have it: "all_reduce" for "hbm:all_reduce".
-const char* word_of(const char* name) { return name + std::string_view("hbm:").size(); }
 
 int64_t elements(const std::vector<at::Tensor>& tensors) {
   int64_t sum = 0;
@@ -217,11 +213,12 @@ StagedTensors ProcessGroupHbm::stage(const at::Tensor& tensor, const char* opera
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTensors staged,
                                                     const EqualStreams& streams,
                                                     MakeOperation make) {
-  queue_->require_owner(word_of(call.name));
+  queue_->require_owner(call.kind->word());
   heed_claims();
   const auto transfer = staged.take_transfer(streams);
-  auto work = c10::make_intrusive<WorkHbm>(rank_, call.type, title(call), call.inputs, call.outputs,
-                                           queue_, transfer ? transfer->result() : nullptr);
+  auto work =
+      c10::make_intrusive<WorkHbm>(rank_, call.kind->type, title(call), call.inputs, call.outputs,
+                                   queue_, transfer ? transfer->result() : nullptr);
   std::unique_lock issue(issue_mutex_);
   OperationPtr operation;
   if (transfer) {
@@ -234,7 +231,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTens
     operation = make(sequence_ + 1, kAllElements);
   }
   const uint64_t sequence = ++sequence_;
-  if (call.async || coalescing() || !queue_->try_claim(word_of(call.name))) {
+  if (call.async || coalescing() || !queue_->try_claim(call.kind->word())) {
     return submit(queue_, call, std::move(work), std::move(staged), std::move(operation), sequence,
                   std::move(issue));
   }
@@ -262,7 +259,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run(const Call& call, StagedTens
 
 FlightRecord::Issued ProcessGroupHbm::issued(const Call& call, uint64_t sequence) const {
   const std::vector<at::Tensor>& tensors = call.inputs.empty() ? call.outputs : call.inputs;
-  return {.type = call.type,
+  return {.kind = call.kind,
           .sequence = sequence,
           .peer = call.peer,
           .dtype = tensors.empty() ? at::kByte : tensors.front().scalar_type(),
@@ -274,18 +271,19 @@ FlightRecord::Issued ProcessGroupHbm::issued(const Call& call, uint64_t sequence
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run_p2p(
     const Call& call, StagedTensors staged,
     const std::function<std::unique_ptr<Operation>(std::shared_ptr<int>)>& make) {
-  p2p_queue_->require_owner(word_of(call.name));
+  p2p_queue_->require_owner(call.kind->word());
   heed_claims();
   auto transfer = staged.take_transfer({});
-  auto work = c10::make_intrusive<WorkHbm>(rank_, call.type, title(call), call.inputs, call.outputs,
-                                           p2p_queue_, transfer ? transfer->result() : nullptr);
+  auto work =
+      c10::make_intrusive<WorkHbm>(rank_, call.kind->type, title(call), call.inputs, call.outputs,
+                                   p2p_queue_, transfer ? transfer->result() : nullptr);
   auto operation = make(work->source_slot());
   PreparedMessage message{call, std::move(staged), std::move(transfer), work, std::move(operation)};
   return coalescing() ? defer(std::move(message)) : begin(std::move(message));
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::begin(PreparedMessage message) {
-  const bool sends = message.call.type == c10d::OpType::SEND;
+  const bool sends = message.call.kind->type == c10d::OpType::SEND;
   if (message.transfer || (sends && !send_order_->empty())) {
     message.operation = std::make_unique<DeviceOperation>(
         std::move(message.operation), message.transfer,
@@ -315,12 +313,13 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::submit(
 // Tells the profiler of an operation's arguments.
 void ProcessGroupHbm::record(const Call& call, uint64_t sequence) const {
   if (!at::hasCallbacks()) return;
-  RECORD_PARAM_COMMS_DATA(std::make_tuple(static_cast<int64_t>(sequence), c10d::isP2POp(call.type)),
-                          std::make_tuple(pg_uid_, pg_desc_), call.inputs, call.outputs, rank_,
-                          call.name + 4, call.inputs.empty() ? 0 : call.inputs.front().numel(),
-                          call.outputs.empty() ? 0 : call.outputs.front().numel(),
-                          call.outputs.empty() ? at::kByte : call.outputs.front().scalar_type(),
-                          std::vector<int64_t>(), std::vector<int64_t>(), -1, -1, size_);
+  RECORD_PARAM_COMMS_DATA(
+      std::make_tuple(static_cast<int64_t>(sequence), c10d::isP2POp(call.kind->type)),
+      std::make_tuple(pg_uid_, pg_desc_), call.inputs, call.outputs, rank_, call.kind->word(),
+      call.inputs.empty() ? 0 : call.inputs.front().numel(),
+      call.outputs.empty() ? 0 : call.outputs.front().numel(),
+      call.outputs.empty() ? at::kByte : call.outputs.front().scalar_type(), std::vector<int64_t>(),
+      std::vector<int64_t>(), -1, -1, size_);
 }
 
 uint64_t ProcessGroupHbm::getSequenceNumberForGroup() {

@@ -173,8 +173,7 @@ class ProcessGroupHbm final : public BackendBase {
  private:
   // The arguments of run(), for the operations of every family.
   struct Call {
-    c10d::OpType type;
-    const char* name;  // "hbm:all_reduce"
+    const OperationKind* kind;
     std::vector<at::Tensor> inputs;
     std::vector<at::Tensor> outputs;
     std::chrono::milliseconds timeout;
@@ -260,7 +259,7 @@ class ProcessGroupHbm final : public BackendBase {
   void record(const Call& call, uint64_t sequence) const;
   // Returns the title of the call's profiler range; null where it has none of its own.
   const char* title(const Call& call) const {
-    return call.part_done ? nullptr : range_title(options_->backend, call.name);
+    return call.part_done ? nullptr : range_title(options_->backend, *call.kind);
   }
 
   // True if this thread has called startCoalescing(), and not endCoalescing().
@@ -284,7 +283,7 @@ class ProcessGroupHbm final : public BackendBase {
                                     const char* operation, const char* argument,
                                     const at::Tensor& own) const;
   c10::intrusive_ptr<c10d::Work> receive(std::vector<at::Tensor>& tensors, int from, int tag,
-                                         c10d::OpType type, const char* name);
+                                         const OperationKind& kind);
   Source reduction_input(StagedTensors& staged, const at::Tensor& tensor, const c10d::ReduceOp& op);
   Sink reduction_in_place(StagedTensors& staged, const at::Tensor& tensor,
                           const c10d::ReduceOp& op);

@@ -140,7 +140,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::defer(PreparedMessage message) {
   const auto group = c10::weak_intrusive_ptr<ProcessGroupHbm>(
       c10::intrusive_ptr<ProcessGroupHbm>::unsafe_reclaim_from_nonowning(this));
   const auto shared = std::make_shared<PreparedMessage>(std::move(message));
-  auto work = c10::make_intrusive<BatchedWork>(shared->work, rank_, shared->call.type, [=] {
+  auto work = c10::make_intrusive<BatchedWork>(shared->work, rank_, shared->call.kind->type, [=] {
     const auto alive = group.lock();
     TORCH_CHECK_WITH(DistBackendError, alive.defined(),
                      "a message of a batch cannot begin: its group was destroyed before the batch "

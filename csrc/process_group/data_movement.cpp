@@ -20,7 +20,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::broadcast(std::vector<at::Tensor
     const Dtype dtype = to_dtype(tensor.scalar_type());
     StagedTensors staged = stage(tensor, "broadcast");
     const Sink data = staged.in_place(tensor);
-    return run({OpType::BROADCAST, "hbm:broadcast", tensors, tensors, opts.timeout, opts.asyncOp},
+    return run({&operations::kBroadcast, tensors, tensors, opts.timeout, opts.asyncOp},
                std::move(staged), {data.count},
                [=, communicator = connection_.communicator](const OperationNumber& sequence,
                                                             ElementRange range) {
@@ -59,13 +59,7 @@ ProcessGroupHbm::Collective ProcessGroupHbm::allgather_part(
   const Source in = staged.input(input);
   const std::vector<Sink> outs = staged.outputs(outputs);
   const EqualStreams streams = equal_streams(outputs, input);
-  return {{OpType::ALLGATHER,
-           "hbm:all_gather",
-           {input},
-           outputs,
-           opts.timeout,
-           opts.asyncOp,
-           part_done},
+  return {{&operations::kAllGather, {input}, outputs, opts.timeout, opts.asyncOp, part_done},
           std::move(staged),
           streams,
           [=, communicator = connection_.communicator](const OperationNumber& sequence,
@@ -93,21 +87,16 @@ ProcessGroupHbm::Collective ProcessGroupHbm::allgather_base_part(
   const Source in = staged.input(input);
   const std::vector<Sink> outs = split_evenly(staged.output(output), size_, element_size(dtype));
   check_own_part(rank_, output, input, "all_gather_into_tensor");
-  return {{OpType::_ALLGATHER_BASE,
-           "hbm:all_gather_into_tensor",
-           {input},
-           {output},
-           opts.timeout,
-           opts.asyncOp,
-           part_done},
-          std::move(staged),
-          {in.count, outs.size()},
-          [=, communicator = connection_.communicator](const OperationNumber& sequence,
-                                                       ElementRange range) {
-            const size_t element = element_size(dtype);
-            return communicator->allgather(sequence, part_of(in, range, element),
-                                           parts_of(outs, range, element), dtype);
-          }};
+  return {
+      {&operations::kAllGatherIntoTensor, {input}, {output}, opts.timeout, opts.asyncOp, part_done},
+      std::move(staged),
+      {in.count, outs.size()},
+      [=, communicator = connection_.communicator](const OperationNumber& sequence,
+                                                   ElementRange range) {
+        const size_t element = element_size(dtype);
+        return communicator->allgather(sequence, part_of(in, range, element),
+                                       parts_of(outs, range, element), dtype);
+      }};
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::run_all(std::vector<Collective> collectives,
@@ -125,7 +114,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_coalesced(
     for (const auto& list : output_lists) {
       check_pairs(list.size(), inputs.size(), "all_gather_coalesced");
     }
-    const auto part_done = range_of_parts(range_title(options_->backend, "hbm:all_gather"), inputs);
+    const auto part_done =
+        range_of_parts(range_title(options_->backend, operations::kAllGather), inputs);
     std::vector<Collective> parts;
     for (size_t i = 0; i < inputs.size(); ++i) {
       std::vector<at::Tensor> outputs;
@@ -142,7 +132,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allgather_into_tensor_coalesced(
   return attempt([&] {
     check_pairs(outputs.size(), inputs.size(), "all_gather_into_tensor_coalesced");
     const auto part_done =
-        range_of_parts(range_title(options_->backend, "hbm:all_gather_into_tensor"), inputs);
+        range_of_parts(range_title(options_->backend, operations::kAllGatherIntoTensor), inputs);
     std::vector<Collective> parts;
     for (size_t i = 0; i < outputs.size(); ++i) {
       parts.push_back(allgather_base_part(outputs[i], inputs[i], opts, part_done));
@@ -165,7 +155,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather(
     StagedTensors staged = stage(input, "gather");
     const Source in = staged.input(input);
     const std::vector<Sink> outs = staged.outputs(gathered);
-    return run({OpType::GATHER, "hbm:gather", inputs, gathered, opts.timeout, opts.asyncOp},
+    return run({&operations::kGather, inputs, gathered, opts.timeout, opts.asyncOp},
                std::move(staged), {in.count, static_cast<size_t>(size_)},
                [=, communicator = connection_.communicator](const OperationNumber& sequence,
                                                             ElementRange range) {
@@ -192,7 +182,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::gather_single(at::Tensor& output
       outs = split_evenly(staged.output(output), size_, element_size(dtype));
       check_own_part(rank_, output, input, "gather_single");
     }
-    return run({OpType::GATHER, "hbm:gather_single", {input}, {output}, opts.timeout, opts.asyncOp},
+    return run({&operations::kGatherSingle, {input}, {output}, opts.timeout, opts.asyncOp},
                std::move(staged), {in.count, static_cast<size_t>(size_)},
                [=, communicator = connection_.communicator](const OperationNumber& sequence,
                                                             ElementRange range) {
@@ -216,7 +206,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::scatter(
     StagedTensors staged = stage(output, "scatter");
     const std::vector<Source> ins = staged.inputs(scattered);
     const Sink out = staged.output(output);
-    return run({OpType::SCATTER, "hbm:scatter", scattered, outputs, opts.timeout, opts.asyncOp},
+    return run({&operations::kScatter, scattered, outputs, opts.timeout, opts.asyncOp},
                std::move(staged), {out.count, static_cast<size_t>(size_)},
                [=, communicator = connection_.communicator](const OperationNumber& sequence,
                                                             ElementRange range) {
@@ -308,13 +298,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall_base(at::Tensor& output
     const auto sources = slices(staged.input(input), input, input_splits, size_, "input");
     const auto sinks = slices(staged.output(output), output, output_splits, size_, "output");
     check_same_count_self(sources, sinks, rank_, "all_to_all_single");
-    return run(
-        {OpType::ALLTOALL_BASE, "hbm:all_to_all", {input}, {output}, opts.timeout, opts.asyncOp},
-        std::move(staged), {},
-        [=, communicator = connection_.communicator](const OperationNumber& sequence,
-                                                     ElementRange /*all*/) {
-          return communicator->alltoall(sequence, sources, sinks, dtype);
-        });
+    return run({&operations::kAllToAllSingle, {input}, {output}, opts.timeout, opts.asyncOp},
+               std::move(staged), {},
+               [=, communicator = connection_.communicator](const OperationNumber& sequence,
+                                                            ElementRange /*all*/) {
+                 return communicator->alltoall(sequence, sources, sinks, dtype);
+               });
   });
 }
 
@@ -334,7 +323,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::alltoall(std::vector<at::Tensor>
     const auto sources = staged.inputs(inputs);
     const auto sinks = staged.outputs(outputs);
     check_same_count_self(sources, sinks, rank_, "all_to_all");
-    return run({OpType::ALLTOALL, "hbm:all_to_all", inputs, outputs, opts.timeout, opts.asyncOp},
+    return run({&operations::kAllToAll, inputs, outputs, opts.timeout, opts.asyncOp},
                std::move(staged), {},
                [=, communicator = connection_.communicator](const OperationNumber& sequence,
                                                             ElementRange /*all*/) {

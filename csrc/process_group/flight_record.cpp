@@ -16,43 +16,20 @@
 namespace hbm {
 namespace {
 
-using c10d::OpType;
 using Dict = c10::impl::GenericDict;
 
 // The version of the format, as PyTorch's FlightRecorder.hpp has it.
 constexpr const char* kFormat = "2.10";
 
-// The reader refuses a backend or an operation that it does not know: ours go by Gloo's name.
-constexpr std::pair<OpType, const char*> kReaderNames[] = {
-    {OpType::ALLREDUCE, "all_reduce"},
-    {OpType::_ALLREDUCE_SPARSE, "all_reduce"},
-    {OpType::ALLREDUCE_COALESCED, "allreduce_coalesced"},
-    {OpType::ALLGATHER, "all_gather"},
-    {OpType::_ALLGATHER_BASE, "_all_gather_base"},
-    {OpType::ALLGATHER_COALESCED, "ALLGATHER_coalesced"},
-    {OpType::ALLTOALL, "all_to_all"},
-    {OpType::ALLTOALL_BASE, "all_to_all"},
-    {OpType::BARRIER, "barrier"},
-    {OpType::BROADCAST, "broadcast"},
-    {OpType::GATHER, "gather"},
-    {OpType::REDUCE, "reduce"},
-    {OpType::REDUCE_SCATTER, "reduce_scatter"},
-    {OpType::_REDUCE_SCATTER_BASE, "_reduce_scatter_base"},
-    {OpType::SCATTER, "scatter"},
-};
+bool is_message(const FlightRecord::Issued& issued) { return c10d::isP2POp(issued.kind->type); }
 
 std::string reader_name(const FlightRecord::Issued& issued, int rank) {
-  const std::string own = std::to_string(rank);
-  const std::string peer = std::to_string(std::max(issued.peer, 0));
-  if (issued.type == OpType::SEND) return "gloo:send " + own + "->" + peer;
-  if (c10d::isP2POp(issued.type)) return "gloo:recv " + own + "<-" + peer;
-  for (const auto& [type, name] : kReaderNames) {
-    if (type == issued.type) return std::string("gloo:") + name;
-  }
-  return "gloo:coalesced";
+  const std::string name = std::string("gloo:") + issued.kind->recorded;
+  if (!is_message(issued)) return name;
+  const bool sends = issued.kind->type == c10d::OpType::SEND;
+  return name + " " + std::to_string(rank) + (sends ? "->" : "<-") +
+         std::to_string(std::max(issued.peer, 0));
 }
-
-bool is_message(OpType type) { return c10d::isP2POp(type); }
 
 int64_t now_ns() noexcept {
   timespec now{};
@@ -126,7 +103,7 @@ uint64_t FlightRecord::enter(Issued issued, std::shared_ptr<const Ticket> ticket
   const int64_t now = now_ns();
   std::shared_ptr<const Ticket> dropped;  // after the lock
   const std::lock_guard lock(mutex_);
-  if (is_message(issued.type)) issued.sequence = ++messages_;
+  if (is_message(issued)) issued.sequence = ++messages_;
   Entry& entry = kept_[entered_ % kKept];
   dropped = std::move(entry.ticket);
   entry = {issued, ++entered_, now, false, std::move(ticket)};
@@ -155,11 +132,11 @@ std::string FlightRecord::unfinished(const std::vector<Entry>& entries) const {
   uint64_t latest = 0;
   for (const Entry& entry : entries) {
     if (entry.finished) {
-      if (!is_message(entry.issued.type)) latest = std::max(latest, entry.issued.sequence);
+      if (!is_message(entry.issued)) latest = std::max(latest, entry.issued.sequence);
       continue;
     }
     const int64_t tenths = std::max<int64_t>(now_ns() - entry.entered_ns, 0) / 100'000'000;
-    text += (text.empty() ? "" : ", ") + c10d::opTypeToString(entry.issued.type) + " #" +
+    text += (text.empty() ? "" : ", ") + c10d::opTypeToString(entry.issued.kind->type) + " #" +
             std::to_string(entry.issued.sequence) + " of " +
             std::to_string(std::max(entry.issued.input_elements, entry.issued.output_elements)) +
             " " + c10::toString(entry.issued.dtype) + " for " + std::to_string(tenths / 10) + "." +
@@ -192,7 +169,7 @@ std::string FlightRecord::write() const {
     int64_t completed = 0;
     for (const Entry& entry : entries) {
       const Issued& issued = entry.issued;
-      const bool message = is_message(issued.type);
+      const bool message = is_message(issued);
       const auto sequence = static_cast<int64_t>(issued.sequence);
       // Collectives run in the order of issue, messages all at once.
       const bool begun = message || entry.finished || started == completed;

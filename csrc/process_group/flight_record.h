@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/fork.h"
+#include "process_group/operations.h"
 #include "progress/operation_queue.h"
 
 namespace hbm {
@@ -24,7 +25,7 @@ class FlightRecord {
  public:
   // One operation, as it was issued. Elements are those of all tensors together.
   struct Issued {
-    c10d::OpType type;
+    const OperationKind* kind = nullptr;
     uint64_t sequence = 0;  // among the group's collectives; a message's is counted here
     int peer = -1;          // of a message; -1: none, or any
     c10::ScalarType dtype = c10::ScalarType::Byte;

@@ -8,7 +8,6 @@
 
 namespace hbm {
 
-using c10d::OpType;
 using std::chrono::milliseconds;
 
 void ProcessGroupHbm::check_peer(int peer, int tag, const char* operation) const {
@@ -41,7 +40,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::send(std::vector<at::Tensor>& te
     StagedTensors staged = stage(tensor, "send");
     const Source in = staged.input(tensor);
     const Dtype dtype = to_dtype(tensor.scalar_type());
-    return run_p2p({OpType::SEND, "hbm:send", tensors, {}, c10d::kUnsetTimeout, true, {}, to},
+    return run_p2p({&operations::kSend, tensors, {}, c10d::kUnsetTimeout, true, {}, to},
                    std::move(staged), [&](const std::shared_ptr<int>&) {
                      return connection_.communicator->send(in, dtype, to, tag);
                    });
@@ -49,13 +48,13 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::send(std::vector<at::Tensor>& te
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::receive(std::vector<at::Tensor>& tensors, int from,
-                                                        int tag, OpType type, const char* name) {
+                                                        int tag, const OperationKind& kind) {
   const at::Tensor& tensor = single(tensors, "recv");
   StagedTensors staged = stage(tensor, "recv");
   const Sink out = staged.output(tensor);
   const Dtype dtype = to_dtype(tensor.scalar_type());
-  return run_p2p({type, name, tensors, tensors, c10d::kUnsetTimeout, true, {}, from},
-                 std::move(staged), [&](std::shared_ptr<int> source) {
+  return run_p2p({&kind, tensors, tensors, c10d::kUnsetTimeout, true, {}, from}, std::move(staged),
+                 [&](std::shared_ptr<int> source) {
                    return connection_.communicator->receive(out, dtype, from, tag,
                                                             std::move(source));
                  });
@@ -65,7 +64,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::recv(std::vector<at::Tensor>& te
                                                      int tag) {
   return attempt([&] {
     check_peer(from, tag, "recv");
-    return receive(tensors, from, tag, OpType::RECV, "hbm:recv");
+    return receive(tensors, from, tag, operations::kReceive);
   });
 }
 
@@ -73,14 +72,13 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::recvAnysource(std::vector<at::Te
                                                               int tag) {
   return attempt([&] {
     check_tag(tag, "recv");
-    return receive(tensors, kAnyRank, tag, OpType::RECVANYSOURCE, "hbm:recvAnySource");
+    return receive(tensors, kAnyRank, tag, operations::kReceiveFromAny);
   });
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::barrier(const c10d::BarrierOptions& opts) {
   return attempt([&] {
-    return run({OpType::BARRIER, "hbm:barrier", {}, {}, opts.timeout, opts.asyncOp},
-               StagedTensors(), {},
+    return run({&operations::kBarrier, {}, {}, opts.timeout, opts.asyncOp}, StagedTensors(), {},
                [communicator = connection_.communicator](const OperationNumber& sequence,
                                                          ElementRange /*all*/) {
                  return communicator->barrier(sequence);

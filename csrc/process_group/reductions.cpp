@@ -9,7 +9,6 @@
 
 namespace hbm {
 
-using c10d::OpType;
 using std::chrono::milliseconds;
 
 Source ProcessGroupHbm::reduction_input(StagedTensors& staged, const at::Tensor& tensor,
@@ -38,7 +37,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce(std::vector<at::Tensor
     if (auto work = allreduce_at_once(tensors, dtype, op, opts)) return work;
     StagedTensors staged = stage(tensor, "all_reduce");
     const Sink data = reduction_in_place(staged, tensor, opts.reduceOp);
-    return run({OpType::ALLREDUCE, "hbm:all_reduce", tensors, tensors, opts.timeout, opts.asyncOp},
+    return run({&operations::kAllReduce, tensors, tensors, opts.timeout, opts.asyncOp},
                std::move(staged), {data.count},
                [=, communicator = connection_.communicator](const OperationNumber& sequence,
                                                             ElementRange range) {
@@ -63,8 +62,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_at_once(
   if (coalescing()) return nullptr;
   const auto sequence = reduce_inline(tensor, dtype, op, timeout_or_default(opts.timeout));
   if (!sequence) return nullptr;
-  auto work = c10::make_intrusive<WorkHbm>(rank_, OpType::ALLREDUCE, nullptr, tensors, tensors,
-                                           queue_, nullptr);
+  auto work = c10::make_intrusive<WorkHbm>(rank_, operations::kAllReduce.type, nullptr, tensors,
+                                           tensors, queue_, nullptr);
   work->bind(nullptr, *sequence);
   return work;
 }
@@ -77,7 +76,7 @@ std::optional<uint64_t> ProcessGroupHbm::reduce_inline(const at::Tensor& tensor,
   const uint64_t sequence = ++sequence_;
   issue.unlock();
   const int64_t count = tensor.numel();
-  const uint64_t number = flight_record_.enter({.type = OpType::ALLREDUCE,
+  const uint64_t number = flight_record_.enter({.kind = &operations::kAllReduce,
                                                 .sequence = sequence,
                                                 .dtype = tensor.scalar_type(),
                                                 .input_elements = count,
@@ -105,8 +104,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_coalesced(
     const double factor = op == ReduceOp::kPremulSum ? premul_factor(opts.reduceOp) : 1.0;
     StagedTensors staged = stage(tensors.front(), "all_reduce_coalesced");
     const Sink data = staged.packed(tensors, factor);
-    return run({OpType::ALLREDUCE_COALESCED, "hbm:all_reduce_coalesced", tensors, tensors,
-                opts.timeout, opts.asyncOp},
+    return run({&operations::kAllReduceCoalesced, tensors, tensors, opts.timeout, opts.asyncOp},
                std::move(staged), {},
                [=, communicator = connection_.communicator](const OperationNumber& sequence,
                                                             ElementRange /*all*/) {
@@ -131,8 +129,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::allreduce_sparse(
         tensor.copy_(sum);
       }
     };
-    return run({OpType::_ALLREDUCE_SPARSE, "hbm:all_reduce_sparse", tensors, tensors, opts.timeout,
-                opts.asyncOp},
+    return run({&operations::kAllReduceSparse, tensors, tensors, opts.timeout, opts.asyncOp},
                std::move(staged), {},
                [=, communicator = connection_.communicator, size = size_](
                    const OperationNumber& sequence, ElementRange /*all*/) {
@@ -152,7 +149,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce(std::vector<at::Tensor>& 
     const Sink out = root == rank_ ? reduction_in_place(staged, tensor, opts.reduceOp) : Sink{};
     const Source in = root == rank_ ? Source{out.data, out.count}
                                     : reduction_input(staged, tensor, opts.reduceOp);
-    return run({OpType::REDUCE, "hbm:reduce", tensors, tensors, opts.timeout, opts.asyncOp},
+    return run({&operations::kReduce, tensors, tensors, opts.timeout, opts.asyncOp},
                std::move(staged), {in.count},
                [=, communicator = connection_.communicator](const OperationNumber& sequence,
                                                             ElementRange range) {
@@ -188,8 +185,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupHbm::reduce_scatter(
     }
     const Sink out = staged.output(output);
     const EqualStreams streams = equal_streams(inputs.front(), output);
-    return run({OpType::REDUCE_SCATTER, "hbm:reduce_scatter", inputs.front(), outputs, opts.timeout,
-                opts.asyncOp},
+    return run({&operations::kReduceScatter, inputs.front(), outputs, opts.timeout, opts.asyncOp},
                std::move(staged), streams,
                [=, communicator = connection_.communicator](const OperationNumber& sequence,
                                                             ElementRange range) {
@@ -218,12 +214,7 @@ ProcessGroupHbm::Collective ProcessGroupHbm::reduce_scatter_base_part(
       split_evenly(reduction_input(staged, input, opts.reduceOp), size_, element_size(dtype));
   check_own_part(rank_, input, output, "reduce_scatter_tensor");
   const Sink out = staged.output(output);
-  return {{OpType::_REDUCE_SCATTER_BASE,
-           "hbm:reduce_scatter_tensor",
-           {input},
-           {output},
-           opts.timeout,
-           opts.asyncOp},
+  return {{&operations::kReduceScatterTensor, {input}, {output}, opts.timeout, opts.asyncOp},
           std::move(staged),
           {out.count, sources.size()},
           [=, communicator = connection_.communicator](const OperationNumber& sequence,

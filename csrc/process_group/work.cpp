@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "base/error.h"
@@ -50,27 +49,6 @@ class WorkRange final : public c10d::Work {
   std::function<void()> end() { return recordFunctionEndCallback_; }
 };
 
-// The range of Gloo for the same call. It reduces all and keeps a part for reduce_scatter.
-constexpr std::pair<std::string_view, const char*> kGlooTitles[] = {
-    {"hbm:all_gather", "gloo:all_gather"},
-    {"hbm:all_gather_into_tensor", "gloo:all_gather"},
-    {"hbm:all_reduce", "gloo:all_reduce"},
-    {"hbm:all_reduce_coalesced", "gloo:all_reduce"},
-    {"hbm:all_reduce_sparse", "gloo:sparse_all_reduce"},
-    {"hbm:all_to_all", "gloo:all_to_all"},
-    {"hbm:barrier", "gloo:barrier"},
-    {"hbm:broadcast", "gloo:broadcast"},
-    {"hbm:gather", "gloo:gather"},
-    {"hbm:gather_single", "gloo:gather"},
-    {"hbm:recv", "gloo:recv"},
-    {"hbm:recvAnySource", "gloo:recvAnySource"},
-    {"hbm:reduce", "gloo:reduce"},
-    {"hbm:reduce_scatter", "gloo:all_reduce"},
-    {"hbm:reduce_scatter_tensor", "gloo:all_reduce"},
-    {"hbm:scatter", "gloo:scatter"},
-    {"hbm:send", "gloo:send"},
-};
-
 }  // namespace
 
 WorkHbm::WorkHbm(int rank, c10d::OpType type, const char* title,
@@ -82,13 +60,9 @@ WorkHbm::WorkHbm(int rank, c10d::OpType type, const char* title,
       queue_(std::move(queue)),
       on_device_(std::move(on_device)) {}
 
-const char* range_title(const std::string& backend, const char* name) {
+const char* range_title(const std::string& backend, const OperationKind& kind) {
   if (!at::hasCallbacks()) return nullptr;
-  if (backend != kGlooName) return name;
-  for (const auto& [ours, gloo] : kGlooTitles) {
-    if (ours == name) return gloo;
-  }
-  return name;
+  return backend == kGlooName ? kind.gloo : kind.name;
 }
 
 void WorkHbm::bind(std::shared_ptr<Ticket> ticket, uint64_t sequence) {

@@ -13,14 +13,14 @@
 #include <vector>
 
 #include "process_group/device_transfer.h"
+#include "process_group/operations.h"
 #include "progress/operation_queue.h"
 
 namespace hbm {
 
-// The title of the profiler range of an operation: `name` ("hbm:all_reduce") itself, or in a group
-// whose backend calls itself "gloo" the one that Gloo gives that call. Null while nobody records: a
-// range costs allocations.
-const char* range_title(const std::string& backend, const char* name);
+// Returns the title of an operation's profiler range: Gloo's in a group whose backend calls itself
+// "gloo". Null if no profiler records: a range costs allocations.
+const char* range_title(const std::string& backend, const OperationKind& kind);
 
 class WorkHbm final : public c10d::Work {
  public:
