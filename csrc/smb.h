@@ -1,5 +1,6 @@
 /* The Soft Memory Box in C: the eight functions of Ahn et al. 2018, Table 1, under the paper's
- * names, one that deletes, and one that says what went wrong. Link with -lhbmsmb.
+ * names. Three more ask whether a key is in use, delete, and say what went wrong. Link with
+ * -lhbmsmb.
  *
  * A process is a client of one box, named by the environment: HBMCOMM_BOX (smb://host:port or
  * smb+unix:///path), HBMCOMM_BOX_TRANSPORT (auto, shm, tcp or verbs), HBMCOMM_BOX_SEAL (1, or 0 as
@@ -48,6 +49,10 @@ void smb_terminate(void);
  * fails with EEXIST. SHM_RDONLY: shm_wsync() and shm_accum() into it are refused.
  * The box knows a key as the 128 bits 0:key, so Python's box.alloc(size, key=key) is the same. */
 void* shm_alloc(uint64_t* key, uint64_t size, int shmflg);
+
+/* 1: a segment has the key. 0: none has it. -1 with errno set: that is not known. Attaches to
+ * nothing. `key`: not 0. */
+int smb_exists(uint64_t key);
 
 /* Ends the attachment and frees the copy. In the process that made the segment it is deleted too:
  * nobody can attach any more, and its memory goes with the last attachment. `ptr`: as shm_alloc()

@@ -156,6 +156,12 @@ Segment Client::alloc(const AllocOptions& options) {
   return {core_, operation->attachment};
 }
 
+bool Client::exists(smb::Id key) {
+  OperationPointer operation = exists_request(key);
+  carry_out(operation);
+  return operation->value != 0;
+}
+
 void Client::read(const Segment& segment, uint64_t offset, std::byte* local, uint64_t bytes) {
   if (read_now(segment, offset, local, bytes)) return;
   Batch one = batch();

@@ -131,6 +131,10 @@ class Client {
 
   Segment alloc(const AllocOptions& options);
 
+  // Returns true if a segment has the key; attaches to nothing. Ordered like a fetch_add: it sees
+  // every alloc and remove that had returned.
+  bool exists(smb::Id key);
+
   void read(const Segment& segment, uint64_t offset, std::byte* local, uint64_t bytes);
   void write(const Segment& segment, uint64_t offset, const std::byte* local, uint64_t bytes);
   void accumulate(const Segment& target, const Segment& source, const Accumulation& what);

@@ -205,6 +205,10 @@ void* shm_alloc(uint64_t* key, uint64_t size, int shmflg) {
   });
 }
 
+int smb_exists(uint64_t key) {
+  return guarded(-1, [=] { return connected()->exists(id_of(key)) ? 1 : 0; });
+}
+
 void shm_free(void* ptr) {
   if (ptr == nullptr) return;
   guarded(0, [=] {

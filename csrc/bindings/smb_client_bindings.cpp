@@ -275,6 +275,12 @@ void register_client(py::module_& m) {
       .def_property_readonly("closed", &Client::closed)
       .def("alloc", &alloc, py::arg("size"), py::arg("key"), py::arg("mode"), py::arg("temporary"),
            py::arg("read_only"))
+      .def(
+          "exists",
+          [](Client& client, const KeyHalves& key) {
+            return client.exists({key.first, key.second});
+          },
+          py::arg("key"), Unlocked())
       .def("read", &read, py::arg("segment"), py::arg("offset"), py::arg("size"), py::arg("into"))
       .def("write", &write, py::arg("segment"), py::arg("offset"), py::arg("size"),
            py::arg("source"))

@@ -16,7 +16,7 @@ def frame(
     payload: bytes = b"",
     *,
     magic: bytes = b"SMB1",
-    version: int = 3,
+    version: int = 4,
     payload_bytes: int | None = None,
 ) -> bytes:
     announced = len(payload) if payload_bytes is None else payload_bytes

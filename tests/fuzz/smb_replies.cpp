@@ -78,6 +78,7 @@ class Client final : public Connection::Requester {
     connection_->send(slice);
     slice.opcode = smb::Opcode::kWrite;
     connection_->send(slice);
+    ask(smb::Opcode::kExists, sizeof(smb::KeyQuery));
     connection_->flush();
   }
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 ASKED = 1  # bit of the first byte, see smb_replies.cpp
-VERSION = 3
+VERSION = 4
 HELLO, JOIN, PING, ALLOC, READ, WRITE, FETCH_ADD, STATS = 1, 2, 4, 5, 9, 10, 12, 13
 ORDER = (ALLOC, FETCH_ADD, STATS, PING, READ, WRITE)  # in which smb_replies.cpp asks
 READ_BYTES = 300
@@ -42,7 +42,7 @@ SEEDS: dict[str, tuple[int, bytes]] = {
     "joined_sealed": (0, frame(HELLO, bytes(32) + struct.pack("<II", 0, 1))),
     "refused": (0, GREETING + frame(JOIN, b"", b"no", status=2)),
     "truncated_join": (0, (GREETING + JOINED)[:150]),
-    "old_version": (0, GREETING.replace(b"SMB1\x03", b"SMB1\x02", 1)),
+    "old_version": (0, GREETING.replace(b"SMB1\x04", b"SMB1\x03", 1)),
     "answers": (ASKED, b"".join(ANSWERS)),
     "answers_backwards": (ASKED, b"".join(reversed(ANSWERS))),
     "answers_in_pieces": (ASKED | pieces(3), b"".join(ANSWERS)),

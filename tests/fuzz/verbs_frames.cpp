@@ -158,7 +158,7 @@ class AskingClient {
     if (sealed) assembly_.seal(kKey);
     for (const Opcode opcode :
          {Opcode::kAlloc, Opcode::kAttach, Opcode::kFree, Opcode::kDelete, Opcode::kAccumulate,
-          Opcode::kFetchAdd, Opcode::kStats, Opcode::kPing}) {
+          Opcode::kFetchAdd, Opcode::kStats, Opcode::kExists, Opcode::kPing}) {
       auto& request = requests_.emplace_back(std::make_unique<transport::TransportRequest>());
       request->opcode = opcode;
       request->body.resize(static_cast<size_t>(smb::request_body_bytes(opcode)));

@@ -29,7 +29,7 @@ def frame(
     *,
     status: int = 0,
     number: int = 1,
-    version: int = 3,
+    version: int = 4,
 ) -> bytes:
     header = struct.pack(
         "<4sBBHIIQ", b"SMB1", version, opcode, status, len(body), len(payload), number

@@ -117,6 +117,19 @@ TEST_P(SmbConformance, ModesOfAlloc) {
   EXPECT_EQ(alloc(smb::AllocMode::kAttach, 0).size(), 64u);  // whatever it has
 }
 
+TEST_P(SmbConformance, AKeyExistsFromItsCreationUntilItIsDeleted) {
+  const auto maker = connect();
+  const auto asker = connect(true);
+  const smb::Id key{.high = 5, .low = 6};
+  EXPECT_FALSE(asker->exists(key));
+  const Segment segment = maker->alloc({.size = 64, .key = key});
+  EXPECT_TRUE(asker->exists(key));
+  EXPECT_EQ(maker->stats().segments.at(0).attachments, 1u);  // asking attaches to nothing
+  maker->remove(segment);
+  EXPECT_FALSE(asker->exists(key));
+  EXPECT_EQ(kind_of([&] { asker->exists({}); }), ErrorKind::kInvalid);
+}
+
 TEST_P(SmbConformance, DeletedKeysAreGoneAndAttachmentsStay) {
   const auto master = connect();
   const auto slave = connect();

@@ -196,6 +196,20 @@ TEST(Service, TemporarySegmentsGoWithTheirLastAttachment) {
   EXPECT_EQ(first.alloc(kSize, kKey, AllocMode::kAttach).status, Status::kNoSuchKey);
 }
 
+TEST(Service, AskingForAKeyNeitherKeepsNorEndsATemporarySegment) {
+  Box box;
+  Caller maker(box), asker(box);
+  const auto exists = [&] {
+    return as<smb::KeyFound>(asker.call(Opcode::kExists, bytes_of(smb::KeyQuery{kKey}))).found;
+  };
+  EXPECT_EQ(exists(), 0u);
+  maker.alloc(kSize, kKey, AllocMode::kAuto, smb::Alloc::kTemporary);
+  EXPECT_EQ(exists(), 1u);
+  EXPECT_EQ(exists(), 1u);
+  maker.free(1);
+  EXPECT_EQ(exists(), 0u);
+}
+
 TEST(Service, OneKeyIsCreatedOnceByManyAtOnce) {
   Box box;
   std::vector<std::unique_ptr<Caller>> callers;

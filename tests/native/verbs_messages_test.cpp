@@ -38,7 +38,7 @@ const std::map<Opcode, Kind> kKinds{
     {Opcode::kAlloc, {56, 40, true}},      {Opcode::kAttach, {32, 40, true}},
     {Opcode::kFree, {24, 0, false}},       {Opcode::kDelete, {24, 0, false}},
     {Opcode::kAccumulate, {64, 0, false}}, {Opcode::kFetchAdd, {40, 8, false}},
-    {Opcode::kStats, {8, 0, true}}};
+    {Opcode::kStats, {8, 0, true}},        {Opcode::kExists, {16, 8, false}}};
 
 class VerbsMessages : public testing::Test {
  protected:
@@ -92,12 +92,13 @@ TEST_F(VerbsMessages, OnlyRequestsAreTaken) {
     header.body_bytes = static_cast<uint32_t>(below(4) == 0 ? below(300) : usual);
     if (below(8) == 0) header.payload_bytes = static_cast<uint32_t>(below(3));
     if (below(8) == 0) header.status = static_cast<Status>(below(3));
-    if (below(16) == 0) header.version = static_cast<uint8_t>(below(5));
+    if (below(16) == 0) header.version = static_cast<uint8_t>(below(smb::kVersion + 2));
     if (below(16) == 0) header.magic ^= 1u << below(32);
     const size_t rest = below(8) == 0 ? below(300) : header.body_bytes;
     const bool good = kind != kKinds.end() && header.body_bytes == usual &&
                       header.payload_bytes == 0 && header.status == Status::kOk &&
-                      header.version == 3 && header.magic == smb::kMagic && rest == usual;
+                      header.version == smb::kVersion && header.magic == smb::kMagic &&
+                      rest == usual;
     const Message message = message_of(header, random_bytes(rest));
     if (good) {
       EXPECT_EQ(parse_request(message).body.size(), usual);

@@ -115,9 +115,12 @@ class Box(Closeable):
         if size is None and mode != "attach":
             raise ValueError('a size of None goes with mode="attach" alone')
         count = 0 if size is None else bytes_of(size)
-        return Segment(
-            self._native, self._native.alloc(count, halves(key), mode, temporary, read_only)
-        )
+        wanted = None if key is None else halves(key)
+        return Segment(self._native, self._native.alloc(count, wanted, mode, temporary, read_only))
+
+    def exists(self, key: int | str) -> bool:
+        """Return whether a segment has the key. Attaches to nothing."""
+        return self._native.exists(halves(key))
 
     def batch(self) -> Batch:
         """Collect operations, to be sent together and waited for at the end of a ``with`` block."""

@@ -37,10 +37,8 @@ def key_of(key: int | str) -> int:
     return number
 
 
-def halves(key: int | str | None) -> Halves | None:
+def halves(key: int | str) -> Halves:
     """Return the native form of a key."""
-    if key is None:
-        return None
     number = key_of(key)
     return number >> _HALF, number & ((1 << _HALF) - 1)
 

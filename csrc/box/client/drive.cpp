@@ -69,10 +69,11 @@ std::shared_ptr<Attachment> attachment_of(const transport::TransportRequest& req
   });
 }
 
-// Whether a ping behind it is answered at once; the others take as long as their memory is large,
-// or the network slow.
+// Returns true if the box answers a ping behind the operation immediately. Large memory and a slow
+// network delay the others, and kExists waits while another client makes that segment.
 bool is_quick(const OperationPointer& operation) {
   return !operation->is_transfer() && operation->opcode() != smb::Opcode::kAlloc &&
+         operation->opcode() != smb::Opcode::kExists &&
          operation->opcode() != smb::Opcode::kAccumulate;
 }
 
@@ -229,6 +230,8 @@ void Core::complete(OperationPointer operation) {
         admit(operation->attachment);
       } else if (request.opcode == smb::Opcode::kFetchAdd) {
         operation->value = reply_of<smb::Fetched>(request).before;
+      } else if (request.opcode == smb::Opcode::kExists) {
+        operation->value = reply_of<smb::KeyFound>(request).found != 0;
       } else if (request.opcode == smb::Opcode::kStats) {
         operation->payload = std::move(operation->request.payload);
       }

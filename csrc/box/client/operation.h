@@ -114,7 +114,7 @@ class ClientOperation {
 
   // The outcome.
   std::optional<Failure> failure;
-  int64_t value = 0;                       // kFetchAdd
+  int64_t value = 0;                       // kFetchAdd; kExists: 1 or 0
   std::shared_ptr<Attachment> attachment;  // kAlloc
   std::vector<std::byte> payload;          // kStats
 

@@ -86,6 +86,14 @@ std::shared_ptr<ClientOperation> alloc_request(const AllocOptions& options, uint
   return operation;
 }
 
+std::shared_ptr<ClientOperation> exists_request(smb::Id key) {
+  if (!key) invalid("exists takes a key");
+  auto operation = std::make_shared<ClientOperation>(smb::Opcode::kExists);
+  operation->set_body(smb::KeyQuery{key});
+  operation->subject = "the key " + key_text(key);
+  return operation;
+}
+
 std::shared_ptr<ClientOperation> transfer_request(smb::Opcode opcode, Touch touch, std::byte* local,
                                                   std::shared_ptr<const void> hold) {
   auto operation = std::make_shared<ClientOperation>(opcode);

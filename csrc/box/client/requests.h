@@ -20,6 +20,7 @@ Touch touch(AttachmentPointer attachment, uint64_t offset, uint64_t bytes, bool 
 
 std::shared_ptr<ClientOperation> alloc_request(const AllocOptions& options, uint32_t handle,
                                                bool read_only_client);
+std::shared_ptr<ClientOperation> exists_request(smb::Id key);
 std::shared_ptr<ClientOperation> transfer_request(smb::Opcode opcode, Touch touch, std::byte* local,
                                                   std::shared_ptr<const void> hold);
 std::shared_ptr<ClientOperation> accumulate_request(AttachmentPointer target,

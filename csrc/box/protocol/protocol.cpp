@@ -42,6 +42,8 @@ int request_body_bytes(Opcode opcode) noexcept {
       return sizeof(FetchAdd);
     case Opcode::kStats:
       return sizeof(StatsQuery);
+    case Opcode::kExists:
+      return sizeof(KeyQuery);
   }
   return -1;
 }
@@ -57,6 +59,8 @@ uint32_t reply_body_bytes(Opcode opcode) noexcept {
       return sizeof(Allocated);
     case Opcode::kFetchAdd:
       return sizeof(Fetched);
+    case Opcode::kExists:
+      return sizeof(KeyFound);
     default:
       return 0;
   }
@@ -98,7 +102,7 @@ bool sequenced(Opcode opcode) noexcept {
 const char* opcode_name(Opcode opcode) noexcept {
   constexpr const char* names[] = {"",      "hello",      "join",      "leave",  "ping",
                                    "alloc", "attach",     "free",      "delete", "read",
-                                   "write", "accumulate", "fetch_add", "stats"};
+                                   "write", "accumulate", "fetch_add", "stats",  "exists"};
   static_assert(std::size(names) == kLastOpcode + 1);
   const auto opcode_number = static_cast<uint8_t>(opcode);
   return opcode_number <= kLastOpcode ? names[opcode_number] : "";

@@ -23,7 +23,7 @@ namespace hbm::smb {
 static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");
 
 inline constexpr uint32_t kMagic = 0x31424D53;  // "SMB1"
-inline constexpr uint8_t kVersion = 3;
+inline constexpr uint8_t kVersion = 4;
 inline constexpr uint32_t kMaxBody = 256;          // bytes
 inline constexpr uint32_t kMaxPayload = 1u << 20;  // bytes; larger reads and writes go in slices
 inline constexpr uint32_t kMaxCause = 64u << 10;   // bytes; of these, of a cause in words
@@ -53,8 +53,9 @@ enum class Opcode : uint8_t {
   kAccumulate,  // sequenced
   kFetchAdd,    // sequenced
   kStats,       // the reply's payload is a StatsTotals and its tables
+  kExists,      // attaches nothing
 };
-inline constexpr uint8_t kLastOpcode = static_cast<uint8_t>(Opcode::kStats);
+inline constexpr uint8_t kLastOpcode = static_cast<uint8_t>(Opcode::kExists);
 
 enum class Status : uint16_t {
   kOk,
@@ -208,6 +209,16 @@ struct Fetched {
   int64_t before;
 };
 static_assert(sizeof(Fetched) == 8);
+
+struct KeyQuery {  // kExists
+  Id key;
+};
+static_assert(sizeof(KeyQuery) == 16);
+
+struct KeyFound {
+  uint64_t found;  // 1: a segment has the key
+};
+static_assert(sizeof(KeyFound) == 8);
 
 struct StatsQuery {
   uint32_t first_client;  // where the tables go on

@@ -38,6 +38,11 @@ OpenedSegment Registry::attach_or_create(const Creation& creation) {
   return make(lock, creation);
 }
 
+bool Registry::exists(const smb::Id& key) {
+  Lock lock(mutex_);
+  return find(lock, key) != segments_.end();
+}
+
 OpenedSegment Registry::created_by(const Creator& creator) {
   const std::lock_guard lock(mutex_);
   for (const auto& [key, segment] : segments_) {

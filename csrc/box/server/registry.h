@@ -43,6 +43,9 @@ class Registry {
   OpenedSegment create(const Creation& creation);  // no key: chooses one
   OpenedSegment attach_or_create(const Creation& creation);
 
+  // Returns true if a segment has the key. Waits while a segment is made or removed under it.
+  bool exists(const smb::Id& key);
+
   // The segment that a request created before the box was restarted, or none.
   OpenedSegment created_by(const Creator& creator);
 

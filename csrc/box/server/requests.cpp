@@ -90,6 +90,8 @@ Reply Requests::carry_out_unsequenced(Session& session, smb::Opcode opcode,
       return leave(session);
     case smb::Opcode::kAttach:
       return attach(session, smb::read_as<smb::Attach>(body));
+    case smb::Opcode::kExists:
+      return with_body(smb::KeyFound{registry_.exists(smb::read_as<smb::KeyQuery>(body).key)});
     default:
       throw Refusal(smb::Status::kMalformed,
                     std::string(smb::opcode_name(opcode)) + " is no request to carry out");

@@ -82,7 +82,7 @@ def assert_failed(code: int, words: str) -> None:
 
 def test_the_library_has_what_the_header_declares() -> None:
     declared = set(re.findall(r"\b((?:smb|shm)_\w+)\(", HEADER))
-    assert len(declared) == 10
+    assert len(declared) == 11
     assert [name for name in declared if not hasattr(library, name)] == []
     assert CONSTANTS.keys() == DTYPES.keys()
 
@@ -187,7 +187,9 @@ def test_who_did_not_make_a_segment_deletes_it(python: smb.Box) -> None:
     key = new_key()
     theirs = python.alloc(SIZE, key)
     copy, _ = made(key, flags=0)
+    assert library.smb_exists(key) == 1
     assert library.smb_delete(copy + 1) == 0
+    assert library.smb_exists(key) == 0
     with pytest.raises(smb.NoSuchKey):
         python.alloc(SIZE, key, mode="attach")
     theirs.write(source=b"here")
@@ -215,6 +217,7 @@ def test_bad_arguments() -> None:
     kind = CONSTANTS["SMB_FLOAT"]
     calls: list[tuple[Callable[[], object], str]] = [
         (lambda: library.shm_alloc(None, 0, IPC_CREAT), "0 bytes"),
+        (lambda: library.smb_exists(0), "takes a key"),
         (lambda: library.shm_rsync(copy, SIZE + 1), f"{SIZE + 1} bytes"),
         (lambda: library.shm_wsync(copy + 1, SIZE), "past the end"),
         (lambda: library.shm_rsync(None, 1), "not into what shm_alloc"),
@@ -246,6 +249,7 @@ def test_nothing_works_before_it_begins_and_after_it_ends(settings: pytest.Monke
             lambda: library.shm_wsync(address, 1),
             lambda: library.shm_accum(address, address, 8, CONSTANTS["SMB_DOUBLE"]),
             lambda: library.smb_delete(address),
+            lambda: library.smb_exists(1),
         ]
         for call in calls:
             assert call() in (-1, None)

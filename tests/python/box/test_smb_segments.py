@@ -69,6 +69,18 @@ def test_create_attach_and_auto(box: smb.Box) -> None:
         box.alloc(65, key)
 
 
+def test_a_key_exists_until_it_is_deleted(box: smb.Box) -> None:
+    key = f"asked for over {box.transport}"
+    assert not box.exists(key)
+    segment = box.alloc(64, key)
+    assert box.exists(key)
+    assert box.exists(smb.key_of(key))
+    segment.delete()
+    assert not box.exists(key)
+    with pytest.raises(ValueError, match="key"):
+        box.exists(0)
+
+
 def test_a_deleted_key_is_gone_and_free_twice_is_nothing(box: smb.Box) -> None:
     segment = box.alloc(64, f"deleted over {box.transport}")
     other = box.alloc(64, segment.key)

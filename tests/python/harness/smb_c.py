@@ -21,6 +21,7 @@ _KEY = ctypes.POINTER(ctypes.c_uint64)
 _TYPES = {
     "smb_init": (_STATUS, []),
     "smb_terminate": (None, []),
+    "smb_exists": (_STATUS, [ctypes.c_uint64]),
     "smb_delete": (_STATUS, [_POINTER]),
     "smb_error": (ctypes.c_char_p, []),
     "shm_alloc": (_POINTER, [_KEY, ctypes.c_uint64, ctypes.c_int]),
