@@ -80,8 +80,8 @@ Range range_of(uint64_t session, uint64_t number) {
   return {std::min(first, last), std::max(first, last)};
 }
 
-void carry_out(Server& server, Accumulator& accumulator, uint64_t id, SessionRecord& session,
-               uint64_t number) {
+void execute(Server& server, Accumulator& accumulator, uint64_t id, SessionRecord& session,
+             uint64_t number) {
   const auto [first, last] = range_of(id, number);
   const At signs{server[kSigns], id * kCount * 8};
   const At sums{server[kSums], id * kCount * 8}, copies{server[kCopies], id * kCount * 4};
@@ -117,7 +117,7 @@ void carry_out(Server& server, Accumulator& accumulator, uint64_t id, SessionRec
     clients.emplace_back([&server, &accumulator, ready, id = id, session = session] {
       bool told = false;
       while (true) {
-        carry_out(server, accumulator, id, *session, session->applied + 1);
+        execute(server, accumulator, id, *session, session->applied + 1);
         if (!std::exchange(told, true) && write(ready, "r", 1) != 1) _exit(2);
       }
     });

@@ -83,7 +83,7 @@ class FakeHandler final : public RequestHandler {
   void submit(const std::shared_ptr<Session>&, smb::Opcode opcode, std::span<const std::byte> body,
               Answer answer) override {
     ++submitted;
-    Reply reply = carry_out(opcode, body);
+    Reply reply = execute(opcode, body);
     if (answers_ == Answers::kAtOnce) return answer(std::move(reply));
     {
       const std::lock_guard lock(mutex_);
@@ -113,7 +113,7 @@ class FakeHandler final : public RequestHandler {
   bool ended(const std::shared_ptr<Session>&) const override { return sessions_ended; }
 
  private:
-  Reply carry_out(smb::Opcode opcode, std::span<const std::byte> body) {
+  Reply execute(smb::Opcode opcode, std::span<const std::byte> body) {
     Reply reply;
     const auto answer = [&reply](const auto& result) {
       const auto bytes = std::as_bytes(std::span(&result, 1));

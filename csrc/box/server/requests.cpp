@@ -2,6 +2,7 @@
 
 #include <new>
 #include <string>
+#include <utility>
 
 #include "base/dtype.h"
 #include "base/error.h"
@@ -63,6 +64,48 @@ void require_apart(const smb::Accumulate& request, const Formula& formula, const
   }
 }
 
+constexpr uint32_t kFlags = smb::Alloc::kReadOnly | smb::Alloc::kTemporary | smb::Alloc::kAnySize;
+
+void require_flags(uint32_t flags) {
+  if ((flags & ~kFlags) != 0) {
+    throw Refusal(smb::Status::kMalformed, "it has flags that do not exist");
+  }
+}
+
+Registry::Size size_of(uint32_t flags) {
+  return (flags & smb::Alloc::kAnySize) != 0 ? Registry::Size::kAny : Registry::Size::kSame;
+}
+
+Creation creation_of(const Session& session, const smb::Alloc& request) {
+  if (session.identity().read_only) {
+    throw Refusal(smb::Status::kReadOnly, "a read-only client creates no segment");
+  }
+  if (request.size == 0) {
+    throw Refusal(smb::Status::kRange, "a new segment has at least one byte");
+  }
+  return {.key = request.key,
+          .size = request.size,
+          .temporary = (request.flags & smb::Alloc::kTemporary) != 0,
+          .creator = {session.identity().id, request.sequence.number}};
+}
+
+Reply allocated(const SessionAttachment& attachment, bool created) {
+  Reply reply = with_body(smb::Allocated{.key = attachment.segment->key,
+                                         .size = attachment.segment->size,
+                                         .created = created,
+                                         .reserved = 0,
+                                         .address = 0});
+  reply.granted = attachment.segment;
+  reply.may_write = attachment.may_write;
+  return reply;
+}
+
+// The first request after a restart may be one that the box was killed in, when its effect was in
+// the store and its number was not: its segment is gone, and cannot be attached again.
+bool perhaps_done(const Session& session, const smb::Sequence& sequence) {
+  return session.identity().restored && sequence.number == session.window.restored() + 1;
+}
+
 }  // namespace
 
 Requests::Requests(Registry& registry, Sessions& sessions, Records& records,
@@ -73,16 +116,23 @@ Requests::Requests(Registry& registry, Sessions& sessions, Records& records,
       accumulator_(accumulator),
       totals_(totals) {}
 
-Reply Requests::carry_out(Session& session, smb::Opcode opcode,
-                          std::span<const std::byte> body) noexcept {
-  return answered(opcode, [&] {
-    return smb::sequenced(opcode) ? carry_out_sequenced(session, opcode, body)
-                                  : carry_out_unsequenced(session, opcode, body);
+Reply Requests::dispatch(Session& session, smb::Opcode opcode,
+                         std::span<const std::byte> body) noexcept {
+  return answered(opcode, [&]() -> Reply {
+    if (!smb::sequenced(opcode)) return execute(session, opcode, body);
+    const auto sequence = smb::read_as<smb::Sequence>(body);
+    const ReplyWindow::Turn turn = session.window.turn(sequence);
+    if (turn != ReplyWindow::Turn::kNew) return replay(session, opcode, body, turn);
+    const Reply reply = answered(opcode, [&] { return execute(session, opcode, body); });
+    if (session.window.applied() < sequence.number) {  // the accumulator finishes its own
+      records_.finish(session.record, {.number = sequence.number, .status = reply.status});
+    }
+    session.window.save(reply);
+    return reply;
   });
 }
 
-Reply Requests::carry_out_unsequenced(Session& session, smb::Opcode opcode,
-                                      std::span<const std::byte> body) {
+Reply Requests::execute(Session& session, smb::Opcode opcode, std::span<const std::byte> body) {
   switch (opcode) {
     case smb::Opcode::kPing:
       return {};
@@ -92,34 +142,6 @@ Reply Requests::carry_out_unsequenced(Session& session, smb::Opcode opcode,
       return attach(session, smb::read_as<smb::Attach>(body));
     case smb::Opcode::kExists:
       return with_body(smb::KeyFound{registry_.exists(smb::read_as<smb::KeyQuery>(body).key)});
-    default:
-      throw Refusal(smb::Status::kMalformed,
-                    std::string(smb::opcode_name(opcode)) + " is no request to carry out");
-  }
-}
-
-Reply Requests::carry_out_sequenced(Session& session, smb::Opcode opcode,
-                                    std::span<const std::byte> body) {
-  const auto sequence = smb::read_as<smb::Sequence>(body);
-  switch (session.window.turn(sequence)) {
-    case ReplyWindow::Turn::kSaved:
-      return answer_again(session, opcode, body);
-    case ReplyWindow::Turn::kForeign:
-      return answer_from_record(session, opcode, body);
-    case ReplyWindow::Turn::kNew:
-      break;
-  }
-  const Reply reply = answered(opcode, [&] { return carry_out_new(session, opcode, body); });
-  if (session.window.applied() < sequence.number) {  // the accumulator finishes its own
-    records_.finish(session.record, {.number = sequence.number, .status = reply.status});
-  }
-  session.window.save(reply);
-  return reply;
-}
-
-Reply Requests::carry_out_new(Session& session, smb::Opcode opcode,
-                              std::span<const std::byte> body) {
-  switch (opcode) {
     case smb::Opcode::kAlloc:
       return alloc(session, smb::read_as<smb::Alloc>(body));
     case smb::Opcode::kFree:
@@ -128,32 +150,34 @@ Reply Requests::carry_out_new(Session& session, smb::Opcode opcode,
       return remove(session, smb::read_as<smb::Release>(body));
     case smb::Opcode::kAccumulate:
       return accumulate(session, smb::read_as<smb::Accumulate>(body));
-    default:
+    case smb::Opcode::kFetchAdd:
       return fetch_add(session, smb::read_as<smb::FetchAdd>(body));
+    default:
+      throw Refusal(smb::Status::kMalformed,
+                    std::string(smb::opcode_name(opcode)) + " is no request to execute");
   }
 }
 
-Reply Requests::answer_again(const Session& session, smb::Opcode opcode,
-                             std::span<const std::byte> body) {
-  Reply reply = session.window.saved(smb::read_as<smb::Sequence>(body).number);
-  if (opcode == smb::Opcode::kAlloc && reply.status == smb::Status::kOk) {
-    const SessionAttachment attachment = attached(session, smb::read_as<smb::Alloc>(body).handle);
-    reply.granted = attachment.segment;
-    reply.may_write = attachment.may_write;
+Reply Requests::replay(Session& session, smb::Opcode opcode, std::span<const std::byte> body,
+                       ReplyWindow::Turn turn) {
+  const uint64_t number = smb::read_as<smb::Sequence>(body).number;
+  if (turn == ReplyWindow::Turn::kSaved) {
+    Reply reply = session.window.saved(number);
+    if (opcode == smb::Opcode::kAlloc && reply.status == smb::Status::kOk) {
+      const SessionAttachment attachment = attached(session, smb::read_as<smb::Alloc>(body).handle);
+      reply.granted = attachment.segment;
+      reply.may_write = attachment.may_write;
+    }
+    return reply;
   }
-  return reply;
-}
-
-Reply Requests::answer_from_record(Session& session, smb::Opcode opcode,
-                                   std::span<const std::byte> body) {
-  const RequestOutcome* outcome = session.record.outcome(smb::read_as<smb::Sequence>(body).number);
+  const RequestOutcome* outcome = session.record.outcome(number);
   if (outcome == nullptr) {
     throw Refusal(smb::Status::kMalformed, "how the request ended is known no more");
   }
   if (outcome->status != smb::Status::kOk) {
     throw Refusal(outcome->status, "it was refused so before the box was restarted");
   }
-  if (opcode == smb::Opcode::kAlloc) return alloc_again(session, smb::read_as<smb::Alloc>(body));
+  if (opcode == smb::Opcode::kAlloc) return replay_alloc(session, smb::read_as<smb::Alloc>(body));
   if (opcode != smb::Opcode::kFetchAdd) return {};
   return with_body(smb::Fetched{outcome->value});
 }
@@ -188,6 +212,105 @@ void require_range(const BoxSegment& segment, uint64_t offset, uint64_t bytes, u
     throw Refusal(smb::Status::kRange,
                   describe() + " are not in multiples of " + std::to_string(unit));
   }
+}
+
+Reply Requests::alloc(Session& session, const smb::Alloc& request) {
+  require_flags(request.flags);
+  if (session.attachment(request.handle).segment != nullptr) {
+    throw Refusal(smb::Status::kMalformed,
+                  "the handle " + std::to_string(request.handle) + " is in use");
+  }
+  OpenedSegment opened;
+  if (session.identity().restored) opened = created_before(session, request);
+  if (opened.segment == nullptr) opened = open(session, request);
+  return grant(session, request.handle, request.flags, std::move(opened));
+}
+
+Reply Requests::replay_alloc(Session& session, const smb::Alloc& request) {
+  const SessionAttachment attachment = session.attachment(request.handle);
+  OpenedSegment opened = created_before(session, request);
+  if (attachment.segment != nullptr) {
+    if (opened.segment != nullptr) registry_.release(opened.segment);
+    return allocated(attachment, opened.created);
+  }
+  if (opened.segment == nullptr) {
+    opened = registry_.attach(request.key, request.size, size_of(request.flags));
+  }
+  return grant(session, request.handle, request.flags, std::move(opened));
+}
+
+OpenedSegment Requests::created_before(const Session& session, const smb::Alloc& request) {
+  return registry_.created_by({session.identity().id, request.sequence.number});
+}
+
+OpenedSegment Requests::open(const Session& session, const smb::Alloc& request) {
+  const Registry::Size size = size_of(request.flags);
+  const bool may_create = !session.identity().read_only && size == Registry::Size::kSame;
+  switch (request.mode) {
+    case smb::AllocMode::kCreate:
+      return registry_.create(creation_of(session, request));
+    case smb::AllocMode::kAttach:
+      return registry_.attach(request.key, request.size, size);
+    case smb::AllocMode::kAuto:
+      if (request.key && !may_create) return registry_.attach(request.key, request.size, size);
+      return registry_.attach_or_create(creation_of(session, request));
+  }
+  throw Refusal(smb::Status::kMalformed, "its mode does not exist");
+}
+
+Reply Requests::grant(Session& session, uint32_t handle, uint32_t flags, OpenedSegment opened) {
+  const bool read_only = session.identity().read_only || (flags & smb::Alloc::kReadOnly) != 0;
+  const SessionAttachment attachment{std::move(opened.segment), !read_only};
+  try {
+    session.attach(handle, attachment);
+    return allocated(attachment, opened.created);
+  } catch (...) {
+    session.detach(handle);
+    registry_.release(attachment.segment);
+    throw;
+  }
+}
+
+Reply Requests::attach(Session& session, const smb::Attach& request) {
+  require_flags(request.flags);
+  const SessionAttachment attachment = session.attachment(request.handle);
+  if (attachment.segment == nullptr) {
+    return grant(session, request.handle, request.flags,
+                 registry_.attach(request.key, request.size, size_of(request.flags)));
+  }
+  if (attachment.segment->key != request.key) {
+    throw Refusal(smb::Status::kMalformed,
+                  "the handle " + std::to_string(request.handle) + " stands for another segment");
+  }
+  return allocated(attachment, false);
+}
+
+Reply Requests::free(Session& session, const smb::Release& request) {
+  const SessionAttachment attachment = session.detach(request.handle);
+  if (attachment.segment != nullptr) {
+    registry_.release(attachment.segment);
+  } else if (!perhaps_done(session, request.sequence)) {
+    attached(session, request.handle);
+  }
+  return {};
+}
+
+Reply Requests::remove(Session& session, const smb::Release& request) {
+  if (session.attachment(request.handle).segment == nullptr &&
+      perhaps_done(session, request.sequence)) {
+    return {};
+  }
+  const SessionAttachment attachment = attached(session, request.handle);
+  require_write(session, attachment);
+  registry_.remove(attachment.segment);
+  return {};
+}
+
+Reply Requests::leave(Session& session) {
+  for (const SessionAttachment& attachment : session.detach_all())
+    registry_.release(attachment.segment);
+  sessions_.forget(session);
+  return {};
 }
 
 Reply Requests::accumulate(Session& session, const smb::Accumulate& request) {

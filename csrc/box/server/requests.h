@@ -1,8 +1,8 @@
-// Carries out the requests of clients: one function an opcode, which checks what was asked against
-// what the client may do, and does it.
+// Executes the requests of clients: one function for each opcode, which checks the request against
+// the client's rights, and does it.
 //
-// Threads: carry_out() may be called from any thread, for one session by the handler
-// that has it alone.
+// Threads: dispatch() may be called from any thread; for one session, only by the handler that has
+// the session.
 #pragma once
 
 #include <cstddef>
@@ -26,24 +26,22 @@ class Requests {
   Requests(Registry& registry, Sessions& sessions, Records& records, Accumulator& accumulator,
            Counters& totals);
 
-  // Every opcode but kJoin, kRead, kWrite and kStats. Never throws: what fails is refused, and what
-  // no client is to blame for is in the log as well. REQUIRES: `body` has the opcode's size.
-  Reply carry_out(Session& session, smb::Opcode opcode, std::span<const std::byte> body) noexcept;
+  // Executes a request, or replays the reply if it is a repeated one. Takes every opcode except
+  // kJoin, kRead, kWrite and kStats. Never throws: an exception becomes a refusal, and is in the log
+  // as well if no client is to blame. REQUIRES: `body` has the opcode's size.
+  Reply dispatch(Session& session, smb::Opcode opcode, std::span<const std::byte> body) noexcept;
 
  private:
-  Reply carry_out_unsequenced(Session& session, smb::Opcode opcode,
-                              std::span<const std::byte> body);
-  Reply carry_out_sequenced(Session& session, smb::Opcode opcode, std::span<const std::byte> body);
-  Reply carry_out_new(Session& session, smb::Opcode opcode, std::span<const std::byte> body);
-  // Carried out before: the reply that was saved, or one made from the record of a box that was
-  // restarted since.
-  static Reply answer_again(const Session& session, smb::Opcode opcode,
-                            std::span<const std::byte> body);
-  Reply answer_from_record(Session& session, smb::Opcode opcode, std::span<const std::byte> body);
+  // Throws what the request fails with. REQUIRES: the request is new, or not sequenced.
+  Reply execute(Session& session, smb::Opcode opcode, std::span<const std::byte> body);
 
-  // In requests_segments.cpp.
+  // Returns the reply to a request that was executed before: the saved one, or one made from the
+  // record that a box left which was restarted since.
+  Reply replay(Session& session, smb::Opcode opcode, std::span<const std::byte> body,
+               ReplyWindow::Turn turn);
+
   Reply alloc(Session& session, const smb::Alloc& request);
-  Reply alloc_again(Session& session, const smb::Alloc& request);
+  Reply replay_alloc(Session& session, const smb::Alloc& request);
   Reply attach(Session& session, const smb::Attach& request);
   Reply free(Session& session, const smb::Release& request);
   Reply remove(Session& session, const smb::Release& request);

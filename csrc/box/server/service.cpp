@@ -21,7 +21,7 @@ Service::Service(const ServiceOptions& options, Store& store, const memory::Pool
       registry_(store),
       accumulator_(store.records(), options.accumulate_threads),
       ring_(std::max(options.most_clients, store.records().sessions().size()), options.handlers,
-            [this](std::shared_ptr<Session> session) { handle(std::move(session)); }),
+            [this](const std::shared_ptr<Session>& session) { serve(session); }),
       sessions_({.lease = options.lease,
                  .most = options.most_clients,
                  .expired = [this](const std::shared_ptr<Session>& session) { expire(session); },
@@ -62,27 +62,21 @@ void Service::submit(const std::shared_ptr<Session>& session, smb::Opcode opcode
   }
 }
 
-void Service::schedule(std::shared_ptr<Session> session) {
-  if (ring_.put(session)) return;
+void Service::schedule(const std::shared_ptr<Session>& session) {
+  if (!ring_.put(session)) serve(session);
+}
+
+void Service::serve(const std::shared_ptr<Session>& session) {
   do {
-    serve_one(*session);  // the ring is closed: all that is left is refused
-  } while (!session->idle());
+    const QueuedRequest request = session->pop();
+    request.answer(reply_to(*session, request));
+  } while (!session->idle() && !ring_.put(session));
 }
 
-void Service::handle(std::shared_ptr<Session> session) {
-  serve_one(*session);
-  if (!session->idle()) schedule(std::move(session));
-}
-
-void Service::serve_one(Session& session) {
-  const QueuedRequest request = session.pop();
-  request.answer(carry_out(session, request));
-}
-
-Reply Service::carry_out(Session& session, const QueuedRequest& request) {
+Reply Service::reply_to(Session& session, const QueuedRequest& request) {
   if (closing_.load(std::memory_order_acquire)) return refused(smb::Status::kClosing, kClosing);
   if (request.opcode == smb::Opcode::kStats) return stats(session, request.body);
-  return requests_.carry_out(session, request.opcode, request.body);
+  return requests_.dispatch(session, request.opcode, request.body);
 }
 
 Reply Service::stats(const Session& session, std::span<const std::byte> body) const {

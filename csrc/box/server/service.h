@@ -1,8 +1,8 @@
 // The service of a box, behind its listeners: keys, clients and what they ask for.
 //
-// Requests go into the message ring (message_ring.h) and are carried out by handler threads
-// (requests.h); slices of reads and writes are let through by access(), on the listener's thread. A
-// timer ends the sessions of clients that are gone (sessions.h).
+// Requests go into the message ring (message_ring.h), and handler threads execute them (requests.h);
+// access() admits slices of reads and writes, on the listener's thread. A timer ends the sessions of
+// clients that are gone (sessions.h).
 //
 // Threads: as RequestHandler's; close() by one thread. Locks: Sessions, then Session, then
 // MessageRing; the registry's and the store's are never held together with these.
@@ -33,7 +33,7 @@ namespace hbm::box {
 struct ServiceOptions {
   std::chrono::milliseconds lease{30'000};
   size_t most_clients = 4096;
-  unsigned handlers = 2;            // threads that carry out requests
+  unsigned handlers = 2;            // threads that execute requests
   unsigned accumulate_threads = 2;  // that share one large accumulate
 };
 
@@ -61,10 +61,12 @@ class Service final : public RequestHandler {
   void close();
 
  private:
-  void schedule(std::shared_ptr<Session> session);
-  void handle(std::shared_ptr<Session> session);
-  void serve_one(Session& session);
-  Reply carry_out(Session& session, const QueuedRequest& request);
+  // Has a handler serve a session that push() wants in the ring.
+  void schedule(const std::shared_ptr<Session>& session);
+  // Answers one request of the session, and puts it back into the ring if there are more. Once the
+  // ring is closed, refuses all of them.
+  void serve(const std::shared_ptr<Session>& session);
+  Reply reply_to(Session& session, const QueuedRequest& request);
   Reply stats(const Session& session, std::span<const std::byte> body) const;
   void expire(const std::shared_ptr<Session>& session);
 

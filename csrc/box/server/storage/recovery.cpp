@@ -92,7 +92,7 @@ void Recovery::drop(const Begun& one) {
   records_.release(one.recorded);
 }
 
-void Recovery::carry_out() {
+void Recovery::execute() {
   std::vector<Begun> left;
   for (const Begun& one : begun_) {
     if (one.dropped != nullptr) {

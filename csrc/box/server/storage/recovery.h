@@ -1,4 +1,4 @@
-// Carries out, once and entirely, the operations that a killed process had in progress.
+// Executes, once and entirely, the operations that a killed process had in progress.
 //
 // Threads: one, before anyone uses the records or the segments. It may itself be killed and begun
 // again.
@@ -33,7 +33,7 @@ class Recovery {
   // Afterwards nothing is in progress, and each session's `applied` says what is done. An operation
   // whose segments are gone ends its request with kInternal; so does one that is dropped, which the
   // log says.
-  void carry_out();
+  void execute();
 
  private:
   struct Begun {

@@ -96,7 +96,7 @@ void Store::use_left(const StoreState& state) {
 
   accept();
   if (journal.torn) log::warn(directory_->journal() + ": dropped the last record, half written");
-  recovery.carry_out();
+  recovery.execute();
   left->drop_unsound();
   for (const std::string& path : removed) directory_->discard(path, false);
   for (const std::string& path : kept) directory_->discard(path, true);
