@@ -117,7 +117,7 @@ std::vector<Damage> damages() {
                    fs::copy_file(segment_file(s.parent_path() / "other", 2), segment_file(s, 2),
                                  fs::copy_options::overwrite_existing);
                  }});
-  all.push_back({"a segment that the journal lacks", "journal", [](const fs::path& s) {
+  all.push_back({"a segment that the catalogue lacks", "journal", [](const fs::path& s) {
                    std::string name = segment_file(s, 2).filename();
                    name.replace(name.size() - 2, 2, "99");
                    fs::copy_file(segment_file(s, 2), s / "segments" / name);

@@ -94,13 +94,13 @@ TEST_F(CrashStates, AKillAtAnyMoment) {
   }
 }
 
-TEST_F(CrashStates, ATornRecordAtTheEndOfTheJournal) {
+TEST_F(CrashStates, ATornRecordAtTheEndOfTheCatalogue) {
   const FilledStore filled(scratch.store());
-  const std::string journal = contents_of(scratch / "store/journal");
-  const std::string record = journal.substr(journal.size() - 72);
+  const std::string catalogue = contents_of(scratch / "store/journal");
+  const std::string record = catalogue.substr(catalogue.size() - 72);
   for (size_t part : {1, 40, 71}) {
     expect_served(filled, [&](const fs::path& s) {
-      write_contents(s / "journal", journal + record.substr(0, part));
+      write_contents(s / "journal", catalogue + record.substr(0, part));
     });
   }
 }
@@ -116,7 +116,7 @@ TEST_F(CrashStates, ADeletedSegmentsFile) {
   EXPECT_EQ(std::distance(fs::directory_iterator(scratch / "copy/segments"), {}), 3);
 }
 
-TEST_F(CrashStates, ADeletedSegmentsFileWhenTheJournalHasBeenShortened) {
+TEST_F(CrashStates, ADeletedSegmentsFileWhenTheCatalogueHasBeenShortened) {
   const FilledStore filled(scratch.store());
   filled.copy_to(scratch / "short");
   const auto store =
@@ -134,12 +134,12 @@ TEST_F(CrashStates, ADeletedSegmentsFileWhenTheJournalHasBeenShortened) {
 
 TEST_F(CrashStates, AStopOfTheMachineWithSyncing) {
   const FilledStore filled(scratch.store(), true);
-  const std::string journal = contents_of(scratch / "store/journal");
+  const std::string catalogue = contents_of(scratch / "store/journal");
   expect_served(filled, [](const fs::path&) {}, true);
   // The file's size was written, and its end not.
   expect_served(
       filled,
-      [&](const fs::path& s) { write_contents(s / "journal", journal + std::string(72, '\0')); },
+      [&](const fs::path& s) { write_contents(s / "journal", catalogue + std::string(72, '\0')); },
       true);
   // What was on the disk before each reply must be there.
   const fs::path copy = killed(filled);

@@ -60,7 +60,7 @@ class StoreTest : public testing::Test {
     if (!fs::exists(directory + "/" + folder)) return 0;
     return std::distance(fs::directory_iterator(directory + "/" + folder), {});
   }
-  std::string journal() const { return directory + "/journal"; }
+  std::string catalogue() const { return directory + "/journal"; }
 
   const Scratch scratch;
   const std::string directory = scratch.store();
@@ -142,7 +142,7 @@ TEST_F(StoreTest, ATornRecordIsDroppedAndItsFileKept) {
   store->create(creation(1, 5000));
   store->create(creation(2, 5000));
   close();
-  fs::resize_file(journal(), fs::file_size(journal()) - 1);
+  fs::resize_file(catalogue(), fs::file_size(catalogue()) - 1);
   open();
   EXPECT_EQ(found.size(), 1u);
   EXPECT_TRUE(found.contains(1));
@@ -152,53 +152,53 @@ TEST_F(StoreTest, ATornRecordIsDroppedAndItsFileKept) {
   EXPECT_EQ(found.size(), 2u);
 }
 
-TEST_F(StoreTest, ARecordOfNonsenseEndsTheJournal) {
+TEST_F(StoreTest, ARecordOfNonsenseEndsTheCatalogue) {
   store->create(creation(1, 5000));
   close();
-  std::ofstream(journal(), std::ios::app | std::ios::binary) << std::string(5000, '\0');
+  std::ofstream(catalogue(), std::ios::app | std::ios::binary) << std::string(5000, '\0');
   open();
   EXPECT_EQ(found.size(), 1u);
-  EXPECT_LT(fs::file_size(journal()), 1000u);
+  EXPECT_LT(fs::file_size(catalogue()), 1000u);
 }
 
-TEST_F(StoreTest, AnyDamageToTheJournalIsFound) {
+TEST_F(StoreTest, AnyDamageToTheCatalogueIsFound) {
   for (uint64_t key : {1, 2, 3}) store->create(creation(key, 5000));
   store->remove(*store->create(creation(4, 5000)));
   const smb::Id id = store->contents();
   close();
-  std::string good(fs::file_size(journal()), '\0');
-  std::ifstream(journal(), std::ios::binary).read(good.data(), good.size());
+  std::string good(fs::file_size(catalogue()), '\0');
+  std::ifstream(catalogue(), std::ios::binary).read(good.data(), good.size());
   for (uint64_t at = 0; at < good.size(); at += 7) {
     std::string bad = good;
     bad[at] = static_cast<char>(bad[at] ^ 0x40);
-    std::ofstream(journal(), std::ios::binary | std::ios::trunc) << bad;
+    std::ofstream(catalogue(), std::ios::binary | std::ios::trunc) << bad;
     SCOPED_TRACE(at);
-    expect_error(ErrorKind::kUnavailable, {"journal"}, [&] { Journal::read(journal(), id); });
+    expect_error(ErrorKind::kUnavailable, {"journal"}, [&] { Catalogue::read(catalogue(), id); });
   }
 }
 
-TEST_F(StoreTest, TheJournalIsWrittenAnew) {
-  const uint64_t empty = fs::file_size(journal());
+TEST_F(StoreTest, TheCatalogueIsWrittenAnew) {
+  const uint64_t empty = fs::file_size(catalogue());
   for (uint64_t key = 1; key <= 50; ++key) store->remove(*store->create(creation(key, 5000)));
-  EXPECT_GT(fs::file_size(journal()), empty);
+  EXPECT_GT(fs::file_size(catalogue()), empty);
   open();
-  EXPECT_EQ(fs::file_size(journal()), empty);
+  EXPECT_EQ(fs::file_size(catalogue()), empty);
 }
 
-TEST_F(StoreTest, AJournalThatCannotBeWrittenAnewGoesOn) {
+TEST_F(StoreTest, ACatalogueThatCannotBeWrittenAnewGoesOn) {
   close();
   store = Store::open({.directory = directory, .sync = true, .records = kSizes, .dead_records = 10},
                       memory::Pool::create({.capacity = 1 << 20}));
   const auto use = [this] {
     for (int i = 0; i < 30; ++i) store->remove(*store->create(creation(2, 1)));
-    return fs::file_size(journal());
+    return fs::file_size(catalogue());
   };
   store->create(creation(1, 5000));
   const uint64_t shortened = use();
-  fs::create_directory(journal() + ".new");
+  fs::create_directory(catalogue() + ".new");
   const uint64_t grown = use();
   EXPECT_GT(grown, 2 * shortened);
-  fs::remove(journal() + ".new");
+  fs::remove(catalogue() + ".new");
   EXPECT_LT(use(), grown / 2);
   open();
   EXPECT_EQ(files(), 1u);

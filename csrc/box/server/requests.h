@@ -27,8 +27,8 @@ class Requests {
            Counters& totals);
 
   // Executes a request, or replays the reply if it is a repeated one. Takes every opcode except
-  // kJoin, kRead, kWrite and kStats. Never throws: an exception becomes a refusal, and is in the log
-  // as well if no client is to blame. REQUIRES: `body` has the opcode's size.
+  // kJoin, kRead, kWrite and kStats. Never throws: an exception becomes a refusal, and is in the
+  // log as well if no client is to blame. REQUIRES: `body` has the opcode's size.
   Reply dispatch(Session& session, smb::Opcode opcode, std::span<const std::byte> body) noexcept;
 
  private:

@@ -1,8 +1,8 @@
 // The service of a box, behind its listeners: keys, clients and what they ask for.
 //
-// Requests go into the message ring (message_ring.h), and handler threads execute them (requests.h);
-// access() admits slices of reads and writes, on the listener's thread. A timer ends the sessions of
-// clients that are gone (sessions.h).
+// Requests go into the message ring (message_ring.h), and handler threads execute them
+// (requests.h); access() admits slices of reads and writes, on the listener's thread. A timer ends
+// the sessions of clients that are gone (sessions.h).
 //
 // Threads: as RequestHandler's; close() by one thread. Locks: Sessions, then Session, then
 // MessageRing; the registry's and the store's are never held together with these.

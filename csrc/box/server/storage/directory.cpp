@@ -230,7 +230,7 @@ void Directory::discard(const std::string& file, bool keep) const {
   if (keep) {
     make_directory(lost());
     replace_file(file, lost() + "/" + fs::path(file).filename().native(), sync_);
-    log::warn("kept " + file + ", which the journal does not name any more, in " + lost());
+    log::warn("kept " + file + ", which the catalogue does not name any more, in " + lost());
   } else {
     fs::remove(file);
   }

@@ -30,7 +30,7 @@ class Directory {
   const std::string& path() const noexcept { return path_; }
 
   std::string state() const { return path_ + "/state"; }
-  std::string journal() const { return path_ + "/journal"; }
+  std::string catalogue() const { return path_ + "/journal"; }  // the file's name in version 2
 
   // Whether no box has made the rest of the store yet: only then `state` is not there.
   bool is_new() const;

@@ -57,8 +57,8 @@ void Store::make() {
   make_state(directory_->state(), contents_, StoreState());
   directory_->make_segments();
   records_ = Records::create(place(), options_.records, nullptr);
-  journal_ = std::make_unique<Journal>(directory_->journal(), contents_, options_.sync,
-                                       std::vector<JournalEntry>(), std::set<uint64_t>());
+  catalogue_ = std::make_unique<Catalogue>(directory_->catalogue(), contents_, options_.sync,
+                                           std::vector<CatalogueEntry>(), std::set<uint64_t>());
   accept();
 }
 
@@ -78,30 +78,31 @@ void Store::use_left(const StoreState& state) {
   Files files = directory_->segment_files();  // all of them files
   std::set<std::string> verified;
   if (closed) verified = verify_checksums(directory_->path(), state.checksums);
-  const Journal::Contents journal = Journal::read(directory_->journal(), contents_);
+  const Catalogue::Contents catalogue = Catalogue::read(directory_->catalogue(), contents_);
   std::unique_ptr<Records> left = Records::left_in(place());
   if (!lenient) left->require_sound();
 
   next_serial_ = directory_->last_serial() + 1;
-  std::vector<JournalEntry> live;
-  for (const JournalEntry& entry : journal.live) {
+  std::vector<CatalogueEntry> live;
+  for (const CatalogueEntry& entry : catalogue.live) {
     if (!take_segment(entry, files, lenient)) continue;
     live.push_back(entry);
     live_.emplace(entry.serial, entry.creation);
   }
   std::vector<std::string> removed, kept;
-  sort_others(files, journal, lenient, removed, kept);
+  sort_others(files, catalogue, lenient, removed, kept);
   const FindMemory find = find_memory(files);  // holds what it finds
   Recovery recovery(*left, find, lenient);
 
   accept();
-  if (journal.torn) log::warn(directory_->journal() + ": dropped the last record, half written");
+  if (catalogue.torn)
+    log::warn(directory_->catalogue() + ": dropped the last record, half written");
   recovery.execute();
   left->drop_unsound();
   for (const std::string& path : removed) directory_->discard(path, false);
   for (const std::string& path : kept) directory_->discard(path, true);
   use_records(std::move(left));
-  use_journal(journal, live);
+  use_catalogue(catalogue, live);
   say_what_is_known(closed, lenient, verified);
 }
 
@@ -125,9 +126,9 @@ void Store::say_what_is_known(bool closed, bool lenient,
   }
 }
 
-// Maps a segment that the journal names, and takes its file out of `files`. False: the segment is
+// Maps a segment that the catalogue names, and takes its file out of `files`. False: the segment is
 // lost, by a crash of the host.
-bool Store::take_segment(const JournalEntry& entry, Files& files, bool lenient) {
+bool Store::take_segment(const CatalogueEntry& entry, Files& files, bool lenient) {
   const auto& [serial, creation] = entry;
   const std::string path = directory_->segment_file(creation.key, serial);
   const auto found = files.find(serial);
@@ -140,7 +141,7 @@ bool Store::take_segment(const JournalEntry& entry, Files& files, bool lenient) 
       files.erase(found);
       return true;
     }
-    fault = "it has another size or label than the journal's segment of its name";
+    fault = "it has another size or label than the catalogue's segment of its name";
   }
   if (!lenient) throw damaged(path, fault);
   log::error("the segment " + hex(creation.key) + " is lost, the machine having stopped: of its " +
@@ -151,17 +152,17 @@ bool Store::take_segment(const JournalEntry& entry, Files& files, bool lenient) 
 // `others` are the files that belong to no live segment: of segments that were being made, or were
 // deleted while they were in use, which are to be removed; or, to be kept, of segments whose record
 // a crash of the host took.
-void Store::sort_others(const Files& others, const Journal::Contents& journal, bool lenient,
+void Store::sort_others(const Files& others, const Catalogue::Contents& catalogue, bool lenient,
                         std::vector<std::string>& removed, std::vector<std::string>& kept) const {
   for (const auto& [serial, path] : others) {
-    if (journal.deleted.contains(serial)) {
+    if (catalogue.deleted.contains(serial)) {
       removed.push_back(path);
     } else if (is_blank(open_file(path, O_RDONLY).get(), path)) {
-      (journal.torn ? kept : removed).push_back(path);
+      (catalogue.torn ? kept : removed).push_back(path);
     } else if (lenient) {
       kept.push_back(path);
     } else {
-      throw damaged(directory_->journal(),
+      throw damaged(directory_->catalogue(),
                     "it has no record of " + path + ", which has been written to");
     }
   }
@@ -200,19 +201,20 @@ void Store::use_records(std::unique_ptr<Records> left) {
   }
 }
 
-// The old journal, or a new one where that leaves something out.
-void Store::use_journal(const Journal::Contents& left, const std::vector<JournalEntry>& live) {
+// The old catalogue, or a new one where that leaves something out.
+void Store::use_catalogue(const Catalogue::Contents& left,
+                          const std::vector<CatalogueEntry>& live) {
   if (left.torn || left.records != live.size()) {
     try {
-      journal_ = std::make_unique<Journal>(directory_->journal(), contents_, options_.sync, live,
-                                           std::set<uint64_t>());
+      catalogue_ = std::make_unique<Catalogue>(directory_->catalogue(), contents_, options_.sync,
+                                               live, std::set<uint64_t>());
       return;
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kExhausted) throw;
-      log::warn(std::string("the box goes on with the journal of the last one: ") + error.what());
+      log::warn(std::string("the box goes on with the catalogue of the last one: ") + error.what());
     }
   }
-  journal_ = std::make_unique<Journal>(directory_->journal(), options_.sync, left);
+  catalogue_ = std::make_unique<Catalogue>(directory_->catalogue(), options_.sync, left);
 }
 
 // Makes a segment of a block in memory, or in the store.
@@ -253,7 +255,7 @@ std::shared_ptr<BoxSegment> Store::create(const Creation& creation) {
     directory_->reserve_segment(block->fd(), path,
                                 {contents_, creation.key, serial, creation.size});
     const std::lock_guard lock(mutex_);
-    journal_->created({serial, creation});
+    catalogue_->created({serial, creation});
     live_.emplace(serial, creation);
     return segment(creation, block, stored);
   } catch (...) {
@@ -265,30 +267,30 @@ std::shared_ptr<BoxSegment> Store::create(const Creation& creation) {
 void Store::remove(const BoxSegment& segment) {
   if (!durable()) return;
   const std::lock_guard lock(mutex_);
-  journal_->deleted(segment.stored->serial);
+  catalogue_->deleted(segment.stored->serial);
   live_.erase(segment.stored->serial);
   segment.stored->remove_at_end();
-  if (journal_->records() > std::max(live_.size() * 2 + options_.dead_records, compact_at_))
+  if (catalogue_->records() > std::max(live_.size() * 2 + options_.dead_records, compact_at_))
     compact();
 }
 
-// A failure costs nothing but room on the disk: the old journal goes on.
+// A failure costs nothing but room on the disk: the old catalogue goes on.
 void Store::compact() noexcept {
   try {
-    std::vector<JournalEntry> live;
+    std::vector<CatalogueEntry> live;
     for (const auto& [serial, creation] : live_) live.push_back({serial, creation});
     if (options_.sync) directory_->sync_segments();
     std::set<uint64_t> deleted;  // or being made: their records are still to come
     for (const auto& [serial, path] : directory_->segment_files()) {
       if (!live_.contains(serial)) deleted.insert(serial);
     }
-    journal_ =
-        std::make_unique<Journal>(directory_->journal(), contents_, options_.sync, live, deleted);
+    catalogue_ = std::make_unique<Catalogue>(directory_->catalogue(), contents_, options_.sync,
+                                             live, deleted);
     compact_at_ = 0;
   } catch (const std::exception& error) {
-    log::error(std::string("cannot shorten the journal of the store, which goes on growing: ") +
+    log::error(std::string("cannot shorten the catalogue of the store, which goes on growing: ") +
                error.what());
-    compact_at_ = journal_->records() + options_.dead_records;
+    compact_at_ = catalogue_->records() + options_.dead_records;
   }
 }
 

@@ -5,13 +5,13 @@
 //   lock         held (flock) by the server that uses the store
 //   identity     the format's version, and the Id of the contents
 //   state        how the last server left it (store_state.h)
-//   journal      which segments there are (journal.h)
+//   journal      the catalogue: which segments there are (catalogue.h)
 //   segments/    a file for each, <key>.<serial> in hexadecimal: the segment's memory, then its
 //                label (segment_label.h)
 //   sessions     the sessions, with how their last requests ended (records.h)
 //   operations   the operations in progress, so that each is carried out exactly once
 //   checksums    after an orderly end: of the files above (digest.h)
-//   lost/        files that the journal did not know of, after a crash of the host
+//   lost/        files that the catalogue did not know of, after a crash of the host
 //
 // A server that is killed loses nothing. A crash of the host may lose anything that the kernel had
 // not written, unless `sync` is set: then the keys, and every accumulate and fetch_add, are on the
@@ -32,8 +32,8 @@
 #include <string>
 #include <vector>
 
+#include "box/server/storage/catalogue.h"
 #include "box/server/storage/directory.h"
-#include "box/server/storage/journal.h"
 #include "box/server/storage/records.h"
 #include "box/server/storage/recovery.h"
 #include "box/server/storage/segment.h"
@@ -46,7 +46,7 @@ struct StoreOptions {
   std::string directory;  // made if it is not there; empty: none, all is lost with the process
   bool sync = false;
   RecordSizes records;
-  // Records of segments that are gone, which the journal may have before it is written anew.
+  // Records of segments that are gone, which the catalogue may have before it is written anew.
   uint64_t dead_records = 1 << 16;
 };
 
@@ -76,7 +76,7 @@ class Store {
   std::shared_ptr<BoxSegment> create(const Creation& creation);
 
   // The segment's key is gone, for good. Its memory, and its file, go with the last pointer to it.
-  // Throws Error(kUnavailable) when the journal cannot be written; nothing has changed then.
+  // Throws Error(kUnavailable) when the catalogue cannot be written; nothing has changed then.
   void remove(const BoxSegment& segment);
 
   // Ends the store in order: everything is on the disk, with its checksums, when it returns. If
@@ -92,14 +92,14 @@ class Store {
   void load();
   void make();
   void use_left(const StoreState& state);
-  bool take_segment(const JournalEntry& entry, Files& files, bool lenient);
+  bool take_segment(const CatalogueEntry& entry, Files& files, bool lenient);
   FindMemory find_memory(const Files& others);
-  void sort_others(const Files& others, const Journal::Contents& journal, bool lenient,
+  void sort_others(const Files& others, const Catalogue::Contents& catalogue, bool lenient,
                    std::vector<std::string>& removed, std::vector<std::string>& kept) const;
   void say_what_is_known(bool closed, bool lenient, const std::set<std::string>& verified) const;
   void accept();
   void use_records(std::unique_ptr<Records> left);
-  void use_journal(const Journal::Contents& left, const std::vector<JournalEntry>& live);
+  void use_catalogue(const Catalogue::Contents& left, const std::vector<CatalogueEntry>& live);
   std::vector<std::string> files_at_rest() const;
   RecordsPlace place() const;
   static std::shared_ptr<BoxSegment> segment(const Creation& creation,
@@ -117,7 +117,7 @@ class Store {
   std::atomic<uint64_t> next_serial_{1};
 
   std::mutex mutex_;  // guards all below
-  std::unique_ptr<Journal> journal_;
+  std::unique_ptr<Catalogue> catalogue_;
   std::map<uint64_t, Creation> live_;  // by serial
   uint64_t compact_at_ = 0;            // records; not before, as it failed
 };

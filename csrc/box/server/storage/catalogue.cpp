@@ -1,4 +1,4 @@
-#include "box/server/storage/journal.h"
+#include "box/server/storage/catalogue.h"
 
 #include <fcntl.h>
 
@@ -19,16 +19,16 @@
 namespace hbm::box {
 namespace {
 
-// The file: a JournalHead, then the records.
-struct JournalHead {
+// The file: a CatalogueHead, then the records.
+struct CatalogueHead {
   std::array<char, 8> magic{'H', 'B', 'M', 'J', 'O', 'U', 'R', 'N'};
   uint64_t version = 2;
   smb::Id contents;    // of the store
   uint64_t check = 0;  // of all before it
 };
-static_assert(sizeof(JournalHead) == 40);
+static_assert(sizeof(CatalogueHead) == 40);
 
-struct JournalRecord {
+struct CatalogueRecord {
   static constexpr uint64_t kTemporary = 1, kDeleted = 2;
 
   uint64_t serial = 0;
@@ -39,7 +39,7 @@ struct JournalRecord {
   uint64_t number = 0;
   uint64_t check = 0;  // of all before it, and of the record before
 };
-static_assert(sizeof(JournalRecord) == 72 && std::is_trivially_copyable_v<JournalRecord>);
+static_assert(sizeof(CatalogueRecord) == 72 && std::is_trivially_copyable_v<CatalogueRecord>);
 
 constexpr uint64_t kSector = 512;  // bytes that a disk writes at once
 
@@ -49,30 +49,30 @@ uint64_t check_of(uint64_t before, Checked checked) {
   return checksum(before, checked);
 }
 
-JournalHead head_of(const smb::Id& contents) {
-  JournalHead head;
+CatalogueHead head_of(const smb::Id& contents) {
+  CatalogueHead head;
   head.contents = contents;
   head.check = check_of(0, head);
   return head;
 }
 
-JournalRecord record_of(const JournalEntry& entry, bool deletion, uint64_t before) {
+CatalogueRecord record_of(const CatalogueEntry& entry, bool deletion, uint64_t before) {
   const Creation& creation = entry.creation;
-  JournalRecord record{.serial = entry.serial,
-                       .flags = (creation.temporary ? JournalRecord::kTemporary : 0) |
-                                (deletion ? JournalRecord::kDeleted : 0),
-                       .key = creation.key,
-                       .size = creation.size,
-                       .session = creation.creator.session,
-                       .number = creation.creator.number};
+  CatalogueRecord record{.serial = entry.serial,
+                         .flags = (creation.temporary ? CatalogueRecord::kTemporary : 0) |
+                                  (deletion ? CatalogueRecord::kDeleted : 0),
+                         .key = creation.key,
+                         .size = creation.size,
+                         .session = creation.creator.session,
+                         .number = creation.creator.number};
   record.check = check_of(before, record);
   return record;
 }
 
-Creation creation_of(const JournalRecord& record) {
+Creation creation_of(const CatalogueRecord& record) {
   return {record.key,
           record.size,
-          (record.flags & JournalRecord::kTemporary) != 0,
+          (record.flags & CatalogueRecord::kTemporary) != 0,
           {record.session, record.number}};
 }
 
@@ -84,30 +84,30 @@ T get(std::span<const std::byte> from) {
 }
 
 uint64_t bytes_before(uint64_t record) {
-  return sizeof(JournalHead) + record * sizeof(JournalRecord);
+  return sizeof(CatalogueHead) + record * sizeof(CatalogueRecord);
 }
 
 // Whether the file's bytes from `at` on, where no whole record begins, can be what is on the disk
 // of the last record: its beginning, or zeros from some sector on, the file's size being written
 // before its contents.
 bool torn(std::span<const std::byte> file, uint64_t at) {
-  if (file.size() - at < sizeof(JournalRecord)) return true;
+  if (file.size() - at < sizeof(CatalogueRecord)) return true;
   const uint64_t sector = (at + kSector - 1) / kSector * kSector;
-  const auto zeros = file.subspan(sector < at + sizeof(JournalRecord) ? sector : at);
+  const auto zeros = file.subspan(sector < at + sizeof(CatalogueRecord) ? sector : at);
   return std::all_of(zeros.begin(), zeros.end(), [](std::byte b) { return b == std::byte{}; });
 }
 
 uint64_t require_head(const std::string& path, std::span<const std::byte> file,
                       const smb::Id& contents) {
-  const bool whole = file.size() >= sizeof(JournalHead);
-  const JournalHead head = whole ? get<JournalHead>(file) : JournalHead();
-  if (!whole || head.magic != JournalHead().magic) {
-    throw damaged(path, "it does not start as a journal does");
+  const bool whole = file.size() >= sizeof(CatalogueHead);
+  const CatalogueHead head = whole ? get<CatalogueHead>(file) : CatalogueHead();
+  if (!whole || head.magic != CatalogueHead().magic) {
+    throw damaged(path, "it does not start as a catalogue does");
   }
-  if (head.version != JournalHead().version) {
+  if (head.version != CatalogueHead().version) {
     throw Error(ErrorKind::kUnavailable, path + " has version " + std::to_string(head.version) +
                                              ", this program's is " +
-                                             std::to_string(JournalHead().version));
+                                             std::to_string(CatalogueHead().version));
   }
   if (head.check != check_of(0, head)) throw damaged(path, "the checksum of its head is wrong");
   if (head.contents != contents) throw damaged(path, "it belongs to another store");
@@ -116,7 +116,7 @@ uint64_t require_head(const std::string& path, std::span<const std::byte> file,
 
 }  // namespace
 
-Journal::Contents Journal::read(const std::string& path, const smb::Id& contents) {
+Catalogue::Contents Catalogue::read(const std::string& path, const smb::Id& contents) {
   if (!std::filesystem::exists(path)) throw damaged(path, "it is missing");
   const std::vector<std::byte> bytes = whole_file(path);
   const std::span<const std::byte> file = bytes;
@@ -125,8 +125,9 @@ Journal::Contents Journal::read(const std::string& path, const smb::Id& contents
 
   std::map<uint64_t, Creation> live;
   for (uint64_t at; (at = bytes_before(read.records)) < file.size(); ++read.records) {
-    const bool whole = file.size() - at >= sizeof(JournalRecord);
-    const JournalRecord record = whole ? get<JournalRecord>(file.subspan(at)) : JournalRecord();
+    const bool whole = file.size() - at >= sizeof(CatalogueRecord);
+    const CatalogueRecord record =
+        whole ? get<CatalogueRecord>(file.subspan(at)) : CatalogueRecord();
     if (!whole || record.check != check_of(read.check, record)) {
       read.torn = torn(file, at);
       if (read.torn) break;
@@ -134,7 +135,7 @@ Journal::Contents Journal::read(const std::string& path, const smb::Id& contents
                               " is wrong, and it is not the last one, or not half written");
     }
     read.check = record.check;
-    if ((record.flags & JournalRecord::kDeleted) != 0) {
+    if ((record.flags & CatalogueRecord::kDeleted) != 0) {
       live.erase(record.serial);
       read.deleted.insert(record.serial);
     } else {
@@ -146,8 +147,8 @@ Journal::Contents Journal::read(const std::string& path, const smb::Id& contents
   return read;
 }
 
-Journal::Journal(const std::string& path, const smb::Id& contents, bool sync,
-                 const std::vector<JournalEntry>& live, const std::set<uint64_t>& deleted)
+Catalogue::Catalogue(const std::string& path, const smb::Id& contents, bool sync,
+                     const std::vector<CatalogueEntry>& live, const std::set<uint64_t>& deleted)
     : path_(path), sync_(sync), named_(!sync) {
   const std::string fresh = path + ".new";
   try {
@@ -159,11 +160,11 @@ Journal::Journal(const std::string& path, const smb::Id& contents, bool sync,
       check_ = checked.check;
     };
     add(head_of(contents));
-    for (const JournalEntry& entry : live) add(record_of(entry, false, check_));
+    for (const CatalogueEntry& entry : live) add(record_of(entry, false, check_));
     for (const uint64_t serial : deleted) add(record_of({serial, {}}, true, check_));
     write_file(file_.get(), bytes.data(), bytes.size(), fresh);
     sync_file(file_.get(), fresh);
-    replace_file(fresh, path, false);  // the last that fails: the old journal is gone from here on
+    replace_file(fresh, path, false);  // the last that can fail: the old catalogue is gone then
   } catch (...) {
     std::error_code ignored;
     if (file_) std::filesystem::remove(fresh, ignored);
@@ -172,7 +173,7 @@ Journal::Journal(const std::string& path, const smb::Id& contents, bool sync,
   records_ = live.size() + deleted.size();
 }
 
-Journal::Journal(const std::string& path, bool sync, const Contents& left)
+Catalogue::Catalogue(const std::string& path, bool sync, const Contents& left)
     : path_(path),
       sync_(sync),
       named_(!sync),
@@ -182,14 +183,14 @@ Journal::Journal(const std::string& path, bool sync, const Contents& left)
   resize_file(file_.get(), bytes_before(records_), path_);
 }
 
-void Journal::created(const JournalEntry& entry) { append(entry, false); }
+void Catalogue::created(const CatalogueEntry& entry) { append(entry, false); }
 
-void Journal::deleted(uint64_t serial) { append({serial, {}}, true); }
+void Catalogue::deleted(uint64_t serial) { append({serial, {}}, true); }
 
-void Journal::append(const JournalEntry& entry, bool deletion) {
+void Catalogue::append(const CatalogueEntry& entry, bool deletion) {
   if (!named_) sync_directory(std::filesystem::path(path_).parent_path());
   named_ = true;
-  const JournalRecord record = record_of(entry, deletion, check_);
+  const CatalogueRecord record = record_of(entry, deletion, check_);
   try {
     write_file(file_.get(), &record, sizeof record, path_);
     if (sync_) sync_file(file_.get(), path_);
