@@ -65,11 +65,11 @@ bool Future::done() const noexcept { return operation_->settled(); }
 bool Future::wait(std::chrono::nanoseconds most) const {
   const auto now = Clock::now();
   const auto left = Clock::time_point::max() - now;
-  return core_->wait(*operation_, most < left ? now + most : Clock::time_point::max());
+  return core_->driver.wait(*operation_, most < left ? now + most : Clock::time_point::max());
 }
 
 int64_t Future::get() const {
-  core_->wait(*operation_, Clock::time_point::max());
+  core_->driver.wait(*operation_, Clock::time_point::max());
   if (operation_->failure) operation_->failure->raise();
   return operation_->value;
 }
@@ -116,7 +116,7 @@ void Batch::issue_and_wait_next() { hand_over(true); }
 void Batch::hand_over(bool waits) {
   const std::vector<OperationPointer> operations = std::exchange(collected_, {});
   try {
-    core_->issue(operations, waits);
+    core_->driver.issue(operations, waits);
   } catch (const std::exception& error) {
     never_issued(operations, error.what());
     throw;
@@ -126,7 +126,7 @@ void Batch::hand_over(bool waits) {
 Client::Client(const ClientOptions& options) : core_(std::make_shared<Core>(options)) {}
 
 Client::~Client() {
-  if (core_->in_forked_child()) {
+  if (core_->driver.in_forked_child()) {
     // Its thread and its locks are the parent's.
     new std::shared_ptr<Core>(std::move(core_));  // NOLINT(bugprone-unhandled-exception-at-new)
     return;
@@ -134,24 +134,24 @@ Client::~Client() {
   core_->close(std::chrono::milliseconds(0));
 }
 
-smb::TransportKind Client::transport() const { return core_->dialer().transport(); }
-std::string Client::why_transport() const { return core_->dialer().why(); }
+smb::TransportKind Client::transport() const { return core_->dialer.transport(); }
+std::string Client::why_transport() const { return core_->dialer.why(); }
 
 Batch Client::batch() { return Batch(core_); }
 
 std::shared_ptr<void> Client::register_memory(std::byte* memory, uint64_t bytes) {
-  core_->require_parent();
-  return core_->registered_memory().add(memory, bytes);
+  core_->driver.require_parent();
+  return core_->driver.registered_memory().add(memory, bytes);
 }
 
 void Client::carry_out(const OperationPointer& operation) {
-  core_->issue({&operation, 1}, /*waits=*/true);
+  core_->driver.issue({&operation, 1}, /*waits=*/true);
   Future(core_, operation).get();
 }
 
 Segment Client::alloc(const AllocOptions& options) {
   OperationPointer operation =
-      alloc_request(options, core_->new_handle(), core_->options().read_only);
+      alloc_request(options, core_->table.new_handle(), core_->options.read_only);
   carry_out(operation);
   return {core_, operation->attachment};
 }
@@ -195,13 +195,13 @@ int64_t Client::fetch_add(const Segment& segment, uint64_t offset, int64_t adden
 
 bool Client::read_now(const Segment& segment, uint64_t offset, std::byte* local, uint64_t bytes) {
   const Touch read = touch(batch().mine(segment), offset, bytes, false);
-  return core_->copy_now(smb::Opcode::kRead, read, local);
+  return core_->driver.copy_now(smb::Opcode::kRead, read, local);
 }
 
 bool Client::write_now(const Segment& segment, uint64_t offset, const std::byte* local,
                        uint64_t bytes) {
   const Touch write = touch(batch().mine(segment), offset, bytes, true);
-  return core_->copy_now(smb::Opcode::kWrite, write, const_cast<std::byte*>(local));
+  return core_->driver.copy_now(smb::Opcode::kWrite, write, const_cast<std::byte*>(local));
 }
 
 void Client::free(const Segment& segment) {

@@ -5,10 +5,10 @@
 // these. The later one waits until the earlier one is finished; if both are sequenced, until it is
 // posted, because the box carries sequenced requests out in the order in which they are posted.
 //
-// Threads: what is set before the issue does not change. `issued` may be read at any time. `stage`
-// and all below it are guarded by the core's mutex, as are the functions of the order. `request` is
-// the driver's while the stage is kPosted. The outcome is written once, before settle(), and may be
-// read once settled() is true.
+// Threads: what is set before the issue does not change. `issued` may be read at any time. The lock
+// of the request table guards `stage` and all below it, and the functions of the order. `request`
+// is the driver's while the stage is kPosted. The outcome is written once, before settle(), and may
+// be read once settled() is true.
 #pragma once
 
 #include <array>
@@ -42,7 +42,7 @@ struct Attachment {
   const bool read_only;
   const bool temporary;
 
-  // Guarded by the core's mutex.
+  // Guarded by the request table's lock.
   std::shared_ptr<transport::Grant> grant;  // of the connection that stands, or of the last one
   AttachmentState state = AttachmentState::kLive;
   std::string why{};  // it is lost
@@ -103,7 +103,7 @@ class ClientOperation {
   void settle() noexcept;  // REQUIRES: the outcome is written
   void wait_settled(Clock::time_point until) const noexcept;
 
-  std::atomic<bool> issued{false};  // the core has it, and will settle it
+  std::atomic<bool> issued{false};  // the request table has it, and will settle it
 
   transport::TransportRequest request;
   const char* verb;              // for text()

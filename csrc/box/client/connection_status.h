@@ -1,0 +1,69 @@
+// The status of a client's connection to its box, and the words for an outage.
+//
+// Connections that break before anything is answered over them count as one outage.
+//
+// Threads: one at a time; the request table's lock guards it.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <utility>
+
+namespace hbm::client {
+
+class ConnectionStatus {
+ public:
+  enum class State {
+    kUp,
+    kBroken,   // the reconnector makes another connection
+    kGivenUp,  // for good
+  };
+
+  explicit ConnectionStatus(std::string box) : box_(std::move(box)) {}
+
+  State state() const noexcept { return state_; }
+  bool up() const noexcept { return state_ == State::kUp; }
+  const std::string& box() const noexcept { return box_; }  // the URL
+
+  // The box has answered a request over the connection that is up.
+  void answered() noexcept { answered_ = true; }
+
+  // From kUp to kBroken. `wanted`: an operation needs the box, so the log warns.
+  void broke(const std::string& why, bool wanted);
+
+  // Warns of the loss, once in an outage. REQUIRES: kBroken.
+  void warn();
+
+  void attempt_failed(const std::string& why) { last_attempt_ = why; }
+
+  // From kBroken to kUp, and says so in the log.
+  void restored(bool same_contents);
+
+  // From kBroken to kGivenUp, and says so in the log.
+  void give_up();
+
+  // The client is closed. Returns true if the connection was up.
+  bool close() noexcept;
+
+  // The outage in words: since when, and why, the box is unreachable.
+  std::string outage() const;
+  std::chrono::steady_clock::time_point broken_at() const noexcept { return broken_at_; }
+  unsigned fruitless() const noexcept { return fruitless_; }
+
+ private:
+  std::string loss() const;
+
+  const std::string box_;
+  State state_ = State::kUp;
+  bool answered_ = true;  // over the connection that is up, or was last
+
+  // The outage:
+  std::string why_;
+  std::string last_attempt_;  // to connect again: how it failed
+  std::chrono::system_clock::time_point since_{};
+  std::chrono::steady_clock::time_point broken_at_{};
+  bool warned_ = false;
+  unsigned fruitless_ = 0;  // connections that broke before anything was answered over them
+};
+
+}  // namespace hbm::client

@@ -1,0 +1,298 @@
+#include "box/client/driver.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "box/protocol/elements.h"
+#include "kernels/copy.h"
+
+namespace hbm::client {
+namespace {
+
+constexpr auto kInterruptPeriod = std::chrono::milliseconds(100);
+constexpr auto kHungAtLeast = std::chrono::seconds(10);
+constexpr size_t kCopiedAtATime = 64 << 10;  // bytes, before the driver looks around again
+
+// How much of a copy is memcpy's: it loads and stores vectors, whose bounds are bounds of elements
+// (box/protocol/elements.h) where both ends begin at one. The rest is copied element by element.
+struct Cut {
+  size_t head;  // bytes up to the first element
+  size_t body;  // memcpy's
+
+  Cut(const std::byte* shared, const std::byte* local, size_t bytes)
+      : head(std::min(bytes, -reinterpret_cast<uintptr_t>(shared) % sizeof(uint64_t))) {
+    const bool alike = reinterpret_cast<uintptr_t>(local + head) % sizeof(uint64_t) == 0;
+    body = alike ? (bytes - head) / sizeof(uint64_t) * sizeof(uint64_t) : 0;
+  }
+};
+
+void read_elements(std::byte* local, const std::byte* shared, size_t bytes) {
+  const Cut cut(shared, local, bytes);
+  const size_t tail = cut.head + cut.body;
+  smb::load_elements(local, shared, cut.head);
+  copy_bytes(local + cut.head, shared + cut.head, cut.body);
+  smb::load_elements(local + tail, shared + tail, bytes - tail);
+}
+
+void write_elements(std::byte* shared, const std::byte* local, size_t bytes) {
+  const Cut cut(shared, local, bytes);
+  const size_t tail = cut.head + cut.body;
+  smb::store_elements(shared, local, cut.head);
+  copy_bytes(shared + cut.head, local + cut.head, cut.body);
+  smb::store_elements(shared + tail, local + tail, bytes - tail);
+}
+
+// Returns true if the box answers a ping behind the operation immediately. Large memory and a slow
+// network delay the others, and kExists waits while another client makes that segment.
+bool is_quick(const OperationPointer& operation) {
+  return !operation->is_transfer() && operation->opcode() != smb::Opcode::kAlloc &&
+         operation->opcode() != smb::Opcode::kExists &&
+         operation->opcode() != smb::Opcode::kAccumulate;
+}
+
+// Throws Broken if the box says that the session is gone, or soon will be: reconnecting then
+// decides about the request.
+void stay_or_throw(const transport::TransportRequest& request) {
+  if (request.status != smb::Status::kExpired && request.status != smb::Status::kClosing) return;
+  throw transport::Broken("the box says: " + (request.cause.empty()
+                                                  ? smb::status_name(request.status)
+                                                  : request.cause));
+}
+
+}  // namespace
+
+Driver::Driver(std::function<void()> while_waiting, RequestTable& table)
+    : while_waiting_(std::move(while_waiting)), table_(table) {}
+
+void Driver::require_parent() const {
+  if (!fork_.in_child()) return;
+  throw Error(ErrorKind::kUnavailable,
+              "a forked child cannot use its parent's connection to the box at " +
+                  table_.status().box() + ": connect again in the child");
+}
+
+// Issue and wait
+
+void Driver::issue(std::span<const OperationPointer> operations, bool waits) {
+  require_parent();
+  {
+    const auto lock = table_.lock();
+    table_.issue(operations);
+  }
+  if (waits) return;
+  if (const Hold held = try_hold()) {
+    step(Clock::now(), false);
+  } else {
+    const auto lock = table_.lock();
+    wake();
+  }
+  leave_to_reconnector();
+}
+
+bool Driver::wait(ClientOperation& operation, Clock::time_point until) {
+  require_parent();
+  if (!operation.settled() && !operation.issued.load(std::memory_order_acquire)) {
+    throw Error(ErrorKind::kInvalid,
+                operation.text() + ": it was not issued yet; wait for it after its batch");
+  }
+  bool told = false;
+  while (!operation.settled()) {
+    const auto now = Clock::now();
+    if (now >= until) return false;
+    const auto pause = while_waiting_ ? std::min(until, now + kInterruptPeriod) : until;
+    if (const Hold held = try_hold()) {
+      const auto goes_on = [&] {
+        const auto lock = table_.lock();
+        return table_.has_work();
+      };
+      while (!operation.settled() && Clock::now() < pause && goes_on()) step(pause, true);
+    } else if (!std::exchange(told, true)) {
+      const auto lock = table_.lock();
+      wake();
+    }
+    leave_to_reconnector();
+    operation.wait_settled(pause);
+    if (!operation.settled() && while_waiting_) while_waiting_();
+  }
+  return true;
+}
+
+void Driver::leave_to_reconnector() {
+  const auto lock = table_.lock();
+  if (table_.has_work()) table_.wake_event().signal();
+}
+
+void Driver::wake() const noexcept {
+  if (transport_) transport_->wake();
+}
+
+// A turn
+
+void Driver::step(Clock::time_point until, bool with_copies) {
+  Operations starting;
+  bool copying = false;
+  {
+    const auto lock = table_.lock();
+    if (!table_.drivable()) return;
+    const auto now = Clock::now();
+    ping_if_due(now);
+    table_.expire(now, /*transport=*/true);
+    if (!table_.drivable()) return;
+    starting = table_.take_ready();
+    const bool renews = std::any_of(starting.begin(), starting.end(),
+                                    [](const auto& each) { return !each->is_transfer(); });
+    if (renews) next_ping_ = now + lease_ / 3;
+    copying = with_copies && table_.has_copies();
+    until = copying ? now : std::min({until, table_.earliest_deadline(), next_ping_});
+  }
+  try {
+    post(starting);
+    if (!posted_.empty()) {
+      transport_->progress(std::max(until - Clock::now(), Clock::duration::zero()));
+      take_answers();
+    }
+  } catch (const std::exception& error) {
+    const auto lock = table_.lock();
+    return table_.break_off(error.what());
+  }
+  if (copying) copy_some();
+}
+
+void Driver::ping_if_due(Clock::time_point now) {
+  if (now < next_ping_) return;
+  next_ping_ = now + lease_ / 3;
+  if (ping_ && ping_->stage != ClientOperation::Stage::kFinished) {
+    // Behind a long accumulate a ping may wait; else it is answered, or the box hangs.
+    const bool alone = table_.posted_count() == 1;
+    const auto patience = alone ? lease_ : std::max<Clock::duration>(lease_, kHungAtLeast);
+    const bool hangs = now - pinged_ > patience && std::ranges::all_of(posted_, is_quick);
+    if (hangs) table_.break_off("the box does not answer");
+    return;
+  }
+  ping_ = std::make_shared<ClientOperation>(smb::Opcode::kPing);
+  pinged_ = now;
+  table_.add(ping_, Clock::time_point::max());
+}
+
+void Driver::post(const Operations& operations) {
+  posted_.insert(posted_.end(), operations.begin(), operations.end());
+  if (!operations.empty()) registered_memory_.register_with(*transport_);
+  for (const OperationPointer& operation : operations) {
+    if (operation->is_transfer()) {
+      operation->request.grant = operation->touches[0].attachment->grant.get();
+    }
+    transport_->post(operation->request);
+  }
+}
+
+void Driver::take_answers() {
+  const auto unfinished = [](const OperationPointer& operation) {
+    return !operation->request.finished();
+  };
+  for (const OperationPointer& operation : posted_) {
+    if (!unfinished(operation)) stay_or_throw(operation->request);
+  }
+  const auto rest = std::stable_partition(posted_.begin(), posted_.end(), unfinished);
+  const Operations answered(std::make_move_iterator(rest), std::make_move_iterator(posted_.end()));
+  posted_.erase(rest, posted_.end());
+  if (answered.empty()) return;
+  const auto lock = table_.lock();
+  for (const OperationPointer& operation : answered) table_.complete(operation);
+}
+
+// Copies
+
+bool Driver::copy_now(smb::Opcode opcode, const Touch& touch, std::byte* local) {
+  require_parent();
+  auto lock = table_.lock();
+  const Attachment& attachment = *touch.attachment;
+  const bool can = !table_.closing() && table_.status().up() &&
+                   attachment.state == AttachmentState::kLive &&
+                   attachment.grant->memory != nullptr && !order::blocked(touch);
+  return can && copy(lock, opcode, touch, local);
+}
+
+void Driver::copy_some() {
+  auto lock = table_.lock();
+  for (size_t bytes = 0; bytes < kCopiedAtATime && table_.status().up();) {
+    OperationPointer operation = table_.take_copy();
+    if (!operation) return;
+    const Touch& touch = operation->touches[0];
+    bytes += touch.end - touch.begin;
+    if (!operation->settled() &&
+        !copy(lock, operation->opcode(), touch, operation->request.local)) {
+      return table_.put_back_copy(std::move(operation));
+    }
+    table_.finish(std::move(operation));
+  }
+}
+
+// Releases the lock while it copies. take_transport() waits for copiers_, so the transport stays;
+// the grant keeps the mapping.
+bool Driver::copy(RequestTable::Lock& lock, smb::Opcode opcode, const Touch& touch,
+                  std::byte* local) {
+  const std::shared_ptr<transport::Grant> grant = touch.attachment->grant;
+  const transport::Transport& transport = *transport_;
+  ++copiers_;
+  lock.unlock();
+
+  const size_t bytes = touch.end - touch.begin;
+  std::byte* remote = grant->memory + touch.begin;
+  bool alive = transport.alive();
+  if (alive) {
+    if (opcode == smb::Opcode::kRead) {
+      read_elements(local, remote, bytes);
+    } else {
+      write_elements(remote, local, bytes);
+    }
+    alive = transport.alive();
+  }
+
+  lock.lock();
+  if (--copiers_ == 0) no_copiers_.notify_all();
+  if (!alive) table_.break_off("the box is gone");
+  return alive;
+}
+
+// The transport
+
+std::unique_ptr<transport::Transport> Driver::take_transport() {
+  auto lock = table_.lock();
+  no_copiers_.wait(lock, [&] { return copiers_ == 0; });
+  return std::move(transport_);
+}
+
+void Driver::drop_transport() {
+  take_transport().reset();
+  const auto lock = table_.lock();
+  for (const OperationPointer& operation : posted_) {
+    if (operation->expired) table_.fail_late(*operation);
+  }
+}
+
+Operations Driver::replace_transport(std::unique_ptr<transport::Transport> transport,
+                                     Clock::duration lease) {
+  transport_ = std::move(transport);
+  registered_memory_.renew();
+  lease_ = lease;
+  next_ping_ = Clock::now() + lease_ / 3;
+  return std::exchange(posted_, {});
+}
+
+void Driver::post_again(const Operations& operations) {
+  try {
+    post(operations);
+  } catch (const std::exception& error) {
+    const auto lock = table_.lock();
+    table_.break_off(error.what());
+  }
+}
+
+void Driver::fail_all(BoxError::Cause cause, const std::string& why) {
+  table_.fail_all(cause, why);
+  posted_.clear();
+}
+
+}  // namespace hbm::client
