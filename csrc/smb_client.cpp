@@ -1,16 +1,37 @@
 #include "smb_client.h"
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
+#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
 
-#include "box/client/core.h"
+#include "box/client/dialer.h"
+#include "box/client/driver.h"
+#include "box/client/reconnector.h"
+#include "box/client/request_table.h"
 #include "box/client/requests.h"
 
 namespace hbm::client {
 namespace {
+
+constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 365 * 100);
+
+// Limits a time to kForever, so that now plus it is still a point in time.
+std::chrono::milliseconds bounded(const char* name, std::chrono::milliseconds time) {
+  if (time.count() >= 0) return std::min(time, kForever);
+  throw Error(ErrorKind::kInvalid,
+              std::string(name) + " is not negative: " + std::to_string(time.count()) + " ms");
+}
+
+ClientOptions bounded(ClientOptions options) {
+  options.connect_timeout = bounded("connect_timeout", options.connect_timeout);
+  options.reconnect_timeout = bounded("reconnect_timeout", options.reconnect_timeout);
+  options.timeout = bounded("timeout", options.timeout);
+  return options;
+}
 
 void never_issued(const std::vector<OperationPointer>& operations, const std::string& why) {
   for (const OperationPointer& operation : operations) {
@@ -48,6 +69,27 @@ void add_page(Stats& stats, std::span<const std::byte> payload) {
 
 }  // namespace
 
+// The parts of a client. Each knows only the parts before it. The table owns the lock on the
+// client's state, the driver the hold by which one thread uses the transport, and the reconnector
+// the thread that keeps the connection.
+//
+// Lock order: `closer`, the driver's hold, the table's lock.
+struct Core {
+  explicit Core(const ClientOptions& given)  // connects
+      : options(bounded(given)),
+        dialer(options),
+        table(options.timeout, dialer.box()),
+        driver(options.while_waiting, table),
+        reconnector(options, dialer, table, driver) {}
+
+  const ClientOptions options;
+  Dialer dialer;  // the reconnector's, once it has connected; else for const members alone
+  RequestTable table;
+  Driver driver;
+  Reconnector reconnector;
+  std::mutex closer;  // one close() at a time
+};
+
 Segment::Segment(std::shared_ptr<Core> core, std::shared_ptr<Attachment> attachment)
     : core_(std::move(core)), attachment_(std::move(attachment)) {}
 
@@ -55,7 +97,35 @@ smb::Id Segment::key() const noexcept { return attachment_->key; }
 uint64_t Segment::size() const noexcept { return attachment_->size; }
 bool Segment::created() const noexcept { return attachment_->created; }
 bool Segment::read_only() const noexcept { return attachment_->read_only; }
-std::shared_ptr<std::byte> Segment::memory() const { return core_->memory(*attachment_); }
+
+std::shared_ptr<std::byte> Segment::memory() const {
+  core_->driver.require_parent();
+  const auto lock = core_->table.lock();
+  const std::string asked = "view of segment " + key_text(key());
+  if (core_->table.closing()) {
+    throw BoxError(BoxError::Cause::kClosed, asked + ": the client was closed");
+  }
+  if (attachment_->state == AttachmentState::kFreed) {
+    throw Error(ErrorKind::kInvalid, asked + ": it was freed");
+  }
+  if (attachment_->state == AttachmentState::kLost) {
+    throw BoxError(BoxError::Cause::kLost, asked + ": " + attachment_->why);
+  }
+  const std::shared_ptr<transport::Grant>& grant = attachment_->grant;
+  if (grant->memory == nullptr) {
+    throw Error(ErrorKind::kUnsupported,
+                asked + ": only the transport shm has the segment's memory in this process, and " +
+                    "this is " + transport_name(core_->dialer.transport()) + "; read() copies it");
+  }
+  return {grant, grant->memory};
+}
+
+const std::shared_ptr<Attachment>& Segment::attachment_in(const std::shared_ptr<Core>& core) const {
+  if (core_ != core) {
+    throw Error(ErrorKind::kInvalid, "segment " + key_text(key()) + " belongs to another client");
+  }
+  return attachment_;
+}
 
 Future::Future(std::shared_ptr<Core> core, std::shared_ptr<ClientOperation> operation)
     : core_(std::move(core)), operation_(std::move(operation)) {}
@@ -77,14 +147,6 @@ int64_t Future::get() const {
 Batch::Batch(std::shared_ptr<Core> core) : core_(std::move(core)) {}
 Batch::~Batch() { never_issued(collected_, "its batch was given up"); }
 
-const std::shared_ptr<Attachment>& Batch::mine(const Segment& segment) const {
-  if (segment.core_ != core_) {
-    throw Error(ErrorKind::kInvalid,
-                "segment " + key_text(segment.key()) + " belongs to another client");
-  }
-  return segment.attachment_;
-}
-
 Future Batch::keep(OperationPointer operation) {
   collected_.push_back(operation);
   return {core_, std::move(operation)};
@@ -92,22 +154,24 @@ Future Batch::keep(OperationPointer operation) {
 
 Future Batch::read(const Segment& segment, uint64_t offset, std::byte* local, uint64_t bytes,
                    std::shared_ptr<const void> hold) {
-  return keep(transfer_request(smb::Opcode::kRead, touch(mine(segment), offset, bytes, false),
-                               local, std::move(hold)));
+  return keep(transfer_request(smb::Opcode::kRead,
+                               touch(segment.attachment_in(core_), offset, bytes, false), local,
+                               std::move(hold)));
 }
 
 Future Batch::write(const Segment& segment, uint64_t offset, const std::byte* local, uint64_t bytes,
                     std::shared_ptr<const void> hold) {
-  return keep(transfer_request(smb::Opcode::kWrite, touch(mine(segment), offset, bytes, true),
+  return keep(transfer_request(smb::Opcode::kWrite,
+                               touch(segment.attachment_in(core_), offset, bytes, true),
                                const_cast<std::byte*>(local), std::move(hold)));
 }
 
 Future Batch::accumulate(const Segment& target, const Segment& source, const Accumulation& what) {
-  return keep(accumulate_request(mine(target), mine(source), what));
+  return keep(accumulate_request(target.attachment_in(core_), source.attachment_in(core_), what));
 }
 
 Future Batch::fetch_add(const Segment& segment, uint64_t offset, int64_t addend) {
-  return keep(fetch_add_request(mine(segment), offset, addend));
+  return keep(fetch_add_request(segment.attachment_in(core_), offset, addend));
 }
 
 void Batch::issue() { hand_over(false); }
@@ -131,7 +195,7 @@ Client::~Client() {
     new std::shared_ptr<Core>(std::move(core_));  // NOLINT(bugprone-unhandled-exception-at-new)
     return;
   }
-  core_->close(std::chrono::milliseconds(0));
+  close(std::chrono::milliseconds(0));
 }
 
 smb::TransportKind Client::transport() const { return core_->dialer.transport(); }
@@ -144,75 +208,55 @@ std::shared_ptr<void> Client::register_memory(std::byte* memory, uint64_t bytes)
   return core_->driver.registered_memory().add(memory, bytes);
 }
 
-void Client::carry_out(const OperationPointer& operation) {
+int64_t Client::execute(const OperationPointer& operation) {
   core_->driver.issue({&operation, 1}, /*waits=*/true);
-  Future(core_, operation).get();
+  return Future(core_, operation).get();
 }
 
 Segment Client::alloc(const AllocOptions& options) {
-  OperationPointer operation =
+  const OperationPointer operation =
       alloc_request(options, core_->table.new_handle(), core_->options.read_only);
-  carry_out(operation);
+  execute(operation);
   return {core_, operation->attachment};
 }
 
-bool Client::exists(smb::Id key) {
-  OperationPointer operation = exists_request(key);
-  carry_out(operation);
-  return operation->value != 0;
+bool Client::exists(smb::Id key) { return execute(exists_request(key)) != 0; }
+
+void Client::read(const Segment& segment, uint64_t offset, std::byte* local, uint64_t bytes,
+                  const std::shared_ptr<const void>& hold) {
+  transfer(smb::Opcode::kRead, touch(segment.attachment_in(core_), offset, bytes, false), local,
+           hold);
 }
 
-void Client::read(const Segment& segment, uint64_t offset, std::byte* local, uint64_t bytes) {
-  if (read_now(segment, offset, local, bytes)) return;
-  Batch one = batch();
-  const Future future = one.read(segment, offset, local, bytes);
-  one.issue_and_wait_next();
-  future.get();
+void Client::write(const Segment& segment, uint64_t offset, const std::byte* local, uint64_t bytes,
+                   const std::shared_ptr<const void>& hold) {
+  transfer(smb::Opcode::kWrite, touch(segment.attachment_in(core_), offset, bytes, true),
+           const_cast<std::byte*>(local), hold);
 }
 
-void Client::write(const Segment& segment, uint64_t offset, const std::byte* local,
-                   uint64_t bytes) {
-  if (write_now(segment, offset, local, bytes)) return;
-  Batch one = batch();
-  const Future future = one.write(segment, offset, local, bytes);
-  one.issue_and_wait_next();
-  future.get();
+void Client::transfer(smb::Opcode opcode, Touch touch, std::byte* local,
+                      const std::shared_ptr<const void>& hold) {
+  if (core_->driver.copy_now(opcode, touch, local)) return;
+  execute(transfer_request(opcode, std::move(touch), local, hold));
 }
 
 void Client::accumulate(const Segment& target, const Segment& source, const Accumulation& what) {
-  Batch one = batch();
-  const Future future = one.accumulate(target, source, what);
-  one.issue_and_wait_next();
-  future.get();
+  execute(accumulate_request(target.attachment_in(core_), source.attachment_in(core_), what));
 }
 
 int64_t Client::fetch_add(const Segment& segment, uint64_t offset, int64_t addend) {
-  Batch one = batch();
-  const Future future = one.fetch_add(segment, offset, addend);
-  one.issue_and_wait_next();
-  return future.get();
-}
-
-bool Client::read_now(const Segment& segment, uint64_t offset, std::byte* local, uint64_t bytes) {
-  const Touch read = touch(batch().mine(segment), offset, bytes, false);
-  return core_->driver.copy_now(smb::Opcode::kRead, read, local);
-}
-
-bool Client::write_now(const Segment& segment, uint64_t offset, const std::byte* local,
-                       uint64_t bytes) {
-  const Touch write = touch(batch().mine(segment), offset, bytes, true);
-  return core_->driver.copy_now(smb::Opcode::kWrite, write, const_cast<std::byte*>(local));
+  return execute(fetch_add_request(segment.attachment_in(core_), offset, addend));
 }
 
 void Client::free(const Segment& segment) {
-  carry_out(release_request(smb::Opcode::kFree, batch().mine(segment)));
+  execute(release_request(smb::Opcode::kFree, segment.attachment_in(core_)));
 }
 
 void Client::remove(const Segment& segment) {
-  carry_out(release_request(smb::Opcode::kDelete, batch().mine(segment)));
+  execute(release_request(smb::Opcode::kDelete, segment.attachment_in(core_)));
 }
 
-void Client::ping() { carry_out(std::make_shared<ClientOperation>(smb::Opcode::kPing)); }
+void Client::ping() { execute(std::make_shared<ClientOperation>(smb::Opcode::kPing)); }
 
 Stats Client::stats() {
   Stats stats;
@@ -220,7 +264,7 @@ Stats Client::stats() {
     auto operation = std::make_shared<ClientOperation>(smb::Opcode::kStats);
     operation->set_body(smb::StatsQuery{static_cast<uint32_t>(stats.clients.size()),
                                         static_cast<uint32_t>(stats.segments.size())});
-    carry_out(operation);
+    execute(operation);
     add_page(stats, operation->payload);
   } while (stats.totals.clients_here + stats.totals.segments_here > 0 &&
            (stats.clients.size() < stats.totals.clients ||
@@ -228,7 +272,40 @@ Stats Client::stats() {
   return stats;
 }
 
-void Client::close(std::chrono::milliseconds patience) { core_->close(patience); }
-bool Client::closed() const { return core_->closed(); }
+void Client::close(std::chrono::milliseconds patience) {
+  core_->driver.require_parent();
+  const auto until = Clock::now() + bounded("patience", patience);
+  const std::scoped_lock one(core_->closer);
+  std::exception_ptr interrupt;
+  {
+    auto lock = core_->table.lock();
+    if (core_->table.closing()) return;
+    interrupt = core_->table.close(lock, until, core_->options.while_waiting);
+    core_->table.stop();
+    core_->driver.wake();  // whoever drives, which may be the reconnector
+  }
+  core_->reconnector.stop();
+
+  bool up = false;
+  {
+    const auto lock = core_->table.lock();
+    up = core_->table.status().close();
+    core_->driver.wake();
+  }
+  const Driver::Hold held = core_->driver.hold();
+  std::unique_ptr<transport::Transport> last = core_->driver.take_transport();
+  if (up) leave(std::move(last), core_->dialer.box());
+  last.reset();
+  {
+    const auto lock = core_->table.lock();
+    core_->driver.fail_all(BoxError::Cause::kClosed, "the client was closed");
+  }
+  if (interrupt) std::rethrow_exception(interrupt);
+}
+
+bool Client::closed() const {
+  const auto lock = core_->table.lock();
+  return core_->table.closing();
+}
 
 }  // namespace hbm::client

@@ -30,9 +30,10 @@
 
 namespace hbm::client {
 
-class Core;
+struct Core;
 class ClientOperation;
 struct Attachment;
+struct Touch;
 
 // An attachment to a segment; copies are the same one. It ends by Client::free or with the client.
 class Segment {
@@ -50,6 +51,9 @@ class Segment {
   friend class Batch;
   friend class Client;
   Segment(std::shared_ptr<Core> core, std::shared_ptr<Attachment> attachment);
+
+  // Throws Error(kInvalid) if the segment is another client's.
+  const std::shared_ptr<Attachment>& attachment_in(const std::shared_ptr<Core>& core) const;
 
   std::shared_ptr<Core> core_;
   std::shared_ptr<Attachment> attachment_;
@@ -103,7 +107,6 @@ class Batch {
  private:
   friend class Client;
   explicit Batch(std::shared_ptr<Core> core);
-  const std::shared_ptr<Attachment>& mine(const Segment& segment) const;
   Future keep(std::shared_ptr<ClientOperation> operation);
   void hand_over(bool waits);
 
@@ -135,15 +138,14 @@ class Client {
   // every alloc and remove that had returned.
   bool exists(smb::Id key);
 
-  void read(const Segment& segment, uint64_t offset, std::byte* local, uint64_t bytes);
-  void write(const Segment& segment, uint64_t offset, const std::byte* local, uint64_t bytes);
+  // A copy in the caller if that can be done now: shm, a live connection, and nothing unfinished in
+  // its way. `hold`: as Batch's, needed if `while_waiting` may throw.
+  void read(const Segment& segment, uint64_t offset, std::byte* local, uint64_t bytes,
+            const std::shared_ptr<const void>& hold = nullptr);
+  void write(const Segment& segment, uint64_t offset, const std::byte* local, uint64_t bytes,
+             const std::shared_ptr<const void>& hold = nullptr);
   void accumulate(const Segment& target, const Segment& source, const Accumulation& what);
   int64_t fetch_add(const Segment& segment, uint64_t offset, int64_t addend);
-
-  // Reads or writes if that is a copy which can be done now, in the caller: shm, a live connection,
-  // and nothing unfinished in its way. False: nothing was done.
-  bool read_now(const Segment& segment, uint64_t offset, std::byte* local, uint64_t bytes);
-  bool write_now(const Segment& segment, uint64_t offset, const std::byte* local, uint64_t bytes);
 
   // Ends the attachment, once what was issued on it is done. Of a segment that was freed or lost:
   // does nothing.
@@ -167,7 +169,10 @@ class Client {
   bool closed() const;
 
  private:
-  void carry_out(const std::shared_ptr<ClientOperation>& operation);
+  // Issues the operation and waits for it. Returns its value, or throws its failure.
+  int64_t execute(const std::shared_ptr<ClientOperation>& operation);
+  void transfer(smb::Opcode opcode, Touch touch, std::byte* local,
+                const std::shared_ptr<const void>& hold);
 
   std::shared_ptr<Core> core_;
 };

@@ -161,27 +161,18 @@ RegisteredBuffer register_memory(Client& client, const py::object& object) {
   return {std::move(memory), std::move(registration)};
 }
 
-void wait_for(client::Batch& batch, const client::Future& future) {
-  batch.issue_and_wait_next();
-  future.get();
-}
-
 void read(Client& client, const client::Segment& segment, uint64_t offset,
           std::optional<uint64_t> size, const py::object& into) {
   PythonMemory memory = part(into, size, true);
   const py::gil_scoped_release unlocked;
-  if (client.read_now(segment, offset, memory.data, memory.bytes)) return;
-  client::Batch batch = client.batch();
-  wait_for(batch, batch.read(segment, offset, memory.data, memory.bytes, memory.hold));
+  client.read(segment, offset, memory.data, memory.bytes, memory.hold);
 }
 
 void write(Client& client, const client::Segment& segment, uint64_t offset,
            std::optional<uint64_t> size, const py::object& source) {
   PythonMemory memory = part(source, size, false);
   const py::gil_scoped_release unlocked;
-  if (client.write_now(segment, offset, memory.data, memory.bytes)) return;
-  client::Batch batch = client.batch();
-  wait_for(batch, batch.write(segment, offset, memory.data, memory.bytes, memory.hold));
+  client.write(segment, offset, memory.data, memory.bytes, memory.hold);
 }
 
 PythonFuture batch_read(client::Batch& batch, const client::Segment& segment, uint64_t offset,
