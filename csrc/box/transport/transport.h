@@ -8,7 +8,7 @@
 // It belongs to the process that opened it. In a forked child nothing may be done with it, not even
 // destroyed: the client's driver, its only user, sees to that (box/client/driver.h).
 //
-// Threads: one at a time (whoever holds the driver), but for wake() and alive(), which any may call. It
+// Threads: one at a time (the client's driver), but for wake() and alive(), which any may call. It
 // may have threads of its own; none of them touches a TransportRequest's memory after ~Transport.
 #pragma once
 
