@@ -272,13 +272,12 @@ void Driver::drop_transport() {
   }
 }
 
-Operations Driver::replace_transport(std::unique_ptr<transport::Transport> transport,
-                                     Clock::duration lease) {
+void Driver::replace_transport(std::unique_ptr<transport::Transport> transport,
+                               Clock::duration lease) {
   transport_ = std::move(transport);
   registered_memory_.renew();
   lease_ = lease;
   next_ping_ = Clock::now() + lease_ / 3;
-  return std::exchange(posted_, {});
 }
 
 void Driver::post_again(const Operations& operations) {

@@ -19,6 +19,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "base/fork.h"
 #include "box/client/error.h"
@@ -84,10 +85,11 @@ class Driver {
   // REQUIRES: held.
   void drop_transport();
 
-  // Uses this transport from now on. Returns the operations that the last one had. REQUIRES: held,
-  // the table locked, and no transport in use.
-  Operations replace_transport(std::unique_ptr<transport::Transport> transport,
-                               Clock::duration lease);
+  // Uses this transport from now on. REQUIRES: held, the table locked, and no transport in use.
+  void replace_transport(std::unique_ptr<transport::Transport> transport, Clock::duration lease);
+
+  // Returns the operations that the last transport had, and forgets them. REQUIRES: held.
+  Operations take_posted() noexcept { return std::exchange(posted_, {}); }
 
   // Posts them. REQUIRES: held.
   void post_again(const Operations& operations);

@@ -235,8 +235,8 @@ void Reconnector::resume(transport::OpenedTransport& opened, std::vector<Renewal
   {
     const auto lock = table_.lock();
     const bool same_contents = opened.joined.box == contents_;
-    Operations posted = driver_.replace_transport(
-        std::move(opened.transport), std::chrono::milliseconds(opened.joined.lease_ms));
+    driver_.replace_transport(std::move(opened.transport),
+                              std::chrono::milliseconds(opened.joined.lease_ms));
     session_ = opened.joined.session;
     contents_ = opened.joined.box;
     for (const Renewal& renewal : renewals) {
@@ -253,7 +253,7 @@ void Reconnector::resume(transport::OpenedTransport& opened, std::vector<Renewal
       table_.lose_all("the box at " + dialer_.box() +
                       " restarted without its data, and the segment is gone");
     }
-    again = table_.repost(std::move(posted), same_session, same_contents);
+    again = table_.repost(driver_.take_posted(), same_session, same_contents);
     table_.status().restored(same_contents);
   }
   driver_.post_again(again);
