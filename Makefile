@@ -8,6 +8,8 @@ EXTRAS := bench examples lint test wheels
 FUZZ_SECONDS ?= 30
 FUZZERS := smb_frames smb_replies verbs_frames
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+# Hundreds of processes of a run would each compile the package, and all workers the tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Tests at a time: two more than there are processors, since tests wait for one another and for time
 # to pass; fewer where there is not 3 GB of memory for each.
@@ -51,10 +53,6 @@ INSTALLED := build/.installed
 KERNEL := build/vm/.kernel
 LIBRARIES := build/libraries
 LIBRARY_PACKAGES := $(LIBRARIES)/.packages
-
-# The native tests and programs of benchmarks beside what setup.py builds.
-CONFIGURE_TESTS = cmake -S csrc -B $(BUILD) -G Ninja -DHBM_TESTS=ON -DHBM_BENCHMARKS=ON \
-  -DMPI_INCLUDE="$$(python scripts/mpi_include.py)"
 
 # ThreadSanitizer of GCC 12 cannot start under the address randomisation of recent kernels.
 TSAN_LAUNCHER := $(shell setarch -R true 2>/dev/null && echo setarch -R)
@@ -129,10 +127,15 @@ torch-suite: build  ## run PyTorch's own distributed suite over hbm, by name and
 	$(VENV)/bin/python tests/python/harness/run_torch_suite.py --backend instead-of-gloo
 	$(VENV)/bin/python tests/python/harness/run_torch_suite.py --backend instead-of-gloo --suite rpc
 
-.PHONY: native
-native: $(INSTALLED)  ## build and run the native tests
+# The native tests and programs of benchmarks, beside what setup.py builds.
+.PHONY: configured
+configured: $(INSTALLED)
 	@scripts/system_packages.sh $(TEST_PACKAGES)
-	$(CONFIGURE_TESTS)
+	cmake -S csrc -B $(BUILD) -G Ninja -DHBM_TESTS=ON -DHBM_BENCHMARKS=ON \
+	  -DMPI_INCLUDE="$$(python scripts/mpi_include.py)"
+
+.PHONY: native
+native: configured  ## build and run the native tests
 	$(COMPILE) $(BUILD) --target native_tests
 	$(CTEST) $(BUILD)
 
@@ -143,15 +146,11 @@ flakes: bench $(if $(filter full,$(TIER)),vm-programs)  ## run a TIER (native, q
 	  --tests '$(TESTS)' --busy $(BUSY) $(if $(SEED),--seed $(SEED))
 
 .PHONY: accelerator
-accelerator: $(INSTALLED)  ## build the test accelerator
-	@scripts/system_packages.sh $(TEST_PACKAGES)
-	$(CONFIGURE_TESTS)
+accelerator: configured  ## build the test accelerator
 	$(COMPILE) $(BUILD) --target accelerators
 
 .PHONY: native-kills
-native-kills: $(INSTALLED)  ## kill a memory box a hundred times, with native clients
-	@scripts/system_packages.sh $(TEST_PACKAGES)
-	$(CONFIGURE_TESTS)
+native-kills: configured  ## kill a memory box a hundred times, with native clients
 	$(COMPILE) $(BUILD) --target smb_crash_test smb_kill_test
 	HBM_STRESS_KILLS=100 $(CTEST) $(BUILD) -R 'smb_(crash|kill)_test'
 
@@ -193,9 +192,8 @@ vm: build vm-programs  ## check where memory lies, in virtual machines that have
 	$(PYTEST) -m vm tests/vm
 
 .PHONY: vm-programs
-vm-programs: $(INSTALLED) $(KERNEL)
-	@scripts/system_packages.sh $(TEST_PACKAGES) $(VM_PACKAGES)
-	$(CONFIGURE_TESTS)
+vm-programs: configured $(KERNEL)
+	@scripts/system_packages.sh $(VM_PACKAGES)
 	$(COMPILE) $(BUILD) --target vm_programs
 
 .PHONY: sanitize
@@ -208,9 +206,7 @@ sanitize-accelerator: build  ## quick tests on the accelerator, our C++ under AS
 	scripts/sanitize_accelerator.sh -n $(JOBS) --dist worksteal
 
 .PHONY: bench
-bench: build  ## compile the native programs of the benchmarks, which benchmarks/README.md lists
-	@scripts/system_packages.sh $(TEST_PACKAGES)
-	$(CONFIGURE_TESTS)
+bench: configured  ## compile the native programs of the benchmarks, which benchmarks/README.md lists
 	$(COMPILE) $(BUILD) --target bench_programs
 
 .PHONY: report
