@@ -32,7 +32,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kPatience{60'000};
 
-constexpr const char* kNewsCount = "hbm/news/count";
+constexpr const char* kLogCount = "hbm/failures/count";
 constexpr const char* kLeftCount = "p/left/count";
 constexpr const char* kRank0Left = "p/left/0";
 constexpr const char* kRank1Left = "p/left/1";
@@ -151,8 +151,8 @@ struct Watched {
   }
 
   void tell(const std::string& entry) const {
-    const long number = store->add(kNewsCount, 1, {});
-    store->set("hbm/news/" + std::to_string(number), entry, {});
+    const long number = store->add(kLogCount, 1, {});
+    store->set("hbm/failures/" + std::to_string(number), entry, {});
   }
   // Somebody says this of the group.
   void tell_failure(const std::string& text) const {
@@ -181,7 +181,8 @@ TEST(FailureMonitor, SaysThatARankHasLeft) {
   group.await_error(ErrorKind::kPeer, "was destroyed on a rank that this one waits for, rank 1");
 }
 
-// Looks once, between the store's answer to "has that rank left" and the news that are read next.
+// Looks once, between the store's answer to "has that rank left" and the failure log, which is read
+// next.
 class LookBetween {
  public:
   // `before` is called before the first answer.
@@ -190,7 +191,7 @@ class LookBetween {
       if (key == question && !state->asked.exchange(true)) before();
     });
     group.store->before_get([state = state_, &group](const std::string& key) {
-      if (key != kNewsCount || !state->asked || state->looks.exchange(true)) return;
+      if (key != kLogCount || !state->asked || state->looks.exchange(true)) return;
       try {
         group.watch.check(group.operation);
       } catch (const Error&) {
@@ -220,7 +221,8 @@ class LookBetween {
       std::make_shared<State>();  // a late answer may outlive this
 };
 
-// Who looks when rank 1's leaving is known, and its news is not read yet, is not told half of it.
+// A check that knows of rank 1's leaving, and not yet of its entry in the failure log, finds no
+// error: the cause comes first.
 TEST(FailureMonitor, SaysWhyARankHasLeft) {
   Watched group({1});
   const LookBetween look(group, kRank1Left, [&] {
@@ -248,10 +250,10 @@ TEST(FailureMonitor, WhoLeavesAFailedGroupHasToldOfIt) {
     std::this_thread::sleep_for(milliseconds(50));  // so that there is something to wait for
   });
   group.watch.report("rank 0: it is tired");
-  EXPECT_FALSE(group.store->has({"hbm/news/1"}, {}));
+  EXPECT_FALSE(group.store->has({"hbm/failures/1"}, {}));
   leaves.set_value();
   group.watch.finish_reports(kPatience);
-  EXPECT_TRUE(group.store->has({"hbm/news/1"}, {}));
+  EXPECT_TRUE(group.store->has({"hbm/failures/1"}, {}));
 }
 
 // Rank 1 serves the store, leaves its last group and ends; rank 0 waits for it later.
@@ -285,10 +287,10 @@ TEST(FailureMonitor, WhoServesTheStoreLeavesLast) {
     has_left = true;
   });
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (!group.store->has({"hbm/news/1"}, {}) && std::chrono::steady_clock::now() < end) {
+  while (!group.store->has({"hbm/failures/1"}, {}) && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(milliseconds(1));
   }
-  const std::string entry = group.store->get("hbm/news/1", {}).value_or("");
+  const std::string entry = group.store->get("hbm/failures/1", {}).value_or("");
   EXPECT_TRUE(entry.starts_with("closing\n")) << entry;
   EXPECT_FALSE(has_left);
   group.store->add(kLeftCount, 1, {});  // rank 1

@@ -104,7 +104,7 @@ void FailureMonitor::meet(MonitoredGroup& group, int rank, const bootstrap::Memb
     wanted_links_.emplace(member.process,
                           WantedLink{member.links, near, Clock::now() + kLinkPatience});
   }
-  if (ended_.contains(member.process)) tell_death(group, r);
+  if (ended_.contains(member.process)) publish_death(group, r);
 }
 
 std::string FailureMonitor::listen(MonitoredGroup& group) {
@@ -150,7 +150,7 @@ void FailureMonitor::mark_ended(const std::string& process) {
       } else if (group->spans_nodes || !group->all_met) {  // one of another node may be to come
         try {
           open_store(*group);
-          tell_death(*group, rank);
+          publish_death(*group, rank);
         } catch (const std::exception& error) {  // no descriptor or thread is left
           log::warn(std::string("other nodes are not told of a death: ") + error.what());
         }
@@ -166,29 +166,26 @@ void FailureMonitor::look_at_processes() {
   }
 }
 
-// Has the thread tend the store of the group's news from now on.
+// Has the thread do rounds at the group's store from now on.
 void FailureMonitor::open_store(const MonitoredGroup& group) {
-  std::shared_ptr<NewsStore>& store = stores_[group.job_store.get()];
-  if (!store) {
-    NewsStore::Owner& owner = *this;
-    store = std::make_shared<NewsStore>(group.job_store, mutex_, owner);
-  }
-  store->open();
+  std::shared_ptr<JobStore>& store = stores_[group.job_store.get()];
+  if (!store) store = std::make_shared<JobStore>(group.job_store);
+  store->closed = false;
   start();
   wake();
 }
 
-void FailureMonitor::tell(const MonitoredGroup& group, News entry) {
+void FailureMonitor::publish(const MonitoredGroup& group, FailureEntry entry) {
   const auto store = stores_.find(group.job_store.get());
   if (store == stores_.end()) return;
-  store->second->tell(std::move(entry));
+  store->second->to_publish.push_back(std::move(entry));
   wake();
 }
 
-void FailureMonitor::tell_death(const MonitoredGroup& group, size_t rank) {
+void FailureMonitor::publish_death(const MonitoredGroup& group, size_t rank) {
   const std::string& process = group.processes[rank];
-  if (!told_.insert(process).second) return;
-  tell(group, {NewsKind::kDeath, process, group.ranks[rank]});
+  if (!published_.insert(process).second) return;
+  publish(group, {FailureKind::kDeath, process, group.ranks[rank]});
 }
 
 std::vector<std::string> FailureMonitor::ended(const MonitoredGroup& group,
@@ -226,14 +223,15 @@ std::vector<std::string> FailureMonitor::ended() {
   return names;
 }
 
-void FailureMonitor::await_told(const MonitoredGroup& group, milliseconds patience) {
+void FailureMonitor::await_published(const MonitoredGroup& group, milliseconds patience) {
   std::unique_lock lock(mutex_);
   const auto place = stores_.find(group.job_store.get());
   if (place == stores_.end()) return;
-  const std::shared_ptr<NewsStore> store = place->second;
-  const uint64_t next = store->next_round();
+  const std::shared_ptr<JobStore> store = place->second;
+  const uint64_t next = store->begun + 1;
   wake();
-  changed_.wait_for(lock, patience, [&] { return store->has_done(next) && store->has_told_all(); });
+  changed_.wait_for(lock, patience,
+                    [&] { return store->done >= next && store->to_publish.empty(); });
 }
 
 void FailureMonitor::await_greeting(const MonitoredGroup& group, KeyValue::Deadline deadline) {
@@ -255,7 +253,7 @@ void FailureMonitor::await_links(const MonitoredGroup& group, KeyValue::Deadline
 
 void FailureMonitor::follow(MonitoredGroup& group, const std::string& prefix) {
   const std::lock_guard lock(mutex_);
-  group.key = news_key(group.processes.front(), prefix, group.name);
+  group.key = log_key(group.processes.front(), prefix, group.name);
   group.left_prefix = prefix + "left/";
   group.followed = true;
   open_store(group);
@@ -273,7 +271,7 @@ void FailureMonitor::await_claims() {
 
 void FailureMonitor::heed_claims(MonitoredGroup& group, const std::string& prefix) {
   const std::lock_guard lock(mutex_);
-  group.key = news_key(group.processes.front(), prefix, group.name);
+  group.key = log_key(group.processes.front(), prefix, group.name);
   if (const auto heard = claimed_twice_.find(group.key); heard != claimed_twice_.end()) {
     apply_second_claim(group.key, heard->second);
   }
@@ -283,14 +281,14 @@ void FailureMonitor::heed_claims(MonitoredGroup& group, const std::string& prefi
 void FailureMonitor::tell_claimed_twice(const MonitoredGroup& own, const std::string& key,
                                         const std::vector<std::string>& mailboxes,
                                         const std::string& why, milliseconds patience) {
-  const News entry{NewsKind::kClaimedTwice, key, why};
+  const FailureEntry entry{FailureKind::kClaimedTwice, key, why};
   for (const std::string& mailbox : mailboxes) ClaimMailbox::send(mailbox, format(entry));
   {
     const std::lock_guard lock(mutex_);
     open_store(own);
-    tell(own, entry);
+    publish(own, entry);
   }
-  await_told(own, patience);
+  await_published(own, patience);
 }
 
 std::string FailureMonitor::claimed_twice(const MonitoredGroup& group) {
@@ -303,9 +301,9 @@ Findings FailureMonitor::look(MonitoredGroup& group, const std::vector<int>& mis
   group.wanted.insert(missing.begin(), missing.end());
   Findings found{group.failure, group.dead, group.left, group.silent, {}};
   const auto store = stores_.find(group.job_store.get());
-  if (store != stores_.end() && !store->second->was_removed() &&
-      Clock::now() - store->second->answered() > kLostAfter) {
-    found.store_trouble = store->second->trouble();
+  if (store != stores_.end() && !store->second->was_removed &&
+      Clock::now() - store->second->answered > kLostAfter) {
+    found.store_trouble = store->second->trouble;
   }
   return found;
 }
@@ -314,20 +312,20 @@ void FailureMonitor::report(MonitoredGroup& group, const std::string& failure,
                             milliseconds patience) {
   {
     const std::lock_guard lock(mutex_);
-    tell(group, {NewsKind::kFailure, group.key, failure});
+    publish(group, {FailureKind::kFailure, group.key, failure});
   }
-  await_told(group, patience);
+  await_published(group, patience);
 }
 
-bool FailureMonitor::finish_telling(const MonitoredGroup& group, milliseconds patience) {
+bool FailureMonitor::finish_publishing(const MonitoredGroup& group, milliseconds patience) {
   std::unique_lock lock(mutex_);
   const auto place = stores_.find(group.job_store.get());
   if (place == stores_.end()) return true;
-  const std::shared_ptr<NewsStore> store = place->second;
+  const std::shared_ptr<JobStore> store = place->second;
   changed_.wait_for(lock, patience, [&] {
-    return store->has_told_all() || !store->trouble().empty() || stopping_;
+    return store->to_publish.empty() || !store->trouble.empty() || stopping_;
   });
-  return store->has_told_all();
+  return store->to_publish.empty();
 }
 
 bool FailureMonitor::leave(MonitoredGroup& group, milliseconds patience) {
@@ -336,7 +334,7 @@ bool FailureMonitor::leave(MonitoredGroup& group, milliseconds patience) {
   wake();
   const auto is_lost = [&] {
     const auto store = stores_.find(group.job_store.get());
-    return store != stores_.end() && !store->second->trouble().empty();
+    return store != stores_.end() && !store->second->trouble.empty();
   };
   changed_.wait_for(lock, patience, [&] { return group.has_left || is_lost(); });
   return group.has_left;
@@ -380,7 +378,7 @@ void FailureMonitor::run() {
     const auto stores = stores_;
     changed_.notify_all();
     lock.unlock();
-    for (const auto& [keys, store] : stores) store->tend();
+    for (const auto& [keys, store] : stores) tend(*store);
     lock.lock();
     changed_.notify_all();
   }
@@ -412,7 +410,7 @@ void FailureMonitor::read_mail() {
   if (!mailbox_) return;
   while (const auto letter = mailbox_->receive()) {
     const auto entry = parse(*letter);
-    if (entry && entry->kind == NewsKind::kClaimedTwice) apply(*entry);
+    if (entry && entry->kind == FailureKind::kClaimedTwice) apply(*entry);
   }
 }
 
@@ -436,19 +434,11 @@ void FailureMonitor::measure_silence(const NodeLinks& links) {
       const auto silence = links.silence(group->processes[r]);
       if (!silence || *silence <= group->heartbeat) continue;
       if (!group->silent.insert_or_assign(rank, *silence).second) continue;
-      tell(*group, {NewsKind::kFailure, group->key,
-                    "rank " + std::to_string(group->rank) + ": " +
-                        silence_text(group->ranks[r], *silence)});
+      publish(*group, {FailureKind::kFailure, group->key,
+                       "rank " + std::to_string(group->rank) + ": " +
+                           silence_text(group->ranks[r], *silence)});
     }
   }
-}
-
-std::vector<std::shared_ptr<MonitoredGroup>> FailureMonitor::groups_of(const KeyValue* keys) const {
-  std::vector<std::shared_ptr<MonitoredGroup>> found;
-  for (const auto& group : groups_) {
-    if (group->job_store.get() == keys) found.push_back(group);
-  }
-  return found;
 }
 
 // Goes on with the calls to processes that this one has to link to. REQUIRES: mutex_ is held.
@@ -476,44 +466,7 @@ void FailureMonitor::link(NodeLinks& links) {
   });
 }
 
-void FailureMonitor::decide(MonitoredGroup& group, int rank, bool has_left) {
-  group.undecided.erase(rank);
-  if (has_left) {
-    group.left.insert(rank);
-    return;
-  }
-  if (!group.dead.insert(rank).second) return;
-  tell_death(group, static_cast<size_t>(rank));
-}
-
-void FailureMonitor::has_left(MonitoredGroup& group) {
-  group.has_left = true;
-  changed_.notify_all();
-}
-
-void FailureMonitor::apply(const News& entry) {
-  if (entry.kind == NewsKind::kDeath) {
-    told_.insert(entry.about);
-    mark_ended(entry.about);
-    return;
-  }
-  if (entry.kind == NewsKind::kClaimedTwice) {
-    claimed_twice_.emplace(entry.about, entry.text);
-    apply_second_claim(entry.about, entry.text);
-    return;
-  }
-  for (const auto& group : groups_) {
-    if (group->key != entry.about) continue;
-    if (entry.kind == NewsKind::kFailure) {
-      group->failure = entry.text;
-    } else if (const int rank = std::stoi(entry.text); rank != group->rank) {
-      group->left.insert(rank);
-      group->store_closes = true;
-    }
-  }
-}
-
-std::string news_key(const std::string& first, const std::string& prefix, const std::string& name) {
+std::string log_key(const std::string& first, const std::string& prefix, const std::string& name) {
   return first + "/" + prefix + name;
 }
 

@@ -1,21 +1,22 @@
-// Knows of the processes of this process' groups: who has ended, whose machine is silent, and what
-// other processes have told of theirs. It alone decides that a rank has died, and only by
-// proof; docs/failures.md has the states and who decides what.
+// Watches the processes of all groups of this process. It alone decides that a rank has died, and
+// only by proof. docs/failures.md has the states of a rank.
 //
-// Processes of this node (the same kernel, PID namespace and HBMCOMM_NODE_ID) are seen by pidfd,
-// whoever asks. For groups of several nodes, or without shared memory, a thread of its own sees
-// those of other nodes by NodeLinks, and passes on through the store what it sees: four times a
-// second, or at once when a link or a process ends. So a death has a witness even while that rank
-// computes, and a store that does not answer delays nobody.
-//
-// NewsStore (news_store.h) tells and asks through a store: the news, and who has left.
+// A pidfd shows the end of a process of this node (the same kernel, PID namespace and
+// HBMCOMM_NODE_ID). For groups of several nodes, or without shared memory, the monitor has a
+// thread. The thread sees the ends of processes on other nodes by NodeLinks. It exchanges entries
+// of the failure log through the store: four times a second, or immediately when a link or a
+// process ends. So a death has a witness even while that rank computes, and a store that does not
+// answer delays no caller.
 //
 // Threads: every member may be called from any thread. mutex_ is never held while the store is
-// asked, which NewsStore::tend() alone does, in the thread; the links are the thread's alone.
+// asked, which tend() alone does, in the thread (store_round.cpp); the links are the thread's
+// alone.
 #pragma once
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -28,9 +29,9 @@
 #include "base/descriptor.h"
 #include "bootstrap/key_value.h"
 #include "bootstrap/rendezvous.h"
+#include "communicator/failure/failure_log.h"
 #include "communicator/failure/mailbox.h"
 #include "communicator/failure/monitored_group.h"
-#include "communicator/failure/news_store.h"
 #include "communicator/failure/node_links.h"
 
 namespace hbm::failure {
@@ -46,12 +47,12 @@ struct Findings {
 
 // Returns the name of a group in failure reports. `first`: the process of its rank 0. `prefix`: of
 // its keys.
-std::string news_key(const std::string& first, const std::string& prefix, const std::string& name);
+std::string log_key(const std::string& first, const std::string& prefix, const std::string& name);
 
 // How errors tell of a machine that is silent.
 std::string silence_text(const std::string& rank, std::chrono::milliseconds silence);
 
-class FailureMonitor : private NewsStore::Owner {
+class FailureMonitor {
  public:
   // The monitor of this process.
   static FailureMonitor& here();
@@ -76,9 +77,9 @@ class FailureMonitor : private NewsStore::Owner {
   // Names every process of a living group that has ended.
   std::vector<std::string> ended();
 
-  // Waits until what is seen has been told to the other nodes, and what they have told is known, or
+  // Waits until this process has published all its entries and has read the failure log, or
   // `patience` is over.
-  void await_told(const MonitoredGroup& group, std::chrono::milliseconds patience);
+  void await_published(const MonitoredGroup& group, std::chrono::milliseconds patience);
 
   // Waits until the group's rank 0, if that is on another node, would see the end of this process.
   void await_greeting(const MonitoredGroup& group, KeyValue::Deadline deadline);
@@ -87,7 +88,7 @@ class FailureMonitor : private NewsStore::Owner {
   // cannot get it, which the log says once.
   void await_links(const MonitoredGroup& group, KeyValue::Deadline deadline);
 
-  // The group has been made, under `prefix` of keys, and wants news from now on.
+  // The group has been made, under `prefix` of keys: reads the failure log for it from now on.
   void follow(MonitoredGroup& group, const std::string& prefix);
 
   // Starts the thread, for second claims. Throws std::system_error if there is none left.
@@ -112,7 +113,7 @@ class FailureMonitor : private NewsStore::Owner {
               std::chrono::milliseconds patience);
 
   // Waits until the store has all that was reported; false if it is gone, or has not in time.
-  bool finish_telling(const MonitoredGroup& group, std::chrono::milliseconds patience);
+  bool finish_publishing(const MonitoredGroup& group, std::chrono::milliseconds patience);
 
   // False if the others could not be told in time.
   bool leave(MonitoredGroup& group, std::chrono::milliseconds patience);
@@ -130,6 +131,30 @@ class FailureMonitor : private NewsStore::Owner {
     bool near;          // in the same network namespace
     Clock::time_point until;
   };
+  // One store: its failure log, and the state of its rounds. Guarded by mutex_, except `log` and
+  // `to_remove`, which are the thread's alone.
+  struct JobStore {
+    explicit JobStore(const std::shared_ptr<KeyValue>& store) : keys(store.get()), log(store) {}
+    const KeyValue* const keys;
+    FailureLog log;
+    // Groups that this process has left, and whose keys of leaving it removes later: it serves the
+    // store, and not all ranks have counted themselves.
+    std::vector<std::shared_ptr<MonitoredGroup>> to_remove;
+    std::deque<FailureEntry> to_publish;
+    uint64_t begun = 0;        // rounds
+    uint64_t done = 0;         // the last that came to its end
+    std::string trouble;       // in the last round; empty: none
+    bool was_removed = false;  // the trouble is no rank's end: the store was a file
+    bool closed = false;       // the server has left, and this process asks no more
+    Clock::time_point answered = Clock::now();  // when it was last known to be well
+  };
+  // A store's answer about a rank.
+  struct Answer {
+    std::shared_ptr<MonitoredGroup> group;
+    int rank;
+    bool has_ended;  // before the question
+    bool has_left;
+  };
 
   void look_at_processes();
   void mark_ended(const std::string& process);
@@ -142,25 +167,37 @@ class FailureMonitor : private NewsStore::Owner {
   void read_mail();
   void apply_second_claim(const std::string& key, const std::string& why);
   void measure_silence(const NodeLinks& links);
-  void decide(MonitoredGroup& group, int rank, bool has_left) override;
-  void tell_death(const MonitoredGroup& group, size_t rank);
-  void tell(const MonitoredGroup& group, News entry);
+  void publish_death(const MonitoredGroup& group, size_t rank);
+  void publish(const MonitoredGroup& group, FailureEntry entry);
   void open_store(const MonitoredGroup& group);
-  std::vector<std::shared_ptr<MonitoredGroup>> groups_of(const KeyValue* keys) const override;
-  void has_left(MonitoredGroup& group) override;
-  void apply(const News& entry) override;
 
-  std::mutex mutex_;  // guards all below, MonitoredGroup and NewsStore
+  // These are in store_round.cpp. tend() does a round; the next round repeats a step that failed.
+  void tend(JobStore& store);
+  std::vector<Answer> ask_who_left(const JobStore& store);
+  void publish_leaving(JobStore& store);
+  void heed_closing(JobStore& store);
+  bool asks_no_more(const JobStore& store) const;
+  bool is_last(const JobStore& store, const MonitoredGroup& group) const;
+  void count(MonitoredGroup& group);
+  bool all_counted(const MonitoredGroup& group);
+  static void remove_left(const MonitoredGroup& group);
+  void decide_unanswered(const JobStore& store, Clock::time_point ended_before,
+                         const std::vector<Answer>& answers);
+  void decide(MonitoredGroup& group, int rank, bool has_left);
+  std::vector<std::shared_ptr<MonitoredGroup>> groups_of(const JobStore& store) const;
+  void apply(const FailureEntry& entry);
+
+  std::mutex mutex_;  // guards all below, MonitoredGroup and JobStore
   std::condition_variable changed_;
   std::set<std::shared_ptr<MonitoredGroup>> groups_;
   std::map<std::string, WatchedProcess> processes_;  // of these groups
   std::set<std::string> ended_;                      // processes
-  std::set<std::string> told_;                       // of these, in the news
+  std::set<std::string> published_;                  // of these, in the log
   std::set<std::string> linked_;                     // processes
   std::map<std::string, WantedLink> wanted_links_;
   std::set<std::string> greeted_;      // of these, who know this process
   std::set<std::string> unreachable_;  // processes that wanted_links_ has given up
-  std::map<KeyValue*, std::shared_ptr<NewsStore>> stores_;
+  std::map<KeyValue*, std::shared_ptr<JobStore>> stores_;
   std::unique_ptr<NodeLinks> links_;     // the thread's alone, once that runs
   std::optional<ClaimMailbox> mailbox_;  // open from the first group on
   // Groups that another process came as a rank of, by their keys: how. This may be heard before the

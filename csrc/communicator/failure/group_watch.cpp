@@ -47,7 +47,7 @@ void GroupWatch::check(const std::vector<int>& ranks) {
   if (fork_.in_child()) return;
   if (monitor_.ended(*group_, ranks).empty()) return;
   // The first to die may have been another, on another node, whom this one had seen.
-  monitor_.await_told(*group_, kReportPatience);
+  monitor_.await_published(*group_, kReportPatience);
   throw Error(ErrorKind::kDeath,
               group_->name + " cannot be made: " + list(monitor_.ended(*group_, ranks)));
 }
@@ -75,7 +75,7 @@ void GroupWatch::tell_claimed_twice(const std::string& first, const std::string&
                                     const std::string& why) noexcept {
   if (fork_.in_child()) return;
   try {
-    monitor_.tell_claimed_twice(*group_, news_key(first, prefix, group_->name), mailboxes, why,
+    monitor_.tell_claimed_twice(*group_, log_key(first, prefix, group_->name), mailboxes, why,
                                 kReportPatience);
   } catch (const std::exception& error) {  // no thread or memory is left
     log::warn(std::string("cannot tell a group of a second claim: ") + error.what());
@@ -153,7 +153,7 @@ void GroupWatch::leave(milliseconds patience) {
 }
 
 void GroupWatch::finish_reports(milliseconds patience) {
-  if (fork_.in_child() || monitor_.finish_telling(*group_, patience)) return;
+  if (fork_.in_child() || monitor_.finish_publishing(*group_, patience)) return;
   log::info("cannot tell the other ranks why " + group_->name + " has failed");
 }
 

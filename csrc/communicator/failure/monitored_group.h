@@ -35,7 +35,7 @@ struct MonitoredGroup : WatchSetup {
   std::optional<bootstrap::Member> self;
   std::vector<std::string> processes;  // by rank; empty: not met yet
   std::vector<std::string> ranks;      // by rank: "rank 3 (pid 4711 on host)"
-  std::string key;                     // names the group in the news; empty: it is being made
+  std::string key;                     // names the group in the log; empty: it is being made
   std::string left_prefix;             // of keys in `store`: + rank: it has left in good order
                                        // + "count": ranks that ask the store no more
   bool spans_nodes = false;

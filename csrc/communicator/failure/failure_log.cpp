@@ -1,4 +1,4 @@
-#include "communicator/failure/news_log.h"
+#include "communicator/failure/failure_log.h"
 
 #include <algorithm>
 #include <array>
@@ -8,21 +8,21 @@
 namespace hbm::failure {
 namespace {
 
-constexpr const char* kCount = "hbm/news/count";
-constexpr const char* kEntry = "hbm/news/";  // + number, from 1 on
-constexpr int kMostLooks = 40;               // for an entry that has a number alone
+constexpr const char* kCount = "hbm/failures/count";
+constexpr const char* kEntry = "hbm/failures/";  // + number, from 1 on
+constexpr int kMostLooks = 40;                   // for an entry that has a number alone
 
 constexpr std::array<const char*, 4> kKinds = {"death", "failure", "closing",
-                                               "claimed twice"};  // as NewsKind
+                                               "claimed twice"};  // as FailureKind
 
 }  // namespace
 
-std::string format(const News& entry) {
+std::string format(const FailureEntry& entry) {
   return std::string(kKinds[static_cast<size_t>(entry.kind)]) + "\n" + entry.about + "\n" +
          entry.text;
 }
 
-std::optional<News> parse(const std::string& record) {
+std::optional<FailureEntry> parse(const std::string& record) {
   const size_t kind = record.find('\n');
   if (kind == std::string::npos) return std::nullopt;
   const size_t about = record.find('\n', kind + 1);
@@ -30,12 +30,12 @@ std::optional<News> parse(const std::string& record) {
   if (about == std::string::npos || static_cast<size_t>(place) == kKinds.size()) {
     return std::nullopt;
   }
-  return News{static_cast<NewsKind>(place), record.substr(kind + 1, about - kind - 1),
-              record.substr(about + 1)};
+  return FailureEntry{static_cast<FailureKind>(place), record.substr(kind + 1, about - kind - 1),
+                      record.substr(about + 1)};
 }
 
-void NewsLog::exchange(std::deque<News>& entries, KeyValue::Deadline deadline,
-                       const std::function<void(const News&)>& heard) {
+void FailureLog::exchange(std::deque<FailureEntry>& entries, KeyValue::Deadline deadline,
+                          const std::function<void(const FailureEntry&)>& heard) {
   while (!entries.empty()) {
     const long number = store_->add(kCount, 1, deadline);
     store_->set(kEntry + std::to_string(number), format(entries.front()), deadline);

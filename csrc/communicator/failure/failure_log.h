@@ -1,0 +1,46 @@
+// The failure log: a list in the store, by which the processes of a job tell one another of deaths
+// and failures. Each process appends entries, and reads the list to its end. A reader skips an
+// entry whose writer ended before it was written.
+//
+// Threads: one at a time.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "bootstrap/key_value.h"
+
+namespace hbm::failure {
+
+enum class FailureKind { kDeath, kFailure, kClosing, kClaimedTwice };
+
+struct FailureEntry {
+  FailureKind kind;
+  std::string about;  // kDeath: a process' id; else a group's key
+  std::string text;   // kClosing: the rank of the group that serves the store
+};
+
+// One entry as text, in the store and in a mailbox.
+std::string format(const FailureEntry& entry);
+std::optional<FailureEntry> parse(const std::string& record);  // none: not of this version
+
+class FailureLog {
+ public:
+  explicit FailureLog(std::shared_ptr<KeyValue> store) : store_(std::move(store)) {}
+
+  // Appends `entries`, dropping each once it is in the store. Then passes to `heard` the entries
+  // that have come since the last call, the own ones among them. Throws the errors of the store.
+  void exchange(std::deque<FailureEntry>& entries, KeyValue::Deadline deadline,
+                const std::function<void(const FailureEntry&)>& heard);
+
+ private:
+  const std::shared_ptr<KeyValue> store_;
+  long read_ = 0;                // entries that are known to have a number
+  std::map<long, int> missing_;  // unread numbers, and the questions for each
+};
+
+}  // namespace hbm::failure
