@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "kernels/thin_products.h"
+#include "kernels/tuning.h"
 
 namespace hbm::layerdrop {
 namespace {
@@ -96,7 +97,7 @@ void share_out(const std::vector<ThinProduct>& products, bool by_rows, Part part
   for (size_t index = 0; index < products.size(); ++index) {
     const ThinProduct& product = products[index];
     const size_t all = by_rows ? product.rows : product.columns;
-    const size_t step = by_rows ? kThinRows : kThinColumns;
+    const size_t step = by_rows ? kThinPartRows : kThinPartColumns;
     for (size_t begin = 0; begin < all; begin += step) {
       const size_t end = std::min(begin + step, all);
       const size_t width = by_rows ? product.columns : product.rows;

@@ -10,14 +10,9 @@
 #include "base/fork.h"
 #include "base/start_thread.h"
 #include "base/threads.h"
+#include "base/tuning.h"
 
 namespace hbm {
-namespace {
-
-constexpr std::chrono::milliseconds kEndPatience{1000};
-
-}  // namespace
-
 struct BackgroundThread::Run {
   const ForkGuard fork;
   std::function<void()> body;
@@ -42,7 +37,7 @@ class BackgroundThread::All {
   void stop(const std::shared_ptr<Run>& run) {
     run->interrupt();
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, kEndPatience, [&] { return !running_.contains(run); });
+    changed_.wait_for(lock, kThreadEndPatience, [&] { return !running_.contains(run); });
   }
 
  private:
@@ -60,7 +55,7 @@ class BackgroundThread::All {
     lock.unlock();
     for (const auto& run : running) run->interrupt();
     lock.lock();
-    changed_.wait_for(lock, kEndPatience, [this] { return running_.empty(); });
+    changed_.wait_for(lock, kThreadEndPatience, [this] { return running_.empty(); });
   }
 
   std::mutex mutex_;  // taken alone

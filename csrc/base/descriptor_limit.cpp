@@ -10,14 +10,9 @@
 #include <system_error>
 
 #include "base/descriptor.h"
+#include "base/tuning.h"
 
 namespace hbm {
-namespace {
-
-constexpr rlim_t kFewDescriptors = 8;
-
-}  // namespace
-
 std::string shortage_of_descriptors() {
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
@@ -27,7 +22,7 @@ std::string shortage_of_descriptors() {
     std::error_code none;
     const std::filesystem::directory_iterator files("/proc/self/fd", none);
     const auto open = none ? 0 : std::distance(begin(files), end(files));
-    few = static_cast<rlim_t>(open) + kFewDescriptors >= limit.rlim_cur;
+    few = static_cast<rlim_t>(open) + kFewDescriptorsLeft >= limit.rlim_cur;
   }
   if (!few) return {};
   return "; this process has too many open files for its limit of " +

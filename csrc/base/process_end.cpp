@@ -10,12 +10,10 @@
 #include <vector>
 
 #include "base/fork.h"
+#include "base/tuning.h"
 
 namespace hbm {
 namespace {
-
-constexpr std::chrono::seconds kSectionsEndIn{10};
-constexpr std::chrono::milliseconds kLookEvery{1};
 
 struct EndOfThisProcess {
   std::atomic<bool> begun{false};
@@ -81,9 +79,9 @@ void begin_end() noexcept {
   const std::vector<void (*)()> stops = end.stops;
   lock.unlock();
   for (const auto& stop : stops) stop();
-  const auto until = std::chrono::steady_clock::now() + kSectionsEndIn;
+  const auto until = std::chrono::steady_clock::now() + kFinalSectionPatience;
   while (end.sections.load() > own_sections && std::chrono::steady_clock::now() < until) {
-    std::this_thread::sleep_for(kLookEvery);
+    std::this_thread::sleep_for(kFinalSectionCheckPeriod);
   }
 }
 

@@ -11,13 +11,12 @@
 #include <system_error>
 
 #include "base/descriptor.h"
+#include "base/tuning.h"
 
 namespace hbm {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr std::chrono::minutes kLongestStart{1};
 
 }  // namespace
 
@@ -39,7 +38,7 @@ bool refuses_calls(const fs::path& file, int type) {
 bool past_start(const fs::path& file) {
   std::error_code failure;
   const auto made = fs::last_write_time(file, failure);
-  return !failure && fs::file_time_type::clock::now() - made > kLongestStart;
+  return !failure && fs::file_time_type::clock::now() - made > kLongestSocketStart;
 }
 
 void sweep_sockets(const std::string& directory,

@@ -9,6 +9,8 @@
 #include <system_error>
 #include <utility>
 
+#include "base/tuning.h"
+
 namespace hbm {
 namespace {
 
@@ -22,7 +24,7 @@ uint64_t used_address_space() {
 
 uint64_t stack_bytes() {
   pthread_attr_t attributes;
-  size_t bytes = 8 * kMiB;
+  size_t bytes = kAssumedStackBytes;
   if (pthread_getattr_default_np(&attributes) != 0) return bytes;
   pthread_attr_getstacksize(&attributes, &bytes);
   pthread_attr_destroy(&attributes);

@@ -7,14 +7,9 @@
 
 #include "base/process_end.h"
 #include "base/start_thread.h"
+#include "base/tuning.h"
 
 namespace hbm {
-
-namespace {
-
-constexpr std::chrono::milliseconds kCheckEvery{10};
-
-}  // namespace
 
 bool run_abandonable(std::function<void()> call, std::chrono::steady_clock::time_point deadline,
                      const std::function<void()>& check) {
@@ -22,7 +17,8 @@ bool run_abandonable(std::function<void()> call, std::chrono::steady_clock::time
   std::future<void> result = task->get_future();
   start_thread([task] { (*task)(); }).detach();
   const auto step = [&] {
-    return check ? std::min(deadline, std::chrono::steady_clock::now() + kCheckEvery) : deadline;
+    return check ? std::min(deadline, std::chrono::steady_clock::now() + kCallCheckPeriod)
+                 : deadline;
   };
   while (result.wait_until(step()) != std::future_status::ready) {
     // Before the thread parks: a caller that does not wait may hold a lock that the end takes.

@@ -8,11 +8,10 @@
 #include <climits>
 #include <ctime>
 
+#include "base/tuning.h"
+
 namespace hbm {
 namespace {
-
-constexpr int kTimesLost = 8;  // how long waits sleep at once, by the time that was lost
-constexpr std::chrono::nanoseconds kLongest = std::chrono::seconds(2);
 
 // Shared by the threads of the process, which compete for the same processors. Relaxed: they guard
 // nothing, and a value that another thread has just replaced is as good a guess.
@@ -33,8 +32,10 @@ void SpinBudget::lost_processor(Clock::time_point now, std::chrono::nanoseconds 
   const int64_t time = nanoseconds(now);
   const int64_t last = sleeps_for.load(std::memory_order_relaxed);
   const bool again = last > 0 && time - sleeps_until.load(std::memory_order_relaxed) < last;
-  const int64_t lost = kTimesLost * away.count();
-  const int64_t next = std::min<int64_t>(again ? std::max(2 * last, lost) : lost, kLongest.count());
+  const int64_t lost = kSleepPerPreemption * away.count();
+  const int64_t next =
+      std::min<int64_t>(again ? std::max(2 * last, lost) : lost,
+                        std::chrono::nanoseconds(kLongestTimeWithoutPolls).count());
   sleeps_for.store(next, std::memory_order_relaxed);
   sleeps_until.store(time + next, std::memory_order_relaxed);
 }

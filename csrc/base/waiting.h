@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <thread>
 
+#include "base/tuning.h"
+
 namespace hbm {
 
 // Tells the processor that this thread spins, between two looks at a word that another changes.
@@ -19,10 +21,6 @@ inline void relax() noexcept {
   asm volatile("yield" ::: "memory");
 #endif
 }
-
-// How long to look before a sleep. Waking a thread can take longer than the answer that it waits
-// for: tens of microseconds where the processor went idle meanwhile, most of all a virtual one.
-inline constexpr std::chrono::microseconds kSpin{50};
 
 // How long a wait spins, or gives its processor away for a moment, before it sleeps.
 //
@@ -49,7 +47,7 @@ class SpinBudget {
   // Takes the time, and whether the processor was away since the last call. Called between looks.
   void look() noexcept {
     const Clock::time_point now = Clock::now();
-    if (now - now_ >= kSlice) {
+    if (now - now_ >= kPreemptedAfter) {
       pays_ = false;
       lost_processor(now, now - now_);
     }
@@ -62,9 +60,6 @@ class SpinBudget {
   Clock::time_point now() const noexcept { return now_; }  // of the last look() or skip()
 
  private:
-  // Less than a slice of Linux' scheduler, more than an interrupt takes.
-  static constexpr std::chrono::microseconds kSlice{500};
-
   static bool pays_at(Clock::time_point now) noexcept;
   static void lost_processor(Clock::time_point now, std::chrono::nanoseconds away) noexcept;
 
@@ -73,14 +68,14 @@ class SpinBudget {
   bool pays_;
 };
 
-// Calls look() until it is true, for kSpin at most, and lets other threads go first. Returns what
-// it was last.
+// Calls look() until it is true, for kSpinBeforeSleep at most, and lets other threads go first.
+// Returns what it was last.
 template <class Look>
 bool spin(Look look) {
   SpinBudget budget;
   while (!look()) {
     budget.skip();
-    if (!budget.covers(kSpin)) return false;
+    if (!budget.covers(kSpinBeforeSleep)) return false;
     std::this_thread::yield();
     budget.look();
   }

@@ -7,6 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "bootstrap/tuning.h"
+
 namespace hbm::bootstrap {
 namespace {
 
@@ -19,10 +21,6 @@ constexpr int kFieldBits = 20;
 constexpr long kField = (1L << kFieldBits) - 1;
 
 constexpr long kSpoilt = kField;  // more than come
-
-constexpr milliseconds kUsual{200};      // after which a rank tells the others that it is there
-constexpr milliseconds kPatience{1000};  // for that, and for the store's answer
-constexpr milliseconds kLookEvery{10};
 
 long field(long sum, int number) { return (sum >> (kFieldBits * number)) & kField; }
 
@@ -48,18 +46,19 @@ std::optional<unsigned> look(const Participant& participant, const std::string& 
 // Waits until all who have come have told so, or a moment is over, so that nobody takes one of them
 // for missing. Returns whether these are all ranks.
 bool await_those_who_came(const Participant& participant, const std::string& step) {
-  const auto until = steady_clock::now() + kPatience;
+  const auto until = steady_clock::now() + kCountedRankPatience;
   const long sum =
       std::stol(participant.store->get(count_key(participant, step), until).value_or("0"));
   const long all = come(sum);
   std::vector<int> silent = everyone(participant.size);
   for (;;) {
     std::erase_if(silent, [&](int rank) {
-      return participant.store->has({step_key(participant, step, rank)}, until + kPatience);
+      return participant.store->has({step_key(participant, step, rank)},
+                                    until + kStoreAnswerPatience);
     });
     const auto told = participant.size - static_cast<long>(silent.size());
     if (told >= all || steady_clock::now() >= until) return all == participant.size;
-    std::this_thread::sleep_for(kLookEvery);
+    std::this_thread::sleep_for(kCountedRankCheckPeriod);
   }
 }
 
@@ -78,19 +77,19 @@ std::optional<unsigned> vouch(const Participant& participant, const std::string&
 
 void spoil(const Participant& participant, const std::string& step) {
   participant.store->add(count_key(participant, step), kSpoilt << (kFieldBits * kMostFacts),
-                         steady_clock::now() + kPatience);
+                         steady_clock::now() + kStoreAnswerPatience);
 }
 
 unsigned held_by_all(const Participant& participant, const std::string& step) {
   const std::vector<int> all = everyone(participant.size);
-  const auto usual = steady_clock::now() + kUsual;
+  const auto nameless_until = steady_clock::now() + kNamelessWait;
   bool has_told = false;
   Lookout lookout(participant, all);
   const auto check = [&] {
     const auto now = steady_clock::now();
-    if (!has_told && now >= std::min(usual, participant.deadline)) {
+    if (!has_told && now >= std::min(nameless_until, participant.deadline)) {
       participant.store->set(step_key(participant, step, participant.rank), "",
-                             std::max(participant.deadline, now + kPatience));
+                             std::max(participant.deadline, now + kStoreAnswerPatience));
       has_told = true;
     }
     lookout.look();
@@ -102,7 +101,7 @@ unsigned held_by_all(const Participant& participant, const std::string& step) {
   };
   if (!await_answer(found, participant.deadline, check)) {
     const bool all_came = await_those_who_came(participant, step);
-    if (!all_came || !found(steady_clock::now() + kPatience)) {
+    if (!all_came || !found(steady_clock::now() + kStoreAnswerPatience)) {
       throw_missing(participant, step, all);
     }
   }

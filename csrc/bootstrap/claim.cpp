@@ -10,11 +10,10 @@
 
 #include "base/boot_id.h"
 #include "bootstrap/rendezvous.h"
+#include "bootstrap/tuning.h"
 
 namespace hbm::bootstrap {
 namespace {
-
-constexpr size_t kShortList = 16;
 
 // True if this process can see whether the claim's process lives.
 bool is_visible(const Claim& claim) {
@@ -88,7 +87,7 @@ std::string list_members(const std::vector<uint64_t>& members) {
   std::string text;
   for (size_t at = 0; at < members.size();) {
     size_t end = at + 1;
-    while (members.size() > kShortList && end < members.size() &&
+    while (members.size() > kMembersNamedSingly && end < members.size() &&
            members[end] == members[end - 1] + 1) {
       ++end;
     }

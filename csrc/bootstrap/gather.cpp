@@ -23,11 +23,6 @@ constexpr char kResult = '+';
 constexpr char kProblem = '!';
 constexpr char kRelayed = '>';  // a problem of another rank, which the text names
 
-// Lets the others read why this rank fails: the store may end with its process.
-constexpr std::chrono::seconds kLastWords{5};
-constexpr std::chrono::seconds kLookPatience{1};  // for the store's answer, after the deadline
-constexpr std::chrono::milliseconds kEndPatience{200};  // for whether a death has a cause
-
 // The first character of why an attempt has ended.
 constexpr char kLate = 't';
 constexpr char kUnable = 'u';
@@ -79,7 +74,7 @@ void leave_record(const Participant& participant, const std::string& step,
 // Ends the attempt. Both keys are needed: the ranks that wait read no record twice, and one that
 // comes later, and finds all records, does not wait.
 void give_up(const Participant& participant, char kind, const std::string& why) {
-  const auto until = std::chrono::steady_clock::now() + kLookPatience;
+  const auto until = std::chrono::steady_clock::now() + kStoreAnswerPatience;
   try {
     const std::string record = make_record(kFirstStep, kProblem, why);
     const std::string key = step_key(participant, kFirstStep, participant.rank);
@@ -98,7 +93,7 @@ void say_last_words(const Participant& participant, const std::string& step,
                     const std::string& problem, const std::vector<std::string>& others) {
   try {
     const auto until =
-        std::min(participant.deadline, std::chrono::steady_clock::now() + kLastWords);
+        std::min(participant.deadline, std::chrono::steady_clock::now() + kLastRecordPatience);
     leave_record(participant, step, problem, until);
     await_keys(*participant.store, others, until);
   } catch (const ProblemElsewhere&) {
@@ -150,7 +145,7 @@ class ComingRecords {
     for (const size_t index : unread_) keys.push_back(keys_[index]);
     if (!keys.empty()) {
       const std::vector<std::string> found =
-          participant_.store->get_all(keys, participant_.deadline + kLookPatience);
+          participant_.store->get_all(keys, participant_.deadline + kStoreAnswerPatience);
       for (size_t i = 0; i < found.size(); ++i) take(unread_[i], found[i]);
     }
     return std::move(records_);
@@ -161,10 +156,10 @@ class ComingRecords {
   void look() {
     const auto now = std::chrono::steady_clock::now();
     if (!arrived_ || now < next_look_) return;
-    for (size_t n = std::min(kMostLooks, unread_.size()); n > 0; --n) {
+    for (size_t n = std::min(kRecordsPerCheck, unread_.size()); n > 0; --n) {
       const size_t index = unread_.front();
       const auto record = participant_.store->get(
-          keys_[index], std::max(participant_.deadline, now + kLookPatience));
+          keys_[index], std::max(participant_.deadline, now + kStoreAnswerPatience));
       unread_.pop_front();
       if (record) {
         take(index, *record);
@@ -172,16 +167,13 @@ class ComingRecords {
         unread_.push_back(index);
       }
     }
-    next_look_ = std::chrono::steady_clock::now() + kLookEvery;
+    next_look_ = std::chrono::steady_clock::now() + kRecordCheckPeriod;
   }
 
   void take(size_t index, const std::string& record) {
     records_[index] = record;
     if (arrived_ && record.front() == kResult) arrived_(among_[index], text_of(step_, record));
   }
-
-  static constexpr size_t kMostLooks = 64;
-  static constexpr std::chrono::milliseconds kLookEvery{20};
 
   const Participant& participant_;
   const std::string& step_;
@@ -190,7 +182,8 @@ class ComingRecords {
   const Arrived& arrived_;
   std::vector<std::string> records_;
   std::deque<size_t> unread_;
-  std::chrono::steady_clock::time_point next_look_ = std::chrono::steady_clock::now() + kLookEvery;
+  std::chrono::steady_clock::time_point next_look_ =
+      std::chrono::steady_clock::now() + kRecordCheckPeriod;
 };
 
 }  // namespace
@@ -230,7 +223,7 @@ void require_going_on(const Participant& participant, KeyValue::Deadline deadlin
 
 bool end_attempt(const Participant& participant, const std::string& why) {
   const std::string end = kUnable + why;
-  const auto until = std::chrono::steady_clock::now() + kLookPatience;
+  const auto until = std::chrono::steady_clock::now() + kStoreAnswerPatience;
   return participant.store->claim(end_key(participant), end, until) == end;
 }
 
@@ -240,7 +233,7 @@ namespace {
 // formed, cannot be trusted.
 void tell_formed(const Participant& participant, const std::string& why) {
   if (!participant.watch) return;
-  const auto until = std::chrono::steady_clock::now() + kLookPatience;
+  const auto until = std::chrono::steady_clock::now() + kStoreAnswerPatience;
   std::string first;
   std::vector<std::string> mailboxes;
   for (int rank = 0; rank < participant.size; ++rank) {
@@ -288,7 +281,7 @@ void require_own_claim(const Participant& participant, const std::string& record
 
 void throw_missing(const Participant& participant, const std::string& step,
                    const std::vector<int>& among) {
-  const auto until = std::chrono::steady_clock::now() + kLookPatience;
+  const auto until = std::chrono::steady_clock::now() + kStoreAnswerPatience;
   std::vector<int> absent;
   for (const int rank : among) {
     if (!participant.store->has({step_key(participant, step, rank)}, until)) absent.push_back(rank);
@@ -389,7 +382,7 @@ void Lookout::look() {
     participant_.require_alive(among_);
   } catch (const Error&) {  // who has died may have ended the attempt before
     try {
-      require_going_on(participant_, now + kEndPatience);
+      require_going_on(participant_, now + kDeathCausePatience);
     } catch (const ProblemElsewhere&) {
       throw;
     } catch (const Error&) {  // the store does not tell
@@ -397,9 +390,9 @@ void Lookout::look() {
     throw;
   }
   if (now < next_ || now >= participant_.deadline) return;
-  next_ = now + std::max<std::chrono::milliseconds>(kEvery, kEveryPerRank * participant_.size);
+  next_ = now + std::max(kAbortCheckPeriod, kAbortCheckPeriodPerRank * participant_.size);
   // Until the deadline, as for the keys: a store that is slow to answer ends no attempt.
-  require_going_on(participant_, std::max(participant_.deadline, now + kLookPatience));
+  require_going_on(participant_, std::max(participant_.deadline, now + kStoreAnswerPatience));
 }
 
 std::optional<std::string> await_told(const Participant& participant, const std::string& step,

@@ -14,6 +14,7 @@
 
 #include "bootstrap/key_value.h"
 #include "bootstrap/rank_watch.h"
+#include "bootstrap/tuning.h"
 
 namespace hbm::bootstrap {
 
@@ -114,13 +115,10 @@ class Lookout {
   void look();
 
  private:
-  static constexpr std::chrono::milliseconds kEvery{200};
-  static constexpr std::chrono::milliseconds kEveryPerRank{
-      1};  // so that many do not flood the store
-
   const Participant& participant_;
   const std::vector<int>& among_;
-  std::chrono::steady_clock::time_point next_ = std::chrono::steady_clock::now() + kEvery;
+  std::chrono::steady_clock::time_point next_ =
+      std::chrono::steady_clock::now() + kAbortCheckPeriod;
 };
 
 // Returns the text that `rank` tells in a step, once it does; nothing if that is not by `until`, if

@@ -9,18 +9,13 @@
 #include "base/error.h"
 #include "base/interruption.h"
 #include "base/process_end.h"
+#include "bootstrap/tuning.h"
 
 namespace hbm {
 namespace {
 
 using std::chrono::microseconds;
 using std::chrono::steady_clock;
-
-constexpr std::chrono::seconds kAnswerPatience{1};  // beyond the deadline of a wait
-constexpr microseconds kFirstPause{50};
-constexpr microseconds kLongestPause{10'000};
-constexpr std::chrono::milliseconds kFirstSilence{250};  // of a store, before a look
-constexpr microseconds kPausePerKey{100};  // so that a thousand ranks do not flood the store
 
 }  // namespace
 
@@ -36,9 +31,11 @@ namespace {
 bool await_with_pauses(const std::function<bool(KeyValue::Deadline patience)>& found,
                        microseconds longest, KeyValue::Deadline deadline,
                        const std::function<void()>& check, KeyValue::Deadline answer) {
-  for (microseconds pause = kFirstPause;; pause = std::min(pause * 3 / 2, longest)) {
+  for (microseconds pause = bootstrap::kFirstQuestionPause;;
+       pause = std::min(pause * 3 / 2, longest)) {
     park_at_process_end();
-    const auto patience = std::max({deadline, answer, steady_clock::now() + kAnswerPatience});
+    const auto patience =
+        std::max({deadline, answer, steady_clock::now() + bootstrap::kStoreAnswerPatience});
     if (found(patience)) return true;
     try {
       if (check) check();
@@ -60,13 +57,14 @@ bool await_with_pauses(const std::function<bool(KeyValue::Deadline patience)>& f
 bool await_answer(const std::function<bool(KeyValue::Deadline patience)>& found,
                   KeyValue::Deadline deadline, const std::function<void()>& check,
                   KeyValue::Deadline answer) {
-  return await_with_pauses(found, kLongestPause, deadline, check, answer);
+  return await_with_pauses(found, bootstrap::kLongestQuestionPause, deadline, check, answer);
 }
 
 bool await_keys(KeyValue& store, const std::vector<std::string>& keys, KeyValue::Deadline deadline,
                 const std::function<void()>& check, KeyValue::Deadline answer) {
   const microseconds longest =
-      std::max(kLongestPause, kPausePerKey * static_cast<int64_t>(keys.size()));
+      std::max(bootstrap::kLongestQuestionPause,
+               bootstrap::kPausePerKey * static_cast<int64_t>(keys.size()));
   const auto found = [&](KeyValue::Deadline patience) { return store.has(keys, patience); };
   return await_with_pauses(found, longest, deadline, check, answer);
 }
@@ -128,7 +126,7 @@ WatchedKeyValue::WatchedKeyValue(std::shared_ptr<KeyValue> store, std::function<
 
 template <typename Question>
 auto WatchedKeyValue::ask(const Question& question, Deadline deadline) {
-  for (auto patience = kFirstSilence;; patience *= 2) {
+  for (auto patience = bootstrap::kFirstStoreSilence;; patience *= 2) {
     try {
       return question(std::min(deadline, steady_clock::now() + patience));
     } catch (const Error& error) {

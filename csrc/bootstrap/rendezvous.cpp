@@ -24,20 +24,18 @@
 #include "base/log.h"
 #include "bootstrap/claim.h"
 #include "bootstrap/early_failure.h"
+#include "bootstrap/tuning.h"
 
 namespace hbm::bootstrap {
 namespace {
 
 using std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kFirstPatience{5};  // for rank 0 to introduce itself,
-constexpr int kFirstShare = 4;                     // at most this part of the time that there is
-constexpr std::chrono::seconds kSightPatience{1};
-
 // How long the others wait for rank 0 before they introduce themselves.
 KeyValue::Deadline first_patience(KeyValue::Deadline deadline) {
   const auto now = steady_clock::now();
-  return now + std::min<steady_clock::duration>(kFirstPatience, (deadline - now) / kFirstShare);
+  return now + std::min<steady_clock::duration>(kFirstRankPatience,
+                                                (deadline - now) / kFirstRankPatienceDivisor);
 }
 
 struct ProcessId {
@@ -184,7 +182,7 @@ std::vector<Member> exchange_records(const Participant& participant,
             await_told(participant, kFirstStep, 0, first_patience(participant.deadline))) {
       introduced(0, decode(*record));
       participant.watch->await_sight(
-          std::min(participant.deadline, steady_clock::now() + kSightPatience));
+          std::min(participant.deadline, steady_clock::now() + kWatchedPatience));
     }
   }
   const auto tell = [&] {
@@ -312,7 +310,7 @@ void fail_early(std::shared_ptr<KeyValue> store, int rank, const std::vector<uin
                           is_member ? rank : 0,
                           size,
                           group,
-                          steady_clock::now() + kSightPatience};
+                          steady_clock::now() + kEarlyFailurePatience};
   participant.members = members;
   try {
     if (is_member) {

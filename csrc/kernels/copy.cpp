@@ -8,30 +8,21 @@
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
+
+#include "kernels/tuning.h"
 #endif
 
 namespace hbm {
 namespace {
 
-// The bytes of one memcpy. On x86-64, glibc stores up to about the size of L2 by `rep movsb`, with
-// which the processor need not fetch a line that it overwrites whole, and more than that by loops
-// that fetch it, or past the caches, which is streamed_bytes()' choice. (In a trial with 1 MiB of
-// L2 and 32 MiB of L3, pieces of 32 to 512 KiB took 0.7 to 0.85 of the time of one memcpy of 2 to
-// 16 MiB.)
-constexpr size_t kPieceBytes = size_t{128} << 10;
-
 constexpr size_t kLine = 64;
 
 #if defined(__x86_64__)
 
-// How far ahead of the stores a source is fetched. (In a trial copies of 16 to 64 MiB took 0.75 to
-// 0.9 of the time without; a page ahead was slower again where two ranks copied.)
-constexpr size_t kAhead = 1024;
-
 // REQUIRES: dst is aligned to kLine, bytes a multiple of it.
 void stream(std::byte* dst, const std::byte* src, size_t bytes) noexcept {
   for (size_t at = 0; at < bytes; at += kLine) {
-    _mm_prefetch(reinterpret_cast<const char*>(src + at) + kAhead, _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(src + at) + kPrefetchAheadBytes, _MM_HINT_T0);
     __m128i line[kLine / sizeof(__m128i)];
     std::memcpy(line, src + at, kLine);
     auto* const to = reinterpret_cast<__m128i*>(dst + at);
@@ -52,8 +43,8 @@ size_t streamed_bytes() noexcept {
 size_t streamed_bytes_of(const std::filesystem::path& caches) {
   size_t kibibytes = 0;  // the kernel writes "16384K"
   std::ifstream(caches / "index3/size") >> kibibytes;
-  const size_t half = kibibytes * 1024 / 2;
-  return half == 0 ? kStreamedBytesAtMost : std::min(half, kStreamedBytesAtMost);
+  const size_t part = kibibytes * 1024 / kNonTemporalCacheDivisor;
+  return part == 0 ? kNonTemporalFromAtMostBytes : std::min(part, kNonTemporalFromAtMostBytes);
 }
 
 void copy_bytes(void* dst, const void* src, size_t bytes) noexcept {
@@ -65,9 +56,9 @@ void copy_part(void* dst, const void* src, size_t bytes, size_t whole) noexcept 
     copy_past_caches(dst, src, bytes);
     return;
   }
-  for (size_t at = 0; at < bytes; at += kPieceBytes) {
+  for (size_t at = 0; at < bytes; at += kMemcpyPartBytes) {
     std::memcpy(static_cast<std::byte*>(dst) + at, static_cast<const std::byte*>(src) + at,
-                std::min(kPieceBytes, bytes - at));
+                std::min(kMemcpyPartBytes, bytes - at));
   }
 }
 

@@ -6,16 +6,10 @@
 
 namespace hbm {
 
-// The least bytes of a copy, or of what an operation has to keep in the caches, whose stores, on
-// x86-64, go past them: the destination would not stay until it is read, and its old contents need
-// not be fetched first. Half of the last cache (level 3) of this machine, but at most
-// kStreamedBytesAtMost, which also holds where the kernel does not tell its size. (Measured with 32
-// MiB of it: from 8 MiB on the stores alone are faster, by 1.2 times at 16 MiB, but a reader of
-// less than half of it would pay more than that; with 16 MiB, 8 MiB take 0.6 of the time, and 4
-// MiB 1.4 times as long.)
+// Returns the least bytes of a copy, or of what an operation has to keep in the caches, whose
+// stores are non-temporal on x86-64: a part of this machine's last-level cache (level 3), at most
+// kNonTemporalFromAtMostBytes (tuning.h).
 size_t streamed_bytes() noexcept;
-
-inline constexpr size_t kStreamedBytesAtMost = size_t{16} << 20;
 
 // The same for the caches that the kernel describes in a folder, as in
 // /sys/devices/system/cpu/cpu0/cache.

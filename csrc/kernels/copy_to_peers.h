@@ -16,6 +16,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/tuning.h"
+
 namespace hbm {
 
 // Whether to store past the caches, by what pairs of copies took. One pair may be off, because a
@@ -23,12 +25,10 @@ namespace hbm {
 class CachePreference {
  public:
   void take(std::chrono::nanoseconds through, std::chrono::nanoseconds past) noexcept;
-  bool past() const noexcept { return score_.load(std::memory_order_relaxed) >= kSure; }
+  bool past() const noexcept { return score_.load(std::memory_order_relaxed) >= kAgreeingTrials; }
 
  private:
-  static constexpr int kSure = 2;
-
-  std::atomic<int> score_{0};  // from 0 to 2 kSure - 1
+  std::atomic<int> score_{0};  // from 0 to 2 kAgreeingTrials - 1
 };
 
 // Threads: any; they share one object's choice.

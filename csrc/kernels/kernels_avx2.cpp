@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "kernels/kernels.h"
+#include "kernels/tuning.h"
 
 #pragma GCC target("avx2,fma,f16c")
 #define HBM_F16C

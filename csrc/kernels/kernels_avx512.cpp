@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "kernels/kernels.h"
+#include "kernels/tuning.h"
 
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,f16c,prefer-vector-width=512")
 #define HBM_F16C

@@ -11,6 +11,7 @@
 
 #include "kernels/kernels.h"
 #include "kernels/minifloat.h"
+#include "kernels/tuning.h"
 
 #define HBM_VECTOR_BYTES 16
 

@@ -8,6 +8,7 @@
 #include "base/thread_pool.h"
 #include "kernels/copy.h"
 #include "kernels/reduce.h"
+#include "kernels/tuning.h"
 
 namespace hbm {
 namespace {
@@ -38,7 +39,7 @@ void share_out(size_t count, size_t part, const Task& task) {
 }  // namespace
 
 size_t Parallel::part_of(size_t count, size_t element) const noexcept {
-  const size_t parts = std::clamp<size_t>(count * element / kLeastBytes, 1, threads_);
+  const size_t parts = std::clamp<size_t>(count * element / kBytesPerReduceThread, 1, threads_);
   if (parts == 1) return count;
   const size_t part = (count + parts - 1) / parts;
   return (part + kAlignment - 1) / kAlignment * kAlignment;

@@ -15,10 +15,6 @@ namespace hbm {
 
 class Parallel {
  public:
-  // The least bytes of a result for which a further thread is woken: half a millisecond of one
-  // thread's work, where a wake-up costs 50 us.
-  static constexpr size_t kLeastBytes = size_t{1} << 20;
-
   // `threads`: the most that work at once, the caller's own included; 1 or more.
   explicit Parallel(size_t threads) noexcept : threads_(threads) {}
 

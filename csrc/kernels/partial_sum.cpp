@@ -7,11 +7,10 @@
 #include <vector>
 
 #include "kernels/reduce.h"
+#include "kernels/tuning.h"
 
 namespace hbm {
 namespace {
-
-constexpr size_t kSliceBytes = 4096;
 
 template <class Visit>
 void with_integer(Dtype dtype, Visit visit) {
@@ -95,8 +94,8 @@ void widen(void* dst, Dtype to, const void* src, Dtype from, size_t count) {
 // Slice by slice from the front: what is stored there takes less room than what was read.
 void average(void* dst, Dtype to, const void* const* srcs, size_t n, size_t count, Dtype from,
              size_t divisor) {
-  alignas(64) std::array<std::byte, kSliceBytes> means;
-  const size_t slice = kSliceBytes / element_size(from);
+  alignas(64) std::array<std::byte, kAverageStepBytes> means;
+  const size_t slice = kAverageStepBytes / element_size(from);
   std::vector<const void*> sources(n);
   for (size_t first = 0; first < count; first += slice) {
     const size_t some = std::min(slice, count - first);

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "kernels/tuning.h"
 
 namespace hbm {
 
@@ -29,7 +30,7 @@ void transpose(float* to, const float* from, size_t rows, size_t columns) {
 void normalize(float* vector, size_t count) { chosen_kernels().thin.normalize(vector, count); }
 
 void orthonormalize(const Kernels& kernels, float* columns, size_t rows, size_t rank) {
-  std::vector<float> taus(rank), scratch(16 * rank);
+  std::vector<float> taus(rank), scratch(2 * kReflectionsPerStep * rank);
   kernels.thin.orthonormalize(columns, rows, rank, taus.data(), scratch.data());
 }
 

@@ -23,9 +23,8 @@ struct ThinProduct {
   float factor;
 };
 
-// The least part of a product that keeps a processor's vectors busy: parts begin at multiples.
-inline constexpr size_t kThinRows = 24;
-inline constexpr size_t kThinColumns = 256;
+// Threads that share a product begin their parts at multiples of kThinPartRows or kThinPartColumns
+// (tuning.h), which keep a processor's vectors busy.
 
 // left = factor * M rightᵀ, for the rows from `begin` up to `end`.
 void find_left(const ThinProduct& product, size_t begin, size_t end);

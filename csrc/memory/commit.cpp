@@ -9,12 +9,10 @@
 #include "memory/room.h"
 #include "memory/system_memory.h"
 #include "memory/topology.h"
+#include "memory/tuning.h"
 
 namespace hbm::memory {
 namespace {
-
-// Processes that commit at the same moment share the nodes' margin slice by slice.
-constexpr size_t kSlice = size_t{16} << 20;
 
 const size_t kPage = static_cast<size_t>(sysconf(_SC_PAGESIZE));
 
@@ -64,9 +62,9 @@ uint64_t commit(void* block, size_t bytes, Policy policy, const std::vector<int>
       if (done != 0) madvise(block, done, give_back);
       return done + fitting;
     }
-    const size_t slice = std::min(left, kSlice);
-    touch(begin + done, slice);
-    done += slice;
+    const size_t step = std::min(left, kCommitStepBytes);
+    touch(begin + done, step);
+    done += step;
   }
   return bytes;
 }

@@ -9,13 +9,14 @@
 #include "base/error.h"
 #include "memory/placement.h"
 #include "memory/room.h"
+#include "memory/tuning.h"
 
 namespace hbm::memory {
 namespace {
 
 // Null for a block that gets a mapping of its own, because it is large or memkind gave none.
 OwnedBlock take_small(memkind_t kind, size_t bytes) noexcept {
-  return bytes < Heap::kMappedBytes ? take_block(kind, bytes) : OwnedBlock();
+  return bytes < kMappedBlockBytes ? take_block(kind, bytes) : OwnedBlock();
 }
 
 // False for an error that only says that the kernel's figures cannot be read.

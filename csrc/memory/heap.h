@@ -7,7 +7,7 @@
 // are first touched, and the kernel sends to DDR what HBM no longer holds by then. (A container's
 // own memory limit is outside of all this: the kernel enforces it by killing, whatever the node.)
 //
-// A block of kMappedBytes or more is mapped at exactly its pages, on the nodes that memkind
+// A block of kMappedBlockBytes or more is mapped at exactly its pages, on the nodes that memkind
 // chooses, and goes back to the kernel when it is freed. Smaller ones are memkind's, which keeps
 // freed memory for later blocks, on the node it came from: a thread that has moved to another node
 // may get memory of the old one. placement.h tells where a block really is.
@@ -32,9 +32,6 @@ namespace hbm::memory {
 
 class Heap {
  public:
-  // memkind keeps none that is as large either, and rounds its size up.
-  static constexpr size_t kMappedBytes = size_t{8} << 20;
-
   // Throws Error(kUnavailable) when the policy needs HBM and the machine has none, and
   // Error(kInvalid) when MEMKIND_HBW_NODES names nodes that do not exist.
   explicit Heap(Policy policy);

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "memory/system_memory.h"
+#include "memory/tuning.h"
 
 namespace hbm::memory {
 namespace {
@@ -22,10 +23,11 @@ hwloc_obj_t next_node(hwloc_topology_t topology, hwloc_obj_t previous) {
   return hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, previous);
 }
 
-// memkind's rule, in MB/s: 200 GiB/s from some CPUs make a node high-bandwidth.
+// The least bandwidth, from some CPUs, that makes a node high-bandwidth: memkind's rule.
 uint64_t bandwidth_threshold() {
   const char* value = std::getenv("MEMKIND_HBW_THRESHOLD");
-  return value == nullptr || *value == '\0' ? 200 * 1024 : std::strtoull(value, nullptr, 10);
+  return value == nullptr || *value == '\0' ? kLeastHbmBandwidth
+                                            : std::strtoull(value, nullptr, 10);
 }
 
 bool is_fast(hwloc_topology_t topology, hwloc_obj_t node) {

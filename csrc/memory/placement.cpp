@@ -13,6 +13,7 @@
 #include <string>
 
 #include "memory/numa_maps.h"
+#include "memory/tuning.h"
 
 namespace hbm::memory {
 namespace {
@@ -39,8 +40,6 @@ int kernel_mode(Policy policy, size_t nodes) {
   return nodes > 1 ? MPOL_PREFERRED_MANY : MPOL_PREFERRED;
 }
 
-constexpr size_t kBatch = 1024;  // pages a system call
-
 [[noreturn]] void refuse(int error, const std::string& more = "") {
   throw Error(ErrorKind::kUnavailable, std::string("move_pages cannot tell where memory lies: ") +
                                            std::strerror(error) + more);
@@ -55,13 +54,13 @@ const uintptr_t kPage = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
 struct PageBatch {
   uintptr_t first;
   size_t count;
-  std::array<int, kBatch> nodes;
+  std::array<int, kPagesPerQuery> nodes;
 
   uintptr_t page(size_t i) const noexcept { return first + i * kPage; }
 
   // 0, or the errno.
   int ask() {
-    std::array<void*, kBatch> pages;
+    std::array<void*, kPagesPerQuery> pages;
     for (size_t i = 0; i < count; ++i) pages[i] = reinterpret_cast<void*>(page(i));
     return nodes_of(count, pages.data(), nodes.data()) == 0 ? 0 : errno;
   }
@@ -71,7 +70,7 @@ struct PageBatch {
   // read, since that could bring it into being. True when there was any such page.
   bool map_resident_pages() noexcept {
     if (std::none_of(nodes.begin(), nodes.begin() + count, is_absent)) return false;
-    std::array<unsigned char, kBatch> resident;
+    std::array<unsigned char, kPagesPerQuery> resident;
     if (mincore(reinterpret_cast<void*>(first), count * kPage, resident.data()) != 0) return false;
     bool any = false;
     for (size_t i = 0; i < count; ++i) {
@@ -87,9 +86,9 @@ struct PageBatch {
 // page, so that the tables of this process have it.
 uint64_t resident_bytes(uintptr_t begin, uintptr_t end) {
   uint64_t sum = 0;
-  std::array<unsigned char, kBatch> resident;
-  for (uintptr_t next = begin - begin % kPage; next < end; next += kBatch * kPage) {
-    const size_t count = std::min<size_t>(kBatch, (end - next + kPage - 1) / kPage);
+  std::array<unsigned char, kPagesPerQuery> resident;
+  for (uintptr_t next = begin - begin % kPage; next < end; next += kPagesPerQuery * kPage) {
+    const size_t count = std::min<size_t>(kPagesPerQuery, (end - next + kPage - 1) / kPage);
     if (mincore(reinterpret_cast<void*>(next), count * kPage, resident.data()) != 0) {
       throw Error(
           ErrorKind::kUnavailable,
@@ -154,7 +153,7 @@ std::map<int, uint64_t> where(const void* address, size_t bytes) {
   PageBatch batch;
   for (uintptr_t next = begin - begin % kPage; next < end; next += batch.count * kPage) {
     batch.first = next;
-    batch.count = std::min<size_t>(kBatch, (end - next + kPage - 1) / kPage);
+    batch.count = std::min<size_t>(kPagesPerQuery, (end - next + kPage - 1) / kPage);
     int refusal = batch.ask();
     if (refusal == 0 && batch.map_resident_pages()) refusal = batch.ask();
     if (refusal == EPERM || refusal == EACCES || refusal == ENOSYS) {

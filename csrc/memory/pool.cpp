@@ -19,21 +19,19 @@
 #include "memory/room.h"
 #include "memory/shared_memory.h"
 #include "memory/system_memory.h"
+#include "memory/tuning.h"
 
 namespace hbm::memory {
 namespace {
-
-constexpr uint64_t kHeadroom = 4;  // addresses, times the capacity
-constexpr uint64_t kMostCapacity = uint64_t{1} << 60;
 
 std::string bytes_text(uint64_t bytes) { return std::to_string(bytes) + " bytes"; }
 
 PoolOptions checked(PoolOptions options) {
   const uint64_t page = small_page_bytes();
-  if (options.capacity < page || options.capacity > kMostCapacity) {
+  if (options.capacity < page || options.capacity > kLargestPoolCapacityBytes) {
     throw Error(ErrorKind::kInvalid, "a pool's capacity is " + bytes_text(options.capacity) +
                                          "; it must be between a page (" + std::to_string(page) +
-                                         ") and " + std::to_string(kMostCapacity));
+                                         ") and " + std::to_string(kLargestPoolCapacityBytes));
   }
   if (!std::has_single_bit(options.smallest_block) || !std::has_single_bit(options.largest_block) ||
       options.smallest_block > options.largest_block || options.largest_block < page) {
@@ -50,7 +48,7 @@ PoolOptions checked(PoolOptions options) {
 
 uint64_t space_of(const PoolOptions& options) {
   const uint64_t largest = std::min(options.largest_block, std::bit_ceil(options.capacity));
-  return (kHeadroom * options.capacity + largest - 1) / largest * largest;
+  return (kPoolAddressesPerCapacity * options.capacity + largest - 1) / largest * largest;
 }
 
 // Reserves addresses from a multiple of a huge page on.

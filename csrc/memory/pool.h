@@ -27,6 +27,7 @@
 #include "base/fork.h"
 #include "memory/buddy.h"
 #include "memory/policy.h"
+#include "memory/tuning.h"
 
 namespace hbm::memory {
 
@@ -63,9 +64,9 @@ class PoolBlock {
 
 struct PoolOptions {
   Policy policy = Policy::kPreferred;
-  uint64_t capacity = 0;                        // bytes of memory, over all blocks
-  uint64_t smallest_block = uint64_t{4} << 10;  // of addresses; powers of two
-  uint64_t largest_block = uint64_t{32} << 30;
+  uint64_t capacity = 0;                           // bytes of memory, over all blocks
+  uint64_t smallest_block = kLeastPoolBlockBytes;  // of addresses; powers of two
+  uint64_t largest_block = kLargestPoolBlockBytes;
 };
 
 struct PoolStats {

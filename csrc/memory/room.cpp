@@ -7,18 +7,13 @@
 
 #include "memory/control_group.h"
 #include "memory/system_memory.h"
+#include "memory/tuning.h"
 
 namespace hbm::memory {
 namespace {
 
-constexpr uint64_t kMarginBytes = uint64_t{32} << 20;
-constexpr uint64_t kMarginDivisor = 128;
-constexpr uint64_t kSharedDivisor = 64;
-constexpr uint64_t kMostShared = uint64_t{16} << 20;
-constexpr std::chrono::milliseconds kLookEvery{100};
-
 uint64_t less_margin(uint64_t free, uint64_t total) {
-  const uint64_t margin = kMarginBytes + total / kMarginDivisor;
+  const uint64_t margin = kFreeMarginBytes + total / kFreeMarginDivisor;
   return free > margin ? free - margin : 0;
 }
 
@@ -63,8 +58,8 @@ uint64_t shared_room(uint64_t bytes) {
   const std::unique_lock lock(mutex, std::try_to_lock);
   if (!lock) return look_at_shared_room();
   const Clock::time_point now = Clock::now();
-  const uint64_t shared = std::min(found / kSharedDivisor, kMostShared);
-  if (bytes > shared || granted > shared - bytes || now - looked >= kLookEvery) {
+  const uint64_t shared = std::min(found / kUncheckedRoomDivisor, kLargestUncheckedBytes);
+  if (bytes > shared || granted > shared - bytes || now - looked >= kRoomReadingLifetime) {
     found = look_at_shared_room();
     looked = now;
     granted = 0;

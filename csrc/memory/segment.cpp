@@ -16,6 +16,7 @@
 #include "memory/placement.h"
 #include "memory/room.h"
 #include "memory/system_memory.h"
+#include "memory/tuning.h"
 
 namespace hbm::memory {
 namespace {
@@ -97,7 +98,7 @@ void SharedSegment::free(void* block) noexcept {
   if (!struck) return;
   // Done before the block can be handed to someone else.
   const uint64_t bytes = struck->bytes.total();
-  if (bytes >= kGivenBackBytes && madvise(block, bytes, MADV_REMOVE) != 0) {
+  if (bytes >= kReturnedBlockBytes && madvise(block, bytes, MADV_REMOVE) != 0) {
     log::error(std::string("a segment cannot give memory back to the kernel: madvise: ") +
                std::strerror(errno));
   }

@@ -9,8 +9,8 @@
 // for lack of memory. The nodes are those closest to the thread that made the segment, and stay.
 //
 // memkind keeps its own records outside of the segment, so a peer that writes where it must not can
-// spoil contents but not the heap. Freed blocks of less than kGivenBackBytes keep their pages for
-// later blocks. Address space that one thread freed is reused by that thread first, and by some
+// spoil contents but not the heap. Freed blocks of less than kReturnedBlockBytes keep their pages
+// for later blocks. Address space that one thread freed is reused by that thread first, and by some
 // threads never: the segment's size is therefore several times what it can hold.
 //
 // A forked child inherits the memory, shared, not copied: what it writes to a block its parent
@@ -46,8 +46,6 @@ struct SharedSegmentStats : Usage {
 
 class SharedSegment {
  public:
-  static constexpr size_t kGivenBackBytes = size_t{1} << 20;
-
   // `size_bytes` of address space; 0 is Memfd's default.
   // Throws Error(kUnavailable) when the policy needs HBM and the machine has none, or the kernel
   // refuses a memfd or its placement; Error(kInvalid) when MEMKIND_HBW_NODES names nodes that do

@@ -2,20 +2,21 @@
 
 #include <algorithm>
 
+#include "memory/tuning.h"
+
 namespace hbm::memory {
 namespace {
 
 constexpr uint64_t kCacheLine = 64;
-constexpr uint64_t kMost = uint64_t{64} << 20;
-constexpr uint64_t kShare = 8;                     // of a segment, at the most
 constexpr uint64_t kHugePage = uint64_t{2} << 20;  // the heap begins behind whole ones
 
 }  // namespace
 
 SegmentFront::SegmentFront(std::byte* base, uint64_t segment_bytes)
     : base_(base),
-      size_(std::min(kMost, segment_bytes / kShare) / kHugePage * kHugePage),
-      ranges_(size_, kCacheLine, kMost) {}
+      size_(std::min(kLargestSegmentFrontBytes, segment_bytes / kSegmentFrontDivisor) / kHugePage *
+            kHugePage),
+      ranges_(size_, kCacheLine, kLargestSegmentFrontBytes) {}
 
 void* SegmentFront::take(size_t bytes) {
   const std::lock_guard lock(mutex_);

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "memory/system_memory.h"
+#include "memory/tuning.h"
 
 namespace hbm::memory {
 namespace {
@@ -27,22 +28,17 @@ namespace {
                   "; ask for a smaller one, or raise the limits (ulimit -v, ulimit -f)");
 }
 
-// The default size.
-constexpr uint64_t kHeadroom = 4;                    // times the machine's memory,
-constexpr uint64_t kModest = uint64_t{1} << 40;      // as long as that is no more than this
-constexpr uint64_t kShareOfLimit = 8;                // of RLIMIT_AS: peers' files need space too
-constexpr uint64_t kSmallest = uint64_t{256} << 20;  // less is no help
-constexpr uint64_t kLeast = uint64_t{1} << 20;       // less is of no use
-
 uint64_t default_size() {
   const uint64_t total = machine_total();
-  const uint64_t wanted = std::max(total, std::min(kHeadroom * total, kModest));
+  const uint64_t wanted =
+      std::max(total, std::min(kSegmentAddressesPerMemory * total, kLargestSpareSegmentBytes));
   const uint64_t space = soft_limit(RLIMIT_AS);
   const bool unlimited = space == std::numeric_limits<uint64_t>::max();
   const uint64_t allowed =
-      std::min(unlimited ? space : space / kShareOfLimit, soft_limit(RLIMIT_FSIZE));
+      std::min(unlimited ? space : space / kAddressLimitDivisor, soft_limit(RLIMIT_FSIZE));
   // The kernel refuses a file that is larger than RLIMIT_FSIZE.
-  const uint64_t smallest = std::clamp(soft_limit(RLIMIT_FSIZE), kLeast, kSmallest);
+  const uint64_t smallest =
+      std::clamp(soft_limit(RLIMIT_FSIZE), kLeastLimitedSegmentBytes, kLeastDefaultSegmentBytes);
   return std::max(std::min(wanted, allowed), smallest);
 }
 
@@ -84,7 +80,7 @@ Memfd::Memfd(const std::string& name, uint64_t size_bytes) : Memfd() {
   uint64_t size = size_bytes == 0 ? default_size() : size_bytes;
   resize(size);
   while (!map()) {
-    if (errno != ENOMEM || size_bytes != 0 || size / 2 < kSmallest) {
+    if (errno != ENOMEM || size_bytes != 0 || size / 2 < kLeastDefaultSegmentBytes) {
       refuse_size(size, "mmap", errno);
     }
     resize(size /= 2);

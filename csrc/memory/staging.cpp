@@ -25,8 +25,8 @@ ProcessPools& process_pools() {
 
 // Returns what a request really takes: its size class, or itself past the largest.
 size_t capacity_for(size_t bytes) noexcept {
-  if (bytes > StagingPool::kLargestClass) return bytes;
-  return std::bit_ceil(std::max(bytes, StagingPool::kSmallestClass));
+  if (bytes > kLargestStagingClassBytes) return bytes;
+  return std::bit_ceil(std::max(bytes, kLeastStagingClassBytes));
 }
 
 }  // namespace
@@ -123,7 +123,7 @@ void StagingPool::trim() noexcept {
     while (first != nullptr) {
       Link* const next = first->next;
       heap_->free(first);
-      unreserve(kSmallestClass << i);
+      unreserve(kLeastStagingClassBytes << i);
       first = next;
     }
   }
@@ -135,7 +135,7 @@ StagingStats StagingPool::stats() const {
   stats.reserved_bytes = reserved_bytes_.load(std::memory_order_relaxed);
   for (size_t i = 0; i < kClasses; ++i) {
     std::lock_guard lock(shelves_[i].mutex);
-    stats.kept_bytes += shelves_[i].count * (kSmallestClass << i);
+    stats.kept_bytes += shelves_[i].count * (kLeastStagingClassBytes << i);
   }
   const Usage past = overflow_heap_.stats();
   stats.overflow_bytes = past.in_use_bytes;
@@ -144,7 +144,7 @@ StagingStats StagingPool::stats() const {
 }
 
 StagingPool::Shelf& StagingPool::shelf_for(size_t capacity) noexcept {
-  return shelves_[std::countr_zero(capacity) - std::countr_zero(kSmallestClass)];
+  return shelves_[std::countr_zero(capacity) - std::countr_zero(kLeastStagingClassBytes)];
 }
 
 bool StagingPool::reserve(size_t capacity) noexcept {
@@ -162,7 +162,7 @@ void StagingPool::unreserve(size_t capacity) noexcept {
 
 // Null when no block of this size is kept.
 void* StagingPool::take_kept(size_t capacity) noexcept {
-  if (capacity > kLargestClass) return nullptr;
+  if (capacity > kLargestStagingClassBytes) return nullptr;
   Shelf& shelf = shelf_for(capacity);
   std::lock_guard lock(shelf.mutex);
   Link* const block = shelf.first;
@@ -208,7 +208,7 @@ void StagingPool::release(void* block, size_t capacity, bool overflow) noexcept 
     overflow_heap_.free(block);
     return;
   }
-  if (capacity > kLargestClass) {
+  if (capacity > kLargestStagingClassBytes) {
     heap_->free(block);
     unreserve(capacity);
     return;

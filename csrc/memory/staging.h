@@ -5,10 +5,10 @@
 // ordinary memory instead (kPreferred, kDdr), returned to the system when it is released, or
 // Error(kExhausted) (kBind, kInterleave).
 //
-// Blocks of up to kLargestClass bytes are rounded up to a power of two and kept on a list per size
-// when released: from then on a request of that size costs a lock and a list operation, and neither
-// memkind nor the kernel is asked. Larger ones go back to the heap. Kept blocks count against the
-// budget; when it is short they are returned to the heap before a request is refused.
+// Blocks of up to kLargestStagingClassBytes are rounded up to a power of two and kept on a list per
+// size when released: from then on a request of that size costs a lock and a list operation, and
+// neither memkind nor the kernel is asked. Larger ones go back to the heap. Kept blocks count
+// against the budget; when it is short they are returned to the heap before a request is refused.
 //
 // An operation that gives back what its next part needs at once does so under a StagingHold.
 //
@@ -29,6 +29,7 @@
 
 #include "base/fork.h"
 #include "memory/heap.h"
+#include "memory/tuning.h"
 
 namespace hbm::memory {
 
@@ -84,8 +85,6 @@ class StagingHold {
  private:
   friend class StagingBuffer;
   friend class StagingPool;
-  static constexpr size_t kMost = 8;  // blocks; an operation has half as many at the most
-
   // The calling thread's; null if it has none.
   static StagingHold*& current() noexcept;
 
@@ -95,7 +94,7 @@ class StagingHold {
   StagingBuffer take(const StagingPool& pool, size_t bytes) noexcept;
   void give_back() noexcept;
 
-  std::array<StagingBuffer, kMost> held_;
+  std::array<StagingBuffer, kHeldStagingBlocks> held_;
 };
 
 struct StagingStats {
@@ -108,9 +107,6 @@ struct StagingStats {
 
 class StagingPool : public std::enable_shared_from_this<StagingPool> {
  public:
-  static constexpr size_t kSmallestClass = 64;
-  static constexpr size_t kLargestClass = size_t{16} << 20;
-
   // The budget bounds reserved_bytes; 0 hands out nothing but overflow.
   static std::shared_ptr<StagingPool> make(std::shared_ptr<Heap> heap, uint64_t budget_bytes);
   ~StagingPool();
@@ -140,7 +136,7 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
     uint64_t count = 0;
   };
   static constexpr size_t kClasses = 19;  // 64 B, 128 B, ... 16 MiB
-  static_assert(kSmallestClass << (kClasses - 1) == kLargestClass);
+  static_assert(kLeastStagingClassBytes << (kClasses - 1) == kLargestStagingClassBytes);
 
   StagingPool(std::shared_ptr<Heap> heap, uint64_t budget_bytes);
 

@@ -12,13 +12,9 @@
 #include <vector>
 
 #include "communicator/communicator.h"
+#include "process_group/tuning.h"
 
 namespace hbm {
-
-// 4 MiB take 0.16 ms on PCIe 4.0 x16 (25 GB/s): well above the 10 to 20 us that it costs to queue a
-// copy, to see its event and to meet the other ranks, and small enough that filling and draining
-// the pipeline, a chunk each, is a small part of an operation that it pays for at all.
-inline constexpr size_t kDeviceChunkBytes = size_t{4} << 20;
 
 // The streams of a collective that are equally long on every rank: the tensor of an all_reduce, the
 // parts of all ranks in an all_gather.
@@ -36,9 +32,8 @@ class Chunks {
   // that from 16 streams on; one below two of those.
   Chunks(const EqualStreams& streams, size_t element, size_t chunk_bytes) : count_(streams.count) {
     constexpr size_t kLine = 64;
-    constexpr size_t kFewStreams = 8;
     const size_t bytes = streams.count * streams.number * element;
-    chunk_bytes *= std::max<size_t>(1, streams.number / kFewStreams);  // a copy for each
+    chunk_bytes *= std::max<size_t>(1, streams.number / kStreamsPerDeviceChunk);  // a copy for each
     if (bytes < 2 * chunk_bytes) return;
     const size_t wanted = bytes / chunk_bytes;
     const size_t line = std::max<size_t>(1, kLine / element);

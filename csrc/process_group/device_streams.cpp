@@ -16,6 +16,7 @@
 #include "process_group/device_transfer.h"
 #include "process_group/options.h"
 #include "process_group/torch_version.h"
+#include "process_group/tuning.h"
 
 namespace hbm {
 namespace {
@@ -32,14 +33,13 @@ bool can_pin(c10::Device device) {
 }
 
 size_t chunk_bytes_from_environment() {
-  constexpr int64_t kLeast = 4 << 10;
   constexpr auto* kName = "HBMCOMM_DEVICE_CHUNK_BYTES";
   const char* const text = std::getenv(kName);
   if (text == nullptr || *text == '\0') return kDeviceChunkBytes;
   const int64_t bytes = parse_bytes(text, kName);
-  if (bytes < kLeast) {
-    throw Error(ErrorKind::kInvalid,
-                std::string(kName) + "=" + text + ": the least is " + std::to_string(kLeast));
+  if (bytes < kLeastDeviceChunkBytes) {
+    throw Error(ErrorKind::kInvalid, std::string(kName) + "=" + text + ": the least is " +
+                                         std::to_string(kLeastDeviceChunkBytes));
   }
   return static_cast<size_t>(bytes);
 }

@@ -104,7 +104,7 @@ uint64_t FlightRecord::enter(Issued issued, std::shared_ptr<const Ticket> ticket
   std::shared_ptr<const Ticket> dropped;  // after the lock
   const std::lock_guard lock(mutex_);
   if (is_message(issued)) issued.sequence = ++messages_;
-  Entry& entry = kept_[entered_ % kKept];
+  Entry& entry = kept_[entered_ % kRecordedOperations];
   dropped = std::move(entry.ticket);
   entry = {issued, ++entered_, now, false, std::move(ticket)};
   return entered_;
@@ -112,15 +112,16 @@ uint64_t FlightRecord::enter(Issued issued, std::shared_ptr<const Ticket> ticket
 
 void FlightRecord::finish(uint64_t number) noexcept {
   const std::lock_guard lock(mutex_);
-  Entry& entry = kept_[(number - 1) % kKept];
+  Entry& entry = kept_[(number - 1) % kRecordedOperations];
   if (entry.number == number) entry.finished = true;
 }
 
 std::vector<FlightRecord::Entry> FlightRecord::entries() const {
   const std::lock_guard lock(mutex_);
   std::vector<Entry> entries;
-  for (uint64_t at = entered_ - std::min<uint64_t>(entered_, kKept); at < entered_; ++at) {
-    Entry entry = kept_[at % kKept];
+  for (uint64_t at = entered_ - std::min<uint64_t>(entered_, kRecordedOperations); at < entered_;
+       ++at) {
+    Entry entry = kept_[at % kRecordedOperations];
     if (entry.ticket) entry.finished = entry.ticket->done() && !entry.ticket->error();
     entries.push_back(std::move(entry));
   }

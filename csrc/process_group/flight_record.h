@@ -17,6 +17,7 @@
 
 #include "base/fork.h"
 #include "process_group/operations.h"
+#include "process_group/tuning.h"
 #include "progress/operation_queue.h"
 
 namespace hbm {
@@ -52,8 +53,6 @@ class FlightRecord {
   std::string write() const;
 
  private:
-  static constexpr size_t kKept = 64;
-
   struct Entry {
     Issued issued;
     uint64_t number = 0;     // 0: empty
@@ -71,7 +70,7 @@ class FlightRecord {
   const std::vector<int> global_ranks_;
   const ForkGuard fork_;
   mutable std::mutex mutex_;  // guards the rest
-  std::array<Entry, kKept> kept_;
+  std::array<Entry, kRecordedOperations> kept_;
   uint64_t entered_ = 0;
   uint64_t messages_ = 0;
 };

@@ -5,13 +5,14 @@
 #include <utility>
 
 #include "base/error.h"
+#include "bootstrap/tuning.h"
+#include "process_group/tuning.h"
 
 namespace hbm {
 namespace {
 
 constexpr const char* kVerdictKey = "verdict";
 constexpr const char* kClaimsKey = "claims";
-constexpr std::chrono::seconds kAnswer{1};
 
 // Ends a wait for a rank that has died or left.
 struct NeverComes : Error {
@@ -175,9 +176,9 @@ MonitoredBarrier::Verdict MonitoredBarrier::publish(Verdict own) const {
 
 // Returns the verdict of the rank that has claimed it, which follows its claim immediately.
 MonitoredBarrier::Verdict MonitoredBarrier::await_publication() const {
-  const std::optional<std::string> published =
-      await_value(*participant_.store, verdict_key(), std::chrono::steady_clock::now() + kAnswer,
-                  [this] { require_needed(); });
+  const std::optional<std::string> published = await_value(
+      *participant_.store, verdict_key(), std::chrono::steady_clock::now() + kVerdictPatience,
+      [this] { require_needed(); });
   if (published) return Verdict::parse(*published);
   throw Error(ErrorKind::kTimeout,
               name_ + " timed out after " + duration_ +
@@ -240,7 +241,8 @@ bool MonitoredBarrier::has_come(int rank) const {
 
 // Returns when the store must have answered. A barrier without time left allows a moment too.
 KeyValue::Deadline MonitoredBarrier::answer_by() const {
-  return std::max(participant_.deadline, std::chrono::steady_clock::now() + kAnswer);
+  return std::max(participant_.deadline,
+                  std::chrono::steady_clock::now() + bootstrap::kStoreAnswerPatience);
 }
 
 std::string MonitoredBarrier::verdict_key() const { return participant_.prefix + kVerdictKey; }

@@ -6,14 +6,10 @@
 #include <limits>
 
 #include "base/error.h"
+#include "process_group/tuning.h"
 
 namespace hbm {
 namespace {
-
-constexpr int64_t kLeastStagingBytes = 64 << 10;
-constexpr int64_t kMostThreads = 64;
-constexpr double kMostSeconds = 1e9;
-constexpr std::chrono::milliseconds kLeastHeartbeat{3000};  // a machine is asked each second
 
 std::string environment(const char* name, const std::string& fallback) {
   const char* value = std::getenv(name);
@@ -33,7 +29,8 @@ std::optional<std::chrono::milliseconds> parse_seconds(const std::string& text) 
   if (text.empty()) return std::nullopt;
   double seconds = 0;
   const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (failure != std::errc() || end != text.data() + text.size() || !(seconds < kMostSeconds)) {
+  if (failure != std::errc() || end != text.data() + text.size() ||
+      !(seconds < static_cast<double>(kHeartbeatTimeoutLimit.count()))) {
     throw Error(ErrorKind::kInvalid,
                 "HBMCOMM_HEARTBEAT_TIMEOUT=" + text + " is not a number of seconds");
   }
@@ -53,19 +50,19 @@ GroupOptions::GroupOptions(const std::string& memory, GroupTransport transport, 
       reduce_threads(static_cast<size_t>(reduce_threads.value_or(1))),
       parameter_server(parameter_server),
       heartbeat_timeout(heartbeat_timeout) {
-  if (heartbeat_timeout && *heartbeat_timeout < kLeastHeartbeat) {
+  if (heartbeat_timeout && *heartbeat_timeout < kLeastHeartbeatTimeout) {
     throw Error(ErrorKind::kInvalid,
                 "heartbeat_timeout is " + std::to_string(heartbeat_timeout->count()) +
-                    " ms; the least is " + std::to_string(kLeastHeartbeat.count()) + " ms");
+                    " ms; the least is " + std::to_string(kLeastHeartbeatTimeout.count()) + " ms");
   }
   if (staging < kLeastStagingBytes) {
     throw Error(ErrorKind::kInvalid, "staging_bytes is " + std::to_string(staging) +
                                          "; the least is " + std::to_string(kLeastStagingBytes));
   }
-  if (reduce_threads && (*reduce_threads < 1 || *reduce_threads > kMostThreads)) {
+  if (reduce_threads && (*reduce_threads < 1 || *reduce_threads > kMostReduceThreads)) {
     throw Error(ErrorKind::kInvalid, "reduce_threads is " + std::to_string(*reduce_threads) +
                                          "; it must be between 1 and " +
-                                         std::to_string(kMostThreads));
+                                         std::to_string(kMostReduceThreads));
   }
 }
 

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "memory/segment.h"
+#include "process_group/tuning.h"
 #include "process_group/types.h"
 
 namespace hbm {
@@ -71,7 +72,7 @@ class CpuAllocator final : public c10::Allocator {
       : segment_(std::move(segment)), small_(small) {}
 
   c10::DataPtr allocate(size_t bytes) override {
-    if (bytes < kLargeTensorBytes || fork_.in_child()) return small_->allocate(bytes);
+    if (bytes < kSegmentTensorBytes || fork_.in_child()) return small_->allocate(bytes);
     void* const block = translated([&] { return segment_->allocate(bytes); });
     return {block, block, &release, c10::Device(c10::kCPU)};
   }

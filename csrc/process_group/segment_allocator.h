@@ -26,11 +26,9 @@ at::Tensor tensor_in(const std::shared_ptr<memory::SharedSegment>& segment, at::
 std::shared_ptr<c10::Allocator> segment_allocator(
     const std::shared_ptr<memory::SharedSegment>& segment);
 
-// Makes PyTorch's CPU allocator place what is at least kLargeTensorBytes in the segment of
+// Makes PyTorch's CPU allocator place what is at least kSegmentTensorBytes in the segment of
 // `policy`, and leave the rest, and all of it in a forked child, to the allocator that it had.
 // Idempotent. Throws Error(kUnavailable) if another library has put its own allocator in place.
 void install_cpu_allocator(memory::Policy policy);
-
-inline constexpr size_t kLargeTensorBytes = size_t{64} << 10;
 
 }  // namespace hbm

@@ -24,6 +24,7 @@
 #include "base/log.h"
 #include "base/process_end.h"
 #include "base/threads.h"
+#include "process_group/tuning.h"
 
 namespace hbm {
 namespace {
@@ -31,10 +32,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 using StorePointer = c10::intrusive_ptr<c10d::Store>;
-
-constexpr milliseconds kOpenPatience{200};  // before the original is asked whether it answers
-constexpr milliseconds kOpenAgain{10000};
-constexpr milliseconds kRemovalPatience{200};
 
 // No key has this value. To replace it by itself asks a TCPStore for the value of a key, or for
 // this one where there is none, in one question: get() takes two, and waits for the key.
@@ -217,7 +214,7 @@ class StoreConnection final : public KeyValue {
           [keys](c10d::Store& store) {
             for (const std::string& key : keys) store.deleteKey(key);
           },
-          steady_clock::now() + kRemovalPatience, /*even_late=*/true);
+          steady_clock::now() + kKeyRemovalPatience, /*even_late=*/true);
     } catch (const std::exception& error) {
       log::debug(std::string("keys stay in the store: ") + error.what());
     }
@@ -275,12 +272,12 @@ class StoreConnection final : public KeyValue {
     StorePointer connection() {
       if (!is_tcp) return original;
       std::unique_lock lock(mutex);
-      auto look = steady_clock::now() + kOpenPatience;
+      auto look = steady_clock::now() + kStoreOpenPatience;
       while (clone == nullptr && groups_in_the_making == 0 && !stopping && opens_clone()) {
         if (to_do.wait_until(lock, look) == std::cv_status::no_timeout) continue;
         lock.unlock();
         ask_original();
-        look = steady_clock::now() + kOpenPatience;
+        look = steady_clock::now() + kStoreOpenPatience;
         lock.lock();
       }
       return clone != nullptr ? clone : original;
@@ -317,7 +314,7 @@ class StoreConnection final : public KeyValue {
     // The original remains, whose errors say more. REQUIRES: mutex is held.
     void cannot_open(const std::exception& error) {
       opening = false;
-      opens_again = steady_clock::now() + kOpenAgain;
+      opens_again = steady_clock::now() + kStoreReopenDelay;
       log::debug("no second connection to " + name.store + ": " + cause_of(error));
     }
 
@@ -329,7 +326,7 @@ class StoreConnection final : public KeyValue {
         self->original->check({"hbm/alive"});
       };
       try {
-        run_abandonable(ask, steady_clock::now() + kOpenPatience);
+        run_abandonable(ask, steady_clock::now() + kStoreOpenPatience);
       } catch (const std::system_error&) {  // no thread
         asking = false;
       }

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "process_group/tuning.h"
 
 namespace hbm {
 namespace {
@@ -34,7 +35,7 @@ TwinMemory* TwinMemory::of(const std::shared_ptr<memory::SharedSegment>& segment
 
 at::Tensor TwinMemory::take(int64_t elements, at::ScalarType type) {
   const size_t bytes = static_cast<size_t>(elements) * c10::elementSize(type);
-  if (bytes < kLeastBytes) return {};
+  if (bytes < kPinnedHostCopyBytes) return {};
   Block block = take_kept(bytes);
   if (block.data == nullptr) block = make(block_bytes(bytes));
   if (block.data == nullptr) {

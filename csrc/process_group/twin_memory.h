@@ -22,9 +22,6 @@ namespace hbm {
 
 class TwinMemory {
  public:
-  // Smaller twins lie elsewhere: the ranks copy little then, and a block takes whole pages.
-  static constexpr size_t kLeastBytes = size_t{64} << 10;
-
   // That of a segment and a device type, which stays for good, as the segment must; null if the
   // device cannot pin memory that exists already.
   static TwinMemory* of(const std::shared_ptr<memory::SharedSegment>& segment,

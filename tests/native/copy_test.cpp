@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/copy_to_peers.h"
+#include "kernels/tuning.h"
 #include "seeds.h"
 
 namespace hbm {
@@ -40,8 +41,10 @@ TEST_P(CopyTest, CopiesAllAndNoMore) {
 
 INSTANTIATE_TEST_SUITE_P(Copy, CopyTest,
                          testing::Values(0, 1, 7, 64, 4099, 128 * 1024, 300'001,
-                                         kStreamedBytesAtMost - 1, kStreamedBytesAtMost,
-                                         kStreamedBytesAtMost + 1, kStreamedBytesAtMost + 4097));
+                                         kNonTemporalFromAtMostBytes - 1,
+                                         kNonTemporalFromAtMostBytes,
+                                         kNonTemporalFromAtMostBytes + 1,
+                                         kNonTemporalFromAtMostBytes + 4097));
 
 // A part goes past the caches as the whole does, wherever in a line it begins and ends.
 TEST(Copy, PartsOfALargeWholeAreWhole) {
@@ -56,7 +59,7 @@ TEST(Copy, PartsOfALargeWholeAreWhole) {
     const size_t at = random() % 200;
     std::copy_n(from.begin() + static_cast<ptrdiff_t>(skip), bytes,
                 expected.begin() + static_cast<ptrdiff_t>(at));
-    copy_part(to.data() + at, from.data() + skip, bytes, kStreamedBytesAtMost);
+    copy_part(to.data() + at, from.data() + skip, bytes, kNonTemporalFromAtMostBytes);
     ASSERT_EQ(to, expected) << bytes << " bytes, to +" << at << ", from +" << skip;
   }
 }
@@ -101,13 +104,13 @@ TEST(Copy, PrefersAWayOnceTwoPairsAgree) {
 TEST(Copy, GoesPastTheCachesFromHalfOfTheLastOneOn) {
   const std::filesystem::path caches =
       std::filesystem::path(testing::TempDir()) / ("caches-" + std::to_string(getpid()));
-  EXPECT_EQ(streamed_bytes_of(caches), kStreamedBytesAtMost);  // the kernel does not tell
+  EXPECT_EQ(streamed_bytes_of(caches), kNonTemporalFromAtMostBytes);  // the kernel does not tell
   std::filesystem::create_directories(caches / "index3");
   const std::vector<std::pair<std::string, size_t>> cases = {
       {"16384K\n", size_t{8} << 20},
-      {"32768K\n", kStreamedBytesAtMost},
-      {"98304K\n", kStreamedBytesAtMost},
-      {"\n", kStreamedBytesAtMost},
+      {"32768K\n", kNonTemporalFromAtMostBytes},
+      {"98304K\n", kNonTemporalFromAtMostBytes},
+      {"\n", kNonTemporalFromAtMostBytes},
   };
   for (const auto& [size, bytes] : cases) {
     std::ofstream(caches / "index3" / "size") << size;

@@ -12,6 +12,7 @@
 
 #include "kernels/copy.h"
 #include "kernels/reduce.h"
+#include "kernels/tuning.h"
 #include "seeds.h"
 
 namespace hbm {
@@ -51,7 +52,7 @@ void expect_the_same_sum(size_t threads, size_t count, Dtype dtype) {
   EXPECT_TRUE(single == expected);
 }
 
-constexpr size_t kUnit = Parallel::kLeastBytes;
+constexpr size_t kUnit = kBytesPerReduceThread;
 
 TEST(Parallel, SumsHaveTheSameBits) {
   for (const size_t threads : {1, 2, 3, 4}) {
@@ -63,7 +64,7 @@ TEST(Parallel, SumsHaveTheSameBits) {
 }
 
 TEST(Parallel, CopiesAreWhole) {
-  for (const size_t bytes : {size_t{1}, 2 * kUnit + 1, kStreamedBytesAtMost + 77}) {
+  for (const size_t bytes : {size_t{1}, 2 * kUnit + 1, kNonTemporalFromAtMostBytes + 77}) {
     const Bytes from = random_bytes(bytes + 1, test_seed());
     Bytes to(bytes + 2, std::byte{0x5a});
     Parallel(3).copy(to.data() + 1, from.data() + 1, bytes, bytes);

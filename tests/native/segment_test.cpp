@@ -28,6 +28,7 @@
 #include "memory/placement.h"
 #include "memory/shared_memory.h"
 #include "memory/system_memory.h"
+#include "memory/tuning.h"
 #include "memory_fixture.h"
 #include "seeds.h"
 
@@ -210,7 +211,7 @@ TEST(SharedSegment, GivesThePagesOfLargeBlocksBack) {
   with_hbm([] {
     for (Policy policy : kAllPolicies) {
       const auto segment = SharedSegment::create(policy, kGiB);
-      const size_t bytes = SharedSegment::kGivenBackBytes + 5;
+      const size_t bytes = kReturnedBlockBytes + 5;
       std::vector<void*> blocks;
       for (int i = 0; i < 9; ++i) {
         blocks.push_back(segment->allocate(bytes));

@@ -13,6 +13,7 @@
 #include "collectives_conversation.h"
 #include "communicator/shm/area.h"
 #include "communicator/shm/phased_operation.h"
+#include "kernels/tuning.h"
 #include "seeds.h"
 #include "shm_ranks.h"
 #include "stress.h"
@@ -56,9 +57,9 @@ Speaker speaker(NodeRank& rank) {
       .transfers = rank.transfers,
       .sequence = &rank.sequence,
       .sizes =
-          large ? std::vector{size_t{13}, 2 * Parallel::kLeastBytes, 4 * Parallel::kLeastBytes + 13}
+          large ? std::vector{size_t{13}, 2 * kBytesPerReduceThread, 4 * kBytesPerReduceThread + 13}
                 : sizes_worth_trying(rank.node.options.chunk_bytes),
-      .most_bytes = large ? 9 * Parallel::kLeastBytes : size_t{rank.size > 8 ? 64u : 700u} * 1024,
+      .most_bytes = large ? 9 * kBytesPerReduceThread : size_t{rank.size > 8 ? 64u : 700u} * 1024,
       .memory = {in_segment, private_memory}};
 }
 

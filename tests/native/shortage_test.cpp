@@ -19,6 +19,7 @@
 #include "memory/pool.h"
 #include "memory/room.h"
 #include "memory/segment.h"
+#include "memory/tuning.h"
 #include "memory_fixture.h"
 
 namespace hbm::memory {
@@ -53,8 +54,8 @@ uint64_t shared_room(uint64_t) { return machine.all; }
 namespace {
 
 constexpr size_t kSmall = kMiB;
-constexpr size_t kLarge = Heap::kMappedBytes + 8 * kMiB;
-static_assert(kSmall < Heap::kMappedBytes);
+constexpr size_t kLarge = kMappedBlockBytes + 8 * kMiB;
+static_assert(kSmall < kMappedBlockBytes);
 
 TEST(Heap, StrictPoliciesRefuseWhatTheNodeCannotHold) {
   with_hbm([] {

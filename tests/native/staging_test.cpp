@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "expect_error.h"
 #include "memory/heap.h"
+#include "memory/tuning.h"
 #include "memory_fixture.h"
 
 namespace hbm::memory {
@@ -121,7 +122,7 @@ TEST(Staging, KeptBlocksMakeRoomForOtherSizes) {
 TEST(Staging, LargeBlocksGoBackToTheHeap) {
   without_hbm([] {
     const auto pool = make_pool(Policy::kPreferred, 64 * kMiB);
-    const size_t bytes = StagingPool::kLargestClass + kMiB;
+    const size_t bytes = kLargestStagingClassBytes + kMiB;
     StagingBuffer large = pool->acquire(bytes);
     EXPECT_EQ(pool->stats().reserved_bytes, bytes);
     large = StagingBuffer();
@@ -157,9 +158,9 @@ TEST(Staging, AHoldKeepsWhatItsThreadReleases) {
     const auto pool = make_pool(Policy::kBind, kMiB);
     expect_next_part(*pool, {kMiB});
     expect_next_part(*pool, {64, kMiB / 2, 3 * kKiB, kMiB / 4});
-    const auto large = make_pool(Policy::kBind, StagingPool::kLargestClass + kMiB);
-    expect_next_part(*large, {StagingPool::kLargestClass + kMiB});
-    expect_next_part(*large, {StagingPool::kLargestClass + kMiB / 2 + kKiB});
+    const auto large = make_pool(Policy::kBind, kLargestStagingClassBytes + kMiB);
+    expect_next_part(*large, {kLargestStagingClassBytes + kMiB});
+    expect_next_part(*large, {kLargestStagingClassBytes + kMiB / 2 + kKiB});
   });
 }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "kernels/tuning.h"
 #include "seeds.h"
 
 namespace hbm {
@@ -100,7 +101,7 @@ TEST_P(ThinProductsTest, FindsTheLeftFactor) {
     thin().find_left(problem.product(), 0, shape.rows);
     const Floats whole = problem.left;
     std::ranges::fill(problem.left, NAN);
-    in_pieces(thin().find_left, problem.product(), shape.rows, kThinRows);
+    in_pieces(thin().find_left, problem.product(), shape.rows, kThinPartRows);
     ASSERT_EQ(problem.left, whole);
     for (size_t row = 0; row < shape.rows; ++row) {
       for (size_t k = 0; k < shape.rank; ++k) {
@@ -119,7 +120,7 @@ TEST_P(ThinProductsTest, FindsTheRightFactor) {
     thin().find_right(problem.product(), 0, shape.columns);
     const Floats whole = problem.right;
     std::ranges::fill(problem.right, NAN);
-    in_pieces(thin().find_right, problem.product(), shape.columns, kThinColumns);
+    in_pieces(thin().find_right, problem.product(), shape.columns, kThinPartColumns);
     ASSERT_EQ(problem.right, whole);
     for (size_t k = 0; k < shape.rank; ++k) {
       for (size_t column = 0; column < shape.columns; ++column) {
@@ -142,7 +143,7 @@ TEST_P(ThinProductsTest, SetsAndAddsToTheMatrix) {
       part(problem.product(), 0, shape.rows);
       const Floats whole = problem.matrix;
       problem.matrix = before;
-      in_pieces(part, problem.product(), shape.rows, kThinRows);
+      in_pieces(part, problem.product(), shape.rows, kThinPartRows);
       ASSERT_EQ(problem.matrix, whole);
       for (size_t row = 0; row < shape.rows; ++row) {
         for (size_t column = 0; column < shape.columns; ++column) {

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "kernels/copy.h"
 #include "kernels/reduce.h"
+#include "kernels/tuning.h"
 
 namespace hbm::shm {
 namespace {
@@ -103,7 +104,7 @@ void Streams::announce(Slot& slot) {
 size_t Streams::chunk_of(size_t bytes, size_t room) const {
   const size_t least = std::min(shm_group_->layout().chunk_bytes, room);
   if (chunks_are_alike()) return least;  // where the members' `bytes` may differ by mistake
-  const bool large = sides() * shm_group_->size() * bytes >= kStreamedBytesAtMost;
+  const bool large = sides() * shm_group_->size() * bytes >= kNonTemporalFromAtMostBytes;
   const size_t most = large ? least : std::clamp(divided(bytes, 2), least, room);
   const size_t rounds = std::max<size_t>(divided(bytes, most), 1);
   return std::max<size_t>(divided(divided(bytes, rounds), kCacheLine), 1) * kCacheLine;

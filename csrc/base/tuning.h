@@ -1,0 +1,96 @@
+// Thresholds of waits, threads and the end of a process.
+// Measure: `waiting_test`
+
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+
+namespace hbm {
+
+// -- Waits
+
+// The time for which spin() polls before its caller sleeps. Waking a thread can take longer than
+// the answer that it waits for: tens of microseconds on an idle processor, most of all a virtual
+// one.
+// Below: the thread polls, and yields its processor between two polls.
+// Above: spin() returns false, and the thread sleeps until it is woken.
+// Measure: `python -m benchmarks.collectives --collectives allreduce --sizes 8`
+inline constexpr std::chrono::microseconds kSpinBeforeSleep{50};
+
+// The time between two polls from which the thread counts as preempted: less than a time slice of
+// Linux' scheduler, more than an interrupt takes.
+// Below: the wait polls again.
+// Above: from the value on, the wait sleeps, and so do the next waits of the process.
+// Measure: `waiting_test --gtest_filter=SpinBudget.IsSpentWhenTheProcessorWasAway`
+inline constexpr std::chrono::microseconds kPreemptedAfter{500};
+
+// How long the next waits of the process sleep without polling, for each moment of preemption. A
+// preemption soon after that doubles the last time instead, if this is longer.
+// Unit: times the time of the preemption
+// Below: a smaller value polls on a busy processor sooner, and loses more time slices.
+// Above: a larger value sleeps longer on a processor that is free again.
+// Measure: `waiting_test --gtest_filter=SpinBudget.LaterWaitsOfAnyThreadSleepAtOnceForAWhile`
+inline constexpr int kSleepPerPreemption = 8;
+
+// The longest time for which waits sleep without polling.
+// Below: waits sleep for as long as kSleepPerPreemption says.
+// Above: waits sleep for the value, and then poll again.
+// Measure: `python -m benchmarks.collectives.busy`
+inline constexpr std::chrono::seconds kLongestTimeWithoutPolls{2};
+
+// -- Threads
+
+// The period in which a thread that waits for a call on another thread runs its `check`.
+// Below: a smaller value wakes waiting threads more often.
+// Above: a larger value delays the error after Ctrl-C or a death.
+// Measure: `pytest tests/python/failures/test_store_connection.py`
+inline constexpr std::chrono::milliseconds kCallCheckPeriod{10};
+
+// The longest wait for a background thread that was asked to end.
+// Below: the caller waits for the thread.
+// Above: the caller returns, and the thread keeps its memory until it ends.
+// Measure: `pytest tests/python/failures/test_process_end.py`
+inline constexpr std::chrono::milliseconds kThreadEndPatience{1000};
+
+// The stack that a thread is assumed to need if the default size cannot be read. An error names the
+// limit of address space if this much is not free.
+// Unit: bytes
+// Below: with less address space left, the error names RLIMIT_AS.
+// Above: from the value on, the error names the limits on threads.
+// Measure: `pytest tests/python/failures/test_surroundings.py`
+inline constexpr size_t kAssumedStackBytes = 8 << 20;
+
+// -- The end of a process
+
+// The longest wait, at the end of the process, for short sections of threads that have not parked.
+// Below: the end waits for the sections.
+// Above: the process ends, whatever the sections do.
+// Measure: `pytest tests/python/failures/test_process_end.py`
+inline constexpr std::chrono::seconds kFinalSectionPatience{10};
+
+// The period in which the end of the process counts the sections.
+// Below: a smaller value takes more processor time from the sections.
+// Above: a larger value delays the end of the process.
+// Measure: `pytest tests/python/failures/test_process_end.py`
+inline constexpr std::chrono::milliseconds kFinalSectionCheckPeriod{1};
+
+// -- Files and descriptors
+
+// The age from which a socket file that refuses calls is an ended process's. A process that starts
+// makes the file first and listens later.
+// Below: the file stays.
+// Above: the file is removed.
+// Measure: `pytest tests/python/failures/test_left_behind.py`
+inline constexpr std::chrono::minutes kLongestSocketStart{1};
+
+// The descriptors left at which an error blames the limit of open files: the failed call may have
+// closed its own before the count.
+// Unit: descriptors
+// Below: up to and including the value, the error tells to raise `ulimit -n`.
+// Above: the error keeps its own cause.
+// Measure: `pytest tests/python/failures/test_store_connection.py -k
+// test_too_few_descriptors_are_named`
+inline constexpr int kFewDescriptorsLeft = 8;
+
+}  // namespace hbm

@@ -1,0 +1,144 @@
+// Thresholds of forming a group through the store.
+// Measure: `rendezvous_test`
+
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+
+namespace hbm::bootstrap {
+
+// -- Questions to the store
+
+// The time that the store has for an answer after the deadline of the wait that asks. It is the
+// only time for the questions of a rank that ends the group's formation.
+// Below: the rank waits for the answer.
+// Above: the question fails: the store does not answer.
+// Measure: `pytest tests/python/failures/test_store_connection.py`
+inline constexpr std::chrono::seconds kStoreAnswerPatience{1};
+
+// The first pause between two questions of a wait. Each further one is half as long again.
+// Below: a smaller value asks more questions before the other ranks can have come.
+// Above: a larger value delays the formation of a group whose ranks come together.
+// Measure: `python -m benchmarks.scaling`
+inline constexpr std::chrono::microseconds kFirstQuestionPause{50};
+
+// The longest pause between two questions of a wait.
+// Below: the pause grows, and Ctrl-C is not asked for.
+// Above: the pause is the value, or kPausePerKey's if longer. Ctrl-C ends the wait.
+// Measure: `python -m benchmarks.scaling`
+inline constexpr std::chrono::microseconds kLongestQuestionPause{10'000};
+
+// The longest pause for each key of a question: all ranks ask at the same time.
+// Below: a smaller value floods the store with the questions of a thousand ranks.
+// Above: a larger value delays the formation of a large group.
+// Measure: `python -m benchmarks.scaling`
+inline constexpr std::chrono::microseconds kPausePerKey{100};
+
+// The time that a store takes for an answer before the rank checks whether its peers live. It
+// doubles with each check.
+// Below: the rank waits for the answer.
+// Above: the rank checks its peers, then asks again.
+// Measure: `pytest tests/python/failures/test_deaths_while_forming.py`
+inline constexpr std::chrono::milliseconds kFirstStoreSilence{250};
+
+// -- The introduction of the ranks
+
+// The longest wait of the other ranks for rank 0's introduction before they introduce themselves. A
+// rank that knows rank 0 is watched before it is counted on.
+// Below: the rank waits, unless kFirstRankPatienceDivisor's part of its time has passed.
+// Above: the rank introduces itself.
+// Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
+inline constexpr std::chrono::seconds kFirstRankPatience{5};
+
+// The part of a rank's time that its wait for rank 0 takes at most: the time over this.
+// Unit: parts of the time
+// Below: a smaller value leaves less of a short timeout for the other ranks.
+// Above: a larger value leaves deaths unnoticed for longer under a short timeout.
+// Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
+inline constexpr int kFirstRankPatienceDivisor = 4;
+
+// The longest wait until rank 0 would notice this rank's death.
+// Below: the rank waits before it introduces itself.
+// Above: the rank introduces itself, watched or not.
+// Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
+inline constexpr std::chrono::seconds kWatchedPatience{1};
+
+// The time in which a rank that cannot take part tells the others.
+// Below: the rank writes to the store.
+// Above: the rank gives up, and raises its own error.
+// Measure: `pytest tests/python/failures/test_meeting.py -k
+// test_a_rank_that_fails_before_it_meets_the_others`
+inline constexpr std::chrono::seconds kEarlyFailurePatience{1};
+
+// The unread records that a rank asks for in one check while it waits for the others.
+// Unit: records
+// Below: a smaller value reads the records of many early ranks late.
+// Above: a larger value makes one check long, and deaths go unnoticed during it.
+// Measure: `rendezvous_test --gtest_filter=Rendezvous.TellsOfEachArrivalOnceAndOfTheEarlyOnesSoon`
+inline constexpr size_t kRecordsPerCheck = 64;
+
+// The period in which a waiting rank asks for unread records.
+// Below: a smaller value burdens the store.
+// Above: a larger value delays the links to the ranks that have come.
+// Measure: `rendezvous_test --gtest_filter=Rendezvous.TellsOfEachArrivalOnceAndOfTheEarlyOnesSoon`
+inline constexpr std::chrono::milliseconds kRecordCheckPeriod{20};
+
+// The members up to which an error lists each; in longer lists, runs of members are ranges.
+// Unit: members
+// Below: up to and including the value, each member is named.
+// Above: consecutive members are named as a range.
+// Measure: `rendezvous_test --gtest_filter=Members.ListsOfThemAreShort`
+inline constexpr size_t kMembersNamedSingly = 16;
+
+// -- The end of a formation
+
+// The period in which a waiting rank asks whether another one has ended the formation.
+// Below: a smaller value burdens the store.
+// Above: a larger value delays the error.
+// Measure: `rendezvous_test
+// --gtest_filter=Rendezvous.ALaterStepThatFailsOnOneRankEndsTheWaitOfTheOthers`
+inline constexpr std::chrono::milliseconds kAbortCheckPeriod{200};
+
+// The least such period for each rank of the group.
+// Below: a smaller value floods the store with the questions of a thousand ranks.
+// Above: a larger value delays the error in a large group.
+// Measure: `python -m benchmarks.scaling`
+inline constexpr std::chrono::milliseconds kAbortCheckPeriodPerRank{1};
+
+// The time that a rank which fails has to leave its record and to let the others read it: the store
+// may end with its process.
+// Below: the rank waits until all have their records.
+// Above: the rank raises its error.
+// Measure: `rendezvous_test --gtest_filter=Rendezvous.AProblemOfOneRankReachesAll`
+inline constexpr std::chrono::seconds kLastRecordPatience{5};
+
+// The time in which the store may tell why a rank has died: it may have ended the formation before.
+// Below: the rank waits for the cause.
+// Above: the error names the death alone.
+// Measure: `pytest tests/python/failures/test_deaths_while_forming.py`
+inline constexpr std::chrono::milliseconds kDeathCausePatience{200};
+
+// -- Agreements
+
+// The wait for the other ranks after which a rank writes a key of its own, by which errors name the
+// missing ranks.
+// Below: the rank is only counted: an agreement takes one key.
+// Above: from the value on, the rank writes its key.
+// Measure: `agreement_test --gtest_filter=Agreement.TakesOneKey`
+inline constexpr std::chrono::milliseconds kNamelessWait{200};
+
+// The time that counted ranks have, after the deadline, to write their keys before the missing are
+// named.
+// Below: the rank waits until all counted ranks have keys.
+// Above: from the value on, ranks without keys count as missing.
+// Measure: `agreement_test --gtest_filter=Agreement.NamesNobodyWhoHasJustCome`
+inline constexpr std::chrono::milliseconds kCountedRankPatience{1000};
+
+// The period in which those keys are asked for.
+// Below: a smaller value burdens the store.
+// Above: a larger value delays the error.
+// Measure: `agreement_test --gtest_filter=Agreement.NamesNobodyWhoHasJustCome`
+inline constexpr std::chrono::milliseconds kCountedRankCheckPeriod{10};
+
+}  // namespace hbm::bootstrap

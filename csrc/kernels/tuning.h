@@ -1,0 +1,161 @@
+// Thresholds of copies, sums, and the products of low rank.
+// Measure: `python -m benchmarks.collectives --collectives allreduce`
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace hbm {
+
+// -- Copies
+
+// The largest size from which copies use non-temporal stores on x86-64, whatever the last-level
+// cache. It also holds if the kernel does not tell the cache's size. With 32 MiB of cache, the
+// stores are faster from 8 MiB on, by 1.2 times at 16 MiB. A reader of less than half of the cache
+// would pay more than that.
+// Unit: bytes
+// Below: stores go through the caches, unless kNonTemporalCacheDivisor says otherwise.
+// Above: from the value on, stores are non-temporal. The destination would not stay in the cache
+// until it is read, and its old contents need not be fetched.
+inline constexpr size_t kNonTemporalFromAtMostBytes = size_t{16} << 20;
+
+// The size from which copies use non-temporal stores, as a part of the last-level cache: its size
+// over this. With 16 MiB of cache, copies of 8 MiB take 0.6 of the time with them, and copies of 4
+// MiB 1.4 times as long.
+// Unit: parts of the last-level cache
+// Below: a smaller value keeps copies in the cache that their readers no longer find there.
+// Above: a larger value sends readers to memory for data that the cache could hold.
+inline constexpr size_t kNonTemporalCacheDivisor = 2;
+
+// The bytes of one memcpy. On x86-64, glibc copies up to about the size of the second-level cache
+// by `rep movsb`, which need not fetch the lines that it overwrites. Its loops for larger copies
+// fetch them. With 1 MiB of second-level cache, copies of 2 to 16 MiB in parts of 32 to 512 KiB
+// took 0.7 to 0.85 of the time of one memcpy.
+// Unit: bytes
+// Below: up to and including the value, a copy is one memcpy.
+// Above: a copy is several, of this size each.
+inline constexpr size_t kMemcpyPartBytes = size_t{128} << 10;
+
+// How far ahead of its non-temporal stores a copy prefetches the source. Copies of 16 to 64 MiB
+// took 0.75 to 0.9 of the time without.
+// Unit: bytes
+// Below: a smaller value waits for memory.
+// Above: a larger value was slower where two ranks copy: a page ahead.
+inline constexpr size_t kPrefetchAheadBytes = 1024;
+
+// -- Copies to a peer, which share a choice between cached and non-temporal stores
+
+// The least copy to a peer that may be non-temporal.
+// Unit: bytes
+// Below: the copy goes through the caches, since it is not worth a fence.
+// Above: from the value on, the faster kind of store is used, by the trials.
+inline constexpr size_t kNonTemporalPeerCopyBytes = 4096;
+
+// The least copy to a peer that is timed.
+// Unit: bytes
+// Below: copies are not timed: reading the clock would be a large part.
+// Above: from the value on, up to the size from which all copies are non-temporal, some are timed.
+inline constexpr size_t kTimedPeerCopyBytes = 16 << 10;
+
+// How many copies of a size that may be timed have a trial, a pair of timed copies, among them.
+// Unit: copies
+// Below: a smaller value makes more copies with the slower kind of store.
+// Above: a larger value notices later that the scheduler has moved a rank.
+inline constexpr uint32_t kPeerCopiesPerTrial = 32;
+
+// How many copies to peers are trials from the start, so that the choice is made early.
+// Unit: copies
+// Below: copies are timed, in pairs.
+// Above: from the value on, one pair of kPeerCopiesPerTrial copies is timed.
+inline constexpr uint32_t kFirstTrialPeerCopies = 4;
+
+// How many trials have to agree before the choice changes. The thread may have lost its processor
+// in one.
+// Unit: trials
+// Below: the choice stays.
+// Above: from the value on, copies use the other kind of store.
+// Measure: `copy_test --gtest_filter=Copy.PrefersAWayOnceTwoPairsAgree`
+inline constexpr int kAgreeingTrials = 2;
+
+// The time of the cached copy, relative to the non-temporal one of its trial, from which the trial
+// speaks for non-temporal stores. Writing is half of the matter: a peer reads sooner from a cache
+// that it shares, so non-temporal stores have to be twice as fast.
+// Unit: percent
+// Below: up to and including the value, the trial does not speak for non-temporal stores.
+// Above: the trial speaks for them.
+// Measure: `copy_test --gtest_filter=Copy.PrefersAWayOnceTwoPairsAgree`
+inline constexpr int kNonTemporalAbovePercent = 200;
+
+// The same time, under which a trial speaks for cached stores. Between the two, nothing changes.
+// Unit: percent
+// Below: the trial speaks for cached stores.
+// Above: from the value on, the trial does not speak for them.
+// Measure: `copy_test --gtest_filter=Copy.PrefersAWayOnceTwoPairsAgree`
+inline constexpr int kCachedBelowPercent = 150;
+
+// -- Sums
+
+// The bytes of a result for which reductions and copies take one more thread, up to reduce_threads.
+// They take one thread half a millisecond; waking another costs 50 us.
+// Unit: bytes
+// Below: twice the value, one thread does all.
+// Above: each multiple of the value takes a further thread.
+// Measure: `HBMCOMM_REDUCE_THREADS=2 python -m benchmarks.collectives --collectives allreduce`
+inline constexpr size_t kBytesPerReduceThread = size_t{1} << 20;
+
+// The bytes of partial sums that are averaged in one step, on the stack: they stay in the innermost
+// cache.
+// Unit: bytes
+// Below: a smaller value calls the kernel more often.
+// Above: a larger value leaves the innermost cache.
+// Measure: `partial_sum_test --gtest_filter=PartialSum.AverageMayReplaceASource`
+inline constexpr size_t kAverageStepBytes = 4096;
+
+// The integers that are multiplied by a factor in one step before they are added: the products stay
+// in the innermost cache.
+// Unit: elements
+// Below: a smaller value calls the kernel more often.
+// Above: a larger value leaves the innermost cache.
+// Measure: `python -m benchmarks.box --sections accumulate`
+inline constexpr size_t kScaledIntegersPerStep = 1024;
+
+// -- Products of a matrix with thin factors
+
+// The rows of the least part of a product by rows: threads share a product in such parts. It is a
+// multiple of the rows of a tile of registers.
+// Unit: rows
+// Below: a smaller value leaves registers unused at the end of each part.
+// Above: a larger value shares a matrix less evenly among threads.
+// Measure: `python -m papers.layer_drop --sections pass`
+inline constexpr size_t kThinPartRows = 24;
+
+// The columns of the least part of a product by columns.
+// Unit: columns
+// Below: a smaller value leaves registers unused at the end of each part.
+// Above: a larger value shares a matrix less evenly among threads.
+// Measure: `python -m papers.layer_drop --sections pass`
+inline constexpr size_t kThinPartColumns = 256;
+
+// The rows of the matrix that are packed and kept in the cache for the whole left factor.
+// Unit: rows
+// Below: a smaller value reads the sums of the product more often.
+// Above: a larger value leaves the cache.
+// Measure: `python -m papers.layer_drop --sections pass`
+inline constexpr size_t kThinRowsInCache = 64;
+
+// The columns of a tile's rows that are kept in the cache for the whole right factor.
+// Unit: columns
+// Below: a smaller value reads the sums of the product more often.
+// Above: a larger value leaves the cache.
+// Measure: `python -m papers.layer_drop --sections pass`
+inline constexpr size_t kThinColumnsInCache = 1024;
+
+// The reflections that are applied together when columns are made orthonormal.
+// Unit: reflections
+// Below: a smaller value reads the columns more often.
+// Above: a larger value computes more products of reflections with each other.
+// Measure: `python -m papers.layer_drop --sections pass`
+inline constexpr size_t kReflectionsPerStep = 8;
+
+}  // namespace hbm

@@ -1,0 +1,203 @@
+// Thresholds of memory: segments, heaps, pools, staging, and the room that the machine has for
+// them.
+// Measure: `segment_test`
+
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+namespace hbm::memory {
+
+// -- The default size of a shared segment: addresses, not memory
+
+// The addresses of a segment: its heap may have holes.
+// Unit: times the memory of the machine
+// Below: a smaller value runs out of addresses in a fragmented heap with memory left.
+// Above: a larger value takes more of the process' address space.
+// Measure: `segment_test --gtest_filter=SharedSegment.LimitsAreNamedAndTheDefaultFitsThem`
+inline constexpr uint64_t kSegmentAddressesPerMemory = 4;
+
+// The largest size to which kSegmentAddressesPerMemory is applied in full.
+// Unit: bytes
+// Below: the segment has kSegmentAddressesPerMemory times the memory of the machine.
+// Above: the segment has the value, or the memory of the machine if that is more.
+// Measure: `segment_test --gtest_filter=SharedSegment.LimitsAreNamedAndTheDefaultFitsThem`
+inline constexpr uint64_t kLargestSpareSegmentBytes = uint64_t{1} << 40;
+
+// The part of RLIMIT_AS that a segment takes by default: the limit over this. The segments of the
+// other ranks need addresses too.
+// Unit: parts of RLIMIT_AS
+// Below: a smaller value leaves less for the segments of other ranks.
+// Above: a larger value makes the segment smaller than the limit needs.
+// Measure: `segment_test --gtest_filter=SharedSegment.LittleAddressSpaceMakesTheDefaultSmaller`
+inline constexpr uint64_t kAddressLimitDivisor = 8;
+
+// The least default size, whatever RLIMIT_AS is. If the kernel refuses a default size, a segment of
+// half the size is tried.
+// Unit: bytes
+// Below: no smaller segment is tried: the error names the limits.
+// Above: from twice the value on, a refused size is halved.
+// Measure: `segment_test --gtest_filter=SharedSegment.LittleAddressSpaceMakesTheDefaultSmaller`
+inline constexpr uint64_t kLeastDefaultSegmentBytes = uint64_t{256} << 20;
+
+// The least default size under RLIMIT_FSIZE, which the kernel applies to segments.
+// Unit: bytes
+// Below: under a lower limit, making the segment fails, and the error names the limit.
+// Above: under a limit of up to kLeastDefaultSegmentBytes, the segment may have the limit's size.
+// Measure: `segment_test --gtest_filter=SharedSegment.LimitsAreNamedAndTheDefaultFitsThem`
+inline constexpr uint64_t kLeastLimitedSegmentBytes = uint64_t{1} << 20;
+
+// -- Blocks of a segment
+
+// The least block of a segment whose pages return to the kernel when it is freed.
+// Unit: bytes
+// Below: the pages stay with the segment, for the next block.
+// Above: from the value on, the kernel has the pages again before free() returns.
+// Measure: `segment_test --gtest_filter=SharedSegment.GivesThePagesOfLargeBlocksBack`
+inline constexpr size_t kReturnedBlockBytes = size_t{1} << 20;
+
+// The largest reserved arena at the front of a segment, for the control blocks of groups. It is in
+// whole huge pages.
+// Unit: bytes
+// Below: the arena has kSegmentFrontDivisor's part of the segment.
+// Above: the arena has the value.
+// Measure: `segment_test --gtest_filter=SharedSegment.*Front*`
+inline constexpr uint64_t kLargestSegmentFrontBytes = uint64_t{64} << 20;
+
+// The part of a segment that its reserved arena takes at most: the size over this.
+// Unit: parts of the segment
+// Below: a smaller value leaves less of a small segment for its heap.
+// Above: a larger value makes the control blocks of groups use the heap, which loads memkind.
+// Measure: `segment_test --gtest_filter=SharedSegment.*Front*`
+inline constexpr uint64_t kSegmentFrontDivisor = 8;
+
+// -- Heaps
+
+// The least block of a heap with a mapping of its own. memkind keeps no block of this size either,
+// and rounds the size up.
+// Unit: bytes
+// Below: the block is memkind's.
+// Above: from the value on, the block is mapped at exactly its pages, on the nodes of its policy.
+// Measure: `heap_test --gtest_filter=Heap.LargeBlocksAreMappedAtExactlyTheirPages`
+inline constexpr size_t kMappedBlockBytes = size_t{8} << 20;
+
+// The bytes of a block that are touched before the room on its nodes is read again, under a strict
+// policy. Processes that commit together share the margin in such steps.
+// Unit: bytes
+// Below: a smaller value reads the room more often.
+// Above: a larger value lets concurrent processes overrun the margin further.
+// Measure: `shortage_test --gtest_filter=Heap.ANodeThatFillsUpMeanwhileIsAnError`
+inline constexpr size_t kCommitStepBytes = size_t{16} << 20;
+
+// The pages in one move_pages or mincore call that asks where memory is.
+// Unit: pages
+// Below: a smaller value makes more system calls.
+// Above: a larger value takes more of the stack.
+// Measure: `placement_test`
+inline constexpr size_t kPagesPerQuery = 1024;
+
+// The bandwidth of a node from which it counts as high-bandwidth memory: memkind's rule, as
+// MEMKIND_HBW_THRESHOLD's default.
+// Unit: MiB/s
+// Below: the node is ordinary memory.
+// Above: from the value on, the node is high-bandwidth memory.
+// Measure: `topology_test`
+inline constexpr uint64_t kLeastHbmBandwidth = 200 * 1024;
+
+// -- The room of the machine and its nodes
+
+// The memory of a node, of the machine or of a control group that no block takes, together with
+// kFreeMarginDivisor's part.
+// Unit: bytes
+// Below: with less free, there is no room.
+// Above: the memory beyond the margin is room.
+// Measure: `shortage_test`
+inline constexpr uint64_t kFreeMarginBytes = uint64_t{32} << 20;
+
+// The part of all memory that adds to kFreeMarginBytes: the total over this.
+// Unit: parts of the memory
+// Below: a smaller value refuses more blocks that would fit.
+// Above: a larger value risks that the kernel kills the process.
+// Measure: `shortage_test`
+inline constexpr uint64_t kFreeMarginDivisor = 128;
+
+// The part of the last reading of the room that small blocks may take before the room is read
+// again: the room over this, and kLargestUncheckedBytes at most.
+// Unit: parts of the room
+// Below: a smaller value lets processes that allocate together overrun the room further.
+// Above: a larger value reads the room for more blocks.
+// Measure: `room_test --gtest_filter=Room.SmallRequestsShareALook`
+inline constexpr uint64_t kUncheckedRoomDivisor = 64;
+
+// The most bytes of small blocks between two readings of the room.
+// Unit: bytes
+// Below: up to and including the value, the last reading is used, less the bytes granted since.
+// Above: the room is read for the block.
+// Measure: `room_test --gtest_filter=Room.SmallRequestsShareALook`
+inline constexpr uint64_t kLargestUncheckedBytes = uint64_t{16} << 20;
+
+// The age of a reading of the room from which it is not used again.
+// Below: small blocks use it.
+// Above: from the value on, the room is read for the next block.
+// Measure: `room_test --gtest_filter=Room.SmallRequestsShareALook`
+inline constexpr std::chrono::milliseconds kRoomReadingLifetime{100};
+
+// -- Staging memory
+
+// The least size class of staging memory.
+// Unit: bytes
+// Below: a request counts as one of the value.
+// Above: up to kLargestStagingClassBytes, a request is rounded up to a power of two.
+// Measure: `staging_test --gtest_filter=Staging.ReusesBlocksWithoutTheHeap`
+inline constexpr size_t kLeastStagingClassBytes = 64;
+
+// The largest size class of staging memory.
+// Unit: bytes
+// Below: up to and including the value, a released block is cached for the next request of its
+// class.
+// Above: a block has exactly the size of the request, and returns to the heap when it is released.
+// Measure: `staging_test --gtest_filter=Staging.LargeBlocksGoBackToTheHeap`
+inline constexpr size_t kLargestStagingClassBytes = size_t{16} << 20;
+
+// The released blocks that a thread keeps for the next part of its operation. An operation has half
+// as many.
+// Unit: blocks
+// Below: the thread keeps the block.
+// Above: from the value on, the block returns to its pool.
+// Measure: `staging_test --gtest_filter=Staging.AHoldKeepsWhatItsThreadReleases`
+inline constexpr size_t kHeldStagingBlocks = 8;
+
+// -- Pools
+
+// The least range of addresses of a block in a pool, if the pool's owner names no other. It is a
+// power of two.
+// Unit: bytes
+// Below: a smaller block takes the value in addresses, and memory by pages.
+// Above: a block takes the next power of two in addresses.
+// Measure: `pool_test --gtest_filter=Pool.EndsAreConfigurable`
+inline constexpr uint64_t kLeastPoolBlockBytes = uint64_t{4} << 10;
+
+// The largest block of a pool, if the pool's owner names no other.
+// Unit: bytes
+// Below: up to and including the value, the pool makes the block if it has the memory.
+// Above: the pool refuses the block.
+// Measure: `pool_test --gtest_filter=Pool.EndsAreConfigurable`
+inline constexpr uint64_t kLargestPoolBlockBytes = uint64_t{32} << 30;
+
+// The addresses of a pool: ranges are powers of two, and their gaps take no memory.
+// Unit: times the capacity
+// Below: a smaller value runs out of ranges with memory left.
+// Above: a larger value takes more of the process' address space.
+// Measure: `pool_test --gtest_filter=Pool.CapacityCountsPagesAndNotRanges`
+inline constexpr uint64_t kPoolAddressesPerCapacity = 4;
+
+// The largest capacity of a pool: its addresses are countable in 64 bits.
+// Unit: bytes
+// Below: up to and including the value, the pool is made, if there are the addresses.
+// Above: the pool is refused.
+// Measure: `pool_test --gtest_filter=Pool.SizesThatMakeNoPoolAreErrors`
+inline constexpr uint64_t kLargestPoolCapacityBytes = uint64_t{1} << 60;
+
+}  // namespace hbm::memory

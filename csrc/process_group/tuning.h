@@ -1,0 +1,119 @@
+// Thresholds of the process group: tensors in segments and on devices, options, and its connections
+// to the store.
+// Measure: `pytest tests/python/collectives/test_bad_input.py`
+
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+namespace hbm {
+
+// -- Tensors
+
+// The least tensor that PyTorch's CPU allocator places in a segment (HBMCOMM_ALLOCATOR=segment).
+// Unit: bytes
+// Below: the tensor is in the memory of the allocator before.
+// Above: from the value on, the tensor is in the segment, where other ranks read it without a copy.
+// Measure: `python -m benchmarks.collectives --collectives allreduce`
+inline constexpr size_t kSegmentTensorBytes = size_t{64} << 10;
+
+// The least host copy of a device tensor that is in the segment, in pinned memory.
+// Unit: bytes
+// Below: the host copy is in PyTorch's memory: ranks copy little then, and a block takes whole
+// pages.
+// Above: from the value on, other ranks read the host copy without a further one.
+// Measure: `python -m benchmarks.gpu`
+inline constexpr size_t kPinnedHostCopyBytes = size_t{64} << 10;
+
+// The chunk of a collective on device tensors, unless HBMCOMM_DEVICE_CHUNK_BYTES names another. It
+// takes 0.16 ms on PCIe 4.0 x16 (25 GB/s). To queue a copy, to see its event and to meet the other
+// ranks costs 10 to 20 us. Filling and draining the pipeline takes a chunk each.
+// Unit: bytes
+// Below: under two chunks, the collective is not cut.
+// Above: the collective is cut: the copies of a chunk overlap with the reduction of the next.
+// Measure: `python -m benchmarks.gpu`
+inline constexpr size_t kDeviceChunkBytes = size_t{4} << 20;
+
+// The least chunk that HBMCOMM_DEVICE_CHUNK_BYTES may name.
+// Unit: bytes
+// Below: the group is refused.
+// Above: from the value on, the group uses the chunk.
+// Measure: `pytest tests/python/accelerator/test_accelerator_chunks.py -k
+// test_chunk_bytes_that_make_no_sense`
+inline constexpr int64_t kLeastDeviceChunkBytes = 4 << 10;
+
+// The streams of a device collective for which a chunk grows by its own size: a chunk takes one
+// copy for each stream.
+// Unit: streams
+// Below: up to twice the value, a chunk has its own size.
+// Above: from twice the value on, a chunk grows by its size for each multiple.
+// Measure: `python -m benchmarks.gpu`
+inline constexpr size_t kStreamsPerDeviceChunk = 8;
+
+// -- Options
+
+// The least staging_bytes.
+// Unit: bytes
+// Below: the option is refused.
+// Above: from the value on, the option is taken.
+// Measure: `pytest tests/python/collectives/test_bad_input.py -k test_wrong_option`
+inline constexpr int64_t kLeastStagingBytes = 64 << 10;
+
+// The most reduce_threads.
+// Unit: threads
+// Below: up to and including the value, the option is taken.
+// Above: the option is refused.
+// Measure: `pytest tests/python/collectives/test_bad_input.py -k test_wrong_option`
+inline constexpr int64_t kMostReduceThreads = 64;
+
+// The least heartbeat_timeout: a machine is asked for a sign of life each second.
+// Below: the option is refused.
+// Above: from the value on, the option is taken.
+// Measure: `pytest tests/python/collectives/test_bad_input.py -k test_wrong_option`
+inline constexpr std::chrono::milliseconds kLeastHeartbeatTimeout{3000};
+
+// The heartbeat timeout that HBMCOMM_HEARTBEAT_TIMEOUT may not reach: its milliseconds are counted
+// in 64 bits.
+// Below: the variable is taken.
+// Above: from the value on, the variable is refused.
+// Measure: `pytest tests/python/collectives/test_bad_input.py -k test_wrong_environment`
+inline constexpr std::chrono::seconds kHeartbeatTimeoutLimit{1'000'000'000};
+
+// The last operations of a group that its flight record has.
+// Unit: operations
+// Below: a smaller value loses the operation that one rank never issued.
+// Above: a larger value takes more memory for each group.
+// Measure: `pytest tests/python/failures/test_flight_record.py`
+inline constexpr size_t kRecordedOperations = 64;
+
+// -- The store
+
+// The time for a second connection to the store, or for an answer on PyTorch's, before the store is
+// asked, or asked again, on PyTorch's connection.
+// Below: the group waits for the second connection.
+// Above: PyTorch's connection is asked whether the store is there; with it gone, the wait ends.
+// Measure: `pytest tests/python/failures/test_store_connection.py`
+inline constexpr std::chrono::milliseconds kStoreOpenPatience{200};
+
+// The delay after the second connection could not be made.
+// Below: questions go through PyTorch's connection.
+// Above: from the value on, the next question tries to make the second connection.
+// Measure: `pytest tests/python/failures/test_store_connection.py`
+inline constexpr std::chrono::milliseconds kStoreReopenDelay{10'000};
+
+// The time that the store has to delete the keys of a destroyed group.
+// Below: destroying the group waits.
+// Above: the destruction continues; the keys are deleted late or stay.
+// Measure: `pytest tests/python/failures/test_store_keys.py`
+inline constexpr std::chrono::milliseconds kKeyRemovalPatience{200};
+
+// The time in which the rank that names the missing ranks of a monitored barrier has to do so after
+// the barrier's timeout.
+// Below: the other ranks wait for its verdict.
+// Above: the error says that this rank is stopped or has died.
+// Measure: `pytest tests/python/failures/test_deaths_at_monitored_barrier.py`
+inline constexpr std::chrono::seconds kVerdictPatience{1};
+
+}  // namespace hbm
