@@ -18,7 +18,7 @@ from torch_hbmcomm.parameter_server.exchange import WeightExchange
 from torch_hbmcomm.parameter_server.layout import PIECE_BYTES, Layout, lay_out
 from torch_hbmcomm.parameter_server.packing import TensorSpec
 from torch_hbmcomm.parameter_server.roster import Roster
-from torch_hbmcomm.parameter_server.sharding import ShardedWeights
+from torch_hbmcomm.parameter_server.sharding import JobSegments, ShardedWeights
 
 WORKERS, PUSHES = 3, 4
 COUNTS = [1, 997, PIECE_BYTES // 4 + 1]  # elements
@@ -43,7 +43,8 @@ def work(number: int, url: str) -> None:
         roster = Roster(box, "exchange", timeout=600, temporary=True)
         leads = roster.leads()
         mode: Literal["auto", "attach"] = "auto" if leads else "attach"
-        weights = ShardedWeights([box], "exchange", plan, mode, temporary=True)
+        segments = JobSegments([box], "exchange", plan.weights_bytes, plan.slot_bytes)
+        weights = ShardedWeights(segments, plan, mode)
         if leads:
             weights.mark(1)
             roster.publish(1)
@@ -66,7 +67,7 @@ def work(number: int, url: str) -> None:
         assert box.transport == "verbs"
         roster.wait_pulled(PUSHES)
         roster.leave()
-        weights.close()
+        segments.free()
 
 
 def main() -> None:

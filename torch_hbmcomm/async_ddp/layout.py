@@ -18,7 +18,7 @@ from functools import cached_property
 import torch
 
 from torch_hbmcomm import smb
-from torch_hbmcomm.parameter_server.sharding import ShardedSegment, wait_all
+from torch_hbmcomm.parameter_server.sharding import JobSegments, ShardedSegment, wait_all
 
 _BLOCK = 1 << 19
 LONGEST_RUN = 1 << 16  # few enough to be worked on within a processor's cache
@@ -116,46 +116,6 @@ class BlockCyclicLayout:
         )
         count = sum(run.count for run in runs)
         return BucketPiece(box, turn * self._block + inside, begin, count, runs)
-
-
-class JobSegments:
-    """The segments that this rank has attached for a job, whose name all ranks have in common.
-
-    needed: bytes of each box for all ranks; errors of alloc() tell
-    """
-
-    def __init__(self, boxes: Sequence[smb.Box], name: str, needed: int) -> None:
-        self.boxes = boxes
-        self.name = name
-        self._needed = needed
-        self._segments: list[smb.Segment] = []
-
-    def alloc(self, box: int, size: int, key: str | None = None) -> smb.Segment:
-        """Allocate in the box of that index: for this rank alone, or with a key, for all ranks.
-
-        Raises MemoryError.
-        """
-        try:
-            segment = self.boxes[box].alloc(
-                size, None if key is None else f"{self.name}/{key}", temporary=True
-            )
-        except MemoryError as error:
-            raise MemoryError(
-                f"the box {self.boxes[box].url} is too small: it has to have {self._needed} bytes "
-                f"for this job: {error}"
-            ) from error
-        self._segments.append(segment)
-        return segment
-
-    def free(self) -> None:
-        """End the attachments, unless they have ended with the group that the boxes are of."""
-        if not self.ended:
-            for segment in self._segments:
-                segment.free()
-
-    @property
-    def ended(self) -> bool:
-        return any(box.closed for box in self.boxes)
 
 
 class ShardedTensor:

@@ -61,13 +61,12 @@ class Parameters:
                 self._orders.check_bucket(name, parameter, buffer[at : at + parameter.numel()])
             at += parameter.numel()
 
-    def bytes(self, ranks: int, published: bool) -> int:
-        """Return what each box has to have for totals, the ranks' slots, and a publication."""
-        return sum(
-            layout.room * (8 + ranks * wire_dtype(dtype).itemsize)
-            + (layout.room * (8 + wire_dtype(dtype).itemsize) if published else 0)
-            for dtype, layout in self.layouts.items()
-        )
+    def bytes(self, published: bool) -> tuple[int, int]:
+        """Return the bytes that each box has to hold: for totals and a publication, once, and for
+        each rank's slots."""
+        totals = sum(layout.room * 8 for layout in self.layouts.values())
+        slots = sum(s.room * wire_dtype(dtype).itemsize for dtype, s in self.layouts.items())
+        return (2 * totals + slots if published else totals), slots
 
     def weights(self) -> Flats:
         """Return copies, in the dtypes as which they travel."""

@@ -10,13 +10,13 @@ import torch
 
 from torch_hbmcomm.async_ddp.layout import (
     BlockCyclicLayout,
-    JobSegments,
     ShardedTensor,
     wire_dtype,
 )
 from torch_hbmcomm.async_ddp.parameters import Parameters
 from torch_hbmcomm.async_ddp.pipeline import TaskPipeline
 from torch_hbmcomm.async_ddp.totals import Totals
+from torch_hbmcomm.parameter_server.sharding import JobSegments
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from torch_hbmcomm import smb
 from torch_hbmcomm.agreement import together
 from torch_hbmcomm.async_ddp.agreement import AsyncHookConfig, check_equal, trained
 from torch_hbmcomm.async_ddp.exchange import BucketExchange
-from torch_hbmcomm.async_ddp.layout import JobSegments
 from torch_hbmcomm.async_ddp.parameters import Parameters
 from torch_hbmcomm.async_ddp.pipeline import TaskPipeline
 from torch_hbmcomm.async_ddp.resync import Publication, Resync
@@ -28,7 +27,7 @@ from torch_hbmcomm.async_ddp.totals import Totals
 from torch_hbmcomm.groups import HookState, group_of_model, group_to_report_in
 from torch_hbmcomm.optimizers import optimizers_to_drain, step_and_clear
 from torch_hbmcomm.parameter_server.roster import Roster
-from torch_hbmcomm.parameter_server.sharding import Boxes, connect_boxes
+from torch_hbmcomm.parameter_server.sharding import Boxes, JobSegments, connect_boxes
 from torch_hbmcomm.smb.closeable import Closeable, close_at_exit
 
 
@@ -284,12 +283,14 @@ class AsyncState(HookState, Closeable):
         """Attach to the job's segments, and join its other ranks; `resources` leaves them."""
         parameters, totals = self._parameters, self._totals
         every = config.resync_every
-        needed = parameters.bytes(self._ranks, every is not None)
-        segments = JobSegments(self._boxes, name, needed)
+        shared, own = parameters.bytes(published=every is not None)
+        count = len(self._boxes)
+        segments = JobSegments(self._boxes, name, [shared] * count, [own] * count)
         resources.callback(segments.free)
         for dtype, layout in parameters.layouts.items():
             totals[dtype] = Totals(segments, layout, dtype, self._ranks)
-        self._roster = Roster(self._boxes[0], name, timeout, temporary=True)
+        with segments.naming_needs(0):
+            self._roster = Roster(self._boxes[0], name, timeout, temporary=True)
         resources.callback(lambda: None if segments.ended else self._roster.leave())
         self._roster.activate()
         pipeline = TaskPipeline("hbm-async-hook")

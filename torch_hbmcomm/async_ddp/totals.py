@@ -11,11 +11,10 @@ from torch_hbmcomm.async_ddp.layout import (
     LONGEST_RUN,
     BlockCyclicLayout,
     BucketPiece,
-    JobSegments,
     ShardedTensor,
     wire_dtype,
 )
-from torch_hbmcomm.parameter_server.sharding import wait_all
+from torch_hbmcomm.parameter_server.sharding import JobSegments, wait_all
 
 
 class Totals:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server.layout import Piece
 from torch_hbmcomm.parameter_server.roster import Roster
-from torch_hbmcomm.parameter_server.sharding import ShardedWeights, wait_all
+from torch_hbmcomm.parameter_server.sharding import JobSegments, ShardedWeights, wait_all
 
 COUNTER_BYTES = 8  # of a layer's version, a signed 64-bit number
 
@@ -29,18 +29,16 @@ class LayerVersions:
     and reads weights then. So a change that is missed is seen the next time, and none is missed for
     good.
 
-    Raises MemoryError when the box is too small; smb.BoxError.
+    Raises what JobSegments.alloc() does; smb.BoxError.
 
     Threads: one at a time.
     """
 
-    def __init__(
-        self, box: smb.Box, name: str, layers: int, mode: Literal["auto", "attach"], temporary: bool
-    ) -> None:
-        self._box = box
+    def __init__(self, segments: JobSegments, layers: int, mode: Literal["auto", "attach"]) -> None:
+        self._box = segments.boxes[0]
         self._size = layers * COUNTER_BYTES
-        self._counters = box.alloc(self._size, f"{name}/versions", mode, temporary)
-        self._increments = box.alloc(self._size, temporary=True)  # what this worker adds
+        self._counters = segments.alloc(0, self._size, "versions", mode)
+        self._increments = segments.alloc(0, self._size)  # what this worker adds
         self._seen = [0] * layers
         self.pushed_bytes = 0
         self.pulled_bytes = 0
@@ -70,10 +68,6 @@ class LayerVersions:
         self.pushed_bytes += self._size
         for layer in layers:
             self._seen[layer] += 1
-
-    def close(self) -> None:
-        self._increments.delete()
-        self._counters.free()
 
 
 class Arrival(NamedTuple):

@@ -12,7 +12,7 @@ from torch_hbmcomm.parameter_server.config import AsyncConfig
 from torch_hbmcomm.parameter_server.exchange import LayerVersions
 from torch_hbmcomm.parameter_server.layout import Layout, manifest_mismatch
 from torch_hbmcomm.parameter_server.roster import Roster
-from torch_hbmcomm.parameter_server.sharding import ShardedWeights, too_small
+from torch_hbmcomm.parameter_server.sharding import JobSegments, ShardedWeights
 
 
 class AsyncJob:
@@ -35,14 +35,14 @@ class AsyncJob:
         config: AsyncConfig,
         layers: int,
     ) -> None:
-        self._name = name
-        self._temporary = not config.keep
+        segments = JobSegments(
+            boxes, name, layout.weights_bytes, layout.slot_bytes, temporary=not config.keep
+        )
         with ExitStack() as leaving:
-            try:
-                self.roster = Roster(boxes[0], name, config.timeout, self._temporary)
-            except MemoryError as error:
-                raise too_small(boxes[0], layout, 0, error) from error
+            with segments.naming_needs(0):
+                self.roster = Roster(boxes[0], name, config.timeout, temporary=not config.keep)
             leaving.callback(self.roster.leave)
+            leaving.callback(segments.free)
             self.leads = self.roster.leads()
             if not self.leads:
                 self.roster.begin_anew()
@@ -50,19 +50,15 @@ class AsyncJob:
             mode: Literal["auto", "attach"] = "auto" if self.leads else "attach"
             try:
                 if not self.leads:
-                    self._compare(boxes[0], manifest, leaving)
-                self.weights = ShardedWeights(boxes, name, layout, mode, self._temporary)
-                leaving.callback(self.weights.close)
-                self.versions = None
-                if layers:
-                    self.versions = self._attach_versions(boxes[0], layout, layers, mode)
-                    leaving.callback(self.versions.close)
+                    _compare(segments, name, manifest)
+                self.weights = ShardedWeights(segments, layout, mode)
+                self.versions = LayerVersions(segments, layers, mode) if layers else None
             except smb.NoSuchKey as error:
                 raise RuntimeError(
                     f"the other workers of {name!r} have just left; start this one again"
                 ) from error
             if self.leads:
-                self._write_manifest(boxes[0], manifest, leaving)
+                segments.alloc(0, len(manifest), "manifest").write(source=manifest)
             self._leaving = leaving.pop_all()
 
     def publish(self) -> None:
@@ -75,24 +71,10 @@ class AsyncJob:
         """Leave the job."""
         self._leaving.close()
 
-    def _write_manifest(self, box: smb.Box, manifest: bytes, leaving: ExitStack) -> None:
-        key = f"{self._name}/manifest"
-        segment = box.alloc(len(manifest), key, temporary=self._temporary)
-        leaving.callback(segment.free)
-        segment.write(0, len(manifest), source=manifest)
 
-    def _compare(self, box: smb.Box, manifest: bytes, leaving: ExitStack) -> None:
-        """Raise ValueError when the manifest is not the one that the first worker has written."""
-        segment = box.alloc(None, f"{self._name}/manifest", "attach")
-        leaving.callback(segment.free)
-        segment.read()
-        if why := manifest_mismatch(manifest, bytes(segment.buffer)):
-            raise ValueError(f"this worker does not fit the others of {self._name!r}: {why}")
-
-    def _attach_versions(
-        self, box: smb.Box, layout: Layout, layers: int, mode: Literal["auto", "attach"]
-    ) -> LayerVersions:
-        try:
-            return LayerVersions(box, self._name, layers, mode, self._temporary)
-        except MemoryError as error:
-            raise too_small(box, layout, 0, error) from error
+def _compare(segments: JobSegments, name: str, manifest: bytes) -> None:
+    """Raise ValueError if the manifest is not the one that the first worker has written."""
+    segment = segments.alloc(0, None, "manifest", "attach")
+    segment.read()
+    if why := manifest_mismatch(manifest, bytes(segment.buffer)):
+        raise ValueError(f"this worker does not fit the others of {name!r}: {why}")

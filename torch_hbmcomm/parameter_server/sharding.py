@@ -15,8 +15,8 @@ PyTorch is not needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Literal
 
@@ -46,6 +46,75 @@ def connect_boxes(boxes: Boxes, resources: ExitStack) -> list[smb.Box]:
     if not found:
         raise ValueError("box names no box")
     return found
+
+
+class JobSegments:
+    """The segments that a worker has attached in the boxes of a job.
+
+    Args:
+        name: the job's, which begins the keys
+        shared, own: bytes that each box has to hold, once and for each worker, by the index of the
+            box; for errors
+        temporary: the boxes delete the job's segments when the last worker leaves
+
+    Threads: one at a time.
+    """
+
+    def __init__(
+        self,
+        boxes: Sequence[smb.Box],
+        name: str,
+        shared: Sequence[int],
+        own: Sequence[int],
+        temporary: bool = True,
+    ) -> None:
+        self.boxes = boxes
+        self._name = name
+        self._needs = list(zip(shared, own, strict=True))
+        self._temporary = temporary
+        self._attached = ExitStack()
+
+    def alloc(
+        self,
+        box: int,
+        size: int | None,
+        key: str | None = None,
+        mode: Literal["auto", "attach"] = "auto",
+    ) -> smb.Segment:
+        """Attach to the job's segment of that key in a box; without a key, make one for this worker
+        alone. Box.alloc() explains size and mode.
+
+        Raises MemoryError, which says how much the box has to hold; smb.NoSuchKey; smb.BoxError.
+        """
+        full_key = None if key is None else f"{self._name}/{key}"
+        with self.naming_needs(box):
+            segment = self.boxes[box].alloc(
+                size, full_key, mode, temporary=self._temporary or key is None
+            )
+        self._attached.callback(segment.free)
+        return segment
+
+    @contextmanager
+    def naming_needs(self, box: int) -> Iterator[None]:
+        """Say in a MemoryError of the block how much the box of that index has to hold."""
+        try:
+            yield
+        except MemoryError as error:
+            shared, own = self._needs[box]
+            raise MemoryError(
+                f"the box {self.boxes[box].url} is too small: it has to hold {shared} bytes, once, "
+                f"{own} bytes for each worker, and 1 MiB besides ({error})"
+            ) from error
+
+    def free(self) -> None:
+        """End the attachments, unless they have ended with the group that the boxes are of."""
+        if not self.ended:
+            self._attached.close()
+
+    @property
+    def ended(self) -> bool:
+        """Return True if a box's connection is closed."""
+        return any(box.closed for box in self.boxes)
 
 
 class ShardedSegment:
@@ -93,31 +162,25 @@ class ShardedWeights:
     weights. Zero-copy, a difference is computed where the box reads it, and weights are read where
     they lie.
 
-    Raises MemoryError when a box is too small, saying how much is needed; smb.BoxError.
+    Raises what JobSegments.alloc() does.
 
     Threads: one at a time.
     """
 
     def __init__(
-        self,
-        boxes: Sequence[smb.Box],
-        name: str,
-        layout: Layout,
-        mode: Literal["auto", "attach"],
-        temporary: bool,
+        self, segments: JobSegments, layout: Layout, mode: Literal["auto", "attach"]
     ) -> None:
         self._layout = layout
-        weights, slots = [], []
-        for index, box in enumerate(boxes):
-            size = layout.weights_bytes[index] + _MARK_BYTES
-            try:
-                weights.append(box.alloc(size, f"{name}/weights/{index}", mode, temporary))
-                size = max(layout.slot_bytes[index], _MARK_BYTES)
-                slots.append(box.alloc(size, temporary=True))
-            except MemoryError as error:
-                raise too_small(box, layout, index, error) from error
-        self._weights = ShardedSegment(boxes, weights)
-        self._slots = ShardedSegment(boxes, slots)
+        weights = [
+            segments.alloc(box, size + _MARK_BYTES, f"weights/{box}", mode)
+            for box, size in enumerate(layout.weights_bytes)
+        ]
+        slots = [
+            segments.alloc(box, max(size, _MARK_BYTES))
+            for box, size in enumerate(layout.slot_bytes)
+        ]
+        self._weights = ShardedSegment(segments.boxes, weights)
+        self._slots = ShardedSegment(segments.boxes, slots)
         self.pushed_bytes = 0
         self.pulled_bytes = 0
 
@@ -202,11 +265,6 @@ class ShardedWeights:
                     "just left, or one of several boxes lost its data; start the worker again"
                 )
 
-    def close(self) -> None:
-        for slot, weights in zip(self._slots.segments, self._weights.segments, strict=True):
-            slot.delete()
-            weights.free()
-
     @cached_property
     def _landing(self) -> list[memoryview]:
         """The memory where narrowed weights arrive, by box."""
@@ -215,15 +273,6 @@ class ShardedWeights:
     def _narrowed(self, piece: Piece) -> bool:
         """Return whether weights come as the slot's dtype, which helps only where they travel."""
         return not self._weights.zero_copy[piece.box] and piece.slot_dtype != piece.dtype
-
-
-def too_small(box: smb.Box, layout: Layout, index: int, cause: MemoryError) -> MemoryError:
-    """Make the error of a box, the one of that index, that has no room for a job."""
-    return MemoryError(
-        f"the box {box.url} is too small: it has to hold {layout.weights_bytes[index]} bytes of "
-        f"weights, once, {layout.slot_bytes[index]} bytes for each worker, and 1 MiB besides "
-        f"({cause})"
-    )
 
 
 def wait_all(futures: Iterable[smb.Future]) -> None:
