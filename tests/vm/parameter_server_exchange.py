@@ -56,7 +56,7 @@ def work(number: int, url: str) -> None:
             weights.slot(piece)[:] = floats(number + 1, piece.count)
         for _ in range(PUSHES):
             time.sleep(delays.random() / 20)
-            exchange.run(plan.changing, scales={"parameter": 1.0})
+            exchange.end(plan.changing, exchange.start(plan.changing, {"parameter": 1.0}))
         roster.wait_pushed(PUSHES)
         exchange.prefetch(plan.changing)
         wanted = PUSHES * sum(range(1, WORKERS + 1))

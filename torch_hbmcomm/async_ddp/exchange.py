@@ -17,8 +17,8 @@ from torch._C._distributed_c10d import GradBucket
 from torch_hbmcomm import smb
 from torch_hbmcomm.async_ddp.layout import BlockCyclicLayout, BucketPiece
 from torch_hbmcomm.async_ddp.parameters import Flats, Parameters
-from torch_hbmcomm.async_ddp.pipeline import TaskPipeline
 from torch_hbmcomm.async_ddp.totals import Totals
+from torch_hbmcomm.pipeline import TaskPipeline
 from torch_hbmcomm.tensors import is_finite
 
 _log = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ from torch_hbmcomm.async_ddp.layout import (
     wire_dtype,
 )
 from torch_hbmcomm.async_ddp.parameters import Parameters
-from torch_hbmcomm.async_ddp.pipeline import TaskPipeline
 from torch_hbmcomm.async_ddp.totals import Totals
 from torch_hbmcomm.parameter_server.sharding import JobSegments
+from torch_hbmcomm.pipeline import TaskPipeline
 
 
 @dataclass(frozen=True)

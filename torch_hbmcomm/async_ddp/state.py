@@ -21,13 +21,13 @@ from torch_hbmcomm.agreement import together
 from torch_hbmcomm.async_ddp.agreement import AsyncHookConfig, check_equal, trained
 from torch_hbmcomm.async_ddp.exchange import BucketExchange
 from torch_hbmcomm.async_ddp.parameters import Parameters
-from torch_hbmcomm.async_ddp.pipeline import TaskPipeline
 from torch_hbmcomm.async_ddp.resync import Publication, Resync
 from torch_hbmcomm.async_ddp.totals import Totals
 from torch_hbmcomm.groups import HookState, group_of_model, group_to_report_in
 from torch_hbmcomm.optimizers import optimizers_to_drain, step_and_clear
 from torch_hbmcomm.parameter_server.roster import Roster
 from torch_hbmcomm.parameter_server.sharding import Boxes, JobSegments, connect_boxes
+from torch_hbmcomm.pipeline import TaskPipeline
 from torch_hbmcomm.smb.closeable import Closeable, close_at_exit
 
 

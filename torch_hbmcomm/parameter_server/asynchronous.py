@@ -13,8 +13,9 @@ import secrets
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
@@ -38,6 +39,7 @@ from torch_hbmcomm.parameter_server.rules import Rule, named
 from torch_hbmcomm.parameter_server.selection import AsyncLayerDrop, Selection, SendAll, layers_in
 from torch_hbmcomm.parameter_server.sharding import Boxes, connect_boxes
 from torch_hbmcomm.parameter_server.shared_model import SharedModel, check_optimizer
+from torch_hbmcomm.pipeline import TaskPipeline
 from torch_hbmcomm.tensors import check_fills_memory, is_finite
 
 _log = logging.getLogger(__name__)
@@ -122,7 +124,7 @@ class ParameterServer:
     ) -> None:
         self._model = model
         self._optimizer = optimizer
-        self._thread: ThreadPoolExecutor | None = None
+        self._pipeline: TaskPipeline | None = None
         self._under_way: Future[list[Piece]] | None = None  # the exchange beside this step
         self._arrived: Sequence[Piece] = ()  # of the last such exchange, not taken yet
         self._steps = self._refused = 0
@@ -165,7 +167,7 @@ class ParameterServer:
                 boxes = prepare()
             self._join(boxes, name, resources)
             if self._config.overlap:
-                self._thread = resources.enter_context(ThreadPoolExecutor(1, "hbm-exchange"))
+                self._pipeline = resources.enter_context(TaskPipeline("hbm-exchange"))
             self._own_steps = OwnSteps(optimizer)
             resources.callback(self._own_steps.release)
             self._resources = resources.pop_all()
@@ -193,8 +195,8 @@ class ParameterServer:
         if self._unsent == self._config.push_every:
             start = time.perf_counter()
             with self._broken_by_errors():
-                if self._thread is not None:
-                    self._exchange_beside_next_step(self._thread)
+                if self._pipeline is not None:
+                    self._exchange_beside_next_step(self._pipeline)
                 elif self._config.rule.reads_first:
                     self._pull_then_push()
                 else:
@@ -203,7 +205,7 @@ class ParameterServer:
             self._seconds += time.perf_counter() - start
         return loss
 
-    def _exchange_beside_next_step(self, thread: ThreadPoolExecutor) -> None:
+    def _exchange_beside_next_step(self, pipeline: TaskPipeline) -> None:
         """Apply what arrived during this step, and leave an exchange to run during the next.
 
         The slots are the exchange's own until it is over, so it is waited for first.
@@ -217,7 +219,9 @@ class ParameterServer:
         for piece in self._arrived:
             if piece.layer not in layers:
                 self._replica.take_unsent(piece)
-        self._under_way = thread.submit(self._exchange.run, sent, scales)
+        self._under_way = pipeline.submit(
+            partial(self._exchange.start, sent, scales), partial(self._exchange.end, sent)
+        )
 
     def _push_and_pull(self) -> None:
         """Exchange now, applying each piece while the others travel."""

@@ -84,9 +84,8 @@ class Arrival(NamedTuple):
 class WeightExchange:
     """A worker's exchanges, and its clocks: how often it has pushed and pulled.
 
-    An exchange pushes and pulls once each, in either order: run(), or start() and finish() for who
-    has something to do with each piece as it arrives; or pull() and then push(). With staleness 0
-    nobody pushes before all have pulled, nor pulls before all have pushed.
+    An exchange pushes and pulls once each, in either order: start() and end(), or pull() and then
+    push(). With staleness 0 nobody pushes before all have pulled, nor pulls before all have pushed.
 
     Args:
         changing: the pieces that are exchanged
@@ -117,17 +116,11 @@ class WeightExchange:
         if self._staleness is not None:
             self._roster.wait_pushed(clock - self._staleness)
 
-    def run(self, sent: Sequence[Piece], scales: Scales) -> list[Piece]:
-        """Exchange from beginning to end. Returns the pieces whose fresh weights are here."""
-        arrived = [arrival.wait() for arrival in self.start(sent, scales)]
-        self.finish(sent)
-        return arrived
-
     def start(self, sent: Sequence[Piece], scales: Scales) -> list[Arrival]:
         """Add the slots of these pieces to the weights, and ask for fresh weights.
 
         Those come of the pieces that were sent, with the difference in them, and of layers that
-        others have changed. Wait for all of them, then call finish().
+        others have changed. Call end() then; or wait for each of them, and call finish().
 
         Without a bound on staleness, pieces go both ways at once. With one, it returns when all
         differences have been added and the workers are near enough to each other.
@@ -137,6 +130,12 @@ class WeightExchange:
             return changed + self._add(sent, scales, fetch=True)
         self.push(sent, scales)
         return self._fetch([*self._changed_besides(sent), *sent])
+
+    def end(self, sent: Sequence[Piece], arrivals: Sequence[Arrival]) -> list[Piece]:
+        """Wait for all that start() asked for, and finish(). Returns the pieces."""
+        arrived = [arrival.wait() for arrival in arrivals]
+        self.finish(sent)
+        return arrived
 
     def finish(self, sent: Sequence[Piece]) -> None:
         """Tell the others about an exchange whose pieces have all arrived: clocks advance."""

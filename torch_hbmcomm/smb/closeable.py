@@ -42,6 +42,7 @@ def close_at_exit(one: Closeable) -> None:
 
 @atexit.register
 def _close_all() -> None:
-    for one, maker in list(_makers.items()):
+    """Close the newest first: it may use older ones, as a thread uses its boxes."""
+    for one, maker in reversed(list(_makers.items())):
         if maker == os.getpid():  # not what a forked child has inherited
             one.close()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+from torch_hbmcomm.smb.closeable import Closeable, close_at_exit
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -22,20 +25,26 @@ class _Task:
     begun: Any = None
 
 
-class TaskPipeline:
-    """Begins the tasks in their order, and ends them in their order; a task that is there is begun
-    before an earlier one is ended, and so is under way while that one is waited for.
+class TaskPipeline(Closeable):
+    """Begins tasks in order, and ends them in order, on one thread. All queued tasks begin before
+    the thread waits for the end of an earlier one.
 
-    The first error ends it all: every task that was not ended by then fails with that error.
+    After the first error every other task fails with that error.
+
+    close() ends the queued tasks, and the thread. The end of the interpreter calls close() too; the
+    thread of an object that is garbage-collected ends by itself.
 
     Threads: any.
     """
 
     def __init__(self, name: str) -> None:
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        # The thread must not hold this object, or neither would ever be freed.
+        worker = _Worker(self._tasks)
+        self._thread = threading.Thread(target=worker.run, name=name, daemon=True)
         self._thread.start()
+        weakref.finalize(self, self._tasks.put, None)
+        close_at_exit(self)
 
     def submit(self, begin: Callable[[], T], end: Callable[[T], R]) -> Future[R]:
         """Run end(begin()), both in the thread, which also runs the future's callbacks."""
@@ -48,11 +57,18 @@ class TaskPipeline:
         return self.submit(lambda: None, lambda _: function()).result()
 
     def close(self) -> None:
-        """End the tasks that are there, and the thread."""
         self._tasks.put(None)
         self._thread.join()
 
-    def _run(self) -> None:
+
+class _Worker:
+    """The thread of a pipeline."""
+
+    def __init__(self, tasks: queue.SimpleQueue[_Task | None]) -> None:
+        self._tasks = tasks
+        self._failure: BaseException | None = None
+
+    def run(self) -> None:
         begun: deque[_Task] = deque()
         while True:
             try:
@@ -64,6 +80,7 @@ class TaskPipeline:
                 break
             if self._begin(task):
                 begun.append(task)
+            del task  # may hold the pipeline
         for task in begun:
             self._end(task)
 
