@@ -14,11 +14,11 @@ from typing import Literal
 import verbs_workers
 
 from torch_hbmcomm import smb
-from torch_hbmcomm.parameter_server.exchange import WeightExchange
+from torch_hbmcomm.parameter_server.exchange import BoundedExchange, Exchange
 from torch_hbmcomm.parameter_server.layout import PIECE_BYTES, Layout, lay_out
 from torch_hbmcomm.parameter_server.packing import TensorSpec
 from torch_hbmcomm.parameter_server.roster import Roster
-from torch_hbmcomm.parameter_server.sharding import JobSegments, ShardedWeights
+from torch_hbmcomm.parameter_server.sharding import JobSegments, Shards
 
 WORKERS, PUSHES = 3, 4
 COUNTS = [1, 997, PIECE_BYTES // 4 + 1]  # elements
@@ -44,16 +44,17 @@ def work(number: int, url: str) -> None:
         leads = roster.leads()
         mode: Literal["auto", "attach"] = "auto" if leads else "attach"
         segments = JobSegments([box], "exchange", plan.weights_bytes, plan.slot_bytes)
-        weights = ShardedWeights(segments, plan, mode)
+        weights = Shards(segments, plan, "weights", mode)
+        transfers = Exchange(segments, weights)
         if leads:
             weights.mark(1)
             roster.publish(1)
         weights.check_mark(roster.ready())
-        exchange = WeightExchange(weights, roster, plan.changing, versions=None, staleness=1)
+        exchange = BoundedExchange(transfers, roster, plan.changing, versions=None, staleness=1)
         exchange.count_from(roster.activate())
         roster.wait_for_workers(WORKERS)
         for piece in plan.changing:
-            weights.slot(piece)[:] = floats(number + 1, piece.count)
+            transfers.slot(piece)[:] = floats(number + 1, piece.count)
         for _ in range(PUSHES):
             time.sleep(delays.random() / 20)
             exchange.end(plan.changing, exchange.start(plan.changing, {"parameter": 1.0}))
@@ -61,7 +62,7 @@ def work(number: int, url: str) -> None:
         exchange.prefetch(plan.changing)
         wanted = PUSHES * sum(range(1, WORKERS + 1))
         for piece in plan.changing:
-            found, dtype = weights.fresh(piece)
+            found, dtype = transfers.fresh(piece)
             assert dtype == "float32"
             assert found == floats(wanted, piece.count), piece
         assert box.transport == "verbs"

@@ -29,7 +29,7 @@ from torch_hbmcomm.groups import chosen_group
 from torch_hbmcomm.layer_drop.config import LayerDrop
 from torch_hbmcomm.parameter_server.checkpoint import check_kind, count, part, restored_on_error
 from torch_hbmcomm.parameter_server.config import AsyncConfig
-from torch_hbmcomm.parameter_server.exchange import Scales, WeightExchange
+from torch_hbmcomm.parameter_server.exchange import BoundedExchange, Scales
 from torch_hbmcomm.parameter_server.job import AsyncJob
 from torch_hbmcomm.parameter_server.layout import Piece, lay_out, manifest_mismatch
 from torch_hbmcomm.parameter_server.own_steps import OwnSteps
@@ -437,13 +437,13 @@ class ParameterServer:
         config, changing = self._config, self._layout.changing
         self._job = job = AsyncJob(boxes, name, self._layout, config, self._layers)
         resources.callback(job.close)
-        self._replica = Replica(self._shared, self._layout, job.weights, config.rule)
+        self._replica = Replica(self._shared, job.exchange, config.rule)
         if job.leads:
             self._replica.give()
             job.publish()
         job.weights.check_mark(job.roster.ready())
         ahead = config.exchanges_ahead
-        self._exchange = WeightExchange(job.weights, job.roster, changing, job.versions, ahead)
+        self._exchange = BoundedExchange(job.exchange, job.roster, changing, job.versions, ahead)
         self._adopt(self._layout.pieces)
         if clock := job.roster.activate(math.inf if ahead is None else ahead + 1):
             self._exchange.count_from(clock)

@@ -7,17 +7,24 @@ which ones others have changed. PyTorch is not needed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server.layout import Piece
 from torch_hbmcomm.parameter_server.roster import Roster
-from torch_hbmcomm.parameter_server.sharding import JobSegments, ShardedWeights, wait_all
+from torch_hbmcomm.parameter_server.sharding import (
+    MARK_BYTES,
+    JobSegments,
+    ShardedSegment,
+    Shards,
+    wait_all,
+)
 
 COUNTER_BYTES = 8  # of a layer's version, a signed 64-bit number
 
-_SENDS = 2  # pieces at a time to a box; measured over 1 Gbit/s, see papers/README.md
+SENDS = 2  # pieces at a time to a box; measured over 1 Gbit/s, see papers/README.md
 
 Scales = Mapping[str, float]  # what the box multiplies differences with, by the kind of the piece
 
@@ -71,7 +78,7 @@ class LayerVersions:
 
 
 class Arrival(NamedTuple):
-    """A piece whose weights are under way to ShardedWeights.fresh()."""
+    """A piece whose numbers are on their way to Exchange.fresh()."""
 
     piece: Piece
     futures: Sequence[smb.Future]
@@ -81,7 +88,122 @@ class Arrival(NamedTuple):
         return self.piece
 
 
-class WeightExchange:
+class Exchange:
+    """Adds a worker's slots to shards, and reads fresh numbers.
+
+    A slot is memory of the box in which a worker leaves a difference, for the box to add. Over shm
+    nothing is copied: slot() and fresh() are the box's own memory.
+
+    Args:
+        narrow: over transports that copy, numbers come back in the slot's dtype
+        sends: pieces at a time to a box; None: any number
+
+    Raises the errors of JobSegments.alloc(); smb.BoxError.
+
+    Threads: one at a time.
+    """
+
+    def __init__(
+        self,
+        segments: JobSegments,
+        shards: Shards,
+        *,
+        narrow: bool = False,
+        sends: int | None = None,
+    ) -> None:
+        self.shards = shards
+        self.pushed_bytes = self.pulled_bytes = 0
+        self._memory = shards.memory
+        self._slots = ShardedSegment(
+            segments.boxes,
+            [
+                segments.alloc(box, max(size, MARK_BYTES))
+                for box, size in enumerate(shards.layout.slot_bytes)
+            ],
+        )
+        self._narrow = narrow
+        self._sends = None if sends is None else sends * len(segments.boxes)
+
+    def slot(self, piece: Piece) -> memoryview:
+        """Return where the difference of a piece is put before it is sent."""
+        return self._slots.local(piece.box, piece.slot_offset, piece.slot_size)
+
+    def fresh(self, piece: Piece) -> tuple[memoryview, str]:
+        """Return where the numbers of a piece are after fetch(), and their dtype."""
+        if self._narrowed(piece):
+            begin = piece.slot_offset
+            return self._landing[piece.box][begin : begin + piece.slot_size], piece.slot_dtype
+        return self._memory.local(piece.box, piece.offset, piece.size), piece.dtype
+
+    def add(self, pieces: Iterable[Piece], scales: Scales, fetch: bool) -> list[Arrival]:
+        """Add the slots of pieces to their numbers, and bring these to fresh() if `fetch`.
+
+        A slot belongs to the box until its piece has arrived. With `sends`, only a few pieces are
+        being sent at any time. Pieces that are sent together share the connections and arrive
+        together, and until then no numbers could come back.
+
+        pieces: yields a piece when its slot is filled
+        """
+        arrivals = []
+        sending: deque[smb.Future] = deque()
+        for piece in pieces:
+            if len(sending) == self._sends:
+                sending.popleft().result()
+            self.pushed_bytes += piece.slot_size
+            sent = self._slots.send(piece.box, piece.slot_offset, piece.slot_size)
+            sending += sent
+            added = self._sum(piece, scales[piece.kind])
+            fetched = self._ask(piece) if fetch else []
+            arrivals.append(Arrival(piece, [*sent, added, *fetched]))
+        return arrivals
+
+    def fetch(self, pieces: Iterable[Piece]) -> list[Arrival]:
+        """Bring the numbers of pieces to fresh()."""
+        return [Arrival(piece, self._ask(piece)) for piece in pieces]
+
+    def _sum(self, piece: Piece, scale: float) -> smb.Future:
+        """Compute numbers += scale * slot, on the box."""
+        return self._memory.segments[piece.box].accumulate_async(
+            self._slots.segments[piece.box],
+            piece.dtype,
+            scale,
+            offset=piece.offset,
+            size=piece.size,
+            source_offset=piece.slot_offset,
+            source_dtype=piece.slot_dtype,
+        )
+
+    def _ask(self, piece: Piece) -> list[smb.Future]:
+        """Bring the numbers of a piece to fresh(); the box narrows them by way of the slot."""
+        if not self._narrowed(piece):
+            self.pulled_bytes += piece.size
+            return self._memory.fetch(piece.box, piece.offset, piece.size)
+        self.pulled_bytes += piece.slot_size
+        begin, size = piece.slot_offset, piece.slot_size
+        slot = self._slots.segments[piece.box]
+        rounded = slot.assign_async(
+            self._memory.segments[piece.box],
+            piece.slot_dtype,
+            offset=begin,
+            size=size,
+            source_offset=piece.offset,
+            source_dtype=piece.dtype,
+        )
+        landing = self._landing[piece.box][begin : begin + size]
+        return [rounded, slot.read_async(begin, size, into=landing)]
+
+    @cached_property
+    def _landing(self) -> list[memoryview]:
+        """The memory where narrowed numbers arrive, by box."""
+        return [memoryview(bytearray(size)) for size in self.shards.layout.slot_bytes]
+
+    def _narrowed(self, piece: Piece) -> bool:
+        """Return True if numbers come in the slot's dtype, which helps only if they are copied."""
+        wide = piece.slot_dtype != piece.dtype
+        return self._narrow and wide and not self._memory.zero_copy[piece.box]
+
+
+class BoundedExchange:
     """A worker's exchanges, and its clocks: how often it has pushed and pulled.
 
     An exchange pushes and pulls once each, in either order: start() and end(), or pull() and then
@@ -97,13 +219,13 @@ class WeightExchange:
 
     def __init__(
         self,
-        weights: ShardedWeights,
+        exchange: Exchange,
         roster: Roster,
         changing: Sequence[Piece],
         versions: LayerVersions | None,
         staleness: int | None,
     ) -> None:
-        self._weights = weights
+        self._exchange = exchange
         self._roster = roster
         self._changing = changing
         self._versions = versions
@@ -126,10 +248,10 @@ class WeightExchange:
         differences have been added and the workers are near enough to each other.
         """
         if self._staleness is None:
-            changed = self._fetch(self._changed_besides(sent))
-            return changed + self._add(sent, scales, fetch=True)
+            changed = self._exchange.fetch(self._changed_besides(sent))
+            return changed + self._exchange.add(sent, scales, fetch=True)
         self.push(sent, scales)
-        return self._fetch([*self._changed_besides(sent), *sent])
+        return self._exchange.fetch([*self._changed_besides(sent), *sent])
 
     def end(self, sent: Sequence[Piece], arrivals: Sequence[Arrival]) -> list[Piece]:
         """Wait for all that start() asked for, and finish(). Returns the pieces."""
@@ -159,13 +281,13 @@ class WeightExchange:
     def add(self, pieces: Sequence[Piece], scales: Scales) -> None:
         """Add the slots to the weights outside of any exchange: no clock moves, and nobody is
         waited for."""
-        for arrival in self._add(pieces, scales, fetch=False):
+        for arrival in self._exchange.add(pieces, scales, fetch=False):
             arrival.wait()
         self._raise_versions(pieces)
 
     def prefetch(self, pieces: Sequence[Piece]) -> None:
         """Read fresh weights outside of any exchange, and wait for them."""
-        for arrival in self._fetch(pieces):
+        for arrival in self._exchange.fetch(pieces):
             arrival.wait()
 
     def forget_changes(self) -> None:
@@ -180,33 +302,12 @@ class WeightExchange:
     @property
     def pushed_bytes(self) -> int:
         versions = 0 if self._versions is None else self._versions.pushed_bytes
-        return self._weights.pushed_bytes + versions
+        return self._exchange.pushed_bytes + versions
 
     @property
     def pulled_bytes(self) -> int:
         versions = 0 if self._versions is None else self._versions.pulled_bytes
-        return self._weights.pulled_bytes + versions
-
-    def _fetch(self, pieces: Sequence[Piece]) -> list[Arrival]:
-        return [Arrival(piece, self._weights.fetch(piece)) for piece in pieces]
-
-    def _add(self, pieces: Sequence[Piece], scales: Scales, fetch: bool) -> list[Arrival]:
-        """Send and add pieces, and ask for their weights behind that if `fetch`.
-
-        A few pieces are sent at a time: those that are under way together share the connections and
-        arrive together, and nothing could come back meanwhile.
-        """
-        arrivals = []
-        sending: deque[smb.Future] = deque()
-        for piece in pieces:
-            if len(sending) == _SENDS * self._weights.boxes:
-                sending.popleft().result()
-            sending += self._weights.send(piece)
-            added = self._weights.add(piece, scales[piece.kind])
-            fetched = self._weights.fetch(piece) if fetch else []
-            arrivals.append(Arrival(piece, [added, *fetched]))
-        wait_all(sending)
-        return arrivals
+        return self._exchange.pulled_bytes + versions
 
     def _changed_besides(self, pieces: Sequence[Piece]) -> list[Piece]:
         """Return what others changed since this worker looked last, but for these layers."""

@@ -9,10 +9,10 @@ from typing import Literal
 
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server.config import AsyncConfig
-from torch_hbmcomm.parameter_server.exchange import LayerVersions
+from torch_hbmcomm.parameter_server.exchange import SENDS, Exchange, LayerVersions
 from torch_hbmcomm.parameter_server.layout import Layout, manifest_mismatch
 from torch_hbmcomm.parameter_server.roster import Roster
-from torch_hbmcomm.parameter_server.sharding import JobSegments, ShardedWeights
+from torch_hbmcomm.parameter_server.sharding import JobSegments, Shards
 
 
 class AsyncJob:
@@ -51,7 +51,8 @@ class AsyncJob:
             try:
                 if not self.leads:
                     _compare(segments, name, manifest)
-                self.weights = ShardedWeights(segments, layout, mode)
+                self.weights = Shards(segments, layout, "weights", mode)
+                self.exchange = Exchange(segments, self.weights, narrow=True, sends=SENDS)
                 self.versions = LayerVersions(segments, layers, mode) if layers else None
             except smb.NoSuchKey as error:
                 raise RuntimeError(

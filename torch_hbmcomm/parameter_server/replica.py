@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from torch_hbmcomm.parameter_server.layout import Layout, Piece
+from torch_hbmcomm.parameter_server.exchange import Exchange
+from torch_hbmcomm.parameter_server.layout import Piece
 from torch_hbmcomm.parameter_server.packing import parts_of, placed
 from torch_hbmcomm.parameter_server.rules import Rule
-from torch_hbmcomm.parameter_server.sharding import ShardedWeights
 from torch_hbmcomm.parameter_server.shared_model import SharedModel
 from torch_hbmcomm.tensors import flat, is_finite
 
@@ -41,13 +41,13 @@ class Replica:
     def __init__(
         self,
         model: SharedModel,
-        layout: Layout,
-        weights: ShardedWeights,
+        exchange: Exchange,
         rule: Rule,
     ) -> None:
         self._model = model
-        self._layout = layout
-        self._weights = weights
+        self._exchange = exchange
+        self._weights = exchange.shards
+        self._layout = layout = exchange.shards.layout
         self._rule = rule
         self._parts = {piece: self._part(piece) for piece in layout.changing}
         longest = max((piece.count for piece in layout.changing), default=0)
@@ -162,10 +162,10 @@ class Replica:
         return parts_of(piece.spans, self._flat)
 
     def _part(self, piece: Piece) -> _Part:
-        fresh, dtype = self._weights.fresh(piece)
+        fresh, dtype = self._exchange.fresh(piece)
         return _Part(
             base=torch.empty(piece.count, dtype=getattr(torch, piece.dtype)),
-            slot=_view(self._weights.slot(piece), piece.slot_dtype),
+            slot=_view(self._exchange.slot(piece), piece.slot_dtype),
             fresh=_view(fresh, dtype),
             rest=None if piece.slot_dtype == piece.dtype else torch.zeros(piece.count),
         )

@@ -23,7 +23,7 @@ from typing import Literal
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server.layout import Layout, Piece
 
-_MARK_BYTES = 64  # behind the weights: a number that all shards of one job bear
+MARK_BYTES = 64  # behind the numbers of a box: a number that all shards of one job bear
 
 _LONGEST_WAIT = 300.0  # seconds that an operation may take, of a box that is given by its address
 
@@ -155,108 +155,54 @@ class ShardedSegment:
         return [self.segments[box].write_async(offset, size)]
 
 
-class ShardedWeights:
-    """The weights of a job in its boxes, and this worker's slots.
+class Shards:
+    """Numbers that a job's boxes hold for all its workers, cut as a layout says; zeros at first.
 
-    A slot is memory of the box in which a worker leaves its difference, for the box to add to the
-    weights. Zero-copy, a difference is computed where the box reads it, and weights are read where
-    they lie.
+    Args:
+        key: of the segments, which the index of the box follows
 
-    Raises what JobSegments.alloc() does.
+    Raises what JobSegments.alloc() does; smb.BoxError.
 
     Threads: one at a time.
     """
 
     def __init__(
-        self, segments: JobSegments, layout: Layout, mode: Literal["auto", "attach"]
+        self,
+        segments: JobSegments,
+        layout: Layout,
+        key: str,
+        mode: Literal["auto", "attach"] = "auto",
     ) -> None:
-        self._layout = layout
-        weights = [
-            segments.alloc(box, size + _MARK_BYTES, f"weights/{box}", mode)
-            for box, size in enumerate(layout.weights_bytes)
-        ]
-        slots = [
-            segments.alloc(box, max(size, _MARK_BYTES))
-            for box, size in enumerate(layout.slot_bytes)
-        ]
-        self._weights = ShardedSegment(segments.boxes, weights)
-        self._slots = ShardedSegment(segments.boxes, slots)
-        self.pushed_bytes = 0
-        self.pulled_bytes = 0
-
-    @property
-    def boxes(self) -> int:
-        return len(self._weights.segments)
-
-    def slot(self, piece: Piece) -> memoryview:
-        """Return where the difference of a piece is put before it is sent."""
-        return self._slots.local(piece.box, piece.slot_offset, piece.slot_size)
-
-    def fresh(self, piece: Piece) -> tuple[memoryview, str]:
-        """Return where the weights of a piece are after fetch(), and their dtype."""
-        if self._narrowed(piece):
-            begin = piece.slot_offset
-            return self._landing[piece.box][begin : begin + piece.slot_size], piece.slot_dtype
-        return self._weights.local(piece.box, piece.offset, piece.size), piece.dtype
+        self.layout = layout
+        self.memory = ShardedSegment(
+            segments.boxes,
+            [
+                segments.alloc(box, size + MARK_BYTES, f"{key}/{box}", mode)
+                for box, size in enumerate(layout.weights_bytes)
+            ],
+        )
 
     def read(self, piece: Piece) -> memoryview:
-        """Return the weights of a piece as the box has them, without rounding. Waits."""
-        if self._weights.zero_copy[piece.box]:
-            return self._weights.local(piece.box, piece.offset, piece.size)
+        """Return the numbers of a piece as the box has them, without rounding. Waits."""
+        if self.memory.zero_copy[piece.box]:
+            return self.memory.local(piece.box, piece.offset, piece.size)
         found = memoryview(bytearray(piece.size))
-        self._weights.segments[piece.box].read(piece.offset, piece.size, into=found)
+        self.memory.segments[piece.box].read(piece.offset, piece.size, into=found)
         return found
 
     def write(self, piece: Piece, values: memoryview) -> None:
-        """Set the weights of a piece; only while nobody adds to them. Waits."""
-        self._weights.segments[piece.box].write(piece.offset, piece.size, source=values)
-
-    def send(self, piece: Piece) -> list[smb.Future]:
-        """Bring the piece's part of the slot to the box. Until the future that add() gives is done,
-        the slot is the box's own."""
-        self.pushed_bytes += piece.slot_size
-        return self._slots.send(piece.box, piece.slot_offset, piece.slot_size)
-
-    def add(self, piece: Piece, scale: float) -> smb.Future:
-        """Compute weights += scale * slot, on the box."""
-        return self._weights.segments[piece.box].accumulate_async(
-            self._slots.segments[piece.box],
-            piece.dtype,
-            scale,
-            offset=piece.offset,
-            size=piece.size,
-            source_offset=piece.slot_offset,
-            source_dtype=piece.slot_dtype,
-        )
-
-    def fetch(self, piece: Piece) -> list[smb.Future]:
-        """Bring the weights of a piece to fresh(); the box narrows them by way of the slot."""
-        if not self._narrowed(piece):
-            self.pulled_bytes += piece.size
-            return self._weights.fetch(piece.box, piece.offset, piece.size)
-        self.pulled_bytes += piece.slot_size
-        begin, size = piece.slot_offset, piece.slot_size
-        slot = self._slots.segments[piece.box]
-        rounded = slot.assign_async(
-            self._weights.segments[piece.box],
-            piece.slot_dtype,
-            offset=begin,
-            size=size,
-            source_offset=piece.offset,
-            source_dtype=piece.dtype,
-        )
-        landing = self._landing[piece.box][begin : begin + size]
-        return [rounded, slot.read_async(begin, size, into=landing)]
+        """Set the numbers of a piece; only while no worker adds to them. Waits."""
+        self.memory.segments[piece.box].write(piece.offset, piece.size, source=values)
 
     def mark(self, mark: int) -> None:
-        """Write a job's mark behind the weights of every box. Waits."""
-        for segment, size in zip(self._weights.segments, self._layout.weights_bytes, strict=True):
+        """Write a job's mark behind the numbers of every box. Waits."""
+        for segment, size in zip(self.memory.segments, self.layout.weights_bytes, strict=True):
             segment.write(size, 8, source=mark.to_bytes(8, "little"))
 
     def check_mark(self, mark: int) -> None:
         """Raise RuntimeError when the segments are not those that bear the mark, as when all others
         left while this worker came."""
-        for segment, size in zip(self._weights.segments, self._layout.weights_bytes, strict=True):
+        for segment, size in zip(self.memory.segments, self.layout.weights_bytes, strict=True):
             found = bytearray(8)
             segment.read(size, 8, into=found)
             if int.from_bytes(found, "little") != mark:
@@ -264,15 +210,6 @@ class ShardedWeights:
                     f"{segment!r} has no weights of this job: its other workers have "
                     "just left, or one of several boxes lost its data; start the worker again"
                 )
-
-    @cached_property
-    def _landing(self) -> list[memoryview]:
-        """The memory where narrowed weights arrive, by box."""
-        return [memoryview(bytearray(size)) for size in self._layout.slot_bytes]
-
-    def _narrowed(self, piece: Piece) -> bool:
-        """Return whether weights come as the slot's dtype, which helps only where they travel."""
-        return not self._weights.zero_copy[piece.box] and piece.slot_dtype != piece.dtype
 
 
 def wait_all(futures: Iterable[smb.Future]) -> None:
