@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import GradBucket
 
-from torch_hbmcomm import smb
-from torch_hbmcomm.async_ddp.layout import BlockCyclicLayout, BucketPiece
+from torch_hbmcomm.async_ddp.layout import FlatLayout
 from torch_hbmcomm.async_ddp.parameters import Flats, Parameters
-from torch_hbmcomm.async_ddp.totals import Totals
+from torch_hbmcomm.async_ddp.totals import PiecePlan, Totals
+from torch_hbmcomm.parameter_server.exchange import Arrival
 from torch_hbmcomm.pipeline import TaskPipeline
 from torch_hbmcomm.tensors import is_finite
 
@@ -28,9 +28,9 @@ _log = logging.getLogger(__name__)
 class BucketPlan:
     """The parameters of a bucket, in their order, and the pieces in which they travel."""
 
-    layout: BlockCyclicLayout
+    layout: FlatLayout
     names: tuple[str, ...]
-    pieces: Sequence[BucketPiece]
+    pieces: Sequence[PiecePlan]
 
     def clear_not_finite(self, gradients: torch.Tensor) -> list[str]:
         """Set gradients that have an element which is not finite to zero; return their names."""
@@ -121,7 +121,7 @@ class BucketExchange:
     def _plan(self, dtype: torch.dtype, names: tuple[str, ...]) -> BucketPlan:
         if names not in self._plans:
             layout = self._parameters.layouts[dtype]
-            self._plans[names] = BucketPlan(layout, names, layout.bucket(names))
+            self._plans[names] = BucketPlan(layout, names, self._totals[dtype].plan(names))
         return self._plans[names]
 
     def _twin(self, plan: BucketPlan, gradients: torch.Tensor) -> HostTwin:
@@ -138,7 +138,7 @@ class BucketExchange:
         gradients: torch.Tensor,
         plan: BucketPlan,
         wait: Callable[[], None] = lambda: None,
-    ) -> list[list[smb.Future]]:
+    ) -> list[Arrival]:
         wait()
         if cleared := plan.clear_not_finite(gradients):
             self.refused += len(cleared)

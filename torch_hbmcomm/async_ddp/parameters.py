@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import nn
 
-from torch_hbmcomm.async_ddp.layout import BlockCyclicLayout, wire_dtype
+from torch_hbmcomm.async_ddp.layout import FlatLayout, wire_dtype
 from torch_hbmcomm.tensors import Orders, flat
 
 Flats = dict[torch.dtype, torch.Tensor]  # by the parameters' dtype, in the order of its layout
@@ -24,8 +24,8 @@ class Parameters:
             self._orders.add(name, parameter)
         self._names = {id(parameter): name for name, parameter in named.items()}
         self.layouts = {
-            dtype: BlockCyclicLayout(
-                {n: p.numel() for n, p in named.items() if p.dtype == dtype}, boxes
+            dtype: FlatLayout(
+                {n: p.numel() for n, p in named.items() if p.dtype == dtype}, dtype, boxes
             )
             for dtype in {parameter.dtype: None for parameter in named.values()}
         }
@@ -61,12 +61,16 @@ class Parameters:
                 self._orders.check_bucket(name, parameter, buffer[at : at + parameter.numel()])
             at += parameter.numel()
 
-    def bytes(self, published: bool) -> tuple[int, int]:
+    def bytes(self, published: bool) -> tuple[list[int], list[int]]:
         """Return the bytes that each box has to hold: for totals and a publication, once, and for
         each rank's slots."""
-        totals = sum(layout.room * 8 for layout in self.layouts.values())
-        slots = sum(s.room * wire_dtype(dtype).itemsize for dtype, s in self.layouts.items())
-        return (2 * totals + slots if published else totals), slots
+        totals = [layout.totals for layout in self.layouts.values()]
+        weights = [layout.weights for layout in self.layouts.values()]
+        shared = [*totals, *totals, *weights] if published else totals
+        return (
+            [sum(sizes) for sizes in zip(*(one.weights_bytes for one in shared), strict=True)],
+            [sum(sizes) for sizes in zip(*(one.slot_bytes for one in totals), strict=True)],
+        )
 
     def weights(self) -> Flats:
         """Return copies, in the dtypes as which they travel."""

@@ -8,14 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from torch_hbmcomm.async_ddp.layout import (
-    BlockCyclicLayout,
-    ShardedTensor,
-    wire_dtype,
-)
+from torch_hbmcomm.async_ddp.layout import FlatLayout
 from torch_hbmcomm.async_ddp.parameters import Parameters
 from torch_hbmcomm.async_ddp.totals import Totals
-from torch_hbmcomm.parameter_server.sharding import JobSegments
+from torch_hbmcomm.parameter_server.sharding import JobSegments, Shards
 from torch_hbmcomm.pipeline import TaskPipeline
 
 
@@ -40,26 +36,25 @@ class Publication:
     Threads: one at a time.
     """
 
-    def __init__(
-        self, segments: JobSegments, layouts: Mapping[torch.dtype, BlockCyclicLayout]
-    ) -> None:
+    def __init__(self, segments: JobSegments, layouts: Mapping[torch.dtype, FlatLayout]) -> None:
         self._taken = 0
         self._number = segments.alloc(0, 8, "version")
+        self._layouts = layouts
         self._weights = {
-            dtype: ShardedTensor(segments, layout, wire_dtype(dtype), f"weights/{dtype}")
+            dtype: Shards(segments, layout.weights, f"weights/{dtype}")
             for dtype, layout in layouts.items()
         }
         self._applied = {
-            dtype: ShardedTensor(segments, layout, torch.float64, f"applied/{dtype}")
+            dtype: Shards(segments, layout.totals, f"applied/{dtype}")
             for dtype, layout in layouts.items()
         }
 
     def give(self, version: SourceVersion) -> None:
         """Publish a version. Waits."""
         self._number.fetch_add(0, 1)
-        for dtype in self._weights:
-            self._weights[dtype].write_all(version.weights[dtype])
-            self._applied[dtype].write_all(version.applied[dtype])
+        for dtype, layout in self._layouts.items():
+            layout.write(self._weights[dtype], version.weights[dtype])
+            layout.write(self._applied[dtype], version.applied[dtype])
         self._number.fetch_add(0, 1)
 
     def take(self) -> SourceVersion | None:
@@ -68,8 +63,8 @@ class Publication:
         if number == self._taken or number % 2:
             return None
         found = SourceVersion(
-            {dtype: weights.read_all() for dtype, weights in self._weights.items()},
-            {dtype: applied.read_all() for dtype, applied in self._applied.items()},
+            {dtype: s.read(self._weights[dtype]) for dtype, s in self._layouts.items()},
+            {dtype: s.read(self._applied[dtype]) for dtype, s in self._layouts.items()},
         )
         if self._number.fetch_add(0, 0) != number:
             return None

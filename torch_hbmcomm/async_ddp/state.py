@@ -283,9 +283,8 @@ class AsyncState(HookState, Closeable):
         """Attach to the job's segments, and join its other ranks; `resources` leaves them."""
         parameters, totals = self._parameters, self._totals
         every = config.resync_every
-        shared, own = parameters.bytes(published=every is not None)
-        count = len(self._boxes)
-        segments = JobSegments(self._boxes, name, [shared] * count, [own] * count)
+        needs = parameters.bytes(published=every is not None)
+        segments = JobSegments(self._boxes, name, *needs)
         resources.callback(segments.free)
         for dtype, layout in parameters.layouts.items():
             totals[dtype] = Totals(segments, layout, dtype, self._ranks)

@@ -11,8 +11,8 @@ PyTorch is not needed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -23,6 +23,7 @@ _ALIGNMENT = 64  # bytes
 
 _SUMMED = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _WIDTHS = _SUMMED | {"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
+_NARROWED = {("float32", "bfloat16"), ("float64", "float32")}
 _VERSION = 2
 
 
@@ -58,6 +59,20 @@ class Piece:
         """The bytes of the difference."""
         return self.count * width(self.slot_dtype)
 
+    def within(self, tensors: Container[int]) -> Iterator[Piece]:
+        """Yield the parts of this piece that have only tensors of these indices."""
+        at = 0
+        for inside, group in groupby(self.spans, lambda span: span.tensor in tensors):
+            spans = tuple(group)
+            count = sum(span.length for span in spans)
+            if inside:
+                offset = self.offset + at * width(self.dtype)
+                slot_offset = self.slot_offset + at * width(self.slot_dtype)
+                yield replace(
+                    self, offset=offset, count=count, slot_offset=slot_offset, spans=spans
+                )
+            at += count
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -92,12 +107,14 @@ def lay_out(
     boxes: int,
     transfer: str | None = None,
     layers: Sequence[Sequence[int]] = (),
+    piece_bytes: int = PIECE_BYTES,
 ) -> Layout:
     """Pack tensors into pieces, and give each piece to the box that has the least so far.
 
     Args:
-        transfer: the dtype in which differences of float32 travel; None: as they are
+        transfer: the dtype in which differences travel, as travels_as() says
         layers: of each the tensors, by index; none: nothing is dropped
+        piece_bytes: of the numbers of a piece, at most
 
     Raises ValueError for a dtype that a box cannot add.
     """
@@ -107,7 +124,7 @@ def lay_out(
             raise ValueError(f"{tensor}: a parameter server holds {', '.join(allowed)}")
     total = sum(tensor.count * width(tensor.dtype) for tensor in tensors)
     share = -(-total // boxes)
-    most = min(PIECE_BYTES, max(share, _ALIGNMENT))
+    most = min(piece_bytes, max(share, _ALIGNMENT))
     weights, slots = [0] * boxes, [0] * boxes
     pieces: list[Piece] = []
     layer_of = {index: number for number, members in enumerate(layers) for index in members}
@@ -126,8 +143,11 @@ def lay_out(
 
 
 def travels_as(dtype: str, transfer: str | None) -> str:
-    """Return the dtype of differences, and of weights where they are not read zero-copy."""
-    return transfer if transfer and dtype == "float32" else dtype
+    """Return the dtype of differences, and of weights that are not read zero-copy.
+
+    transfer: narrows float32 to bfloat16, or float64 to float32; other dtypes stay
+    """
+    return transfer if transfer and (dtype, transfer) in _NARROWED else dtype
 
 
 def width(dtype: str) -> int:

@@ -1,16 +1,7 @@
 """Memory that is spread over a job's boxes, a segment in each.
 
-`ParameterServer` and `AsyncState` both keep their numbers in a `ShardedSegment`, and differ in what
-decides which numbers go where:
-
-- Weights (`layout.py`) are packed: pieces are of tensors that never change place, so each goes to
-  the box that has the least so far, all dtypes in one segment of a box.
-- Totals of gradients (`async_ddp/layout.py`) are dealt to the boxes block by block, a segment for
-  each dtype: DDP rearranges its buckets after the first iteration, and each bucket, whatever
-  parameters it has, is to use all boxes at once.
-
-Segments and keys of both are an interface between the workers of a job, and so are kept apart.
-PyTorch is not needed.
+`ParameterServer` keeps weights in Shards, and `async_hook` the totals of gradients and versions of
+the parameters. PyTorch is not needed.
 """
 
 from __future__ import annotations
@@ -18,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from torch_hbmcomm import smb
 from torch_hbmcomm.parameter_server.layout import Layout, Piece
@@ -159,9 +150,9 @@ class Shards:
     """Numbers that a job's boxes hold for all its workers, cut as a layout says; zeros at first.
 
     Args:
-        key: of the segments, which the index of the box follows
+        key: begins the segments' keys; the index of the box ends them
 
-    Raises what JobSegments.alloc() does; smb.BoxError.
+    Raises the errors of JobSegments.alloc(); smb.BoxError.
 
     Threads: one at a time.
     """
@@ -192,7 +183,16 @@ class Shards:
 
     def write(self, piece: Piece, values: memoryview) -> None:
         """Set the numbers of a piece; only while no worker adds to them. Waits."""
-        self.memory.segments[piece.box].write(piece.offset, piece.size, source=values)
+        self.start_write(piece, values).result()
+
+    def start_read(self, piece: Piece, into: Any) -> smb.Future:
+        """Start to read the numbers of a piece into memory with Python's buffer protocol, or a
+        tensor."""
+        return self.memory.segments[piece.box].read_async(piece.offset, piece.size, into=into)
+
+    def start_write(self, piece: Piece, source: Any) -> smb.Future:
+        """Start a write(); source: as start_read() takes."""
+        return self.memory.segments[piece.box].write_async(piece.offset, piece.size, source=source)
 
     def mark(self, mark: int) -> None:
         """Write a job's mark behind the numbers of every box. Waits."""

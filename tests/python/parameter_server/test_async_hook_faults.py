@@ -309,30 +309,37 @@ def test_refusals(pool: Pool, boxes: list[str]) -> None:
 
 @pytest.mark.ranks(1)
 def test_every_element_has_its_place(ranks: int, monkeypatch: Any) -> None:
-    monkeypatch.setattr(layout, "_BLOCK", 64)
+    monkeypatch.setattr(layout, "_PIECE_BYTES", 64 * 8)
     monkeypatch.setattr(layout, "LONGEST_RUN", 20)
     draw = seeds.draws(0)
     for _ in range(200):
         counts = {str(i): draw.choice([0, 1, 7, 64, 150]) for i in range(draw.randrange(1, 9))}
-        placed = layout.BlockCyclicLayout(counts, boxes=draw.randrange(1, 4))
+        placed = layout.FlatLayout(counts, torch.float32, boxes=draw.randrange(1, 4))
         names = draw.sample(sorted(counts), draw.randrange(1, len(counts) + 1))
         bucket = [
             element
             for name in names
             for element in range(placed.ranges[name].start, placed.ranges[name].stop)
         ]
+        homes = {  # box and byte, by the place in flat tensors
+            run.begin + step: (piece.box, piece.offset + (run.inside + step) * 8)
+            for piece, runs in placed.bucket(list(placed.ranges))
+            for run in runs
+            for step in range(run.count)
+        }
+        assert sorted(homes) == list(range(placed.count))
+        assert len(set(homes.values())) == placed.count
         carried = {}
-        for piece in placed.bucket(names):
-            assert piece.at >= 0 and piece.at + piece.count <= placed.room
-            assert sum(run.count for run in piece.runs) == piece.count
-            begin = piece.begin
-            for run in piece.runs:
-                assert run.begin == begin and run.count <= 20
-                begin += run.count
+        for piece, runs in placed.bucket(names):
+            assert piece.offset + piece.size <= placed.totals.weights_bytes[piece.box]
+            assert piece.slot_offset + piece.slot_size <= placed.totals.slot_bytes[piece.box]
+            inside = 0
+            for run in runs:
+                assert run.inside == inside and run.count <= 20
+                inside += run.count
                 for step in range(run.count):
                     carried[run.at + step] = run.begin + step
+                    home = (piece.box, piece.offset + (run.inside + step) * 8)
+                    assert homes[run.begin + step] == home
+            assert inside == piece.count
         assert [carried[at] for at in range(len(bucket))] == bucket
-        homes = {
-            (piece.box, piece.at + step) for piece in placed.whole() for step in range(piece.count)
-        }
-        assert len(homes) == placed.count
