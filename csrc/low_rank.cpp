@@ -14,7 +14,7 @@
 #include "kernels/thin_products.h"
 #include "kernels/tuning.h"
 
-namespace hbm::layerdrop {
+namespace hbm::low_rank {
 namespace {
 
 constexpr std::array<int64_t, 2> kNoSizes{};
@@ -223,4 +223,4 @@ Tensors bases(const Tensors& lefts) {
   return found;
 }
 
-}  // namespace hbm::layerdrop
+}  // namespace hbm::low_rank

@@ -1,4 +1,4 @@
-// Layer dropping's low-rank approximations: the products of a bucket's matrices with their factors
+// Low-rank approximations of gradients: the products of a bucket's matrices with their factors
 // (kernels/thin_products.h), the bases of these, and what prepares both: transposed kernels and
 // rows of norm 1.
 //
@@ -15,7 +15,7 @@
 
 #include <vector>
 
-namespace hbm::layerdrop {
+namespace hbm::low_rank {
 
 using Tensors = std::vector<at::Tensor>;
 
@@ -48,4 +48,4 @@ void normalize_rows(const Tensors& matrices);
 // these depend on each other. REQUIRES: `lefts` are finite.
 Tensors bases(const Tensors& lefts);
 
-}  // namespace hbm::layerdrop
+}  // namespace hbm::low_rank

@@ -106,21 +106,23 @@ def memory_empty(shape: list[int], dtype: torch.dtype, policy: str) -> torch.Ten
 def memory_where(address: int, bytes: int) -> dict[int, int]: ...
 def memory_bind(mode: str, local_rank: int, local_size: int) -> str: ...
 
-# Layer dropping: csrc/layerdrop.h. Tensors are flat, contiguous and of float32, bfloat16 or
+# Error feedback: csrc/error_feedback.h. Tensors are flat, contiguous and of float32, bfloat16 or
 # float16, or all of float64.
-def layerdrop_accumulate(
+def error_feedback_accumulate(
     gradients: Sequence[torch.Tensor],
     before: Sequence[torch.Tensor | None],
     after: Sequence[torch.Tensor],
     factor: float,
     squares: bool,
 ) -> torch.Tensor: ...
-def layerdrop_pack(
-    caches: Sequence[torch.Tensor], wire: torch.Tensor, factor: float, inverse: float
+def error_feedback_pack(
+    residuals: Sequence[torch.Tensor], wire: torch.Tensor, factor: float, inverse: float
 ) -> None: ...
-def layerdrop_unpack(
+def error_feedback_unpack(
     wire: torch.Tensor, buffer: torch.Tensor, begins: Sequence[int], counts: Sequence[int]
 ) -> bool: ...
+
+# Layer dropping: csrc/layerdrop.h.
 def layerdrop_threshold(
     representatives: Sequence[float], sizes: Sequence[int], ratio: float
 ) -> float: ...

@@ -34,7 +34,7 @@ py::object late(const std::string& name) {
   if (!registered) {
     auto made = py::reinterpret_steal<py::module_>(PyModule_New(PyModule_GetName(m.ptr())));
     if (!made) throw py::error_already_set();
-    register_layerdrop(made);
+    register_compression(made);
     register_memory(made);
     register_mpi(made);
     made.def("warn", &log::warn, py::arg("message"));

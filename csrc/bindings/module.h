@@ -8,7 +8,7 @@ namespace hbm {
 
 void register_interruption();                         // of waits, by Ctrl-C
 void register_interpreter_end(pybind11::module_& m);  // torch_hbmcomm/process_end.py
-void register_layerdrop(pybind11::module_& m);        // layerdrop_*: torch_hbmcomm/layer_drop
+void register_compression(pybind11::module_& m);      // error_feedback_*, layerdrop_*, low_rank_*
 void register_memory(pybind11::module_& m);           // memory_*: torch_hbmcomm/memory.py
 void register_mpi(pybind11::module_& m);              // mpi_*: torch_hbmcomm/rendezvous.py
 void register_process_group(pybind11::module_& m);    // what every start needs

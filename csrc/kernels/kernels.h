@@ -1,5 +1,5 @@
 // The kernels: loops compiled once for each instruction set, which reduce.cpp, accumulate.cpp,
-// layerdrop_passes.cpp and thin_products.cpp call. Internal to csrc/kernels and its tests.
+// error_feedback_passes.cpp and thin_products.cpp call. Internal to csrc/kernels and its tests.
 //
 // A kernel handles lanes: one lane is an element, or one of the two parts of a complex number.
 // Pointers need no alignment; a destination may be a source, and overlaps none otherwise.
@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "base/dtype.h"
-#include "kernels/layerdrop_passes.h"
+#include "kernels/error_feedback_passes.h"
 #include "kernels/thin_products.h"
 
 namespace hbm {
@@ -58,9 +58,10 @@ struct Kernels {
   Plan (*plan)(Dtype dtype, ReduceOp op);
   // Null for types that accumulate_unsupported() (accumulate.h) rejects.
   Accumulate (*accumulate)(Dtype target, Dtype source, Combine combine);
-  // Null for types that measured_sum_unsupported() (layerdrop_passes.h) rejects.
+  // Null for types that measured_sum_unsupported() (error_feedback_passes.h) rejects.
   MeasureSum (*measure)(Dtype cache, Dtype gradient, bool squares);
-  // Null for types that pack_unsupported() and unpack_unsupported() (layerdrop_passes.h) reject.
+  // Null for types that pack_unsupported() and unpack_unsupported() (error_feedback_passes.h)
+  // reject.
   Pack (*pack)(Dtype wire, Dtype cache);
   Unpack (*unpack)(Dtype buffer, Dtype wire);
   ThinProducts thin;

@@ -24,7 +24,7 @@ namespace {
 #include "kernels/reduce.inc"
 // These use the two above.
 #include "kernels/accumulate.inc"
-#include "kernels/layerdrop_passes.inc"
+#include "kernels/error_feedback_passes.inc"
 #include "kernels/thin_products.inc"
 }  // namespace
 

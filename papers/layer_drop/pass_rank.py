@@ -32,7 +32,7 @@ class Passes:
         sizes = [parameter.numel() for parameter in resnet50(width).parameters()]
         gradients = [torch.full((size,), 1e-3) for size in sizes]
         caches = [torch.zeros(size) for size in sizes]
-        accumulate = native.load().layerdrop_accumulate
+        accumulate = native.load().error_feedback_accumulate
         gradient, cache = torch.full((sum(sizes),), 1e-3), torch.zeros(sum(sizes))
         self._calls: dict[str, Timed] = {
             "accumulate": timed(lambda: accumulate(gradients, caches, caches, 1.0, False)),

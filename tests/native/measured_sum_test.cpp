@@ -1,6 +1,6 @@
 // measured_sum() for every pair of types on every instruction set that this processor runs, bit for
 // bit against one element at a time.
-#include "kernels/layerdrop_passes.h"
+#include "kernels/error_feedback_passes.h"
 
 #include <gtest/gtest.h>
 
@@ -23,13 +23,13 @@ namespace {
 
 struct Case {
   const Kernels* kernels;
-  Dtype cache;
+  Dtype residual;
   Dtype gradient;
   bool squares;
 };
 
 std::string name_of(const Case& param) {
-  return std::string(param.kernels->name) + "_" + dtype_name(param.cache) + "_plus_" +
+  return std::string(param.kernels->name) + "_" + dtype_name(param.residual) + "_plus_" +
          dtype_name(param.gradient) + (param.squares ? "_squares" : "");
 }
 
@@ -38,10 +38,10 @@ void PrintTo(const Case& param, std::ostream* out) { *out << name_of(param); }
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const Kernels* kernels : runnable_kernels()) {
-    for (Dtype cache : reference::kReals) {
+    for (Dtype residual : reference::kReals) {
       for (Dtype gradient : reference::kReals) {
-        if (measured_sum_unsupported(cache, gradient) != nullptr) continue;
-        for (bool squares : {false, true}) all.push_back({kernels, cache, gradient, squares});
+        if (measured_sum_unsupported(residual, gradient) != nullptr) continue;
+        for (bool squares : {false, true}) all.push_back({kernels, residual, gradient, squares});
       }
     }
   }
@@ -96,16 +96,16 @@ class MeasuredSumTest : public testing::TestWithParam<Case> {
   }
 
   void check(size_t count, double factor, bool zeros, bool streamed, size_t shift) {
-    const auto [kernels, cache, gradient_type, squares] = GetParam();
+    const auto [kernels, residual, gradient_type, squares] = GetParam();
     SCOPED_TRACE("count=" + std::to_string(count) + " factor=" + std::to_string(factor) +
                  " zeros=" + std::to_string(zeros) + " streamed=" + std::to_string(streamed) +
                  " shift=" + std::to_string(shift));
-    const Elements before = random_elements(count, cache);
+    const Elements before = random_elements(count, residual);
     const Elements gradient = random_elements(count, gradient_type);
-    Elements after = random_elements(count, cache), wanted = after;
+    Elements after = random_elements(count, residual), wanted = after;
     after.shift(shift);
     wanted.shift(shift);
-    const Measure measure = kernels->measure(cache, gradient_type, squares)({
+    const Measure measure = kernels->measure(residual, gradient_type, squares)({
         .after = after.data(),
         .before = zeros ? nullptr : before.data(),
         .gradient = gradient.data(),
@@ -137,25 +137,25 @@ TEST_P(MeasuredSumTest, IsTheSamePastTheCaches) {
 }
 
 TEST_P(MeasuredSumTest, AddsInPlace) {
-  const auto [kernels, cache, gradient_type, squares] = GetParam();
+  const auto [kernels, residual, gradient_type, squares] = GetParam();
   for (size_t count : kCounts) {
     SCOPED_TRACE("count=" + std::to_string(count));
     const Elements gradient = random_elements(count, gradient_type);
-    Elements after = random_elements(count, cache);
+    Elements after = random_elements(count, residual);
     Elements wanted = after;
     const Measure measure = kernels->measure(
-        cache, gradient_type, squares)({after.data(), after.data(), gradient.data(), count});
+        residual, gradient_type, squares)({after.data(), after.data(), gradient.data(), count});
     expect_equal(measure, expected(wanted, &wanted, gradient, 1));
     ASSERT_EQ(after.bytes(), wanted.bytes());
   }
 }
 
 TEST_P(MeasuredSumTest, TellsZerosFromAnythingElse) {
-  const auto [kernels, cache, gradient_type, squares] = GetParam();
+  const auto [kernels, residual, gradient_type, squares] = GetParam();
   for (double special : {0.0, -0.0, std::ldexp(1, -20), double{INFINITY}, double{NAN}}) {
-    Elements gradient(37, gradient_type), after(37, cache);
+    Elements gradient(37, gradient_type), after(37, residual);
     gradient.set(random_() % 37, special);
-    const Measure measure = kernels->measure(cache, gradient_type,
+    const Measure measure = kernels->measure(residual, gradient_type,
                                              squares)({after.data(), nullptr, gradient.data(), 37});
     EXPECT_EQ(measure.gradient != 0, special != 0);
     EXPECT_EQ(std::isnan(measure.moment), std::isnan(special));
@@ -169,12 +169,12 @@ INSTANTIATE_TEST_SUITE_P(MeasuredSum, MeasuredSumTest, testing::ValuesIn(cases()
 TEST(MeasuredSum, TakesTenPairs) {
   int taken = 0;
   for (size_t i = 0; i < kDtypeCount * kDtypeCount; ++i) {
-    const auto cache = static_cast<Dtype>(i / kDtypeCount);
+    const auto residual = static_cast<Dtype>(i / kDtypeCount);
     const auto gradient = static_cast<Dtype>(i % kDtypeCount);
-    const bool takes = measured_sum_unsupported(cache, gradient) == nullptr;
+    const bool takes = measured_sum_unsupported(residual, gradient) == nullptr;
     taken += takes;
     for (const Kernels* kernels : runnable_kernels()) {
-      EXPECT_EQ(kernels->measure(cache, gradient, false) != nullptr, takes);
+      EXPECT_EQ(kernels->measure(residual, gradient, false) != nullptr, takes);
     }
   }
   EXPECT_EQ(taken, 10);

@@ -1,6 +1,6 @@
 // pack() and unpack() for every pair of types on every instruction set that this processor runs,
 // bit for bit against one element at a time.
-#include "kernels/layerdrop_passes.h"
+#include "kernels/error_feedback_passes.h"
 
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ using reference::Elements;
 struct Case {
   const Kernels* kernels;
   Dtype wire;
-  Dtype array;  // a cache, or the buffer
+  Dtype array;  // a residual, or the buffer
 };
 
 std::string name_of(const Case& param) {
@@ -58,12 +58,12 @@ double difference(double a, double b) {
 }
 
 template <class T>
-void pack_one_by_one(Elements& wire, Elements& cache, double factor, double inverse) {
-  for (size_t i = 0; i < cache.count(); ++i) {
-    wire.set(i, product<T>(factor, cache.get(i)));
-    if (element_size(wire.dtype()) >= element_size(cache.dtype())) continue;
-    const double rest = difference<T>(cache.get(i), product<T>(inverse, wire.get(i)));
-    cache.set(i, std::isfinite(wire.get(i)) ? rest : 0);
+void pack_one_by_one(Elements& wire, Elements& residual, double factor, double inverse) {
+  for (size_t i = 0; i < residual.count(); ++i) {
+    wire.set(i, product<T>(factor, residual.get(i)));
+    if (element_size(wire.dtype()) >= element_size(residual.dtype())) continue;
+    const double rest = difference<T>(residual.get(i), product<T>(inverse, wire.get(i)));
+    residual.set(i, std::isfinite(wire.get(i)) ? rest : 0);
   }
 }
 
@@ -79,23 +79,23 @@ class PackedTest : public testing::TestWithParam<Case> {
 };
 
 TEST_P(PackedTest, PacksAsOneElementAtATime) {
-  const auto [kernels, wire_type, cache_type] = GetParam();
+  const auto [kernels, wire_type, residual_type] = GetParam();
   for (double factor : {1.0, 0.25, 1.0 / 3, 1e30, double{INFINITY}}) {
     for (size_t count : kCounts) {
       for (size_t shift : {0, 1, 3}) {
         SCOPED_TRACE(trace(count, shift) + " factor=" + std::to_string(factor));
-        Elements cache = Elements::random(count, cache_type, random_), kept = cache;
+        Elements residual = Elements::random(count, residual_type, random_), kept = residual;
         Elements wire = Elements::random(count, wire_type, random_), sent = wire;
-        for (Elements* elements : {&cache, &kept, &wire, &sent}) elements->shift(shift);
-        if (cache_type == Dtype::kFloat64) {
+        for (Elements* elements : {&residual, &kept, &wire, &sent}) elements->shift(shift);
+        if (residual_type == Dtype::kFloat64) {
           pack_one_by_one<double>(sent, kept, factor, 1 / factor);
         } else {
           pack_one_by_one<float>(sent, kept, factor, 1 / factor);
         }
         kernels->pack(wire_type,
-                      cache_type)({wire.data(), cache.data(), count, factor, 1 / factor});
+                      residual_type)({wire.data(), residual.data(), count, factor, 1 / factor});
         ASSERT_EQ(wire.bytes(), sent.bytes());
-        ASSERT_EQ(cache.bytes(), kept.bytes());
+        ASSERT_EQ(residual.bytes(), kept.bytes());
       }
     }
   }
@@ -154,8 +154,8 @@ TEST(Packed, TakesElevenPairs) {
 }
 
 TEST(Packed, UsesTheChosenKernels) {
-  float cache[] = {1, 2, 3}, wire[3], buffer[3];
-  pack({wire, cache, 3, 0.5}, Dtype::kFloat32, Dtype::kFloat32);
+  float residual[] = {1, 2, 3}, wire[3], buffer[3];
+  pack({wire, residual, 3, 0.5}, Dtype::kFloat32, Dtype::kFloat32);
   EXPECT_TRUE(unpack(buffer, wire, 3, Dtype::kFloat32, Dtype::kFloat32));
   EXPECT_EQ(buffer[2], 1.5F);
 }

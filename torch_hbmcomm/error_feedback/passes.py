@@ -1,8 +1,8 @@
-"""The passes of error feedback over flat tensors: in the CPU's memory those of csrc/layerdrop.h,
-and transpose_blocks() of csrc/low_rank.h; elsewhere the same steps as operations of PyTorch's.
+"""The passes of error feedback over flat tensors: csrc/error_feedback.h, and transpose_blocks() of
+csrc/low_rank.h, for the CPU's memory; elsewhere the same steps as operations of PyTorch's.
 
-Elements are rounded as csrc/layerdrop.h says. Sums over them may differ in their last bits, because
-each device adds in an order of its own.
+Elements are rounded as csrc/error_feedback.h says. The last bits of sums may differ, because each
+device adds in an order of its own.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def accumulate(
     squares: bool,
 ) -> torch.Tensor:
     """Set after = before + factor * gradient, and return its moments and those of the gradients, as
-    csrc/layerdrop.h says."""
+    csrc/error_feedback.h says."""
     if not gradients or gradients[0].is_cpu:
-        found: torch.Tensor = native.load().layerdrop_accumulate(
+        found: torch.Tensor = native.load().error_feedback_accumulate(
             list(gradients), list(before), list(after), factor, squares
         )
         return found
@@ -46,7 +46,7 @@ def moments(tensors: Sequence[torch.Tensor], squares: bool = False) -> list[floa
     written as they were, but for the bits of NaNs and the sign of zeros."""
     if tensors and tensors[0].is_cpu:
         # Three times as fast as PyTorch's norm.
-        found = native.load().layerdrop_accumulate(
+        found = native.load().error_feedback_accumulate(
             tensors, [None] * len(tensors), tensors, 1.0, squares
         )
         sums: list[float] = found[:, 0].tolist()
@@ -61,7 +61,7 @@ def pack(
 ) -> None:
     """Put factor * each residual into the wire, and leave the rounding errors in the residuals."""
     if wire.is_cpu:
-        native.load().layerdrop_pack(list(residuals), wire, factor, inverse)
+        native.load().error_feedback_pack(list(residuals), wire, factor, inverse)
         return
     parts = wire.split([residual.numel() for residual in residuals])
     for residual, part in zip(residuals, parts, strict=True):
@@ -77,7 +77,7 @@ def unpack(
 ) -> bool:
     """Spread the wire over the buffer, zero elsewhere; return whether all of it is finite."""
     if wire.is_cpu:
-        finite: bool = native.load().layerdrop_unpack(wire, buffer, list(begins), list(counts))
+        finite: bool = native.load().error_feedback_unpack(wire, buffer, list(begins), list(counts))
         return finite
     parts = wire.clone().split(list(counts))  # the wire may lie at the buffer's beginning
     buffer.zero_()
@@ -117,7 +117,7 @@ def transpose_blocks(copies: Sequence[tuple[torch.Tensor, torch.Tensor, int, int
         return
     sources, targets, rows, columns = zip(*copies, strict=True)
     if all(one.is_cpu and one.dtype == torch.float32 for one in (*sources, *targets)):
-        native.load().layerdrop_transpose_blocks(sources, targets, rows, columns)
+        native.load().low_rank_transpose_blocks(sources, targets, rows, columns)
         return
     for source, target, height, width in copies:
         blocks = source.view(-1, height, width)

@@ -21,7 +21,7 @@ Tensors = Sequence[torch.Tensor]
 def find_lefts(matrices: Tensors, lefts: Tensors, rights: Tensors, factor: float) -> None:
     """Set each left = factor * matrix @ rightᵀ."""
     if _native(matrices):
-        native.load().layerdrop_find_lefts(matrices, lefts, rights, factor)
+        native.load().low_rank_find_lefts(matrices, lefts, rights, factor)
         return
     for matrix, left, right in _each(matrices, lefts, rights):
         torch.mm(matrix, right.T, out=left).mul_(factor)
@@ -30,7 +30,7 @@ def find_lefts(matrices: Tensors, lefts: Tensors, rights: Tensors, factor: float
 def find_rights(matrices: Tensors, lefts: Tensors, rights: Tensors, factor: float) -> None:
     """Set each right = factor * leftᵀ @ matrix."""
     if _native(matrices):
-        native.load().layerdrop_find_rights(matrices, lefts, rights, factor)
+        native.load().low_rank_find_rights(matrices, lefts, rights, factor)
         return
     for matrix, left, right in _each(matrices, lefts, rights):
         torch.mm(left.T, matrix, out=right).mul_(factor)
@@ -39,7 +39,7 @@ def find_rights(matrices: Tensors, lefts: Tensors, rights: Tensors, factor: floa
 def set_matrices(matrices: Tensors, lefts: Tensors, rights: Tensors) -> None:
     """Set each matrix = left @ right."""
     if _native(matrices):
-        native.load().layerdrop_set_matrices(matrices, lefts, rights, 1.0)
+        native.load().low_rank_set_matrices(matrices, lefts, rights, 1.0)
         return
     for matrix, left, right in _each(matrices, lefts, rights):
         torch.mm(left, right, out=matrix)
@@ -48,7 +48,7 @@ def set_matrices(matrices: Tensors, lefts: Tensors, rights: Tensors) -> None:
 def add_to_matrices(matrices: Tensors, lefts: Tensors, rights: Tensors, factor: float) -> None:
     """Add factor * left @ right to each matrix."""
     if _native(matrices):
-        native.load().layerdrop_add_to_matrices(matrices, lefts, rights, factor)
+        native.load().low_rank_add_to_matrices(matrices, lefts, rights, factor)
         return
     for matrix, left, right in _each(matrices, lefts, rights):
         matrix.addmm_(left, right, alpha=factor)
@@ -60,7 +60,7 @@ def bases(lefts: Tensors) -> Tensors:
     if _native(lefts):
         # Not by torch.linalg.qr(): in a hook it takes longer, and MKL's, called in several threads
         # at a time, has hung.
-        found: Tensors = native.load().layerdrop_bases(lefts)
+        found: Tensors = native.load().low_rank_bases(lefts)
         return found
     return [torch.linalg.qr(left).Q.contiguous() for left in lefts]
 
@@ -69,7 +69,7 @@ def normalize_rows(matrices: Tensors) -> None:
     """Divide each row by its norm; a row of zeros stays as it is. One whose squares float32 cannot
     hold becomes zeros if they are too large, and stays if they are too small."""
     if _native(matrices):
-        native.load().layerdrop_normalize_rows(matrices)
+        native.load().low_rank_normalize_rows(matrices)
         return
     for matrix in matrices:
         norms = torch.linalg.vector_norm(matrix, dim=1, keepdim=True)

@@ -92,7 +92,7 @@ class AsyncLayerDrop:
     def moment(self, difference: torch.Tensor) -> float:
         """Return the sum of absolute values, or of squares."""
         each = [difference]
-        found = self._native.layerdrop_accumulate(each, [None], each, 1.0, self._squares)
+        found = self._native.error_feedback_accumulate(each, [None], each, 1.0, self._squares)
         moment = float(found[0, 0])
         if math.isfinite(moment):
             return moment

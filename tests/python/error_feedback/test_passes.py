@@ -1,4 +1,4 @@
-"""Layer dropping's native functions agree with their plain PyTorch twins, on fresh random data."""
+"""The native passes agree with their counterparts in plain PyTorch, on fresh random data."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from torch_hbmcomm.native import load
 _C = load()
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 DOUBLE = (torch.float64, torch.float64)
-SUMS = [*itertools.product(FLOATS, FLOATS), DOUBLE]  # cache, gradient
-PACKINGS = [*SUMS, (torch.float32, torch.float64)]  # wire, cache
+SUMS = [*itertools.product(FLOATS, FLOATS), DOUBLE]  # residual, gradient
+PACKINGS = [*SUMS, (torch.float32, torch.float64)]  # wire, residual
 UNPACKINGS = [(buffer, wire) for wire, buffer in PACKINGS]
-PIECE = 32768  # csrc/layerdrop.h
+PIECE = 32768  # csrc/error_feedback.h
 SIZES = (0, 1, 2, 15, 16, 17, 31, 127, 1021, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 7)
 SPECIAL = (math.nan, math.inf, -math.inf, 0.0, -0.0)
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -81,7 +81,7 @@ def check_sums(
     expected = copies(after)
     wanted = reference.accumulate(gradients, before, expected, factor, squares)
     found: Tensor = in_threads(
-        threads, _C.layerdrop_accumulate, gradients, before, after, factor, squares
+        threads, _C.error_feedback_accumulate, gradients, before, after, factor, squares
     )
     same_measures(found, wanted)
     for new, old in zip(after, expected, strict=True):
@@ -90,22 +90,22 @@ def check_sums(
 
 
 @pytest.mark.parametrize("squares", [False, True])
-@pytest.mark.parametrize(("cache", "gradient"), SUMS)
-def test_accumulate(cache: torch.dtype, gradient: torch.dtype, squares: bool) -> None:
+@pytest.mark.parametrize(("residual", "gradient"), SUMS)
+def test_accumulate(residual: torch.dtype, gradient: torch.dtype, squares: bool) -> None:
     for factor, offset, threads in ((1.0, 0, 1), (0.1, 1, 2), (-(2.0**-7), 3, 1)):
         gradients = [flat(size, gradient, offset) for size in SIZES]
-        before = [flat(size, cache, offset) if random.random() < 0.7 else None for size in SIZES]
-        after = [flat(size, cache, offset) for size in SIZES]
+        before = [flat(size, residual, offset) if random.random() < 0.7 else None for size in SIZES]
+        after = [flat(size, residual, offset) for size in SIZES]
         check_sums(gradients, before, after, factor, squares, threads)
 
 
-@pytest.mark.parametrize(("cache", "gradient"), SUMS)
-def test_accumulate_in_place(cache: torch.dtype, gradient: torch.dtype) -> None:
+@pytest.mark.parametrize(("residual", "gradient"), SUMS)
+def test_accumulate_in_place(residual: torch.dtype, gradient: torch.dtype) -> None:
     for size in SIZES:
-        gradients, after = [flat(size, gradient)], [flat(size, cache)]
+        gradients, after = [flat(size, gradient)], [flat(size, residual)]
         expected = copies(after)
         wanted = reference.accumulate(gradients, expected, expected, 0.5, False)
-        same_measures(_C.layerdrop_accumulate(gradients, after, after, 0.5, False), wanted)
+        same_measures(_C.error_feedback_accumulate(gradients, after, after, 0.5, False), wanted)
         same_bits(after[0], expected[0])
 
 
@@ -114,7 +114,7 @@ def test_accumulate_over_the_gradient(dtype: torch.dtype) -> None:
     found = flat(1021, dtype)
     wanted = found.clone()
     reference.accumulate([wanted], [None], [wanted], 3.0, False)
-    _C.layerdrop_accumulate([found], [None], [found], 3.0, False)
+    _C.error_feedback_accumulate([found], [None], [found], 3.0, False)
     same_bits(found, wanted)
 
 
@@ -128,14 +128,14 @@ def test_accumulate_past_the_caches() -> None:
     check_sums(gradients, before, after, 0.3, True, threads=2)
 
 
-@pytest.mark.parametrize(("cache", "gradient"), SUMS)
+@pytest.mark.parametrize(("residual", "gradient"), SUMS)
 def test_accumulate_tells_what_is_not_finite_or_all_zero(
-    cache: torch.dtype, gradient: torch.dtype
+    residual: torch.dtype, gradient: torch.dtype
 ) -> None:
     for size, special in itertools.product((1, 16, 37, PIECE + 1), SPECIAL):
         layer = torch.zeros(size, dtype=gradient)
         layer[random.randrange(size)] = special
-        found = check_sums([layer], [flat(size, cache)], [flat(size, cache)], 1.0, False)
+        found = check_sums([layer], [flat(size, residual)], [flat(size, residual)], 1.0, False)
         moment, new = found[0].tolist()
         assert (new != 0) == (special != 0)
         assert math.isfinite(moment) == math.isfinite(special)
@@ -147,7 +147,7 @@ def test_accumulate_of_many_layers() -> None:
     gradients = [flat(size, torch.float32) for size in sizes]
     before: list[Tensor | None] = [flat(size, torch.float32) for size in sizes]
     assert check_sums(gradients, before, copies(gradients), 1.0, False).shape == (2000, 2)
-    assert _C.layerdrop_accumulate([], [], [], 1.0, False).shape == (0, 2)
+    assert _C.error_feedback_accumulate([], [], [], 1.0, False).shape == (0, 2)
 
 
 def moments(_: Context, seed: int) -> tuple[tuple[str, ...], ...]:
@@ -162,7 +162,9 @@ def moments(_: Context, seed: int) -> tuple[tuple[str, ...], ...]:
             of_threads = set()
             for threads in (1, 2, 3):
                 torch.set_num_threads(threads)
-                found = _C.layerdrop_accumulate(gradients, [None] * len(sizes), after, 0.3, squares)
+                found = _C.error_feedback_accumulate(
+                    gradients, [None] * len(sizes), after, 0.3, squares
+                )
                 of_threads.add(tuple(map(float.hex, found[:, 0].tolist())))
             assert len(of_threads) == 1, of_threads
             of_all += of_threads
@@ -185,29 +187,29 @@ def test_moments_depend_on_neither_threads_nor_processor() -> None:
     assert len(found) == 1
 
 
-@pytest.mark.parametrize(("wire", "cache"), PACKINGS)
-def test_pack(wire: torch.dtype, cache: torch.dtype) -> None:
+@pytest.mark.parametrize(("wire", "residual"), PACKINGS)
+def test_pack(wire: torch.dtype, residual: torch.dtype) -> None:
     for factor, offset, threads in ((1.0, 0, 1), (0.25, 1, 2), (1 / 3, 3, 1)):
-        caches = [flat(size, cache, offset) for size in SIZES]
-        for layer in caches:
+        residuals = [flat(size, residual, offset) for size in SIZES]
+        for layer in residuals:
             if len(layer) > 2:
                 layer[random.randrange(len(layer))] = random.choice(SPECIAL)
         sent = torch.empty(sum(SIZES) + offset, dtype=wire)[offset:]
-        expected, expected_sent = copies(caches), sent.clone()
+        expected, expected_sent = copies(residuals), sent.clone()
         reference.pack(expected, expected_sent, factor, round(1 / factor))
-        in_threads(threads, _C.layerdrop_pack, caches, sent, factor, round(1 / factor))
+        in_threads(threads, _C.error_feedback_pack, residuals, sent, factor, round(1 / factor))
         same_bits(sent, expected_sent)
-        for kept, wanted in zip(caches, expected, strict=True):
+        for kept, wanted in zip(residuals, expected, strict=True):
             same_bits(kept, wanted)
 
 
 @pytest.mark.parametrize("wire", [torch.bfloat16, torch.float16])
 def test_what_rounding_leaves_is_kept(wire: torch.dtype) -> None:
     whole = torch.randn(10_007)
-    cache, sent = whole.clone(), torch.empty(whole.numel(), dtype=wire)
-    _C.layerdrop_pack([cache], sent, 1.0, 1.0)
-    assert cache.any()
-    assert torch.equal(sent.double() + cache.double(), whole.double())
+    residual, sent = whole.clone(), torch.empty(whole.numel(), dtype=wire)
+    _C.error_feedback_pack([residual], sent, 1.0, 1.0)
+    assert residual.any()
+    assert torch.equal(sent.double() + residual.double(), whole.double())
 
 
 def random_parts(total: int) -> tuple[list[int], list[int]]:
@@ -227,7 +229,7 @@ def test_unpack(buffer: torch.dtype, wire: torch.dtype) -> None:
         found, wanted = flat(total, buffer, offset), flat(total, buffer)
         finite = reference.unpack(sent, wanted, begins, counts)
         threads = 2 if total == 250_001 else 1
-        assert in_threads(threads, _C.layerdrop_unpack, sent, found, begins, counts) == finite
+        assert in_threads(threads, _C.error_feedback_unpack, sent, found, begins, counts) == finite
         same_bits(found, wanted)
 
 
@@ -243,7 +245,7 @@ def test_unpack_over_the_wire_itself(buffer: torch.dtype, wire: torch.dtype) -> 
             sent.copy_(flat(sum(counts), wire))
             wanted = torch.empty_like(found)
             finite = reference.unpack(sent, wanted, begins, counts)
-            assert _C.layerdrop_unpack(sent, found, begins, counts) == finite
+            assert _C.error_feedback_unpack(sent, found, begins, counts) == finite
             same_bits(found, wanted)
 
 
@@ -266,17 +268,17 @@ def test_threshold() -> None:
 def sums(
     gradients: Sequence[Tensor], before: Sequence[Tensor | None], after: Sequence[Tensor]
 ) -> Callable[[], object]:
-    return lambda: _C.layerdrop_accumulate(gradients, before, after, 1.0, False)
+    return lambda: _C.error_feedback_accumulate(gradients, before, after, 1.0, False)
 
 
-def packing(caches: Sequence[Tensor], wire: Tensor) -> Callable[[], object]:
-    return lambda: _C.layerdrop_pack(caches, wire, 1.0, 1.0)
+def packing(residuals: Sequence[Tensor], wire: Tensor) -> Callable[[], object]:
+    return lambda: _C.error_feedback_pack(residuals, wire, 1.0, 1.0)
 
 
 def unpacking(
     wire: Tensor, buffer: Tensor, begins: list[int], counts: list[int]
 ) -> Callable[[], object]:
-    return lambda: _C.layerdrop_unpack(wire, buffer, begins, counts)
+    return lambda: _C.error_feedback_unpack(wire, buffer, begins, counts)
 
 
 ONE, TWO = torch.ones(8), torch.ones(8)
@@ -297,11 +299,11 @@ REFUSED = [
     (sums([ONE], [HALF], [TWO]), r"before\[0\] is float16 and after\[0\] is float32"),
     (sums([TWO[:7]], [None], [TWO[1:]]), r"after\[0\] shares a part .* gradients\[0\]"),
     (sums([ONE[:7]], [TWO[1:]], [TWO[:7]]), r"after\[0\] shares a part .* before\[0\]"),
-    (packing([ONE], TWO[1:]), "wire has 7 elements and the caches have 8"),
-    (packing([HALF], WIDE), r"caches\[0\] is float16 and wire is float64"),
-    (packing([WIDE], HALF), r"caches\[0\] is float64 and wire is float16"),
+    (packing([ONE], TWO[1:]), "wire has 7 elements and the residuals have 8"),
+    (packing([HALF], WIDE), r"residuals\[0\] is float16 and wire is float64"),
+    (packing([WIDE], HALF), r"residuals\[0\] is float64 and wire is float16"),
     (packing([ONE], LONG), "wire is of type Long"),
-    (packing([ONE[:4], TWO[4:]], TWO), r"caches\[1\] shares memory with wire"),
+    (packing([ONE[:4], TWO[4:]], TWO), r"residuals\[1\] shares memory with wire"),
     (unpacking(ONE, TWO, [0], []), "begins has 1 items and counts has 0"),
     (unpacking(ONE[:3], TWO, [0], [2]), "wire has 3 elements and the parts have 2"),
     (unpacking(ONE[:3], TWO, [6], [3]), r"begins\[0\] is 6 .* beyond the 8 elements"),
@@ -329,7 +331,7 @@ def test_what_does_not_fit_is_refused(call: Callable[[], object], message: str) 
 
 
 def test_what_is_no_tensor_is_refused() -> None:
-    with pytest.raises(TypeError, match="layerdrop_accumulate"):
-        _C.layerdrop_accumulate([None], [None], [ONE], 1.0, False)
-    with pytest.raises(TypeError, match="layerdrop_pack"):
-        _C.layerdrop_pack([ONE], None, 1.0, 1.0)
+    with pytest.raises(TypeError, match="error_feedback_accumulate"):
+        _C.error_feedback_accumulate([None], [None], [ONE], 1.0, False)
+    with pytest.raises(TypeError, match="error_feedback_pack"):
+        _C.error_feedback_pack([ONE], None, 1.0, 1.0)

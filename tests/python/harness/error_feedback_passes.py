@@ -1,7 +1,8 @@
-"""The native functions of layer dropping in plain PyTorch: what they mean and must give.
+"""The native passes of error feedback in plain PyTorch: what they mean and must give.
 
-Each has the arguments, the effects and the result of its twin `torch_hbmcomm._C.layerdrop_*`
-(csrc/layerdrop.h), bit for bit; only a moment is added up in another order.
+Each has the arguments, the effects and the result of its counterpart
+`torch_hbmcomm._C.error_feedback_*` (csrc/error_feedback.h), bit for bit; only a moment is added up
+in another order.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ def accumulate(
     return torch.tensor(rows, dtype=torch.float64).reshape(-1, 2)
 
 
-def pack(caches: Sequence[Tensor], wire: Tensor, factor: float, inverse: float) -> None:
-    for cache, part in zip(caches, wire.split([c.numel() for c in caches]), strict=True):
-        wide = _wide(cache)
-        part.copy_(cache.to(wide) * factor)
-        if wire.itemsize < cache.itemsize:
-            rest = cache.to(wide) - part.to(wide) * inverse
-            cache.copy_(torch.where(part.isfinite(), rest, 0))
+def pack(residuals: Sequence[Tensor], wire: Tensor, factor: float, inverse: float) -> None:
+    for residual, part in zip(residuals, wire.split([c.numel() for c in residuals]), strict=True):
+        wide = _wide(residual)
+        part.copy_(residual.to(wide) * factor)
+        if wire.itemsize < residual.itemsize:
+            rest = residual.to(wide) - part.to(wide) * inverse
+            residual.copy_(torch.where(part.isfinite(), rest, 0))
 
 
 def unpack(wire: Tensor, buffer: Tensor, begins: Sequence[int], counts: Sequence[int]) -> bool:
@@ -58,5 +59,5 @@ def threshold(representatives: Sequence[float], sizes: Sequence[int], ratio: flo
     return -1.0
 
 
-def _wide(cache: Tensor) -> torch.dtype:
-    return torch.float64 if cache.dtype == torch.float64 else torch.float32
+def _wide(residual: Tensor) -> torch.dtype:
+    return torch.float64 if residual.dtype == torch.float64 else torch.float32

@@ -169,7 +169,7 @@ def test_blocks_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"targets\[0\] is Float \[29\] .* float32 \[30\]"):
         transpose_blocks([(flat, flat[1:].clone(), 5, 6)])
     with pytest.raises(ValueError, match="1 sources have 0 targets"):
-        native.load().layerdrop_transpose_blocks([flat], [], [1], [1])
+        native.load().low_rank_transpose_blocks([flat], [], [1], [1])
 
 
 def test_more_columns_than_rows_have_no_basis() -> None:

@@ -80,7 +80,7 @@ LAYERS: dict[str, set[str]] = {
 }
 LAYERS_OF_FILES = {  # the first that fits
     r"smb_client\.\w+|smb\.h": "smb_client",
-    r"(pg_hbm|layerdrop|low_rank)\.\w+": "process_group",
+    r"(pg_hbm|error_feedback|layerdrop|low_rank)\.\w+": "process_group",
     r"bindings/errors\.h": "bindings/errors",
     r"bindings/smb_.+": "bindings/smb",
     r"box/verbs/common/load_library\.\w+": "box/verbs/common/load_library",

@@ -61,7 +61,7 @@ module = load()
 early = set(vars(module))
 assert module.reduce_isa()
 late = set(vars(module)) - early
-assert {"layerdrop_pack", "memory_info", "mpi_info", "warn"} <= late, late
+assert {"error_feedback_pack", "memory_info", "mpi_info", "warn"} <= late, late
 assert {"Options", "ProcessGroupHbm", "create"} <= early, early
 module.nothing
 """

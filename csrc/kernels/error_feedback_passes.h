@@ -1,5 +1,5 @@
-// The passes of layer dropping over memory: a gradient is added to its cache and measured, what is
-// sent of a cache goes to the wire, and what came by the wire goes to the gradients.
+// The passes of error feedback over memory: a gradient is added to its residual and measured, a
+// residual is packed into the wire, and the wire is unpacked to the gradients.
 //
 // - Computed in float32 (float64 if one of the types is float64), the factors rounded to that type
 //   first. Each product, sum and result is rounded on its own, to nearest even; what is too large
@@ -37,29 +37,29 @@ struct Measure {
 };
 
 // Null if measured_sum() takes this pair of types, else which it does take, as a clause.
-const char* measured_sum_unsupported(Dtype cache, Dtype gradient) noexcept;
+const char* measured_sum_unsupported(Dtype residual, Dtype gradient) noexcept;
 
-// REQUIRES: measured_sum_unsupported(cache, gradient) == nullptr. `after` may be `before`, or the
-// gradient if the types are equal, and overlaps neither otherwise. None needs alignment.
-// Throws as reduce_isa() does (reduce.h).
-Measure measured_sum(const MeasuredSum& sum, Dtype cache, Dtype gradient, bool squares);
+// REQUIRES: measured_sum_unsupported(residual, gradient) == nullptr. `after` may be `before`, or
+// the gradient if the types are equal, and overlaps neither otherwise. None needs alignment. Throws
+// as reduce_isa() does (reduce.h).
+Measure measured_sum(const MeasuredSum& sum, Dtype residual, Dtype gradient, bool squares);
 
 struct Packing {
   void* wire;
-  void* cache;
+  void* residual;
   size_t count;        // elements
-  double factor = 1;   // of the cache, on the wire
-  double inverse = 1;  // of what lies on the wire, in the cache
+  double factor = 1;   // of the residual, on the wire
+  double inverse = 1;  // of what lies on the wire, in the residual
 };
 
 // Null if pack() takes this pair of types, else which it does take, as a clause.
-const char* pack_unsupported(Dtype wire, Dtype cache) noexcept;
+const char* pack_unsupported(Dtype wire, Dtype residual) noexcept;
 
-// wire = factor * cache. If the wire's elements have fewer bytes, the cache keeps what was rounded
-// off, cache - inverse * wire, or 0 where the wire is infinite or NaN; else it stays as it is.
-// REQUIRES: pack_unsupported(wire, cache) == nullptr; disjoint arrays. None needs alignment.
-// Throws as reduce_isa() does (reduce.h).
-void pack(const Packing& packing, Dtype wire, Dtype cache);
+// wire = factor * residual. If the wire's elements have fewer bytes, the residual keeps the
+// rounding error, residual - inverse * wire, or 0 where the wire is infinite or NaN; else it stays
+// as it is. REQUIRES: pack_unsupported(wire, residual) == nullptr; disjoint arrays. None needs
+// alignment. Throws as reduce_isa() does (reduce.h).
+void pack(const Packing& packing, Dtype wire, Dtype residual);
 
 // Null if unpack() takes this pair of types, else which it does take, as a clause.
 const char* unpack_unsupported(Dtype buffer, Dtype wire) noexcept;

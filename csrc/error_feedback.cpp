@@ -1,0 +1,336 @@
+#include "error_feedback.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <span>
+#include <sstream>
+#include <string>
+
+#include "base/dtype.h"
+#include "base/error.h"
+#include "kernels/copy.h"
+#include "kernels/error_feedback_passes.h"
+
+namespace hbm::error_feedback {
+namespace {
+
+// Checks of the arguments. Each throws Error(kInvalid) that names the argument, what was found and
+// what is needed.
+
+template <class... Parts>
+void require(bool holds, const Parts&... parts) {
+  if (holds) return;
+  std::ostringstream text;
+  (text << ... << parts);
+  throw Error(ErrorKind::kInvalid, text.str());
+}
+
+std::optional<Dtype> known_type(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return Dtype::kFloat32;
+    case at::kBFloat16:
+      return Dtype::kBFloat16;
+    case at::kHalf:
+      return Dtype::kFloat16;
+    case at::kDouble:
+      return Dtype::kFloat64;
+    default:
+      return std::nullopt;
+  }
+}
+
+Dtype type_of(const at::Tensor& tensor) { return known_type(tensor.scalar_type()).value(); }
+
+bool share_memory(const at::Tensor& a, const at::Tensor& b) {
+  const auto* const from_a = static_cast<const std::byte*>(a.const_data_ptr());
+  const auto* const from_b = static_cast<const std::byte*>(b.const_data_ptr());
+  return from_a < from_b + b.nbytes() && from_b < from_a + a.nbytes();
+}
+
+void check_flat(const at::Tensor& tensor, const std::string& name) {
+  require(tensor.device().is_cpu(), name, " lies on ", tensor.device().str(),
+          "; error feedback takes tensors of the CPU");
+  require(tensor.layout() == at::kStrided, name, " has the layout ", tensor.layout(),
+          "; error feedback takes dense tensors");
+  require(tensor.dim() == 1 && tensor.is_contiguous(), name, " has the shape ", tensor.sizes(),
+          " and the strides ", tensor.strides(), "; pass it contiguous and flat, as by view(-1)");
+  require(known_type(tensor.scalar_type()).has_value(), name, " is of type ",
+          c10::toString(tensor.scalar_type()),
+          "; error feedback takes float32, bfloat16, float16 and float64");
+}
+
+std::string item(const char* list, size_t index) {
+  return std::string(list) + "[" + std::to_string(index) + "]";
+}
+
+void check_apart_or_same(const at::Tensor& a, const std::string& name_of_a, const at::Tensor& b,
+                         const std::string& name_of_b) {
+  const bool same = a.const_data_ptr() == b.const_data_ptr() && a.scalar_type() == b.scalar_type();
+  require(same || !share_memory(a, b), name_of_a, " shares a part of its memory with ", name_of_b,
+          "; pass the same tensor, or one that lies apart");
+}
+
+void check_lengths(const char* a, size_t length_of_a, const char* b, size_t length_of_b) {
+  require(length_of_a == length_of_b, a, " has ", length_of_a, " items and ", b, " has ",
+          length_of_b, "; pass one of each for every layer");
+}
+
+void check_counts(const at::Tensor& a, const std::string& name_of_a, const at::Tensor& b,
+                  const std::string& name_of_b) {
+  require(a.numel() == b.numel(), name_of_a, " has ", a.numel(), " elements and ", name_of_b,
+          " has ", b.numel(), "; they must have as many");
+}
+
+void check_accumulate(const std::vector<at::Tensor>& gradients,
+                      const std::vector<std::optional<at::Tensor>>& before,
+                      const std::vector<at::Tensor>& after) {
+  check_lengths("gradients", gradients.size(), "before", before.size());
+  check_lengths("gradients", gradients.size(), "after", after.size());
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const std::string from = item("gradients", i), to = item("after", i), old = item("before", i);
+    check_flat(gradients[i], from);
+    check_flat(after[i], to);
+    check_counts(gradients[i], from, after[i], to);
+    check_apart_or_same(after[i], to, gradients[i], from);
+    const char* wrong = measured_sum_unsupported(type_of(after[i]), type_of(gradients[i]));
+    require(wrong == nullptr, from, " is ", dtype_name(type_of(gradients[i])), " and ", to, " is ",
+            dtype_name(type_of(after[i])), ": ", wrong);
+    if (!before[i]) continue;
+    check_flat(*before[i], old);
+    check_counts(*before[i], old, after[i], to);
+    check_apart_or_same(after[i], to, *before[i], old);
+    require(type_of(*before[i]) == type_of(after[i]), old, " is ", dtype_name(type_of(*before[i])),
+            " and ", to, " is ", dtype_name(type_of(after[i])), "; they must be of one type");
+  }
+}
+
+void check_pack(const std::vector<at::Tensor>& residuals, const at::Tensor& wire) {
+  check_flat(wire, "wire");
+  int64_t total = 0;
+  for (size_t i = 0; i < residuals.size(); ++i) {
+    const std::string name = item("residuals", i);
+    check_flat(residuals[i], name);
+    const char* wrong = pack_unsupported(type_of(wire), type_of(residuals[i]));
+    require(wrong == nullptr, name, " is ", dtype_name(type_of(residuals[i])), " and wire is ",
+            dtype_name(type_of(wire)), ": ", wrong);
+    require(!share_memory(residuals[i], wire), name, " shares memory with wire; pass a wire apart");
+    total += residuals[i].numel();
+  }
+  require(wire.numel() == total, "wire has ", wire.numel(), " elements and the residuals have ",
+          total, " together; they must have as many");
+}
+
+void check_unpack(const at::Tensor& wire, const at::Tensor& buffer,
+                  const std::vector<int64_t>& begins, const std::vector<int64_t>& counts) {
+  check_flat(wire, "wire");
+  check_flat(buffer, "buffer");
+  const char* wrong = unpack_unsupported(type_of(buffer), type_of(wire));
+  require(wrong == nullptr, "wire is ", dtype_name(type_of(wire)), " and buffer is ",
+          dtype_name(type_of(buffer)), ": ", wrong);
+  const bool front = wire.const_data_ptr() == buffer.const_data_ptr() &&
+                     wire.element_size() <= buffer.element_size();
+  require(front || !share_memory(wire, buffer),
+          "wire shares memory with buffer; it must lie apart, or be the front of buffer's memory "
+          "and of a type of no more bytes");
+  check_lengths("begins", begins.size(), "counts", counts.size());
+  int64_t end = 0, total = 0;
+  for (size_t i = 0; i < begins.size(); ++i) {
+    require(counts[i] >= 0 && begins[i] >= end, item("begins", i), " is ", begins[i], " and ",
+            item("counts", i), " is ", counts[i], "; the part must begin at ", end,
+            ", where the one before ends, or behind it");
+    require(begins[i] <= buffer.numel() && counts[i] <= buffer.numel() - begins[i],
+            item("begins", i), " is ", begins[i], " and ", item("counts", i), " is ", counts[i],
+            ", which reaches beyond the ", buffer.numel(), " elements of buffer");
+    end = begins[i] + counts[i];
+    total += counts[i];
+  }
+  require(wire.numel() == total, "wire has ", wire.numel(), " elements and the parts have ", total,
+          " together; they must have as many");
+}
+
+// The passes.
+
+// A run of at most kPiece elements of one of several arrays that count as lying one after the
+// other.
+struct Piece {
+  size_t array;
+  int64_t first;  // within the array
+  int64_t at;     // within all
+  int64_t count;
+};
+
+std::vector<Piece> cut(std::span<const int64_t> counts) {
+  std::vector<Piece> pieces;
+  int64_t at = 0;
+  for (size_t array = 0; array < counts.size(); ++array) {
+    for (int64_t first = 0; first < counts[array]; first += kPiece) {
+      const int64_t count = std::min(kPiece, counts[array] - first);
+      pieces.push_back({array, first, at, count});
+      at += count;
+    }
+  }
+  return pieces;
+}
+
+std::vector<int64_t> counts_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<int64_t> counts;
+  for (const at::Tensor& tensor : tensors) counts.push_back(tensor.numel());
+  return counts;
+}
+
+// Each thread has an equal part of the elements, and does the pieces that begin in it.
+template <class Work>
+void for_each(const std::vector<Piece>& pieces, Work work) {
+  if (pieces.empty()) return;
+  const int64_t elements = pieces.back().at + pieces.back().count;
+  at::parallel_for(0, elements, kPiece, [&](int64_t begin, int64_t end) {
+    auto piece = std::ranges::lower_bound(pieces, begin, {}, &Piece::at);
+    for (; piece != pieces.end() && piece->at < end; ++piece) work(*piece);
+  });
+}
+
+std::byte* element(const at::Tensor& tensor, int64_t index) {
+  return static_cast<std::byte*>(tensor.mutable_data_ptr()) + index * tensor.element_size();
+}
+
+const std::byte* const_element(const at::Tensor& tensor, int64_t index) {
+  return static_cast<const std::byte*>(tensor.const_data_ptr()) + index * tensor.element_size();
+}
+
+// A bucket cut into stretches: zeros (even ones) and parts (odd ones) in turn.
+struct Stretches {
+  std::vector<int64_t> counts;
+  std::vector<int64_t> sources;  // where a part lies in the wire
+};
+
+Stretches stretches_of(int64_t total, const std::vector<int64_t>& begins,
+                       const std::vector<int64_t>& counts) {
+  Stretches all;
+  int64_t end = 0, source = 0;
+  for (size_t i = 0; i < begins.size(); ++i) {
+    all.counts.insert(all.counts.end(), {begins[i] - end, counts[i]});
+    all.sources.insert(all.sources.end(), {source, source});
+    end = begins[i] + counts[i];
+    source += counts[i];
+  }
+  all.counts.push_back(total - end);
+  all.sources.push_back(source);
+  return all;
+}
+
+// Unpacks to a place that is not before `from` but overlaps it: from the end, by blocks that are
+// saved first.
+bool unpack_forwards(std::byte* to, Dtype to_type, const std::byte* from, Dtype from_type,
+                     size_t count) {
+  constexpr size_t kBlock = 1024;
+  std::array<std::byte, kBlock * sizeof(double)> saved;
+  const size_t size = element_size(from_type);
+  bool finite = true;
+  for (size_t end = count; end > 0;) {
+    const size_t begin = (end - 1) / kBlock * kBlock;
+    std::memcpy(saved.data(), from + begin * size, (end - begin) * size);
+    std::byte* const place = to + begin * element_size(to_type);
+    finite &= hbm::unpack(place, saved.data(), end - begin, to_type, from_type);
+    end = begin;
+  }
+  return finite;
+}
+
+bool unpack_part(std::byte* to, Dtype to_type, const std::byte* from, Dtype from_type,
+                 size_t count) {
+  const bool in_place = to == from && to_type == from_type;
+  const bool overlap = from <= to && to < from + count * element_size(from_type);
+  if (overlap && !in_place) return unpack_forwards(to, to_type, from, from_type, count);
+  return hbm::unpack(to, from, count, to_type, from_type);
+}
+
+}  // namespace
+
+at::Tensor accumulate(const std::vector<at::Tensor>& gradients,
+                      const std::vector<std::optional<at::Tensor>>& before,
+                      const std::vector<at::Tensor>& after, double factor, bool squares) {
+  check_accumulate(gradients, before, after);
+  size_t apart = 0;  // bytes that are written where nothing is read
+  for (size_t i = 0; i < after.size(); ++i) {
+    const bool in_place =
+        (before[i] && share_memory(*before[i], after[i])) || share_memory(gradients[i], after[i]);
+    if (!in_place) apart += after[i].nbytes();
+  }
+
+  const std::vector<Piece> pieces = cut(counts_of(after));
+  std::vector<Measure> measures(pieces.size());
+  for_each(pieces, [&](const Piece& piece) {
+    const size_t i = piece.array;
+    const MeasuredSum sum{
+        .after = element(after[i], piece.first),
+        .before = before[i] ? const_element(*before[i], piece.first) : nullptr,
+        .gradient = const_element(gradients[i], piece.first),
+        .count = static_cast<size_t>(piece.count),
+        .factor = factor,
+        .streamed = apart >= streamed_bytes(),
+    };
+    measures[&piece - pieces.data()] =
+        measured_sum(sum, type_of(after[i]), type_of(gradients[i]), squares);
+  });
+
+  at::Tensor table = at::zeros({static_cast<int64_t>(after.size()), 2}, at::kDouble);
+  double* const rows = table.mutable_data_ptr<double>();
+  for (size_t k = 0; k < pieces.size(); ++k) {
+    double* const row = rows + 2 * pieces[k].array;
+    row[0] += measures[k].moment;
+    row[1] += measures[k].gradient;
+  }
+  return table;
+}
+
+void pack(const std::vector<at::Tensor>& residuals, const at::Tensor& wire, double factor,
+          double inverse) {
+  check_pack(residuals, wire);
+  for_each(cut(counts_of(residuals)), [&](const Piece& piece) {
+    const at::Tensor& residual = residuals[piece.array];
+    const Packing packing{
+        .wire = element(wire, piece.at),
+        .residual = element(residual, piece.first),
+        .count = static_cast<size_t>(piece.count),
+        .factor = factor,
+        .inverse = inverse,
+    };
+    hbm::pack(packing, type_of(wire), type_of(residual));
+  });
+}
+
+bool unpack(const at::Tensor& wire, const at::Tensor& buffer, const std::vector<int64_t>& begins,
+            const std::vector<int64_t>& counts) {
+  check_unpack(wire, buffer, begins, counts);
+  const Stretches stretches = stretches_of(buffer.numel(), begins, counts);
+  const std::vector<Piece> pieces = cut(stretches.counts);
+  std::atomic<bool> finite = true;
+  const auto fill = [&](const Piece& piece) {
+    std::byte* const to = element(buffer, piece.at);
+    const auto count = static_cast<size_t>(piece.count);
+    if (piece.array % 2 == 0) {
+      std::memset(to, 0, count * buffer.element_size());
+      return;
+    }
+    const std::byte* const from = const_element(wire, stretches.sources[piece.array] + piece.first);
+    if (!unpack_part(to, type_of(buffer), from, type_of(wire), count)) {
+      finite.store(false, std::memory_order_relaxed);
+    }
+  };
+  if (share_memory(wire, buffer)) {
+    // From the last on, so that no part is written over unread ones.
+    std::for_each(pieces.rbegin(), pieces.rend(), fill);
+  } else {
+    for_each(pieces, fill);
+  }
+  return finite;
+}
+
+}  // namespace hbm::error_feedback
