@@ -1,5 +1,5 @@
 // Sees the deaths of a group's ranks while the group is being made.
-// csrc/communicator/failure/group_watch.h implements it.
+// csrc/communicator/failure/failure_detector.h implements it.
 //
 // Threads: all functions may be called from any thread.
 #pragma once

@@ -14,13 +14,15 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "bootstrap/rendezvous.h"
-#include "communicator/failure/group_watch.h"
+#include "communicator/failure/failure_detector.h"
 #include "expect_error.h"
 #include "fake_operation.h"
 #include "fake_store.h"
@@ -122,26 +124,27 @@ class Neighbour {
 struct Watched {
   std::shared_ptr<ToldStore> store = std::make_shared<ToldStore>();
   Neighbour rank_2;
-  GroupWatch watch;
+  FailureDetector detector;
   FakeOperation operation;
 
   explicit Watched(const std::vector<int>& missing, StoreServer server = StoreServer::kAnotherRank)
-      : watch{{.name = "group g",
-               .rank = 0,
-               .global_ranks = {},
-               .store = store,
-               .job_store = store,
-               .heartbeat = milliseconds(10'000),
-               .server = server}},
+      : detector({.name = "group g",
+                  .rank = 0,
+                  .global_ranks = {},
+                  .store = store,
+                  .job_store = store,
+                  .heartbeat = milliseconds(10'000),
+                  .server = server},
+                 kPatience),
         operation(script_of(missing)) {
     bootstrap::Member elsewhere = bootstrap::introduce("1", 0);
     elsewhere.process = "elsewhere";
     elsewhere.boot_id = "another";
-    watch.met(0, bootstrap::introduce("1", 0));
-    watch.met(1, elsewhere);
-    watch.met(2, rank_2.member());
-    watch.all_met();
-    watch.follow("p/");
+    detector.met(0, bootstrap::introduce("1", 0));
+    detector.met(1, elsewhere);
+    detector.met(2, rank_2.member());
+    detector.all_met();
+    detector.formed("p/", nullptr);
   }
 
   static std::shared_ptr<Script> script_of(const std::vector<int>& missing) {
@@ -164,7 +167,7 @@ struct Watched {
     const auto end = std::chrono::steady_clock::now() + kPatience;
     while (std::chrono::steady_clock::now() < end) {
       try {
-        watch.check(operation);
+        detector.check(operation);
       } catch (const Error&) {
         expect_error(kind, {part}, std::current_exception());
         return;
@@ -193,7 +196,7 @@ class LookBetween {
     group.store->before_get([state = state_, &group](const std::string& key) {
       if (key != kLogCount || !state->asked || state->looks.exchange(true)) return;
       try {
-        group.watch.check(group.operation);
+        group.detector.check(group.operation);
       } catch (const Error&) {
         state->seen = std::current_exception();
       }
@@ -249,10 +252,10 @@ TEST(FailureMonitor, WhoLeavesAFailedGroupHasToldOfIt) {
     left.wait();
     std::this_thread::sleep_for(milliseconds(50));  // so that there is something to wait for
   });
-  group.watch.report("rank 0: it is tired");
+  group.detector.report_failure(Error(ErrorKind::kTimeout, "it is tired"));
   EXPECT_FALSE(group.store->has({"hbm/failures/1"}, {}));
   leaves.set_value();
-  group.watch.finish_reports(kPatience);
+  group.detector.finish_reports();
   EXPECT_TRUE(group.store->has({"hbm/failures/1"}, {}));
 }
 
@@ -272,9 +275,10 @@ TEST(FailureMonitor, AsksAClosedStoreNoMore) {
   group.store->before_has(count);
   group.store->before_add(count);
   group.await_error(ErrorKind::kPeer, "was destroyed on a rank that this one waits for, rank 1");
-  group.watch.report("rank 0: it is tired");  // waits for the next round
-  group.watch.finish_reports(milliseconds(5000));
-  group.watch.stop();
+  group.detector.report_failure(
+      Error(ErrorKind::kTimeout, "it is tired"));  // waits for the next round
+  group.detector.finish_reports();
+  group.detector.stop();
   EXPECT_EQ(*questions, 0);
 }
 
@@ -283,7 +287,7 @@ TEST(FailureMonitor, WhoServesTheStoreLeavesLast) {
   Watched group({}, StoreServer::kThisProcess);
   std::atomic<bool> has_left = false;
   std::thread leaving([&] {
-    group.watch.leave(milliseconds(60'000));
+    group.detector.leave();
     has_left = true;
   });
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
@@ -307,7 +311,7 @@ TEST(FailureMonitor, WhoLeavesLastRemovesTheKeys) {
     Watched group({}, StoreServer::kNoRank);
     group.leave_rank_1();
     group.store->add(kLeftCount, others, {});
-    group.watch.leave(milliseconds(60'000));
+    group.detector.leave();
     for (const char* key : {kLeftCount, kRank0Left, kRank1Left}) {
       EXPECT_EQ(group.store->has({key}, {}), others == 1) << key;
     }
@@ -319,12 +323,116 @@ TEST(FailureMonitor, NamesTheDeadBeforeThoseWhoHaveLeft) {
   group.rank_2.kill();
   group.leave_rank_1();
   const auto end = std::chrono::steady_clock::now() + kPatience;
-  while (group.watch.dead().empty() || group.watch.left({1}).empty()) {
+  while (group.detector.dead().empty() || group.detector.left({1}).empty()) {
     ASSERT_LT(std::chrono::steady_clock::now(), end);
     std::this_thread::sleep_for(milliseconds(1));
   }
   expect_error(ErrorKind::kDeath, {"allreduce #1: rank 2 (pid ", " has died"},
-               [&] { group.watch.check(group.operation); });
+               [&] { group.detector.check(group.operation); });
+}
+
+const std::vector<GroupState> kStates = {
+    GroupState::kMeeting, GroupState::kJoining, GroupState::kLocal,  GroupState::kMonitored,
+    GroupState::kLeaving, GroupState::kLeft,    GroupState::kStopped};
+
+// Returns a group in this state: of this process alone in kLocal, else also of one on another node.
+std::shared_ptr<MonitoredGroup> group_in(GroupState state) {
+  FailureMonitor& monitor = FailureMonitor::here();
+  const auto store = std::make_shared<FakeStore>();
+  const auto group = std::make_shared<MonitoredGroup>(
+      GroupFacts{.name = "group g",
+                 .rank = 0,
+                 .global_ranks = {},
+                 .store = store,
+                 .job_store = store,
+                 .heartbeat = milliseconds(10'000),
+                 .server = StoreServer::kThisProcess});  // leaves after the other rank
+  monitor.add(group);
+  monitor.meet(*group, 0, bootstrap::introduce("1", 0));
+  if (state != GroupState::kLocal) {
+    bootstrap::Member elsewhere = bootstrap::introduce("1", 0);
+    elsewhere.process = "elsewhere";
+    elsewhere.boot_id = "another";
+    monitor.meet(*group, 1, elsewhere);
+  }
+  if (state == GroupState::kMeeting) return group;
+  monitor.all_met(*group);
+  if (state == GroupState::kJoining) return group;
+  monitor.formed(*group, "p/", state != GroupState::kLocal);
+  if (state == GroupState::kLeft) store->add(kLeftCount, 1, {});
+  if (state == GroupState::kLeaving) EXPECT_FALSE(monitor.leave(*group, milliseconds(0)));
+  if (state == GroupState::kLeft) EXPECT_TRUE(monitor.leave(*group, kPatience));
+  if (state == GroupState::kStopped) monitor.remove(group);
+  return group;
+}
+
+// monitored_group.h has the states and the legal calls.
+TEST(FailureMonitor, RefusesCallsThatAreIllegalInTheState) {
+  struct Call {
+    const char* name;
+    std::set<GroupState> legal;
+    std::function<void(FailureMonitor&, MonitoredGroup&)> make;
+  };
+  const std::set<GroupState> forming = {GroupState::kMeeting};
+  const std::set<GroupState> formed = {GroupState::kLocal, GroupState::kMonitored,
+                                       GroupState::kLeaving, GroupState::kLeft,
+                                       GroupState::kStopped};
+  const auto now = std::chrono::steady_clock::now();
+  const std::vector<Call> calls = {
+      {"prepare()", forming, [](auto& monitor, auto& group) { monitor.prepare(group); }},
+      {"meet()", forming,
+       [](auto& monitor, auto& group) { monitor.meet(group, 0, bootstrap::introduce("1", 0)); }},
+      {"await_greeting()", forming,
+       [&](auto& monitor, auto& group) { monitor.await_greeting(group, now); }},
+      {"all_met()", forming, [](auto& monitor, auto& group) { monitor.all_met(group); }},
+      {"formed()",
+       {GroupState::kJoining},
+       [](auto& monitor, auto& group) { monitor.formed(group, "p/", true); }},
+      {"await_links()",
+       {GroupState::kLocal, GroupState::kMonitored},
+       [&](auto& monitor, auto& group) { monitor.await_links(group, now); }},
+      {"look()", formed, [](auto& monitor, auto& group) { monitor.look(group, {}); }},
+      {"report()", formed,
+       [](auto& monitor, auto& group) { monitor.report(group, "tired", milliseconds(0)); }},
+      {"finish_publishing()", formed,
+       [](auto& monitor, auto& group) { monitor.finish_publishing(group, milliseconds(0)); }},
+      {"leave()", {GroupState::kMonitored}, [](auto& monitor, auto& group) {
+         monitor.leave(group, milliseconds(0));
+       }}};
+  FailureMonitor& monitor = FailureMonitor::here();
+  for (const Call& call : calls) {
+    for (const GroupState state : kStates) {
+      const auto group = group_in(state);
+      std::string refusal;
+      try {
+        call.make(monitor, *group);
+      } catch (const std::logic_error& error) {
+        refusal = error.what();
+      }
+      EXPECT_EQ(refusal.empty(), call.legal.contains(state))
+          << call.name << " in state " << static_cast<int>(state) << ": " << refusal;
+      if (!refusal.empty()) {
+        EXPECT_NE(refusal.find(call.name), std::string::npos) << refusal;
+        EXPECT_TRUE(refusal.ends_with(" of group g")) << refusal;
+      }
+      monitor.remove(group);
+      monitor.remove(group);  // idempotent
+    }
+  }
+}
+
+TEST(FailureDetector, RefusesQuestionsBeforeTheGroupIsFormed) {
+  FailureDetector detector({.name = "group g",
+                            .rank = 0,
+                            .global_ranks = {},
+                            .store = nullptr,
+                            .job_store = nullptr,
+                            .heartbeat = milliseconds(10'000)});
+  detector.met(0, bootstrap::introduce("1", 0));
+  detector.all_met();
+  EXPECT_THROW(detector.dead(), std::logic_error);
+  detector.formed("p/", nullptr);
+  EXPECT_EQ(detector.dead(), std::vector<int>());
 }
 
 }  // namespace

@@ -93,21 +93,19 @@ void require_one_node(const GroupSetup& setup, const std::vector<int>& node_of,
                   "HBMCOMM_NODE); HBMCOMM_LOG=info says why ranks of one machine share no memory");
 }
 
-// Chooses the communicator, and makes it and the peers.
+// Chooses the communicator and makes it. The detector hears of failures before the last step in
+// which ranks wait for one another.
 void join_ranks(const GroupSetup& setup, const shm::Neighbourhood& neighbours, size_t slot_chunk,
-                size_t threads, const std::shared_ptr<failure::GroupWatch>& watch,
-                GroupConnection& made) {
+                size_t threads, failure::FailureDetector& detector, GroupConnection& made) {
   const std::vector<int>& node_of = neighbours.node_of;
+  const std::string& prefix = made.rendezvous.participant.prefix;
   require_one_node(setup, node_of, made.rendezvous.members);
-  const auto make_peers = [&](std::shared_ptr<shm::ShmGroup> shm_group) {
-    return std::make_shared<failure::FailureDetector>(made.rendezvous, watch, std::move(shm_group));
-  };
   std::shared_ptr<shm::ShmGroup> shm_group;
   if (setup.transport != GroupTransport::kMpi) {
     shm_group =
         shm::join(made.rendezvous, made.segment, neighbours, slot_chunk, made.crowded, threads);
     if (shm_group->size() == static_cast<size_t>(setup.size)) {
-      made.peers = make_peers(shm_group);
+      detector.formed(prefix, shm_group);
       made.communicator = shm::make_communicator(shm_group);
       return;
     }
@@ -119,7 +117,7 @@ void join_ranks(const GroupSetup& setup, const shm::Neighbourhood& neighbours, s
     channel->communicator = connection.communicator;
     channel->group_number = connection.group_number;
   }
-  made.peers = make_peers(shm_group);
+  detector.formed(prefix, shm_group);
   if (!shm_group) {
     made.communicator = std::make_shared<mpi::MpiCommunicator>(channel);
     return;
@@ -132,8 +130,8 @@ void join_ranks(const GroupSetup& setup, const shm::Neighbourhood& neighbours, s
 // Finds the ranks that share this one's memory, and joins all, once they have introduced
 // themselves.
 void join_all(const GroupSetup& setup, shm::NeighbourListener* listener,
-              const std::shared_ptr<failure::GroupWatch>& watch, GroupConnection& made) {
-  watch->all_met();
+              failure::FailureDetector& detector, GroupConnection& made) {
+  detector.all_met();
 
   const std::vector<int> local = bootstrap::on_machine_of(setup.rank, made.rendezvous.members);
   const int local_size = static_cast<int>(local.size());
@@ -153,15 +151,16 @@ void join_all(const GroupSetup& setup, shm::NeighbourListener* listener,
   const size_t cores_of_rank = std::max<size_t>(1, cores / static_cast<size_t>(crowd.ranks));
   const size_t threads = std::min(setup.reduce_threads, cores_of_rank);
   log::debug(setup.group + ": threads of a large reduction: " + std::to_string(threads));
-  join_ranks(setup, neighbours, slot_chunk, threads, watch, made);
-  watch->await_links(setup.deadline);
+  join_ranks(setup, neighbours, slot_chunk, threads, detector, made);
+  detector.await_links(setup.deadline);
 }
 
 GroupConnection connect_watched(const GroupSetup& setup,
-                                const std::shared_ptr<failure::GroupWatch>& watch) {
+                                const std::shared_ptr<failure::FailureDetector>& detector) {
   mpi::sweep_abandoned();
   GroupConnection made;
   made.server = setup.server;
+  made.peers = detector;
   std::optional<shm::NeighbourListener> listener;
   const auto introduce = [&] {
     // A group that may need MPI is refused before its ranks meet if `staging_bytes` are too few.
@@ -181,37 +180,36 @@ GroupConnection connect_watched(const GroupSetup& setup,
       self.segment = memory::policy_name(setup.policy);
       self.listener = listener.emplace().name();
     }
-    if (setup.size > 1 && setup.rank == 0) self.links = watch->listen();
-    if (setup.size > 1) watch->await_claims();
+    if (setup.size > 1) self.links = detector->prepare();
     return self;
   };
   made.rendezvous = bootstrap::meet(setup.store, setup.rank, setup.size, setup.group,
-                                    setup.deadline, introduce, watch, setup.global_ranks);
+                                    setup.deadline, introduce, detector, setup.global_ranks);
   bootstrap::attempt(made.rendezvous.participant,
-                     [&] { join_all(setup, listener ? &*listener : nullptr, watch, made); });
+                     [&] { join_all(setup, listener ? &*listener : nullptr, *detector, made); });
   return made;
 }
 
 }  // namespace
 
 GroupConnection connect(const GroupSetup& setup) {
-  const auto watch =
-      std::make_shared<failure::GroupWatch>(failure::WatchSetup{.name = setup.group,
-                                                                .rank = setup.rank,
-                                                                .global_ranks = setup.global_ranks,
-                                                                .store = setup.store,
-                                                                .job_store = setup.job_store,
-                                                                .heartbeat = setup.heartbeat,
-                                                                .server = setup.server});
+  const auto detector = std::make_shared<failure::FailureDetector>(
+      failure::GroupFacts{.name = setup.group,
+                          .rank = setup.rank,
+                          .global_ranks = setup.global_ranks,
+                          .store = setup.store,
+                          .job_store = setup.job_store,
+                          .heartbeat = setup.heartbeat,
+                          .server = setup.server});
   try {
-    return connect_watched(setup, watch);
+    return connect_watched(setup, detector);
   } catch (const StoreError& error) {
     const bool is_gone = error.kind() == ErrorKind::kNetwork && !error.was_removed;
     throw Error(error.kind(), setup.group + " cannot be made: " + error.what() +
-                                  (is_gone ? watch->deaths() : ""));
+                                  (is_gone ? detector->deaths() : ""));
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kNetwork) throw;
-    throw Error(error.kind(), error.what() + watch->deaths());
+    throw Error(error.kind(), error.what() + detector->deaths());
   }
 }
 

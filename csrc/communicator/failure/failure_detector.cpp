@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
+#include <stdexcept>
 #include <string_view>
 #include <thread>
 #include <utility>
 
-#include "base/error.h"
+#include "base/log.h"
 #include "communicator/oversized_message.h"
 
 namespace hbm::failure {
@@ -20,44 +22,134 @@ constexpr milliseconds kSightPatience{700};      // for the sight of a death, wi
 constexpr milliseconds kNeighbourPatience{500};  // for a late neighbour's word of whom it waits for
 constexpr milliseconds kSenderPatience{500};     // for the report of who sent an oversized message
 constexpr milliseconds kLookEvery{20};
-constexpr milliseconds kPartingPatience{1000};
+constexpr milliseconds kReportPatience{200};
+constexpr milliseconds kProofPatience{
+    300};  // from the end of a connection to the end of its process
+constexpr milliseconds kProofEvery{10};
 
 // The ranks of both, ascending.
-std::vector<int> united(std::vector<int> ranks, const std::vector<int>& others) {
+std::vector<int> united(std::vector<int> ranks, const std::set<int>& others) {
   ranks.insert(ranks.end(), others.begin(), others.end());
   std::ranges::sort(ranks);
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   return ranks;
 }
 
+std::string deaths_of(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name + " has died";
+  return text;
+}
+
 }  // namespace
 
-FailureDetector::FailureDetector(const bootstrap::Rendezvous& rendezvous,
-                                 std::shared_ptr<GroupWatch> watch,
-                                 std::shared_ptr<shm::ShmGroup> shm_group)
-    : rank_(rendezvous.participant.rank),
-      group_(rendezvous.participant.group),
-      shm_group_(std::move(shm_group)),
-      watch_(std::move(watch)),
-      is_followed_((shm_group_ ? shm_group_->size() : 1) < rendezvous.members.size()) {
-  for (size_t rank = 0; rank < rendezvous.members.size(); ++rank) {
-    names_.push_back(bootstrap::rank_name(static_cast<int>(rank), rendezvous.members[rank]));
+FailureDetector::FailureDetector(GroupFacts facts, milliseconds parting)
+    : parting_(parting),
+      monitor_(FailureMonitor::here()),
+      group_(std::make_shared<MonitoredGroup>(std::move(facts))) {
+  monitor_.add(group_);
+}
+
+void FailureDetector::met(int rank, const bootstrap::Member& member) {
+  monitor_.meet(*group_, rank, member);
+}
+
+void FailureDetector::await_sight(KeyValue::Deadline deadline) {
+  monitor_.await_greeting(*group_, deadline);
+}
+
+void FailureDetector::check(const std::vector<int>& ranks) {
+  if (fork_.in_child()) return;
+  if (monitor_.ended(*group_, ranks).empty()) return;
+  // The first to die may have been another, on another node, whom this one had seen.
+  monitor_.await_published(*group_, kReportPatience);
+  throw Error(ErrorKind::kDeath,
+              group_->name + " cannot be made: " + deaths_of(monitor_.ended(*group_, ranks)));
+}
+
+std::string FailureDetector::deaths() {
+  if (fork_.in_child()) return {};
+  std::vector<std::string> dead;
+  for (const auto end = Clock::now() + kProofPatience; dead.empty() && Clock::now() < end;) {
+    dead = monitor_.ended();
+    if (dead.empty()) std::this_thread::sleep_for(kProofEvery);
   }
-  if (is_followed_) watch_->follow(rendezvous.participant.prefix);
-  if (rendezvous.members.size() > 1) watch_->heed_claims(rendezvous.participant.prefix);
+  return dead.empty() ? std::string() : ". Meanwhile " + deaths_of(dead);
+}
+
+void FailureDetector::tell_claimed_twice(const std::string& first, const std::string& prefix,
+                                         const std::vector<std::string>& mailboxes,
+                                         const std::string& why) noexcept {
+  try {
+    monitor_.tell_claimed_twice(*group_, log_key(first, prefix, group_->name), mailboxes, why,
+                                kReportPatience);
+  } catch (const std::exception& error) {  // no thread or memory is left
+    log::warn(std::string("cannot tell a group of a second claim: ") + error.what());
+  }
+}
+
+void FailureDetector::formed(const std::string& prefix, std::shared_ptr<shm::ShmGroup> shm_group) {
+  const bool is_monitored = (shm_group ? shm_group->size() : 1) < group_->processes.size();
+  monitor_.formed(*group_, prefix, is_monitored);
+  shm_group_ = std::move(shm_group);
+  is_monitored_ = is_monitored;
+}
+
+// Returns true if the monitor knows of ranks that shared memory does not show. Throws
+// std::logic_error before formed().
+bool FailureDetector::asks_monitor() const {
+  if (!is_monitored_)
+    throw std::logic_error(group_->name + " is asked for its ranks before formed()");
+  return *is_monitored_ && !fork_.in_child();
+}
+
+std::string FailureDetector::claimed_twice() const {
+  if (!group_->has_second_claim.load(std::memory_order_acquire) || fork_.in_child()) return {};
+  return group_->claimed_twice;
 }
 
 void FailureDetector::check(const Operation& operation) {
-  if (const std::string why = watch_->claimed_twice(); !why.empty()) {
-    throw Error(ErrorKind::kPeer, group_ + " has failed: " + why);
+  if (const std::string why = claimed_twice(); !why.empty()) {
+    throw Error(ErrorKind::kPeer, group_->name + " has failed: " + why);
   }
   if (shm_group_) shm_group_->require_alive(operation.missing(), operation, [] { return false; });
-  if (is_followed_) watch_->check(operation);
+  if (asks_monitor()) check_monitored(operation);
+}
+
+void FailureDetector::check_monitored(const Operation& operation) {
+  const std::vector<int> missing = operation.missing();
+  const Findings found = monitor_.look(*group_, missing);
+  // The cause before what follows from it: who has failed or met a death ends or leaves.
+  if (found.failure) {
+    throw Error(ErrorKind::kPeer, group_->name + " has failed: " + *found.failure);
+  }
+  const std::vector<int> needed = operation.needed();
+  for (const int rank : needed) {
+    if (!found.dead.contains(rank)) continue;
+    throw Error(ErrorKind::kDeath, operation.describe() + ": " + group_->named(rank) + " has died");
+  }
+  for (const int rank : missing) {
+    if (!found.left.contains(rank)) continue;
+    throw Error(ErrorKind::kPeer, operation.describe() + ": " + group_->name +
+                                      " was destroyed on a rank that this one waits for, " +
+                                      group_->named(rank));
+  }
+  for (const int rank : needed) {
+    if (const auto silent = found.silent.find(rank); silent != found.silent.end()) {
+      throw Error(ErrorKind::kNetwork,
+                  operation.describe() + ": " + silence_text(group_->named(rank), silent->second));
+    }
+  }
+  if (found.store_trouble.empty()) return;
+  throw Error(ErrorKind::kNetwork,
+              operation.describe() +
+                  ": the store is gone, and with it the reports of other nodes' failures (" +
+                  found.store_trouble + ")");
 }
 
 // Whether a rank that is late may itself be waiting, for one on another node.
 bool FailureDetector::waits_for_neighbour(const Operation& operation) const {
-  if (!shm_group_ || !is_followed_) return false;
+  if (!shm_group_ || !asks_monitor()) return false;
   const std::vector<int> missing = operation.missing();
   for (size_t i = 0; i < shm_group_->size(); ++i) {
     if (std::ranges::count(missing, shm_group_->member(i).rank) > 0) return true;
@@ -67,12 +159,14 @@ bool FailureDetector::waits_for_neighbour(const Operation& operation) const {
 
 std::vector<int> FailureDetector::dead() const {
   std::vector<int> ranks = shm_group_ ? shm_group_->dead() : std::vector<int>();
-  return is_followed_ ? united(std::move(ranks), watch_->dead()) : ranks;
+  if (!asks_monitor()) return ranks;
+  return united(std::move(ranks), monitor_.look(*group_, {}).dead);
 }
 
 std::vector<int> FailureDetector::left(const std::vector<int>& wanted) const {
   std::vector<int> ranks = shm_group_ ? shm_group_->left() : std::vector<int>();
-  return is_followed_ ? united(std::move(ranks), watch_->left(wanted)) : ranks;
+  if (!asks_monitor()) return ranks;
+  return united(std::move(ranks), monitor_.look(*group_, wanted).left);
 }
 
 // Returns `error` and the group's failure report, if one comes in time: the sender of an
@@ -131,7 +225,7 @@ std::exception_ptr FailureDetector::explain(const Operation& operation,
 
 void FailureDetector::report_failure(const std::exception& error) {
   const auto* const ours = dynamic_cast<const Error*>(&error);
-  const std::string report = "rank " + std::to_string(rank_) + ": " + error.what();
+  const std::string report = "rank " + std::to_string(group_->rank) + ": " + error.what();
   if (ours != nullptr && ours->kind() == ErrorKind::kPeer) {
     // A report of another rank names that rank. A finding of this rank says "this one".
     const bool is_relayed =
@@ -140,29 +234,35 @@ void FailureDetector::report_failure(const std::exception& error) {
     return;
   }
   if (shm_group_) shm_group_->report(report, /*death=*/false);
-  if (is_followed_) watch_->report(report);
+  if (asks_monitor()) monitor_.report(*group_, report, kReportPatience);
 }
 
 bool FailureDetector::group_failed() const {
-  return is_followed_ || !shm_group_ || shm_group_->failed();
+  return asks_monitor() || !shm_group_ || shm_group_->failed();
 }
 
 void FailureDetector::leave() {
+  const bool tells_others = asks_monitor();
   if (shm_group_) shm_group_->leave();
-  if (is_followed_) watch_->leave(kPartingPatience);
+  if (tells_others && !monitor_.leave(*group_, parting_)) {
+    log::info("cannot tell the other ranks of leaving " + group_->name);
+  }
 }
 
 void FailureDetector::finish_reports() {
-  if (is_followed_) watch_->finish_reports(kPartingPatience);
+  if (!asks_monitor() || monitor_.finish_publishing(*group_, parting_)) return;
+  log::info("cannot tell the other ranks why " + group_->name + " has failed");
 }
 
-void FailureDetector::stop() { watch_->stop(); }
+void FailureDetector::stop() {
+  if (!fork_.in_child()) monitor_.remove(group_);
+}
 
 std::string FailureDetector::list(const std::vector<int>& ranks) const {
   std::string text;
   for (const int rank : ranks) {
     if (!text.empty()) text += ", ";
-    text += names_[static_cast<size_t>(rank)];
+    text += group_->names[static_cast<size_t>(rank)];
   }
   return text;
 }

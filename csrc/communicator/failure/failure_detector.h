@@ -1,29 +1,70 @@
-// The failure detector of a group: of the ranks on this node by their shared memory and pidfds
-// (communicator/shm/shm_group.h), of those on other nodes by what the failure monitor knows
-// (GroupWatch).
+// The failure detector of a group: sees the deaths of its ranks while the group is formed, and
+// tells an operation afterwards why it can never complete. It knows the ranks on this node by their
+// shared memory and pidfds (communicator/shm/shm_group.h), and those on other nodes by the failure
+// monitor.
+//
+// monitored_group.h has the states of a group, and the calls that are legal in each.
+//
+// Threads: one thread forms the group, up to formed(); the group's other threads get the detector
+// after that, and may call every member of Peers. A forked child cannot reach its parent's monitor:
+// there the monitor's part of an answer is empty, and nothing is published.
 #pragma once
 
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
-#include "bootstrap/rendezvous.h"
-#include "communicator/failure/group_watch.h"
+#include "base/fork.h"
+#include "bootstrap/rank_watch.h"
+#include "communicator/failure/failure_monitor.h"
 #include "communicator/peers.h"
 #include "communicator/shm/shm_group.h"
 
 namespace hbm::failure {
 
-class FailureDetector final : public Peers {
+class FailureDetector final : public bootstrap::RankWatch, public Peers {
  public:
-  // `watch` has met all ranks of the rendezvous; `shm_group` is that of the ranks on this node,
-  // null where ranks do not share memory.
-  FailureDetector(const bootstrap::Rendezvous& rendezvous, std::shared_ptr<GroupWatch> watch,
-                  std::shared_ptr<shm::ShmGroup> shm_group);
+  static constexpr std::chrono::milliseconds kPartingPatience{1000};
+
+  // `parting`: the longest wait in leave() and in finish_reports().
+  explicit FailureDetector(GroupFacts facts, std::chrono::milliseconds parting = kPartingPatience);
+  ~FailureDetector() override { stop(); }
+  FailureDetector(const FailureDetector&) = delete;
+  FailureDetector& operator=(const FailureDetector&) = delete;
+
+  // The calls while the group is formed, in their order. bootstrap::meet() makes the calls of
+  // RankWatch.
+
+  // Makes second claims heard. Rank 0 also begins to take links, and returns where, for
+  // bootstrap::Member::links. Called while a failure still reaches the other ranks. Throws
+  // std::system_error if no thread is left.
+  std::string prepare() { return monitor_.prepare(*group_); }
+
+  void met(int rank, const bootstrap::Member& member) override;
+  void await_sight(KeyValue::Deadline deadline) override;
+  void check(const std::vector<int>& ranks) override;
+  std::string deaths() override;
+  void tell_claimed_twice(const std::string& first, const std::string& prefix,
+                          const std::vector<std::string>& mailboxes,
+                          const std::string& why) noexcept override;
+
+  // All ranks have been met: takes no links any more if no group has any on another node.
+  void all_met() { monitor_.all_met(*group_); }
+
+  // The group has been made, under `prefix` of keys. `shm_group`: the ranks on this node; null
+  // where ranks do not share memory. REQUIRED before every member of Peers except claimed_twice()
+  // and stop().
+  void formed(const std::string& prefix, std::shared_ptr<shm::ShmGroup> shm_group);
+
+  // Waits until this process has its link to rank 0, if that is on another node, or cannot get it,
+  // which the log says once.
+  void await_links(KeyValue::Deadline deadline) { monitor_.await_links(*group_, deadline); }
 
   void check(const Operation& operation) override;
-  std::string claimed_twice() const override { return watch_->claimed_twice(); }
+  std::string claimed_twice() const override;
   std::exception_ptr explain(const Operation& operation, const std::exception_ptr& error) override;
   void report_failure(const std::exception& error) override;
   bool group_failed() const override;
@@ -35,15 +76,18 @@ class FailureDetector final : public Peers {
   std::string list(const std::vector<int>& ranks) const override;
 
  private:
+  bool asks_monitor() const;
+  void check_monitored(const Operation& operation);
   std::exception_ptr with_report(const Operation& operation, const Error& error);
   bool waits_for_neighbour(const Operation& operation) const;
 
-  const int rank_;
-  const std::string group_;
-  std::vector<std::string> names_;                  // by rank: "3 (pid 4711 on host)"
-  const std::shared_ptr<shm::ShmGroup> shm_group_;  // null: ranks share no memory
-  const std::shared_ptr<GroupWatch> watch_;
-  const bool is_followed_;  // some rank does not share this one's memory
+  const ForkGuard fork_;
+  const std::chrono::milliseconds parting_;
+  FailureMonitor& monitor_;
+  const std::shared_ptr<MonitoredGroup> group_;
+  // Constant from formed() on.
+  std::shared_ptr<shm::ShmGroup> shm_group_;  // null: ranks share no memory
+  std::optional<bool> is_monitored_;          // some rank does not share this one's memory
 };
 
 }  // namespace hbm::failure

@@ -43,6 +43,10 @@ Descriptor open_process(const bootstrap::Member& member, bool* ended) {
   return pidfd;
 }
 
+constexpr std::initializer_list<GroupState> kFormed = {GroupState::kLocal, GroupState::kMonitored,
+                                                       GroupState::kLeaving, GroupState::kLeft,
+                                                       GroupState::kStopped};
+
 bool see_each_other(const bootstrap::Member& one, const bootstrap::Member& other) {
   return one.boot_id == other.boot_id && one.pid_namespace == other.pid_namespace &&
          one.forced_node == other.forced_node;
@@ -61,6 +65,7 @@ void FailureMonitor::add(const std::shared_ptr<MonitoredGroup>& group) {
 void FailureMonitor::remove(const std::shared_ptr<MonitoredGroup>& group) {
   const std::lock_guard lock(mutex_);
   groups_.erase(group);
+  group->state = GroupState::kStopped;
   std::set<std::string> used;
   std::set<KeyValue*> stores;
   for (const auto& other : groups_) {
@@ -77,17 +82,18 @@ void FailureMonitor::remove(const std::shared_ptr<MonitoredGroup>& group) {
 
 void FailureMonitor::meet(MonitoredGroup& group, int rank, const bootstrap::Member& member) {
   const std::lock_guard lock(mutex_);
+  group.require({GroupState::kMeeting}, "meet()");
   const auto r = static_cast<size_t>(rank);
   group.processes.resize(std::max(group.processes.size(), r + 1));
-  group.ranks.resize(group.processes.size());
+  group.names.resize(group.processes.size());
   group.processes[r] = member.process;
-  group.ranks[r] = "rank " + bootstrap::rank_name(rank, member);
+  group.names[r] = bootstrap::rank_name(rank, member);
   if (rank == group.rank) {
     group.self = member;
     return;
   }
   if (member.process.empty() || member.process == group.self->process) return;
-  const std::string name = group.ranks[r] + " of " + group.name;
+  const std::string name = group.named(rank) + " of " + group.name;
   if (see_each_other(*group.self, member)) {
     const auto [place, is_new] = processes_.try_emplace(member.process, WatchedProcess{name, {}});
     bool ended = false;
@@ -104,12 +110,19 @@ void FailureMonitor::meet(MonitoredGroup& group, int rank, const bootstrap::Memb
     wanted_links_.emplace(member.process,
                           WantedLink{member.links, near, Clock::now() + kLinkPatience});
   }
-  if (ended_.contains(member.process)) publish_death(group, r);
+  if (ended_.contains(member.process)) publish_death(group, rank);
 }
 
-std::string FailureMonitor::listen(MonitoredGroup& group) {
+std::string FailureMonitor::prepare(MonitoredGroup& group) {
   std::unique_lock lock(mutex_);
-  group.listens = true;
+  group.require({GroupState::kMeeting}, "prepare()");
+  group.listens = group.rank == 0;
+  const std::string where = group.listens ? listen(lock) : std::string();
+  start();
+  return where;
+}
+
+std::string FailureMonitor::listen(std::unique_lock<std::mutex>& lock) {
   if (!thread_) {
     if (!links_) links_ = std::make_unique<NodeLinks>(bootstrap::process_id());
     return where_ = links_->listen();
@@ -122,7 +135,8 @@ std::string FailureMonitor::listen(MonitoredGroup& group) {
 
 void FailureMonitor::all_met(MonitoredGroup& group) {
   const std::lock_guard lock(mutex_);
-  group.all_met = true;
+  group.require({GroupState::kMeeting}, "all_met()");
+  group.state = GroupState::kJoining;
   group.listens = group.spans_nodes;
   drop_unused_listener();
 }
@@ -145,12 +159,13 @@ void FailureMonitor::mark_ended(const std::string& process) {
   for (const auto& group : groups_) {
     for (size_t rank = 0; rank < group->processes.size(); ++rank) {
       if (group->processes[rank] != process) continue;
-      if (group->followed) {
+      if (group->is_monitored()) {
         group->undecided.emplace(static_cast<int>(rank), Clock::now());
-      } else if (group->spans_nodes || !group->all_met) {  // one of another node may be to come
+      } else if (group->spans_nodes || group->state == GroupState::kMeeting) {
+        // A rank of another node may be to come.
         try {
           open_store(*group);
-          publish_death(*group, rank);
+          publish_death(*group, static_cast<int>(rank));
         } catch (const std::exception& error) {  // no descriptor or thread is left
           log::warn(std::string("other nodes are not told of a death: ") + error.what());
         }
@@ -182,10 +197,10 @@ void FailureMonitor::publish(const MonitoredGroup& group, FailureEntry entry) {
   wake();
 }
 
-void FailureMonitor::publish_death(const MonitoredGroup& group, size_t rank) {
-  const std::string& process = group.processes[rank];
+void FailureMonitor::publish_death(const MonitoredGroup& group, int rank) {
+  const std::string& process = group.processes[static_cast<size_t>(rank)];
   if (!published_.insert(process).second) return;
-  publish(group, {FailureKind::kDeath, process, group.ranks[rank]});
+  publish(group, {FailureKind::kDeath, process, group.named(rank)});
 }
 
 std::vector<std::string> FailureMonitor::ended(const MonitoredGroup& group,
@@ -196,7 +211,7 @@ std::vector<std::string> FailureMonitor::ended(const MonitoredGroup& group,
   for (const int rank : ranks) {
     const auto r = static_cast<size_t>(rank);
     if (r < group.processes.size() && !group.processes[r].empty()) {
-      if (ended_.contains(group.processes[r])) names.push_back(group.ranks[r]);
+      if (ended_.contains(group.processes[r])) names.push_back(group.named(rank));
       continue;
     }
     if (r >= group.global_ranks.size()) continue;
@@ -206,7 +221,7 @@ std::vector<std::string> FailureMonitor::ended(const MonitoredGroup& group,
       const auto theirs = static_cast<size_t>(place - other->global_ranks.begin());
       if (place == other->global_ranks.end() || theirs >= other->processes.size()) continue;
       if (!ended_.contains(other->processes[theirs])) continue;
-      names.push_back(other->ranks[theirs] + " of " + other->name);
+      names.push_back("rank " + other->names[theirs] + " of " + other->name);
       break;
     }
   }
@@ -236,6 +251,7 @@ void FailureMonitor::await_published(const MonitoredGroup& group, milliseconds p
 
 void FailureMonitor::await_greeting(const MonitoredGroup& group, KeyValue::Deadline deadline) {
   std::unique_lock lock(mutex_);
+  group.require({GroupState::kMeeting}, "await_greeting()");
   const std::string& process = group.processes.front();
   changed_.wait_until(lock, deadline, [&] {
     return !wanted_links_.contains(process) || greeted_.contains(process) ||
@@ -245,32 +261,29 @@ void FailureMonitor::await_greeting(const MonitoredGroup& group, KeyValue::Deadl
 
 void FailureMonitor::await_links(const MonitoredGroup& group, KeyValue::Deadline deadline) {
   std::unique_lock lock(mutex_);
+  group.require({GroupState::kLocal, GroupState::kMonitored}, "await_links()");
   const std::string& process = group.processes.front();
   changed_.wait_until(lock, deadline, [&] {
     return !wanted_links_.contains(process) || ended_.contains(process) || stopping_;
   });
 }
 
-void FailureMonitor::follow(MonitoredGroup& group, const std::string& prefix) {
+void FailureMonitor::formed(MonitoredGroup& group, const std::string& prefix, bool is_monitored) {
   const std::lock_guard lock(mutex_);
-  group.key = log_key(group.processes.front(), prefix, group.name);
-  group.left_prefix = prefix + "left/";
-  group.followed = true;
-  open_store(group);
-  for (size_t rank = 0; rank < group.processes.size(); ++rank) {
-    if (ended_.contains(group.processes[rank])) {
-      group.undecided.emplace(static_cast<int>(rank), Clock::now());
+  group.require({GroupState::kJoining}, "formed()");
+  if (is_monitored) {
+    group.left_prefix = prefix + "left/";
+    group.state = GroupState::kMonitored;
+    open_store(group);
+    for (size_t rank = 0; rank < group.processes.size(); ++rank) {
+      if (ended_.contains(group.processes[rank])) {
+        group.undecided.emplace(static_cast<int>(rank), Clock::now());
+      }
     }
+  } else {
+    group.state = GroupState::kLocal;
   }
-}
-
-void FailureMonitor::await_claims() {
-  const std::lock_guard lock(mutex_);
-  start();
-}
-
-void FailureMonitor::heed_claims(MonitoredGroup& group, const std::string& prefix) {
-  const std::lock_guard lock(mutex_);
+  if (group.processes.size() == 1) return;  // no other process has come
   group.key = log_key(group.processes.front(), prefix, group.name);
   if (const auto heard = claimed_twice_.find(group.key); heard != claimed_twice_.end()) {
     apply_second_claim(group.key, heard->second);
@@ -291,13 +304,9 @@ void FailureMonitor::tell_claimed_twice(const MonitoredGroup& own, const std::st
   await_published(own, patience);
 }
 
-std::string FailureMonitor::claimed_twice(const MonitoredGroup& group) {
-  const std::lock_guard lock(mutex_);
-  return group.claimed_twice;
-}
-
 Findings FailureMonitor::look(MonitoredGroup& group, const std::vector<int>& missing) {
   const std::lock_guard lock(mutex_);
+  group.require(kFormed, "look()");
   group.wanted.insert(missing.begin(), missing.end());
   Findings found{group.failure, group.dead, group.left, group.silent, {}};
   const auto store = stores_.find(group.job_store.get());
@@ -312,6 +321,8 @@ void FailureMonitor::report(MonitoredGroup& group, const std::string& failure,
                             milliseconds patience) {
   {
     const std::lock_guard lock(mutex_);
+    group.require(kFormed, "report()");
+    if (group.state == GroupState::kStopped) return;
     publish(group, {FailureKind::kFailure, group.key, failure});
   }
   await_published(group, patience);
@@ -319,6 +330,7 @@ void FailureMonitor::report(MonitoredGroup& group, const std::string& failure,
 
 bool FailureMonitor::finish_publishing(const MonitoredGroup& group, milliseconds patience) {
   std::unique_lock lock(mutex_);
+  group.require(kFormed, "finish_publishing()");
   const auto place = stores_.find(group.job_store.get());
   if (place == stores_.end()) return true;
   const std::shared_ptr<JobStore> store = place->second;
@@ -330,14 +342,16 @@ bool FailureMonitor::finish_publishing(const MonitoredGroup& group, milliseconds
 
 bool FailureMonitor::leave(MonitoredGroup& group, milliseconds patience) {
   std::unique_lock lock(mutex_);
-  group.leaving = true;
+  group.require({GroupState::kMonitored}, "leave()");
+  group.state = GroupState::kLeaving;
   wake();
   const auto is_lost = [&] {
     const auto store = stores_.find(group.job_store.get());
     return store != stores_.end() && !store->second->trouble.empty();
   };
-  changed_.wait_for(lock, patience, [&] { return group.has_left || is_lost(); });
-  return group.has_left;
+  changed_.wait_for(lock, patience,
+                    [&] { return group.state != GroupState::kLeaving || is_lost(); });
+  return group.state == GroupState::kLeft;
 }
 
 void FailureMonitor::start() {
@@ -397,7 +411,7 @@ void FailureMonitor::wait(const NodeLinks& links) {
       if (process.pidfd && !ended_.contains(id)) waits.push_back({process.pidfd.get(), POLLIN, 0});
     }
     if (!stores_.empty()) longest = wanted_links_.empty() ? kRound : kRoundWhileLinking;
-    const auto leaves = [](const auto& group) { return group->leaving && !group->has_left; };
+    const auto leaves = [](const auto& group) { return group->state == GroupState::kLeaving; };
     if (longest && std::ranges::any_of(groups_, leaves)) longest = kRoundWhileLeaving;
   }
   links.add_to(waits);
@@ -428,7 +442,7 @@ void FailureMonitor::apply_second_claim(const std::string& key, const std::strin
 
 void FailureMonitor::measure_silence(const NodeLinks& links) {
   for (const auto& group : groups_) {
-    if (!group->followed) continue;
+    if (!group->is_monitored()) continue;
     for (size_t r = 0; r < group->processes.size(); ++r) {
       const auto rank = static_cast<int>(r);
       const auto silence = links.silence(group->processes[r]);
@@ -436,7 +450,7 @@ void FailureMonitor::measure_silence(const NodeLinks& links) {
       if (!group->silent.insert_or_assign(rank, *silence).second) continue;
       publish(*group, {FailureKind::kFailure, group->key,
                        "rank " + std::to_string(group->rank) + ": " +
-                           silence_text(group->ranks[r], *silence)});
+                           silence_text(group->named(rank), *silence)});
     }
   }
 }

@@ -57,17 +57,21 @@ class FailureMonitor {
   // The monitor of this process.
   static FailureMonitor& here();
 
+  // A new group, in the state kMeeting. The calls that follow throw std::logic_error in a state of
+  // the group in which they are not legal.
   void add(const std::shared_ptr<MonitoredGroup>& group);
+
+  // Idempotent, and legal in every state.
   void remove(const std::shared_ptr<MonitoredGroup>& group);
 
   // Rank `rank` of the group is `member`; the caller itself among them.
   void meet(MonitoredGroup& group, int rank, const bootstrap::Member& member);
 
-  // Begins to take links for a group that is being made, unless another has, and returns where.
-  std::string listen(MonitoredGroup& group);
+  // Starts the thread, for second claims. Rank 0 of a group also begins to take links, unless
+  // another group has, and returns where. Throws std::system_error if no thread is left.
+  std::string prepare(MonitoredGroup& group);
 
-  // Takes no links any more if the group, of which all ranks have been met, needs none and no other
-  // does.
+  // All ranks have been met. Closes the listener for links unless this group or another needs it.
   void all_met(MonitoredGroup& group);
 
   // Names those of `ranks` of a group in the making whose process is known to have ended. Ranks
@@ -88,27 +92,20 @@ class FailureMonitor {
   // cannot get it, which the log says once.
   void await_links(const MonitoredGroup& group, KeyValue::Deadline deadline);
 
-  // The group has been made, under `prefix` of keys: reads the failure log for it from now on.
-  void follow(MonitoredGroup& group, const std::string& prefix);
-
-  // Starts the thread, for second claims. Throws std::system_error if there is none left.
-  void await_claims();
-
   // The group has been made, under `prefix` of keys. From now on it hears of a second process that
-  // comes as one of its ranks.
-  void heed_claims(MonitoredGroup& group, const std::string& prefix);
+  // comes as one of its ranks. If `is_monitored`, it also follows the failure log.
+  void formed(MonitoredGroup& group, const std::string& prefix, bool is_monitored);
 
   // Tells a group, which this process is none of, that it has come as one of its ranks.
   void tell_claimed_twice(const MonitoredGroup& own, const std::string& key,
                           const std::vector<std::string>& mailboxes, const std::string& why,
                           std::chrono::milliseconds patience);
 
-  // Returns how another process came as a rank of the group; empty: none is known to.
-  std::string claimed_twice(const MonitoredGroup& group);
-
   // `missing`: the ranks that the caller waits for.
   Findings look(MonitoredGroup& group, const std::vector<int>& missing);
 
+  // Publishes the cause that has broken the group; waits until the store has it, or `patience` is
+  // over.
   void report(MonitoredGroup& group, const std::string& failure,
               std::chrono::milliseconds patience);
 
@@ -158,6 +155,7 @@ class FailureMonitor {
 
   void look_at_processes();
   void mark_ended(const std::string& process);
+  std::string listen(std::unique_lock<std::mutex>& lock);
   void start();
   void wake();
   void run();
@@ -167,7 +165,7 @@ class FailureMonitor {
   void read_mail();
   void apply_second_claim(const std::string& key, const std::string& why);
   void measure_silence(const NodeLinks& links);
-  void publish_death(const MonitoredGroup& group, size_t rank);
+  void publish_death(const MonitoredGroup& group, int rank);
   void publish(const MonitoredGroup& group, FailureEntry entry);
   void open_store(const MonitoredGroup& group);
 

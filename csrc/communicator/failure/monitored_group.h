@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,8 +18,30 @@
 
 namespace hbm::failure {
 
-// A rank's arguments to GroupWatch.
-struct WatchSetup {
+// The states of a group in this process, and the calls of FailureMonitor that change them:
+//
+//    add()
+//      |                                            formed(), all ranks share memory
+//      v        all_met()               formed()   .------------------------------> kLocal
+//   kMeeting ------------> kJoining ---------------+
+//                                                  '--> kMonitored
+//                                                           |  leave()
+//                                                           v
+//                                                       kLeaving
+//                                                           |  the thread has published it
+//                                                           v
+//                                                         kLeft
+//
+//   Every state goes to kStopped by remove().
+//
+// Legal in kMeeting alone: prepare(), meet(), await_greeting(). In kLocal and kMonitored:
+// await_links(). From formed() on: look(), report(), finish_publishing(); in kStopped report()
+// publishes nothing. Another call throws std::logic_error, which names the group, the call and the
+// state.
+enum class GroupState { kMeeting, kJoining, kLocal, kMonitored, kLeaving, kLeft, kStopped };
+
+// A rank's arguments to FailureDetector.
+struct GroupFacts {
   std::string name;  // of the group, as errors have it
   int rank = 0;
   std::vector<uint64_t> global_ranks;         // by rank; empty: unknown
@@ -28,33 +51,46 @@ struct WatchSetup {
   StoreServer server = StoreServer::kNoRank;  // of the stores
 };
 
-struct MonitoredGroup : WatchSetup {
-  explicit MonitoredGroup(WatchSetup setup) : WatchSetup(std::move(setup)) {}
+struct MonitoredGroup : GroupFacts {
+  explicit MonitoredGroup(GroupFacts facts) : GroupFacts(std::move(facts)) {}
+
+  // Throws std::logic_error unless the group is in one of the `legal` states of `call`. REQUIRES:
+  // the monitor's mutex is held.
+  void require(std::initializer_list<GroupState> legal, const char* call) const;
+
+  // Returns true from formed() on, if some rank does not share this one's memory. REQUIRES: the
+  // monitor's mutex is held.
+  bool is_monitored() const {
+    return state == GroupState::kMonitored || state == GroupState::kLeaving ||
+           state == GroupState::kLeft;
+  }
+
+  // "rank 3 (pid 4711 on host)".
+  std::string named(int r) const { return "rank " + names[static_cast<size_t>(r)]; }
+
+  // Constant from all_met() on; guarded by the monitor's mutex before.
+  std::vector<std::string> processes;  // by rank; empty: not met yet
+  std::vector<std::string> names;      // by rank: "3 (pid 4711 on host)"
 
   // Guarded by the monitor's mutex.
+  GroupState state = GroupState::kMeeting;
   std::optional<bootstrap::Member> self;
-  std::vector<std::string> processes;  // by rank; empty: not met yet
-  std::vector<std::string> ranks;      // by rank: "rank 3 (pid 4711 on host)"
-  std::string key;                     // names the group in the log; empty: it is being made
-  std::string left_prefix;             // of keys in `store`: + rank: it has left in good order
-                                       // + "count": ranks that ask the store no more
+  std::string key;          // names the group in the log; empty: it is being made
+  std::string left_prefix;  // of keys in `store`: + rank: it has left in good order
+                            // + "count": ranks that ask the store no more
   bool spans_nodes = false;
-  bool all_met = false;
-  bool listens = false;  // it has told others where this process takes links
-  bool followed = false;
-  bool leaving = false;
-  bool has_left = false;
+  bool listens = false;       // other ranks know where this process takes links
   bool store_closes = false;  // the rank that serves it has published that it leaves its last group
   bool counted = false;       // this rank, among those that ask the store no more
-  std::set<int> wanted;       // ranks that somebody waits for
+  std::set<int> wanted;       // ranks that an operation waits for
   // Ranks whose process has ended, since when: dead, or gone in good order.
   std::map<int, std::chrono::steady_clock::time_point> undecided;
   std::set<int> dead;
   std::set<int> left;
   std::map<int, std::chrono::milliseconds> silent;  // for longer than `heartbeat`
   std::optional<std::string> failure;               // what broke it, on another rank
-  std::string claimed_twice;  // how another process came as one of its ranks; empty: none did
-  // Set, for good, once claimed_twice is. Read without the mutex: a hint to take it.
+  // How another process came as one of its ranks. Constant once has_second_claim is set, for good.
+  std::string claimed_twice;
   std::atomic<bool> has_second_claim = false;
 };
 

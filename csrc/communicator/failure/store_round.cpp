@@ -98,7 +98,7 @@ std::vector<FailureMonitor::Answer> FailureMonitor::ask_who_left(const JobStore&
   std::unique_lock lock(mutex_);
   for (const auto& group : groups_of(store)) {
     const bool asks = !group->counted || group->server == StoreServer::kThisProcess;
-    if (!group->followed || !asks) continue;
+    if (!group->is_monitored() || !asks) continue;
     std::set<int> asked = std::exchange(group->wanted, {});
     for (const auto& [rank, since] : group->undecided) asked.insert(rank);
     for (const int rank : asked) {
@@ -121,7 +121,7 @@ void FailureMonitor::publish_leaving(JobStore& store) {
   });
   std::unique_lock lock(mutex_);
   for (const auto& group : groups_of(store)) {
-    if (!group->followed || !group->leaving || group->has_left) continue;
+    if (group->state != GroupState::kLeaving) continue;
     if (!group->counted) {
       lock.unlock();
       group->store->set(group->left_prefix + std::to_string(group->rank), "1", soon());
@@ -143,7 +143,8 @@ void FailureMonitor::publish_leaving(JobStore& store) {
     } else if (group->server == StoreServer::kThisProcess) {
       store.to_remove.push_back(group);
     }
-    group->has_left = true;
+    if (group->state != GroupState::kLeaving) continue;  // removed during count()
+    group->state = GroupState::kLeft;
     changed_.notify_all();
   }
 }
@@ -152,8 +153,8 @@ void FailureMonitor::publish_leaving(JobStore& store) {
 void FailureMonitor::heed_closing(JobStore& store) {
   std::unique_lock lock(mutex_);
   for (const auto& group : groups_of(store)) {
-    if (!group->store_closes || group->server == StoreServer::kThisProcess || group->has_left)
-      continue;
+    const bool closes = group->store_closes && group->server != StoreServer::kThisProcess;
+    if (!closes || group->state == GroupState::kLeft) continue;
     lock.unlock();
     count(*group);
     lock.lock();
@@ -176,7 +177,8 @@ std::vector<std::shared_ptr<MonitoredGroup>> FailureMonitor::groups_of(
 bool FailureMonitor::asks_no_more(const JobStore& store) const {
   if (store.closed) return true;
   const auto groups = groups_of(store);
-  return std::ranges::all_of(groups, [](const auto& group) { return group->has_left; });
+  return std::ranges::all_of(groups,
+                             [](const auto& group) { return group->state == GroupState::kLeft; });
 }
 
 // Returns true if this process has left, or is leaving, all its groups of the store. REQUIRES:
@@ -184,7 +186,7 @@ bool FailureMonitor::asks_no_more(const JobStore& store) const {
 bool FailureMonitor::is_last(const JobStore& store, const MonitoredGroup& group) const {
   const auto groups = groups_of(store);
   return std::ranges::all_of(groups, [&](const auto& other) {
-    return other.get() == &group || other->has_left || !other->followed;
+    return other.get() == &group || other->state == GroupState::kLeft || !other->is_monitored();
   });
 }
 
@@ -240,7 +242,7 @@ void FailureMonitor::decide(MonitoredGroup& group, int rank, bool has_left) {
     return;
   }
   if (!group.dead.insert(rank).second) return;
-  publish_death(group, static_cast<size_t>(rank));
+  publish_death(group, rank);
 }
 
 // Applies an entry of the failure log. REQUIRES: mutex_ is held.
