@@ -13,15 +13,14 @@
 #include "box/client/reconnector.h"
 #include "box/client/request_table.h"
 #include "box/client/requests.h"
+#include "box/client/tuning.h"
 
 namespace hbm::client {
 namespace {
 
-constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 365 * 100);
-
-// Limits a time to kForever, so that now plus it is still a point in time.
+// Limits a time to kLongestTimeout, so that now plus it is still a point in time.
 std::chrono::milliseconds bounded(const char* name, std::chrono::milliseconds time) {
-  if (time.count() >= 0) return std::min(time, kForever);
+  if (time.count() >= 0) return std::min<std::chrono::milliseconds>(time, kLongestTimeout);
   throw Error(ErrorKind::kInvalid,
               std::string(name) + " is not negative: " + std::to_string(time.count()) + " ms");
 }

@@ -14,6 +14,7 @@
 #include "base/dtype.h"
 #include "bindings/smb_buffer_bindings.h"
 #include "bindings/smb_stats_bindings.h"
+#include "box/client/tuning.h"
 #include "kernels/accumulate.h"
 #include "smb_client.h"
 
@@ -32,7 +33,7 @@ std::chrono::milliseconds milliseconds(const char* name, double seconds) {
                                          " is a number of seconds and not negative, not " +
                                          std::to_string(seconds));
   }
-  constexpr std::chrono::duration<double> kLongest = std::chrono::hours(24 * 365 * 100);
+  constexpr std::chrono::duration<double> kLongest = client::kLongestTimeout;
   return std::chrono::ceil<std::chrono::milliseconds>(
       std::min(std::chrono::duration<double>(seconds), kLongest));
 }

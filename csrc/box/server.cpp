@@ -17,6 +17,7 @@
 #include "box/server/listener/stream_listener.h"
 #include "box/server/service.h"
 #include "box/server/storage/store.h"
+#include "box/server/tuning.h"
 #include "box/server_options.h"
 #include "box/verbs/common/load_library.h"
 #include "box/verbs/server/library.h"
@@ -24,8 +25,6 @@
 
 namespace hbm::box {
 namespace {
-
-constexpr std::chrono::seconds kLastMoment{2};  // that close() gives to what is under way
 
 // Returns what `open` makes; adds to its failure which part of the box it is.
 template <class Open>
@@ -146,8 +145,8 @@ Server::Parts::Parts(const ServerOptions& options, const std::vector<smb::Addres
   ServiceOptions serving;
   serving.lease = options.lease;
   serving.most_clients = options.most_clients;
-  serving.handlers = threads(options.handlers, 8);
-  serving.accumulate_threads = threads(options.accumulate_threads, 8);
+  serving.handlers = threads(options.handlers, kMostHandlersByDefault);
+  serving.accumulate_threads = threads(options.accumulate_threads, kMostHandlersByDefault);
 
   pool = part("memory pool", [&] {
     require_memory(options);
@@ -185,7 +184,7 @@ void Server::Parts::serve(const ServiceOptions& serving, const ServerOptions& op
     listening.seal = options.seal;
     listening.boot_id = boot_id();
     listening.verbs_port = opened.port;
-    listening.threads = threads(options.receivers, 4);
+    listening.threads = threads(options.receivers, kMostReceiversByDefault);
     return std::make_unique<StreamListener>(*service, listening);
   });
 }
@@ -243,7 +242,7 @@ void Server::close() {
   }
   const std::unique_lock lock(mutex_);
   if (parts_ == nullptr) return;
-  parts_->drain(kLastMoment);
+  parts_->drain(kCloseDrainTimeout);
   parts_->end();
   parts_.reset();
 }

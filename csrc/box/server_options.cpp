@@ -13,23 +13,19 @@
 #include "base/error.h"
 #include "base/socket_files.h"
 #include "box/protocol/proof.h"
+#include "box/server/tuning.h"
 
 namespace hbm::box {
 namespace {
-
-constexpr std::chrono::milliseconds kShortestLease{100};
-constexpr std::chrono::hours kLongestLease{24 * 7};
-constexpr uint32_t kMostClients = 1u << 20;
-constexpr uint32_t kMostThreads = 256;
 
 [[noreturn]] void refuse(const std::string& cause) {
   throw Error(ErrorKind::kInvalid, "a memory box's options: " + cause);
 }
 
 void check_threads(const char* name, uint32_t threads) {
-  if (threads > kMostThreads) {
+  if (threads > kMostThreadsOfAKind) {
     refuse(std::string(name) + " is " + std::to_string(threads) + "; it may be at most " +
-           std::to_string(kMostThreads));
+           std::to_string(kMostThreadsOfAKind));
   }
 }
 

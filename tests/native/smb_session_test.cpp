@@ -12,6 +12,7 @@
 
 #include "box/server/request_handler.h"
 #include "box/server/sessions.h"
+#include "box/server/tuning.h"
 #include "smb_service_fixture.h"
 #include "stress.h"
 
@@ -296,7 +297,7 @@ TEST(Session, TooManyRequestsAreRefused) {
   Caller busy(box), caller(box);
   auto held = std::make_unique<HeldUp>(box, busy);
   std::vector<std::future<Reply>> replies;
-  for (size_t i = 0; i <= Session::kMostRequests; ++i) {
+  for (size_t i = 0; i <= kMostRequestsPerSession; ++i) {
     replies.push_back(caller.start(Opcode::kPing, {}));
   }
   EXPECT_EQ(replies.back().get().status, Status::kExhausted);

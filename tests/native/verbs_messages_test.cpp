@@ -14,6 +14,7 @@
 #include "box/verbs/client/remote_segment.h"
 #include "box/verbs/client/reply_assembly.h"
 #include "box/verbs/common/handshake.h"
+#include "box/verbs/common/tuning.h"
 #include "box/verbs/server/challenges.h"
 #include "box/verbs/server/reply_message.h"
 #include "box/verbs/server/request_message.h"
@@ -364,7 +365,7 @@ TEST(VerbsChallenges, TheOldestIsForgotten) {
   Challenges challenges("", /*seal=*/true, /*max_lanes=*/4);
   const ChallengeMessage first = challenges.issue();
   const ChallengeMessage second = challenges.issue();
-  for (size_t i = 2; i <= Challenges::kMost; ++i) challenges.issue();
+  for (size_t i = 2; i <= kMostChallenges; ++i) challenges.issue();
   expect_refused(Status::kDenied, challenges, call(first, 0, 1));
   challenges.met_by(call(second, 0, 1));
 }

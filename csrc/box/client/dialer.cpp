@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "box/client/error.h"
+#include "box/client/tuning.h"
 #include "box/transport/transport.h"
 #include "box/verbs/client/library.h"
 #include "box/verbs/common/load_library.h"
@@ -173,14 +174,13 @@ transport::OpenedTransport Dialer::dial_again(smb::Id session, std::chrono::mill
 }
 
 void leave(std::unique_ptr<transport::Transport> transport, const std::string& box) {
-  constexpr auto kPatience = std::chrono::seconds(1);
   transport::TransportRequest request;
   request.opcode = smb::Opcode::kLeave;
   const std::unique_ptr<transport::Transport> last =
       std::move(transport);  // ends before the request does
   try {
     last->post(request);
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    const auto deadline = std::chrono::steady_clock::now() + kLeaveTimeout;
     while (!request.finished() && std::chrono::steady_clock::now() < deadline) {
       last->progress(deadline - std::chrono::steady_clock::now());
     }

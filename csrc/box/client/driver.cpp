@@ -5,15 +5,12 @@
 #include <exception>
 #include <utility>
 
+#include "box/client/tuning.h"
 #include "box/protocol/elements.h"
 #include "kernels/copy.h"
 
 namespace hbm::client {
 namespace {
-
-constexpr auto kInterruptPeriod = std::chrono::milliseconds(100);
-constexpr auto kHungAtLeast = std::chrono::seconds(10);
-constexpr size_t kCopiedAtATime = 64 << 10;  // bytes, before the driver looks around again
 
 // How much of a copy is memcpy's: it loads and stores vectors, whose bounds are bounds of elements
 // (box/protocol/elements.h) where both ends begin at one. The rest is copied element by element.
@@ -143,7 +140,7 @@ void Driver::step(Clock::time_point until, bool with_copies) {
     starting = table_.take_ready();
     const bool renews = std::any_of(starting.begin(), starting.end(),
                                     [](const auto& each) { return !each->is_transfer(); });
-    if (renews) next_ping_ = now + lease_ / 3;
+    if (renews) next_ping_ = now + lease_ / kPingsPerLease;
     copying = with_copies && table_.has_copies();
     until = copying ? now : std::min({until, table_.earliest_deadline(), next_ping_});
   }
@@ -162,11 +159,11 @@ void Driver::step(Clock::time_point until, bool with_copies) {
 
 void Driver::ping_if_due(Clock::time_point now) {
   if (now < next_ping_) return;
-  next_ping_ = now + lease_ / 3;
+  next_ping_ = now + lease_ / kPingsPerLease;
   if (ping_ && ping_->stage != ClientOperation::Stage::kFinished) {
     // Behind a long accumulate a ping may wait; else it is answered, or the box hangs.
     const bool alone = table_.posted_count() == 1;
-    const auto patience = alone ? lease_ : std::max<Clock::duration>(lease_, kHungAtLeast);
+    const auto patience = alone ? lease_ : std::max<Clock::duration>(lease_, kHungBoxTimeout);
     const bool hangs = now - pinged_ > patience && std::ranges::all_of(posted_, is_quick);
     if (hangs) table_.break_off("the box does not answer");
     return;
@@ -216,7 +213,7 @@ bool Driver::copy_now(smb::Opcode opcode, const Touch& touch, std::byte* local) 
 
 void Driver::copy_some() {
   auto lock = table_.lock();
-  for (size_t bytes = 0; bytes < kCopiedAtATime && table_.status().up();) {
+  for (size_t bytes = 0; bytes < kCopiedBytesPerTurn && table_.status().up();) {
     OperationPointer operation = table_.take_copy();
     if (!operation) return;
     const Touch& touch = operation->touches[0];
@@ -277,7 +274,7 @@ void Driver::replace_transport(std::unique_ptr<transport::Transport> transport,
   transport_ = std::move(transport);
   registered_memory_.renew();
   lease_ = lease;
-  next_ping_ = Clock::now() + lease_ / 3;
+  next_ping_ = Clock::now() + lease_ / kPingsPerLease;
 }
 
 void Driver::post_again(const Operations& operations) {

@@ -8,16 +8,11 @@
 #include <utility>
 
 #include "base/threads.h"
+#include "box/client/tuning.h"
 
 namespace hbm::client {
 namespace {
 
-constexpr auto kFirstDelay = std::chrono::milliseconds(10);
-constexpr auto kLongestDelay = std::chrono::milliseconds(1000);
-constexpr auto kShortestTimeout = std::chrono::milliseconds(100);
-constexpr auto kLookForDriver = std::chrono::milliseconds(10);  // to have left
-constexpr auto kLookForClose = std::chrono::milliseconds(100);
-constexpr auto kAttachPatience = std::chrono::seconds(30);
 constexpr uint64_t kAll = UINT64_MAX;  // numbers
 
 // Between half of it and all of it, so that a box's clients do not come back all at once.
@@ -27,7 +22,7 @@ Clock::duration jittered(Clock::duration delay) {
 }
 
 Clock::duration longer(Clock::duration delay) {
-  return std::min<Clock::duration>(delay * 2, kLongestDelay);
+  return std::min<Clock::duration>(delay * 2, kLongestReconnectDelay);
 }
 
 }  // namespace
@@ -63,7 +58,7 @@ void Reconnector::run() {
         const auto lock = table_.lock();
         table_.break_off(error.what());
       }
-      std::this_thread::sleep_for(kFirstDelay);
+      std::this_thread::sleep_for(kFirstReconnectDelay);
     }
   }
 }
@@ -89,7 +84,7 @@ bool Reconnector::turn() {
       driver_.step(Clock::time_point::max(), true);
       return true;
     }
-    until = now + kLookForDriver;
+    until = now + kHeldDriverPollPeriod;
   }
   sleep(until);
   return true;
@@ -99,7 +94,8 @@ void Reconnector::sleep(Clock::time_point until) {
   const transport::Transport* const transport = driver_.transport();
   const int liveness = transport != nullptr ? transport->liveness_fd() : -1;
   const bool looks = transport != nullptr && liveness < 0;
-  const std::chrono::milliseconds longest(looks ? 100 : 3'600'000);
+  const std::chrono::milliseconds longest =
+      looks ? kLivenessPollPeriod : std::chrono::milliseconds(kLongestIdleSleep);
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(
       std::max(until - Clock::now(), Clock::duration::zero()));
   smb::WakeEvent& wake_event = table_.wake_event();
@@ -128,13 +124,13 @@ bool Reconnector::pause(Clock::duration delay) {
 void Reconnector::reconnect() {
   const Driver::Hold held = driver_.hold();
   driver_.drop_transport();
-  Clock::duration delay = kFirstDelay;
+  Clock::duration delay = kFirstReconnectDelay;
   unsigned fruitless = 0;
   {
     const auto lock = table_.lock();
     fruitless = table_.status().fruitless();
   }
-  for (unsigned i = 0; i < fruitless && delay < kLongestDelay; ++i) delay = longer(delay);
+  for (unsigned i = 0; i < fruitless && delay < kLongestReconnectDelay; ++i) delay = longer(delay);
   if (fruitless > 0 && !pause(jittered(delay))) return;
   for (;;) {
     Clock::duration left;
@@ -149,9 +145,9 @@ void Reconnector::reconnect() {
         return driver_.fail_all(BoxError::Cause::kUnreachable, status.outage());
       }
     }
-    const auto timeout =
-        std::min(std::max(std::chrono::ceil<std::chrono::milliseconds>(left), kShortestTimeout),
-                 options_.connect_timeout);
+    const auto timeout = std::min(
+        std::max(std::chrono::ceil<std::chrono::milliseconds>(left), kShortestConnectTimeout),
+        options_.connect_timeout);
     if (try_again(timeout)) return;
     sleep(Clock::now() + jittered(delay));
     delay = longer(delay);
@@ -213,12 +209,12 @@ void Reconnector::attach_again(transport::Transport& transport, uint64_t applied
     renewal.request->body.assign(bytes.begin(), bytes.end());
     transport.post(*renewal.request);
   }
-  const auto deadline = Clock::now() + kAttachPatience;
+  const auto deadline = Clock::now() + kReattachTimeout;
   for (const Renewal& renewal : renewals) {
     while (!renewal.request->finished()) {
       if (Clock::now() > deadline)
         throw transport::Broken("the box does not attach the segments again");
-      transport.progress(kLookForClose);
+      transport.progress(kClosePollPeriod);
       const auto lock = table_.lock();
       if (table_.stopping()) throw transport::Broken("the client is being closed");
     }

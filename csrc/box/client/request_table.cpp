@@ -5,11 +5,10 @@
 #include <string>
 #include <utility>
 
+#include "box/client/tuning.h"
+
 namespace hbm::client {
 namespace {
-
-constexpr auto kInterruptPeriod = std::chrono::milliseconds(100);
-constexpr size_t kMostInFlight = 64;  // requests without a number; the others have smb::kWindow
 
 // Returns true if a user waits for the box. A ping is the client's own, and a free is done when the
 // box is gone.
@@ -158,7 +157,7 @@ Operations RequestTable::take_ready() {
       taken.push_back(std::move(operation));
     }
   };
-  take(ready_, [&] { return in_flight_ < kMostInFlight; });
+  take(ready_, [&] { return in_flight_ < kUnsequencedInFlight; });
   take(sequenced_, [&] { return outstanding_.size() < smb::kWindow; });
   return taken;
 }

@@ -9,14 +9,12 @@
 #include <string>
 
 #include "base/error.h"
+#include "box/protocol/tuning.h"
 
 namespace hbm::smb {
 namespace {
 
-constexpr uint64_t kBuffer = uint64_t{64} << 10;
-constexpr uint64_t kSharedBuffer = uint64_t{128} << 10;  // stays in a core's own cache
 constexpr uint64_t kHead = sizeof(Header) + kMaxBody;
-constexpr uint64_t kBulk = uint64_t{16} << 10;  // payloads from here on stay out of the buffer
 constexpr uint64_t kSealedBuffer = kHead + sizeof(PieceHeader) + kMostPieceBytes + sizeof(Tag) +
                                    sizeof(PieceHeader);  // what a piece finds left, it, and a look
 
@@ -119,7 +117,7 @@ Descriptor FrameInput::take_descriptor() {
 }
 
 FrameInput::Filled FrameInput::fill(int socket) {
-  const uint64_t size = shared_ ? kSharedBuffer : kBuffer;
+  const uint64_t size = shared_ ? kSharedReceiveBufferBytes : kReceiveBufferBytes;
   if (!buffer_) buffer_ = std::make_unique_for_overwrite<std::byte[]>(size);
   if (begin_ > 0) std::memmove(buffer_.get(), buffer_.get() + begin_, buffered());
   end_ -= begin_;
@@ -128,7 +126,7 @@ FrameInput::Filled FrameInput::fill(int socket) {
   const bool direct = !shared_ && payload_left_ > 0 && destination_ != nullptr;
   const bool reading_past = payload_left_ > 0 && destination_ == nullptr;
   // After a bulky frame another one is likely: its payload should not come through here.
-  const bool bulky = !shared_ && header_.payload_bytes > kBulk && !reading_past;
+  const bool bulky = !shared_ && header_.payload_bytes > kBulkBytes && !reading_past;
   std::array<iovec, 2> parts;
   size_t count = 0;
   if (direct) parts[count++] = {destination_, payload_left_};
@@ -156,7 +154,7 @@ FrameInput::Filled FrameInput::fill(int socket) {
   consumed_ += placed;
   end_ += bytes - placed;
   // In the midst of bulk that comes in large pieces, the next one is here before poll could tell.
-  const bool more_soon = payload_left_ > buffered() && bytes >= kBulk;
+  const bool more_soon = payload_left_ > buffered() && bytes >= kBulkBytes;
   return {Received::kMore, bytes, bytes < asked && !more_soon};
 }
 
@@ -196,7 +194,8 @@ FrameInput::Filled FrameInput::fill_sealed(int socket) {
   const bool piece_begun = before >= sizeof(PieceHeader);
   uint64_t asked = kSealedBuffer - arrived_end_;
   // After a bulky piece another one is likely, which should not have to move to the front.
-  if (piece_begun && piece_bytes() >= kBulk) asked = piece_bytes() - before + sizeof(PieceHeader);
+  if (piece_begun && piece_bytes() >= kBulkBytes)
+    asked = piece_bytes() - before + sizeof(PieceHeader);
   iovec part{buffer_.get() + arrived_end_, asked};
   msghdr message{};
   message.msg_iov = &part;
@@ -205,7 +204,7 @@ FrameInput::Filled FrameInput::fill_sealed(int socket) {
   if (got <= 0) return {got == 0 ? Received::kClosed : Received::kIdle, 0, true};
   const auto bytes = static_cast<uint64_t>(got);
   arrived_end_ += bytes;
-  const bool more_soon = bytes >= kBulk && before + bytes < piece_bytes();
+  const bool more_soon = bytes >= kBulkBytes && before + bytes < piece_bytes();
   return {Received::kMore, bytes, bytes < asked && !more_soon};
 }
 

@@ -9,19 +9,14 @@
 #include <string>
 
 #include "base/error.h"
+#include "box/protocol/tuning.h"
 
 namespace hbm::smb {
-namespace {
-
-constexpr size_t kMostParts = 64;              // of one system call
-constexpr uint64_t kCopied = kMostPieceBytes;  // at once; stays in a core's own cache
-
-}  // namespace
 
 // The parts of one call of sendmsg.
 class FrameOutput::Gathering {
  public:
-  bool full() const noexcept { return count_ + 2 > kMostParts; }  // a frame has two parts
+  bool full() const noexcept { return count_ + 2 > kPartsPerSend; }  // a frame has two parts
   uint64_t bytes() const noexcept { return bytes_; }
 
   // All of `part` but its first `skipped` bytes, which are then taken off `skipped`.
@@ -55,7 +50,7 @@ class FrameOutput::Gathering {
   }
 
  private:
-  std::array<iovec, kMostParts> parts_;
+  std::array<iovec, kPartsPerSend> parts_;
   size_t count_ = 0;
   uint64_t bytes_ = 0;
 };
@@ -111,7 +106,7 @@ int FrameOutput::gather(Gathering& gathering) {
 }
 
 void FrameOutput::copy() {
-  constexpr uint64_t kMost = sizeof(PieceHeader) + kCopied + sizeof(Tag);
+  constexpr uint64_t kMost = sizeof(PieceHeader) + kMostPieceBytes + sizeof(Tag);
   if (!buffer_) buffer_ = std::make_unique_for_overwrite<std::byte[]>(kMost);
   std::byte* const piece = buffer_.get();
   std::byte* const content = piece + sizeof(PieceHeader);
@@ -131,14 +126,14 @@ uint64_t FrameOutput::copy_frames(std::byte* to) {
     QueuedFrame& frame = frames_.front();
     if (first_sent_ == 0) {
       if (end > 0 && (passed_ || frame.descriptor)) break;
-      if (kCopied - end < frame.head_bytes) break;
+      if (kMostPieceBytes - end < frame.head_bytes) break;
       std::memcpy(to + end, frame.head.data(), frame.head_bytes);
       passed_ = std::move(frame.descriptor);
       first_sent_ = frame.head_bytes;
       end += frame.head_bytes;
     }
     const auto rest = frame.payload.subspan(first_sent_ - frame.head_bytes);
-    const uint64_t here = std::min<uint64_t>(rest.size(), kCopied - end);
+    const uint64_t here = std::min<uint64_t>(rest.size(), kMostPieceBytes - end);
     const uint64_t bytes = uncut_bytes(rest.data(), here, rest.size());
     load_elements(to + end, rest.data(), bytes);
     first_sent_ += bytes;

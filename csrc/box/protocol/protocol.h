@@ -18,16 +18,15 @@
 #include <string_view>
 #include <type_traits>
 
+#include "box/protocol/tuning.h"
+
 namespace hbm::smb {
 
 static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");
 
 inline constexpr uint32_t kMagic = 0x31424D53;  // "SMB1"
 inline constexpr uint8_t kVersion = 4;
-inline constexpr uint32_t kMaxBody = 256;          // bytes
-inline constexpr uint32_t kMaxPayload = 1u << 20;  // bytes; larger reads and writes go in slices
-inline constexpr uint32_t kMaxCause = 64u << 10;   // bytes; of these, of a cause in words
-inline constexpr uint32_t kWindow = 64;            // a client's sequenced requests in flight
+inline constexpr uint32_t kMaxBody = 256;  // bytes; tuning.h has the other limits
 
 // 128 bits that name a segment (chosen at random by the box unless the user picks them), a session
 // or the contents of a box. All zero: none.

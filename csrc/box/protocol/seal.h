@@ -18,6 +18,7 @@
 #include <span>
 
 #include "base/error.h"
+#include "box/protocol/tuning.h"
 
 namespace hbm::smb {
 
@@ -28,8 +29,6 @@ static_assert(sizeof(PieceHeader) == 4);
 
 using Tag = std::array<std::byte, 16>;
 using SealKey = std::array<std::byte, 32>;
-
-inline constexpr uint32_t kMostPieceBytes = 256u << 10;
 
 // Both directions of a connection; proof.h derives them.
 struct SealKeys {

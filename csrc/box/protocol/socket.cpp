@@ -14,17 +14,15 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include "base/error.h"
+#include "box/protocol/tuning.h"
 
 namespace hbm::smb {
 namespace {
 
 constexpr int kFlags = SOCK_CLOEXEC | SOCK_NONBLOCK;
-constexpr int kIdleSeconds = 15;  // before the first probe of keepalive
-constexpr int kProbeSeconds = 5;
-constexpr int kProbes = 3;
-constexpr int kUnsentMilliseconds = 30'000;
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
@@ -63,12 +61,13 @@ void set(int socket, int level, int option, int value) noexcept {
 }
 
 void tune(int socket) noexcept {
+  const auto count = [](auto time) { return static_cast<int>(time.count()); };
   set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
   set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(socket, IPPROTO_TCP, TCP_KEEPIDLE, kIdleSeconds);
-  set(socket, IPPROTO_TCP, TCP_KEEPINTVL, kProbeSeconds);
-  set(socket, IPPROTO_TCP, TCP_KEEPCNT, kProbes);
-  set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, kUnsentMilliseconds);
+  set(socket, IPPROTO_TCP, TCP_KEEPIDLE, count(kKeepaliveIdle));
+  set(socket, IPPROTO_TCP, TCP_KEEPINTVL, count(kKeepaliveProbePeriod));
+  set(socket, IPPROTO_TCP, TCP_KEEPCNT, kKeepaliveProbes);
+  set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, count(kUnacknowledgedTimeout));
 }
 
 // 0, or the errno.
@@ -84,7 +83,6 @@ int finish_connecting(int socket, const sockaddr* name, socklen_t length, Deadli
 
 Descriptor try_connect(int family, const sockaddr* name, socklen_t length, Deadline deadline,
                        int& failure) {
-  constexpr timespec kPause{0, 2'000'000};
   for (;;) {
     Descriptor made(socket(family, SOCK_STREAM | kFlags, 0));
     failure = made ? finish_connecting(made.get(), name, length, deadline) : errno;
@@ -92,7 +90,7 @@ Descriptor try_connect(int family, const sockaddr* name, socklen_t length, Deadl
     if (failure != EAGAIN) return {};
     if (std::chrono::steady_clock::now() >= deadline) failure = ETIMEDOUT;
     if (failure == ETIMEDOUT) return {};
-    nanosleep(&kPause, nullptr);  // the kernel has nothing to wait for here
+    std::this_thread::sleep_for(kFullBacklogPause);
   }
 }
 

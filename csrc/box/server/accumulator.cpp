@@ -6,14 +6,10 @@
 
 #include "base/error.h"
 #include "box/server/storage/segment.h"
+#include "box/server/tuning.h"
 
 namespace hbm::box {
 namespace {
-
-// Smaller operations are done before a helper is awake. (Measured: level at 768 KiB.)
-constexpr uint64_t kSharedBytes = 1 << 20;
-
-constexpr uint32_t kLanesPerThread = 2;  // so that one that is held up does not hold up all
 
 SegmentOffset place_of(const At& at) {
   return {at.segment.stored ? at.segment.stored->serial : 0, at.offset};
@@ -25,9 +21,9 @@ Accumulator::Accumulator(Records& records, unsigned threads)
     : records_(records), threads_(threads), pool_(threads - 1) {}
 
 uint32_t Accumulator::lanes_for(uint64_t offset, uint64_t bytes) const {
-  if (bytes < kSharedBytes || threads_ == 1) return 1;
+  if (bytes < kSharedAccumulateBytes || threads_ == 1) return 1;
   const Steps steps{offset, bytes, records_.sizes().chunk};
-  const uint32_t most = std::min(records_.sizes().lanes, kLanesPerThread * threads_);
+  const uint32_t most = std::min(records_.sizes().lanes, kAccumulateRunsPerThread * threads_);
   return static_cast<uint32_t>(std::min<uint64_t>(steps.count(), most));
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "box/server/request_handler.h"
+#include "box/server/tuning.h"
 
 namespace hbm::box {
 namespace {
@@ -61,8 +62,9 @@ bool Session::push(QueuedRequest&& request) {
   }
   if (request.opcode == smb::Opcode::kLeave) {
     ended_.store(true, std::memory_order_release);
-  } else if (requests_.size() == kMostRequests) {
-    throw Refusal(smb::Status::kExhausted, "the session has " + std::to_string(kMostRequests) +
+  } else if (requests_.size() == kMostRequestsPerSession) {
+    throw Refusal(smb::Status::kExhausted, "the session has " +
+                                               std::to_string(kMostRequestsPerSession) +
                                                " requests waiting, the most that it may have");
   }
   requests_.push_back(std::move(request));
@@ -90,8 +92,9 @@ SessionAttachment Session::attachment(uint32_t handle) const {
 
 void Session::attach(uint32_t handle, SessionAttachment attachment) {
   const std::lock_guard lock(mutex_);
-  if (attachments_.size() == kMostAttachments) {
-    throw Refusal(smb::Status::kExhausted, "the session has " + std::to_string(kMostAttachments) +
+  if (attachments_.size() == kMostAttachmentsPerSession) {
+    throw Refusal(smb::Status::kExhausted, "the session has " +
+                                               std::to_string(kMostAttachmentsPerSession) +
                                                " attachments, the most that it may have");
   }
   attachments_.emplace(handle, std::move(attachment));

@@ -78,11 +78,6 @@ class ReplyWindow {
 
 class Session {
  public:
-  // Limits of one client; past them it is refused.
-  static constexpr size_t kMostAttachments = 1u << 20;
-  static constexpr size_t kMostRequests = 1u
-                                          << 14;  // not carried out; listeners stop reading before
-
   struct Identity {
     smb::Id id;
     bool read_only = false;  // it may attach and read, and nothing else
@@ -105,16 +100,16 @@ class Session {
 
   // Puts a request behind the others; after kLeave no more are taken. True: the caller puts the
   // session into the ring.
-  // Throws Refusal(kExpired) after kLeave, Refusal(kExhausted) at kMostRequests; `request` is then
-  // as it was.
+  // Throws Refusal(kExpired) after kLeave, Refusal(kExhausted) at kMostRequestsPerSession;
+  // `request` is then as it was.
   bool push(QueuedRequest&& request);
   QueuedRequest pop();  // REQUIRES: by the handler that has it; a request
   bool idle();          // at the end of a request; false: the caller puts the session into the ring
 
   // No attachment: none has that handle.
   SessionAttachment attachment(uint32_t handle) const;
-  // Throws Refusal(kExhausted) at kMostAttachments. REQUIRES: by the handler that has the session;
-  // the handle is not in use.
+  // Throws Refusal(kExhausted) at kMostAttachmentsPerSession. REQUIRES: by the handler that has the
+  // session; the handle is not in use.
   void attach(uint32_t handle, SessionAttachment attachment);
   SessionAttachment detach(uint32_t handle);
   std::vector<SessionAttachment> detach_all();

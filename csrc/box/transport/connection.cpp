@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "box/transport/tuning.h"
+
 namespace hbm::transport {
 namespace {
 
@@ -11,8 +13,6 @@ using smb::FrameStream;
 using smb::Header;
 using smb::Opcode;
 using smb::Status;
-
-constexpr uint64_t kReceivedAtOnce = kSliceBytes;  // then slices are asked for anew
 
 }  // namespace
 
@@ -58,7 +58,7 @@ void Connection::flush() {
 }
 
 bool Connection::receive() {
-  const FrameStream::Flow flow = stream_->receive(*this, kReceivedAtOnce);
+  const FrameStream::Flow flow = stream_->receive(*this, kReceivedBytesPerTurn);
   if (flow == FrameStream::Flow::kClosed) closed();
   return flow == FrameStream::Flow::kMore;
 }

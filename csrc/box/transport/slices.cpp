@@ -49,11 +49,11 @@ void Slices::put(TransportRequest& request) {
   request.cause.clear();
   const auto sliced = std::make_shared<SlicedRequest>(request);
   const std::lock_guard lock(mutex_);
-  (request.bytes <= kSmallBytes ? small_ : large_).push_back(sliced);
+  (request.bytes <= kOvertakingBytes ? overtaking_ : ordinary_).push_back(sliced);
 }
 
 std::optional<Slice> Slices::next() {
-  for (auto* const queue : {&small_, &large_}) {
+  for (auto* const queue : {&overtaking_, &ordinary_}) {
     if (queue->empty()) continue;
     const std::shared_ptr<SlicedRequest> sliced = queue->front();
     Slice slice = sliced->cut();
@@ -72,7 +72,7 @@ std::optional<Slice> Slices::take() {
 std::optional<Slice> Slices::wait() {
   std::unique_lock lock(mutex_);
   ++waiting_;
-  put_.wait(lock, [&] { return stopped_ || !small_.empty() || !large_.empty(); });
+  put_.wait(lock, [&] { return stopped_ || !overtaking_.empty() || !ordinary_.empty(); });
   --waiting_;
   if (stopped_) return std::nullopt;
   return next();
@@ -81,7 +81,7 @@ std::optional<Slice> Slices::wait() {
 void Slices::call() {
   const std::lock_guard lock(mutex_);
   if (waiting_ == 0) return;
-  if (large_.empty() && small_.size() == 1) {
+  if (ordinary_.empty() && overtaking_.size() == 1) {
     put_.notify_one();
   } else {
     put_.notify_all();
@@ -90,7 +90,7 @@ void Slices::call() {
 
 bool Slices::left() const {
   const std::lock_guard lock(mutex_);
-  return !small_.empty() || !large_.empty();
+  return !overtaking_.empty() || !ordinary_.empty();
 }
 
 bool Slices::awaited() const {
@@ -105,7 +105,7 @@ bool Slices::finish(const Slice& slice, smb::Status status, const std::string& c
   if (status != smb::Status::kOk && sliced.request.status == smb::Status::kOk) {
     sliced.request.status = status;
     sliced.request.cause = cause;
-    if (!sliced.all_cut) std::erase(large_, slice.of);  // the rest would fail too
+    if (!sliced.all_cut) std::erase(ordinary_, slice.of);  // the rest would fail too
     sliced.all_cut = true;
   }
   if (!sliced.all_cut || sliced.out != 0) return false;

@@ -18,11 +18,9 @@
 
 #include "box/protocol/protocol.h"
 #include "box/transport/transport.h"
+#include "box/transport/tuning.h"
 
 namespace hbm::transport {
-
-inline constexpr uint32_t kSliceBytes = 256u << 10;
-inline constexpr uint64_t kSmallBytes = 64u << 10;  // a transfer up to here goes before larger ones
 
 class SlicedRequest;  // of which slices are out or still to be cut
 
@@ -64,8 +62,8 @@ class Slices {
 
   mutable std::mutex mutex_;  // guards all below, and the SlicedRequests
   std::condition_variable put_;
-  std::deque<std::shared_ptr<SlicedRequest>> small_;
-  std::deque<std::shared_ptr<SlicedRequest>> large_;
+  std::deque<std::shared_ptr<SlicedRequest>> overtaking_;
+  std::deque<std::shared_ptr<SlicedRequest>> ordinary_;
   uint32_t waiting_ = 0;
   bool stopped_ = false;
 };

@@ -18,14 +18,13 @@
 #include "base/threads.h"
 #include "base/waiting.h"
 #include "box/protocol/wake_event.h"
+#include "box/transport/tuning.h"
 
 namespace hbm::transport {
 namespace {
 
 using std::chrono::nanoseconds;
 using std::chrono::steady_clock;
-
-constexpr nanoseconds kLongestSleep = std::chrono::hours(1);
 
 // Sleeps until one of `polled` is ready or `most` has passed; returns also when a signal comes.
 void sleep_on(std::span<pollfd> polled, nanoseconds most) {
@@ -133,8 +132,8 @@ void StreamTransport::start(TransportRequest& request) {
   ++posted_;
   if (request.opcode == smb::Opcode::kRead || request.opcode == smb::Opcode::kWrite) {
     slices_.put(request);
-    const bool for_others =
-        request.bytes <= kSmallBytes && first().moving_bytes() > kSmallBytes && slices_.awaited();
+    const bool for_others = request.bytes <= kOvertakingBytes &&
+                            first().moving_bytes() > kOvertakingBytes && slices_.awaited();
     if (!for_others) refill(first());
     if (slices_.left()) call_threads();
   } else {
@@ -144,7 +143,7 @@ void StreamTransport::start(TransportRequest& request) {
 }
 
 void StreamTransport::refill(Connection& lane) {
-  while (lane.moving_bytes() < kLaneBytes) {
+  while (lane.moving_bytes() < kStreamBytesInFlight) {
     const std::optional<Slice> slice = slices_.take();
     if (!slice) return;
     lane.send(*slice);
@@ -153,7 +152,7 @@ void StreamTransport::refill(Connection& lane) {
 
 void StreamTransport::progress(nanoseconds most) {
   require_whole();
-  const Deadline deadline = steady_clock::now() + std::min(most, kLongestSleep);
+  const Deadline deadline = steady_clock::now() + std::min<nanoseconds>(most, kLongestStreamSleep);
   const uint64_t before = finished_.load(std::memory_order_acquire);
   try {
     first().flush();
@@ -204,7 +203,7 @@ void StreamTransport::serve(Connection& lane) {
     refill(lane);
     lane.flush();
     pollfd polled{lane.fd(), lane.events(), 0};
-    sleep_on({&polled, 1}, kLongestSleep);
+    sleep_on({&polled, 1}, kLongestStreamSleep);
     bool more = (polled.revents & ~POLLOUT) != 0;
     while (more && lane.unanswered() > 0) {
       more = lane.receive();

@@ -5,17 +5,16 @@
 #include "box/protocol/socket.h"
 #include "box/transport/join.h"
 #include "box/transport/stream_transport.h"
+#include "box/transport/tuning.h"
 
 namespace hbm::transport {
 namespace {
 
-constexpr uint32_t kMostLanes = 16;
-
 void require_lanes(uint32_t lanes) {
-  if (lanes >= 1 && lanes <= kMostLanes) return;
+  if (lanes >= 1 && lanes <= kMostStreamLanes) return;
   throw Error(ErrorKind::kInvalid, "a tcp transport of " + std::to_string(lanes) +
                                        " lanes was asked for; choose 1 to " +
-                                       std::to_string(kMostLanes));
+                                       std::to_string(kMostStreamLanes));
 }
 
 }  // namespace

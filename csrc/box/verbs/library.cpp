@@ -12,22 +12,20 @@
 #include "box/verbs/client/library.h"
 #include "box/verbs/client/verbs_transport.h"
 #include "box/verbs/common/load_library.h"
+#include "box/verbs/common/tuning.h"
 #include "box/verbs/server/library.h"
 #include "box/verbs/server/verbs_listener.h"
 
 namespace hbm::verbs {
 namespace {
 
-constexpr std::chrono::seconds kResolve{2};
-constexpr uint32_t kMostLanes = 16;
-
 transport::OpenedTransport open_verbs(const transport::TransportOptions& given) {
   transport::TransportOptions opening = given;
   opening.join = transport::sealed_join(given);
-  if (opening.lanes == 0 || opening.lanes > kMostLanes) {
+  if (opening.lanes == 0 || opening.lanes > kMostQueuePairs) {
     throw Error(ErrorKind::kInvalid, "lanes is " + std::to_string(opening.lanes) +
                                          "; the verbs transport takes 1 to " +
-                                         std::to_string(kMostLanes) + " queue pairs");
+                                         std::to_string(kMostQueuePairs) + " queue pairs");
   }
   require_own_devices();
   const smb::Deadline deadline = std::chrono::steady_clock::now() + opening.timeout;
@@ -62,7 +60,7 @@ std::string why_no_device() {
 std::string why_no_route(const std::string& host, uint16_t port) {
   if (std::string cause = why_no_device(); !cause.empty()) return cause;
   try {
-    const Connector connector(host, port, std::chrono::steady_clock::now() + kResolve);
+    const Connector connector(host, port, std::chrono::steady_clock::now() + kResolveTimeout);
     return {};
   } catch (const Error& error) {
     return error.what();

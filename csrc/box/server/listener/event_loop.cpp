@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/threads.h"
 #include "base/waiting.h"
+#include "box/server/tuning.h"
 
 namespace hbm::box {
 namespace {
@@ -98,7 +99,7 @@ std::vector<std::shared_ptr<EventLoop::Served>> EventLoop::all() const {
 }
 
 void EventLoop::run() {
-  std::array<epoll_event, 64> events;
+  std::array<epoll_event, kEventsPerTurn> events;
   bool busy = false;
   for (;;) {
     int most = between_turns_ ? between_turns_() : -1;

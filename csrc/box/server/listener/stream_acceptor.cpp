@@ -10,12 +10,10 @@
 #include <utility>
 
 #include "box/protocol/socket.h"
+#include "box/server/tuning.h"
 
 namespace hbm::box {
 namespace {
-
-constexpr int kMostAtOnce = 64;  // clients taken in before the others have their turn
-constexpr auto kPause = std::chrono::milliseconds(50);
 
 mode_t file_mode(const std::vector<uid_t>& users) {
   const bool others = std::any_of(users.begin(), users.end(),
@@ -51,7 +49,7 @@ StreamAcceptor::~StreamAcceptor() {
 
 EventLoop::Next StreamAcceptor::serve(uint32_t /*events*/) noexcept {
   if (context_.draining.load(std::memory_order_relaxed)) return EventLoop::Next::kGone;
-  for (int i = 0; i < kMostAtOnce; ++i) {
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
     int failure = 0;
     Descriptor client = smb::accept_from(fd(), failure);
     try {
@@ -98,7 +96,7 @@ void StreamAcceptor::pause(int failure) {
                   " for now: " + std::strerror(failure) +
                   (failure == EMFILE ? "; raise the limit on open files (ulimit -n)" : ""));
   paused_ = true;
-  until_ = Clock::now() + kPause;
+  until_ = Clock::now() + kAcceptPause;
   loops_.front()->change(fd(), 0, *this);
   context_.pending.dismiss_oldest("its descriptor is needed for another client");
 }

@@ -18,6 +18,7 @@
 #include "box/server/listener/admission.h"
 #include "box/server/listener/event_loop.h"
 #include "box/server/listener/stream_connection.h"
+#include "box/server/tuning.h"
 
 namespace hbm::box {
 
@@ -56,7 +57,7 @@ class StreamAcceptor final : public EventLoop::Served {
   size_t next_ = 0;  // of the loops
   bool paused_ = false;
   Clock::time_point until_{};
-  LogLimiter shortages_{1, std::chrono::seconds(60)};
+  LogLimiter shortages_{1, kShortageWarningPeriod};
 };
 
 }  // namespace hbm::box

@@ -13,14 +13,13 @@
 #include "base/log.h"
 #include "box/protocol/socket.h"
 #include "box/server/storage/segment.h"
+#include "box/server/tuning.h"
 
 namespace hbm::box {
 namespace {
 
 using Flow = smb::FrameStream::Flow;
 using Next = EventLoop::Next;
-
-constexpr uint32_t kMostUnanswered = 2 * smb::kWindow;  // requests of one connection
 
 template <smb::Body T>
 std::span<const std::byte> bytes_of(const T& body) {
@@ -94,7 +93,8 @@ Next StreamConnection::work(uint32_t events) {
 }
 
 bool StreamConnection::readable() const noexcept {
-  return !over_ && unanswered_ < kMostUnanswered && stream_->queued_bytes() < context_.quantum &&
+  return !over_ && unanswered_ < kMostUnansweredPerConnection &&
+         stream_->queued_bytes() < context_.quantum &&
          !context_.draining.load(std::memory_order_relaxed);
 }
 

@@ -12,13 +12,12 @@
 #include "base/log.h"
 #include "box/server/listener/stream_acceptor.h"
 #include "box/server/listener/stream_connection.h"
+#include "box/server/tuning.h"
 
 namespace hbm::box {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-constexpr std::chrono::seconds kLook{1};  // for connections whose session has ended
 
 void raise_open_files() {
   rlimit limit{};
@@ -59,7 +58,7 @@ struct StreamListener::Impl {
                 identity_of(options),
                 options.quantum,
                 {options.most_joining, options.join_within},
-                {10, std::chrono::seconds(10)}} {
+                {kMostRefusalWarnings, kRefusalWarningPeriod}} {
     for (uint32_t i = 0; i < options.threads; ++i) {
       std::function<int()> between_turns;
       if (i == 0) between_turns = [this] { return housekeeping(); };
@@ -95,7 +94,7 @@ struct StreamListener::Impl {
     const Clock::time_point now = Clock::now();
     if (now >= next_look) {
       for (const auto& connection : connections()) connection->part_from_ended_session();
-      next_look = now + kLook;
+      next_look = now + kEndedSessionPollPeriod;
     }
     return static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(next_look - now).count());
   }
@@ -141,7 +140,7 @@ void StreamListener::drain(uint32_t most_ms) {
     return all;
   };
   while (!idle() && Clock::now() < deadline) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::this_thread::sleep_for(kDrainPollPeriod);
   }
 }
 

@@ -26,6 +26,7 @@
 
 #include "box/protocol/address.h"
 #include "box/server/request_handler.h"
+#include "box/server/tuning.h"
 
 namespace hbm::box {
 
@@ -37,10 +38,10 @@ struct StreamListenerOptions {
   std::string boot_id;               // Joined::boot_id
   uint16_t verbs_port = 0;           // Joined::verbs_port
   uint32_t threads = 4;              // each runs an event loop
-  std::chrono::milliseconds join_within{5000};
-  size_t most_joining = 512;  // connections that have not joined yet
-  std::vector<uid_t> users;   // may come in by the Unix socket besides root; empty: our own
-  uint64_t quantum = uint64_t{1} << 20;  // bytes
+  std::chrono::milliseconds join_within = kJoinTimeout;
+  size_t most_joining = kMostJoining;  // connections that have not joined yet
+  std::vector<uid_t> users;  // may come in by the Unix socket besides root; empty: our own
+  uint64_t quantum = kTurnBytes;
 };
 
 class StreamListener final : public Listener {

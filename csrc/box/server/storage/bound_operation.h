@@ -12,6 +12,7 @@
 
 #include "box/server/storage/operation_record.h"
 #include "box/server/storage/records.h"
+#include "box/server/storage/tuning.h"
 
 namespace hbm::box {
 
@@ -59,7 +60,7 @@ class Stripes {
   struct alignas(64) Stripe {
     std::mutex mutex;
   };
-  std::array<Stripe, 1024> stripes_;
+  std::array<Stripe, kChunkLocks> stripes_;
 };
 
 struct BoundOperation {

@@ -15,12 +15,11 @@
 
 #include "base/error.h"
 #include "box/server/storage/files.h"
+#include "box/server/storage/tuning.h"
 
 namespace hbm::box {
 namespace {
 
-constexpr size_t kPiece = 1 << 20;  // bytes that are read at a time
-constexpr unsigned kMostThreads = 8;
 constexpr size_t kDigits = 2 * sizeof(Digest);
 
 class Hash {
@@ -48,9 +47,9 @@ class Hash {
 
 Digest digest_of_file(int fd, const std::string& path) {
   Hash hash;
-  std::vector<std::byte> piece(kPiece);
-  for (size_t got = kPiece; got == kPiece;) {
-    got = read_file(fd, piece.data(), kPiece, path);
+  std::vector<std::byte> piece(kFileReadBytes);
+  for (size_t got = kFileReadBytes; got == kFileReadBytes;) {
+    got = read_file(fd, piece.data(), kFileReadBytes, path);
     hash.add(piece.data(), got);
   }
   return hash.result();
@@ -82,7 +81,7 @@ void for_each_index(size_t count, const std::function<void(size_t)>& action) {
       }
     }
   };
-  const unsigned most = std::clamp(std::thread::hardware_concurrency(), 1u, kMostThreads);
+  const unsigned most = std::clamp(std::thread::hardware_concurrency(), 1u, kMostChecksumThreads);
   std::vector<std::jthread> helpers;
   for (size_t i = 1; i < std::min<size_t>(most, count); ++i) helpers.emplace_back(work);
   work();

@@ -18,6 +18,7 @@
 #include "base/descriptor.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "box/server/storage/tuning.h"
 
 namespace hbm::box {
 namespace {
@@ -36,8 +37,6 @@ std::byte* map(int fd, uint64_t bytes, const std::string& what) {
   throw Error(ErrorKind::kExhausted,
               "cannot map " + std::to_string(bytes) + " bytes of " + what + ": " + cause);
 }
-
-constexpr rlim_t kFewest = 64;
 
 }  // namespace
 
@@ -178,7 +177,7 @@ void require_descriptor() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   const rlim_t most = limit.rlim_cur;
-  const rlim_t kept = std::min(std::max(kFewest, most / 8), most / 2);
+  const rlim_t kept = std::min(std::max<rlim_t>(kFewestClientDescriptors, most / 8), most / 2);
   const Descriptor next(eventfd(0, EFD_CLOEXEC));
   if (next && static_cast<rlim_t>(next.get()) < most - kept) return;
   throw Error(ErrorKind::kExhausted,

@@ -20,14 +20,15 @@
 
 #include "box/server/storage/files.h"
 #include "box/server/storage/operation_record.h"
+#include "box/server/storage/tuning.h"
 
 namespace hbm::box {
 
 struct RecordSizes {
-  uint32_t sessions = 4096;   // most at a time
-  uint32_t operations = 8;    // most at a time: the box's handler threads
-  uint32_t lanes = 8;         // most of an operation
-  uint32_t chunk = 64 << 10;  // bytes, a multiple of 4096: what a lane steps by
+  uint32_t sessions = 4096;  // most at a time
+  uint32_t operations = 8;   // most at a time: the box's handler threads
+  uint32_t lanes = 8;        // most of an operation
+  uint32_t chunk = kAccumulateChunkBytes;
 
   friend bool operator==(const RecordSizes&, const RecordSizes&) = default;
 };

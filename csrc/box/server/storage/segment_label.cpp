@@ -11,12 +11,12 @@
 
 #include "box/server/storage/files.h"
 #include "box/server/storage/sealed_number.h"
+#include "box/server/storage/tuning.h"
 
 namespace hbm::box {
 namespace {
 
 constexpr uint64_t kPage = 4096;
-constexpr uint64_t kPiece = 1 << 20;  // bytes that are read at a time
 
 struct LabelRecord {
   std::array<char, 8> magic{'H', 'B', 'M', 'L', 'A', 'B', 'E', 'L'};
@@ -65,13 +65,14 @@ bool has_label(int fd, const SegmentLabel& label, const std::string& path) {
 bool is_blank(int fd, const std::string& path) {
   uint64_t bytes = file_bytes(fd, path);
   if (last_page(fd, bytes, path).magic == LabelRecord().magic) bytes -= kPage;
-  std::vector<std::byte> piece(std::min(bytes, kPiece));
+  std::vector<std::byte> piece(std::min<uint64_t>(bytes, kFileReadBytes));
   for (uint64_t at = 0; at < bytes;) {
     const off_t data = lseek(fd, static_cast<off_t>(at), SEEK_DATA);
     if (data < 0 && errno == ENXIO) return true;  // a hole up to its end
     if (data >= 0) at = static_cast<uint64_t>(data);
     if (at >= bytes) return true;
-    const size_t got = read_file_at(fd, piece.data(), std::min(bytes - at, kPiece), at, path);
+    const size_t got =
+        read_file_at(fd, piece.data(), std::min<uint64_t>(bytes - at, kFileReadBytes), at, path);
     if (!all_zero(piece, got)) return false;
     if (got == 0) return true;
     at += got;

@@ -38,6 +38,7 @@
 #include "box/server/storage/recovery.h"
 #include "box/server/storage/segment.h"
 #include "box/server/storage/store_state.h"
+#include "box/server/storage/tuning.h"
 #include "memory/pool.h"
 
 namespace hbm::box {
@@ -47,7 +48,7 @@ struct StoreOptions {
   bool sync = false;
   RecordSizes records;
   // Records of segments that are gone, which the catalogue may have before it is written anew.
-  uint64_t dead_records = 1 << 16;
+  uint64_t dead_records = kMostDeadRecords;
 };
 
 class Store {

@@ -11,13 +11,13 @@
 #include "base/error.h"
 #include "box/protocol/proof.h"
 #include "box/transport/transport.h"
+#include "box/verbs/common/tuning.h"
 
 namespace hbm::verbs {
 namespace {
 
-constexpr int kResolveMs = 2000;
-constexpr uint8_t kReadsInFlight = 16;  // of one queue pair
-constexpr uint8_t kRetries = 7;         // the most; for a receiver that is not ready: without end
+constexpr int kResolveMs{kResolveTimeout.count()};
+constexpr uint8_t kRetries = 7;  // the most; for a receiver that is not ready: without end
 
 std::unique_ptr<addrinfo, DestroyBy<freeaddrinfo>> look_up(const std::string& host, uint16_t port) {
   addrinfo hints{};
@@ -114,7 +114,7 @@ Connector::ConnectionEvent Connector::request(rdma_cm_id* id, const CallMessage&
   rdma_conn_param with{};
   with.private_data = &call;
   with.private_data_len = sizeof(call);
-  with.initiator_depth = std::min(kReadsInFlight, device_most);
+  with.initiator_depth = std::min(static_cast<uint8_t>(kReadsInFlight), device_most);
   with.retry_count = kRetries;
   with.rnr_retry_count = kRetries;
   if (rdma_connect(id, &with) != 0) failed(std::strerror(errno));

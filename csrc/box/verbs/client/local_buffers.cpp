@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "box/verbs/common/tuning.h"
+
 namespace hbm::verbs {
 namespace {
 
@@ -41,7 +43,7 @@ std::optional<LocalBuffers::SliceBuffer> LocalBuffers::place(const transport::Sl
     buffer.uses.region = std::move(region);
     return buffer;
   }
-  if (!buffers_) buffers_.emplace(domain_, kBuffers, transport::kSliceBytes);
+  if (!buffers_) buffers_.emplace(domain_, kSliceBuffers, transport::kSliceBytes);
   buffer.uses.slot = buffers_->take();
   if (!buffer.uses.slot) return std::nullopt;
   buffer.entry = buffers_->entry(*buffer.uses.slot, bytes);

@@ -23,8 +23,6 @@ namespace hbm::verbs {
 
 class LocalBuffers {
  public:
-  static constexpr uint32_t kBuffers = 16;  // of a slice each, registered with the first one needed
-
   explicit LocalBuffers(std::shared_ptr<Domain> domain) : domain_(std::move(domain)) {}
 
   // Throws as MemoryRegion.

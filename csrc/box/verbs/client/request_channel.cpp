@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cstring>
 
+#include "box/verbs/common/tuning.h"
+
 namespace hbm::verbs {
 
 RequestChannel::RequestChannel(const std::shared_ptr<Domain>& domain)
-    : requests_(domain, kRequests, kRequestBytes), replies_(domain, kReceives, kReplyBytes) {}
+    : requests_(domain, kMessagesInFlight, kRequestBytes),
+      replies_(domain, kReplyBuffers, kReplyBytes) {}
 
 void RequestChannel::open(ibv_qp* queue_pair, uint32_t inline_bytes,
                           const std::optional<smb::SealKeys>& keys) {
@@ -17,7 +20,7 @@ void RequestChannel::open(ibv_qp* queue_pair, uint32_t inline_bytes,
   queue_pair_ = queue_pair;
   inline_bytes_ = inline_bytes;
   wait_briefly_for_receivers(queue_pair_);
-  for (uint32_t slot = 0; slot < kReceives; ++slot) receive(slot);
+  for (uint32_t slot = 0; slot < kReplyBuffers; ++slot) receive(slot);
 }
 
 void RequestChannel::receive(uint32_t slot) {

@@ -25,9 +25,6 @@ namespace hbm::verbs {
 
 class RequestChannel {
  public:
-  static constexpr uint32_t kRequests = 64;  // in flight
-  static constexpr uint32_t kReceives = 32;
-
   // Throws as BufferPool.
   explicit RequestChannel(const std::shared_ptr<Domain>& domain);
 

@@ -14,8 +14,8 @@ uint64_t bytes_of(const Posted& posted) { return posted.slice ? posted.slice->tr
 }  // namespace
 
 VerbsLane::VerbsLane(CmId id, uint8_t tag) : id_(std::move(id)), tag_(uint64_t{tag} << kTagShift) {
-  chain_.reserve(kDepth);
-  entries_.reserve(kDepth);
+  chain_.reserve(kQueuePairDepth);
+  entries_.reserve(kQueuePairDepth);
 }
 
 void VerbsLane::chain(const ibv_send_wr& request, const ibv_sge& local, Posted what) {
@@ -33,7 +33,7 @@ void VerbsLane::flush() {
     chain_[i].next = last ? nullptr : &chain_[i + 1];
     chain_[i].sg_list = &entries_[i];
     chain_[i].num_sge = entries_[i].length > 0 ? 1 : 0;
-    if (last || (i + 1) % kSignalEvery == 0) chain_[i].send_flags |= IBV_SEND_SIGNALED;
+    if (last || (i + 1) % kWorkRequestsPerSignal == 0) chain_[i].send_flags |= IBV_SEND_SIGNALED;
   }
   ibv_send_wr* bad = nullptr;
   if (const int error = ibv_post_send(id_->qp, chain_.data(), &bad); error != 0) {

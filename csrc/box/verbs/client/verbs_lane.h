@@ -1,7 +1,7 @@
 // One connected queue pair of a client, and what was posted on it.
 //
-// Requests are chained and go out together in flush(). Only each kSignalEvery-th of a chain and its
-// last one are signalled: a completion stands for all that were posted before it.
+// Requests are chained and go out together in flush(). Only each kWorkRequestsPerSignal-th of a
+// chain and its last one are signalled: a completion stands for all that were posted before it.
 //
 // Threads: one at a time.
 #pragma once
@@ -15,6 +15,7 @@
 #include "box/transport/slices.h"
 #include "box/transport/transport.h"
 #include "box/verbs/common/domain.h"
+#include "box/verbs/common/tuning.h"
 
 namespace hbm::verbs {
 
@@ -27,15 +28,12 @@ struct Posted {
 
 class VerbsLane {
  public:
-  static constexpr uint32_t kDepth = 128;
-  static constexpr uint32_t kSignalEvery = 32;
-
   // `tag` is in the upper byte of each completion's wr_id.
   VerbsLane(CmId id, uint8_t tag);
 
   ibv_qp* queue_pair() const noexcept { return id_->qp; }
   uint64_t moving_bytes() const noexcept { return moving_bytes_; }
-  bool has_room() const noexcept { return posted_.size() < kDepth; }
+  bool has_room() const noexcept { return posted_.size() < kQueuePairDepth; }
   bool idle() const noexcept { return posted_.empty(); }
 
   // REQUIRES: has_room(). Of `request` the opcode, the flag IBV_SEND_INLINE and `wr` count.

@@ -12,15 +12,13 @@
 #include "base/log.h"
 #include "box/protocol/proof.h"
 #include "box/verbs/common/buffer_pool.h"
+#include "box/verbs/common/tuning.h"
 
 namespace hbm::verbs {
 namespace {
 
 using smb::Opcode;
 using smb::Status;
-
-constexpr int kCompletionsAtOnce = 32;
-constexpr std::chrono::microseconds kSpin{20};  // before sleeping: a small transfer's round trip
 
 uint32_t handle_of(const transport::TransportRequest& request) {
   switch (request.opcode) {
@@ -44,8 +42,7 @@ VerbsTransport::VerbsTransport(const transport::TransportOptions& opening,
       completion_channel_(ibv_create_comp_channel(connector_.domain()->device())),
       request_channel_(connector_.domain()),
       local_buffers_(connector_.domain()) {
-  const int entries =
-      static_cast<int>(opening.lanes * VerbsLane::kDepth + RequestChannel::kReceives);
+  const int entries = static_cast<int>(opening.lanes * kQueuePairDepth + kReplyBuffers);
   if (completion_channel_ != nullptr) {
     fcntl(completion_channel_->fd, F_SETFL, fcntl(completion_channel_->fd, F_GETFL) | O_NONBLOCK);
     completions_.reset(ibv_create_cq(connector_.domain()->device(), entries, nullptr,
@@ -74,7 +71,7 @@ void VerbsTransport::connect(const transport::TransportOptions& opening, const s
     call.lane = static_cast<uint8_t>(lane);
     prove(call, opening.token, challenge.hello);
     if (lane == 0) keys = seal_keys(call, opening.token, challenge.hello);
-    ibv_qp_init_attr given = attributes(lane == 0 ? RequestChannel::kReceives : 1);
+    ibv_qp_init_attr given = attributes(lane == 0 ? kReplyBuffers : 1);
     CmId id = connector_.connect(call, given, welcome_proof(call, opening.token, challenge.hello));
     inline_bytes_ = std::min(given.cap.max_inline_data, kInlineBytes);
     lanes_.emplace_back(std::move(id), static_cast<uint8_t>(lane));
@@ -86,7 +83,7 @@ ibv_qp_init_attr VerbsTransport::attributes(uint32_t receives) const {
   ibv_qp_init_attr attributes{};
   attributes.send_cq = attributes.recv_cq = completions_.get();
   attributes.qp_type = IBV_QPT_RC;
-  attributes.cap.max_send_wr = VerbsLane::kDepth;
+  attributes.cap.max_send_wr = kQueuePairDepth;
   attributes.cap.max_recv_wr = receives;
   attributes.cap.max_send_sge = attributes.cap.max_recv_sge = 1;
   attributes.cap.max_inline_data = kInlineBytes;
@@ -122,7 +119,7 @@ std::optional<size_t> VerbsTransport::least_busy() const noexcept {
   const auto lane = std::ranges::min_element(lanes_, {}, [](const VerbsLane& lane) {
     return lane.has_room() ? lane.moving_bytes() : UINT64_MAX;
   });
-  if (!lane->has_room() || lane->moving_bytes() >= kLaneBytes) return std::nullopt;
+  if (!lane->has_room() || lane->moving_bytes() >= kQueuePairBytesInFlight) return std::nullopt;
   return static_cast<size_t>(lane - lanes_.begin());
 }
 
@@ -172,18 +169,19 @@ void VerbsTransport::progress(std::chrono::nanoseconds most) {
     if (poll() || idle()) return;
     const auto spent = std::chrono::steady_clock::now() - start;
     if (spent >= most) return;
-    if (spent >= kSpin && sleep(most - spent)) return;
+    if (spent >= kPollTime && sleep(most - spent)) return;
   }
 }
 
 bool VerbsTransport::poll() {
   bool finished = false;
-  std::array<ibv_wc, kCompletionsAtOnce> completions;
+  std::array<ibv_wc, kClientCompletionsPerPoll> completions;
   for (;;) {
-    const int count = ibv_poll_cq(completions_.get(), kCompletionsAtOnce, completions.data());
+    const int count =
+        ibv_poll_cq(completions_.get(), kClientCompletionsPerPoll, completions.data());
     if (count < 0) fail("RDMA: the completion queue failed");
     for (int i = 0; i < count; ++i) finished |= take_in(completions[i]);
-    if (count < kCompletionsAtOnce) return finished;
+    if (count < kClientCompletionsPerPoll) return finished;
   }
 }
 

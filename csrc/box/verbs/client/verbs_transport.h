@@ -34,10 +34,6 @@ namespace hbm::verbs {
 
 class VerbsTransport final : public transport::Transport {
  public:
-  // The most bytes of slices in flight on a lane, so that a small transfer does not wait long
-  // behind large ones.
-  static constexpr uint64_t kLaneBytes = 4u << 20;
-
   // Connects the lanes; `joined` is the box's answer on `stream`. Throws as transport::open_tcp.
   VerbsTransport(const transport::TransportOptions& opening, const smb::Joined& joined,
                  std::unique_ptr<smb::FrameStream> stream, smb::Deadline deadline);

@@ -18,7 +18,6 @@ namespace hbm::verbs {
 
 inline constexpr uint32_t kRequestBytes = 512;  // of a buffer for one request
 inline constexpr uint32_t kReplyBytes = 4096;   // of a buffer for a reply, or for a part of it
-inline constexpr uint32_t kInlineBytes = 220;
 static_assert(sizeof(smb::Header) + smb::kMaxBody + sizeof(smb::Tag) <= kRequestBytes);
 
 // The upper byte of a work request's wr_id; below, it is a lane's number (client) or a kind (box).

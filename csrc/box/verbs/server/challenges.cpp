@@ -2,6 +2,7 @@
 
 #include "box/protocol/proof.h"
 #include "box/server/request_handler.h"
+#include "box/verbs/common/tuning.h"
 
 namespace hbm::verbs {
 namespace {
@@ -11,13 +12,13 @@ using Clock = std::chrono::steady_clock;
 }  // namespace
 
 ChallengeMessage Challenges::issue() {
-  if (challenges_.size() == kMost) challenges_.erase(challenges_.begin());
+  if (challenges_.size() == kMostChallenges) challenges_.erase(challenges_.begin());
   IssuedChallenge& challenge = challenges_[++last_];
   challenge = {};
   challenge.hello.nonce = smb::random_nonce();
   challenge.hello.token_required = token_.empty() ? 0 : 1;
   challenge.hello.sealed = seal_ ? challenge.hello.token_required : 0;
-  challenge.until = Clock::now() + kLongest;
+  challenge.until = Clock::now() + kChallengeTimeout;
   return {ChallengeMessage::kMagic, last_, challenge.hello};
 }
 

@@ -32,9 +32,6 @@ struct IssuedChallenge {
 
 class Challenges {
  public:
-  static constexpr size_t kMost = 512;
-  static constexpr std::chrono::seconds kLongest{5};
-
   // `token`, `seal` and `max_lanes` as in VerbsListenerOptions.
   Challenges(std::string token, bool seal, uint32_t max_lanes)
       : token_(std::move(token)), seal_(seal), max_lanes_(max_lanes) {}

@@ -114,7 +114,7 @@ void Peer::answer(uint64_t id, Opcode opcode, uint32_t handle, box::Reply reply)
     } catch (const Error& error) {
       trouble = error.what();
     }
-    if (unsent_.size() > kMostUnsent) trouble = "it does not take its replies";
+    if (unsent_.size() > kMostUnsentReplies) trouble = "it does not take its replies";
   }
   if (malformed) trouble = "its request is malformed";
   if (!trouble.empty()) doom(trouble);
@@ -227,7 +227,7 @@ void Peer::pump() {
 }
 
 void Peer::send() {
-  while (!unsent_.empty() && replies_in_flight_ < kReplies) {
+  while (!unsent_.empty() && replies_in_flight_ < kRepliesInFlight) {
     if (!send_part(unsent_.front())) return;
     if (unsent_.front().sent == unsent_.front().bytes.size()) unsent_.pop_front();
   }

@@ -26,6 +26,7 @@
 #include "box/protocol/wake_event.h"
 #include "box/server/request_handler.h"
 #include "box/verbs/common/domain.h"
+#include "box/verbs/common/tuning.h"
 #include "box/verbs/server/box_memory.h"
 #include "box/verbs/server/shared_queues.h"
 
@@ -35,12 +36,9 @@ class Peer : public std::enable_shared_from_this<Peer> {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // The most replies in flight, on lane 0, beside the binding of one window.
-  static constexpr uint32_t kReplies = 8;
-  static constexpr uint32_t kMostUnsent = 1u << 14;  // replies that the client does not take
-
-  // How many completions a client of so many lanes may have under way.
-  static uint32_t completions(uint32_t lanes) noexcept { return kReplies + lanes; }
+  // The most completions of a client with `lanes` lanes: replies on lane 0, and the binding of one
+  // window on each lane.
+  static uint32_t completions(uint32_t lanes) noexcept { return kRepliesInFlight + lanes; }
 
   // The state that the peers of a listener share, and keep alive. The handler may be gone once the
   // peer is closed.

@@ -9,20 +9,16 @@
 
 #include "base/error.h"
 #include "box/verbs/common/buffer_pool.h"
+#include "box/verbs/common/tuning.h"
 #include "box/verbs/server/peer.h"
 
 namespace hbm::verbs {
-namespace {
-
-constexpr int kCompletionsAtOnce = 64;
-
-}  // namespace
 
 SharedQueues::SharedQueues(std::shared_ptr<Domain> domain, uint32_t messages, uint32_t completions)
     : domain_(std::move(domain)),
       requests_(domain_, std::min(messages, static_cast<uint32_t>(domain_->limits().max_srq_wr)),
                 kRequestBytes),
-      replies_(domain_, kLongReplies, kReplyBytes) {
+      replies_(domain_, kLongReplyBuffers, kReplyBytes) {
   completion_channel_.reset(ibv_create_comp_channel(domain_->device()));
   if (completion_channel_ == nullptr) {
     throw Error(ErrorKind::kUnavailable, refused("create a completion channel", errno));
@@ -100,8 +96,8 @@ void SharedQueues::receive(std::span<const uint32_t> slots) {
 }
 
 bool SharedQueues::poll() {
-  std::array<ibv_wc, kCompletionsAtOnce> completions;
-  const int count = ibv_poll_cq(completions_.get(), kCompletionsAtOnce, completions.data());
+  std::array<ibv_wc, kBoxCompletionsPerPoll> completions;
+  const int count = ibv_poll_cq(completions_.get(), kBoxCompletionsPerPoll, completions.data());
   if (count < 0) throw Error(ErrorKind::kUnavailable, "RDMA: the completion queue failed");
   std::vector<uint32_t> slots;
   for (const ibv_wc& completion : std::span(completions.data(), static_cast<size_t>(count))) {

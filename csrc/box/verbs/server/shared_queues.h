@@ -25,8 +25,6 @@ class Peer;
 
 class SharedQueues {
  public:
-  static constexpr uint32_t kLongReplies = 64;
-
   // `messages`: receive buffers; `completions`: for all else that is in flight.
   // Throws as BufferPool, and Error(kUnavailable).
   SharedQueues(std::shared_ptr<Domain> domain, uint32_t messages, uint32_t completions);

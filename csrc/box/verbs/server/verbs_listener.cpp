@@ -16,20 +16,14 @@
 #include "base/log.h"
 #include "box/server/request_handler.h"
 #include "box/verbs/common/buffer_pool.h"
+#include "box/verbs/common/tuning.h"
 
 namespace hbm::verbs {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::seconds;
 
-constexpr int kBacklog = 128;
-constexpr int kReadsInFlight = 16;  // of one queue pair
 constexpr uint8_t kRetryForEver = 7;
-constexpr milliseconds kConnectWithin{5000};
-constexpr milliseconds kFarewell{1000};  // for the last replies, and for what is in flight
-constexpr milliseconds kSweep{1000};
-constexpr milliseconds kSweepWhileLeaving{10};
 
 // Listens on the device that has the address `host`, or on any if that is empty.
 CmId listen_on(rdma_event_channel* channel, const std::string& host, uint16_t port) {
@@ -49,7 +43,7 @@ CmId listen_on(rdma_event_channel* channel, const std::string& host, uint16_t po
     throw Error(ErrorKind::kInvalid, "RDMA: no address of " + host + ": " + gai_strerror(error));
   }
   const std::unique_ptr<addrinfo, DestroyBy<freeaddrinfo>> address(found);
-  if (rdma_bind_addr(made, address->ai_addr) != 0 || rdma_listen(made, kBacklog) != 0) {
+  if (rdma_bind_addr(made, address->ai_addr) != 0 || rdma_listen(made, kListenBacklog) != 0) {
     throw Error(errno == EADDRINUSE ? ErrorKind::kUnavailable : ErrorKind::kInvalid,
                 refused("listen at " + place, errno) +
                     "; name an address of an RDMA device's network interface");
@@ -68,7 +62,7 @@ ibv_context* device_of(const rdma_cm_id& listener) {
 VerbsListener::VerbsListener(box::RequestHandler& handler, const VerbsListenerOptions& options)
     : options_(options),
       channel_(rdma_create_event_channel()),
-      log_(/*most=*/20, /*interval=*/seconds(60)),
+      log_(kMostRefusalWarnings, kRefusalWarningPeriod),
       challenges_(options.token, options.seal, options.max_lanes) {
   if (channel_ == nullptr || first_device() == nullptr) {
     throw Error(ErrorKind::kUnavailable, "this host has no RDMA device");
@@ -77,7 +71,7 @@ VerbsListener::VerbsListener(box::RequestHandler& handler, const VerbsListenerOp
   listener_ = listen_on(channel_.get(), options.host, options.port);
   port_ = ntohs(rdma_get_src_port(listener_.get()));
   const auto domain = Domain::open(device_of(*listener_));
-  const uint32_t completions = options.max_clients * Peer::completions(/*lanes=*/4);
+  const uint32_t completions = options.max_clients * Peer::completions(kExpectedQueuePairs);
   context_.reset(new Peer::Context{SharedQueues(domain, options.messages, completions),
                                    BoxMemory(domain, options.windows),
                                    handler,
@@ -105,7 +99,7 @@ void VerbsListener::drain(uint32_t most_ms) {
   context_->closing = true;
   const auto until = Peer::Clock::now() + milliseconds(most_ms);
   context_->doomed.signal();
-  while (!settled_ && Peer::Clock::now() < until) std::this_thread::sleep_for(milliseconds(1));
+  while (!settled_ && Peer::Clock::now() < until) std::this_thread::sleep_for(kDrainPollPeriod);
 }
 
 void VerbsListener::receive() {
@@ -120,18 +114,18 @@ void VerbsListener::accept_clients() {
   while (!stopping_) {
     std::array<pollfd, 2> ends{{{channel_->fd, POLLIN, 0}, {context_->doomed.fd(), POLLIN, 0}}};
     const bool soon = !leaving_.empty() || context_->closing;
-    const milliseconds most = soon ? kSweepWhileLeaving : kSweep;
+    const milliseconds most = soon ? kLeavingSweepPeriod : kSweepPeriod;
     poll(ends.data(), ends.size(), static_cast<int>(most.count()));
     if (ends[1].revents != 0) context_->doomed.clear();
     take_events();
     sweep();
   }
   while (!peers_.empty()) leave(peers_.back());
-  const auto until = Peer::Clock::now() + kFarewell;
+  const auto until = Peer::Clock::now() + kFarewellTimeout;
   while (!leaving_.empty() && Peer::Clock::now() < until) {
     take_events();
     sweep();
-    std::this_thread::sleep_for(milliseconds(1));
+    std::this_thread::sleep_for(kDrainPollPeriod);
   }
   for (const Leaving& leaving : leaving_) leaving.peer->destroy();
 }
@@ -222,7 +216,7 @@ void VerbsListener::accept(CmId&& id, const CallMessage& call, const IssuedChall
   attributes.send_cq = attributes.recv_cq = context_->queues.completions();
   attributes.srq = context_->queues.receives();
   attributes.qp_type = IBV_QPT_RC;
-  attributes.cap.max_send_wr = call.lane == 0 ? Peer::kReplies + 1 : 1;
+  attributes.cap.max_send_wr = call.lane == 0 ? kRepliesInFlight + 1 : 1;
   attributes.cap.max_send_sge = 1;
   attributes.cap.max_inline_data = call.lane == 0 ? kInlineBytes : 0;
   try {
@@ -251,16 +245,16 @@ void VerbsListener::accept(CmId&& id, const CallMessage& call, const IssuedChall
 void VerbsListener::leave(std::shared_ptr<Peer> peer) {
   if (std::erase(peers_, peer) == 0) return;
   peer->close();
-  leaving_.push_back({peer, Peer::Clock::now() + kFarewell});
+  leaving_.push_back({peer, Peer::Clock::now() + kFarewellTimeout});
 }
 
 void VerbsListener::sweep() {
   const auto now = Peer::Clock::now();
   const milliseconds silent(2 * int64_t{context_->handler.lease_ms()});
   const auto over = [&](const std::shared_ptr<Peer>& peer) {
-    if (peer->doomed()) return peer->settled() || now > peer->seen() + kFarewell;
+    if (peer->doomed()) return peer->settled() || now > peer->seen() + kFarewellTimeout;
     return now > peer->seen() + silent ||
-           (now > peer->made() + kConnectWithin && !peer->complete());
+           (now > peer->made() + kConnectTimeout && !peer->complete());
   };
   std::vector<std::shared_ptr<Peer>> gone;
   std::ranges::copy_if(peers_, std::back_inserter(gone), over);

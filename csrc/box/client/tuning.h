@@ -1,0 +1,109 @@
+// Thresholds of a box's client: copies from and to mapped segments, signs of life, and the way back
+// after a connection broke.
+// Measure: `pytest tests/python/box/test_smb_reconnect.py`
+
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+
+namespace hbm::client {
+
+// -- The driver
+
+// The bytes of queued copies that one turn of the driver makes.
+// Unit: bytes
+// Below: the turn takes the next copy.
+// Above: the turn ends after the copy that reaches the value, so the driver sends, receives and
+// pings before the next one.
+// Measure: `hbmcomm bench box --sections shm`
+inline constexpr size_t kCopiedBytesPerTurn = 64 << 10;
+
+// Requests in flight that have no sequence number: transfers, pings and questions. Sequenced ones
+// have smb::kWindow.
+// Unit: requests
+// Below: the driver posts the next one.
+// Above: from the value on, requests wait in the table until a reply comes.
+// Measure: `python -m benchmarks.connections --quick`
+inline constexpr size_t kUnsequencedInFlight = 64;
+
+// The period in which a waiting thread calls `while_waiting`, which tells it of signals.
+// Below: a smaller value wakes waiting threads more often.
+// Above: a larger value lets Ctrl-C wait longer.
+// Measure: `pytest tests/python/box/test_smb_reconnect.py -k test_ctrl_c_ends_a_wait`
+inline constexpr std::chrono::milliseconds kInterruptPeriod{100};
+
+// Pings in each lease of the session, while the client sends nothing else.
+// Unit: pings
+// Below: a smaller value risks the session when a ping is late.
+// Above: a larger value wakes idle clients more often.
+// Measure: `pytest tests/python/box/test_smb_reconnect.py -k test_a_client_is_one_session`
+inline constexpr int kPingsPerLease = 3;
+
+// The least time in which the box must reply to a ping with other quick requests in flight. A ping
+// that is alone has one lease.
+// Below: the client waits on; the box may be busy with the requests before the ping.
+// Above: the client takes the box for hung, breaks the connection off and makes another.
+inline constexpr std::chrono::seconds kHungBoxTimeout{10};
+
+// -- The reconnector
+
+// The delay after the first failed attempt to connect. It doubles with each further one.
+// Below: a smaller value burdens a box that restarts.
+// Above: a larger value extends a short outage.
+inline constexpr std::chrono::milliseconds kFirstReconnectDelay{10};
+
+// The longest delay between two attempts to connect.
+// Below: the delay doubles.
+// Above: the delay stays at the value.
+inline constexpr std::chrono::milliseconds kLongestReconnectDelay{1000};
+
+// The least time for one attempt to connect.
+// Below: if less is left of `reconnect_timeout`, the attempt still has the value.
+// Above: the attempt has the rest of `reconnect_timeout`, at most `connect_timeout`.
+// Measure: `pytest tests/python/box/test_smb_reconnect.py -k test_a_box_that_stays_away`
+inline constexpr std::chrono::milliseconds kShortestConnectTimeout{100};
+
+// The time for the box to attach all segments again over a new connection.
+// Below: the client waits for the replies.
+// Above: the attempt has failed, and the next one begins.
+inline constexpr std::chrono::seconds kReattachTimeout{30};
+
+// The period in which the reconnector checks for a close() while it waits for those replies.
+// Below: a smaller value wakes it more often.
+// Above: a larger value delays close().
+inline constexpr std::chrono::milliseconds kClosePollPeriod{100};
+
+// The time until the reconnector asks again for the driver that another thread holds.
+// Below: a smaller value wakes it more often.
+// Above: a larger value delays requests for which no thread waits.
+inline constexpr std::chrono::milliseconds kHeldDriverPollPeriod{10};
+
+// The period in which the reconnector checks a transport that has no descriptor to poll for the
+// box's end.
+// Below: a smaller value wakes idle clients more often.
+// Above: a larger value delays the notice of the box's end.
+// Measure: `pytest tests/python/box/test_smb_reconnect.py -k test_an_idle_client_notices_the_end`
+inline constexpr std::chrono::milliseconds kLivenessPollPeriod{100};
+
+// The longest sleep of the reconnector while a descriptor tells it of the box's end.
+// Below: it sleeps until the next ping or deadline.
+// Above: it wakes and sleeps again.
+inline constexpr std::chrono::hours kLongestIdleSleep{1};
+
+// -- Opening and closing
+
+// The time in which the box replies to a client's leave.
+// Below: the client waits, so the box releases the attachments now.
+// Above: the client closes the connection, and the box releases them at the lease's end.
+// Measure: `pytest tests/python/box/test_smb_reconnect.py -k
+// test_close_has_its_patience_and_no_more`
+inline constexpr std::chrono::seconds kLeaveTimeout{1};
+
+// The longest time that an option or an argument sets: a century.
+// Below: the time is taken as it is.
+// Above: the time counts as the value, so that the clock plus it does not overflow.
+// Measure: `pytest tests/python/box/test_smb_reconnect.py -k test_an_endless_time_is_endless`
+inline constexpr std::chrono::hours kLongestTimeout{24 * 365 * 100};
+
+}  // namespace hbm::client

@@ -1,0 +1,111 @@
+// Thresholds of the box's protocol: limits that both ends enforce, buffers of a connection, and the
+// signs of a dead peer.
+// Measure: `python -m benchmarks.box --sections tcp`
+
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+namespace hbm::smb {
+
+// -- Limits on the wire: another value needs another kVersion.
+
+// The payload of one frame.
+// Unit: bytes
+// Below: up to and including the value, the frame is valid.
+// Above: the frame is malformed; larger reads and writes go in slices.
+// Measure: `smb_frame_stream_test --gtest_filter=*RefuseMalformedHeaders*`
+inline constexpr uint32_t kMaxPayload = 1u << 20;
+
+// The text of a refusal.
+// Unit: bytes
+// Below: up to and including the value, all of it is sent.
+// Above: the sender cuts it after the last whole character; a client refuses a longer one.
+// Measure: `smb_stream_listener_refusal_test --gtest_filter=*TellsTheFirst64KiBOfACause*`
+inline constexpr uint32_t kMaxCause = 64u << 10;
+
+// Sequenced requests of a client in flight. The box keeps as many replies to replay.
+// Unit: requests
+// Below: the client posts the next one.
+// Above: from the value on, the client waits for a reply; the box refuses a client that does not.
+// Measure: `smb_session_test
+// --gtest_filter=Session.WindowHoldsAsManyRepliesAsAClientMayLeaveUnconfirmed`
+inline constexpr uint32_t kWindow = 64;
+
+// The content of one authenticated record, and of one copy of payloads in shared memory. It stays
+// in the cache of a core.
+// Unit: bytes
+// Below: a record has all that is queued.
+// Above: several records follow one another; the receiver refuses a longer one.
+// Measure: `smb_seal_test --gtest_filter=*ChecksALongPayloadPieceByPiece*`
+inline constexpr uint32_t kMostPieceBytes = 256u << 10;
+
+// -- Buffers of a connection
+
+// The receive buffer of a connection whose payloads are in private memory.
+// Unit: bytes
+// Below: one system call receives all frames that are there.
+// Above: further frames take further calls.
+// Measure: `smb_frame_stream_test --gtest_filter=*TakeManySmallFramesInFewCalls*`
+inline constexpr uint64_t kReceiveBufferBytes = uint64_t{64} << 10;
+
+// The same where payloads go to shared memory, all of them through the buffer. It stays in the
+// cache of a core.
+// Unit: bytes
+// Below: one system call receives the rest of the payload.
+// Above: the payload takes several calls, and as many copies.
+inline constexpr uint64_t kSharedReceiveBufferBytes = uint64_t{128} << 10;
+
+// The bytes of a payload that count as bulk: all of them, or as many as one system call receives.
+// Unit: bytes
+// Below: frames share the receive buffer; a call that receives less than it asked for ends the
+// turn.
+// Above: the next call asks for one header only, so that the next payload goes straight to its
+// destination; within a payload it follows without a poll.
+inline constexpr uint64_t kBulkBytes = uint64_t{16} << 10;
+
+// Parts of frames that one system call sends.
+// Unit: parts
+// Below: all queued frames go out in one call.
+// Above: the rest takes further calls.
+// Measure: `smb_frame_stream_test --gtest_filter=*TakeManySmallFramesInFewCalls*`
+inline constexpr size_t kPartsPerSend = 64;
+
+// -- A dead peer
+
+// The silence after which the kernel asks the peer for a sign of life.
+// Below: nothing is sent on an idle connection.
+// Above: the kernel sends the first probe.
+// Measure: `pytest tests/python/box/test_smb_reconnect.py`
+inline constexpr std::chrono::seconds kKeepaliveIdle{15};
+
+// The time between two such probes.
+// Below: the kernel waits for the reply.
+// Above: it sends the next probe.
+// Measure: `pytest tests/python/box/test_smb_reconnect.py`
+inline constexpr std::chrono::seconds kKeepaliveProbePeriod{5};
+
+// Probes without a reply.
+// Unit: probes
+// Below: the connection stands.
+// Above: from the value on, the kernel ends the connection, 30 s after a peer lost its power.
+// Measure: `pytest tests/python/box/test_smb_reconnect.py`
+inline constexpr int kKeepaliveProbes = 3;
+
+// The age of sent data without an acknowledgement.
+// Below: the kernel sends them again.
+// Above: the kernel ends the connection.
+// Measure: `pytest tests/python/box/test_smb_reconnect.py`
+inline constexpr std::chrono::milliseconds kUnacknowledgedTimeout{30'000};
+
+// The pause before another attempt to connect to a Unix socket whose queue is full: the kernel has
+// no event for it.
+// Below: a smaller value burdens the box with attempts.
+// Above: a larger value delays many clients that come together.
+// Measure: `smb_stream_listener_load_test
+// --gtest_filter=StreamListener.ServesOthersWhileThousandsAreSilent`
+inline constexpr std::chrono::milliseconds kFullBacklogPause{2};
+
+}  // namespace hbm::smb

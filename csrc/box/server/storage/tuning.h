@@ -1,0 +1,54 @@
+// Thresholds of the box's store, on disk and in memory.
+// Measure: `python -m benchmarks.box --sections store --store /tmp`
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace hbm::box {
+
+// The part of an accumulate that is done, saved and recorded as a whole: a multiple of a page.
+// Unit: bytes
+// Below: a smaller value records more often.
+// Above: a larger value keeps more old contents to roll back, and locks others out longer.
+inline constexpr uint32_t kAccumulateChunkBytes = 64 << 10;
+
+// Locks that the chunks of all segments share.
+// Unit: locks
+// Below: a smaller value makes accumulates of different chunks wait for one another.
+// Above: a larger value takes more memory.
+// Measure: `python -m benchmarks.box --sections accumulate`
+inline constexpr size_t kChunkLocks = 1024;
+
+// Records of the catalogue about segments that are gone, beyond as many as segments live.
+// Unit: records
+// Below: the catalogue grows by a record for each segment that is made or deleted.
+// Above: the catalogue is written again, without them.
+// Measure: `smb_store_test --gtest_filter=StoreTest.TheCatalogueIsWrittenAnew`
+inline constexpr uint64_t kMostDeadRecords = 1 << 16;
+
+// The bytes of a file that are read at a time, to compute its checksum or to look for data.
+// Unit: bytes
+// Below: a smaller value takes more system calls.
+// Above: a larger value takes more memory, in each thread.
+// Measure: `smb_store_damage_test --gtest_filter=DamagedStore.ItsChecksumsAreThoseOfSha256sum`
+inline constexpr size_t kFileReadBytes = 1 << 20;
+
+// The threads that compute the checksums of a store's files.
+// Unit: threads
+// Below: as many threads as the machine has processors, at most one for each file.
+// Above: the value.
+// Measure: `smb_store_damage_test --gtest_filter=DamagedStore.ItsChecksumsAreThoseOfSha256sum`
+inline constexpr unsigned kMostChecksumThreads = 8;
+
+// Descriptors that segments leave for clients: an eighth of the process's, at least the value, at
+// most half of them.
+// Unit: descriptors
+// Below: if an eighth is less, segments leave the value.
+// Above: segments leave an eighth; a new segment that would take of it is refused with
+// Error(kExhausted).
+// Measure: `smb_service_test --gtest_filter=Service.SegmentsLeaveDescriptorsForOthers`
+inline constexpr uint64_t kFewestClientDescriptors = 64;
+
+}  // namespace hbm::box

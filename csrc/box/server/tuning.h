@@ -1,0 +1,183 @@
+// Thresholds of the box's server: the limits of one client, and the times and batches of its
+// listeners.
+// Measure: `smb_session_test`
+
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+#include "box/protocol/tuning.h"
+
+namespace hbm::box {
+
+// -- Options
+
+// The shortest lease that a box takes as an option.
+// Below: the box refuses the option with Error(kInvalid).
+// Above: from the value on, it takes the option, up to kLongestLease.
+// Measure: `smb_server_test --gtest_filter=ServerTest.OptionsThatMakeNoBox`
+inline constexpr std::chrono::milliseconds kShortestLease{100};
+
+// The longest lease that a box takes as an option: a week.
+// Below: up to and including the value, the box takes the option.
+// Above: the box refuses the option with Error(kInvalid).
+// Measure: `smb_server_test --gtest_filter=ServerTest.OptionsThatMakeNoBox`
+inline constexpr std::chrono::hours kLongestLease{24 * 7};
+
+// The most clients that a box takes as an option.
+// Unit: clients
+// Below: up to and including the value, the box takes the option.
+// Above: the box refuses the option with Error(kInvalid).
+// Measure: `smb_server_test --gtest_filter=ServerTest.OptionsThatMakeNoBox`
+inline constexpr uint32_t kMostClients = 1u << 20;
+
+// The most threads of one kind that a box takes as an option.
+// Unit: threads
+// Below: up to and including the value, the box takes the option.
+// Above: the box refuses the option with Error(kInvalid).
+// Measure: `smb_server_test --gtest_filter=ServerTest.OptionsThatMakeNoBox`
+inline constexpr uint32_t kMostThreadsOfAKind = 256;
+
+// The handler threads, and the threads of a large accumulate, if the options give no number.
+// Unit: threads
+// Below: the box has as many as the machine has processors, at least 2.
+// Above: the box has the value.
+// Measure: `python -m benchmarks.box --sections accumulate`
+inline constexpr uint32_t kMostHandlersByDefault = 8;
+
+// The threads of the sockets' event loops, if the options give no number.
+// Unit: threads
+// Below: the box has as many as the machine has processors, at least 2.
+// Above: the box has the value.
+// Measure: `python -m benchmarks.box --sections tcp`
+inline constexpr uint32_t kMostReceiversByDefault = 4;
+
+// -- Accumulates
+
+// The bytes of an accumulate's target. One thread and several take equally long at 768 KiB.
+// Unit: bytes
+// Below: the handler's thread does all of it, before another one would be awake.
+// Above: from the value on, the accumulate threads share it.
+// Measure: `python -m benchmarks.box --sections accumulate`
+inline constexpr uint64_t kSharedAccumulateBytes = 1 << 20;
+
+// The runs of a shared accumulate for each of its threads.
+// Unit: runs
+// Below: a smaller value makes all threads wait for one that the scheduler holds up.
+// Above: a larger value takes more steps to hand the runs out.
+// Measure: `python -m benchmarks.box --sections accumulate`
+inline constexpr uint32_t kAccumulateRunsPerThread = 2;
+
+// -- One client
+
+// Attachments of one session.
+// Unit: attachments
+// Below: the client attaches.
+// Above: at the value, the request is refused with kExhausted.
+inline constexpr size_t kMostAttachmentsPerSession = 1u << 20;
+
+// Requests of one session that wait for a handler. Listeners stop reading long before.
+// Unit: requests
+// Below: the request waits.
+// Above: at the value, the request is refused with kExhausted.
+// Measure: `smb_session_test --gtest_filter=Session.TooManyRequestsAreRefused`
+inline constexpr size_t kMostRequestsPerSession = 1u << 14;
+
+// Requests of one connection without a reply.
+// Unit: requests
+// Below: the listener reads from the connection.
+// Above: from the value on, it does not, until a handler has replied.
+// Measure: `smb_stream_listener_load_test
+// --gtest_filter=StreamListener.DoesNotReadWhoDoesNotTakeReplies`
+inline constexpr uint32_t kMostUnansweredPerConnection = 2 * smb::kWindow;
+
+// The bytes that a connection moves in its turn, and the bytes of its replies that wait to be sent.
+// Unit: bytes
+// Below: the turn continues, and the listener reads.
+// Above: from the value on, the other connections of the event loop have their turn; the listener
+// reads again when the client has taken its replies.
+// Measure: `smb_stream_listener_load_test --gtest_filter=StreamListener.StarvesNobody`
+inline constexpr uint64_t kTurnBytes = uint64_t{1} << 20;
+
+// -- Clients that come
+
+// The time from a client's connection to its join.
+// Below: the connection stands.
+// Above: the listener closes it.
+// Measure: `smb_stream_listener_refusal_test
+// --gtest_filter=StreamListener.SendsAwayWhoDoesNotJoinInTime`
+inline constexpr std::chrono::milliseconds kJoinTimeout{5000};
+
+// Connections that have not joined.
+// Unit: connections
+// Below: up to and including the value, all of them stand.
+// Above: the oldest of them is closed.
+// Measure: `smb_stream_listener_refusal_test
+// --gtest_filter=StreamListener.HasRoomForSoManyWhoHaveNotJoined`
+inline constexpr size_t kMostJoining = 512;
+
+// Connections that a listener accepts in one turn.
+// Unit: connections
+// Below: the listener accepts the next one.
+// Above: at the value, the event loop's other connections have their turn.
+// Measure: `smb_stream_listener_load_test
+// --gtest_filter=StreamListener.ServesOthersWhileThousandsAreSilent`
+inline constexpr int kAcceptsPerTurn = 64;
+
+// The pause after accepting failed, when descriptors have run out.
+// Below: a smaller value makes more attempts that fail.
+// Above: a larger value delays clients when descriptors are free again.
+// Measure: `smb_stream_listener_load_test
+// --gtest_filter=StreamListener.GoesOnWhenDescriptorsRunOut`
+inline constexpr std::chrono::milliseconds kAcceptPause{50};
+
+// The time between two warnings of such a shortage.
+// Below: the warning is counted only.
+// Above: the next warning is logged, with the count.
+// Measure: `smb_stream_listener_load_test
+// --gtest_filter=StreamListener.GoesOnWhenDescriptorsRunOut`
+inline constexpr std::chrono::seconds kShortageWarningPeriod{60};
+
+// Warnings of refused clients and malformed frames in each kRefusalWarningPeriod.
+// Unit: warnings
+// Below: the warning is logged.
+// Above: at the value, the warning is counted only.
+// Measure: `smb_stream_listener_refusal_test`
+inline constexpr uint64_t kMostRefusalWarnings = 10;
+
+// The period of kMostRefusalWarnings.
+// Below: the warnings of the period are counted.
+// Above: the next warning begins a period, with the count of the last one.
+// Measure: `smb_stream_listener_refusal_test`
+inline constexpr std::chrono::seconds kRefusalWarningPeriod{10};
+
+// Events that an event loop takes from the kernel at a time.
+// Unit: events
+// Below: a smaller value takes more system calls.
+// Above: a larger value delays connections that have the next turn.
+// Measure: `smb_stream_listener_load_test --gtest_filter=StreamListener.StarvesNobody`
+inline constexpr size_t kEventsPerTurn = 64;
+
+// The period in which the listener checks for connections whose session has ended.
+// Below: a smaller value checks all connections more often.
+// Above: a larger value leaves them open longer.
+// Measure: `smb_stream_listener_test --gtest_filter=*ClosesTheConnectionsOfEndedSessions*`
+inline constexpr std::chrono::seconds kEndedSessionPollPeriod{1};
+
+// -- The end
+
+// The time that close() gives to requests in flight.
+// Below: close() waits for their replies.
+// Above: close() ends the connections.
+// Measure: `smb_server_test --gtest_filter=ServerTest.StopsWithoutWaitingForALease`
+inline constexpr std::chrono::seconds kCloseDrainTimeout{2};
+
+// The period in which drain() checks whether all connections are idle.
+// Below: a smaller value takes more processor time.
+// Above: a larger value delays the box's end.
+// Measure: `smb_stream_listener_test --gtest_filter=StreamListener.DrainsWhatWasRead`
+inline constexpr std::chrono::milliseconds kDrainPollPeriod{1};
+
+}  // namespace hbm::box

@@ -1,0 +1,60 @@
+// Thresholds of the stream transports, and of the slices into which every transport cuts reads and
+// writes.
+// Measure: `python -m benchmarks.box --sections tcp`
+
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace hbm::transport {
+
+// The bytes of a slice, the part of a read or write that one request of a connection moves.
+// Unit: bytes
+// Below: the transfer is one slice, on one connection.
+// Above: the transfer is several slices, which the connections share; the last one may be shorter.
+inline constexpr uint32_t kSliceBytes = 256u << 10;
+
+// The size of transfers that overtake larger ones.
+// Unit: bytes
+// Below: up to and including the value, the transfer goes before larger ones, to another
+// connection if the first one moves more than the value.
+// Above: the transfer waits its turn.
+// Measure: `python -m benchmarks.connections --quick`
+inline constexpr uint64_t kOvertakingBytes = 64u << 10;
+
+// The bytes of slices in flight on a connection. On loopback 512 KiB stay in the caches between the
+// socket and the copy, and a GB takes a quarter less processor time than with 1 MiB. Four
+// connections keep 25 Gbit/s busy at a round trip of 0.6 ms.
+// Unit: bytes
+// Below: the connection takes the next slice.
+// Above: from the value on, the slice goes to another connection, or waits.
+inline constexpr uint64_t kStreamBytesInFlight = 512u << 10;
+
+// The bytes of requests that wait on the first connection to be sent together.
+// Unit: bytes
+// Below: requests behind others in flight wait for the next progress().
+// Above: from the value on, they are sent.
+// Measure: `smb_tcp_transport_test --gtest_filter=TcpTransport.GathersSmallRequests`
+inline constexpr uint64_t kGatheredBytes = 64u << 10;
+
+// The bytes that a connection receives before it asks for slices again.
+// Unit: bytes
+// Below: it receives on, as long as there is more.
+// Above: it fills up the slices in flight first.
+inline constexpr uint64_t kReceivedBytesPerTurn = kSliceBytes;
+
+// The most connections of a client over tcp.
+// Unit: connections
+// Below: up to and including the value, the client has them.
+// Above: the client is refused with Error(kInvalid).
+// Measure: `python -m benchmarks.connections --quick`
+inline constexpr uint32_t kMostStreamLanes = 16;
+
+// The longest sleep of a thread that serves a connection.
+// Below: it sleeps until data or the deadline come.
+// Above: it wakes and sleeps again.
+// Measure: `smb_transport_test --gtest_filter=*ProgressReturnsInTime*`
+inline constexpr std::chrono::hours kLongestStreamSleep{1};
+
+}  // namespace hbm::transport

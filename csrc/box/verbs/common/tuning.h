@@ -1,0 +1,175 @@
+// Thresholds of RDMA, of both ends: queues, buffers, and times of a connection.
+// Measure: `python -m benchmarks.verbs`
+
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+namespace hbm::verbs {
+
+// -- Messages
+
+// The bytes of a message or a write that go out in the work request itself.
+// Unit: bytes
+// Below: up to and including the value, and the device's own limit, the device reads no memory
+// for it.
+// Above: the device reads the bytes from a registered buffer.
+inline constexpr uint32_t kInlineBytes = 220;
+
+// -- The client
+
+// The most queue pairs of a client.
+// Unit: queue pairs
+// Below: up to and including the value, the client has them.
+// Above: the client is refused with Error(kInvalid).
+inline constexpr uint32_t kMostQueuePairs = 16;
+
+// The bytes of slices in flight on a queue pair, so that a small transfer does not wait long behind
+// large ones.
+// Unit: bytes
+// Below: the queue pair takes the next slice.
+// Above: from the value on, the slice goes to another queue pair, or waits.
+inline constexpr uint64_t kQueuePairBytesInFlight = 4u << 20;
+
+// Work requests that a queue pair has at a time.
+// Unit: work requests
+// Below: the queue pair takes the next one.
+// Above: at the value, it waits for completions.
+inline constexpr uint32_t kQueuePairDepth = 128;
+
+// Work requests for each completion that the device signals, in a chain of them. The last one of a
+// chain is always signalled.
+// Unit: work requests
+// Below: a smaller value makes more completions.
+// Above: a larger value frees buffers later.
+inline constexpr uint32_t kWorkRequestsPerSignal = 32;
+
+// Registered buffers for transfers of memory that is not registered, a slice each.
+// Unit: buffers
+// Below: the transfer is copied through a free buffer.
+// Above: when all of them are in use, the transfer waits for one.
+inline constexpr uint32_t kSliceBuffers = 16;
+
+// Control requests of a client in flight.
+// Unit: requests
+// Below: the request is sent.
+// Above: at the value, it waits until the device has sent one before it.
+inline constexpr uint32_t kMessagesInFlight = 64;
+
+// Buffers of a client for the box's replies.
+// Unit: buffers
+// Below: the box's device waits for a free one, if a reply has more parts.
+// Above: all parts of the replies arrive together.
+inline constexpr uint32_t kReplyBuffers = 32;
+
+// Completions that a client takes from its queue at a time.
+// Unit: completions
+// Below: the queue is empty, and the client continues.
+// Above: at the value, the client asks the queue again.
+inline constexpr int kClientCompletionsPerPoll = 32;
+
+// The time in which a waiting client polls its queue: the round trip of a small transfer.
+// Below: the client polls.
+// Above: the client sleeps until the device has a completion.
+inline constexpr std::chrono::microseconds kPollTime{20};
+
+// The time to resolve an address, to resolve a route, and to check whether there is a route.
+// Below: the client waits for the connection manager.
+// Above: the client tries the host's next address, or fails.
+inline constexpr std::chrono::milliseconds kResolveTimeout{2000};
+
+// Reads in flight on a queue pair, which both ends set up.
+// Unit: reads
+// Below: the device's own limit counts.
+// Above: further reads wait in the device.
+inline constexpr int kReadsInFlight = 16;
+
+// -- The box
+
+// Calls of clients that wait in the connection manager.
+// Unit: calls
+// Below: the call waits for the box.
+// Above: the connection manager drops the call.
+inline constexpr int kListenBacklog = 128;
+
+// Challenges that the box has issued and that no client has met.
+// Unit: challenges
+// Below: the box issues the next one.
+// Above: at the value, it forgets the oldest one first.
+// Measure: `verbs_messages_test --gtest_filter=VerbsChallenges.TheOldestIsForgotten`
+inline constexpr size_t kMostChallenges = 512;
+
+// The time in which a client meets its challenge.
+// Below: the client is let in.
+// Above: the client is refused, and calls again.
+inline constexpr std::chrono::seconds kChallengeTimeout{5};
+
+// The time from a client's first queue pair to its last.
+// Below: the box waits for the others.
+// Above: the box ends the connection.
+inline constexpr std::chrono::milliseconds kConnectTimeout{5000};
+
+// The time for the last replies to a client, and for work in flight when its queue pairs end.
+// Below: the box waits for the completions.
+// Above: the box destroys the queue pairs.
+inline constexpr std::chrono::milliseconds kFarewellTimeout{1000};
+
+// The period in which the box checks its clients.
+// Below: a smaller value wakes an idle box more often.
+// Above: a larger value delays the end of clients that are gone.
+inline constexpr std::chrono::milliseconds kSweepPeriod{1000};
+
+// The same while clients are leaving, or the box is closing.
+// Below: a smaller value takes more processor time.
+// Above: a larger value delays the end.
+inline constexpr std::chrono::milliseconds kLeavingSweepPeriod{10};
+
+// The period in which the box's end checks whether all is done.
+// Below: a smaller value takes more processor time.
+// Above: a larger value delays the end.
+inline constexpr std::chrono::milliseconds kDrainPollPeriod{1};
+
+// Queue pairs of a client, by which the box sizes its completion queue for the most clients.
+// Unit: queue pairs
+// Below: clients with fewer leave room for more clients.
+// Above: clients with more leave room for fewer; without room a client is refused with kExhausted.
+inline constexpr uint32_t kExpectedQueuePairs = 4;
+
+// Replies of a client in flight.
+// Unit: replies
+// Below: the box sends the next one.
+// Above: at the value, the reply waits.
+inline constexpr uint32_t kRepliesInFlight = 8;
+
+// Replies that wait because the client does not take them.
+// Unit: replies
+// Below: up to and including the value, they wait.
+// Above: the box ends the connection.
+inline constexpr uint32_t kMostUnsentReplies = 1u << 14;
+
+// Buffers of the box for replies that do not go inline, shared by all clients.
+// Unit: buffers
+// Below: the reply is sent from a free buffer.
+// Above: when all of them are in use, the reply waits for one.
+inline constexpr uint32_t kLongReplyBuffers = 64;
+
+// Completions that the box takes from its queue at a time.
+// Unit: completions
+// Below: a smaller value takes more calls.
+// Above: a larger value delays the receive buffers that become free.
+inline constexpr int kBoxCompletionsPerPoll = 64;
+
+// Warnings of refused clients in each kRefusalWarningPeriod.
+// Unit: warnings
+// Below: the warning is logged.
+// Above: at the value, the warning is counted only.
+inline constexpr uint64_t kMostRefusalWarnings = 20;
+
+// The period of kMostRefusalWarnings.
+// Below: the warnings of the period are counted.
+// Above: the next warning begins a period, with the count of the last one.
+inline constexpr std::chrono::seconds kRefusalWarningPeriod{60};
+
+}  // namespace hbm::verbs
