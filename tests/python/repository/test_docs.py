@@ -23,8 +23,8 @@ PATH = re.compile(
     r"[\w./*-]*[\w*])"
 )
 PAGE = re.compile(r"(?<![\w./-])(?:docs|benchmarks|papers|examples)/[\w/-]+\.md")
-# In backticks: Class::member, Class.member, or a name of at least two capitalised words.
-NAME = re.compile(r"\w+(?:::\w+)+|[A-Z][a-z]\w*[A-Z]\w*(?:\.\w+)?")
+# In backticks: Class::member, Class.member, kConstant, or a name of at least two capitalised words.
+NAME = re.compile(r"\w+(?:::\w+)+|\bk[A-Z]\w+|\b[A-Z][a-z]\w*[A-Z]\w*(?:\.\w+)?")
 SOURCES = {".cpp", ".h", ".inc", ".py", ".pyi", ".c", ".sh", ".map", ".txt", ""}
 
 
