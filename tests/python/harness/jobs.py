@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,12 +17,20 @@ from harness.network import free_port
 
 JOB_SCRIPT = Path(__file__).with_name("job_script.py")
 BIN = Path(sys.executable).parent
+# PyTorch's store looks up its peer's name, and tries IPv6 first, even for 127.0.0.1. It prints
+# these warnings at each connection on a machine without a name server or without IPv6.
+_WARNINGS_OF_THE_NETWORK = re.compile(
+    r"^(\[rank\d+\]:)?\[W[^\n]* socket\.cpp:\d+\] \[c10d\] The "
+    r"(hostname of the client socket cannot be retrieved|"
+    r"(client|server) socket cannot be initialized[^\n]*\(errno: 97 )[^\n]*\n",
+    re.MULTILINE,
+)
 
 
 @dataclass
 class Finished:
     code: int
-    output: str  # stdout and stderr together
+    output: str  # stdout and stderr together, without PyTorch's warnings of the network
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -58,7 +67,7 @@ class Job:
             os.killpg(self._process.pid, signal.SIGKILL)
             output, _ = self._process.communicate()
             raise AssertionError(f"did not end within {limit} s; output:\n{output}") from None
-        return Finished(self._process.returncode, output)
+        return Finished(self._process.returncode, _WARNINGS_OF_THE_NETWORK.sub("", output))
 
 
 def assert_done(finished: Finished, ranks: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from harness import Context, Pool, RankFailure, network, shm
+from harness.jobs import run
 from harness.pool import DIED, processes
 
 LEAVE = """
@@ -38,6 +39,21 @@ def test_processes_are_given_different_ports() -> None:
     with processes.Pool(2) as givers:
         first, second = givers.map(many_ports, range(2), chunksize=1)
     assert len({*first, *second}) == 40
+
+
+def test_pytorchs_warnings_of_the_network_are_no_output_of_a_job() -> None:
+    """A machine may lack a name server or IPv6. Other messages of PyTorch's sockets stay."""
+    where = "[W1126 17:20:46.688381882 socket.cpp:764] [c10d]"
+    family = "(errno: 97 - Address family not supported by protocol)"
+    refused = f"{where} The server socket has failed to listen on 127.0.0.1:2 (errno: 98)."
+    lines = [
+        f"{where} The hostname of the client socket cannot be retrieved. err=-3",
+        f"[rank1]:{where} The client socket cannot be initialized to connect to [::1]:3 {family}.",
+        f"{where} The server socket cannot be initialized on [::]:29500 {family}.",
+        refused,
+        "done",
+    ]
+    assert run(["printf", "%s\\n", *lines]).output == f"{refused}\ndone\n"
 
 
 def raise_in_one(context: Context) -> None:
