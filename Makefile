@@ -94,7 +94,10 @@ test: native build bench  ## run the quick tests, native and Python
 test-all: test test-full  ## run every test but those that take hours
 
 .PHONY: test-full
-test-full: native-aarch64 fuzz native-kills build bench vm-programs  ## what test-all has besides test
+test-full: native-aarch64 fuzz native-kills test-full-python  ## what test-all has besides test
+
+.PHONY: test-full-python
+test-full-python: build bench vm-programs
 	@scripts/system_packages.sh $(FULL_PACKAGES)
 	$(PYTEST) -m 'full and not long' tests/python tests/vm
 
@@ -157,12 +160,15 @@ native-kills: configured  ## kill a memory box a hundred times, with native clie
 .PHONY: native-aarch64
 native-aarch64: build/aarch64  ## the portable ones of them as AArch64, emulated
 
-.PHONY: fuzz
-fuzz: $(PACKAGES)  ## send the memory box, and a client, whatever comes to mind, for FUZZ_SECONDS each
+.PHONY: fuzz-programs
+fuzz-programs: $(PACKAGES)
 	@scripts/system_packages.sh $(BUILD_PACKAGES) $(FULL_PACKAGES)
 	cmake -S tests/fuzz -B build/fuzz -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 	  -DCMAKE_CXX_COMPILER=clang++
 	$(COMPILE) build/fuzz
+
+.PHONY: fuzz
+fuzz: fuzz-programs  ## send the memory box, and a client, whatever comes to mind, for FUZZ_SECONDS each
 	for target in $(FUZZERS); do \
 	  python tests/fuzz/$${target}_corpus.py build/fuzz/corpus/$$target || exit; \
 	done
