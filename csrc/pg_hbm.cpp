@@ -24,8 +24,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kPartingPatience{1000};
-
 // The members' ranks in the job, by rank in the group; the same where the options name none.
 std::vector<int> global_ranks(const GroupOptions& options, int size) {
   const auto& named = options.global_ranks_in_group;
@@ -372,43 +370,6 @@ void ProcessGroupHbm::stop() {
   if (queue_) queue_->stop();
   if (p2p_queue_) p2p_queue_->stop();
   if (connection_.peers) connection_.peers->stop();
-}
-
-// A last barrier, so that no rank ends while MPI still holds a message of it: what a rank has sent
-// is on its way only as long as that rank calls MPI. A rank that does not come in kPartingPatience
-// is not waited for. Returns true if all have come.
-bool ProcessGroupHbm::part() {
-  if (queue_->broken()) return false;
-  if (size_ == 1) return true;
-  try {
-    if (!queue_->try_claim("destroy_process_group")) return false;
-  } catch (const Error&) {
-    return false;  // the group broke while this rank came here
-  }
-  bool all_came = false;
-  try {
-    const auto farewell =
-        OperationQueue::create(OperationQueue::Order::kOrdered, connection_.crowded, {});
-    const uint64_t sequence = getSequenceNumberForGroup() + 1;
-    const auto ticket =
-        farewell->enqueue(connection_.communicator->barrier(sequence),
-                          std::min(kPartingPatience, milliseconds(timeout_ms_)), {});
-    farewell->launch(ticket, Mode::kSync);
-    farewell->stop();
-    if (ticket->error()) std::rethrow_exception(ticket->error());
-    all_came = true;
-  } catch (const Error& error) {
-    if (error.kind() == ErrorKind::kMismatch) {
-      log::error(name_ + " was destroyed after its ranks had come apart: " + error.what());
-    } else {
-      log::info(name_ + " was destroyed before every rank came to do so: " + error.what());
-    }
-  } catch (...) {  // Ctrl-C
-    queue_->unclaim();
-    throw;
-  }
-  queue_->unclaim();
-  return all_came;
 }
 
 c10::intrusive_ptr<GroupOptions> ProcessGroupHbm::derived_options(

@@ -1,5 +1,9 @@
-// The end of a group: its keys in the store are removed, or the process ends and it is left as it
-// is.
+// The end of a group: the ranks part, and one removes the group's keys from the store. If the
+// process ends, the group stays as it is.
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -7,11 +11,57 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
+#include "base/log.h"
 #include "bootstrap/gather.h"
 #include "pg_hbm.h"
 #include "process_group/monitored_barrier.h"
 
 namespace hbm {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kPartingPatience{1000};
+
+}  // namespace
+
+// Passes a last barrier, and returns true if all ranks have come. MPI delivers a message only while
+// its sender calls MPI, so no rank may end before. Waits for late ranks for kPartingPatience at
+// most.
+bool ProcessGroupHbm::part() {
+  if (queue_->broken()) return false;
+  if (size_ == 1) return true;
+  try {
+    if (!queue_->try_claim("destroy_process_group")) return false;
+  } catch (const Error&) {
+    return false;  // the group broke while this rank came here
+  }
+  bool all_came = false;
+  try {
+    const auto farewell =
+        OperationQueue::create(OperationQueue::Order::kOrdered, connection_.crowded, {});
+    const uint64_t sequence = getSequenceNumberForGroup() + 1;
+    const auto ticket =
+        farewell->enqueue(connection_.communicator->barrier(sequence),
+                          std::min(kPartingPatience, milliseconds(timeout_ms_)), {});
+    farewell->launch(ticket, Mode::kSync);
+    farewell->stop();
+    if (ticket->error()) std::rethrow_exception(ticket->error());
+    all_came = true;
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kMismatch) {
+      log::error(name_ + " was destroyed after its ranks had come apart: " + error.what());
+    } else {
+      log::info(name_ + " was destroyed before every rank came to do so: " + error.what());
+    }
+  } catch (...) {  // Ctrl-C
+    queue_->unclaim();
+    throw;
+  }
+  queue_->unclaim();
+  return all_came;
+}
 
 // Removes the group's keys from the store. REQUIRES: all ranks have come to destroy the group. One
 // rank removes the keys of all: the one that serves the store, or rank 0 if no rank serves it.
