@@ -24,7 +24,7 @@ inline constexpr size_t kCopiedBytesPerTurn = 64 << 10;
 // Unit: requests
 // Below: the driver posts the next one.
 // Above: from the value on, requests wait in the table until a reply comes.
-// Measure: `python -m benchmarks.connections --quick`
+// Measure: `python -m papers.connections --quick`
 inline constexpr size_t kUnsequencedInFlight = 64;
 
 // The period in which a waiting thread calls `while_waiting`, which tells it of signals.

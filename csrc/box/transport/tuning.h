@@ -20,7 +20,7 @@ inline constexpr uint32_t kSliceBytes = 256u << 10;
 // Below: up to and including the value, the transfer goes before larger ones, to another
 // connection if the first one moves more than the value.
 // Above: the transfer waits its turn.
-// Measure: `python -m benchmarks.connections --quick`
+// Measure: `python -m papers.connections --quick`
 inline constexpr uint64_t kOvertakingBytes = 64u << 10;
 
 // The bytes of slices in flight on a connection. On loopback 512 KiB stay in the caches between the
@@ -48,7 +48,7 @@ inline constexpr uint64_t kReceivedBytesPerTurn = kSliceBytes;
 // Unit: connections
 // Below: up to and including the value, the client has them.
 // Above: the client is refused with Error(kInvalid).
-// Measure: `python -m benchmarks.connections --quick`
+// Measure: `python -m papers.connections --quick`
 inline constexpr uint32_t kMostStreamLanes = 16;
 
 // The longest sleep of a thread that serves a connection.
