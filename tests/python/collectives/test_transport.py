@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import pytest
 from harness import beyond_gloo
 from harness.jobs import run_code
-from harness.network import free_port
 
 from torch_hbmcomm import Options
 
@@ -21,10 +22,10 @@ child = os.fork()
 rank = int(child == 0)
 os.environ["HBMCOMM_NODE_ID"] = {layout!r}[rank]
 
-def form(transport, port):
+def form(transport, store):
     try:
         options = Options(transport=transport) if transport else None
-        method = f"tcp://127.0.0.1:{{port}}"
+        method = f"file://{{store}}"  # no rank serves it, so none leaves before another reads
         dist.init_process_group(
             "hbm", init_method=method, rank=rank, world_size=2, pg_options=options
         )
@@ -38,7 +39,7 @@ def form(transport, port):
     except dist.DistBackendError as error:
         return str(error).splitlines()[0]
 
-told = [form(transports[rank], port) for transports, port in zip({transports}, {ports})]
+told = [form(transports[rank], store) for transports, store in zip({transports}, {stores})]
 for line in told:
     print(f"{{rank}}: {{line}}\\n", end="", flush=True)
 if child:
@@ -50,9 +51,10 @@ def told(
     layout: str, *transports: tuple[str | None, str | None], **environment: str
 ) -> list[list[str]]:
     """What each rank told of each group, which it forms with its own transport."""
-    ports = [free_port() for _ in transports]
-    code = RANKS.format(layout=layout, transports=list(transports), ports=ports)
-    finished = run_code(code, 120, **environment)
+    with tempfile.TemporaryDirectory() as folder:
+        stores = [f"{folder}/{group}" for group in range(len(transports))]
+        code = RANKS.format(layout=layout, transports=list(transports), stores=stores)
+        finished = run_code(code, 120, **environment)
     assert finished.code == 0, finished.output
     lines = [line.split(": ", 1) for line in finished.output.splitlines()]
     return [[text for number, text in lines if number == rank] for rank in "01"]
