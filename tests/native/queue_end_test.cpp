@@ -198,7 +198,7 @@ TEST(QueueEnd, WaitsForShortSections) {
       const ShortSection section;
       inside.fetch_add(1);
       while (!process_ends()) std::this_thread::yield();
-      for (int i = 0; i < 1000; ++i) std::this_thread::yield();
+      for (int i = 0; i < 20; ++i) std::this_thread::yield();
       ended = true;
     }).detach();
     std::thread([&inside = inside] {
