@@ -12,7 +12,7 @@ namespace hbm {
 namespace {
 
 constexpr const char* kVerdictKey = "verdict";
-constexpr const char* kClaimsKey = "claims";
+constexpr const char* kDeciderKey = "decider";
 
 // Ends a wait for a rank that has died or left.
 struct NeverComes : Error {
@@ -68,11 +68,13 @@ MonitoredBarrier::Verdict MonitoredBarrier::Verdict::parse(const std::string& re
 }
 
 MonitoredBarrier::MonitoredBarrier(bootstrap::Participant participant, uint64_t number,
-                                   const Peers& peers, std::chrono::milliseconds timeout)
+                                   const Peers& peers, std::chrono::milliseconds timeout,
+                                   bool wait_all_ranks)
     : previous_(keys_of(participant, number - 1)),
       participant_(watched(std::move(participant), number)),
       peers_(peers),
       timeout_(timeout),
+      wait_all_ranks_(wait_all_ranks),
       name_("monitored_barrier of " + participant_.group),
       duration_(std::to_string(timeout.count()) + " ms") {}
 
@@ -80,7 +82,7 @@ std::vector<std::string> MonitoredBarrier::keys_of(const bootstrap::Participant&
                                                    uint64_t number) {
   if (number == 0) return {};
   const std::string prefix = prefix_of(participant, number);
-  std::vector<std::string> keys{prefix + kClaimsKey, prefix + kVerdictKey};
+  std::vector<std::string> keys{prefix + kDeciderKey, prefix + kVerdictKey};
   for (int rank = 0; rank < participant.size; ++rank) keys.push_back(prefix + std::to_string(rank));
   return keys;
 }
@@ -93,40 +95,39 @@ bootstrap::Participant MonitoredBarrier::watched(bootstrap::Participant particip
   return participant;
 }
 
-void MonitoredBarrier::pass(bool wait_all_ranks) const {
+void MonitoredBarrier::pass() const {
   Verdict verdict;
   try {
     participant_.store->set(key_of(participant_.rank), "1", answer_by());
-    verdict = participant_.rank == 0 ? decide(wait_all_ranks) : await_verdict(wait_all_ranks);
+    verdict = participant_.rank == 0 ? decide() : await_verdict();
   } catch (const StoreError& error) {
-    const bool is_gone = error.kind() == ErrorKind::kNetwork && !error.was_removed;
-    throw Error(error.kind(),
-                name_ + ": " + error.what() + (is_gone ? participant_.watch->deaths() : ""));
+    throw Error(error.kind(), name_ + ": " + error.what() +
+                                  (error.was_removed ? "" : participant_.watch->deaths()));
   }
   if (verdict.missing.empty()) return;
   throw Error(verdict.kind,
-              verdict.cause + (participant_.rank == 0 ? words_of_rank_0(verdict, wait_all_ranks)
+              verdict.cause + (participant_.rank == 0 ? words_of_rank_0(verdict)
                                                       : torch_words(participant_.rank)));
 }
 
-std::string MonitoredBarrier::words_of_rank_0(const Verdict& verdict, bool wait_all_ranks) const {
+std::string MonitoredBarrier::words_of_rank_0(const Verdict& verdict) const {
   const bool blames_own = verdict.missing.front() == 0;
   const bool late = verdict.kind == ErrorKind::kTimeout && !blames_own;
   return "; " + (late ? "Rank 0 timed out in monitoredBarrier after " + duration_ + ": " : "") +
-         torch_words(verdict.missing, wait_all_ranks, duration_);
+         torch_words(verdict.missing, wait_all_ranks_, duration_);
 }
 
-MonitoredBarrier::Verdict MonitoredBarrier::decide(bool wait_all_ranks) const {
+MonitoredBarrier::Verdict MonitoredBarrier::decide() const {
   std::vector<int> missing;
   try {
     for (int rank = 1; rank < participant_.size; ++rank) {
-      const std::optional<int> absent = await_rank(rank, wait_all_ranks);
+      const std::optional<int> absent = await_rank(rank);
       if (!absent) continue;
       missing.push_back(*absent);
-      if (!wait_all_ranks) break;
+      if (!wait_all_ranks_) break;
     }
   } catch (const DecidedElsewhere&) {
-    return await_publication();
+    return await_publication(participant_.rank);  // it is there
   }
   // Every rank has come to this barrier, so no rank reads the keys of the previous one.
   if (missing.empty()) participant_.store->remove(previous_);
@@ -135,7 +136,7 @@ MonitoredBarrier::Verdict MonitoredBarrier::decide(bool wait_all_ranks) const {
 
 // Other ranks wait for the first verdict, and give one themselves at their deadline: rank 0 may be
 // late, or have come so late that its own deadline is far off.
-MonitoredBarrier::Verdict MonitoredBarrier::await_verdict(bool wait_all_ranks) const {
+MonitoredBarrier::Verdict MonitoredBarrier::await_verdict() const {
   const std::optional<std::string> published = await_value(
       *participant_.store, verdict_key(), participant_.deadline, [this] { require_needed(); });
   if (published) return Verdict::parse(*published);
@@ -143,7 +144,7 @@ MonitoredBarrier::Verdict MonitoredBarrier::await_verdict(bool wait_all_ranks) c
   for (int rank = 0; rank < participant_.size; ++rank) {
     if (rank == participant_.rank || has_come(rank)) continue;
     missing.push_back(rank);
-    if (!wait_all_ranks) break;
+    if (!wait_all_ranks_) break;
   }
   return publish(verdict_on(missing));
 }
@@ -165,37 +166,39 @@ MonitoredBarrier::Verdict MonitoredBarrier::verdict_on(std::vector<int> missing)
   return verdict;
 }
 
-// Publishes the verdict if no rank has before, and returns the published one. The store orders the
-// claims, so exactly one rank publishes, whichever deadline comes first.
+// Publishes the verdict if no rank has claimed to decide before, and returns the published one. The
+// store orders the claims, so exactly one rank publishes, whichever deadline comes first.
 MonitoredBarrier::Verdict MonitoredBarrier::publish(Verdict own) const {
-  const long claims = participant_.store->add(participant_.prefix + kClaimsKey, 1, answer_by());
-  if (claims > 1) return await_publication();
+  const int decider = std::stoi(participant_.store->claim(
+      participant_.prefix + kDeciderKey, std::to_string(participant_.rank), answer_by()));
+  if (decider != participant_.rank) return await_publication(decider);
   participant_.store->set(verdict_key(), own.record(), answer_by());
   return own;
 }
 
-// Returns the verdict of the rank that has claimed it, which follows its claim immediately.
-MonitoredBarrier::Verdict MonitoredBarrier::await_publication() const {
+// Returns the verdict of the rank that has claimed to decide, which follows its claim immediately.
+// The death of another rank does not end this wait: the verdict tells of it.
+MonitoredBarrier::Verdict MonitoredBarrier::await_publication(int decider) const {
   const std::optional<std::string> published = await_value(
       *participant_.store, verdict_key(), std::chrono::steady_clock::now() + kVerdictPatience,
-      [this] { require_needed(); });
+      [&] { require_present({decider}); });
   if (published) return Verdict::parse(*published);
   throw Error(ErrorKind::kTimeout,
-              name_ + " timed out after " + duration_ +
-                  ", and the rank that was to name the missing ones has not done so; it is "
-                  "stopped, or has died");
+              name_ + " timed out after " + duration_ + ", and rank " + peers_.list({decider}) +
+                  ", which was to name the missing ones, has not done so; it is stopped, or has "
+                  "died");
 }
 
 // Waits for one rank, and returns the one that is missing: it, or, unless all are to be named,
 // another that will not come any more. Throws DecidedElsewhere.
-std::optional<int> MonitoredBarrier::await_rank(int rank, bool wait_all_ranks) const {
+std::optional<int> MonitoredBarrier::await_rank(int rank) const {
   const auto look = [&] {
     if (participant_.store->has({verdict_key()}, answer_by())) throw DecidedElsewhere();
     std::vector<int> gone = peers_.dead();
     const std::vector<int> left = peers_.left({rank});
     gone.insert(gone.end(), left.begin(), left.end());
     for (const int each : gone) {
-      if (each != rank && (wait_all_ranks || has_come(each))) continue;
+      if (each != rank && (wait_all_ranks_ || has_come(each))) continue;
       throw NeverComes(each);
     }
   };
@@ -207,15 +210,21 @@ std::optional<int> MonitoredBarrier::await_rank(int rank, bool wait_all_ranks) c
   return rank;
 }
 
-// Throws if one has died or left without whom the barrier cannot be passed: for rank 0 any other,
-// for these rank 0.
+// Throws if one has died or left for whom this rank waits: rank 0 for any other, unless its verdict
+// is to name all that are missing, and these for rank 0.
 void MonitoredBarrier::require_needed() const {
   std::vector<int> needed{0};
   if (participant_.rank == 0) {
+    if (wait_all_ranks_) return;
     needed = bootstrap::everyone(participant_.size);
     needed.erase(needed.begin());
   }
-  const Gone gone = gone_among(needed);
+  require_present(needed);
+}
+
+// Throws if one of the ranks has died or left.
+void MonitoredBarrier::require_present(const std::vector<int>& ranks) const {
+  const Gone gone = gone_among(ranks);
   if (gone.empty()) return;
   std::vector<int> missing = gone.dead;
   missing.insert(missing.end(), gone.left.begin(), gone.left.end());

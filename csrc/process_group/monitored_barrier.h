@@ -24,7 +24,7 @@ class MonitoredBarrier {
   // The group's `number`-th, from 1. `participant` has `timeout` from now as its deadline.
   // REQUIRES: `peers` outlives the barrier.
   MonitoredBarrier(bootstrap::Participant participant, uint64_t number, const Peers& peers,
-                   std::chrono::milliseconds timeout);
+                   std::chrono::milliseconds timeout, bool wait_all_ranks);
 
   // Returns the keys that a group's `number`-th barrier leaves in the store; of 0: none. Rank 0
   // removes them when all ranks have come to the next one.
@@ -34,10 +34,10 @@ class MonitoredBarrier {
   // Returns when all ranks have come. Otherwise every rank that has come throws an error that names
   // a missing one: a rank that has died, or has left the group in good order, immediately, or one
   // that had not come by the first deadline of a rank that has come. A rank that comes later throws
-  // the same immediately. With `wait_all_ranks` the error names all of them, and rank 0 waits until
+  // the same immediately. With wait_all_ranks the error names all of them, and rank 0 waits until
   // every rank has come, died or left, or for the deadline. Throws Error(kNetwork) if the store is
   // gone, Error(kTimeout) if it does not answer by the deadline (at least a second).
-  void pass(bool wait_all_ranks) const;
+  void pass() const;
 
  private:
   // Ranks that will not come any more.
@@ -58,14 +58,15 @@ class MonitoredBarrier {
   };
 
   bootstrap::Participant watched(bootstrap::Participant participant, uint64_t number) const;
-  Verdict decide(bool wait_all_ranks) const;
-  Verdict await_verdict(bool wait_all_ranks) const;
+  Verdict decide() const;
+  Verdict await_verdict() const;
   Verdict verdict_on(std::vector<int> missing) const;
   Verdict publish(Verdict own) const;
-  Verdict await_publication() const;
-  std::string words_of_rank_0(const Verdict& verdict, bool wait_all_ranks) const;
-  std::optional<int> await_rank(int rank, bool wait_all_ranks) const;
+  Verdict await_publication(int decider) const;
+  std::string words_of_rank_0(const Verdict& verdict) const;
+  std::optional<int> await_rank(int rank) const;
   void require_needed() const;
+  void require_present(const std::vector<int>& ranks) const;
   bool has_come(int rank) const;
   KeyValue::Deadline answer_by() const;
   std::string key_of(int rank) const;
@@ -77,6 +78,7 @@ class MonitoredBarrier {
   const bootstrap::Participant participant_;
   const Peers& peers_;
   const std::chrono::milliseconds timeout_;
+  const bool wait_all_ranks_;
   const std::string name_;      // of the barrier, as errors have it
   const std::string duration_;  // the timeout: "1000 ms"
 };

@@ -96,8 +96,8 @@ void ProcessGroupHbm::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
     const milliseconds timeout = timeout_or_default(opts.timeout);
     bootstrap::Participant participant = connection_.rendezvous.participant;
     participant.deadline = Clock::now() + timeout;
-    MonitoredBarrier(std::move(participant), number, *connection_.peers, timeout)
-        .pass(wait_all_ranks);
+    MonitoredBarrier(std::move(participant), number, *connection_.peers, timeout, wait_all_ranks)
+        .pass();
   });
 }
 

@@ -109,11 +109,11 @@ inline constexpr std::chrono::milliseconds kStoreReopenDelay{10'000};
 // Measure: `pytest tests/python/failures/test_store_keys.py`
 inline constexpr std::chrono::milliseconds kKeyRemovalPatience{200};
 
-// The time in which the rank that names the missing ranks of a monitored barrier has to do so after
-// the barrier's timeout.
+// The time in which the rank that has claimed to decide on a monitored barrier has to publish its
+// verdict. It does so immediately, unless it is stopped.
 // Below: the other ranks wait for its verdict.
 // Above: the error says that this rank is stopped or has died.
 // Measure: `pytest tests/python/failures/test_deaths_at_monitored_barrier.py`
-inline constexpr std::chrono::seconds kVerdictPatience{1};
+inline constexpr std::chrono::seconds kVerdictPatience{10};
 
 }  // namespace hbm

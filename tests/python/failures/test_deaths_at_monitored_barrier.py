@@ -27,6 +27,7 @@ from harness.deaths import (
     served_by_rank_0,
 )
 from harness.fates import Ranks, Said
+from torch._C._distributed_c10d import FileStore, Store
 
 from torch_hbmcomm import monitored_barrier
 
@@ -197,6 +198,60 @@ def test_names_all_the_missing(dead: list[int], late: list[int], timeout: float,
         missing = re.findall(r"missing ranks: 1 \(pid \d+ on \S+\), 3 \(pid \d+ on", each.text)
         assert len(missing) == len(late), each
     assert "Ranks 1, 3 failed to pass monitoredBarrier in" in said[0].text, said
+
+
+class DecidedStore(Store):
+    """A store in which rank 2 has claimed to decide on a barrier when this rank claims it, and
+    publishes its verdict when this rank has asked for it twice."""
+
+    VERDICT = "8 1 2\nmonitored_barrier of rank 2"
+
+    def __init__(self, below: Store) -> None:
+        super().__init__()
+        self.below = below
+        self.asked = 0
+
+    def set(self, key: str, value: str) -> None:
+        self.below.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return self.below.get(key)
+
+    def add(self, key: str, amount: int) -> int:
+        return self.below.add(key, amount)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        return self.below.compare_set(key, expected, "2" if key.endswith("/decider") else desired)
+
+    def check(self, keys: list[str]) -> bool:
+        prefix, _, word = keys[0].rpartition("/")
+        if word == "verdict" and self.below.check([f"{prefix}/decider"]):
+            self.asked += 1
+            if self.asked == 3:
+                self.below.set(keys[0], self.VERDICT)
+        return self.below.check(keys)
+
+
+def pass_one_that_is_decided(pipe: Connection, rank: int, path: Path) -> None:
+    store: Store = FileStore(str(path), 3)
+    if rank == 0:
+        store = DecidedStore(store)
+    dist.init_process_group("hbm", store=store, rank=rank, world_size=3)
+    pipe.send("ready")
+    pipe.recv()
+    monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=True)
+
+
+def test_a_death_does_not_hide_the_verdict_of_another_rank(tmp_path: Path) -> None:
+    """Rank 0 and rank 2 reach their timeouts together, and rank 2 claims to decide."""
+    with Ranks(3, pass_one_that_is_decided, tmp_path / "store") as ranks:
+        ranks.hear(0, 1, 2)
+        ranks.signal(1, signal.SIGKILL)
+        ranks.tell(0)
+        (said,) = ranks.hear(0, limit=60)
+    assert said.error == "DistBackendError", said
+    assert said.text.startswith("monitored_barrier of rank 2; "), said
+    assert "Ranks 1, 2 failed to pass monitoredBarrier in" in said.text, said
 
 
 def leave_or_pass(pipe: Connection, rank: int, url: str, leaving: list[int], all_: bool) -> None:
