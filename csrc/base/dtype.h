@@ -7,7 +7,8 @@
 
 namespace hbm {
 
-// The values travel in message headers: append, never renumber.
+// The values of tensors' types travel in message headers: a new one goes before kUInt128, and no
+// other of them changes. kUInt128 and kInt128 never travel.
 enum class Dtype : uint8_t {
   kBool,
   kUInt8,

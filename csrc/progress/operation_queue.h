@@ -102,7 +102,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
  public:
   struct Hooks {
     // Called about four times a second while a driver waits for the operation's ranks; throws to
-    // fail it (another rank's failure was reported).
+    // fail it, as Peers::check() does.
     std::function<void(const Operation& operation)> watch;
     // Turns an error into the one that it is the consequence of; may take a moment.
     std::function<std::exception_ptr(const Operation& operation, const std::exception_ptr& error)>

@@ -83,7 +83,7 @@ MACHINE = TOPOLOGIES["hbm"]
 DDR, HBM = 0, MACHINE.hbm_of(0)
 SPILL = 32 * MIB  # past all of HBM
 MORE_THAN_HBM = MACHINE.hbm_mib * MIB + SPILL
-MOST = 0.6 * MACHINE.hbm_mib * MIB  # the rest is the kernel's, and the margin of capacity.h
+MOST = 0.6 * MACHINE.hbm_mib * MIB  # the rest is the kernel's, and the margin of room.h
 BLOCK = 4 * MIB
 
 

@@ -15,7 +15,7 @@ class BoxError : public Error {
   enum class Cause {
     kRefused,      // the box said no, and none of the causes below fits
     kLost,         // the segment is gone: the box restarted without its data, or lost that key
-    kUnreachable,  // no connection for longer than the client was told to wait
+    kUnreachable,  // no connection for longer than the client was told to wait, or than its lease
     kDenied,       // the token, the user, or the right to write
     kNoSuchKey,
     kKeyInUse,

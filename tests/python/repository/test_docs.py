@@ -22,6 +22,7 @@ PATH = re.compile(
     r"(?<![\w./-])((?:csrc|torch_hbmcomm|tests|scripts|benchmarks|papers|examples|docs)/"
     r"[\w./*-]*[\w*])"
 )
+MODULE = re.compile(r"python3? +-m +((?:torch_hbmcomm|benchmarks|papers)(?:\.(?!NAME\b)\w+)+)")
 PAGE = re.compile(r"(?<![\w./-])(?:docs|benchmarks|papers|examples)/[\w/-]+\.md")
 # In backticks: Class::member, Class.member, kConstant, or a name of at least two capitalised words.
 NAME = re.compile(r"\w+(?:::\w+)+|\bk[A-Z]\w+|\b[A-Z][a-z]\w*[A-Z]\w*(?:\.\w+)?")
@@ -119,6 +120,20 @@ def test_sources_name_documents_that_exist() -> None:
         for file in sources()
         for page in PAGE.findall(file.read_text())
         if not (ROOT / page).is_file()
+    )
+
+
+def is_module(name: str) -> bool:
+    path = ROOT / name.replace(".", "/")
+    return path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+
+
+def test_commands_name_modules_that_exist() -> None:
+    require_none(
+        f"{name_of(file)} names python -m {module}, which does not exist"
+        for file in [*DOCUMENTS, *sources()]
+        for module in MODULE.findall(file.read_text())
+        if not is_module(module)
     )
 
 

@@ -30,9 +30,9 @@
 
 namespace hbm::box {
 
-// Each of them carries a checksum, and so does what it vouches for, so that damage is told from
-// what a killed process leaves: a record that nothing vouches for may be anything, any other is
-// sound.
+// Each record carries a checksum, and so does the number that vouches for it (sealed_number.h). So
+// damage is told from what a killed process leaves: a record for which no number vouches may be
+// anything, and any other is sound.
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 

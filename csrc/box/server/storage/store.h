@@ -10,7 +10,7 @@
 //                label (segment_label.h)
 //   sessions     the sessions, with how their last requests ended (records.h)
 //   operations   the operations in progress, so that each is carried out exactly once
-//   checksums    after an orderly end: of the files above (digest.h)
+//   checksums    after an orderly end: of journal, segments, sessions and operations (digest.h)
 //   lost/        files that the catalogue did not know of, after a crash of the host
 //
 // A server that is killed loses nothing. A crash of the host may lose anything that the kernel had

@@ -1,5 +1,5 @@
 // Thresholds of RDMA, of both ends: queues, buffers, and times of a connection.
-// Measure: `python -m benchmarks.verbs`
+// Measure: `python -m papers.verbs`
 
 #pragma once
 
