@@ -2,8 +2,8 @@
 
 Every group that a program asks of Gloo for CPU tensors is a group of hbm. Its name stays "gloo",
 for programs that look; its class is ProcessGroupHbm, and c10d knows it as a backend of its type
-CUSTOM, since c10d takes what has the type GLOO for an object of its own class. docs/process-group.md
-lists what is replaced in PyTorch for that.
+CUSTOM, since c10d takes what has the type GLOO for an object of its own class.
+docs/process-group.md lists what is replaced in PyTorch for that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-// Measures csrc/reduce on this machine: GB/s of memory traffic (bytes read plus bytes stored) that
+// Measures csrc/kernels on this machine: GB/s of memory traffic (bytes read plus bytes stored) that
 // one thread moves alone, and two threads together, each on arrays of its own.
 //
 // - both:  two sources, each of which is a destination too (a rank's half of an allreduce of two)

@@ -1,4 +1,4 @@
-// Arrays of real numbers of any type, one element at a time, for the tests of csrc/reduce.
+// Arrays of real numbers of any type, one element at a time, for the tests of csrc/kernels.
 #pragma once
 
 #include <cstddef>

@@ -195,9 +195,16 @@ def _reduce(group: dist.ProcessGroup, buffers: Buffers) -> Call:
     return lambda: dist.reduce(tensor, dst=0, group=group)
 
 
+def _function(name: str, before: str) -> Callable[..., object]:
+    """Return a function of torch.distributed by its name, or by that of earlier releases."""
+    found: Callable[..., object] = getattr(dist, name, None) or getattr(dist, before)
+    return found
+
+
 def _allgather(group: dist.ProcessGroup, buffers: Buffers) -> Call:
     gathered, own = buffers.whole, buffers.share
-    return lambda: dist.all_gather_single(gathered, own, group=group)
+    gather = _function("all_gather_single", "all_gather_into_tensor")
+    return lambda: gather(gathered, own, group=group)
 
 
 def _gather(group: dist.ProcessGroup, buffers: Buffers) -> Call:
@@ -214,7 +221,8 @@ def _scatter(group: dist.ProcessGroup, buffers: Buffers) -> Call:
 
 def _reduce_scatter(group: dist.ProcessGroup, buffers: Buffers) -> Call:
     own, scattered = buffers.share, buffers.whole
-    return lambda: dist.reduce_scatter_single(own, scattered, group=group)
+    reduce_scatter = _function("reduce_scatter_single", "reduce_scatter_tensor")
+    return lambda: reduce_scatter(own, scattered, group=group)
 
 
 def _alltoall(group: dist.ProcessGroup, buffers: Buffers) -> Call:

@@ -5,8 +5,8 @@
 // HBMCOMM_NODE_ID). From the first group of several ranks on, the monitor has a thread, which hears
 // of second claims. For groups of several nodes, or without shared memory, the thread also sees the
 // ends of processes on other nodes by NodeLinks, and exchanges entries of the failure log through
-// the store: four times a second, or immediately when a link or a process ends. So a death has a witness even while that rank computes, and a store that does not
-// answer delays no caller.
+// the store: four times a second, or immediately when a link or a process ends. So a death has a
+// witness even while that rank computes, and a store that does not answer delays no caller.
 //
 // Threads: every member may be called from any thread. mutex_ is never held while the store is
 // asked, which tend() alone does, in the thread (store_round.cpp); the links are the thread's
