@@ -6,10 +6,10 @@
 #include <fstream>
 #include <iterator>
 
+#include "kernels/tuning.h"
+
 #if defined(__x86_64__)
 #include <emmintrin.h>
-
-#include "kernels/tuning.h"
 #endif
 
 namespace hbm {
