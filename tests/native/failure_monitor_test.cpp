@@ -360,8 +360,12 @@ std::shared_ptr<MonitoredGroup> group_in(GroupState state) {
   if (state == GroupState::kJoining) return group;
   monitor.formed(*group, "p/", state != GroupState::kLocal);
   if (state == GroupState::kLeft) store->add(kLeftCount, 1, {});
-  if (state == GroupState::kLeaving) EXPECT_FALSE(monitor.leave(*group, milliseconds(0)));
-  if (state == GroupState::kLeft) EXPECT_TRUE(monitor.leave(*group, kPatience));
+  if (state == GroupState::kLeaving) {
+    EXPECT_FALSE(monitor.leave(*group, milliseconds(0)));
+  }
+  if (state == GroupState::kLeft) {
+    EXPECT_TRUE(monitor.leave(*group, kPatience));
+  }
   if (state == GroupState::kStopped) monitor.remove(group);
   return group;
 }
