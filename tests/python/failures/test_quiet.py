@@ -103,7 +103,7 @@ def test_a_group_with_a_box_says_nothing() -> None:
     ("way", "processes"),
     [
         ("ddp", 2),
-        pytest.param("layer-drop", 4, marks=pytest.mark.full),
+        pytest.param("low-rank", 4, marks=pytest.mark.full),
         pytest.param("parameter-server", 4, marks=pytest.mark.full),
     ],
 )
