@@ -6,11 +6,10 @@
 #include <utility>
 
 #include "base/fork.h"
+#include "communicator/tuning.h"
 
 namespace hbm {
 namespace {
-
-constexpr size_t kMostNames = 1024;
 
 struct GroupNames {
   std::mutex mutex;  // guards what follows
@@ -22,7 +21,7 @@ struct GroupNames {
 void name_group(uint64_t number, const std::string& group) {
   auto& names = per_process<GroupNames>();
   const std::lock_guard lock(names.mutex);
-  if (names.last.size() == kMostNames) names.last.pop_front();
+  if (names.last.size() == kRememberedGroupNames) names.last.pop_front();
   names.last.emplace_back(number, group);
 }
 

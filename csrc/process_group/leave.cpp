@@ -14,17 +14,11 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "bootstrap/gather.h"
+#include "communicator/tuning.h"
 #include "pg_hbm.h"
 #include "process_group/monitored_barrier.h"
 
 namespace hbm {
-namespace {
-
-using std::chrono::milliseconds;
-
-constexpr milliseconds kPartingPatience{1000};
-
-}  // namespace
 
 // Passes a last barrier, and returns true if all ranks have come. MPI delivers a message only while
 // its sender calls MPI, so no rank may end before. Waits for late ranks for kPartingPatience at
@@ -44,7 +38,7 @@ bool ProcessGroupHbm::part() {
     const uint64_t sequence = getSequenceNumberForGroup() + 1;
     const auto ticket =
         farewell->enqueue(connection_.communicator->barrier(sequence),
-                          std::min(kPartingPatience, milliseconds(timeout_ms_)), {});
+                          std::min(kPartingPatience, std::chrono::milliseconds(timeout_ms_)), {});
     farewell->launch(ticket, Mode::kSync);
     farewell->stop();
     if (ticket->error()) std::rethrow_exception(ticket->error());

@@ -6,20 +6,12 @@
 #include <thread>
 
 #include "base/waiting.h"
+#include "progress/tuning.h"
 
 namespace hbm {
 namespace {
 
 using std::chrono::microseconds;
-
-constexpr uint32_t kSpins = 64;             // about 15 us of polling MPI
-constexpr uint32_t kYields = 2000;          // then give the core away, still quick to notice
-constexpr uint32_t kYieldsIfWoken = 100;    // the same if something wakes the sleeper
-constexpr uint32_t kMostDoublings = 6;      // of how much less a wait looks
-constexpr microseconds kShortestSleep{20};  // the kernel's timer slack adds about 50
-constexpr microseconds kLongestSleep{1000};
-constexpr uint32_t kSleepsOfALength = 16;  // if nothing ends them
-constexpr uint32_t kMostInVain = 6;        // doublings, to the longest sleep
 
 // False, at once, where a thread that yields would not come back soon.
 bool yield() noexcept {
@@ -31,31 +23,33 @@ bool yield() noexcept {
 }
 
 microseconds doubled(uint32_t times) noexcept {
-  return std::min(kShortestSleep * (1 << std::min<uint32_t>(times, 10)), kLongestSleep);
+  return std::min(kShortestBackoffSleep * (1 << std::min<uint32_t>(times, 10)),
+                  kLongestBackoffSleep);
 }
 
 }  // namespace
 
 void Backoff::reset() noexcept {
   if (sleeps_ > 0) {
-    fewer_ = std::min(fewer_ + 1, kMostDoublings);
+    fewer_ = std::min(fewer_ + 1, kMostPollHalvings);
   } else if (looks_ > most_looks() / 2 && fewer_ > 0) {
     --fewer_;
   }
   looks_ = sleeps_ = 0;
-  in_vain_ -= std::min<uint32_t>(in_vain_, 2);
+  in_vain_ -= std::min(in_vain_, kVainDoublingsUndone);
   woken_ = false;
   can_be_woken_ = sleep_until_ != nullptr;
 }
 
 uint32_t Backoff::most_looks() const noexcept {
-  const uint32_t spins = crowded_ ? 0 : kSpins;
-  return can_be_woken_ ? (spins + kYieldsIfWoken) >> fewer_ : spins + kYields;
+  const uint32_t spins = crowded_ ? 0 : kPollsBeforeYield;
+  return can_be_woken_ ? (spins + kYieldsBeforeWakeableSleep) >> fewer_
+                       : spins + kYieldsBeforeSleep;
 }
 
 void Backoff::pause() {
   if (looks_ < most_looks()) {
-    const bool spins = !crowded_ && looks_ < kSpins;
+    const bool spins = !crowded_ && looks_ < kPollsBeforeYield;
     ++looks_;
     if (spins) return relax();
     if (yield()) return;
@@ -69,12 +63,12 @@ void Backoff::pause() {
 void Backoff::sleep() {
   if (woken_) {
     std::this_thread::sleep_for(doubled(in_vain_));
-    in_vain_ = std::min(in_vain_ + 1, kMostInVain);
+    in_vain_ = std::min(in_vain_ + 1, kMostVainDoublings);
     woken_ = false;
     return;
   }
   if (can_be_woken_) {
-    const Slept slept = sleep_until_(std::chrono::steady_clock::now() + kLongestSleep);
+    const Slept slept = sleep_until_(std::chrono::steady_clock::now() + kLongestBackoffSleep);
     can_be_woken_ = slept != Slept::kNoWakeup;
     woken_ = slept == Slept::kWoken;
     if (can_be_woken_) {
@@ -83,7 +77,7 @@ void Backoff::sleep() {
     }
     if (looks_ < most_looks()) return;
   }
-  std::this_thread::sleep_for(doubled(sleeps_++ / kSleepsOfALength));
+  std::this_thread::sleep_for(doubled(sleeps_++ / kSleepsPerDoubling));
 }
 
 }  // namespace hbm

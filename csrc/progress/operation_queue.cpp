@@ -11,25 +11,10 @@
 #include "base/start_thread.h"
 #include "base/waiting.h"
 #include "progress/backoff.h"
+#include "progress/tuning.h"
 
 namespace hbm {
 namespace {
-
-constexpr std::chrono::milliseconds kWatchEvery{250};
-constexpr std::chrono::milliseconds kLongestWait{10};  // then the clock and the state count again
-constexpr std::chrono::microseconds kGlance{20};       // cheaper than waking the worker
-constexpr int kFirstLooks = 50;                        // before a clock is read
-
-// Of a worker.
-constexpr std::chrono::seconds kLingerFor{1};
-constexpr std::chrono::milliseconds kLingerForMessages{20};  // at kAdoptMessageAfter
-constexpr std::chrono::milliseconds kFollowerLooks{20};
-
-// At the end of the process. A step of an operation never waits, so a driver that takes longer
-// copies gigabytes.
-constexpr std::chrono::seconds kDriversEndIn{10};
-constexpr std::chrono::seconds kCallbacksEndIn{1};  // one may wait for another rank
-constexpr std::chrono::milliseconds kLookEvery{1};
 
 thread_local const OperationQueue* worker_of = nullptr;  // the queue whose worker this thread is
 
@@ -118,7 +103,7 @@ std::shared_ptr<Ticket> OperationQueue::enqueue(std::unique_ptr<Operation> opera
   }
   ticket->small_ = ticket->operation_->self_sufficient();
   const bool large_message = order_ == Order::kUnordered && !ticket->small_;
-  ticket->patience_ = large_message ? kAdoptMessageAfter : kAdoptAfter;
+  ticket->patience_ = large_message ? kMessageAdoptionPatience : kAdoptionPatience;
 
   Lock lock(mutex_);
   if (broken_) {
@@ -258,7 +243,8 @@ void OperationQueue::when_done(const std::shared_ptr<Ticket>& ticket,
     Lock lock(mutex_);
     const bool last_chance = process_ends();  // no worker runs the callback
     if (last_chance || !driving_) {
-      drive(lock, ticket.get(), last_chance ? Clock::time_point::max() : Clock::now() + kGlance);
+      drive(lock, ticket.get(),
+            last_chance ? Clock::time_point::max() : Clock::now() + kCallbackPollTime);
     }
     if (!ticket->done()) {
       ticket->callbacks_.push_back(std::move(callback));
@@ -281,7 +267,7 @@ void OperationQueue::abort(const std::string& reason) {
     lock.unlock();
     interrupt();
     lock.lock();
-    if (driving_) changed_.wait_for(lock, std::chrono::milliseconds(1));
+    if (driving_) changed_.wait_for(lock, kAbortRetryPeriod);
   }
   fail_pending(lock);
 }
@@ -305,7 +291,7 @@ void OperationQueue::drive(Lock& lock, const Ticket* target, Clock::time_point d
                   "another thread was in the middle of an operation when the process ended");
     }
     if (driving_) {
-      const Clock::time_point look = std::min(deadline, Clock::now() + kWatchEvery);
+      const Clock::time_point look = std::min(deadline, Clock::now() + kWatchPeriod);
       if (changed_.wait_until(lock, look) == std::cv_status::timeout) {
         if (look == deadline) return;
         throw_if_interrupted(lock);
@@ -336,7 +322,7 @@ void OperationQueue::throw_if_interrupted(Lock& lock) {
 // poll that moves may copy much, so an abort is looked for before the next.
 OperationQueue::TicketOutcome OperationQueue::look_first(Ticket& ticket) {
   try {
-    for (int look = 0; look < (crowded_ ? 1 : kFirstLooks); ++look) {
+    for (int look = 0; look < (crowded_ ? 1 : kPollsWithoutClock); ++look) {
       const Progress progress = step(ticket);
       if (progress == Progress::kDone) return {&ticket, nullptr, nullptr};
       if (progress == Progress::kActive) break;
@@ -380,7 +366,7 @@ OperationQueue::TicketOutcome OperationQueue::poll_until(std::span<Ticket* const
       backoff.reset();
       continue;
     }
-    if (watch_due_ == Clock::time_point::max()) watch_due_ = now + kWatchEvery;
+    if (watch_due_ == Clock::time_point::max()) watch_due_ = now + kWatchPeriod;
     if (now >= watch_due_) {
       const TicketOutcome outcome = watch(tickets);
       if (outcome.ticket) return outcome;  // the watch stays due, for the other tickets
@@ -388,7 +374,8 @@ OperationQueue::TicketOutcome OperationQueue::poll_until(std::span<Ticket* const
       if (const std::exception_ptr why = interruption()) return {nullptr, nullptr, why};
     }
     try {
-      if (sleep(std::min(deadline, now + kLongestWait), false) == Slept::kNoWakeup) backoff.pause();
+      if (sleep(std::min(deadline, now + kLongestDriverSleep), false) == Slept::kNoWakeup)
+        backoff.pause();
     } catch (...) {
       return {tickets.front(), std::current_exception(), nullptr};
     }
@@ -519,7 +506,7 @@ std::shared_ptr<Ticket> OperationQueue::work_waiting(Clock::time_point now) cons
 void OperationQueue::wake_worker(const Lock& /*held*/, std::chrono::microseconds patience) {
   if (process_ends()) return;
   last_issue_ = Clock::now();
-  if (patience == kAdoptMessageAfter) last_message_ = last_issue_;
+  if (patience == kMessageAdoptionPatience) last_message_ = last_issue_;
   if (leading_) {
     if (patience < looks_every_) work_.notify_one();
   } else if (followers_ > 0) {
@@ -596,17 +583,17 @@ void OperationQueue::lead(Lock& lock) {
 }
 
 std::chrono::microseconds OperationQueue::look_again_after(Clock::time_point now) const {
-  if (now - last_message_ < kLingerForMessages) return kAdoptMessageAfter;
-  if (!pending_.empty() || now - last_issue_ < kLingerFor) return kAdoptAfter;
+  if (now - last_message_ < kMessageLingerTime) return kMessageAdoptionPatience;
+  if (!pending_.empty() || now - last_issue_ < kWorkerLingerTime) return kAdoptionPatience;
   return kNever;
 }
 
 // Waits for a chance to lead or for callbacks; false when a second brought neither.
 bool OperationQueue::follow(Lock& lock) {
-  const Clock::time_point end = Clock::now() + kLingerFor;
+  const Clock::time_point end = Clock::now() + kWorkerLingerTime;
   ++followers_;
   while (!stopping_ && leading_ && ready_.empty() && Clock::now() < end) {
-    follow_.wait_for(lock, kFollowerLooks);
+    follow_.wait_for(lock, kFollowerCheckPeriod);
   }
   --followers_;
   return stopping_ || !leading_ || !ready_.empty();
@@ -635,9 +622,9 @@ void OperationQueue::end_all() {
   const Clock::time_point now = Clock::now();
   const auto in_use = [&](const std::weak_ptr<OperationQueue>& each) {
     const auto queue = each.lock();
-    return queue && queue->end(now + kDriversEndIn, now + kCallbacksEndIn);
+    return queue && queue->end(now + kDriverEndPatience, now + kCallbackEndPatience);
   };
-  while (std::ranges::count_if(all, in_use) > 0) std::this_thread::sleep_for(kLookEvery);
+  while (std::ranges::count_if(all, in_use) > 0) std::this_thread::sleep_for(kQueueEndCheckPeriod);
 }
 
 // Returns true if a thread drives this queue or runs a callback, has not parked in it, and its time

@@ -117,10 +117,6 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
 
   enum class Order { kOrdered, kUnordered };
 
-  // The patience with an operation that keeps no peer waiting, and with a large message.
-  static constexpr std::chrono::milliseconds kAdoptAfter{50};
-  static constexpr std::chrono::microseconds kAdoptMessageAfter{200};
-
   // `crowded`: more ranks than cores here, see Backoff.
   static std::shared_ptr<OperationQueue> create(Order order, bool crowded, Hooks hooks);
   OperationQueue(const OperationQueue&) = delete;

@@ -8,6 +8,7 @@
 
 #include "expect_error.h"
 #include "progress/backoff.h"
+#include "progress/tuning.h"
 #include "queue_fixture.h"
 
 namespace hbm {
@@ -60,7 +61,7 @@ TEST_F(QueueTest, SmallAsyncIsBegunAtIssueAndFinishedByTheWaiter) {
   EXPECT_EQ(op->begun_by, this_thread());
   op->ready = true;
   EXPECT_TRUE(wait(ticket));
-  if (Clock::now() - start < OperationQueue::kAdoptAfter) {
+  if (Clock::now() - start < kAdoptionPatience) {
     EXPECT_EQ(op->polled_by, this_thread());
   }
 }
@@ -72,7 +73,7 @@ TEST_F(QueueTest, SmallAsyncBehindACompleteOneIsBegunAtIssue) {
   first->ready = true;
   const Clock::time_point start = Clock::now();
   const auto second_ticket = submit(second);
-  if (Clock::now() - start < OperationQueue::kAdoptAfter) {
+  if (Clock::now() - start < kAdoptionPatience) {
     EXPECT_TRUE(first_ticket->done());
     EXPECT_EQ(second->begun_by, this_thread());
   }
@@ -97,7 +98,7 @@ TEST_F(QueueTest, TheWorkerAdoptsWhatNobodyWaitsFor) {
     const auto ticket = submit(op);
     op->ready = true;
     EXPECT_TRUE(eventually([&] { return ticket->done(); }));
-    EXPECT_GE(Clock::now() - start, OperationQueue::kAdoptAfter);
+    EXPECT_GE(Clock::now() - start, kAdoptionPatience);
     EXPECT_NE(op->polled_by, this_thread());
   }
 }
@@ -255,11 +256,11 @@ TEST_F(UnorderedQueueTest, ALargeMessageIsLeftToWhoeverWaitsForItSoon) {
     const auto op = script("op");
     const Clock::time_point start = Clock::now();
     const auto ticket = submit(op);
-    while (Clock::now() - start < OperationQueue::kAdoptMessageAfter / 2) {
+    while (Clock::now() - start < kMessageAdoptionPatience / 2) {
     }
     op->ready = true;
     EXPECT_TRUE(wait(ticket));
-    if (Clock::now() - start < OperationQueue::kAdoptMessageAfter) {
+    if (Clock::now() - start < kMessageAdoptionPatience) {
       EXPECT_EQ(op->polled_by, this_thread());
     }
   }
@@ -272,7 +273,7 @@ TEST_F(UnorderedQueueTest, TheWorkerAdoptsALargeMessageThatNobodyWaitsFor) {
     const auto ticket = submit(op);
     op->ready = true;
     EXPECT_TRUE(eventually([&] { return ticket->done(); }));
-    EXPECT_GE(Clock::now() - start, OperationQueue::kAdoptMessageAfter);
+    EXPECT_GE(Clock::now() - start, kMessageAdoptionPatience);
     EXPECT_NE(op->polled_by, this_thread());
   }
 }

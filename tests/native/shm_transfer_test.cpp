@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "communicator/shm/area.h"
+#include "communicator/shm/tuning.h"
 #include "expect_error.h"
 #include "shm_ranks.h"
 
@@ -324,8 +325,8 @@ TEST(NodeTransfers, EndAtOnceWhenTheReceiverGivesUp) {
 TEST(NodeTransfers, ThatWereSpoiledAreRefused) {
   using Spoil = std::function<void(Envelope&, MessageTransfer&)>;
   const std::vector<std::pair<std::string, Spoil>> cases = {
-      {"as chunks of its message that are there: " + std::to_string(kStagedChunks + 1),
-       [](Envelope&, MessageTransfer& transfer) { transfer.filled = kStagedChunks + 1; }},
+      {"as chunks of its message that are there: " + std::to_string(kStagedChunksInFlight + 1),
+       [](Envelope&, MessageTransfer& transfer) { transfer.filled = kStagedChunksInFlight + 1; }},
       {"as chunks of its message that are there: 1000",
        [](Envelope&, MessageTransfer& transfer) { transfer.filled = 1000; }},
       {"a message of kind 7", [](Envelope& envelope, MessageTransfer&) { envelope.kind = 7; }},
@@ -372,10 +373,12 @@ TEST(NodeTransfers, GoInLargerChunksIfTheyAreLong) {
     sending->begin();
     const Envelope& envelope = sender.shm_group->mailbox(0, 1).cells[0].envelope;
     const std::byte* const transfer = sender.shm_group->at(0, envelope.transfer);
-    EXPECT_EQ(reinterpret_cast<const MessageTransfer*>(transfer)->filled, kStagedChunks);
-    const std::byte* const last = transfer + sizeof(MessageTransfer) + (kStagedChunks - 1) * chunk;
-    EXPECT_EQ(std::memcmp(last, data.data() + (kStagedChunks - 1) * chunk / sizeof(float), kKiB),
-              0);
+    EXPECT_EQ(reinterpret_cast<const MessageTransfer*>(transfer)->filled, kStagedChunksInFlight);
+    const std::byte* const last =
+        transfer + sizeof(MessageTransfer) + (kStagedChunksInFlight - 1) * chunk;
+    EXPECT_EQ(
+        std::memcmp(last, data.data() + (kStagedChunksInFlight - 1) * chunk / sizeof(float), kKiB),
+        0);
     const OperationPtr taking = receive_operation(receiver, found, 0);
     taking->begin();
     while (taking->poll() != Progress::kDone) sending->poll();

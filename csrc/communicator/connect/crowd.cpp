@@ -10,15 +10,13 @@
 #include <map>
 #include <sstream>
 
+#include "communicator/connect/tuning.h"
 #include "communicator/shm/area.h"
 #include "memory/control_group.h"
 
 namespace hbm {
 namespace {
 
-constexpr size_t kSlotChunk = 128 << 10;  // larger ones leave the processor's cache
-constexpr size_t kCrowdedSlotChunk = 1 << 20;
-constexpr size_t kLeastSlotChunk = 4 << 10;
 constexpr size_t kCpusOfADigit = 4;
 constexpr char kDigits[] = "0123456789abcdef";
 
@@ -114,8 +112,8 @@ Crowd crowd_of(const std::vector<int>& local, const std::vector<bootstrap::Membe
 
 size_t shm_slot_chunk(uint64_t staging_bytes, bool crowded) {
   const auto of_slots = [](size_t chunk) { return 2 * shm::AreaLayout(2, chunk).data_bytes; };
-  size_t chunk = crowded ? kCrowdedSlotChunk : kSlotChunk;
-  while (chunk > kLeastSlotChunk && of_slots(chunk) > staging_bytes / 2) chunk /= 2;
+  size_t chunk = crowded ? kCrowdedSlotChunkBytes : kSlotChunkBytes;
+  while (chunk > kLeastSlotChunkBytes && of_slots(chunk) > staging_bytes / 2) chunk /= 2;
   return chunk;
 }
 

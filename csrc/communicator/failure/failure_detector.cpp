@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "communicator/failure/tuning.h"
 #include "communicator/oversized_message.h"
 
 namespace hbm::failure {
@@ -16,16 +17,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
-
-constexpr milliseconds kCausePatience{1500};     // for the cause of an error of MPI's
-constexpr milliseconds kSightPatience{700};      // for the sight of a death, with no store to ask
-constexpr milliseconds kNeighbourPatience{500};  // for a late neighbour's word of whom it waits for
-constexpr milliseconds kSenderPatience{500};     // for the report of who sent an oversized message
-constexpr milliseconds kLookEvery{20};
-constexpr milliseconds kReportPatience{200};
-constexpr milliseconds kProofPatience{
-    300};  // from the end of a connection to the end of its process
-constexpr milliseconds kProofEvery{10};
 
 // The ranks of both, ascending.
 std::vector<int> united(std::vector<int> ranks, const std::set<int>& others) {
@@ -62,7 +53,7 @@ void FailureDetector::check(const std::vector<int>& ranks) {
   if (fork_.in_child()) return;
   if (monitor_.ended(*group_, ranks).empty()) return;
   // The first to die may have been another, on another node, whom this one had seen.
-  monitor_.await_published(*group_, kReportPatience);
+  monitor_.await_published(*group_, kReportPublishPatience);
   throw Error(ErrorKind::kDeath,
               group_->name + " cannot be made: " + deaths_of(monitor_.ended(*group_, ranks)));
 }
@@ -70,9 +61,9 @@ void FailureDetector::check(const std::vector<int>& ranks) {
 std::string FailureDetector::deaths() {
   if (fork_.in_child()) return {};
   std::vector<std::string> dead;
-  for (const auto end = Clock::now() + kProofPatience; dead.empty() && Clock::now() < end;) {
+  for (const auto end = Clock::now() + kDeathProofPatience; dead.empty() && Clock::now() < end;) {
     dead = monitor_.ended();
-    if (dead.empty()) std::this_thread::sleep_for(kProofEvery);
+    if (dead.empty()) std::this_thread::sleep_for(kDeathProofCheckPeriod);
   }
   return dead.empty() ? std::string() : ". Meanwhile " + deaths_of(dead);
 }
@@ -82,7 +73,7 @@ void FailureDetector::tell_claimed_twice(const std::string& first, const std::st
                                          const std::string& why) noexcept {
   try {
     monitor_.tell_claimed_twice(*group_, log_key(first, prefix, group_->name), mailboxes, why,
-                                kReportPatience);
+                                kReportPublishPatience);
   } catch (const std::exception& error) {  // no thread or memory is left
     log::warn(std::string("cannot tell a group of a second claim: ") + error.what());
   }
@@ -172,7 +163,7 @@ std::vector<int> FailureDetector::left(const std::vector<int>& wanted) const {
 // Returns `error` and the group's failure report, if one comes in time: the sender of an
 // oversized message mostly knows both operations.
 std::exception_ptr FailureDetector::with_report(const Operation& operation, const Error& error) {
-  for (const auto end = Clock::now() + kSenderPatience; Clock::now() < end;) {
+  for (const auto end = Clock::now() + kSenderReportPatience; Clock::now() < end;) {
     try {
       check(operation);
     } catch (const Error& cause) {
@@ -180,7 +171,7 @@ std::exception_ptr FailureDetector::with_report(const Operation& operation, cons
       return std::make_exception_ptr(
           Error(error.kind(), std::string(error.what()) + ". " + cause.what()));
     }
-    std::this_thread::sleep_for(kLookEvery);
+    std::this_thread::sleep_for(kCauseCheckPeriod);
   }
   return std::make_exception_ptr(Error(error.kind(), error.what()));
 }
@@ -197,7 +188,7 @@ std::exception_ptr FailureDetector::explain(const Operation& operation,
     return with_report(operation, oversized);
   } catch (const Error& ours) {
     if (ours.kind() == ErrorKind::kTimeout && waits_for_neighbour(operation)) {
-      patience = kNeighbourPatience;
+      patience = kNeighbourReportPatience;
     } else if (ours.kind() != ErrorKind::kNetwork) {
       return error;
     }
@@ -211,14 +202,14 @@ std::exception_ptr FailureDetector::explain(const Operation& operation,
       check(operation);
     } catch (const Error& cause) {
       if (cause.kind() != ErrorKind::kNetwork) return std::current_exception();
-      if (found == error) end = std::min(end, Clock::now() + kSightPatience);
+      if (found == error) end = std::min(end, Clock::now() + kDeathSightPatience);
       found = std::current_exception();  // the store is gone
     }
     if (const std::vector<int> ranks = dead(); !ranks.empty()) {
       return std::make_exception_ptr(
           Error(ErrorKind::kDeath, operation.describe() + ": rank " + list(ranks) + " has died"));
     }
-    std::this_thread::sleep_for(kLookEvery);
+    std::this_thread::sleep_for(kCauseCheckPeriod);
   } while (Clock::now() < end);
   return found;
 }
@@ -234,7 +225,7 @@ void FailureDetector::report_failure(const std::exception& error) {
     return;
   }
   if (shm_group_) shm_group_->report(report, /*death=*/false);
-  if (asks_monitor()) monitor_.report(*group_, report, kReportPatience);
+  if (asks_monitor()) monitor_.report(*group_, report, kReportPublishPatience);
 }
 
 bool FailureDetector::group_failed() const {

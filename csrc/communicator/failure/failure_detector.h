@@ -22,13 +22,12 @@
 #include "communicator/failure/failure_monitor.h"
 #include "communicator/peers.h"
 #include "communicator/shm/shm_group.h"
+#include "communicator/tuning.h"
 
 namespace hbm::failure {
 
 class FailureDetector final : public bootstrap::RankWatch, public Peers {
  public:
-  static constexpr std::chrono::milliseconds kPartingPatience{1000};
-
   // `parting`: the longest wait in leave() and in finish_reports().
   explicit FailureDetector(GroupFacts facts, std::chrono::milliseconds parting = kPartingPatience);
   ~FailureDetector() override { stop(); }

@@ -5,12 +5,13 @@
 #include <iterator>
 #include <optional>
 
+#include "communicator/failure/tuning.h"
+
 namespace hbm::failure {
 namespace {
 
 constexpr const char* kCount = "hbm/failures/count";
 constexpr const char* kEntry = "hbm/failures/";  // + number, from 1 on
-constexpr int kMostLooks = 40;                   // for an entry that has a number alone
 
 constexpr std::array<const char*, 4> kKinds = {"death", "failure", "closing",
                                                "claimed twice"};  // as FailureKind
@@ -48,7 +49,8 @@ void FailureLog::exchange(std::deque<FailureEntry>& entries, KeyValue::Deadline 
     if (record) {
       if (const auto entry = parse(*record)) heard(*entry);
     }
-    each = record || ++each->second > kMostLooks ? missing_.erase(each) : std::next(each);
+    each =
+        record || ++each->second > kRoundsForFailureEntry ? missing_.erase(each) : std::next(each);
   }
 }
 

@@ -15,18 +15,12 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/log.h"
+#include "communicator/failure/tuning.h"
 
 namespace hbm::failure {
 namespace {
 
 using std::chrono::milliseconds;
-
-constexpr milliseconds kRound{250};
-constexpr milliseconds kRoundWhileLinking{20};
-constexpr milliseconds kRoundWhileLeaving{2};
-constexpr milliseconds kLostAfter{1000};  // for the cause of the store's end to come to light
-constexpr milliseconds kLinkPatience{6000};
-constexpr milliseconds kListenPatience{1000};  // for the thread, which may have no way to be woken
 
 bool has_ended(const Descriptor& pidfd) {
   pollfd ended{pidfd.get(), POLLIN, 0};
@@ -311,7 +305,7 @@ Findings FailureMonitor::look(MonitoredGroup& group, const std::vector<int>& mis
   Findings found{group.failure, group.dead, group.left, group.silent, {}};
   const auto store = stores_.find(group.job_store.get());
   if (store != stores_.end() && !store->second->was_removed &&
-      Clock::now() - store->second->answered > kLostAfter) {
+      Clock::now() - store->second->answered > kStoreLossPatience) {
     found.store_trouble = store->second->trouble;
   }
   return found;
@@ -410,9 +404,9 @@ void FailureMonitor::wait(const NodeLinks& links) {
     for (const auto& [id, process] : processes_) {
       if (process.pidfd && !ended_.contains(id)) waits.push_back({process.pidfd.get(), POLLIN, 0});
     }
-    if (!stores_.empty()) longest = wanted_links_.empty() ? kRound : kRoundWhileLinking;
+    if (!stores_.empty()) longest = wanted_links_.empty() ? kRoundPeriod : kRoundPeriodWhileLinking;
     const auto leaves = [](const auto& group) { return group->state == GroupState::kLeaving; };
-    if (longest && std::ranges::any_of(groups_, leaves)) longest = kRoundWhileLeaving;
+    if (longest && std::ranges::any_of(groups_, leaves)) longest = kRoundPeriodWhileLeaving;
   }
   links.add_to(waits);
   poll(waits.data(), waits.size(), longest ? static_cast<int>(longest->count()) : -1);

@@ -8,11 +8,12 @@
 #include <cstddef>
 #include <cstring>
 
+#include "communicator/failure/tuning.h"
+
 namespace hbm::failure {
 namespace {
 
 constexpr int kType = SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
-constexpr size_t kLongestLetter = 4096;
 constexpr const char* kPrefix = "hbmcomm-mail-";
 
 struct MailboxAddress {
@@ -38,7 +39,7 @@ ClaimMailbox::ClaimMailbox(const std::string& name) : socket_(socket(AF_UNIX, kT
 
 std::optional<std::string> ClaimMailbox::receive() {
   if (!socket_) return std::nullopt;
-  std::array<char, kLongestLetter> letter{};
+  std::array<char, kLongestLetterBytes> letter{};
   const ssize_t bytes = recv(socket_.get(), letter.data(), letter.size(), 0);
   if (bytes < 0) return std::nullopt;
   return std::string(letter.data(), static_cast<size_t>(bytes));
@@ -48,7 +49,7 @@ void ClaimMailbox::send(const std::string& name, const std::string& letter) noex
   const Descriptor from(socket(AF_UNIX, kType, 0));
   if (!from) return;
   const MailboxAddress address(name);
-  sendto(from.get(), letter.data(), std::min(letter.size(), kLongestLetter), MSG_NOSIGNAL,
+  sendto(from.get(), letter.data(), std::min(letter.size(), kLongestLetterBytes), MSG_NOSIGNAL,
          address.get(), address.length);
 }
 

@@ -17,21 +17,16 @@
 #include <string_view>
 #include <utility>
 
+#include "communicator/failure/tuning.h"
+
 namespace hbm::failure {
 namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kConnectPatience{500};  // for each address
-constexpr milliseconds kHelloPatience{5000};
-constexpr milliseconds kReplyPatience{60'000};
-constexpr milliseconds kAcceptPause{200};  // after there was no descriptor for a caller
-constexpr size_t kMostStrangers = 64;      // callers that have not said who they are
 constexpr std::string_view kHello = "hbm link ";
 constexpr std::string_view kReply = "hbm link up";
 constexpr size_t kIdLength = 32;
-constexpr int kProbeSeconds = 1;
-constexpr unsigned kNeverByItself = 24 * 3600 * 1000;  // ms; who waits for the process decides
 
 // The links that a forked child closes.
 class Inheritance {
@@ -52,7 +47,7 @@ class Inheritance {
   }
 
  private:
-  using Slots = std::array<std::atomic<int>, 4096>;
+  using Slots = std::array<std::atomic<int>, kLinksClosedInChildren>;
   static Slots& slots() {
     static Slots* const all = [] {
       auto* const made = new Slots;
@@ -89,9 +84,10 @@ std::string addresses() {
 void keep_asking(int socket) {
   const int on = 1;
   setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-  setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &kProbeSeconds, sizeof kProbeSeconds);
-  setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &kProbeSeconds, sizeof kProbeSeconds);
-  setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &kNeverByItself, sizeof kNeverByItself);
+  setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &kProbePeriodSeconds, sizeof kProbePeriodSeconds);
+  setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &kProbePeriodSeconds, sizeof kProbePeriodSeconds);
+  setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &kKernelPatienceMilliseconds,
+             sizeof kKernelPatienceMilliseconds);
 }
 
 bool ready(int descriptor, short events) {
@@ -176,7 +172,7 @@ bool NodeLinks::try_next_address(NodeLink& link) {
     link.socket = std::move(made);
     Inheritance::add(link.socket.get());
     link.step = Step::kConnecting;
-    link.until = Clock::now() + kConnectPatience;
+    link.until = Clock::now() + kLinkConnectPatience;
     return true;
   }
   close(link);
@@ -239,7 +235,7 @@ void NodeLinks::advance(NodeLink& link) {
         getsockopt(socket, SOL_SOCKET, SO_ERROR, &failure, &length);
         if (failure == 0 && send_all(socket, std::string(kHello) + link.process + self_)) {
           link.step = Step::kGreeted;
-          link.until = Clock::now() + kReplyPatience;
+          link.until = Clock::now() + kHelloReplyPatience;
         } else {
           try_next_address(link);
         }
@@ -292,7 +288,7 @@ void NodeLinks::accept_callers() {
     }
     const auto strangers = std::ranges::count_if(
         links_, [](const NodeLink& link) { return link.step == Step::kAccepted; });
-    if (static_cast<size_t>(strangers) >= kMostStrangers) continue;
+    if (static_cast<size_t>(strangers) >= kMostUnknownCallers) continue;
     Inheritance::add(caller.get());
     links_.push_back(
         {Step::kAccepted, {}, std::move(caller), {}, 0, Clock::now() + kHelloPatience});

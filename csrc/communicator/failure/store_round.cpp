@@ -20,17 +20,16 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "communicator/failure/failure_monitor.h"
+#include "communicator/failure/tuning.h"
 
 namespace hbm::failure {
 namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kAnswerPatience{200};   // for the store's answer to a question
-constexpr const char* kCount = "count";        // behind left_prefix
-constexpr milliseconds kSilentDecision{2000};  // until an ended rank is dead, without the answer
+constexpr const char* kCount = "count";  // behind left_prefix
 
-KeyValue::Deadline soon() { return std::chrono::steady_clock::now() + kAnswerPatience; }
+KeyValue::Deadline soon() { return std::chrono::steady_clock::now() + kRoundAnswerPatience; }
 
 }  // namespace
 
@@ -81,7 +80,7 @@ void FailureMonitor::tend(JobStore& store) {
       log::warn(std::string(error.what()) +
                 "; ranks on other nodes may learn of failures by the timeout only");
     }
-    const auto ended_before = Clock::now() - (silent ? kSilentDecision : milliseconds(0));
+    const auto ended_before = Clock::now() - (silent ? kSilentStoreDeathDelay : milliseconds(0));
     decide_unanswered(store, ended_before, answers);
   }
   const auto published = static_cast<std::ptrdiff_t>(publishing - to_publish.size());

@@ -5,7 +5,9 @@
 #include "communicator/hierarchical/communicator.h"
 #include "communicator/hierarchical/cut.h"
 #include "communicator/hierarchical/leader_operation.h"
+#include "communicator/hierarchical/tuning.h"
 #include "communicator/mpi/collectives.h"
+#include "communicator/mpi/tuning.h"
 #include "communicator/pieces.h"
 #include "communicator/shm/reduction.h"
 #include "communicator/shm/streams.h"
@@ -73,7 +75,7 @@ class LeaderAllgather final : public LeaderOperation {
     for (const Sink& output : outputs_) longest = std::max(longest, output.count);
     const size_t rows = (layout_->most_members + leaders_ - 1) / leaders_;
     cut_ = cut(*layout_, longest, element(), rows, 1);
-    by_turns_ = total_ * element() > kTogetherBytes;
+    by_turns_ = total_ * element() > kUnpacedBytes;
     set_blocks(cut_.blocks * (by_turns_ ? layout_->nodes.size() - 1 : 1));
     tell(leaders_, cut_.block * element());
   }
@@ -177,10 +179,10 @@ class LeaderBroadcast final : public LeaderOperation {
         leaders_(leaders_of(*layout_, count * element())),
         first_(leaders_ == 1 ? root_place_ % layout_->leaders : 0) {
     const size_t receivers = layout_->nodes.size() - 1;
-    chained_ = receivers > 1 && count * element() >= leaders_ * receivers * kChainBytes;
-    answered_ = receivers == 1 && count * element() > kTogetherBytes;
+    chained_ = receivers > 1 && count * element() >= leaders_ * receivers * kChainBytesPerLeader;
+    answered_ = receivers == 1 && count * element() > kUnpacedBytes;
     if (chained_) {
-      cut_ = cut(*layout_, count, element(), 1, leaders_, kFinest);
+      cut_ = cut(*layout_, count, element(), 1, leaders_, kOfChain);
     } else {
       const Grain grain = receivers > 1 ? kFine : kCoarse;
       cut_ = cut(*layout_, count, element(), 1, leaders_ * receivers, grain);
@@ -334,7 +336,7 @@ class DirectExchange final : public LeaderOperation {
 
   static std::shared_ptr<mpi::Channel> finer(const mpi::Channel& channel) {
     auto made = std::make_shared<mpi::Channel>(channel);
-    made->chunk_bytes = std::min(made->chunk_bytes, kTurnMessageBytes);
+    made->chunk_bytes = std::min(made->chunk_bytes, kLongestTurnMessageBytes);
     return made;
   }
 
@@ -345,7 +347,7 @@ class DirectExchange final : public LeaderOperation {
     size_t longest = 0;
     for (const Source& source : outgoing_) longest = std::max(longest, source.count);
     for (const Sink& sink : incoming_) longest = std::max(longest, sink.count);
-    return longest * element() > std::min(kTogetherBytes, layout_->chunk_bytes);
+    return longest * element() > std::min(kUnpacedBytes, layout_->chunk_bytes);
   }
 
   std::vector<int> linked_from(size_t first) const override {

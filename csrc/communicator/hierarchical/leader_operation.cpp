@@ -5,14 +5,9 @@
 #include <utility>
 
 #include "base/log.h"
+#include "communicator/hierarchical/tuning.h"
 
 namespace hbm::hierarchical {
-namespace {
-
-constexpr std::chrono::milliseconds kLookEvery{20};
-constexpr std::chrono::microseconds kLinkWaits{500};  // at most, for a rank that waits for its node
-
-}  // namespace
 
 void LeaderOperation::tell(size_t leaders, size_t block_bytes) const {
   if (!log::enabled(log::Level::kDebug)) return;
@@ -92,12 +87,12 @@ Slept LeaderOperation::sleep(std::chrono::steady_clock::time_point until, bool p
   if (!polled || !layout_->arrivals) return Slept::kNoWakeup;
   if (!in_node_) return layout_->arrivals->sleep(until);
   if (!layout_->arrivals->connected()) return Slept::kNoWakeup;
-  return in_node_->sleep(std::min(until, shm::Clock::now() + kLinkWaits), polled);
+  return in_node_->sleep(std::min(until, shm::Clock::now() + kLongestSleepForNode), polled);
 }
 
 void LeaderOperation::look_after_node() {
   const auto now = shm::Clock::now();
-  if (now - looked_at_ < kLookEvery) return;
+  if (now - looked_at_ < kNodeCheckPeriod) return;
   looked_at_ = now;
   layout_->shm_group->require_alive(layout_->nodes[layout_->node], *this, [] { return false; });
 }

@@ -4,11 +4,11 @@
 // is what it does in each stage.
 //
 // The order. A node takes its steps one at a time, in the same order on all its members: node_in of
-// the first kAhead blocks, then node_out of a block and node_in of the next in turn. So node_in of
-// a block begins after node_out of the one kAhead before it, whose scratch memory it may use. The
-// link takes blocks in order, most_on_link() at a time. A stage of a block waits for earlier stages
-// of that block and of the blocks before it alone, and all ranks have the same blocks: by induction
-// none waits for ever for a rank that takes part.
+// the first kBlocksAhead blocks, then node_out of a block and node_in of the next in turn. So
+// node_in of a block begins after node_out of the one kBlocksAhead before it, whose scratch memory
+// it may use. The link takes blocks in order, most_on_link() at a time. A stage of a block waits
+// for earlier stages of that block and of the blocks before it alone, and all ranks have the same
+// blocks: by induction none waits for ever for a rank that takes part.
 //
 // Threads: as Operation.
 #pragma once
@@ -24,7 +24,9 @@
 
 #include "communicator/communicator.h"
 #include "communicator/hierarchical/node_layout.h"
+#include "communicator/hierarchical/tuning.h"
 #include "communicator/message.h"
+#include "communicator/mpi/tuning.h"
 
 namespace hbm::hierarchical {
 
@@ -41,10 +43,6 @@ class LeaderOperation : public Operation {
   bool self_sufficient() const final { return false; }
 
  protected:
-  // The blocks that node_in() may be ahead of node_out(): more than are on the link, so that the
-  // node works while the link does.
-  static constexpr size_t kAhead = mpi::kLanes + 1;
-
   // `count`: elements, as errors report them.
   LeaderOperation(std::shared_ptr<const NodeLayout> layout, const Signature& signature,
                   size_t count)
@@ -89,7 +87,7 @@ class LeaderOperation : public Operation {
   // The node's steps, 2 for each block.
   bool goes_in(size_t step) const;
   size_t block_of(size_t step) const;
-  size_t ahead() const { return std::min(kAhead, blocks_); }
+  size_t ahead() const { return std::min(kBlocksAhead, blocks_); }
 
   size_t blocks_ = 1;
   size_t step_ = 0;     // of the node

@@ -10,6 +10,7 @@
 #include "communicator/hierarchical/communicator.h"
 #include "communicator/hierarchical/cut.h"
 #include "communicator/hierarchical/leader_operation.h"
+#include "communicator/hierarchical/tuning.h"
 #include "communicator/mpi/collectives.h"
 #include "communicator/pieces.h"
 #include "communicator/shm/reduction.h"
@@ -104,7 +105,7 @@ class LeaderReduction final : public LeaderOperation {
     set_blocks(cut_.blocks);
     const size_t longest = std::min(cut_.block, count);
     if (leads() && (to_root() || widens()) && !layout_->one_each()) {
-      partial_.acquire(*layout_->staging, std::min(kAhead, cut_.blocks),
+      partial_.acquire(*layout_->staging, std::min(kBlocksAhead, cut_.blocks),
                        shm::share_of(longest, element(), leaders_, 0).count * operand());
     }
     if (widens()) wide_.acquire(*layout_->staging, 1, longest * operand());
@@ -228,7 +229,7 @@ class LeaderReduceScatter final : public LeaderOperation {
     set_blocks(cut_.blocks);
     const size_t row = std::min(cut_.block, longest);
     if (leads() && !layout_->one_each()) {
-      const size_t blocks = std::min(kAhead, cut_.blocks);
+      const size_t blocks = std::min(kBlocksAhead, cut_.blocks);
       partial_.acquire(*layout_->staging, blocks, layout_->nodes.size() * rows * row * operand());
       if (passes_on()) result_.acquire(*layout_->staging, blocks, rows * row * element());
     }

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "communicator/mpi/abi.h"
+#include "communicator/mpi/tuning.h"
 
 namespace hbm::mpi {
 namespace {
@@ -115,11 +116,11 @@ class ApiOf final : public Api {
     comm_free_(&freed);
   }
   int highest_tag(CommHandle comm) const override {
-    constexpr int kLeast = 32767;  // that MPI promises
+    constexpr int kPromised = 32767;  // that MPI promises
     int* upper = nullptr;
     int found = 0;
     call(comm_get_attr_, handle(comm.value), Abi::kTagUpperBound, &upper, &found);
-    return found != 0 ? *upper : kLeast;
+    return found != 0 ? *upper : kPromised;
   }
 
   Request isend(const void* data, size_t bytes, int peer, int tag, CommHandle comm) const override {
@@ -165,9 +166,9 @@ class ApiOf final : public Api {
   }
   size_t test_some(std::span<Request> requests, std::span<Completion> completions) const override {
     require_running();
-    std::array<Handle, kMostTested> handles;
-    std::array<int, kMostTested> indices;
-    std::array<Status, kMostTested> statuses;
+    std::array<Handle, kRequestsPerTest> handles;
+    std::array<int, kRequestsPerTest> indices;
+    std::array<Status, kRequestsPerTest> statuses;
     std::transform(requests.begin(), requests.end(), handles.begin(), from_request);
     int completed = 0;
     const int code = testsome_(static_cast<int>(requests.size()), handles.data(), &completed,

@@ -84,8 +84,7 @@ class Api {
   // The same; also true if it has ended by an error.
   virtual bool test_ended(Request& request) const noexcept = 0;
   // Makes null those that are complete, and says which they are: returns how many entries of
-  // `completions` it has written. REQUIRES: at most kMostTested requests, as many completions.
-  static constexpr std::size_t kMostTested = 32;
+  // `completions` it has written. REQUIRES: at most kRequestsPerTest requests, as many completions.
   virtual std::size_t test_some(std::span<Request> requests,
                                 std::span<Completion> completions) const = 0;
 

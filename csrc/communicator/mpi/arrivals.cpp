@@ -12,12 +12,12 @@
 #include <system_error>
 #include <utility>
 
+#include "communicator/mpi/tuning.h"
+
 namespace hbm::mpi {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr std::chrono::milliseconds kLookEvery{100};  // for connections
 
 // The open descriptors, ascending, and what each is; without the one that lists them.
 std::vector<std::pair<int, std::string>> open_descriptors() {
@@ -84,7 +84,7 @@ bool Arrivals::connected() {
   if (polls_.empty()) return false;
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   if (now.count() < looks_again_.load(std::memory_order_relaxed)) return false;
-  const std::chrono::steady_clock::duration later = now + kLookEvery;
+  const std::chrono::steady_clock::duration later = now + kConnectionCheckPeriod;
   looks_again_.store(later.count(), std::memory_order_relaxed);
   if (!std::ranges::any_of(polls_, has_connection)) return false;
   connected_.store(true, std::memory_order_relaxed);

@@ -6,13 +6,10 @@
 #include <utility>
 
 #include "base/error.h"
+#include "communicator/mpi/tuning.h"
 
 namespace hbm::mpi {
 namespace {
-
-constexpr uint64_t kMostOfAnOperation = 16 << 20;
-constexpr size_t kSmallestChunk = 4 << 10;
-constexpr size_t kLargestChunk = 512 << 10;
 
 // Returns what the pool, which rounds up to powers of two, gives to the operation that takes most:
 // TwoPhase on a rank that sends to and receives from all.
@@ -74,15 +71,15 @@ void Comm::cancel_receive(Request request) noexcept {
 
 size_t chunk_bytes(uint64_t staging_bytes, int size) {
   const auto ranks = static_cast<uint64_t>(size);
-  for (size_t chunk = kLargestChunk; chunk >= kSmallestChunk; chunk /= 2) {
+  for (size_t chunk = kLargestChunkBytes; chunk >= kSmallestChunkBytes; chunk /= 2) {
     const uint64_t needed = operation_bytes(chunk, ranks);
-    const bool smallest = chunk == kSmallestChunk;
-    if (needed <= staging_bytes && (needed <= kMostOfAnOperation || smallest)) return chunk;
+    const bool smallest = chunk == kSmallestChunkBytes;
+    if (needed <= staging_bytes && (needed <= kMostOperationBytes || smallest)) return chunk;
   }
   throw Error(ErrorKind::kInvalid, "staging_bytes is " + std::to_string(staging_bytes) +
                                        ", and a group of " + std::to_string(size) +
                                        " ranks needs at least " +
-                                       std::to_string(operation_bytes(kSmallestChunk, ranks)));
+                                       std::to_string(operation_bytes(kSmallestChunkBytes, ranks)));
 }
 
 void abandon_requests(const std::shared_ptr<Comm>& communicator, std::vector<Request> requests,

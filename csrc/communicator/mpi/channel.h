@@ -13,6 +13,7 @@
 #include "base/fork.h"
 #include "communicator/message.h"
 #include "communicator/mpi/api.h"
+#include "communicator/mpi/tuning.h"
 #include "memory/staging.h"
 
 namespace hbm::mpi {
@@ -68,11 +69,6 @@ class Comm {
   const int user_tags_;
   bool leaked_ = false;
 };
-
-// Operations of one communicator that are in flight at a time must be in different lanes: in a lane
-// messages follow one another in the order of its operations. Two keep a link busy; more only fill
-// its queue, and a connection that has lost the end of what it sent waits for 200 ms.
-inline constexpr int kLanes = 2;
 
 // The ranks of a group, or some of them, their MPI communicator, and where their operations stage.
 struct Channel {

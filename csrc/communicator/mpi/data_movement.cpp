@@ -7,11 +7,10 @@
 #include "communicator/mpi/collectives.h"
 #include "communicator/mpi/communicator.h"
 #include "communicator/mpi/pipeline.h"
+#include "communicator/mpi/tuning.h"
 
 namespace hbm::mpi {
 namespace {
-
-constexpr size_t kFlatBytes = 64 * 1024;  // of a tensor; above, the root's link is the bound
 
 // Moves one stream of bytes from each rank to each other, in rounds of at most one chunk a peer,
 // two rounds in flight. allgather, gather, scatter, alltoall and barrier are this operation.
@@ -261,7 +260,8 @@ OperationPtr make_exchange(std::shared_ptr<Channel> channel, const Signature& si
 
 OperationPtr make_broadcast(std::shared_ptr<Channel> channel, const Signature& signature,
                             void* data, size_t count, int root, size_t told) {
-  if (channel->size > 2 && count > 0 && told * element_size(signature.dtype) > kFlatBytes) {
+  if (channel->size > 2 && count > 0 &&
+      told * element_size(signature.dtype) > kDirectBroadcastBytes) {
     return std::make_unique<BlockBroadcast>(std::move(channel), signature, data, count, root, told);
   }
   std::vector<OutgoingStream> outgoing;

@@ -18,13 +18,10 @@
 #include "communicator/message.h"
 #include "communicator/mpi/channel.h"
 #include "communicator/mpi/round.h"
+#include "communicator/mpi/tuning.h"
 #include "progress/operation.h"
 
 namespace hbm::mpi {
-
-// A message of up to this many bytes of payload leaves at once (MPI's eager protocol), whether or
-// not the receiver is there. MPICH's own limit lies near 8,000 bytes and depends on the network.
-inline constexpr size_t kEagerBytes = 4096;
 
 class GroupOperation : public Operation {
  public:

@@ -1,9 +1,9 @@
 // send and recv over MPI.
 //
-// The first message carries a header and up to kFirstBytes of the tensor under the user's tag, so
-// that MPI matches senders and receivers (any source included) as users expect. What is left of a
-// large tensor follows in chunks, two in flight, under a tag that belongs to this transfer alone:
-// transfers with the same tag cannot mix.
+// The first message carries a header and up to kFirstMessageBytes of the tensor under the user's
+// tag, so that MPI matches senders and receivers (any source included) as users expect. What is
+// left of a large tensor follows in chunks, two in flight, under a tag that belongs to this
+// transfer alone: transfers with the same tag cannot mix.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -11,12 +11,10 @@
 
 #include "communicator/mpi/communicator.h"
 #include "communicator/mpi/pipeline.h"
+#include "communicator/mpi/tuning.h"
 
 namespace hbm::mpi {
 namespace {
-
-constexpr size_t kFirstBytes = kEagerBytes;
-constexpr size_t kWindow = 2;  // chunks in flight
 
 std::atomic<uint64_t> next_transfer{0};
 
@@ -75,8 +73,8 @@ class MpiTransfer : public GroupOperation {
   MpiTransfer(std::shared_ptr<Channel> channel, const Signature& signature, size_t count, int peer)
       : GroupOperation(std::move(channel), signature, count),
         peer_(peer),
-        first_(channel_, kHeaderBytes + kFirstBytes) {
-    const size_t window = std::min(kWindow, chunks());
+        first_(channel_, kHeaderBytes + kFirstMessageBytes) {
+    const size_t window = std::min(kChunksInFlight, chunks());
     for (size_t i = 0; i < window; ++i) chunks_.emplace_back(channel_, bytes_of(0));
   }
 
@@ -91,7 +89,7 @@ class MpiTransfer : public GroupOperation {
 
  protected:
   size_t bytes() const { return count_ * element(); }
-  size_t first_bytes() const { return std::min(bytes(), kFirstBytes); }
+  size_t first_bytes() const { return std::min(bytes(), kFirstMessageBytes); }
   size_t chunks() const {
     const size_t rest = bytes() - first_bytes();
     return (rest + channel_->chunk_bytes - 1) / channel_->chunk_bytes;
@@ -100,7 +98,7 @@ class MpiTransfer : public GroupOperation {
   size_t bytes_of(size_t chunk) const {
     return std::min(channel_->chunk_bytes, bytes() - chunk_offset(chunk));
   }
-  Message& slot(size_t chunk) { return chunks_[chunk % kWindow]; }
+  Message& slot(size_t chunk) { return chunks_[chunk % kChunksInFlight]; }
 
   int peer_;
   Message first_;
@@ -124,7 +122,7 @@ class MpiSend final : public MpiTransfer {
     std::memcpy(first_.data(), &header, kHeaderBytes);
     if (first_bytes() > 0) std::memcpy(first_.data() + kHeaderBytes, in_, first_bytes());
     first_.send(kHeaderBytes + first_bytes(), peer_, signature_.root);
-    for (size_t chunk = 0; chunk < std::min(kWindow, chunks()); ++chunk) post(chunk);
+    for (size_t chunk = 0; chunk < std::min(kChunksInFlight, chunks()); ++chunk) post(chunk);
   }
 
   Progress poll() override {
@@ -135,7 +133,7 @@ class MpiSend final : public MpiTransfer {
       progress = Progress::kActive;
     }
     while (next_ < chunks() && slot(next_).arrived()) {
-      if (next_ + kWindow < chunks()) post(next_ + kWindow);
+      if (next_ + kChunksInFlight < chunks()) post(next_ + kChunksInFlight);
       ++next_;
       progress = Progress::kActive;
     }
@@ -176,7 +174,7 @@ class MpiReceive final : public MpiTransfer {
     }
     while (next_ < chunks() && slot(next_).arrived()) {
       std::memcpy(out_ + chunk_offset(next_), slot(next_).data(), bytes_of(next_));
-      if (next_ + kWindow < chunks()) post(next_ + kWindow);
+      if (next_ + kChunksInFlight < chunks()) post(next_ + kChunksInFlight);
       ++next_;
       progress = Progress::kActive;
     }
@@ -195,7 +193,7 @@ class MpiReceive final : public MpiTransfer {
                  channel_->group);
     if (first_bytes() > 0) std::memcpy(out_, first_.data() + kHeaderBytes, first_bytes());
     transfer_ = found.transfer;
-    for (size_t chunk = 0; chunk < std::min(kWindow, chunks()); ++chunk) post(chunk);
+    for (size_t chunk = 0; chunk < std::min(kChunksInFlight, chunks()); ++chunk) post(chunk);
   }
 
   void post(size_t chunk) {

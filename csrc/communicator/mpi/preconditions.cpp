@@ -19,15 +19,12 @@
 #include "base/descriptor.h"
 #include "base/error.h"
 #include "bootstrap/rendezvous.h"
+#include "communicator/mpi/tuning.h"
 
 namespace hbm::mpi {
 namespace {
 
 constexpr const char* kShm = "/dev/shm";
-constexpr uint64_t kSegmentBytes = 1'088'000;  // of a rank; MPICH 5.0 takes 1,061,440
-constexpr uint64_t kSegmentFiles = 3;          // of a rank: MPICH's, and two of UCX
-constexpr size_t kDescriptors = 24;            // MPICH 5.0.2 opens 20 for a world of one,
-constexpr size_t kDescriptorsPerRank = 4;      // and up to 2 for each other rank
 
 std::string identity(const char* path) {
   struct stat found{};
@@ -126,7 +123,7 @@ void require_shm_room(size_t ranks) {
                     ", in which MPI makes its shared memory: mount a tmpfs there");
   }
   const uint64_t room = uint64_t{state.f_bavail} * state.f_frsize;
-  const uint64_t needed = ranks * kSegmentBytes;
+  const uint64_t needed = ranks * kShmBytesPerRank;
   // A tmpfs without a limit says 0 of everything.
   if (state.f_blocks != 0 && room < needed) {
     throw Error(
@@ -137,7 +134,7 @@ void require_shm_room(size_t ranks) {
             "; without, it would end them by SIGBUS. Mount a larger one (docker run --shm-size "
             "1g; mount -o remount,size=1g /dev/shm), or remove what lies there");
   }
-  const uint64_t files = ranks * kSegmentFiles;
+  const uint64_t files = ranks * kShmFilesPerRank;
   if (state.f_files != 0 && state.f_ffree < files) {
     throw Error(ErrorKind::kUnavailable,
                 std::string(kShm) + " has room for " + std::to_string(state.f_ffree) +
@@ -149,7 +146,7 @@ void require_shm_room(size_t ranks) {
 }
 
 void require_descriptors(size_t ranks) {
-  const size_t needed = kDescriptors + ranks * kDescriptorsPerRank;
+  const size_t needed = kDescriptorsOfWorld + ranks * kDescriptorsPerRank;
   std::vector<Descriptor> opened;
   while (opened.size() < needed) {
     const int next = eventfd(0, EFD_CLOEXEC);

@@ -17,15 +17,12 @@
 #include "communicator/mpi/collectives.h"
 #include "communicator/mpi/communicator.h"
 #include "communicator/mpi/pipeline.h"
+#include "communicator/mpi/tuning.h"
 #include "kernels/partial_sum.h"
 #include "kernels/reduce.h"
 
 namespace hbm::mpi {
 namespace {
-
-// Up to here one round of whole tensors beats two phases of shards.
-constexpr size_t kOneShotBytes = 4096;       // to each peer
-constexpr size_t kOneShotTotal = 64 * 1024;  // to all peers
 
 size_t result_receives(const Channel& channel, int root) {
   return root < 0 || root == channel.rank ? static_cast<size_t>(channel.size - 1) : 0;
@@ -267,7 +264,7 @@ OperationPtr make_reduction(std::shared_ptr<Channel> channel, const Signature& s
                             const Reduction& reduction) {
   const size_t bytes = reduction.count * element_size(signature.operands());
   const auto peers = static_cast<size_t>(channel->size - 1);
-  if (bytes <= kOneShotBytes || bytes * peers <= kOneShotTotal || peers == 0) {
+  if (bytes <= kOneShotBytesPerPeer || bytes * peers <= kOneShotTotalBytes || peers == 0) {
     return std::make_unique<OneShotReduction>(std::move(channel), signature, reduction);
   }
   const std::vector<int> owners = owners_of(*channel, reduction.root);

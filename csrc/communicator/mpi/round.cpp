@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "communicator/mpi/tuning.h"
 #include "communicator/oversized_message.h"
 
 namespace hbm::mpi {
@@ -75,7 +76,7 @@ void Round::receive(int peer, size_t bytes, uint64_t count) {
 
 Progress Round::poll() {
   if (outstanding_ == 0) return Progress::kDone;
-  std::array<Completion, Api::kMostTested> completions;
+  std::array<Completion, kRequestsPerTest> completions;
   bool moved = false;
   for (size_t first = 0; first < requests_.size(); first += completions.size()) {
     const auto batch =

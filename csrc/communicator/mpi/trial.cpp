@@ -21,15 +21,12 @@
 #include "base/log.h"
 #include "communicator/mpi/abi.h"
 #include "communicator/mpi/segments.h"
+#include "communicator/mpi/tuning.h"
 
 namespace hbm::mpi {
 namespace {
 
 using std::chrono::steady_clock;
-
-constexpr std::chrono::seconds kLongest{60};  // MPI_Init takes a second on a busy machine
-constexpr int kPollMilliseconds = 10;
-constexpr size_t kMostWords = 600;  // of the program's output, in errors
 
 std::mutex program_mutex;
 std::vector<std::string> trial_program;
@@ -86,7 +83,7 @@ class Program {
     pollfd one{output_.get(), POLLIN, 0};
     // A forked child of the user's program may hold the other end open.
     const bool over = collect(WNOHANG);
-    if (poll(&one, 1, kPollMilliseconds) <= 0) return !over;
+    if (poll(&one, 1, static_cast<int>(kTrialCheckPeriod.count())) <= 0) return !over;
     std::array<char, 4096> chunk{};
     const ssize_t got = read(output_.get(), chunk.data(), chunk.size());
     if (got > 0) words_.append(chunk.data(), static_cast<size_t>(got));
@@ -106,7 +103,9 @@ class Program {
   // The last lines of its output, as one line.
   std::string last_words() const {
     std::string text = words_;
-    if (text.size() > kMostWords) text.erase(0, text.find('\n', text.size() - kMostWords) + 1);
+    if (text.size() > kQuotedOutputBytes) {
+      text.erase(0, text.find('\n', text.size() - kQuotedOutputBytes) + 1);
+    }
     while (!text.empty() && text.back() == '\n') text.pop_back();
     std::replace(text.begin(), text.end(), '\n', ' ');
     return text.empty() ? "" : ". It wrote: " + text;
@@ -167,7 +166,7 @@ void try_initialise(const MpiLibrary& library, const std::shared_ptr<KeyValue>& 
   log::info("MPI_Init is tried in a process of its own, because of " + variables);
   command.push_back(library.path);
   command.push_back(std::to_string(thread_multiple(library)));
-  const auto until = std::min(job.deadline, steady_clock::now() + kLongest);
+  const auto until = std::min(job.deadline, steady_clock::now() + kTrialPatience);
   const std::string key = job.name + "/initialised";
   PmiResponder responder(store, job);
   Program program(command);

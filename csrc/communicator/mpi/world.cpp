@@ -18,6 +18,7 @@
 #include "communicator/mpi/preconditions.h"
 #include "communicator/mpi/segments.h"
 #include "communicator/mpi/trial.h"
+#include "communicator/mpi/tuning.h"
 #include "memory/libraries.h"
 #include "progress/backoff.h"
 
@@ -41,16 +42,15 @@ World* world = nullptr;  // never destroyed, as MPI is not
 // not been seen to (tests/python/collectives/test_launchers.py runs under Slurm).
 void load_before_mpi() { memory::libraries(); }
 
-std::atomic<bool> linked{false};                // MPI's segments may have names
-std::atomic<int> initialising{0};               // threads in MPI_Init; sequentially consistent
-constexpr std::chrono::seconds kInitEndsIn{1};  // at the end of the process: a peer may never come
+std::atomic<bool> linked{false};   // MPI's segments may have names
+std::atomic<int> initialising{0};  // threads in MPI_Init; sequentially consistent
 
 // Called at the end of the process. Another thread may have parked while the group was formed.
 void end_initialisation() {
   if (!linked.load()) return;
-  const auto until = std::chrono::steady_clock::now() + kInitEndsIn;
+  const auto until = std::chrono::steady_clock::now() + kInitialisationEndPatience;
   while (initialising.load() > 0 && std::chrono::steady_clock::now() < until) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::this_thread::sleep_for(kInitialisationEndCheckPeriod);
   }
   unlink_segments();
 }

@@ -3,15 +3,12 @@
 #include <algorithm>
 #include <new>
 
+#include "communicator/shm/tuning.h"
+
 namespace hbm::shm {
 namespace {
 
 constexpr size_t kPage = 4096;
-
-// The room of the streams in a slot, where that is two to four chunks. (In a trial with two ranks,
-// 1 MiB of L2 and 32 MiB of L3, an alltoall of streams of 2 MiB took 0.94 of the time by 512 KiB
-// that it took by 128; an allgather of such streams took as long by 1 MiB as by 512 KiB.)
-constexpr size_t kStreamRoom = size_t{512} << 10;
 
 constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -36,7 +33,8 @@ MessageHeader PhaseHeader::message() const noexcept {
 AreaLayout::AreaLayout(size_t members, size_t chunk)
     : chunk_bytes(chunk),
       data(round_up(sizeof(Slot) + members * sizeof(StreamLocation), kCacheLine)),
-      data_bytes(std::max(std::clamp(kStreamRoom, 2 * chunk, 4 * chunk), members * kCacheLine)),
+      data_bytes(
+          std::max(std::clamp(kSlotStreamBytes, 2 * chunk, 4 * chunk), members * kCacheLine)),
       slot(round_up(sizeof(Control), kPage)),
       slot_stride(round_up(data + data_bytes, kPage)),
       mail(slot + 2 * slot_stride),

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "communicator/message.h"
+#include "communicator/shm/tuning.h"
 
 namespace hbm::shm {
 
@@ -141,7 +142,7 @@ struct Mailbox {
 };
 
 // A large message under way. In a block of the sender's segment, in front of the chunks if the
-// message is staged: chunk k of the message lies in place k % kStagedChunks.
+// message is staged: chunk k of the message lies in place k % kStagedChunksInFlight.
 //
 // `state` decides who may touch what. The receiver takes an open transfer before it reads anything,
 // the sender withdraws one that it gives up; both by compare and exchange, so one of them wins. A
@@ -170,11 +171,9 @@ struct alignas(kCacheLine) MessageTransfer {
   }
 };
 
-inline constexpr size_t kStagedChunks = 8;  // in flight
-
-// The chunks of a staged message of `bytes`: of a short one, the receiver waits for the first.
+// The chunks of a staged message of `bytes`.
 constexpr size_t staged_chunk_bytes(size_t bytes) noexcept {
-  return (bytes < (size_t{512} << 10) ? size_t{32} : size_t{64}) << 10;
+  return bytes < kLongStagedMessageBytes ? kShortStagedChunkBytes : kLongStagedChunkBytes;
 }
 
 // `filled` of a message that the sender gave up after the receiver had taken it.

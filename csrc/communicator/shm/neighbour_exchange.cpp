@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "communicator/shm/tuning.h"
 
 namespace hbm::shm {
 namespace {
@@ -16,8 +17,6 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr int kUnknown = -1;
-constexpr milliseconds kStalled{1};  // until the kernel may take more descriptors
-constexpr milliseconds kLongestPoll{20};
 
 std::string key_of(const Greeting& greeting) {
   const auto& key = greeting.key;
@@ -122,7 +121,8 @@ class DescriptorExchange {
     for (const PeerConnection& connection : connections_) {
       if (!connection.received) waits.push_back({connection.socket.get(), POLLIN, 0});
     }
-    const milliseconds longest = stalled ? kStalled : std::min(left, kLongestPoll);
+    const milliseconds longest =
+        stalled ? kDescriptorRetryPause : std::min(left, kNeighbourCheckPeriod);
     poll(waits.data(), waits.size(), static_cast<int>(longest.count()));
   }
 

@@ -11,16 +11,10 @@
 
 #include "communicator/message.h"
 #include "communicator/shm/shm_group.h"
+#include "communicator/shm/tuning.h"
 #include "progress/operation.h"
 
 namespace hbm::shm {
-
-// The least bytes of a stream that is used in its owner's segment, if it lies there, and not copied
-// to a slot: it costs one phase more.
-inline constexpr size_t kZeroCopyBytes = 16 * 1024;
-
-// The most that one poll() copies or reduces of each source before an abort is looked for.
-inline constexpr size_t kBytesAPoll = size_t{16} << 20;
 
 class PhasedOperation : public Operation {
  public:

@@ -5,12 +5,11 @@
 
 #include "base/error.h"
 #include "communicator/shm/phased_operation.h"
+#include "communicator/shm/tuning.h"
 #include "kernels/copy.h"
 
 namespace hbm::shm {
 namespace {
-
-constexpr std::chrono::milliseconds kLookEvery{10};  // whether the peer is alive
 
 // The common part of sends and receives.
 class TransferOperation : public Operation {
@@ -58,11 +57,11 @@ class TransferOperation : public Operation {
     // A dead rank's messages from before its death are there: the next poll() finds them.
     shm_group().require_alive(missing(), *this,
                               [this] { return shm_group().transfer_rings() != seen_; });
-    look_due_ = now + kLookEvery;
+    look_due_ = now + kPeerCheckPeriod;
   }
 
   uint32_t seen_ = 0;
-  Clock::time_point look_due_ = Clock::now() + kLookEvery;
+  Clock::time_point look_due_ = Clock::now() + kPeerCheckPeriod;
 };
 
 class ShmSend final : public TransferOperation {
@@ -142,7 +141,8 @@ class ShmSend final : public TransferOperation {
   void prepare_transfer() {
     const auto offset = shm_group().offset_in_segment(data_, bytes());
     envelope_.kind = offset ? Envelope::kZeroCopy : Envelope::kStaged;
-    transfer_ = matcher_->open_transfer(offset ? 0 : std::min(bytes(), kStagedChunks * chunk()));
+    transfer_ =
+        matcher_->open_transfer(offset ? 0 : std::min(bytes(), kStagedChunksInFlight * chunk()));
     envelope_.transfer = *shm_group().offset_in_segment(transfer_, sizeof(MessageTransfer));
     if (offset) envelope_.message = *offset;
   }
@@ -153,10 +153,10 @@ class ShmSend final : public TransferOperation {
     const uint64_t before = filled_;
     const uint64_t drained = transfer_->drained.load(std::memory_order_acquire);
     auto* const staging = reinterpret_cast<std::byte*>(transfer_ + 1);
-    while (filled_ < chunks() && filled_ - drained < kStagedChunks) {
+    while (filled_ < chunks() && filled_ - drained < kStagedChunksInFlight) {
       const size_t first = filled_ * chunk();
-      shm_group().copy_to_peers()(staging + filled_ % kStagedChunks * chunk(), data_ + first,
-                                  std::min(chunk(), bytes() - first));
+      shm_group().copy_to_peers()(staging + filled_ % kStagedChunksInFlight * chunk(),
+                                  data_ + first, std::min(chunk(), bytes() - first));
       transfer_->filled.store(++filled_, std::memory_order_release);
       if (posted_) shm_group().ring_transfers(to_);
     }
@@ -242,7 +242,7 @@ class ShmReceive final : public TransferOperation {
     if (envelope.kind == Envelope::kZeroCopy) {
       shm_group().address_in_segment(received.from, envelope.message, bytes());
     } else {
-      const size_t staging = std::min(bytes(), kStagedChunks * chunk());
+      const size_t staging = std::min(bytes(), kStagedChunksInFlight * chunk());
       shm_group().address_in_segment(received.from, envelope.transfer,
                                      sizeof(MessageTransfer) + staging);
     }
@@ -251,7 +251,7 @@ class ShmReceive final : public TransferOperation {
   // A part of a message that lies in the sender's segment.
   Progress copy_slice() {
     const ReceivedMessage& received = *expected_.received;
-    const size_t slice = std::min(bytes() - copied_, kBytesAPoll);
+    const size_t slice = std::min(bytes() - copied_, kBytesPerPoll);
     shm_group().parallel().copy(out_ + copied_,
                                 shm_group().at(received.from, received.envelope.message) + copied_,
                                 slice, bytes());
@@ -269,12 +269,12 @@ class ShmReceive final : public TransferOperation {
                                         " of " + shm_group().group() + " gave up the message of " +
                                         describe() + " half-way; see that rank's error");
     }
-    if (filled < drained_ || filled > chunks() || filled - drained_ > kStagedChunks) {
+    if (filled < drained_ || filled > chunks() || filled - drained_ > kStagedChunksInFlight) {
       spoiled("as chunks of its message that are there:", filled);
     }
     while (drained_ < filled) {
       const size_t first = drained_ * chunk();
-      copy_part(out_ + first, staging + drained_ % kStagedChunks * chunk(),
+      copy_part(out_ + first, staging + drained_ % kStagedChunksInFlight * chunk(),
                 std::min(chunk(), bytes() - first), bytes());
       transfer.drained.store(++drained_, std::memory_order_release);
     }

@@ -4,16 +4,12 @@
 #include <utility>
 
 #include "base/error.h"
+#include "communicator/shm/tuning.h"
 #include "kernels/copy.h"
 #include "kernels/reduce.h"
 
 namespace hbm::shm {
 namespace {
-
-constexpr size_t kFewMembers = 3;          // up to here everybody reduces all of a chunk
-constexpr size_t kSmallBytes = 256 << 10;  // of all members together, where they are more
-constexpr size_t kSliceBytes = size_t{4}
-                               << 20;  // a thread, after which a timeout or an abort is looked for
 
 const std::byte* at(const void* data, size_t bytes) {
   return static_cast<const std::byte*>(data) + bytes;
@@ -23,8 +19,8 @@ std::byte* at(void* data, size_t bytes) { return static_cast<std::byte*>(data) +
 // The work of a small reduction grows with the members, a large one's does not.
 size_t small_bytes(const ShmGroup& shm_group) {
   const size_t chunk = shm_group.layout().chunk_bytes;
-  if (shm_group.size() <= kFewMembers) return chunk;
-  return std::max(std::min(2 * chunk, kSmallBytes) / shm_group.size(), kTinyBytes);
+  if (shm_group.size() <= kMembersReducingAlike) return chunk;
+  return std::max(std::min(2 * chunk, kOneSlotTotalBytes) / shm_group.size(), kTinyBytes);
 }
 
 }  // namespace
@@ -90,7 +86,7 @@ Progress ShmReduction::decide() {
     return Progress::kActive;
   }
   zero_copy_ = false;
-  way_ = shm_group_->size() <= kFewMembers ? Way::kWhole : Way::kShares;
+  way_ = shm_group_->size() <= kMembersReducingAlike ? Way::kWhole : Way::kShares;
   if (zero_copy == 0) return next_phase();  // everybody has shown its first chunk
   post(0);
   return Progress::kActive;
@@ -128,7 +124,8 @@ Progress ShmReduction::zero_copy() {
   auto& sources = shm_group_->sources();
   auto& sinks = shm_group_->sinks();
   const size_t left = share(count_, shm_group_->self()).count - next_;
-  const size_t slice = std::min(left, kSliceBytes * shm_group_->parallel().threads() / element());
+  const size_t slice =
+      std::min(left, kReducedBytesPerPoll * shm_group_->parallel().threads() / element());
   if (slice > 0) {
     shm_group_->parallel().reduce_to(sinks.data(), sink_count_, sources.data(), sources.size(),
                                      slice, signature_.dtype, signature_.reduce_op,

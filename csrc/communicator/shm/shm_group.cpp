@@ -10,15 +10,10 @@
 
 #include "base/error.h"
 #include "base/waiting.h"
+#include "communicator/shm/tuning.h"
 
 namespace hbm::shm {
 namespace {
-
-constexpr std::chrono::microseconds kSpinFor{20};
-constexpr std::chrono::microseconds kYieldFor{100};
-constexpr std::chrono::microseconds kYieldForInACrowd{500};  // which lets the others come
-constexpr int kSpinsBetweenLooks = 32;                       // at the clock
-constexpr std::chrono::milliseconds kReportPatience{50};
 
 std::string text_of(const FailureReport& failure) {
   return {failure.text.data(), strnlen(failure.text.data(), failure.text.size())};
@@ -154,14 +149,14 @@ void ShmGroup::ring_transfers(size_t index) noexcept {
 // True if `ready()` came true while the thread kept the processor busy, or the time is over.
 bool ShmGroup::spin(Clock::time_point until, const std::function<bool()>& ready) const {
   SpinBudget budget;
-  while (!crowded_ && budget.covers(kSpinFor)) {
-    for (int spin = 0; spin < kSpinsBetweenLooks; ++spin) {
+  while (!crowded_ && budget.covers(kSpinTime)) {
+    for (int spin = 0; spin < kPollsPerClockReading; ++spin) {
       if (ready()) return true;
       relax();
     }
     budget.look();
   }
-  while (budget.covers(crowded_ ? kYieldForInACrowd : kYieldFor)) {
+  while (budget.covers(crowded_ ? kCrowdedYieldTime : kYieldTime)) {
     if (ready() || budget.now() >= until) return true;
     sched_yield();
     budget.look();
@@ -229,7 +224,7 @@ std::string ShmGroup::report(const std::string& failure, bool death) noexcept {
     record.state.store(FailureReport::kWritten, std::memory_order_seq_cst);
   } else {
     // The rank that writes it may have died before it was done.
-    const Clock::time_point end = Clock::now() + kReportPatience;
+    const Clock::time_point end = Clock::now() + kReportWritePatience;
     while (!failed() && Clock::now() < end) std::this_thread::yield();
   }
   for (size_t i = 0; i < size(); ++i) {

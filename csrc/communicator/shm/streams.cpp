@@ -4,17 +4,13 @@
 #include <utility>
 
 #include "base/error.h"
+#include "communicator/shm/tuning.h"
 #include "kernels/copy.h"
 #include "kernels/reduce.h"
 #include "kernels/tuning.h"
 
 namespace hbm::shm {
 namespace {
-
-// The least bytes of a rank's own part that are copied in pieces while the rank waits for the
-// others, and the rest at the end. Less is copied when the operation begins.
-constexpr size_t kLeastOwnLater = size_t{1} << 20;
-constexpr size_t kOwnPiece = size_t{64} << 10;
 
 // Returns the quotient, rounded up.
 size_t divided(size_t dividend, size_t divisor) { return (dividend + divisor - 1) / divisor; }
@@ -253,11 +249,11 @@ Progress Streams::next_phase() {
   return Progress::kActive;
 }
 
-// Copies up to kBytesAPoll of this rank's stream to its destination; true if no more is left.
+// Copies up to kBytesPerPoll of this rank's stream to its destination; true if no more is left.
 bool Streams::put() {
   const size_t left = destination_.count * element();
   if (left == 0) return true;
-  const size_t slice = std::min(left, kBytesAPoll);
+  const size_t slice = std::min(left, kBytesPerPoll);
   shm_group_->parallel().copy(destination_.data, next_, slice, destination_bytes_);
   destination_ = {static_cast<std::byte*>(destination_.data) + slice,
                   destination_.count - slice / element()};
@@ -298,12 +294,12 @@ StreamExchange::StreamExchange(std::shared_ptr<ShmGroup> shm_group, const Signat
 
 void StreamExchange::begin() {
   Streams::begin();
-  if (own_bytes() < kLeastOwnLater) copy_own(own_bytes());
+  if (own_bytes() < kOverlappedOwnCopyBytes) copy_own(own_bytes());
 }
 
 bool StreamExchange::meanwhile() {
   if (own_copied_ == own_bytes()) return false;
-  copy_own(kOwnPiece);
+  copy_own(kOwnCopyPieceBytes);
   return true;
 }
 
@@ -327,7 +323,7 @@ std::byte* StreamExchange::destination(size_t index) const {
 }
 
 bool StreamExchange::deliver(size_t round) {
-  size_t room = kBytesAPoll;
+  size_t room = kBytesPerPoll;
   for (; distance_ < shm_group_->size(); ++distance_) {
     const size_t peer = (shm_group_->self() + distance_) % shm_group_->size();
     const Part came = part(peer, round);
@@ -339,7 +335,7 @@ bool StreamExchange::deliver(size_t round) {
     copied_ = 0;
   }
   if (round + 1 == rounds()) {
-    copy_own(kBytesAPoll);
+    copy_own(kBytesPerPoll);
     if (own_copied_ < own_bytes()) return false;
   }
   distance_ = 1;
@@ -391,7 +387,7 @@ bool ShmReduceScatter::deliver(size_t round) {
   }
   // The members' chunks are alike: they send the same numbers of elements to the same members.
   const size_t end = in_slots ? std::min((round + 1) * chunk(), bytes) : bytes;
-  const size_t stop = std::min(end, reduced_ + kBytesAPoll);
+  const size_t stop = std::min(end, reduced_ + kBytesPerPoll);
   auto& sources = shm_group_->sources();
   while (reduced_ < stop) {
     const std::span<const std::byte> mine = own(reduced_, stop - reduced_);

@@ -55,7 +55,7 @@ class Streams : public PhasedOperation {
   // Whether all members must cut their streams in the same way.
   virtual bool chunks_are_alike() const { return false; }
 
-  // Uses what came with round `round`, kBytesAPoll at a time; false until it has used all of it.
+  // Uses what came with round `round`, kBytesPerPoll at a time; false until it has used all of it.
   virtual bool deliver(size_t round) = 0;
 
   // The part of member `index`'s stream that came with a round; no bytes if none did.

@@ -1,0 +1,31 @@
+// Thresholds by which a group's ranks agree on the chunk of the slots in shared memory.
+// Measure: `crowd_test --gtest_filter=ShmSlotChunk.IsLargerInACrowdIfThereIsRoom`
+
+#pragma once
+
+#include <cstddef>
+
+namespace hbm {
+
+// The chunk of a slot if each rank has a processor. The slots of a few ranks stay in the cache.
+// Unit: bytes
+// Below: a smaller value takes more phases for a large tensor.
+// Above: a larger value takes the slots out of the processor's cache.
+// Measure: `python -m benchmarks.collectives --contenders hbm-c-staged`
+inline constexpr size_t kSlotChunkBytes = 128 << 10;
+
+// The chunk of a slot if the ranks are more than the processors.
+// Unit: bytes
+// Below: a smaller value takes more phases, and each phase lasts until all ranks had a turn on a
+// processor.
+// Above: a larger value takes more memory, and the slots out of the processor's cache.
+// Measure: `hbmcomm bench collectives --ranks 8 --contenders hbm-staged`
+inline constexpr size_t kCrowdedSlotChunkBytes = 1 << 20;
+
+// The least chunk of a slot.
+// Unit: bytes
+// Below: the chunk is not halved further, even if the slots take more than half of staging_bytes.
+// Above: the chunk is halved while the slots take more than half of staging_bytes.
+inline constexpr size_t kLeastSlotChunkBytes = 4 << 10;
+
+}  // namespace hbm

@@ -1,0 +1,195 @@
+// Thresholds of failure detection: the rounds at the store, links between nodes, and the wait for
+// the cause of an error.
+// Measure: `python -m benchmarks.failures`
+
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+
+namespace hbm::failure {
+
+// -- Rounds at the store
+
+// The period of the monitor's rounds at the store, unless a process ends.
+// Below: a smaller value burdens the store.
+// Above: a larger value delays the errors of ranks on other nodes.
+inline constexpr std::chrono::milliseconds kRoundPeriod{250};
+
+// The same while the process makes links to other nodes.
+// Below: a smaller value burdens the store.
+// Above: a larger value delays the links.
+// Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
+inline constexpr std::chrono::milliseconds kRoundPeriodWhileLinking{20};
+
+// The same while a group of the process leaves.
+// Below: a smaller value burdens the store.
+// Above: a larger value delays destroy_process_group().
+// Measure: `failure_monitor_test --gtest_filter=FailureMonitor.WhoServesTheStoreLeavesLast`
+inline constexpr std::chrono::milliseconds kRoundPeriodWhileLeaving{2};
+
+// The time that the store has to answer the questions of a round.
+// Below: the monitor waits.
+// Above: the round ends without an answer, which proves nothing.
+// Measure: `pytest tests/python/failures/test_store_connection.py -k
+// test_a_stopped_rank_is_not_dead`
+inline constexpr std::chrono::milliseconds kRoundAnswerPatience{200};
+
+// The time since a process has ended after which it counts as dead, if the store is silent. Its
+// rank may have left before, which the store would tell.
+// Below: the monitor asks the store again.
+// Above: the rank counts as dead.
+// Measure: `pytest tests/python/failures/test_store_connection.py -k
+// test_a_stopped_rank_is_not_dead`
+inline constexpr std::chrono::milliseconds kSilentStoreDeathDelay{2000};
+
+// The time since the store's last answer after which its end is an error of its own.
+// Below: the operation waits, since the cause of the store's end may come to light.
+// Above: the operation fails: the store is gone.
+// Measure: `pytest tests/python/failures/test_deaths.py -k test_death_of_the_store`
+inline constexpr std::chrono::milliseconds kStoreLossPatience{1000};
+
+// The rounds in which the failure log's next entry has to appear. Its writer reserves the
+// entry's number first, and may die before it writes the entry.
+// Unit: rounds
+// Below: up to and including the value, the monitor asks for the entry again.
+// Above: the monitor asks for the entry no more.
+// Measure: `failure_monitor_test`
+inline constexpr int kRoundsForFailureEntry = 40;
+
+// The longest letter about a second claim of a rank.
+// Unit: bytes
+// Below: up to and including the value, the letter arrives whole.
+// Above: the rest of the letter is lost.
+// Measure: `pytest tests/python/failures/test_meeting.py -k
+// test_a_second_claim_ends_the_formed_group`
+inline constexpr size_t kLongestLetterBytes = 4096;
+
+// -- Links between nodes
+
+// The time in which a process must have a link to rank 0 of another node.
+// Below: the process waits for the listener's address and calls it.
+// Above: the process does without the link.
+// Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
+inline constexpr std::chrono::milliseconds kLinkPatience{6000};
+
+// The longest wait for the monitor's thread, which may have no way to be woken, to open the
+// listener.
+// Below: the group waits for the listener's address.
+// Above: the group is formed without a listener.
+// Measure: `pytest tests/python/failures/test_store_connection.py -k
+// test_too_few_descriptors_are_named`
+inline constexpr std::chrono::milliseconds kListenPatience{1000};
+
+// The time to connect to one address of a listener.
+// Below: the caller waits.
+// Above: from the value on, the caller tries the next address.
+// Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
+inline constexpr std::chrono::milliseconds kLinkConnectPatience{500};
+
+// The time in which a caller has to say which process it is.
+// Below: the listener waits.
+// Above: from the value on, the listener closes the connection.
+// Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k
+// test_a_death_in_init_leaves_no_listener`
+inline constexpr std::chrono::milliseconds kHelloPatience{5000};
+
+// The time that the listener's process has to reply. It may be busy or stopped.
+// Below: the caller waits.
+// Above: from the value on, the caller tries the next address.
+// Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k test_death_in_init`
+inline constexpr std::chrono::milliseconds kHelloReplyPatience{60'000};
+
+// The pause after the listener had no descriptor for a caller.
+// Below: the caller waits in the kernel's queue.
+// Above: from the value on, the listener accepts callers again.
+// Measure: `pytest tests/python/failures/test_store_connection.py -k
+// test_too_few_descriptors_are_named`
+inline constexpr std::chrono::milliseconds kAcceptPause{200};
+
+// The callers that have not said yet which process they are.
+// Unit: callers
+// Below: the listener takes the next caller in.
+// Above: from the value on, the listener closes the next caller's connection.
+// Measure: `python -m benchmarks.scaling`
+inline constexpr size_t kMostUnknownCallers = 64;
+
+// The links that a forked child closes, so that it does not keep them open after its parent's
+// death.
+// Unit: links
+// Below: up to and including the value, the child closes all links.
+// Above: the child keeps the others.
+// Measure: `pytest tests/python/failures/test_deaths.py -k
+// test_child_does_not_hide_a_death_on_another_node`
+inline constexpr size_t kLinksClosedInChildren = 4096;
+
+// The period in which the kernel asks the other end of a link for a sign of life.
+// Unit: s
+// Below: a smaller value sends more packets.
+// Above: a larger value delays the error after a machine or a link was lost.
+// Measure: `pytest tests/python/failures/test_cut_link.py`
+inline constexpr int kProbePeriodSeconds = 1;
+
+// The silence after which the kernel itself ends a link: a day. The waiting rank decides before, by
+// its heartbeat_timeout.
+// Unit: ms
+// Below: the link stays, and work continues when the machine answers again.
+// Above: the kernel ends the link, and the other process counts as dead.
+// Measure: `pytest tests/python/failures/test_cut_link.py -k
+// test_work_goes_on_when_the_link_is_back`
+inline constexpr unsigned kKernelPatienceMilliseconds = 24 * 3600 * 1000;
+
+// -- The cause of an error
+
+// The wait for the cause of an error of MPI. Most such errors follow from a death that MPI does not
+// name.
+// Below: the rank looks for a death or a failure report.
+// Above: the rank raises MPI's error.
+// Measure: `pytest tests/python/failures/test_deaths.py -k test_death_over_mpi`
+inline constexpr std::chrono::milliseconds kCausePatience{1500};
+
+// The wait for a death to be seen once the store is gone.
+// Below: the rank looks for a death.
+// Above: the rank raises the loss of the store.
+// Measure: `pytest tests/python/failures/test_deaths.py -k test_death_of_the_store`
+inline constexpr std::chrono::milliseconds kDeathSightPatience{700};
+
+// The wait for the report of a late rank on this node, which may itself wait for a third rank.
+// Below: the rank waits for the report.
+// Above: the rank raises its own timeout, which names the late rank.
+// Measure: `pytest tests/python/failures/test_deaths.py -k
+// test_a_timeout_names_the_rank_that_the_others_wait_for_too`
+inline constexpr std::chrono::milliseconds kNeighbourReportPatience{500};
+
+// The wait for the report of the sender of an oversized message, which knows both operations.
+// Below: the rank waits for the report.
+// Above: the error has only this rank's operation.
+// Measure: `pytest tests/python/failures/test_oversized_message.py`
+inline constexpr std::chrono::milliseconds kSenderReportPatience{500};
+
+// The period in which those waits check for the cause.
+// Below: a smaller value takes more processor time.
+// Above: a larger value delays the error.
+inline constexpr std::chrono::milliseconds kCauseCheckPeriod{20};
+
+// The time for a failure report to reach the store before the rank raises its error.
+// Below: the rank waits until the report is published.
+// Above: the rank raises its error. The monitor publishes the report later.
+// Measure: `failure_monitor_test --gtest_filter=FailureMonitor.WhoLeavesAFailedGroupHasToldOfIt`
+inline constexpr std::chrono::milliseconds kReportPublishPatience{200};
+
+// The time from the end of a connection to the end of its process.
+// Below: the rank looks for a process that has ended, to name it.
+// Above: the error names no death.
+// Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k
+// test_death_of_the_stores_host_in_init`
+inline constexpr std::chrono::milliseconds kDeathProofPatience{300};
+
+// The period in which the rank looks for that process.
+// Below: a smaller value takes more processor time.
+// Above: a larger value delays the error.
+// Measure: `pytest tests/python/failures/test_deaths_while_forming.py -k
+// test_death_of_the_stores_host_in_init`
+inline constexpr std::chrono::milliseconds kDeathProofCheckPeriod{10};
+
+}  // namespace hbm::failure

@@ -1,0 +1,116 @@
+// Thresholds of collectives over several nodes: leaders, and the blocks of their pipeline. All
+// ranks decide alike, because they compare only sizes and the layout of the nodes.
+// docs/design/hierarchical.md has the reasons.
+// Measure: `python -m benchmarks.collectives.nodes --layout 2x4 --rate 200mbit`
+
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+
+#include "communicator/mpi/tuning.h"
+
+namespace hbm::hierarchical {
+
+// -- Leaders and turns
+
+// The bytes of an operation from which each node has several leaders.
+// Unit: bytes
+// Below: up to and including the value, each node has one leader: more leaders would only add
+// messages.
+// Above: all leaders of the node take part.
+inline constexpr size_t kOneLeaderBytes = 64 << 10;
+
+// The bytes that go to the other nodes without pacing. They are the bytes of all streams of an
+// allgather, of the longest stream of an alltoall, or of a broadcast to one other node. The limit
+// of an alltoall is the chunk of messages if that is less.
+// Unit: bytes
+// Below: up to and including the value, all is sent together: pacing would only add latencies.
+// Above: an allgather and an alltoall take turns, and each block of a broadcast is answered.
+inline constexpr size_t kUnpacedBytes = 64 << 10;
+
+// The longest message of an alltoall between nodes, unless the chunk of messages is less.
+// Unit: bytes
+// Below: a smaller value costs more messages.
+// Above: a larger value fills the queue of a slow link, which then drops packets.
+inline constexpr size_t kLongestTurnMessageBytes = 128 << 10;
+
+// The bytes of a broadcast, for each leader of each other node, from which it goes along a chain of
+// nodes. It has 64 blocks or more then, or 16 for each other node if these are fewer than four. The
+// last link waits for a block of each link before it.
+// Unit: bytes
+// Below: the root's node sends to each other node.
+// Above: from the value on, each node passes the blocks on to the next node.
+// Measure: `python -m benchmarks.collectives.nodes --layout 4x2 --rate 200mbit --collective
+// broadcast`
+inline constexpr size_t kChainBytesPerLeader = 256 << 10;
+
+// -- Blocks
+
+// The longest message between two leaders in a block.
+// Unit: bytes
+// Below: a smaller value costs more processor time for large tensors.
+// Above: a larger value fills the queue of a slow link.
+inline constexpr size_t kLongestBlockMessageBytes = 256 << 10;
+
+// The blocks of an operation. With kCoarseMessageBytes, messages between two leaders have 64 KiB
+// for up to 4 MiB. So the queue of a slow link has room for the messages in flight. For more bytes
+// the messages are longer, and cost less processor time.
+// Unit: blocks
+// Below: an operation has fewer blocks only if its messages would be under kCoarseMessageBytes.
+// Above: an operation has more blocks only if its messages would exceed kLongestBlockMessageBytes.
+inline constexpr size_t kCoarseBlocks = 64;
+
+// The least message between two leaders in such a block.
+// Unit: bytes
+// Below: the operation has fewer blocks, so that messages have the value.
+// Above: the operation has kCoarseBlocks blocks or more.
+inline constexpr size_t kCoarseMessageBytes = 64 << 10;
+
+// The blocks if a link waits for data that another link has carried. This is so in a reduce of
+// three and more nodes, and in a broadcast to several nodes without a chain. Such a link is idle
+// for the first blocks.
+// Unit: blocks
+// Below: an operation has fewer blocks only if its messages would be under kFineMessageBytes.
+// Above: an operation has more blocks only if its messages would exceed kLongestBlockMessageBytes.
+inline constexpr size_t kFineBlocks = 32;
+
+// The least message between two leaders in such a block.
+// Unit: bytes
+// Below: the operation has fewer blocks, so that messages have the value.
+// Above: the operation has kFineBlocks blocks or more.
+inline constexpr size_t kFineMessageBytes = 16 << 10;
+
+// The blocks of a broadcast along a chain, whose last link waits for a block of each link before.
+// Unit: blocks
+// Below: an operation has fewer blocks only if its messages would be under kChainMessageBytes.
+// Above: an operation has more blocks only if its messages would exceed kLongestBlockMessageBytes.
+inline constexpr size_t kChainBlocks = 64;
+
+// The least message between two leaders in such a block.
+// Unit: bytes
+// Below: the operation has fewer blocks, so that messages have the value.
+// Above: the operation has kChainBlocks blocks or more.
+inline constexpr size_t kChainMessageBytes = 16 << 10;
+
+// The blocks that a node may collect before it hands the first one out. More blocks than are on the
+// link keep the node busy while the link is.
+// Unit: blocks
+// Below: the node collects the next block.
+// Above: from the value on, the node hands a block out before it collects the next one.
+inline constexpr size_t kBlocksAhead = mpi::kLanes + 1;
+
+// -- Waits
+
+// The period in which a leader that waits for the link checks the processes of its node.
+// Below: a smaller value makes more system calls.
+// Above: a larger value delays the error after a death on the node.
+// Measure: `pytest tests/python/failures/test_deaths.py -k test_death_on_another_node`
+inline constexpr std::chrono::milliseconds kNodeCheckPeriod{20};
+
+// The longest sleep of a leader that waits for its node and for the link. Only its node wakes it.
+// Below: a smaller value takes more processor time.
+// Above: a larger value delays messages of the link.
+inline constexpr std::chrono::microseconds kLongestSleepForNode{500};
+
+}  // namespace hbm::hierarchical

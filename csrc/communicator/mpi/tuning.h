@@ -1,0 +1,169 @@
+// Thresholds of communication over MPI: messages, algorithms, and the start of MPI.
+// Measure: `python -m benchmarks.collectives --contenders hbm-c-mpi`
+
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+namespace hbm::mpi {
+
+// -- Messages
+
+// The payload of a message that leaves immediately, by MPI's eager protocol, whether or not the
+// receiver is there. MPICH's own limit is near 8,000 bytes and depends on the network.
+// Unit: bytes
+// Below: up to and including the value, an operation of one such message needs no driver after it
+// has begun.
+// Above: a thread has to drive the operation to its end.
+inline constexpr size_t kEagerBytes = 4096;
+
+// The part of a tensor in the first message of a send, which has the header.
+// Unit: bytes
+// Below: up to and including the value, the send is one message.
+// Above: the rest follows in chunks.
+// Measure: `python -m benchmarks.collectives --collectives sendrecv --contenders hbm-c-mpi`
+inline constexpr size_t kFirstMessageBytes = kEagerBytes;
+
+// The chunks of a send that are in flight.
+// Unit: chunks
+// Below: the send posts the next chunk.
+// Above: from the value on, the next chunk waits until one has arrived.
+// Measure: `python -m benchmarks.collectives --collectives sendrecv --contenders hbm-c-mpi`
+inline constexpr size_t kChunksInFlight = 2;
+
+// The least chunk of messages.
+// Unit: bytes
+// Below: the group is refused: its staging_bytes are too few for its ranks.
+// Above: from the value on, the group uses the largest chunk that staging_bytes and
+// kMostOperationBytes leave room for.
+// Measure: `pytest tests/python/collectives/test_bad_input.py`
+inline constexpr size_t kSmallestChunkBytes = 4 << 10;
+
+// The largest chunk of messages.
+// Unit: bytes
+// Below: a smaller value costs more messages.
+// Above: a larger value takes more staging memory.
+inline constexpr size_t kLargestChunkBytes = 512 << 10;
+
+// The most staging memory of one operation.
+// Unit: bytes
+// Below: up to and including the value, the group uses the chunk.
+// Above: the chunk is halved, down to kSmallestChunkBytes.
+// Measure: `python -m benchmarks.scaling`
+inline constexpr uint64_t kMostOperationBytes = 16 << 20;
+
+// The requests that one MPI_Testsome tests.
+// Unit: requests
+// Below: one call tests the requests of a round.
+// Above: the round takes a further call for each multiple.
+// Measure: `python -m benchmarks.scaling`
+inline constexpr size_t kRequestsPerTest = 32;
+
+// The lanes of a communicator. Operations of one communicator that are in flight at a time must be
+// in different lanes. In a lane, messages follow one another in the order of its operations. Two
+// lanes keep a link busy.
+// Unit: lanes
+// Below: a smaller value leaves the link idle between two operations.
+// Above: a larger value only fills the link's queue. A connection that has lost the last packets it
+// sent waits for 200 ms.
+// Measure: `python -m benchmarks.collectives.nodes --layout 3x1 --rate 200mbit --mib 4`
+inline constexpr int kLanes = 2;
+
+// -- Algorithms
+
+// The bytes of a broadcast to two and more ranks that its root sends to each of them. With more,
+// the root's link is the bound.
+// Unit: bytes
+// Below: up to and including the value, the root sends the tensor to each rank.
+// Above: the root deals shards out, and each rank passes its shard on.
+// Measure: `python -m benchmarks.collectives --collectives broadcast --contenders hbm-c-mpi`
+inline constexpr size_t kDirectBroadcastBytes = 64 * 1024;
+
+// The bytes to each peer of a reduction that takes one round.
+// Unit: bytes
+// Below: up to and including the value, whole tensors go to all in one round.
+// Above: shards go in two phases, unless kOneShotTotalBytes allows one round.
+// Measure: `python -m benchmarks.collectives --collectives allreduce --contenders hbm-c-mpi`
+inline constexpr size_t kOneShotBytesPerPeer = 4096;
+
+// The bytes to all peers together of a reduction that takes one round.
+// Unit: bytes
+// Below: up to and including the value, whole tensors go to all in one round.
+// Above: shards go in two phases, unless kOneShotBytesPerPeer allows one round.
+// Measure: `python -m benchmarks.collectives --collectives allreduce --contenders hbm-c-mpi`
+inline constexpr size_t kOneShotTotalBytes = 64 * 1024;
+
+// -- Waits
+
+// The period in which a waiting rank checks whether UCX has a TCP connection.
+// Below: a smaller value takes more system calls.
+// Above: a larger value polls for longer before the first sleep that messages end.
+// Measure: `arrivals_test --gtest_filter=Arrivals.WakeOnceThereIsAConnection`
+inline constexpr std::chrono::milliseconds kConnectionCheckPeriod{100};
+
+// -- The start of MPI
+
+// The bytes in /dev/shm that MPI takes for each rank. MPICH 5.0 takes 1,061,440.
+// Unit: bytes
+// Below: with less left for each rank, the group is refused: MPI would end the ranks by SIGBUS.
+// Above: from the value on, MPI starts.
+// Measure: `mpi_connect_test --gtest_filter=Preconditions.ShmFoldersAreCountedAndHaveRoom`
+inline constexpr uint64_t kShmBytesPerRank = 1'088'000;
+
+// The files in /dev/shm that MPI makes for each rank: one of MPICH, and two of UCX.
+// Unit: files
+// Below: with room for fewer for each rank, the group is refused.
+// Above: from the value on, MPI starts.
+// Measure: `mpi_connect_test --gtest_filter=Preconditions.ShmFoldersAreCountedAndHaveRoom`
+inline constexpr uint64_t kShmFilesPerRank = 3;
+
+// The descriptors that MPI opens in a world of any size. MPICH 5.0.2 opens 20 in a world of one.
+// Unit: descriptors
+// Below: with fewer left, kDescriptorsPerRank's for each rank included, the group is refused.
+// Above: from the value on, MPI starts.
+// Measure: `mpi_connect_test --gtest_filter=Preconditions.DescriptorsAreCounted`
+inline constexpr size_t kDescriptorsOfWorld = 24;
+
+// The descriptors that MPI opens for each rank. MPICH 5.0.2 opens up to 2 for each other rank.
+// Unit: descriptors
+// Below: with fewer left for each rank, the group is refused.
+// Above: from the value on, MPI starts.
+// Measure: `mpi_connect_test --gtest_filter=Preconditions.DescriptorsAreCounted`
+inline constexpr size_t kDescriptorsPerRank = 4;
+
+// The longest trial of MPI_Init in a process of its own. MPI_Init takes a second on a busy machine.
+// Below: the rank waits for the trial, unless the group's deadline passes.
+// Above: from the value on, the group is refused.
+// Measure: `mpi_start_test --gtest_filter=Trial.EndsAtTheDeadline`
+inline constexpr std::chrono::seconds kTrialPatience{60};
+
+// The period in which a rank checks the trial for its end and for Ctrl-C.
+// Below: a smaller value takes processor time from the trial.
+// Above: a larger value delays the group, or the error after Ctrl-C.
+// Measure: `mpi_start_test --gtest_filter=Trial.ReturnsOnceMpiInitHas`
+inline constexpr std::chrono::milliseconds kTrialCheckPeriod{10};
+
+// The bytes of the trial's output that an error quotes.
+// Unit: bytes
+// Below: up to and including the value, the error quotes all of the output.
+// Above: the error quotes the last lines, as many as fit.
+// Measure: `mpi_start_test --gtest_filter=Trial.TellsHowTheProgramEnded`
+inline constexpr size_t kQuotedOutputBytes = 600;
+
+// -- The end of the process
+
+// The longest wait for threads in MPI_Init, which may wait for a peer that never comes.
+// Below: the end of the process waits for them, so that it can unlink MPI's segments.
+// Above: from the value on, the process unlinks the segments that it has mapped, and ends.
+// Measure: `pytest tests/python/failures/test_left_behind.py -k test_killed_ranks_leave_nothing`
+inline constexpr std::chrono::seconds kInitialisationEndPatience{1};
+
+// The period in which the end of the process checks for those threads.
+// Below: a smaller value takes more processor time.
+// Above: a larger value delays the end of the process.
+// Measure: `pytest tests/python/failures/test_left_behind.py -k test_killed_ranks_leave_nothing`
+inline constexpr std::chrono::milliseconds kInitialisationEndCheckPeriod{1};
+
+}  // namespace hbm::mpi

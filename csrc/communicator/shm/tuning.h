@@ -1,0 +1,164 @@
+// Thresholds of communication within a node: waits, slots, copies in place, messages.
+// Measure: `python -m benchmarks.collectives --contenders hbm-c-zero-copy,hbm-c-staged`
+
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+
+namespace hbm::shm {
+
+// -- Waits
+
+// The time for which a waiting rank polls without yielding. There is none if
+// the ranks outnumber the processors.
+// Below: the rank polls, and keeps its processor.
+// Above: from the value on, the rank yields its processor between polls.
+// Measure: `python -m benchmarks.collectives --collectives allreduce --sizes 8`
+inline constexpr std::chrono::microseconds kSpinTime{20};
+
+// The time since the wait began for which a waiting rank polls and yields.
+// Below: the rank polls, and yields its processor once kSpinTime has passed.
+// Above: from the value on, the rank sleeps until another rank wakes it.
+// Measure: `shm_failure_test --gtest_filter=*NodeSleep.CostsLittleAndEndsPromptly*`
+inline constexpr std::chrono::microseconds kYieldTime{100};
+
+// The same time if the ranks outnumber the processors: each yield lets another rank of the node
+// come.
+// Below: the rank yields its processor and polls again.
+// Above: from the value on, the rank sleeps until another rank wakes it.
+// Measure: `hbmcomm bench collectives --ranks 8 --contenders hbm-staged`
+inline constexpr std::chrono::microseconds kCrowdedYieldTime{500};
+
+// The polls of a rank that does not yield, for each reading of the clock.
+// Unit: polls
+// Below: a smaller value reads the clock more often than a peer's data can come.
+// Above: a larger value exceeds kSpinTime.
+// Measure: `python -m benchmarks.collectives --collectives allreduce --sizes 8`
+inline constexpr int kPollsPerClockReading = 32;
+
+// The period in which a rank that waits for a message checks whether its peer lives.
+// Below: a smaller value makes more system calls.
+// Above: a larger value delays the error after a death.
+// Measure: `shm_failure_test --gtest_filter=NodeDeath.EndsTransfersThatWaitForIt`
+inline constexpr std::chrono::milliseconds kPeerCheckPeriod{10};
+
+// The time in which a rank that has begun to write the failure report must end it.
+// Below: the other ranks wait for its text.
+// Above: from the value on, the writer counts as dead, and each rank raises its own finding.
+// Measure: `shm_failure_test --gtest_filter=NodeDeath.IsToldToAllWhoWaitAlikeAndPromptly`
+inline constexpr std::chrono::milliseconds kReportWritePatience{50};
+
+// -- Slots and segments
+
+// The room of the streams in a slot, but no less than two chunks and no more than four. In trials
+// with two ranks, 1 MiB of L2 and 32 MiB of L3, an alltoall of streams of 2 MiB took 0.94 of the
+// time that 128 KiB take. An allgather of such streams took as long with 1 MiB as with 512 KiB.
+// Unit: bytes
+// Below: a smaller value takes more phases for a large stream.
+// Above: a larger value takes more memory, and the slots out of the processor's cache.
+// Measure: `python -m benchmarks.collectives --collectives alltoall --contenders hbm-c-staged`
+inline constexpr size_t kSlotStreamBytes = size_t{512} << 10;
+
+// The least stream that is used in its owner's segment, if it is there. That costs one phase more.
+// Unit: bytes
+// Below: the stream is copied to a slot.
+// Above: from the value on, the other ranks read the stream in the segment.
+// Measure: `shm_collectives_test`
+inline constexpr size_t kZeroCopyBytes = 16 * 1024;
+
+// The bytes of each source that one poll copies or reduces.
+// Unit: bytes
+// Below: up to and including the value, one poll takes all of the source.
+// Above: the rest follows in further polls, with a check for timeouts and aborts in between.
+// Measure: `shm_failure_test --gtest_filter=NodeFailure.ALongStreamIsMovedInSlices`
+inline constexpr size_t kBytesPerPoll = size_t{16} << 20;
+
+// The bytes that one poll reduces in place, for each thread.
+// Unit: bytes
+// Below: up to and including the value, one poll reduces all of the rank's share.
+// Above: the rest follows in further polls, with a check for timeouts and aborts in between.
+// Measure: `python -m benchmarks.collectives --collectives allreduce --contenders hbm-c-zero-copy`
+inline constexpr size_t kReducedBytesPerPoll = size_t{4} << 20;
+
+// The least own part of a rank that is copied while the rank waits for the other ranks.
+// Unit: bytes
+// Below: the part is copied when the operation begins.
+// Above: from the value on, the part is copied in pieces of kOwnCopyPieceBytes between polls, and
+// the rest at the end.
+// Measure: `shm_collectives_test
+// --gtest_filter=NodeStreams.CopyWhatIsForTheRankItselfWhileItWaits`
+inline constexpr size_t kOverlappedOwnCopyBytes = size_t{1} << 20;
+
+// The piece of its own part that a rank copies between two polls.
+// Unit: bytes
+// Below: a smaller value polls more often.
+// Above: a larger value notices the other ranks' data later.
+// Measure: `python -m benchmarks.collectives --collectives gather --contenders hbm-c-staged`
+inline constexpr size_t kOwnCopyPieceBytes = size_t{64} << 10;
+
+// -- Reductions
+
+// The members of a group up to which each member reduces a whole chunk, in the processor's cache.
+// Unit: members
+// Below: up to and including the value, each member reduces all of each chunk, and a tensor of one
+// chunk takes one phase.
+// Above: each member reduces a share of each chunk, and kOneSlotTotalBytes bounds tensors of one
+// phase.
+// Measure: `python -m benchmarks.collectives --collectives allreduce --contenders hbm-c-staged`
+inline constexpr size_t kMembersReducingAlike = 3;
+
+// The bytes of all members together, if they are more than kMembersReducingAlike, that are reduced
+// in one phase. Two chunks of a slot are a further bound.
+// Unit: bytes
+// Below: up to and including the value, each member reduces all of the tensor in one phase.
+// Above: each member reduces a share in each phase.
+// Measure: `python -m benchmarks.collectives --collectives allreduce --contenders hbm-c-staged`
+inline constexpr size_t kOneSlotTotalBytes = 256 << 10;
+
+// -- Messages
+
+// The chunks of a staged message that are in flight.
+// Unit: chunks
+// Below: the sender puts the next chunk in.
+// Above: from the value on, the sender waits until the receiver has taken a chunk out.
+// Measure: `shm_transfer_test --gtest_filter=NodeTransfers.ComeInSlicesAndExposeTheTensorMeanwhile`
+inline constexpr size_t kStagedChunksInFlight = 8;
+
+// The message whose chunks are long ones. The receiver of a shorter message waits for its first
+// chunk.
+// Unit: bytes
+// Below: the message is staged in chunks of kShortStagedChunkBytes.
+// Above: from the value on, it is staged in chunks of kLongStagedChunkBytes.
+// Measure: `shm_transfer_test --gtest_filter=NodeTransfers.GoInLargerChunksIfTheyAreLong`
+inline constexpr size_t kLongStagedMessageBytes = size_t{512} << 10;
+
+// The chunk of a short message.
+// Unit: bytes
+// Below: a smaller value wakes the two ranks more often.
+// Above: a larger value lets the receiver wait longer for the first chunk.
+// Measure: `python -m benchmarks.collectives --collectives sendrecv --contenders hbm-c-staged`
+inline constexpr size_t kShortStagedChunkBytes = size_t{32} << 10;
+
+// The chunk of a long message.
+// Unit: bytes
+// Below: a smaller value wakes the two ranks more often.
+// Above: a larger value takes the chunks out of the processor's cache.
+// Measure: `python -m benchmarks.collectives --collectives sendrecv --contenders hbm-c-staged`
+inline constexpr size_t kLongStagedChunkBytes = size_t{64} << 10;
+
+// -- The meeting of the ranks
+
+// The pause after the kernel had no room for more descriptors in flight.
+// Below: a smaller value takes processor time from the ranks that have to receive.
+// Above: a larger value delays the group.
+// Measure: `neighbours_test --gtest_filter=Explore.FewDescriptorsInFlightAreEnough`
+inline constexpr std::chrono::milliseconds kDescriptorRetryPause{1};
+
+// The longest wait for descriptors before a rank checks whether the others live.
+// Below: a smaller value makes more system calls.
+// Above: a larger value delays the error after a death.
+// Measure: `neighbours_test --gtest_filter=Explore.NamesARankThatIsKilledMeanwhile`
+inline constexpr std::chrono::milliseconds kNeighbourCheckPeriod{20};
+
+}  // namespace hbm::shm

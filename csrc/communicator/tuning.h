@@ -1,0 +1,25 @@
+// Thresholds that the communicators share with one another and with the process group.
+// Measure: `message_test`
+
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+
+namespace hbm {
+
+// The last groups of a process whose names errors know.
+// Unit: groups
+// Below: up to and including the value, an error names the group of a message.
+// Above: an error has the number of an older group.
+// Measure: `message_test --gtest_filter=GroupNames.TheLastAreKnown`
+inline constexpr size_t kRememberedGroupNames = 1024;
+
+// The longest wait of a rank that destroys a group, in each of three steps. The rank passes the
+// last barrier, publishes its reports, and tells the store that it leaves.
+// Below: the rank waits.
+// Above: the rank leaves all the same.
+// Measure: `failure_monitor_test --gtest_filter=FailureMonitor.WhoServesTheStoreLeavesLast`
+inline constexpr std::chrono::milliseconds kPartingPatience{1000};
+
+}  // namespace hbm
