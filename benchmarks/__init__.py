@@ -1,5 +1,5 @@
 """Comparisons of torch_hbmcomm with others; README.md lists the commands.
 
 They use the framework of `torch_hbmcomm.bench`, and run from a checkout: python -m benchmarks.NAME.
-What reproduces papers is in `papers`, which stands on this package.
+Reproductions of papers are in `papers`, which uses this package.
 """

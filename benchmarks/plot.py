@@ -39,7 +39,7 @@ def plot(result: Result, path: Path, panels_of: Mapping[str, Panels] = PANELS) -
 
 
 def command(usage: str, draw: Callable[[Path, Path], None]) -> None:
-    """Run a command that draws the file of its first argument into that of its second."""
+    """Run a command that draws its first argument, a record, into its second, a picture."""
     if len(sys.argv) != 3:
         sys.exit(f"usage: python -m {usage}")
     try:

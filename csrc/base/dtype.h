@@ -7,8 +7,8 @@
 
 namespace hbm {
 
-// The values of tensors' types travel in message headers: a new one goes before kUInt128, and no
-// other of them changes. kUInt128 and kInt128 never travel.
+// Message headers carry the values of tensors' types. A new type goes before kUInt128, and the
+// others keep their values. Headers never carry kUInt128 or kInt128.
 enum class Dtype : uint8_t {
   kBool,
   kUInt8,

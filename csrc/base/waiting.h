@@ -69,7 +69,7 @@ class SpinBudget {
 };
 
 // Calls look() until it is true, for kSpinBeforeSleep at most, and lets other threads go first.
-// Returns what it was last.
+// Returns the last result of look().
 template <class Look>
 bool spin(Look look) {
   SpinBudget budget;

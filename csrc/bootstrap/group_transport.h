@@ -17,7 +17,8 @@ std::string transport_name(GroupTransport transport);
 // Throws Error(kInvalid), which names `source`, for any other text.
 GroupTransport parse_transport(const std::string& text, const std::string& source);
 
-// Returns what HBMCOMM_NODE says; kAuto if it is unset or empty. Throws as parse_transport().
+// Returns the transport that HBMCOMM_NODE names; kAuto if it is unset or empty. Throws as
+// parse_transport() does.
 GroupTransport default_transport();
 
 }  // namespace hbm

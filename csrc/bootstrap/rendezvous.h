@@ -75,7 +75,7 @@ std::string host_name();
 // Names the PID namespace that this process is in.
 std::string pid_namespace();
 
-// This process' own record, without what only the group's communicator knows.
+// This process' own record, without the fields that only the group's communicator knows.
 Member introduce(const std::string& version, uint64_t staging_bytes);
 
 struct Rendezvous {
