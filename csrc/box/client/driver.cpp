@@ -12,33 +12,8 @@
 namespace hbm::client {
 namespace {
 
-// How much of a copy is memcpy's: it loads and stores vectors, whose bounds are bounds of elements
-// (box/protocol/elements.h) where both ends begin at one. The rest is copied element by element.
-struct Cut {
-  size_t head;  // bytes up to the first element
-  size_t body;  // memcpy's
-
-  Cut(const std::byte* shared, const std::byte* local, size_t bytes)
-      : head(std::min(bytes, -reinterpret_cast<uintptr_t>(shared) % sizeof(uint64_t))) {
-    const bool alike = reinterpret_cast<uintptr_t>(local + head) % sizeof(uint64_t) == 0;
-    body = alike ? (bytes - head) / sizeof(uint64_t) * sizeof(uint64_t) : 0;
-  }
-};
-
-void read_elements(std::byte* local, const std::byte* shared, size_t bytes) {
-  const Cut cut(shared, local, bytes);
-  const size_t tail = cut.head + cut.body;
-  smb::load_elements(local, shared, cut.head);
-  copy_bytes(local + cut.head, shared + cut.head, cut.body);
-  smb::load_elements(local + tail, shared + tail, bytes - tail);
-}
-
-void write_elements(std::byte* shared, const std::byte* local, size_t bytes) {
-  const Cut cut(shared, local, bytes);
-  const size_t tail = cut.head + cut.body;
-  smb::store_elements(shared, local, cut.head);
-  copy_bytes(shared + cut.head, local + cut.head, cut.body);
-  smb::store_elements(shared + tail, local + tail, bytes - tail);
+smb::Stores stores_of(size_t bytes) {
+  return bytes >= streamed_bytes() ? smb::Stores::kNonTemporal : smb::Stores::kCached;
 }
 
 // Returns true if the box answers a ping behind the operation immediately. Large memory and a slow
@@ -240,9 +215,9 @@ bool Driver::copy(RequestTable::Lock& lock, smb::Opcode opcode, const Touch& tou
   bool alive = transport.alive();
   if (alive) {
     if (opcode == smb::Opcode::kRead) {
-      read_elements(local, remote, bytes);
+      smb::load_elements(local, remote, bytes, stores_of(bytes));
     } else {
-      write_elements(remote, local, bytes);
+      smb::store_elements(remote, local, bytes, stores_of(bytes));
     }
     alive = transport.alive();
   }

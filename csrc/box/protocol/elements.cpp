@@ -3,6 +3,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <iterator>
+#include <type_traits>
+
+#include "box/protocol/tuning.h"
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
 
 namespace hbm::smb {
 namespace {
@@ -33,16 +41,80 @@ struct StoreElement {
   }
 };
 
+#if defined(__x86_64__)
+
+constexpr uint64_t kVector = sizeof(__m128i);
+constexpr uint64_t kLine = 64;  // of a cache
+
+bool is_aligned(const std::byte* address, uint64_t alignment) noexcept {
+  return reinterpret_cast<uintptr_t>(address) % alignment == 0;
+}
+
+// Shared memory is accessed in assembler, since the compiler may replace a loop over plain vectors
+// by memcpy(). REQUIRES: `shared` is aligned to kVector.
+__m128i load_shared(const std::byte* shared) noexcept {
+  __m128i vector;
+  asm volatile("movdqa %1, %0" : "=x"(vector) : "m"(*reinterpret_cast<const __m128i*>(shared)));
+  return vector;
+}
+
+void store_shared(std::byte* shared, __m128i vector) noexcept {
+  asm volatile("movdqa %1, %0" : "=m"(*reinterpret_cast<__m128i*>(shared)) : "x"(vector));
+}
+
+__m128i load_own(const std::byte* own) noexcept {
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(own));
+}
+
+// REQUIRES (all four): `shared` is aligned to kVector, `bytes` a multiple of kLine.
+void load_lines(std::byte* own, const std::byte* shared, uint64_t bytes) noexcept {
+  for (uint64_t at = 0; at < bytes; at += kVector) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(own + at), load_shared(shared + at));
+  }
+}
+
+void store_lines(std::byte* shared, const std::byte* own, uint64_t bytes) noexcept {
+  for (uint64_t at = 0; at < bytes; at += kVector) store_shared(shared + at, load_own(own + at));
+}
+
+// REQUIRES: `to` is aligned to kVector.
+template <__m128i (*load)(const std::byte*) noexcept>
+void stream_lines(std::byte* to, const std::byte* from, uint64_t bytes) noexcept {
+  for (uint64_t at = 0; at < bytes; at += kLine) {
+    _mm_prefetch(reinterpret_cast<const char*>(from + at) + kElementPrefetchBytes, _MM_HINT_T0);
+    __m128i line[kLine / kVector];
+    for (size_t i = 0; i < std::size(line); ++i) line[i] = load(from + at + i * kVector);
+    auto* const stored = reinterpret_cast<__m128i*>(to + at);
+    for (size_t i = 0; i < std::size(line); ++i) _mm_stream_si128(stored + i, line[i]);
+  }
+  _mm_sfence();
+}
+
+// REQUIRES: `own` is aligned to kVector.
+void load_lines_non_temporal(std::byte* own, const std::byte* shared, uint64_t bytes) noexcept {
+  stream_lines<load_shared>(own, shared, bytes);
+}
+
+// REQUIRES: `shared` is aligned to kLine, so that whole lines go to memory. Of the 16 bytes of a
+// non-temporal store, the manuals guarantee 8; stores of 8 bytes take 1.7 times as long.
+void store_lines_non_temporal(std::byte* shared, const std::byte* own, uint64_t bytes) noexcept {
+  stream_lines<load_own>(shared, own, bytes);
+}
+
+#endif
+
+// Copies element by element, and the lines in the middle faster where the processor can.
 template <typename Copy, typename Own, typename Shared>
 class Walk {
  public:
   Walk(Own* own, Shared* shared, uint64_t bytes) noexcept
       : own_(own), shared_(shared), left_(bytes) {}
 
-  void run() noexcept {
+  void run(Stores stores) noexcept {
     align_past<uint8_t>();
     align_past<uint16_t>();
     align_past<uint32_t>();
+    lines(stores);
     while (left_ >= kElement) step<uint64_t>();
     if (left_ >= sizeof(uint32_t)) step<uint32_t>();
     if (left_ >= sizeof(uint16_t)) step<uint16_t>();
@@ -59,10 +131,39 @@ class Walk {
   template <typename T>
   void step() noexcept {
     Copy::template one<T>(own_, shared_);
-    own_ += sizeof(T);
-    shared_ += sizeof(T);
-    left_ -= sizeof(T);
+    advance(sizeof(T));
   }
+
+  void advance(uint64_t bytes) noexcept {
+    own_ += bytes;
+    shared_ += bytes;
+    left_ -= bytes;
+  }
+
+#if defined(__x86_64__)
+  void lines(Stores stores) noexcept {
+    if (left_ < kLine) return;
+    constexpr bool loads = std::is_same_v<Copy, LoadElement>;
+    const uint64_t alignment = stores == Stores::kCached || loads ? kVector : kLine;
+    while (!is_aligned(shared_, alignment) && left_ >= kElement) step<uint64_t>();
+    const uint64_t bytes = left_ / kLine * kLine;
+    if constexpr (loads) {
+      const bool aligned = is_aligned(own_, kVector);
+      if (stores == Stores::kNonTemporal && aligned) {
+        load_lines_non_temporal(own_, shared_, bytes);
+      } else {
+        load_lines(own_, shared_, bytes);
+      }
+    } else if (stores == Stores::kNonTemporal) {
+      store_lines_non_temporal(shared_, own_, bytes);
+    } else {
+      store_lines(shared_, own_, bytes);
+    }
+    advance(bytes);
+  }
+#else
+  void lines(Stores) noexcept {}
+#endif
 
   Own* own_;
   Shared* shared_;
@@ -71,12 +172,14 @@ class Walk {
 
 }  // namespace
 
-void load_elements(std::byte* own, const std::byte* shared, uint64_t bytes) noexcept {
-  Walk<LoadElement, std::byte, const std::byte>(own, shared, bytes).run();
+void load_elements(std::byte* own, const std::byte* shared, uint64_t bytes,
+                   Stores stores) noexcept {
+  Walk<LoadElement, std::byte, const std::byte>(own, shared, bytes).run(stores);
 }
 
-void store_elements(std::byte* shared, const std::byte* own, uint64_t bytes) noexcept {
-  Walk<StoreElement, const std::byte, std::byte>(own, shared, bytes).run();
+void store_elements(std::byte* shared, const std::byte* own, uint64_t bytes,
+                    Stores stores) noexcept {
+  Walk<StoreElement, const std::byte, std::byte>(own, shared, bytes).run(stores);
 }
 
 uint64_t uncut_bytes(const std::byte* shared, uint64_t bytes, uint64_t all) noexcept {

@@ -108,4 +108,13 @@ inline constexpr std::chrono::milliseconds kUnacknowledgedTimeout{30'000};
 // --gtest_filter=StreamListener.ServesOthersWhileThousandsAreSilent`
 inline constexpr std::chrono::milliseconds kFullBacklogPause{2};
 
+// -- Copies of elements
+
+// How far ahead of its non-temporal stores a copy prefetches the source.
+// Unit: bytes
+// Below: a smaller value waits for memory.
+// Above: a larger value fetches lines that leave the cache before their use.
+// Measure: `hbmcomm bench box --sections shm`
+inline constexpr uint64_t kElementPrefetchBytes = 1024;
+
 }  // namespace hbm::smb
